@@ -1,0 +1,45 @@
+# Each target prepares .venv on first use. Another interpreter: make test PYTHON=python3.12
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+NOTEBOOKS := $(sort $(wildcard notebooks/*.ipynb))
+
+.PHONY: help demo test lint format notebooks clean
+.DEFAULT_GOAL := help
+
+help:
+	@echo "make demo       profile this machine, plan, run; predicted beside measured"
+	@echo "make test       lint, types and the test suite"
+	@echo "make lint       ruff check, ruff format --check, mypy planner"
+	@echo "make format     ruff's fixes and format, applied"
+	@echo "make notebooks  execute notebooks/*.ipynb again and save them"
+	@echo "make clean      remove .venv and the tools' caches"
+
+demo: $(VENV)/.installed
+	$(BIN)/halopipe demo
+
+test: lint
+	$(BIN)/python -m pytest
+
+lint: $(VENV)/.installed
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy planner
+
+format: $(VENV)/.installed
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+notebooks: $(VENV)/.installed
+	$(if $(NOTEBOOKS),$(BIN)/jupyter execute --inplace $(NOTEBOOKS),@echo "no notebooks/*.ipynb here")
+
+clean:
+	rm -rf $(VENV) build *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+
+# The stamp is written last, so an installation that was cut short is taken up again.
+$(VENV)/.installed: pyproject.toml constraints.txt
+	@command -v $(PYTHON) >/dev/null || { echo "halopipe: '$(PYTHON)' not found; try: make PYTHON=python3.11" >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; v = sys.version_info; v >= (3, 11) or sys.exit("halopipe: Python 3.11 or newer is needed, but $(PYTHON) is %d.%d; try: make PYTHON=python3.11" % v[:2])'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --no-compile -c constraints.txt -e '.[test]'
+	@touch $@
