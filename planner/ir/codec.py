@@ -1,0 +1,256 @@
+"""Files: strict to read, byte-deterministic to write.
+
+A file is one JSON object: ``{"halopipe": "plan", "version": 1, ...fields}``.  Reading refuses unknown and duplicate
+keys, NaN and infinities, ``true`` where a number belongs, and names all faults at once, each with its path and, where
+there is one, a suggestion.  Writing puts one record on a line, so that a changed layer is a changed line, and replaces
+the file in one move, so that nobody ever sees half of it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import difflib
+import functools
+import json
+import os
+import tempfile
+import types
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+
+from planner.ir.errors import CorruptFileError, MissingFileError, NewerFileError
+from planner.ir.plan import Plan
+from planner.ir.profile import Profile
+from planner.ir.timeline import TimelineFile
+
+FORMATS: Mapping[str, tuple[type, int]] = {
+    "profile": (Profile, 1),
+    "plan": (Plan, 1),
+    "timeline": (TimelineFile, 1),
+}
+"""Name of each file format, the type it holds and the newest version that this release reads and writes."""
+
+_INLINE_DEPTH = 3  # root is 0: sections are 1, their lists and maps 2, a record in them is one line
+_MOST_FAULTS_SHOWN = 20
+_STRICT = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
+
+T = TypeVar("T")
+
+
+def load(path: str | Path, cls: type[T]) -> T:
+    """The ``cls`` (:class:`Profile`, :class:`Plan`, :class:`TimelineFile`) that the file holds.
+
+    Raises:
+        MissingFileError, CorruptFileError, NewerFileError: the file cannot be used; the text says why.
+    """
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise CorruptFileError(f"{path} is not UTF-8 text", [f"byte {error.start}: {error.reason}"]) from None
+    except OSError as error:
+        raise MissingFileError(f"cannot read {path}", [error.strerror or str(error)]) from None
+    return loads(text, cls, source=str(path))
+
+
+def loads(text: str, cls: type[T], source: str = "text") -> T:
+    """The ``cls`` that ``text`` spells; ``source`` names it in errors."""
+    name, version = _format_of(cls)
+    body = _checked_header(text, name, version, source)
+    try:
+        value: T = _adapter(cls).validate_json(body)[0]  # type: ignore[arg-type]  # classes are hashable
+    except ValidationError as error:
+        faults = [_describe(fault, cls) for fault in error.errors(include_url=False)]
+        raise _corrupt(source, name, faults) from None
+    return value
+
+
+def dump(value: object, path: str | Path) -> None:
+    """Writes ``value`` to ``path`` in one move.
+
+    Raises:
+        MissingFileError: the folder is missing or cannot be written.
+    """
+    write_text(path, dumps(value))
+
+
+def dumps(value: object) -> str:
+    """``value`` as text, ending in a newline; equal values give equal bytes."""
+    name, version = _format_of(type(value))
+    return _render({"halopipe": name, "version": version, **_plain_fields(value)}, 0) + "\n"
+
+
+def write_text(path: str | Path, text: str) -> None:
+    """Replaces ``path`` by ``text`` in one move; on failure the old file stays and no other is left behind."""
+    target = Path(path)
+    try:
+        handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.", suffix=".tmp")
+    except OSError as error:
+        raise MissingFileError(f"cannot write {path}", [error.strerror or str(error)]) from None
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as stream:
+            stream.write(text)
+            stream.flush()
+            os.fsync(stream.fileno())
+        umask = os.umask(0)
+        os.umask(umask)
+        os.chmod(temporary, 0o666 & ~umask)
+        os.replace(temporary, target)
+    except OSError as error:
+        raise MissingFileError(f"cannot write {path}", [error.strerror or str(error)]) from None
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(temporary)
+
+
+def plain(value: object) -> Any:
+    """``value`` in the types of JSON: dataclasses become objects, tuples arrays."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return _plain_fields(value)
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, (tuple, list)):
+        return [plain(item) for item in value]
+    return value
+
+
+def canonical(value: object) -> str:
+    """``value`` as the shortest JSON, keys sorted: what fingerprints are taken of."""
+    return json.dumps(plain(value), sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+
+
+def schema(name: str) -> str:
+    """JSON Schema of the format ``name``, as text."""
+    cls, version = FORMATS[name]
+    found = TypeAdapter(cls).json_schema()
+    header = {"halopipe": {"const": name}, "version": {"const": version}}
+    found["properties"] = {**header, **found["properties"]}
+    found["required"] = ["halopipe", "version", *found["required"]]
+    for part in (found, *found.get("$defs", {}).values()):
+        if part.get("type") == "object" and "properties" in part:
+            part["additionalProperties"] = False
+    document = {"$schema": "https://json-schema.org/draft/2020-12/schema", **found}
+    return json.dumps(document, indent=2) + "\n"
+
+
+@functools.cache
+def _adapter(cls: type) -> TypeAdapter[Any]:
+    # pydantic hands the configuration of a plain container down to the standard dataclasses inside it, but takes none
+    # for a dataclass at the top; hence the tuple, and nothing of pydantic in the types themselves.
+    return TypeAdapter(types.GenericAlias(tuple, (cls,)), config=_STRICT)  # type: ignore[arg-type]
+
+
+def _format_of(cls: type) -> tuple[str, int]:
+    for name, (known, version) in FORMATS.items():
+        if known is cls:
+            return name, version
+    raise TypeError(f"{cls.__name__} is not a file format; formats are {', '.join(FORMATS)}")
+
+
+class _Object(dict[str, Any]):
+    """A JSON object that remembers the keys it had twice."""
+
+    duplicates: tuple[str, ...] = ()
+
+
+def _object(pairs: list[tuple[str, Any]]) -> _Object:
+    result = _Object(pairs)
+    if len(result) < len(pairs):
+        keys = [key for key, _ in pairs]
+        result.duplicates = tuple(sorted({key for key in keys if keys.count(key) > 1}))
+    return result
+
+
+def _checked_header(text: str, name: str, version: int, source: str) -> str:
+    """The file's fields as JSON array text, with the header taken off; duplicates and syntax are refused here."""
+    try:
+        root = json.loads(text, object_pairs_hook=_object)
+    except json.JSONDecodeError as error:
+        raise CorruptFileError(
+            f"{source} is not JSON", [f"line {error.lineno}, column {error.colno}: {error.msg}"]
+        ) from None
+    except RecursionError:
+        raise CorruptFileError(f"{source} is not a {name} file", ["nested too deeply"]) from None
+    if not isinstance(root, _Object) or root.get("halopipe") != name:
+        kind = root.get("halopipe") if isinstance(root, _Object) else None
+        found = f"a halopipe {kind} file" if kind in FORMATS else "not a halopipe file"
+        raise CorruptFileError(f"{source} is not a halopipe {name} file", [f"it is {found}"])
+    found_version = root.get("version")
+    if not isinstance(found_version, int) or isinstance(found_version, bool) or found_version < 1:
+        raise CorruptFileError(f"{source} is not a halopipe {name} file", [f"version: {found_version!r} is none"])
+    if found_version > version:
+        raise NewerFileError(
+            f"{source} was written by a newer halopipe",
+            [f"it has {name} format {found_version}, this release reads up to {version}"],
+            ["pip install --upgrade halopipe"],
+        )
+    faults = [f"{path}: key given twice" for path in _duplicate_paths(root, "")]
+    if faults:
+        raise _corrupt(source, name, faults)
+    fields = {key: value for key, value in root.items() if key not in ("halopipe", "version")}
+    return json.dumps([fields])
+
+
+def _duplicate_paths(value: Any, path: str) -> Iterator[str]:
+    if isinstance(value, _Object):
+        yield from (f"{path}.{key}".lstrip(".") for key in value.duplicates)
+        for key, item in value.items():
+            yield from _duplicate_paths(item, f"{path}.{key}")
+    elif isinstance(value, list):
+        for index, item in enumerate(value):
+            yield from _duplicate_paths(item, f"{path}[{index}]")
+
+
+def _corrupt(source: str, name: str, faults: list[str]) -> CorruptFileError:
+    shown = faults[:_MOST_FAULTS_SHOWN]
+    if len(faults) > len(shown):
+        shown.append(f"... and {len(faults) - len(shown)} more")
+    count = f"{len(faults)} fault{'s' if len(faults) > 1 else ''}"
+    return CorruptFileError(f"{source} is not a valid {name} file: {count}", shown, [f"halopipe schema {name}"])
+
+
+def _describe(fault: Any, cls: type) -> str:
+    location = [part for part in fault["loc"][1:] if part not in ("bool", "int", "float", "str", "tuple[int, ...]")]
+    path = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in location).lstrip(".")
+    if fault["type"] == "unexpected_keyword_argument":
+        close = difflib.get_close_matches(str(location[-1]), _field_names(cls), n=1)
+        return f"{path}: unknown key" + (f"; did you mean {close[0]!r}?" if close else "")
+    if fault["type"] == "missing":
+        return f"{path}: missing"
+    return f"{path}: {fault['msg'][0].lower()}{fault['msg'][1:]}, got {_shorten(fault['input'])}"
+
+
+def _shorten(value: object) -> str:
+    text = "null" if value is None else json.dumps(value, default=str)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+@functools.cache
+def _field_names(cls: type) -> tuple[str, ...]:
+    definitions = TypeAdapter(cls).json_schema()
+    parts = (definitions, *definitions.get("$defs", {}).values())
+    return tuple(sorted({key for part in parts for key in part.get("properties", {})}))
+
+
+def _plain_fields(value: Any) -> dict[str, Any]:
+    return {field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+
+
+def _is_row(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(item, (int, float)) for item in value)
+
+
+def _render(value: Any, depth: int) -> str:
+    if depth >= _INLINE_DEPTH or not isinstance(value, (dict, list)) or not value or _is_row(value):
+        return json.dumps(value, ensure_ascii=False, allow_nan=False)
+    indent, end = "  " * (depth + 1), "  " * depth
+    if isinstance(value, list):
+        items = [_render(item, depth + 1) for item in value]
+        opening, closing = "[", "]"
+    else:
+        items = [f"{json.dumps(key, ensure_ascii=False)}: {_render(item, depth + 1)}" for key, item in value.items()]
+        opening, closing = "{", "}"
+    return f"{opening}\n{indent}" + f",\n{indent}".join(items) + f"\n{end}{closing}"

@@ -1,0 +1,197 @@
+"""Everything halopipe can tell a user that went wrong.
+
+    HalopipeError                            exit code
+    ├── UsageError                   H200    2   the command or call cannot be understood
+    │   ├── ModelNotFoundError       H201
+    │   ├── FactoryError             H202        (H203: a user's file hides a package, see halopipe/guard.py)
+    │   ├── UnsupportedModelError    H204
+    │   ├── RankCountError           H205
+    │   └── UnknownNameError         H206
+    ├── InputFileError               H300    3   a file is missing, corrupt or stale
+    │   ├── MissingFileError         H301
+    │   ├── CorruptFileError         H302
+    │   ├── NewerFileError           H303
+    │   ├── StaleFileError           H304
+    │   ├── IllegalProgramError      H305
+    │   └── MissingMeasurementError  H306
+    ├── InfeasibleError              H401    4   no plan exists
+    ├── WorkerError                  H500    5   the run failed
+    │   ├── WorkerDiedError          H501
+    │   ├── StageFailedError         H502
+    │   ├── DeadlineError            H503
+    │   └── TransportError           H504
+    └── CheckError                   H600    6   a check said no
+        ├── NumericsError            H601
+        └── PlanCheckError           H602
+
+An error says what was wrong, where, the two numbers that disagree, and what to do next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import ClassVar
+
+
+class HalopipeError(Exception):
+    """Base of all errors a user may meet.
+
+    Attributes:
+        title: one line, what went wrong.
+        details: where, and the two numbers that disagree; one fact a line.
+        remedies: what to do next; one action a line.
+    """
+
+    code: ClassVar[str] = "H100"
+    exit_code: ClassVar[int] = 1
+
+    def __init__(self, title: str, details: Iterable[str] = (), remedies: Iterable[str] = ()) -> None:
+        super().__init__(title)
+        self.title = title
+        self.details = tuple(details)
+        self.remedies = tuple(remedies)
+
+    def __str__(self) -> str:
+        return self.render()
+
+    def __reduce__(self) -> tuple[type[HalopipeError], tuple[str, tuple[str, ...], tuple[str, ...]]]:
+        return type(self), (self.title, self.details, self.remedies)
+
+    def render(self) -> str:
+        """The error as a user reads it: ``error[H401] title``, indented details, then remedies."""
+        lines = [f"error[{self.code}] {self.title}"]
+        lines += [f"  {line}" for detail in self.details for line in detail.splitlines()]
+        lines += [f"  try: {remedy}" for remedy in self.remedies]
+        return "\n".join(lines)
+
+
+class UsageError(HalopipeError):
+    """The command line or the call cannot be understood."""
+
+    code, exit_code = "H200", 2
+
+
+class ModelNotFoundError(UsageError):
+    """A MODEL string names no importable factory."""
+
+    code = "H201"
+
+
+class FactoryError(UsageError):
+    """The model factory raised, or returned something that is not a model."""
+
+    code = "H202"
+
+
+class UnsupportedModelError(UsageError):
+    """The model cannot be captured or cut; the text names the layer and what is supported."""
+
+    code = "H204"
+
+
+class RankCountError(UsageError):
+    """A plan wants another number of ranks than there are."""
+
+    code = "H205"
+
+
+class UnknownNameError(UsageError):
+    """A schedule, solver, baseline, layer or device of that name does not exist."""
+
+    code = "H206"
+
+
+class InputFileError(HalopipeError):
+    """A file cannot be used."""
+
+    code, exit_code = "H300", 3
+
+
+class MissingFileError(InputFileError):
+    """The file is not there, or cannot be read or written."""
+
+    code = "H301"
+
+
+class CorruptFileError(InputFileError):
+    """The file is not what its schema says; ``details`` lists every fault with its path."""
+
+    code = "H302"
+
+
+class NewerFileError(InputFileError):
+    """The file was written by a newer release."""
+
+    code = "H303"
+
+
+class StaleFileError(InputFileError):
+    """A fingerprint disagrees: the file belongs to another model, profile or cluster."""
+
+    code = "H304"
+
+
+class IllegalProgramError(InputFileError):
+    """A program breaks the rules of ``passes.validate``; ``details`` shows the grid with the culprit marked."""
+
+    code = "H305"
+
+
+class MissingMeasurementError(InputFileError):
+    """The profile does not say what a layer costs at a size the planner asks for."""
+
+    code = "H306"
+
+
+class InfeasibleError(HalopipeError):
+    """No plan satisfies the constraints; ``details`` names the binding one."""
+
+    code, exit_code = "H401", 4
+
+
+class WorkerError(HalopipeError):
+    """The run of a plan failed."""
+
+    code, exit_code = "H500", 5
+
+
+class WorkerDiedError(WorkerError):
+    """A worker process ended without a word (killed, crashed)."""
+
+    code = "H501"
+
+
+class StageFailedError(WorkerError):
+    """A stage raised; the text names rank, stage, step, micro-batch and direction."""
+
+    code = "H502"
+
+
+class DeadlineError(WorkerError):
+    """A wait lasted longer than its deadline; the text names key, peer and who waits for whom."""
+
+    code = "H503"
+
+
+class TransportError(WorkerError):
+    """A message did not arrive, or arrived as something else than the program says."""
+
+    code = "H504"
+
+
+class CheckError(HalopipeError):
+    """A check that the user asked for failed."""
+
+    code, exit_code = "H600", 6
+
+
+class NumericsError(CheckError):
+    """The plan's losses or gradients differ from one device's."""
+
+    code = "H601"
+
+
+class PlanCheckError(CheckError):
+    """The independent checker disagrees with the plan."""
+
+    code = "H602"

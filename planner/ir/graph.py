@@ -1,0 +1,146 @@
+"""The network as the planner sees it: layers in topological order, and what flows between them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from math import prod
+
+SAMPLE = "sample"
+
+BYTES_PER_ELEMENT: Mapping[str, int] = {
+    "float64": 8,
+    "float32": 4,
+    "float16": 2,
+    "bfloat16": 2,
+    "int64": 8,
+    "int32": 4,
+    "int16": 2,
+    "int8": 1,
+    "uint8": 1,
+    "bool": 1,
+    "complex64": 8,
+    "complex128": 16,
+}
+
+Attribute = bool | int | float | str | tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """What a tensor is, without its values.
+
+    Attributes:
+        dims: a name per dim: ``sample``, ``channel``, ``depth``, ``height``, ``width``, ``time``, ``feature``, or
+            ``dim2`` where the meaning is not known.  A dim called ``sample`` has an extent proportional to the number
+            of samples (a flattened batch x time counts: samples are contiguous in it).
+        shape: extents for the number of samples the graph was captured with (``Graph.samples``).
+        dtype: name as in torch, e.g. ``float32``.
+        occupancy: active sites over volume, for sparse tensors; 1 for dense ones.
+    """
+
+    dims: tuple[str, ...]
+    shape: tuple[int, ...]
+    dtype: str
+    occupancy: float = 1.0
+
+    @property
+    def num_bytes(self) -> int:
+        """Payload in bytes at the captured number of samples."""
+        return round(prod(self.shape) * self.occupancy) * BYTES_PER_ELEMENT[self.dtype]
+
+    @property
+    def is_float(self) -> bool:
+        """Whether gradients can flow through it."""
+        return self.dtype.startswith(("float", "bfloat", "complex"))
+
+    @property
+    def has_samples(self) -> bool:
+        """Whether it grows with the number of samples."""
+        return SAMPLE in self.dims
+
+    def at(self, samples: int, captured: int) -> TensorSpec:
+        """The same tensor for ``samples`` samples, where ``captured`` is the graph's own number."""
+        if samples == captured or not self.has_samples:
+            return self
+        shape = tuple(
+            extent // captured * samples if dim == SAMPLE else extent
+            for dim, extent in zip(self.dims, self.shape, strict=True)
+        )
+        return replace(self, shape=shape)
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """One operation.
+
+    Attributes:
+        name: unique; the module path in the user's model, with a suffix where a module does several things.
+        kind: the file in ``planner/layers/`` that holds its access relation.
+        inputs: names of the values it reads: a graph input, a layer, or ``layer:1`` for output 1 of a layer.
+        outputs: one spec per output.
+        parameters: names of the parameters it uses, as in the user's state dict.
+        attributes: what its kind needs to know (kernel, stride, ...), and ``op``, the operator's name.
+        buffer_bytes: state that is not trained (running statistics, masks).
+    """
+
+    name: str
+    kind: str
+    inputs: tuple[str, ...]
+    outputs: tuple[TensorSpec, ...]
+    parameters: tuple[str, ...] = ()
+    attributes: Mapping[str, Attribute] = field(default_factory=dict)
+    buffer_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Graph:
+    """A network with its loss, captured at ``samples`` samples.
+
+    Attributes:
+        samples: number of samples that the shapes below are for.
+        inputs: what a training step feeds in, inputs and targets alike.
+        layers: in topological order (also the order of execution on one device).
+        parameters: every trained parameter; one used by several layers is tied.
+        loss: the value that a training step minimises, a mean over samples.
+    """
+
+    samples: int
+    inputs: Mapping[str, TensorSpec]
+    layers: tuple[Layer, ...]
+    parameters: Mapping[str, TensorSpec]
+    loss: str
+
+    def by_name(self) -> dict[str, Layer]:
+        """Layers by name."""
+        return {layer.name: layer for layer in self.layers}
+
+    def values(self) -> dict[str, TensorSpec]:
+        """Every value by name (``conv1``, ``lstm``, ``lstm:1``), graph inputs included."""
+        found = dict(self.inputs)
+        for layer in self.layers:
+            found.update((value_name(layer.name, index), spec) for index, spec in enumerate(layer.outputs))
+        return found
+
+    def parameter_bytes(self, layers: frozenset[str] | None = None) -> int:
+        """Bytes of the distinct parameters of ``layers`` (all layers if None)."""
+        used = {p for layer in self.layers if layers is None or layer.name in layers for p in layer.parameters}
+        return sum(self.parameters[name].num_bytes for name in used)
+
+    def cut(self, position: int) -> tuple[str, ...]:
+        """Values made by ``layers[:position]`` and read by ``layers[position:]``, in order of making."""
+        late = {value for layer in self.layers[position:] for value in layer.inputs}
+        early = [
+            value_name(layer.name, index) for layer in self.layers[:position] for index in range(len(layer.outputs))
+        ]
+        return tuple(value for value in early if value in late)
+
+
+def value_name(layer: str, index: int) -> str:
+    """Name of output ``index`` of ``layer``; output 0 carries the layer's own name."""
+    return layer if index == 0 else f"{layer}:{index}"
+
+
+def producer(value: str) -> str:
+    """Name of the layer (or graph input) that makes ``value``."""
+    return value.partition(":")[0]

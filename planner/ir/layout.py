@@ -1,0 +1,69 @@
+"""How a tensor is divided over the ranks of a stage: cut points per dim."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from itertools import pairwise, product
+from math import prod
+
+from planner.ir.box import Box, Interval
+from planner.ir.graph import SAMPLE, TensorSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Cut points per dim, so that unequal shares for unequal devices are the ordinary case.
+
+    ``Layout({"sample": (0, 3, 4)})`` gives 3 of 4 samples to the first rank and 1 to the second.  With several dims the
+    ranks form a grid, the last dim running fastest.  A tensor that lacks a dim is whole (replicated) along that axis.
+    Cut points are scaled to the tensor's extent, so that one layout serves micro-batches of different size.
+    """
+
+    cuts: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+
+    @property
+    def num_parts(self) -> int:
+        """Number of ranks it needs."""
+        return prod(len(points) - 1 for points in self.cuts.values())
+
+    def boxes(self, spec: TensorSpec, samples: int) -> tuple[Box, ...]:
+        """The box of each part, in rank order, of a tensor made for ``samples`` samples.
+
+        A part may be empty where cut points coincide.  A sample dim of extent ``k * samples`` is cut between samples.
+        """
+        grid = product(*(range(len(points) - 1) for points in self.cuts.values()))
+        return tuple(self._box(spec, samples, dict(zip(self.cuts, index, strict=True))) for index in grid)
+
+    def samples(self, samples: int) -> tuple[int, ...]:
+        """Number of samples of each part, of ``samples`` in all."""
+        count = TensorSpec((SAMPLE,), (samples,), "bool")
+        return tuple(len(box[0]) for box in self.boxes(count, samples))
+
+    def _box(self, spec: TensorSpec, samples: int, index: Mapping[str, int]) -> Box:
+        return tuple(
+            self._interval(dim, extent, samples if dim == SAMPLE else extent, index)
+            for dim, extent in zip(spec.dims, spec.shape, strict=True)
+        )
+
+    def _interval(self, dim: str, extent: int, units: int, index: Mapping[str, int]) -> Interval:
+        if dim not in index or units == 0:
+            return Interval(0, extent)
+        per_unit = extent // units
+        part = scaled_intervals(self.cuts[dim], units)[index[dim]]
+        return Interval(part.start * per_unit, part.stop * per_unit)
+
+
+def scaled_intervals(points: tuple[int, ...], extent: int) -> tuple[Interval, ...]:
+    """The intervals between ``points``, scaled from ``points[-1]`` to ``extent`` and rounded half up."""
+    total = points[-1]
+    scaled = [(2 * point * extent + total) // (2 * total) for point in points]
+    return tuple(Interval(a, b) for a, b in pairwise(scaled))
+
+
+def cut_points(shares: tuple[int, ...]) -> tuple[int, ...]:
+    """``(3, 1)`` samples -> cut points ``(0, 3, 4)``."""
+    points = [0]
+    for share in shares:
+        points.append(points[-1] + share)
+    return tuple(points)

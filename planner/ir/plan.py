@@ -1,0 +1,194 @@
+"""The plan: what is decided, what it is predicted to cost, and how it was found."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from planner.ir.layout import Layout
+from planner.ir.profile import ModelSource, Optimizer
+from planner.ir.schedule import Action
+
+
+@dataclass(frozen=True, slots=True)
+class PlanInputs:
+    """What the plan was made for; a run refuses another model."""
+
+    model: ModelSource
+    optimizer: Optimizer
+    model_fingerprint: str
+    profile_fingerprint: str
+    cluster_fingerprint: str
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """A group of ranks that runs some layers, and the devices they are meant for."""
+
+    ranks: tuple[int, ...]
+    devices: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Where a layer runs, and how its tensors are divided over the ranks of its stage.
+
+    Attributes:
+        cuts: cut points by dim, for a full micro-batch; empty on a stage of one rank.
+    """
+
+    stage: int
+    cuts: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+
+    @property
+    def layout(self) -> Layout:
+        """The cut points as a layout."""
+        return Layout(self.cuts)
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """Everything that drives a run; may be edited by hand.
+
+    Attributes:
+        schedule: name of the schedule that ordered the program.
+        micro_batches: samples of each micro-batch, in order; their sum is the global batch.
+        stages: in topological order.
+        layers: by name, in the graph's order.
+        program: actions by rank, as text.
+    """
+
+    schedule: str
+    micro_batches: tuple[int, ...]
+    stages: tuple[Stage, ...]
+    layers: Mapping[str, Placement]
+    program: tuple[tuple[str, ...], ...]
+
+    @property
+    def num_ranks(self) -> int:
+        """Number of ranks the program is written for."""
+        return len(self.program)
+
+    @property
+    def global_batch(self) -> int:
+        """Samples a step."""
+        return sum(self.micro_batches)
+
+    def layers_of(self, stage: int) -> tuple[str, ...]:
+        """Names of the layers of ``stage``, in order."""
+        return tuple(name for name, placement in self.layers.items() if placement.stage == stage)
+
+    def layout_of(self, stage: int) -> Layout:
+        """The layout shared by the layers of ``stage``."""
+        return next((p.layout for p in self.layers.values() if p.stage == stage), Layout())
+
+    def rows(self) -> tuple[tuple[Action, ...], ...]:
+        """The program as actions.
+
+        Raises:
+            ValueError: an entry is not an action.
+        """
+        return tuple(tuple(Action.parse(text) for text in row) for row in self.program)
+
+
+@dataclass(frozen=True, slots=True)
+class RankPrediction:
+    """What one rank is predicted to do in a step.
+
+    Attributes:
+        compute_s: inside forward, backward and update.
+        communication_s: waiting for messages and reductions, not hidden behind compute.
+        idle_s: the rest of the step (the pipeline's bubble).
+    """
+
+    rank: int
+    compute_s: float
+    communication_s: float
+    idle_s: float
+    peak_bytes: int
+    memory_limit_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """A cache of what the simulator says of the decision."""
+
+    step_s: float
+    samples_per_s: float
+    bubble_fraction: float
+    ranks: tuple[RankPrediction, ...]
+    evidence: str
+
+
+@dataclass(frozen=True, slots=True)
+class Rejected:
+    """Something the search looked at and did not take."""
+
+    what: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Search:
+    """How the decision was found and how far from the best it can be.
+
+    Attributes:
+        status: ``proven``, ``within gap``, ``time limit``, ``stopped`` or ``heuristic``.
+        bound_s: no plan of the searched space is faster than this in the simulator; 0 if nothing is known.
+        bounds_s: the bounds it is the largest of, by name.
+        gap: step_s / bound_s - 1.
+        num_simulated, num_candidates: plans simulated, and partial plans looked at.
+        binding: what limits the step, in words.
+    """
+
+    method: str
+    solver: str
+    status: str
+    bound_s: float
+    gap: float
+    num_simulated: int
+    num_candidates: int
+    bounds_s: Mapping[str, float] = field(default_factory=dict)
+    binding: tuple[str, ...] = ()
+    rejected: tuple[Rejected, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Alternative:
+    """Another plan, in brief, and why it was not chosen."""
+
+    name: str
+    step_s: float | None
+    peak_bytes: int | None
+    why_not: str
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What a run of the plan measured (``run --update``).
+
+    Attributes:
+        step_s: median over ``num_steps`` steps after warm-up; ``spread`` is the interquartile range over the median.
+        stage_forward_s, stage_backward_s: median per micro-batch, by stage.
+        error: measured / predicted - 1.
+    """
+
+    step_s: float
+    spread: float
+    num_steps: int
+    stage_forward_s: tuple[float, ...]
+    stage_backward_s: tuple[float, ...]
+    peak_bytes: tuple[int, ...]
+    error: float
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The file between ``plan`` and ``run``."""
+
+    inputs: PlanInputs
+    decision: Decision
+    prediction: Prediction
+    search: Search
+    alternatives: tuple[Alternative, ...] = ()
+    measured: Measured | None = None

@@ -1,0 +1,94 @@
+"""A program: a schedule with every message, reduction and update explicit.  What is simulated is what is executed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from planner.ir.box import Box
+from planner.ir.schedule import RECEIVE, Action, Op, StageGraph, dependencies
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A box (in coordinates of the micro-batch) of one value."""
+
+    value: str
+    box: Box
+    num_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """What rank ``src`` sends to rank ``dst`` for one edge and micro-batch; ``src == dst`` is a hand-over in memory.
+
+    ``parts`` go forward; those in ``gradient_parts`` come back, from ``dst`` to ``src``, and are added (the adjoint).
+    """
+
+    src: int
+    dst: int
+    parts: tuple[Part, ...]
+    gradient_parts: tuple[Part, ...]
+
+    @property
+    def forward_bytes(self) -> int:
+        """Payload of the activation."""
+        return sum(part.num_bytes for part in self.parts)
+
+    @property
+    def backward_bytes(self) -> int:
+        """Payload of the gradient."""
+        return sum(part.num_bytes for part in self.gradient_parts)
+
+
+Route = tuple[int, int, int]
+"""(source stage, destination stage, micro-batch)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """What every rank does in one step.
+
+    Attributes:
+        rows: actions by rank, in order.
+        stages: the DAG of stages.
+        ranks: the ranks of each stage.
+        messages: by route; derived from the layouts by ``planner.layers.boundary``.
+    """
+
+    rows: tuple[tuple[Action, ...], ...]
+    stages: StageGraph
+    ranks: tuple[tuple[int, ...], ...]
+    messages: Mapping[Route, tuple[Message, ...]]
+
+    def messages_of(self, rank: int, action: Action) -> tuple[Message, ...]:
+        """The messages that ``action``, a send or receive on ``rank``, moves between ranks."""
+        if action.peer is None or action.microbatch is None:
+            return ()
+        sends = action.op in (Op.SEND_FORWARD, Op.SEND_BACKWARD)
+        forward = action.op in (Op.SEND_FORWARD, Op.RECV_FORWARD)
+        at_source = sends == forward  # a forward send and a backward receive happen at the edge's source
+        src, dst = (action.stage, action.peer) if at_source else (action.peer, action.stage)
+        return tuple(
+            message
+            for message in self.messages.get((src, dst, action.microbatch), ())
+            if message.src != message.dst
+            and (message.src if at_source else message.dst) == rank
+            and (message.parts if forward else message.gradient_parts)
+        )
+
+    def requirements(self, rank: int, action: Action) -> tuple[tuple[tuple[int, Action], ...], ...]:
+        """:func:`dependencies` with ranks: each element is a set of alternatives, any or all of which may exist."""
+        if action.op in RECEIVE:
+            forward = action.op is Op.RECV_FORWARD
+            senders = [m.src if forward else m.dst for m in self.messages_of(rank, action)]
+            return tuple(
+                ((sender, alternative),)
+                for sender in senders
+                for alternatives in dependencies(action, self.stages)
+                for alternative in alternatives
+            )
+        return tuple(
+            tuple((rank, alternative) for alternative in sorted(alternatives, key=str))
+            for alternatives in dependencies(action, self.stages)
+        )

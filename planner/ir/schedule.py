@@ -1,0 +1,212 @@
+"""Pipeline schedules as data: what each rank does, in order, and the one rule of what must precede what.
+
+The vocabulary is that of ``torch.distributed.pipelining``: ``F`` forward, ``I`` backward for the input, ``W`` backward
+for the weights, ``B`` both.  An action is written ``2F0``: stage 2, forward, micro-batch 0; a message names the other
+stage as well: ``1SEND_F3>2`` (stage 1 sends the activation of micro-batch 3 to stage 2), ``1RECV_B3<2``.
+
+    rank 0: 0F0 0SEND_F0>1 0F1 0SEND_F1>1 0RECV_B0<1 0B0 0RECV_B1<1 0B1 0UPDATE
+    rank 1: 1RECV_F0<0 1F0 1B0 1SEND_B0>0 1RECV_F1<0 1F1 1B1 1SEND_B1>0 1UPDATE
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Op(StrEnum):
+    """What an action does."""
+
+    FORWARD = "F"
+    BACKWARD = "B"
+    BACKWARD_INPUT = "I"
+    BACKWARD_WEIGHT = "W"
+    SEND_FORWARD = "SEND_F"
+    RECV_FORWARD = "RECV_F"
+    SEND_BACKWARD = "SEND_B"
+    RECV_BACKWARD = "RECV_B"
+    REDUCE_GRAD = "REDUCE_GRAD"
+    UPDATE = "UPDATE"
+
+
+COMPUTE = frozenset({Op.FORWARD, Op.BACKWARD, Op.BACKWARD_INPUT, Op.BACKWARD_WEIGHT})
+SEND = frozenset({Op.SEND_FORWARD, Op.SEND_BACKWARD})
+RECEIVE = frozenset({Op.RECV_FORWARD, Op.RECV_BACKWARD})
+PER_STEP = frozenset({Op.REDUCE_GRAD, Op.UPDATE})
+
+_ACTION = re.compile(rf"(\d+)({'|'.join(sorted((op.value for op in Op), key=len, reverse=True))})(\d*)(?:[<>](\d+))?")
+
+
+@dataclass(frozen=True, slots=True)
+class Action:
+    """One step of one stage.
+
+    Attributes:
+        microbatch: None for actions that happen once a step (``REDUCE_GRAD``, ``UPDATE``).
+        peer: the other stage of a send or receive.
+    """
+
+    stage: int
+    op: Op
+    microbatch: int | None = None
+    peer: int | None = None
+
+    def __str__(self) -> str:
+        text = f"{self.stage}{self.op.value}{'' if self.microbatch is None else self.microbatch}"
+        if self.peer is None:
+            return text
+        return f"{text}{'>' if self.op in SEND else '<'}{self.peer}"
+
+    @classmethod
+    def parse(cls, text: str) -> Action:
+        """The action that ``text`` spells.
+
+        Raises:
+            ValueError: it spells none, or not in the one canonical way.
+        """
+        match = _ACTION.fullmatch(text)
+        if match is not None:
+            stage, op, microbatch, peer = match.groups()
+            action = cls(
+                int(stage),
+                Op(op),
+                int(microbatch) if microbatch else None,
+                int(peer) if peer is not None else None,
+            )
+            is_message = action.op in SEND | RECEIVE
+            is_whole_step = action.op in PER_STEP
+            if (
+                (action.microbatch is None) == is_whole_step
+                and (action.peer is not None) == is_message
+                and str(action) == text
+            ):
+                return action
+        raise ValueError(f"{text!r} is not an action; write 2F0, 1SEND_F3>2, 2RECV_F3<1, 0REDUCE_GRAD or 0UPDATE")
+
+
+@dataclass(frozen=True, slots=True)
+class Edge:
+    """Values that stage ``src`` hands to stage ``dst`` for each micro-batch.
+
+    Attributes:
+        gradient: whether any of them is differentiable, so that a gradient comes back.
+    """
+
+    src: int
+    dst: int
+    values: tuple[str, ...]
+    gradient: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class StageGraph:
+    """The stages of a pipeline as a DAG, and how many micro-batches pass through it."""
+
+    num_stages: int
+    num_microbatches: int
+    edges: tuple[Edge, ...]
+
+    @classmethod
+    def chain(cls, num_stages: int, num_microbatches: int) -> StageGraph:
+        """Stages in a row."""
+        return cls(num_stages, num_microbatches, tuple(Edge(s, s + 1, ()) for s in range(num_stages - 1)))
+
+    def into(self, stage: int) -> tuple[Edge, ...]:
+        """Edges that end at ``stage``."""
+        return tuple(edge for edge in self.edges if edge.dst == stage)
+
+    def out_of(self, stage: int) -> tuple[Edge, ...]:
+        """Edges that start at ``stage``."""
+        return tuple(edge for edge in self.edges if edge.src == stage)
+
+    def edge(self, src: int, dst: int) -> Edge | None:
+        """The edge between two stages, if there is one."""
+        return next((edge for edge in self.edges if (edge.src, edge.dst) == (src, dst)), None)
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """The order of compute actions of every pipeline position; position ``i`` runs the stages that name it.
+
+    A position is one rank, or the group of ranks that share its stages.
+    """
+
+    rows: tuple[tuple[Action, ...], ...]
+
+
+def dependencies(action: Action, stages: StageGraph) -> tuple[frozenset[Action], ...]:
+    """What must end before ``action`` starts: the only statement of this rule.
+
+    Each element is a set of alternatives.  At least one of them must be in the program, and every one that is must have
+    ended.  (A backward may be whole, ``B``, or split, ``I`` then ``W``.  An activation arrives by ``RECV_F``, or is
+    there because the producing stage ran on the same rank, or partly both.)
+
+    Alternatives of the action's own stage, and compute of a stage on the same rank, are meant on the action's own rank;
+    ``SEND`` alternatives of a receive are meant on every rank that sends a piece of it.
+    """
+    s, m = action.stage, action.microbatch
+    match action.op:
+        case Op.FORWARD:
+            return tuple(
+                frozenset({Action(s, Op.RECV_FORWARD, m, edge.src), Action(edge.src, Op.FORWARD, m)})
+                for edge in stages.into(s)
+            )
+        case Op.BACKWARD | Op.BACKWARD_INPUT:
+            return (
+                frozenset({Action(s, Op.FORWARD, m)}),
+                *(
+                    frozenset({Action(s, Op.RECV_BACKWARD, m, edge.dst), *_backward(edge.dst, m)})
+                    for edge in stages.out_of(s)
+                    if edge.gradient
+                ),
+            )
+        case Op.BACKWARD_WEIGHT:
+            return (frozenset({Action(s, Op.BACKWARD_INPUT, m)}),)
+        case Op.SEND_FORWARD:
+            return (frozenset({Action(s, Op.FORWARD, m)}),)
+        case Op.SEND_BACKWARD:
+            return (_backward(s, m),)
+        case Op.RECV_FORWARD:
+            return (frozenset({Action(_peer(action), Op.SEND_FORWARD, m, s)}),)
+        case Op.RECV_BACKWARD:
+            return (frozenset({Action(_peer(action), Op.SEND_BACKWARD, m, s)}),)
+        case Op.REDUCE_GRAD:
+            return _all_gradients(s, stages)
+        case Op.UPDATE:
+            reduced = frozenset({Action(s, Op.REDUCE_GRAD)})
+            return tuple(reduced | gradient for gradient in _all_gradients(s, stages))
+
+
+def _backward(stage: int, microbatch: int | None) -> frozenset[Action]:
+    return frozenset({Action(stage, Op.BACKWARD, microbatch), Action(stage, Op.BACKWARD_INPUT, microbatch)})
+
+
+def _all_gradients(stage: int, stages: StageGraph) -> tuple[frozenset[Action], ...]:
+    return tuple(
+        frozenset({Action(stage, Op.BACKWARD, m), Action(stage, Op.BACKWARD_WEIGHT, m)})
+        for m in range(stages.num_microbatches)
+    )
+
+
+def _peer(action: Action) -> int:
+    if action.peer is None:
+        raise ValueError(f"{action.op} needs the other stage")
+    return action.peer
+
+
+def format_grid(rows: Iterable[Iterable[Action]], mark: tuple[int, Action] | None = None, width: int = 0) -> str:
+    """Rows as text, one line a rank; ``mark`` = (rank, action) is shown as ``>>2F0<<``.
+
+    Args:
+        width: if positive, only that many actions on each side of the mark (or from the start) are shown.
+    """
+    lines = []
+    for rank, row in enumerate(rows):
+        actions = list(row)
+        centre = actions.index(mark[1]) if mark and mark[0] == rank and mark[1] in actions else 0
+        first, last = (max(0, centre - width), centre + width + 1) if width else (0, len(actions))
+        shown = [f">>{a}<<" if mark == (rank, a) else str(a) for a in actions[first:last]]
+        lines.append(f"rank {rank}: {'... ' if first else ''}{' '.join(shown)}{' ...' if last < len(actions) else ''}")
+    return "\n".join(lines)

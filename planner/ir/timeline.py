@@ -1,0 +1,63 @@
+"""When every action ran: predicted by the simulator or measured by the runtime, in one type."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """``action`` (as text, such as ``2F0``) on ``rank`` from ``start_s`` to ``stop_s`` after the step's start."""
+
+    rank: int
+    action: str
+    start_s: float
+    stop_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class MemorySample:
+    """Bytes in use on ``rank`` from ``at_s`` on."""
+
+    rank: int
+    at_s: float
+    num_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Timeline:
+    """One step.
+
+    Attributes:
+        source: ``predicted`` or ``measured``.
+        step_s: from the common start to the end of the last rank.
+        spans: by rank and start.
+        memory: by rank and time; may be empty.
+    """
+
+    source: str
+    step_s: float
+    spans: tuple[Span, ...]
+    memory: tuple[MemorySample, ...] = ()
+
+    def peak_bytes(self, rank: int) -> int:
+        """The most memory ``rank`` had in use (0 if not known)."""
+        return max((sample.num_bytes for sample in self.memory if sample.rank == rank), default=0)
+
+    def busy_s(self, rank: int) -> float:
+        """Time that ``rank`` spent inside actions other than waiting for messages."""
+        return sum(
+            span.stop_s - span.start_s
+            for span in self.spans
+            if span.rank == rank and "RECV" not in span.action and "SEND" not in span.action
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class TimelineFile:
+    """What a run writes: the plan's predicted step beside the measured ones."""
+
+    predicted: Timeline
+    measured: Timeline
+    step_seconds: tuple[float, ...]
+    losses: tuple[float, ...]
