@@ -1,0 +1,36 @@
+"""The reference networks: plain `torch.nn.Module` files that know nothing of planning.
+
+A network is given to halopipe as `pkg.mod:factory`, and a factory returns
+
+    (module, (inputs, targets), loss_fn)
+
+- `inputs` and `targets` are each a tensor or a tuple of tensors, with the sample dim first, and
+  `output = module(inputs)` (or `module(*inputs)` of a tuple);
+- `loss_fn(output, targets)` is a mean over the samples, so that the loss of a batch is the size-weighted mean of the
+  losses of its parts;
+- the keyword `input_shape` (sample dim first, what `--input 8,3,64,64` gives) sizes the example; the others shrink the
+  network, for tests and demonstrations.
+
+Parameters are drawn from the global generator (`torch.manual_seed` before the call fixes them), examples from
+generators of their own. Parameters and examples lie on torch's default device, `with torch.device("meta")` included,
+and have its default dtype. A shape that a network cannot take raises `ValueError`.
+
+| factory | network | input dims | parameters |
+|---|---|---|---|
+| `profiler.models.resnet:resnet50`, `resnet18` | He et al. 2016 | sample, channel, height, width | 25.6 M, 11.7 M |
+| `profiler.models.vgg:vgg16` | Simonyan and Zisserman 2015 | sample, channel, height, width | 138.4 M |
+| `profiler.models.gnmt:gnmt` | Wu et al. 2016 | sample, time (source and target) | 193.8 M |
+| `profiler.models.gpt:gpt` | Radford et al. 2019 | sample, time | 163.0 M |
+| `profiler.models.unet3d:unet3d` | Cicek et al. 2016 | sample, channel, depth, height, width | 19.1 M |
+| `profiler.models.mesh_tangling:mesh_tangling_1k` | Dryden et al. 2019 | sample, channel, height, width | 34.4 M |
+| `profiler.models.mesh_tangling:mesh_tangling_2k` | Dryden et al. 2019 | sample, channel, height, width | 12.4 M |
+| `profiler.models.mesh_tangling:mesh_tangling_128` | Dryden et al. 2019 | sample, channel, height, width | 4.2 M |
+
+All of them pass `torch.export.export(..., strict=False)` in training mode with a dynamic sample dim.
+"""
+
+from __future__ import annotations
+
+from profiler.models import gnmt, gpt, mesh_tangling, resnet, unet3d, vgg
+
+__all__ = ["gnmt", "gpt", "mesh_tangling", "resnet", "unet3d", "vgg"]

@@ -1,0 +1,101 @@
+"""A decoder-only transformer with pre-norm blocks and learned positions (Radford et al. 2019, "GPT-2").
+
+It differs from GPT-2 where that would tie distant layers or mix heads in one matrix: the head has weights of its own,
+and query, key and value are three layers, so that a range of heads is a range of output features of each.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from profiler.models.example import Example, indices, require_dims
+from profiler.models.token_loss import token_cross_entropy
+
+
+class CausalSelfAttention(nn.Module):
+    """Multi-head attention of each position to itself and those before it."""
+
+    def __init__(self, width: int, num_heads: int) -> None:
+        super().__init__()
+        self.num_heads = num_heads
+        self.query = nn.Linear(width, width)
+        self.key = nn.Linear(width, width)
+        self.value = nn.Linear(width, width)
+        self.out = nn.Linear(width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(sample, time, width) to the same."""
+        query, key, value = (self._split(layer(x)) for layer in (self.query, self.key, self.value))
+        y = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
+        return self.out(y.transpose(1, 2).flatten(2))
+
+    def _split(self, x: Tensor) -> Tensor:
+        """(sample, time, width) to (sample, head, time, width / heads)."""
+        return x.unflatten(2, (self.num_heads, -1)).transpose(1, 2)
+
+
+class Block(nn.Module):
+    """Pre-norm attention and feed-forward network, each beside a residual path."""
+
+    def __init__(self, width: int, num_heads: int) -> None:
+        super().__init__()
+        self.norm1 = nn.LayerNorm(width)
+        self.attention = CausalSelfAttention(width, num_heads)
+        self.norm2 = nn.LayerNorm(width)
+        self.expand = nn.Linear(width, 4 * width)
+        self.gelu = nn.GELU(approximate="tanh")
+        self.contract = nn.Linear(4 * width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(sample, time, width) to the same."""
+        x = x + self.attention(self.norm1(x))
+        return x + self.contract(self.gelu(self.expand(self.norm2(x))))
+
+
+class GPT(nn.Module):
+    """Token and position embeddings, `num_layers` blocks, a final norm and an untied head."""
+
+    def __init__(self, *, vocabulary: int, width: int, num_layers: int, num_heads: int, context: int) -> None:
+        super().__init__()
+        self.token = nn.Embedding(vocabulary, width)
+        self.position = nn.Embedding(context, width)
+        self.blocks = nn.Sequential(*(Block(width, num_heads) for _ in range(num_layers)))
+        self.norm = nn.LayerNorm(width)
+        self.head = nn.Linear(width, vocabulary, bias=False)
+        for module in self.modules():
+            if isinstance(module, nn.Linear | nn.Embedding):
+                nn.init.normal_(module.weight, std=0.02)
+            if isinstance(module, nn.Linear) and module.bias is not None:
+                nn.init.zeros_(module.bias)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """(sample, time) to logits (sample, time, vocabulary)."""
+        positions = torch.arange(tokens.shape[1], device=tokens.device)
+        x = self.token(tokens) + self.position(positions)
+        return self.head(self.norm(self.blocks(x)))
+
+
+def gpt(
+    *,
+    input_shape: tuple[int, ...] = (4, 256),
+    vocabulary: int = 50257,
+    width: int = 768,
+    layers: int = 12,
+    heads: int = 12,
+    context: int = 1024,
+) -> Example:
+    """GPT-2 small as it stands, with its head untied: 163,037,184 parameters.
+
+    `input_shape` is (sample, time) with time at most `context`; `heads` divides `width`.
+    """
+    require_dims("gpt", input_shape, ("sample", "time"))
+    if width % heads:
+        raise ValueError(f"gpt: width {width} is no multiple of heads {heads}")
+    samples, time = input_shape
+    if time > context:
+        raise ValueError(f"gpt: input_shape {input_shape} has {time} positions, but context is {context}")
+    module = GPT(vocabulary=vocabulary, width=width, num_layers=layers, num_heads=heads, context=context)
+    tokens = indices(vocabulary, (samples, time + 1), seed=0)
+    return module, (tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()), token_cross_entropy

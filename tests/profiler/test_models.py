@@ -1,0 +1,258 @@
+"""The reference networks: the factory convention, capture by torch.export, and what each of them computes."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.export import Dim, export
+
+import profiler.models
+from profiler.models.example import Example, Tensors
+from profiler.models.gnmt import AdditiveAttention, gnmt
+from profiler.models.gpt import gpt
+from profiler.models.mesh_tangling import mesh_tangling_1k, mesh_tangling_2k, mesh_tangling_128
+from profiler.models.resnet import resnet18, resnet50
+from profiler.models.unet3d import unet3d
+from profiler.models.vgg import vgg16
+
+Factory = Callable[..., Example]
+
+# Factory -> (sizes of a sample, keywords of a tiny version).
+TINY: dict[Factory, tuple[tuple[int, ...], dict[str, Any]]] = {
+    resnet50: ((3, 64, 64), {"num_classes": 5, "width": 4}),
+    resnet18: ((3, 64, 64), {"num_classes": 5, "width": 4}),
+    vgg16: ((3, 32, 32), {"num_classes": 5, "width": 4, "hidden": 8}),
+    gnmt: ((6,), {"vocabulary": 17, "width": 8, "layers": 3}),
+    gpt: ((6,), {"vocabulary": 17, "width": 8, "layers": 2, "heads": 2, "context": 9}),
+    unet3d: ((3, 8, 8, 8), {"num_classes": 3, "width": 2, "depth": 2}),
+    mesh_tangling_1k: ((18, 64, 64), {"width": 1 / 64}),
+    mesh_tangling_2k: ((18, 128, 128), {"width": 1 / 64}),
+    mesh_tangling_128: ((18, 32, 32), {"width": 1 / 64}),
+}
+
+OUTPUT_OF_A_SAMPLE = {
+    resnet50: (5,),
+    resnet18: (5,),
+    vgg16: (5,),
+    gnmt: (6, 17),
+    gpt: (6, 17),
+    unet3d: (3, 8, 8, 8),
+    mesh_tangling_1k: (1024, 2, 2),
+    mesh_tangling_2k: (4096, 2, 2),
+    mesh_tangling_128: (256, 2, 2),
+}
+
+each_network = pytest.mark.parametrize("factory", TINY, ids=lambda factory: factory.__name__)
+
+
+@pytest.fixture(autouse=True)
+def _one_thread_and_a_seed() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def _float64() -> Iterator[None]:
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+def tiny(factory: Factory, num_samples: int) -> Example:
+    sample, keywords = TINY[factory]
+    return factory(input_shape=(num_samples, *sample), **keywords)
+
+
+def as_tuple(tensors: Tensors) -> tuple[Tensor, ...]:
+    return tensors if isinstance(tensors, tuple) else (tensors,)
+
+
+def test_every_factory_of_the_package_is_tested_here() -> None:
+    modules = [getattr(profiler.models, name) for name in profiler.models.__all__]
+    factories = {
+        value
+        for module in modules
+        for name, value in inspect.getmembers(module, inspect.isfunction)
+        if value.__module__ == module.__name__ and not name.startswith("_")
+    }
+    assert factories == set(TINY)
+
+
+@each_network
+def test_the_output_and_the_loss_have_their_shapes(factory: Factory) -> None:
+    module, (inputs, targets), loss_fn = tiny(factory, 2)
+    output = module(*as_tuple(inputs))
+    assert output.shape == (2, *OUTPUT_OF_A_SAMPLE[factory])
+    assert isinstance(targets, Tensor)
+    assert targets.shape[0] == 2
+    assert loss_fn(output, targets).shape == ()
+
+
+@each_network
+@pytest.mark.usefixtures("_float64")
+def test_a_small_step_down_the_gradient_lowers_the_loss_as_predicted(factory: Factory) -> None:
+    module, (inputs, targets), loss_fn = tiny(factory, 3)
+    before = loss_fn(module(*as_tuple(inputs)), targets)
+    before.backward()
+    gradients = {name: parameter.grad for name, parameter in module.named_parameters()}
+    assert [name for name, gradient in gradients.items() if gradient is None] == []
+    square = sum(gradient.square().sum().item() for gradient in gradients.values())
+    assert 0 < square < math.inf
+    step = 1e-7 / square
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter -= step * parameter.grad
+        after = loss_fn(module(*as_tuple(inputs)), targets)
+    assert (before - after).item() == pytest.approx(step * square, rel=0.05)
+
+
+@each_network
+@pytest.mark.usefixtures("_float64")
+def test_the_loss_is_a_mean_over_samples(factory: Factory) -> None:
+    module, (inputs, targets), loss_fn = tiny(factory, 5)
+    output = module(*as_tuple(inputs))
+    parts = [loss_fn(output[part], targets[part]) for part in (slice(0, 2), slice(2, 5))]
+    torch.testing.assert_close(loss_fn(output, targets), (2 * parts[0] + 3 * parts[1]) / 5)
+
+
+@each_network
+@pytest.mark.usefixtures("_float64")
+def test_in_eval_mode_a_sample_does_not_see_the_others(factory: Factory) -> None:
+    module, (inputs, _), _ = tiny(factory, 3)
+    module.eval()
+    together = module(*as_tuple(inputs))
+    alone = module(*(tensor[1:2] for tensor in as_tuple(inputs)))
+    torch.testing.assert_close(together[1:2], alone)
+
+
+@each_network
+@pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
+def test_the_exported_graph_computes_other_batch_sizes(factory: Factory, training: bool) -> None:
+    module, (inputs, _), _ = tiny(factory, 2)
+    module.train(training)
+    samples = Dim.DYNAMIC if training else Dim("samples")
+    arguments = as_tuple(inputs)
+    exported = export(module, arguments, strict=False, dynamic_shapes=tuple({0: samples} for _ in arguments))
+    for num_samples in (1, 3, 5):
+        _, (others, _), _ = tiny(factory, num_samples)
+        expected = module(*as_tuple(others))
+        actual = exported.module()(*as_tuple(others))
+        torch.testing.assert_close(actual, expected, rtol=1e-6, atol=1e-6)
+
+
+@each_network
+def test_the_example_does_not_depend_on_the_global_generator_but_the_parameters_do(factory: Factory) -> None:
+    torch.manual_seed(1)
+    first, first_example, _ = tiny(factory, 2)
+    torch.rand(1)
+    second, second_example, _ = tiny(factory, 2)
+    torch.manual_seed(1)
+    third, _, _ = tiny(factory, 3)
+    torch.testing.assert_close(first_example, second_example, rtol=0, atol=0)
+    assert not all(torch.equal(*pair) for pair in zip(first.parameters(), second.parameters(), strict=True))
+    assert all(torch.equal(*pair) for pair in zip(first.parameters(), third.parameters(), strict=True))
+
+
+@each_network
+@pytest.mark.usefixtures("_float64")
+def test_parameters_and_examples_follow_the_default_dtype(factory: Factory) -> None:
+    module, (inputs, targets), _ = tiny(factory, 2)
+    tensors = (*module.parameters(), *as_tuple(inputs), *as_tuple(targets))
+    assert {tensor.dtype for tensor in tensors} <= {torch.float64, torch.int64}
+    assert module(*as_tuple(inputs)).dtype == torch.float64
+
+
+@each_network
+def test_a_factory_makes_everything_on_the_meta_device(factory: Factory) -> None:
+    with torch.device("meta"):
+        module, (inputs, targets), loss_fn = tiny(factory, 2)
+        tensors = (*module.parameters(), *module.buffers(), *as_tuple(inputs), *as_tuple(targets))
+        assert {tensor.device.type for tensor in tensors} == {"meta"}
+        assert loss_fn(module(*as_tuple(inputs)), targets).device.type == "meta"
+
+
+@pytest.mark.parametrize(
+    ("factory", "keywords", "message"),
+    [
+        (resnet50, {"input_shape": (8, 3)}, r"resnet50: input_shape \(8, 3\) has 2 dims, needs 4"),
+        (resnet18, {"input_shape": (0, 3, 32, 32)}, "size below 1"),
+        (vgg16, {"input_shape": (8, 3, 16, 32)}, "height or width of 16, .* at least 32"),
+        (gnmt, {"input_shape": (8, 4), "layers": 1}, "layers is 1, needs at least 2"),
+        (gpt, {"input_shape": (8, 5), "context": 4}, "5 positions, but context is 4"),
+        (gpt, {"width": 10, "heads": 3}, "width 10 is no multiple of heads 3"),
+        (
+            unet3d,
+            {"input_shape": (1, 3, 8, 12, 8)},
+            "size 12 in dim 3, which is no multiple of 8, .* larger size is 16",
+        ),
+        (mesh_tangling_1k, {"input_shape": (1, 3, 64, 64)}, "has 3 channels, needs 18"),
+        (mesh_tangling_2k, {"input_shape": (1, 18, 96, 64)}, "size 96 in dim 2, .* larger size is 128"),
+    ],
+)
+def test_a_shape_that_does_not_fit_is_refused_with_its_numbers(
+    factory: Factory, keywords: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        factory(**keywords)
+
+
+@pytest.mark.usefixtures("_float64")
+def test_gpt_is_causal() -> None:
+    module, (tokens, _), _ = tiny(gpt, 2)
+    assert isinstance(tokens, Tensor)
+    changed = tokens.clone()
+    changed[:, 4] = (changed[:, 4] + 1) % 17
+    before, after = module(tokens), module(changed)
+    torch.testing.assert_close(after[:, :4], before[:, :4])
+    assert (after[:, 4:] != before[:, 4:]).any(dim=2).all()
+
+
+@pytest.mark.usefixtures("_float64")
+def test_the_decoder_of_gnmt_sees_the_whole_source_but_no_later_target() -> None:
+    module, (inputs, _), _ = tiny(gnmt, 2)
+    source, target_in = as_tuple(inputs)
+    before = module(source, target_in)
+    later = module(source, torch.cat((target_in[:, :4], (target_in[:, 4:] + 1) % 17), dim=1))
+    torch.testing.assert_close(later[:, :4], before[:, :4])
+    other = module(torch.cat((source[:, :5], (source[:, 5:] + 1) % 17), dim=1), target_in)
+    assert (other != before).any(dim=2).all()
+
+
+@pytest.mark.usefixtures("_float64")
+def test_additive_attention_follows_the_papers_formula_for_unequal_lengths() -> None:
+    attention = AdditiveAttention(4)
+    queries, memory = torch.randn(2, 3, 4), torch.randn(2, 5, 4)
+    for sample in range(2):
+        for position in range(3):
+            scores = torch.stack(
+                [
+                    attention.score(torch.tanh(attention.query(queries[sample, position]) + attention.key(value)))[0]
+                    for value in memory[sample]
+                ]
+            )
+            expected = (scores.softmax(0).unsqueeze(1) * memory[sample]).sum(0)
+            torch.testing.assert_close(attention(queries, memory)[sample, position], expected)
+
+
+def test_the_targets_of_a_sequence_network_are_the_next_tokens() -> None:
+    for factory in (gnmt, gpt):
+        _, (inputs, targets), _ = tiny(factory, 2)
+        assert isinstance(targets, Tensor)
+        assert torch.equal(as_tuple(inputs)[-1][:, 1:], targets[:, :-1])
+
+
+def test_dropout_is_a_layer_only_when_asked_for() -> None:
+    plain, _, _ = tiny(vgg16, 2)
+    dropping, _, _ = vgg16(input_shape=(2, 3, 32, 32), num_classes=5, width=4, hidden=8, dropout=0.5)
+    assert not any(isinstance(layer, nn.Dropout) for layer in plain.modules())
+    assert sum(isinstance(layer, nn.Dropout) for layer in dropping.modules()) == 2
+    assert list(plain.state_dict()) == list(dropping.state_dict())

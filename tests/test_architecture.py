@@ -1,0 +1,255 @@
+"""Every import of every module against the floors: imports point down, and no module depends on itself.
+
+The walk sees imports at the top, inside functions, under `TYPE_CHECKING`, and `import_module("...")` of a literal. A
+name taken from a package counts as an import of the module that the package's `__init__` takes it from, and importing
+`a.b.c` is not held to import `a` and `a.b`: else every face that re-exports its modules would make a cycle.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+HOME = Path(__file__).resolve().parent.parent
+CODE = ("benchmarks", "cuda_ops", "halopipe", "planner", "profiler", "runtime")
+TOP_LEVEL = {*CODE, "docs", "notebooks", "tests"}
+
+
+@dataclass(frozen=True, slots=True)
+class Floor:
+    """What the modules of one floor may import besides the standard library and their own package."""
+
+    ours: frozenset[str]
+    third_party: frozenset[str]
+
+
+def floor(ours: str = "", third_party: str = "") -> Floor:
+    return Floor(frozenset(ours.split()), frozenset(third_party.split()))
+
+
+PLANNER = "planner.ir planner.layers planner.schedules planner.passes"
+WITH_TORCH = "planner.ir planner.layers cuda_ops"
+DEPENDENCIES = "jinja2 matplotlib numpy pandas psutil pydantic rich sklearn torch typer"
+# The architecture's table. The longest name here that a module's own begins with is its floor.
+FLOORS = {
+    "planner.ir": floor(),
+    "planner.ir.codec": floor("planner.ir", "pydantic"),
+    "cuda_ops": floor("", "numpy spconv torch torchsparse triton"),
+    "planner.layers": floor("planner.ir"),
+    "planner.schedules": floor("planner.ir"),
+    "planner.passes": floor("planner.ir planner.layers"),
+    "planner.costs": floor(PLANNER, "numpy scipy"),
+    "planner.solvers": floor(f"{PLANNER} planner.costs", "highspy networkx numpy pulp scipy"),
+    "planner.export": floor(f"{PLANNER} planner.costs planner.solvers", "pandas"),
+    "planner": floor("planner"),
+    "profiler": floor(WITH_TORCH, "pandas psutil torch"),
+    "profiler.models": floor("", "torch"),
+    "runtime": floor(WITH_TORCH, "torch"),
+    "halopipe": floor(" ".join(CODE[1:]), DEPENDENCIES),
+    "halopipe.guard": floor(),
+    "benchmarks": floor(" ".join(CODE), f"{DEPENDENCIES} highspy networkx pulp scipy"),
+}
+FACES = ("planner",)  # of these floors, only the package's own __init__: a new sub-package needs a line in the table
+
+
+def read_sources(home: Path) -> dict[str, str]:
+    """Source text by module name; a package stands under its own name with `.__init__` behind."""
+    files = (path for top in CODE for path in sorted((home / top).rglob("*.py")))
+    return {".".join(path.relative_to(home).with_suffix("").parts): path.read_text("utf-8") for path in files}
+
+
+def imports(name: str, tree: ast.Module) -> Iterator[tuple[str, str, str, int]]:
+    """Each import of a module: (module, name taken from it or "", name given to it here, line)."""
+    package = name.split(".")[:-1]
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, "", alias.asname or "", node.lineno) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            above = package[: len(package) + 1 - node.level] if node.level else []
+            module = ".".join([*above, *([node.module] if node.module else [])])
+            yield from ((module, alias.name, alias.asname or alias.name, node.lineno) for alias in node.names)
+        elif isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.Constant):
+            called = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+            if called in ("import_module", "__import__") and isinstance(node.args[0].value, str):
+                yield node.args[0].value, "", "", node.lineno
+
+
+def resolve(module: str, name: str, faces: Mapping[str, Mapping[str, tuple[str, str]]], modules: set[str]) -> str:
+    """The module that `from module import name` reads, followed through the `__init__` of each package on the way."""
+    seen = set()
+    while name and (module, name) not in seen:
+        seen.add((module, name))
+        if f"{module}.{name}" in modules:
+            return f"{module}.{name}"
+        module, name = faces.get(module, {}).get(name, (module, ""))
+    return module
+
+
+def floor_of(module: str) -> str | None:
+    """The name of a module's floor; `planner.ir.codec_x` belongs to the codec."""
+    if module.startswith("planner.ir.codec"):
+        return "planner.ir.codec"
+    parts = module.split(".")
+    prefixes = (".".join(parts[:length]) for length in range(len(parts), 0, -1))
+    found = next((prefix for prefix in prefixes if prefix in FLOORS), None)
+    return None if found in FACES and found != module else found
+
+
+def inside(module: str, names: frozenset[str]) -> bool:
+    return any(module == name or module.startswith(f"{name}.") for name in names)
+
+
+def complaints(sources: Mapping[str, str]) -> list[str]:
+    """Everything that breaks the table, and the first cycle; empty when all is well."""
+    modules = {name.removesuffix(".__init__") for name in sources}
+    found = {name: list(imports(name, ast.parse(text))) for name, text in sources.items()}
+    faces = {
+        name.removesuffix(".__init__"): {given: (module, taken) for module, taken, given, _ in rows if given}
+        for name, rows in found.items()
+        if name.endswith(".__init__")
+    }
+    problems, edges = [], {}
+    for source, rows in found.items():
+        module = source.removesuffix(".__init__")
+        at = floor_of(module)
+        if at is None:
+            problems.append(f"{module}: no floor in the table")
+            continue
+        edges[module] = set()
+        for target_module, name, _, line in rows:
+            target = resolve(target_module, name, faces, modules)
+            top = target.split(".")[0]
+            if top in CODE:
+                edges[module].add(target)
+                # Its own floor is open to a module, but not a narrower floor that lies inside, nor a wider one around.
+                allowed = inside(target, FLOORS[at].ours) or (floor_of(target) == at) or target.startswith(f"{at}.")
+            else:
+                allowed = top in sys.stdlib_module_names or top in FLOORS[at].third_party
+            if not allowed:
+                problems.append(f"{module}:{line}: {at} may not import {target}")
+    try:
+        TopologicalSorter(edges).prepare()
+    except CycleError as cycle:
+        problems.append("cycle: " + " <- ".join(cycle.args[1]))
+    return problems
+
+
+PROBE = """
+import sys
+code = sys.argv.pop()
+try:
+    exec(code)
+except SystemExit as stop:
+    assert not stop.code, stop.code
+print()
+print(*sorted({"torch", "torchvision", "triton"} & set(sys.modules)))
+"""
+
+
+def heavy_after(code: str, folder: Path) -> list[str]:
+    """The heavy packages that are loaded once `code` has run in a fresh interpreter, started in `folder`."""
+    environment = {**os.environ, "PYTHONPATH": str(HOME)}
+    command = [sys.executable, "-c", PROBE, code]
+    result = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    return result.stdout.splitlines()[-1].split()
+
+
+def test_every_import_points_down_and_there_is_no_cycle() -> None:
+    assert complaints(read_sources(HOME)) == []
+
+
+def test_python_code_lies_in_the_known_top_level_folders_alone() -> None:
+    folders = [path for path in HOME.iterdir() if path.is_dir() and not path.name.startswith(".")]
+    holding = {path.name for path in folders if any(path.rglob("*.py")) and not (path / "pyvenv.cfg").exists()}
+    assert holding - {"build"} <= TOP_LEVEL
+    assert {path.name for path in HOME.glob("*.py")} == set()
+
+
+@pytest.mark.parametrize("package", ["planner", "halopipe"])
+def test_importing_the_package_loads_no_torch(package: str, tmp_path: Path) -> None:
+    assert heavy_after(f"import {package}", tmp_path) == []
+
+
+@pytest.mark.parametrize("verb", ["", "explain", "compare", "check"])
+def test_the_help_of_a_verb_loads_no_torch(verb: str, tmp_path: Path) -> None:
+    arguments = ["halopipe", *verb.split(), "--help"]
+    code = f"sys.argv[:] = {arguments}; from halopipe.cli import main; sys.exit(main())"
+    assert heavy_after(code, tmp_path) == []
+
+
+def test_the_probe_sees_torch(tmp_path: Path) -> None:
+    (tmp_path / "torch.py").touch()
+    assert heavy_after("def lazily():\n    import torch\nlazily(); raise SystemExit(0)", tmp_path) == ["torch"]
+
+
+@pytest.mark.parametrize(
+    ("module", "source", "complaint"),
+    [
+        ("planner.ir.graph", "import numpy", "planner.ir.graph:1: planner.ir may not import numpy"),
+        ("planner.ir.graph", "import pydantic", "planner.ir may not import pydantic"),
+        ("planner.ir.codec_v1", "import rich", "planner.ir.codec may not import rich"),
+        ("planner.ir.box", "from ..layers import conv", "planner.ir may not import planner.layers"),
+        ("planner.layers.conv", "from planner.schedules.gpipe import gpipe", "may not import planner.schedules.gpipe"),
+        (
+            "planner.costs.layer",
+            "def f():\n    import torch.nn as nn",
+            "planner.costs.layer:2: planner.costs may not",
+        ),
+        ("planner.costs.layer", "if TYPE_CHECKING:\n    from torch import Tensor", "may not import torch"),
+        ("planner.solvers.dp", "from planner.export import trace", "planner.solvers may not import planner.export"),
+        ("planner.solvers.dp", "import planner", "planner.solvers may not import planner"),
+        ("planner.__init__", "import scipy", "planner may not import scipy"),
+        ("planner.common.units", "", "planner.common.units: no floor in the table"),
+        ("cuda_ops.conv", "import planner.ir.box", "cuda_ops may not import planner.ir.box"),
+        ("profiler.trace", "import runtime.worker", "profiler may not import runtime.worker"),
+        ("profiler.models.vgg", "from profiler import trace", "profiler.models may not import profiler"),
+        ("profiler.models.vgg", "from planner.ir import box", "profiler.models may not import planner.ir"),
+        ("runtime.worker", "import_module('profiler.trace')", "runtime may not import profiler.trace"),
+        ("runtime.worker", "importlib.import_module('pandas')", "runtime may not import pandas"),
+        ("runtime.worker", "from planner.costs import layer", "runtime may not import planner.costs"),
+        ("halopipe.guard", "from halopipe import cli", "halopipe.guard may not import halopipe"),
+        ("halopipe.cli", "import requests", "halopipe may not import requests"),
+        ("benchmarks.speed", "from tests import oracle", "benchmarks may not import tests"),
+    ],
+)
+def test_an_import_upward_sideways_or_foreign_is_named(module: str, source: str, complaint: str) -> None:
+    assert [text for text in complaints({module: source}) if complaint in text] != []
+
+
+@pytest.mark.parametrize(
+    ("module", "source"),
+    [
+        ("planner.ir.codec", "import json, pydantic\nfrom planner.ir import plan"),
+        ("planner.passes", "from planner.layers import conv\nfrom planner.ir.box import Box"),
+        ("planner.solvers.dp", "import highspy, numpy as np\nfrom ..costs.layer import seconds"),
+        ("profiler.trace", "import torch\nfrom profiler.models import vgg\nfrom cuda_ops import conv"),
+        ("runtime.worker", "from planner.layers import conv\nfrom .transport.gloo import Gloo"),
+        ("halopipe.cli", "import typer, runtime.worker, planner, profiler.trace"),
+    ],
+)
+def test_an_import_downward_is_in_order(module: str, source: str) -> None:
+    assert complaints({module: source}) == []
+
+
+def test_a_name_from_a_package_counts_as_its_module() -> None:
+    face = {"planner.ir.__init__": "from .graph import Graph\nfrom planner.ir.plan import Plan", "planner.ir.graph": ""}
+    assert complaints({**face, "planner.ir.plan": "from planner.ir import Graph"}) == []
+    through = {"planner.__init__": "from planner.export import trace as chrome", "planner.export.trace": ""}
+    upward = complaints({**through, "runtime.worker": "from planner import chrome"})
+    assert upward == ["runtime.worker:1: runtime may not import planner.export.trace"]
+
+
+@pytest.mark.parametrize("late", ["import planner.ir.a", "def f():\n    from planner.ir.a import A", "from . import a"])
+def test_a_cycle_is_shown_module_by_module(late: str) -> None:
+    (problem,) = complaints({"planner.ir.a": "from planner.ir.b import B", "planner.ir.b": late})
+    assert problem.startswith("cycle: planner.ir.")
+    assert {"planner.ir.a", "planner.ir.b"} <= set(problem.split())
