@@ -172,11 +172,13 @@ def _checked_header(text: str, name: str, version: int, source: str) -> str:
         raise CorruptFileError(
             f"{source} is not JSON", [f"line {error.lineno}, column {error.colno}: {error.msg}"]
         ) from None
+    except ValueError:  # json leaves it to int(), which refuses thousands of digits
+        raise CorruptFileError(f"{source} is not a {name} file", ["a number has too many digits"]) from None
     except RecursionError:
         raise CorruptFileError(f"{source} is not a {name} file", ["nested too deeply"]) from None
     if not isinstance(root, _Object) or root.get("halopipe") != name:
         kind = root.get("halopipe") if isinstance(root, _Object) else None
-        found = f"a halopipe {kind} file" if kind in FORMATS else "not a halopipe file"
+        found = f"a halopipe {kind} file" if isinstance(kind, str) and kind in FORMATS else "not a halopipe file"
         raise CorruptFileError(f"{source} is not a halopipe {name} file", [f"it is {found}"])
     found_version = root.get("version")
     if not isinstance(found_version, int) or isinstance(found_version, bool) or found_version < 1:

@@ -1,0 +1,164 @@
+"""What stages hand to each other, derived from the access relations of the layers on both sides.
+
+Planner, simulator, checker and runtime all get their messages here, so that what is priced is what is sent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from planner.ir.box import Box, Interval, intersect, transfers, volume, whole
+from planner.ir.graph import BYTES_PER_ELEMENT, Graph, Layer, TensorSpec, producer
+from planner.ir.layout import Layout
+from planner.ir.plan import Decision
+from planner.ir.program import Message, Part, Program, Route
+from planner.ir.schedule import Edge, StageGraph
+from planner.layers import kind
+
+
+@dataclass(frozen=True, slots=True)
+class Boundaries:
+    """A graph with layers assigned to stages; answers who owns, needs and sends what.
+
+    Attributes:
+        stage_of: stage by layer name.
+        layouts: layout by stage.
+        ranks: ranks by stage.
+    """
+
+    graph: Graph
+    stage_of: Mapping[str, int]
+    layouts: tuple[Layout, ...]
+    ranks: tuple[tuple[int, ...], ...]
+    _values: Mapping[str, TensorSpec] = field(repr=False)
+    _readers: Mapping[tuple[str, int], tuple[Layer, ...]] = field(repr=False)
+
+    @classmethod
+    def of(
+        cls,
+        graph: Graph,
+        stage_of: Mapping[str, int],
+        layouts: Iterable[Layout],
+        ranks: Iterable[tuple[int, ...]],
+    ) -> Boundaries:
+        """Index the graph once."""
+        readers: dict[tuple[str, int], list[Layer]] = {}
+        for layer in graph.layers:
+            for value in dict.fromkeys(layer.inputs):
+                readers.setdefault((value, stage_of[layer.name]), []).append(layer)
+        found = {key: tuple(layers) for key, layers in readers.items()}
+        return cls(graph, stage_of, tuple(layouts), tuple(ranks), graph.values(), found)
+
+    @classmethod
+    def of_decision(cls, graph: Graph, decision: Decision) -> Boundaries:
+        """The boundaries of a plan."""
+        stages = range(len(decision.stages))
+        stage_of = {name: placement.stage for name, placement in decision.layers.items()}
+        return cls.of(graph, stage_of, map(decision.layout_of, stages), (stage.ranks for stage in decision.stages))
+
+    def edges(self) -> tuple[Edge, ...]:
+        """Which values go from which stage to which, ordered by stages; values in order of making.
+
+        Graph inputs are not among them: each rank loads its own part.
+        """
+        found: dict[tuple[int, int], dict[str, None]] = {}
+        order = {value: index for index, value in enumerate(self._values)}
+        for layer in self.graph.layers:
+            for value in layer.inputs:
+                src = self.stage_of.get(producer(value))
+                dst = self.stage_of[layer.name]
+                if src is not None and src != dst:
+                    found.setdefault((src, dst), {})[value] = None
+        return tuple(
+            Edge(src, dst, values, any(self._values[value].is_float for value in values))
+            for (src, dst), names in sorted(found.items())
+            for values in [tuple(sorted(names, key=order.__getitem__))]
+        )
+
+    def owned(self, value: str, samples: int) -> dict[int, Box]:
+        """The box of ``value`` that each rank of its stage makes, for a micro-batch of ``samples``."""
+        stage = self.stage_of[producer(value)]
+        boxes = self.layouts[stage].boxes(self._spec(value, samples), samples)
+        return dict(zip(self.ranks[stage], boxes, strict=True))
+
+    def needed(self, value: str, stage: int, samples: int) -> dict[int, Box]:
+        """The box of ``value`` that each rank of ``stage`` reads: the hull of what its layers' access relations say.
+
+        Along dims that the stage does not cut the value is taken whole.  (A strided window may skip the last row: those
+        few bytes are worth less than a contiguous message, and a tensor of the shape that layers were made for.)
+        """
+        spec = self._spec(value, samples)
+        hulls: list[Box | None] = [None] * len(self.ranks[stage])
+        for layer in self._readers.get((value, stage), ()):
+            relation = kind(layer.kind)
+            at_samples = _resized(layer, samples, self.graph.samples)
+            inputs = tuple(self._spec(name, samples) for name in layer.inputs)
+            parts = self.layouts[stage].boxes(relation.work(at_samples, inputs), samples)
+            for part, work_box in enumerate(parts):
+                read = relation.input_boxes(at_samples, inputs, work_box)
+                for name, box in zip(layer.inputs, read, strict=True):
+                    if name == value:
+                        hulls[part] = _hull(hulls[part], intersect(box, whole(spec.shape)))
+        found = (_whole_but(self.layouts[stage], spec, hull) for hull in hulls)
+        return dict(zip(self.ranks[stage], found, strict=True))
+
+    def messages(self, edge: Edge, samples: int) -> tuple[Message, ...]:
+        """What crosses ``edge`` for a micro-batch of ``samples``, hand-overs inside a rank included."""
+        parts: dict[tuple[int, int], list[Part]] = {}
+        for value in edge.values:
+            spec = self._spec(value, samples)
+            for move in transfers(self.owned(value, samples), self.needed(value, edge.dst, samples)):
+                num_bytes = volume(move.box) * BYTES_PER_ELEMENT[spec.dtype]
+                parts.setdefault((move.src, move.dst), []).append(Part(value, move.box, num_bytes))
+        return tuple(
+            Message(src, dst, tuple(found), tuple(part for part in found if self._values[part.value].is_float))
+            for (src, dst), found in sorted(parts.items())
+        )
+
+    def program(self, decision: Decision) -> Program:
+        """The decision's action lists, bound to the messages they move.
+
+        Raises:
+            ValueError: an entry of the program is not an action.
+        """
+        edges = self.edges()
+        stages = StageGraph(len(self.ranks), len(decision.micro_batches), edges)
+        return Program(decision.rows(), stages, self.ranks, self.routes(edges, decision.micro_batches))
+
+    def routes(self, edges: tuple[Edge, ...], micro_batches: tuple[int, ...]) -> dict[Route, tuple[Message, ...]]:
+        """The messages of every edge and micro-batch."""
+        by_size = {
+            (edge.src, edge.dst, samples): self.messages(edge, samples)
+            for edge in edges
+            for samples in set(micro_batches)
+        }
+        return {
+            (edge.src, edge.dst, index): by_size[edge.src, edge.dst, samples]
+            for edge in edges
+            for index, samples in enumerate(micro_batches)
+        }
+
+    def _spec(self, value: str, samples: int) -> TensorSpec:
+        return self._values[value].at(samples, self.graph.samples)
+
+
+def _resized(layer: Layer, samples: int, captured: int) -> Layer:
+    outputs = tuple(spec.at(samples, captured) for spec in layer.outputs)
+    return Layer(layer.name, layer.kind, layer.inputs, outputs, layer.parameters, layer.attributes, layer.buffer_bytes)
+
+
+def _whole_but(layout: Layout, spec: TensorSpec, hull: Box | None) -> Box:
+    """``hull`` along the dims that ``layout`` cuts, whole along others; empty if there is no hull."""
+    if hull is None:
+        return tuple(Interval(0, 0) for _ in spec.shape)
+    return tuple(
+        interval if dim in layout.cuts else Interval(0, extent)
+        for dim, interval, extent in zip(spec.dims, hull, spec.shape, strict=True)
+    )
+
+
+def _hull(a: Box | None, b: Box | None) -> Box | None:
+    if a is None or b is None:
+        return a or b
+    return tuple(Interval(min(x.start, y.start), max(x.stop, y.stop)) for x, y in zip(a, b, strict=True))

@@ -1,0 +1,48 @@
+"""Recurrent layers (LSTM, GRU, plain): ``x [sample, time, feature]`` and states ``[layer, sample, feature]``.
+
+Outputs: all steps, then the last states.  A step needs all earlier ones, so only samples are apart.
+"""
+
+from __future__ import annotations
+
+from planner.ir.box import Box
+from planner.ir.graph import Layer
+from planner.layers._rules import (
+    Boxes,
+    Specs,
+    empty_work_reads_nothing,
+    first_output,
+    num_elements,
+    samples_apart,
+    whole_weights,
+)
+
+REDUCTION = ""
+work = first_output
+weight_boxes = whole_weights
+
+
+@empty_work_reads_nothing
+def input_boxes(layer: Layer, inputs: Specs, work_box: Box) -> Boxes:
+    """The samples of the work."""
+    return tuple(samples_apart(layer.outputs[0], work_box, spec) for spec in inputs)
+
+
+def forward_flops(layer: Layer, inputs: Specs) -> int:
+    """Per step and direction, gates x hidden x (input + hidden) multiply-adds; the gates' functions are not counted."""
+    features, output = inputs[0].shape[-1], layer.outputs[0]
+    if len(layer.outputs) > 1:
+        hidden, num_cells = layer.outputs[1].shape[-1], layer.outputs[1].shape[0]
+    else:
+        hidden, num_cells = output.shape[-1], 1
+    directions = output.shape[-1] // hidden
+    steps = num_elements(output) // output.shape[-1]
+    inner = (num_cells // directions - 1) * directions * hidden * (directions * hidden + hidden)
+    return 2 * steps * _num_gates(layer) * (directions * hidden * (features + hidden) + inner)
+
+
+def _num_gates(layer: Layer) -> int:
+    op = str(layer.attributes.get("op", ""))
+    if "lstm" in op:
+        return 4
+    return 3 if "gru" in op else 1

@@ -1,0 +1,25 @@
+"""GPipe: all forwards, then all backwards (Huang et al., NeurIPS 2019, figure 2c).
+
+    0F0 0F1 0F2 0B0 0B1 0B2
+    1F0 1F1 1F2 1B0 1B1 1B2
+
+Every stage keeps the activations of all micro-batches at once.  Backwards run in the order of the forwards, not in the
+paper's reverse one: so the last stage hands the first gradient back a whole sweep of backwards earlier, and with
+unequal micro-batches the order in which running gradients are summed is that of one device.
+"""
+
+from __future__ import annotations
+
+from planner.ir.schedule import Action, Op, Schedule, StageGraph
+
+NAME = "gpipe"
+
+
+def order(stages: StageGraph) -> Schedule:
+    """All forwards, then all backwards, on every stage."""
+    return Schedule(
+        tuple(
+            tuple(Action(s, op, m) for op in (Op.FORWARD, Op.BACKWARD) for m in range(stages.num_microbatches))
+            for s in range(stages.num_stages)
+        )
+    )

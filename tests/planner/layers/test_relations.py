@@ -1,0 +1,298 @@
+"""Every kind without a window: torch in float64 finds in the boxes all that it needs."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from planner.ir.box import Box, Interval, volume, whole
+from planner.ir.graph import SAMPLE, Attribute, Layer
+from planner.layers import kind
+from tests.planner.layers.oracle import Run, assert_reads_no_more, random_boxes, spec_of
+
+IMAGE = "sample channel height width"
+HEADS = "sample head time feature"
+
+
+@dataclass(frozen=True)
+class Case:
+    """An operation: its inputs with their dims, the dims of its output, its parameters, and torch's way to do it."""
+
+    kind: str
+    inputs: tuple[tuple[tuple[int, ...], str], ...]
+    dims: str
+    run: Run
+    parameters: tuple[tuple[int, ...], ...] = ()
+    attributes: Mapping[str, Attribute] = field(default_factory=dict)
+    integers: bool = False
+    only_samples: bool = False  # the rule keeps samples apart and nothing else
+
+
+def flattened(x, p):
+    """Samples and times in one dim, 3 rows a sample."""
+    return x[0].flatten(0, 1)
+
+
+def recurrent(x, p):
+    weights = [p[0], p[1], p[2], p[3]]
+    return torch.lstm(x[0], (x[1], x[2]), weights, True, 1, 0.0, False, False, True)[0]
+
+
+CASES = {
+    "add": Case(
+        "pointwise", (((4, 3, 5), "sample time feature"),) * 2, "sample time feature", lambda x, p: x[0] + x[1]
+    ),
+    "mask": Case(
+        "pointwise",
+        (((4, 3, 5, 5), HEADS), ((1, 1, 5, 5), "dim0 dim1 time feature"), ((5, 1), "time feature")),
+        HEADS,
+        lambda x, p: x[0] * x[1] + x[2],
+    ),
+    "scale": Case(
+        "pointwise",
+        (((4, 3, 5), "sample time feature"),),
+        "sample time feature",
+        lambda x, p: x[0] * p[0] + p[1] + p[2],
+        ((5,), (1, 3, 1), ()),
+    ),
+    "prelu": Case(
+        "pointwise",
+        (((4, 3, 3, 3), IMAGE),),
+        IMAGE,
+        lambda x, p: F.prelu(x[0], p[0]),
+        ((3,),),
+        {"op": "aten.prelu.default"},
+    ),
+    "batch_norm": Case(
+        "batch_norm",
+        (((4, 3, 2, 5), IMAGE),),
+        IMAGE,
+        lambda x, p: F.batch_norm(x[0], torch.zeros(3).double(), torch.ones(3).double(), p[0], p[1]),
+        ((3,), (3,)),
+    ),
+    "layer_norm": Case(
+        "layer_norm",
+        (((4, 3, 5), "sample time feature"),),
+        "sample time feature",
+        lambda x, p: F.layer_norm(x[0], (5,), p[0], p[1]),
+        ((5,), (5,)),
+        {"dims": (2,)},
+    ),
+    "group_norm": Case(
+        "layer_norm",
+        (((4, 6, 2, 3), IMAGE),),
+        IMAGE,
+        lambda x, p: F.group_norm(x[0], 2, p[0], p[1]),
+        ((6,), (6,)),
+        {"dims": (1, 2, 3)},
+    ),
+    "concat": Case(
+        "concat",
+        (((4, 2, 3, 3), IMAGE), ((4, 5, 3, 3), IMAGE), ((4, 1, 3, 3), IMAGE)),
+        IMAGE,
+        lambda x, p: torch.cat(x, 1),
+        attributes={"dim": 1},
+    ),
+    "stack": Case(
+        "concat",
+        (((4, 2, 3), "sample time feature"),) * 3,
+        "sample time dim2 feature",
+        lambda x, p: torch.stack(x, 2),
+        attributes={"dim": 2},
+    ),
+    "linear": Case(
+        "linear",
+        (((4, 3, 5), "sample time feature"),),
+        "sample time feature",
+        lambda x, p: F.linear(x[0], p[0], p[1]),
+        ((7, 5), (7,)),
+    ),
+    "matmul": Case(
+        "linear",
+        (((4, 3, 5), "sample time feature"), ((4, 5, 6), "sample feature dim2")),
+        "sample time feature",
+        lambda x, p: x[0] @ x[1],
+    ),
+    "attention": Case(
+        "attention",
+        (((4, 2, 5, 3), HEADS), ((4, 2, 6, 3), HEADS), ((4, 2, 6, 4), HEADS), ((5, 6), "time dim1")),
+        HEADS,
+        lambda x, p: torch.softmax(x[0] @ x[1].mT + x[3], -1) @ x[2],
+    ),
+    "shared keys": Case(
+        "attention",
+        (((4, 2, 5, 3), HEADS), ((4, 1, 6, 3), HEADS), ((4, 1, 6, 4), HEADS)),
+        HEADS,
+        lambda x, p: torch.softmax(x[0] @ x[1].mT, -1) @ x[2],
+    ),
+    "lstm": Case(
+        "lstm",
+        (((4, 3, 5), "sample time feature"), ((1, 4, 6), "dim0 sample feature"), ((1, 4, 6), "dim0 sample feature")),
+        "sample time feature",
+        recurrent,
+        ((24, 5), (24, 6), (24,), (24,)),
+        only_samples=True,
+    ),
+    "embedding": Case(
+        "embedding",
+        (((4, 3), "sample time"),),
+        "sample time feature",
+        lambda x, p: F.embedding(x[0], p[0]),
+        ((5, 6),),
+        integers=True,
+    ),
+    "softmax": Case(
+        "softmax",
+        (((4, 3, 5), "sample time feature"),),
+        "sample time feature",
+        lambda x, p: x[0].log_softmax(1),
+        attributes={"dim": 1},
+    ),
+    "flatten": Case("reshape", (((4, 3, 5), "sample time feature"),), "sample feature", flattened, only_samples=True),
+    "unflatten": Case(
+        "reshape",
+        (((12, 5), "sample feature"),),
+        "sample time feature",
+        lambda x, p: x[0].view(4, 3, 5),
+        only_samples=True,
+    ),
+    "permute": Case(
+        "reshape",
+        (((4, 3, 5), "sample time feature"),),
+        "time sample feature",
+        lambda x, p: x[0].transpose(0, 1),
+        only_samples=True,
+    ),
+    "fft": Case(
+        "opaque",
+        (((4, 3, 5), "sample time feature"), ((3, 5), "time feature")),
+        "sample time feature",
+        lambda x, p: torch.fft.fft2(x[0] * x[1]).real,
+        only_samples=True,
+    ),
+}
+
+
+def tensors(case: Case) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    inputs = [
+        torch.randint(0, 2, shape) if case.integers else torch.randn(shape, dtype=torch.float64)
+        for shape, _ in case.inputs
+    ]
+    return inputs, [torch.randn(shape, dtype=torch.float64) for shape in case.parameters]
+
+
+def samples_alone(box: Box, case: Case, shape: tuple[int, ...]) -> Box:
+    """``box`` along the sample dim, cut between samples (4 in all), whole along others."""
+    dim = case.dims.split().index(SAMPLE)
+    rows = shape[dim] // 4
+    first, last = box[dim].start // rows, -(-box[dim].stop // rows)
+    return (*whole(shape[:dim]), Interval(first * rows, last * rows), *whole(shape[dim + 1 :]))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_work_box_comes_out_of_the_boxes_alone(name: str) -> None:
+    case = CASES[name]
+    inputs, parameters = tensors(case)
+    output = case.run(inputs, parameters)
+    specs = tuple(spec_of(x, dims) for x, (_, dims) in zip(inputs, case.inputs, strict=True))
+    names = tuple(f"x{k}" for k in range(len(inputs)))
+    layer = Layer("layer", case.kind, names, (spec_of(output, case.dims),), attributes=case.attributes)
+    rng = random.Random(name)
+    for box in random_boxes(tuple(output.shape), rng, 25):
+        work_box = samples_alone(box, case, tuple(output.shape)) if case.only_samples else box
+        assert_reads_no_more(layer, inputs, specs, parameters, case.run, work_box)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_one_sample_reads_one_sample_and_no_sample_reads_nothing(name: str) -> None:
+    case = CASES[name]
+    inputs, parameters = tensors(case)
+    output = spec_of(case.run(inputs, parameters), case.dims)
+    specs = tuple(spec_of(x, dims) for x, (_, dims) in zip(inputs, case.inputs, strict=True))
+    names = tuple(f"x{k}" for k in range(len(inputs)))
+    layer = Layer("layer", case.kind, names, (output,), attributes=case.attributes)
+    dim = output.dims.index(SAMPLE)
+    rows = output.shape[dim] // 4
+    one = (*whole(output.shape[:dim]), Interval(2 * rows, 3 * rows), *whole(output.shape[dim + 1 :]))
+    for spec, box in zip(specs, kind(case.kind).input_boxes(layer, specs, one), strict=True):
+        expected = volume(whole(spec.shape)) // (4 if spec.has_samples else 1)
+        assert volume(box) == expected
+    none = (*one[:dim], Interval(2 * rows, 2 * rows), *one[dim + 1 :])
+    assert [volume(box) for box in kind(case.kind).input_boxes(layer, specs, none)] == [0] * len(specs)
+
+
+def test_the_loss_reads_targets_of_the_predictions_samples() -> None:
+    logits = spec_of(torch.empty(12, 10), "sample feature")  # 4 samples of 3 times
+    targets = spec_of(torch.empty(4, 3), "sample time")
+    weights = spec_of(torch.empty(10), "feature")
+    layer = Layer("loss", "loss", ("logits", "targets", "weights"), (spec_of(torch.empty(()), ""),))
+    inputs = (logits, targets, weights)
+    assert kind("loss").work(layer, inputs) == logits
+    boxes = kind("loss").input_boxes(layer, inputs, (Interval(3, 9), Interval(0, 10)))
+    assert boxes == (
+        (Interval(3, 9), Interval(0, 10)),
+        (Interval(1, 3), Interval(0, 3)),
+        (Interval(0, 10),),
+    )
+    cut_through = kind("loss").input_boxes(layer, inputs, (Interval(4, 8), Interval(0, 10)))
+    assert cut_through[1] == (Interval(1, 3), Interval(0, 3)), "a sample that is cut through is read whole"
+    assert kind("loss").REDUCTION == "sum"
+
+
+def test_work_without_samples_reads_all_of_them() -> None:
+    x, total = spec_of(torch.empty(4, 5), "sample feature"), spec_of(torch.empty(5), "feature")
+    layer = Layer("sum", "opaque", ("x",), (total,))
+    assert kind("opaque").input_boxes(layer, (x,), (Interval(0, 2),)) == (whole((4, 5)),)
+
+
+def test_normalisation_over_samples_needs_statistics() -> None:
+    assert kind("batch_norm").REDUCTION == "statistics"
+
+
+@pytest.mark.parametrize(
+    ("name", "flops"),
+    [
+        ("linear", 2 * 4 * 3 * 5 * 7),
+        ("add", 4 * 3 * 5),
+        ("attention", 2 * 4 * 2 * 5 * 6 * (3 + 4)),
+        ("lstm", 2 * 4 * 4 * 3 * 6 * (5 + 6)),
+        ("concat", 0),
+        ("embedding", 0),
+    ],
+)
+def test_flops_are_what_one_counts_by_hand(name: str, flops: int) -> None:
+    case = CASES[name]
+    inputs, parameters = tensors(case)
+    specs = tuple(spec_of(x, dims) for x, (_, dims) in zip(inputs, case.inputs, strict=True))
+    output = spec_of(case.run(inputs, parameters), case.dims)
+    layer = Layer("layer", case.kind, (), (output,), attributes={"op": f"aten.{case.kind}.input", **case.attributes})
+    assert kind(case.kind).forward_flops(layer, specs) == flops
+
+
+def test_flops_of_stacked_bidirectional_recurrences_count_every_cell() -> None:
+    x = spec_of(torch.empty(4, 3, 5), "sample time feature")
+    output = spec_of(torch.empty(4, 3, 14), "sample time feature")  # hidden 7, both directions
+    state = spec_of(torch.empty(4, 4, 7), "dim0 sample feature")  # 2 layers x 2 directions
+    layer = Layer("gru", "lstm", ("x",), (output, state), attributes={"op": "aten.gru.input"})
+    cells = 2 * 7 * (5 + 7) + 2 * 7 * (14 + 7)
+    assert kind("lstm").forward_flops(layer, (x,)) == 2 * 4 * 3 * 3 * cells
+
+
+def test_flops_of_a_convolution_and_its_adjoint_are_equal() -> None:
+    small, large = (
+        spec_of(torch.empty(2, 6, 4), "sample channel width"),
+        spec_of(torch.empty(2, 4, 9), "sample channel width"),
+    )
+    attributes = {"kernel": (3,), "stride": (2,), "padding": (0,), "dilation": (1,), "groups": 2}
+    forward = Layer("conv", "conv", ("x",), (small,), attributes=attributes)
+    adjoint = Layer("conv", "transposed_conv", ("x",), (large,), attributes=attributes)
+    flops = 2 * (2 * 6 * 4) * (4 // 2) * 3
+    assert kind("conv").forward_flops(forward, (large,)) == flops
+    assert kind("transposed_conv").forward_flops(adjoint, (small,)) == flops
