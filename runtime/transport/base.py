@@ -1,0 +1,135 @@
+"""What the executor asks of a transport, and the two ways in which a transport fails."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+
+from planner.ir.errors import DeadlineError, TransportError
+
+Spec = tuple[tuple[int, ...], torch.dtype]
+"""Shape and dtype of one tensor of a message."""
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """The name of one message between one pair of ranks, known to both before it is sent.
+
+    ``kind`` is one capital letter (``F`` forward, ``B`` backward).  Between a pair of ranks no two messages in flight
+    may have equal keys.  :func:`runtime.transport.frame.tag` says how large the numbers may be.
+    """
+
+    step: int
+    kind: str
+    src_stage: int
+    dst_stage: int
+    microbatch: int
+
+    def __str__(self) -> str:
+        return f"step {self.step} {self.kind} {self.src_stage}->{self.dst_stage} mb {self.microbatch}"
+
+
+class Transport(Protocol):
+    """Point-to-point messages and sums among ``world_size`` ranks, used by one thread a rank.
+
+    Raises:
+        DeadlineError: a wait was longer than its ``deadline_s``, or could only become so.  The transport is then
+            unusable, and the peers of this rank soon meet a TransportError: one late message ends the step for all.
+        TransportError: a peer is gone, or what came is not what was announced.
+    """
+
+    rank: int
+    world_size: int
+
+    def post_receive(self, key: Key, source: int, specs: Sequence[Spec]) -> None:
+        """Announce the message ``key`` from rank ``source``: its buffer is allocated and may be filled from now on."""
+        ...
+
+    def receive(self, key: Key, source: int, deadline_s: float) -> tuple[torch.Tensor, ...]:
+        """The tensors of an announced message; they are views of one buffer, which lives as long as any of them."""
+        ...
+
+    def send(self, key: Key, destination: int, tensors: Sequence[torch.Tensor]) -> None:
+        """Copy the tensors into one message and start to send it; the caller may change them at once."""
+        ...
+
+    def flush(self, deadline_s: float) -> None:
+        """Wait until every message sent from here was taken by its receiver, and free their buffers.
+
+        Nothing else is sure to free them: a step of many micro-batches flushes now and then, best where a reply has
+        come, since then there is nothing left to wait for.
+        """
+        ...
+
+    def all_reduce(self, tensor: torch.Tensor, ranks: tuple[int, ...], deadline_s: float) -> None:
+        """Replace ``tensor`` by its sum over ``ranks``, a declared group.
+
+        All ranks get the same bits, whenever each of them came.  The order of addition is fixed, but another one in
+        each transport.
+        """
+        ...
+
+    def barrier(self, deadline_s: float) -> None:
+        """Wait until every rank is here."""
+        ...
+
+    def close(self) -> None:
+        """Leave.  Messages that were not flushed may be lost; peers that still wait for this rank get an error."""
+        ...
+
+
+def declare(groups: Iterable[Sequence[int]], world_size: int) -> dict[tuple[int, ...], int]:
+    """The groups by their ranks, numbered in order, the world first.
+
+    Raises:
+        TransportError: a group is not an increasing tuple of ranks of the world.
+    """
+    numbers = {tuple(range(world_size)): 0}
+    for ranks in map(tuple, groups):
+        if not ranks or list(ranks) != sorted(set(ranks)) or ranks[0] < 0 or ranks[-1] >= world_size:
+            raise TransportError(f"group {ranks} is not an increasing tuple of ranks below {world_size}")
+        numbers.setdefault(ranks, len(numbers))
+    return numbers
+
+
+def check_member(rank: int, ranks: tuple[int, ...], declared: Iterable[tuple[int, ...]]) -> None:
+    """Refuse a sum over a group that was not declared or that ``rank`` is not in.
+
+    Raises:
+        TransportError: it names the group and those that were declared.
+    """
+    known = tuple(declared)
+    if ranks not in known or rank not in ranks:
+        raise TransportError(
+            f"rank {rank} cannot sum over ranks {ranks}",
+            [f"groups with rank {rank}: {', '.join(str(group) for group in known if rank in group)}"],
+            ["declare every group when the transport is made, in the same order on all ranks"],
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Deadline:
+    """A wait of at most ``limit_s``, or several waits that share the limit, counted from ``start_s``."""
+
+    limit_s: float
+    start_s: float = field(default_factory=time.monotonic)
+
+    def waited_s(self) -> float:
+        """Since the start."""
+        return time.monotonic() - self.start_s
+
+    def error(self, what: str, rank: int, peer: str) -> DeadlineError:
+        """The error of a wait that lasted too long: ``what`` was awaited by ``rank`` from ``peer``."""
+        return DeadlineError(
+            f"{what}: rank {rank} waited {self.waited_s():.2f} s for {peer}, deadline {self.limit_s:g} s",
+            remedies=[f"see what {peer} does; if it is only slow, raise the timeout"],
+        )
+
+
+def gone(what: str, rank: int, peer: str, cause: str) -> TransportError:
+    """The error of a peer that can no longer be reached."""
+    return TransportError(f"{what}: rank {rank} lost {peer}", [cause], [f"look for the first error of {peer}"])

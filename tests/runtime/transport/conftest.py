@@ -1,0 +1,101 @@
+from __future__ import annotations
+
+import multiprocessing
+import os
+import pickle
+import threading
+import traceback
+import warnings
+from collections.abc import Callable, Sequence
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from runtime.transport import Hub, InProcessTransport, Transport, open_gloo
+
+Program = Callable[[Transport], Any]
+Outcome = tuple[bool, Any]  # (True, what the program returned) or (False, its traceback)
+
+
+def _attempt(program: Program, transport: Transport) -> Outcome:
+    try:
+        return True, program(transport)
+    except BaseException:  # noqa: BLE001 - handed to the parent, pytest's own failures too
+        return False, traceback.format_exc()
+    finally:
+        transport.close()
+
+
+def _results(outcomes: Sequence[Outcome]) -> list[Any]:
+    for rank, (succeeded, value) in enumerate(outcomes):
+        if not succeeded:
+            pytest.fail(f"rank {rank}:\n{value}", pytrace=False)
+    return [value for _, value in outcomes]
+
+
+def run_in_threads(world_size: int, program: Program, hub: Hub) -> list[Any]:
+    """What ``program`` returns on each rank, the ranks being threads."""
+    outcomes: list[Outcome] = [(False, "did not end")] * world_size
+
+    def work(rank: int) -> None:
+        outcomes[rank] = _attempt(program, InProcessTransport(hub, rank))
+
+    threads = [threading.Thread(target=work, args=(rank,), daemon=True) for rank in range(world_size)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60.0)
+    return _results(outcomes)
+
+
+def run_in_processes(world_size: int, program: Program, groups: Sequence[tuple[int, ...]], store: Path) -> list[Any]:
+    """What ``program`` returns on each rank, the ranks being forked processes; None where one ended by itself."""
+
+    def work(rank: int, channel: Connection) -> None:
+        torch.set_num_threads(1)
+        transport = open_gloo(rank, world_size, dist.FileStore(str(store), world_size), 20.0, groups)
+        channel.send_bytes(pickle.dumps(_attempt(program, transport)))
+        os._exit(0)  # not pytest's own clean-up
+
+    context = multiprocessing.get_context("fork")  # programs are closures, and importing torch anew takes seconds
+    channels, processes = [], []
+    for rank in range(world_size):
+        mine, theirs = context.Pipe(duplex=False)
+        channels.append(mine)
+        processes.append(context.Process(target=work, args=(rank, theirs), daemon=True))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 warns of a fork beside torch's threads
+            processes[-1].start()
+        theirs.close()
+    try:
+        return _results([_outcome(channel) for channel in channels])
+    finally:
+        for process in processes:
+            process.join(10.0)
+            process.kill()
+
+
+def _outcome(channel: Connection) -> Outcome:
+    if not channel.poll(60.0):
+        return False, "did not end"
+    try:
+        return pickle.loads(channel.recv_bytes())
+    except EOFError:
+        return True, None
+
+
+@pytest.fixture(params=["inprocess", "rendezvous", "gloo"])
+def run(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[..., list[Any]]:
+    """``run(world_size, program, groups)``: the program on every rank of each transport."""
+
+    def run(world_size: int, program: Program, groups: Sequence[tuple[int, ...]] = ()) -> list[Any]:
+        if request.param == "gloo":
+            return run_in_processes(world_size, program, groups, tmp_path / f"store-{len(list(tmp_path.iterdir()))}")
+        hub = Hub(world_size, groups, rendezvous=request.param == "rendezvous")
+        return run_in_threads(world_size, program, hub)
+
+    return run

@@ -1,0 +1,118 @@
+"""What only processes do: die without a word, leave sends behind, be started by torchrun's environment."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from functools import partial
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from planner.ir.errors import TransportError
+from runtime.transport import GlooTransport, Key, open_gloo
+
+KEY = Key(4, "F", 0, 1, 3)
+
+
+pytestmark = pytest.mark.parametrize("run", ["gloo"], indirect=True)
+
+
+def test_a_killed_process_is_named_by_everybody_who_waits_for_it(run):
+    def program(transport):
+        if transport.rank == 1:
+            time.sleep(0.1)
+            os._exit(9)
+        start_s = time.monotonic()
+        texts = []
+        for act in (
+            partial(transport.receive, KEY, 1, 60.0),
+            partial(transport.flush, 60.0),
+            partial(transport.send, KEY, 1, [torch.ones(2)]),
+            partial(transport.all_reduce, torch.ones(2), (0, 1), 60.0),
+            partial(transport.all_reduce, torch.ones(300_000), (0, 1), 60.0),
+            partial(transport.barrier, 60.0),
+        ):
+            with pytest.raises(TransportError) as caught:
+                act()
+            texts.append(str(caught.value))
+        return texts, time.monotonic() - start_s
+
+    def with_traffic(transport):
+        if transport.rank == 0:
+            transport.post_receive(KEY, 1, [((2,), torch.float32)])
+            transport.send(Key(4, "B", 1, 0, 0), 1, [torch.ones(2)])
+        return program(transport)
+
+    texts, seconds = run(2, with_traffic)[0]
+    assert all("rank 0 lost" in text and "rank 1" in text for text in texts)
+    assert seconds < 30.0
+
+
+def test_the_default_group_stays_where_somebody_else_made_it(run):
+    def program(transport):
+        GlooTransport().close()
+        assert dist.is_initialized()
+        transport.barrier(20.0)
+        transport.close()
+        with pytest.raises(TransportError, match="there is no default process group"):
+            GlooTransport()
+
+    run(2, program)
+
+
+def test_the_environment_of_a_launcher_names_rank_size_and_meeting_place(run, monkeypatch):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("MASTER_PORT", str(port))
+    monkeypatch.setenv("WORLD_SIZE", "2")
+
+    def program(transport):
+        transport.close()
+        os.environ["RANK"] = str(1 - transport.rank)
+        joined = open_gloo(timeout_s=20.0)
+        total = torch.tensor([joined.rank])
+        joined.all_reduce(total, (0, 1), 20.0)
+        place = joined.rank, joined.world_size, total.item()
+        joined.close()
+        return place
+
+    assert run(2, program) == [(1, 2, 1), (0, 2, 1)]
+
+
+def test_a_second_attempt_is_not_misled_by_what_the_first_left_in_the_launchers_store(run, monkeypatch):
+    server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # torchrun's agent has one
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("MASTER_PORT", str(server.port))
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
+
+    def program(transport):
+        transport.close()
+        os.environ["RANK"] = str(transport.rank)
+        joined = open_gloo(timeout_s=5.0)
+        total = torch.tensor([1])
+        joined.all_reduce(total, (0, 1), 5.0)
+        joined.close()
+        return total.item()
+
+    for attempt in range(2):
+        monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", str(attempt))
+        assert run(2, program) == [2, 2]
+
+
+def test_ranks_that_do_not_find_each_other_are_told_so(run, tmp_path, monkeypatch):
+    monkeypatch.delenv("MASTER_ADDR", raising=False)
+
+    def program(transport):
+        transport.close()
+        with pytest.raises(TransportError, match="rank from the environment could not join the others"):
+            open_gloo(timeout_s=5.0)
+        with pytest.raises(TransportError, match="rank 0 of 2 could not join the others"):
+            open_gloo(0, 2, dist.FileStore(str(tmp_path / f"lonely-{transport.rank}"), 2), timeout_s=0.3)
+
+    run(2, program)

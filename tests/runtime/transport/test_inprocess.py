@@ -1,0 +1,124 @@
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+import torch
+
+from planner.ir.errors import DeadlineError, WorkerError
+from runtime.transport import Hub, InProcessTransport, Key
+
+SPECS = [((2,), torch.float32)]
+
+
+def key(microbatch: int) -> Key:
+    return Key(0, "F", 0, 1, microbatch)
+
+
+def errors_of(hub: Hub, programs) -> list[str]:
+    """What each rank's program raised, each in its own thread."""
+    texts = [""] * hub.world_size
+
+    def work(rank: int) -> None:
+        transport = InProcessTransport(hub, rank)
+        try:
+            programs[rank](transport)
+        except WorkerError as error:
+            texts[rank] = str(error)
+        finally:
+            transport.close()
+
+    threads = [threading.Thread(target=work, args=(rank,), daemon=True) for rank in range(hub.world_size)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30.0)
+    assert not any(thread.is_alive() for thread in threads)
+    return texts
+
+
+def test_ranks_that_wait_for_one_another_are_told_at_once_with_the_chain_of_waits():
+    def program(transport):
+        peer = (transport.rank + 1) % 3
+        transport.post_receive(Key(1, "B", peer, transport.rank, 2), peer, SPECS)
+        transport.receive(Key(1, "B", peer, transport.rank, 2), peer, 3600.0)
+
+    for rank, text in enumerate(errors_of(Hub(3), [program] * 3)):
+        assert f"rank {rank} waits for rank {(rank + 1) % 3} forever" in text
+        assert "rank 0 waits: receive step 1 B 1->0 mb 2" in text
+        assert "rank 2 waits: receive step 1 B 0->2 mb 2" in text
+
+
+def test_sends_before_receives_stall_under_rendezvous_and_pass_without():
+    def program(transport):
+        peer = 1 - transport.rank
+        name = Key(0, "F", transport.rank, peer, 0)
+        transport.send(name, peer, [torch.ones(2)])
+        transport.flush(3600.0)
+        back = Key(0, "F", peer, transport.rank, 0)
+        transport.post_receive(back, peer, SPECS)
+        transport.receive(back, peer, 3600.0)
+
+    assert errors_of(Hub(2), [program] * 2) == ["", ""]
+    assert all("forever" in text for text in errors_of(Hub(2, rendezvous=True), [program] * 2))
+
+
+def test_a_full_channel_holds_the_sender_until_the_receiver_announces_a_message():
+    hub = Hub(2, capacity=2)
+    sender, receiver = InProcessTransport(hub, 0), InProcessTransport(hub, 1)
+    sent: list[int] = []
+
+    def work() -> None:
+        for microbatch in range(4):
+            sender.send(key(microbatch), 1, [torch.full((2,), float(microbatch))])
+            sent.append(microbatch)
+
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    time.sleep(0.1)
+    assert sent == [0, 1]
+    for microbatch in range(4):
+        receiver.post_receive(key(microbatch), 0, SPECS)
+    thread.join(30.0)
+    assert [receiver.receive(key(number), 0, 30.0)[0][0].item() for number in range(4)] == [0.0, 1.0, 2.0, 3.0]
+
+
+def test_a_sender_into_a_full_channel_gives_up_after_the_hubs_deadline():
+    sender = InProcessTransport(Hub(2, capacity=1, send_deadline_s=0.05), 0)
+    sender.send(key(0), 1, [torch.ones(2)])
+    with pytest.raises(DeadlineError, match=r"send step 0 F 0->1 mb 1: rank 0 waited 0\.0\d s for rank 1"):
+        sender.send(key(1), 1, [torch.ones(2)])
+
+
+def test_messages_of_a_rank_that_left_can_still_be_received():
+    hub = Hub(2)
+    sender, receiver = InProcessTransport(hub, 0), InProcessTransport(hub, 1)
+    sender.send(key(0), 1, [torch.ones(2)])
+    sender.close()
+    receiver.post_receive(key(0), 0, SPECS)
+    assert torch.equal(receiver.receive(key(0), 0, 1.0)[0], torch.ones(2))
+
+
+def test_terms_of_different_shape_are_refused_by_name():
+    def program(transport):
+        transport.all_reduce(torch.ones(2 + transport.rank), (0, 1), 30.0)
+
+    texts = errors_of(Hub(2), [program] * 2)
+    assert any("(2,) torch.float32" in text and "(3,) torch.float32" in text for text in texts)
+    assert all(texts)
+
+
+def test_a_hub_keeps_nothing_of_messages_and_sums_that_are_done():
+    def program(transport):
+        transport.barrier(30.0)
+        if transport.rank == 0:
+            transport.send(key(0), 1, [torch.ones(2)])
+        else:
+            transport.post_receive(key(0), 0, SPECS)
+            transport.receive(key(0), 0, 30.0)
+
+    hub = Hub(2)
+    assert errors_of(hub, [program] * 2) == ["", ""]
+    assert not hub.mailboxes
+    assert not hub.sums
