@@ -1,0 +1,222 @@
+"""Checks of a captured graph: it computes the module's loss, and a sample's values do not depend on other samples.
+
+The second is what lets a batch be cut: the graph is run on two samples together and on each of them alone, and every
+layer's values are compared.  Values without a sample dim must be means over samples, as a loss is.  Batch norms are
+run as in evaluation, since their statistics are combined over ranks; dropout is switched off.
+
+A third case lies between: [time, sample, ...] flattened to [time x sample, ...] keeps samples apart, but not each in
+one piece.  Such a value may be computed from any share of the samples, but a share of it is no interval.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from planner.ir.errors import UnsupportedModelError
+from profiler.grouping import Group
+from profiler.source import LoadedModel
+from profiler.trace import NUM_SAMPLES, Traced, proportion
+
+_OFF = {"train": False, "training": False, "dropout_p": 0.0}
+_PAIR = 2
+
+MIXES_SAMPLES, INTERLEAVES_SAMPLES = "mixes_samples", "interleaves_samples"
+
+
+@torch.no_grad()
+def require_same_loss(traced: Traced, model: LoadedModel) -> None:
+    """Raises :class:`UnsupportedModelError` unless the graph gives the module's own loss; buffers are put back."""
+    samples = _PAIR if traced.symbol is not None else traced.samples
+    tensors = tuple(example_of(traced.inputs, model, samples).values())
+    inputs, targets = tensors[: len(model.inputs)], tensors[len(model.inputs) :]
+    state = {name: buffer.clone() for name, buffer in model.module.named_buffers()}
+    losses = []
+    for run in (lambda: model.loss(inputs, targets), lambda: traced.module(*_counted(traced, tensors))):
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            losses.append(run())
+        for name, buffer in model.module.named_buffers():
+            buffer.copy_(state[name])
+    if not _alike(*losses):
+        raise UnsupportedModelError(
+            "the captured graph computes another loss than the module",
+            [f"module: {losses[0].item()}", f"graph: {losses[1].item()}"],
+            ["random or data-dependent behaviour in forward is not supported"],
+        )
+
+
+@torch.no_grad()
+def dependence(traced: Traced, found: tuple[Group, ...], model: LoadedModel) -> tuple[str, ...]:
+    """For each layer ``mixes_samples``, ``interleaves_samples`` or nothing.
+
+    If the number of samples is fixed, nothing is known, and all layers are said to mix them.
+    """
+    if traced.symbol is None:
+        return (MIXES_SAMPLES,) * len(found)
+    both = _distinct(tuple(example_of(traced.inputs, model, _PAIR).values()))
+    inputs = [node for node in traced.module.graph.nodes if node.op == "placeholder" and node.target in traced.inputs]
+    cut = [bool(node.meta["val"].ndim) and proportion(node.meta["val"].shape[0], traced.symbol) == 1 for node in inputs]
+    runs = [_Run(traced, _PAIR, both)]
+    for sample in range(_PAIR):
+        alone = (t[sample : sample + 1] if is_cut else t for t, is_cut in zip(both, cut, strict=True))
+        runs.append(_Run(traced, 1, tuple(alone)))
+    answers = dict.fromkeys((group.main for group in found), "")
+    unknown: set[fx.Node] = set()
+    for node in traced.module.graph.nodes:
+        if node.op == "output":
+            break
+        if _is_random(node) or any(argument in unknown for argument in node.all_input_nodes):
+            unknown.add(node)
+        for run in runs:
+            run.execute(node)
+        if node in answers and node not in unknown and _comparable(node, traced):
+            answers[node] = _compare(node, runs, traced)
+        elif node in answers and node not in unknown:
+            answers[node] = MIXES_SAMPLES
+            unknown.add(node)
+    return tuple(answers.values())
+
+
+def example_of(names: Iterable[str], model: LoadedModel, samples: int) -> dict[str, Tensor]:
+    """Inputs and targets by name, for ``samples`` samples: the model's example, cut or repeated."""
+    result = {}
+    for name, tensor in zip(names, (*model.inputs, *model.targets), strict=True):
+        if tensor.ndim and tensor.shape[0] == model.samples:
+            repeats = -(-samples // model.samples)
+            tensor = (torch.cat([tensor] * repeats) if repeats > 1 else tensor)[:samples]
+        result[name] = tensor
+    return result
+
+
+class _Run:
+    """One execution of the graph, node by node; buffers are copies."""
+
+    def __init__(self, traced: Traced, samples: int, tensors: tuple[Tensor, ...]) -> None:
+        self.traced = traced
+        self.given: dict[str, Any] = {NUM_SAMPLES: samples, **dict(zip(traced.inputs, tensors, strict=True))}
+        self.values: dict[fx.Node, Any] = {}
+        self.readers = {node: len(node.users) for node in traced.module.graph.nodes}
+
+    def execute(self, node: fx.Node) -> None:
+        if node.op == "placeholder":
+            self.values[node] = self.given[node.target]
+        elif node.op == "get_attr":
+            value: Any = self.traced.module
+            for part in node.target.split("."):
+                value = getattr(value, part)
+            is_state = isinstance(value, Tensor) and node.target not in self.traced.parameters
+            self.values[node] = value.clone() if is_state else value
+        else:
+            arguments = fx.node.map_arg(_calm(node), self.values.__getitem__)
+            self.values[node] = node.target(*arguments, **fx.node.map_arg(node.kwargs, self.values.__getitem__))
+        for argument in node.all_input_nodes:
+            self.readers[argument] -= 1
+            if not self.readers[argument]:
+                del self.values[argument]
+
+
+def _counted(traced: Traced, tensors: tuple[Tensor, ...]) -> tuple[Any, ...]:
+    return (tensors[0].shape[0], *tensors) if traced.symbol is not None else tensors
+
+
+def _distinct(tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """The same, but with numbers that tell the samples apart where the example has one sample repeated."""
+    result = []
+    for tensor in tensors:
+        if tensor.ndim and tensor.shape[0] == _PAIR and torch.equal(tensor[0], tensor[1]):
+            other = tensor[1] * 0.75 if tensor.is_floating_point() else tensor[1].flip(tuple(range(tensor.ndim - 1)))
+            tensor = torch.stack((tensor[0], other))
+        result.append(tensor)
+    return tuple(result)
+
+
+def _calm(node: fx.Node) -> tuple[Any, ...]:
+    """The node's arguments, with training switched off."""
+    if not isinstance(node.target, torch._ops.OpOverload):
+        return node.args
+    arguments = list(node.args)
+    for index, argument in enumerate(node.target._schema.arguments[: len(arguments)]):
+        if argument.name in _OFF:
+            arguments[index] = _OFF[argument.name]
+    if node.target is torch.ops.aten.batch_norm.default and arguments[3] is None:
+        arguments[5] = True  # no running statistics to use instead
+    return tuple(arguments)
+
+
+def _is_random(node: fx.Node) -> bool:
+    if not isinstance(node.target, torch._ops.OpOverload):
+        return False
+    names = [argument.name for argument in node.target._schema.arguments]
+    if node.target is torch.ops.aten.batch_norm.default:
+        return node.args[3] is None  # its values do depend on the others, by its statistics
+    return torch.Tag.nondeterministic_seeded in node.target.tags and not _OFF.keys() & set(names)
+
+
+def _leaves(value: Any) -> list[Tensor]:
+    if isinstance(value, Tensor):
+        return [value]
+    return [item for item in value or () if isinstance(item, Tensor)] if isinstance(value, (tuple, list)) else []
+
+
+def _sample_dims(value: Tensor) -> list[int]:
+    return [dim for dim, size in enumerate(value.shape) if isinstance(size, torch.SymInt)]
+
+
+def _comparable(node: fx.Node, traced: Traced) -> bool:
+    """Whether every output has one sample dim at most, a multiple of the number of samples."""
+    for value in _leaves(node.meta["val"]):
+        dims = _sample_dims(value)
+        if len(dims) > 1 or any(proportion(value.shape[dim], traced.symbol) is None for dim in dims):
+            return False
+    return True
+
+
+def _compare(node: fx.Node, runs: list[_Run], traced: Traced) -> str:
+    """How the pair's values relate to its samples'; these then go on from the pair's, so that no error adds up."""
+    answer = ""
+    parts: list[list[Tensor]] = [[], []]
+    outputs = [_leaves(run.values.get(node)) for run in runs]
+    for meta, together, *alone in zip(_leaves(node.meta["val"]), *outputs, strict=True):
+        dims = _sample_dims(meta)
+        if not dims:
+            found, halves = _without_samples(together, alone)
+        else:
+            found, halves = _with_samples(together, alone, dims[0])
+        answer = MIXES_SAMPLES if MIXES_SAMPLES in (answer, found) else answer or found
+        for part, half in zip(parts, halves, strict=True):
+            part.append(half)
+    for run, part in zip(runs[1:], parts, strict=True):
+        if node in run.values and part:
+            run.values[node] = part[0] if isinstance(run.values[node], Tensor) else part
+    return answer
+
+
+def _without_samples(together: Tensor, alone: list[Tensor]) -> tuple[str, list[Tensor]]:
+    """The pair's value must be the mean of its samples'; then these go on with their own."""
+    mean = (alone[0] + alone[1]) / _PAIR if together.is_floating_point() else alone[0]
+    return ("", alone) if _alike(together, mean) else (MIXES_SAMPLES, [together, together])
+
+
+def _with_samples(together: Tensor, alone: list[Tensor], dim: int) -> tuple[str, list[Tensor]]:
+    """The samples' parts of the pair's value: halves, or every other of several pieces."""
+    rows = together.shape[dim] // _PAIR
+    for pieces in (number for number in range(1, rows + 1) if rows % number == 0):
+        apart = together.unflatten(dim, (pieces, _PAIR, rows // pieces))
+        halves = [apart.select(dim + 1, sample).flatten(dim, dim + 1).contiguous() for sample in range(_PAIR)]
+        if all(_alike(half, value) for half, value in zip(halves, alone, strict=True)):
+            return (INTERLEAVES_SAMPLES if pieces > 1 else ""), halves
+    return MIXES_SAMPLES, [half.contiguous() for half in together.chunk(_PAIR, dim)]
+
+
+def _alike(a: Tensor, b: Tensor) -> bool:
+    if a.shape != b.shape:
+        return False
+    if not a.is_floating_point():
+        return torch.equal(a, b)
+    tolerance = min(1000 * torch.finfo(a.dtype).eps, 0.05)
+    scale = a.abs().nan_to_num(posinf=0.0).max().item() if a.numel() else 0.0
+    return torch.allclose(a, b, rtol=tolerance, atol=tolerance * scale, equal_nan=True)

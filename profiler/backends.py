@@ -1,0 +1,50 @@
+"""Which implementation a convolution uses: costs are interpolated inside one only."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from planner.ir.graph import TensorSpec
+from profiler.capture import Captured
+from profiler.kinds import arguments_of
+
+
+def back_end_keys(captured: Captured, samples: int) -> dict[str, str]:
+    """The back end by layer, for ``samples`` samples; empty for what is no convolution."""
+    values = captured.graph.values()
+    kinds = {layer.name: layer for layer in captured.graph.layers}
+    keys = dict.fromkeys(kinds, "")
+    for node in captured.graph_module.graph.nodes:
+        layer = kinds.get(captured.layer_of_node.get(node.name, ""))
+        if layer is not None and layer.kind in ("conv", "transposed_conv") and "conv" in str(node.target):
+            spec = values[layer.inputs[0]].at(samples, captured.graph.samples)
+            keys[layer.name] = _back_end(node, spec, layer.kind == "transposed_conv", layer.attributes)
+    return keys
+
+
+def _back_end(node: fx.Node, spec: TensorSpec, transposed: bool, attributes: Mapping[str, Any]) -> str:
+    weight = arguments_of(node)["weight"].meta["val"]
+    dtype = getattr(torch, spec.dtype)
+    data, filters = _stand_in(spec.shape, dtype), _stand_in(tuple(weight.shape), dtype)
+    padding = attributes["output_padding"] if transposed else (0,) * len(attributes["kernel"])
+    chosen = torch._C._select_conv_backend(
+        data,
+        filters,
+        None,
+        list(attributes["stride"]),
+        list(attributes["padding"]),
+        list(attributes["dilation"]),
+        transposed,
+        list(padding),
+        attributes["groups"],
+    )
+    return str(chosen).rpartition(".")[2]
+
+
+def _stand_in(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """A tensor of ``shape`` with the memory of one element."""
+    return torch.empty(1, dtype=dtype).expand(shape)

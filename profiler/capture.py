@@ -1,0 +1,173 @@
+"""A model as the planner's graph and as an executable one, node by layer."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, fx
+
+from planner.ir.graph import SAMPLE, Attribute, Graph, Layer, TensorSpec, value_name
+from profiler.apart import MIXES_SAMPLES, dependence, require_same_loss
+from profiler.dims import input_names, output_names, specify
+from profiler.grouping import Group, groups, is_output_of, tensor_arguments
+from profiler.kinds import LOSS, OPAQUE, POINTWISE, kind_of
+from profiler.naming import layer_names
+from profiler.source import LoadedModel
+from profiler.trace import Traced, trace
+
+_NUM_DATA_INPUTS = {OPAQUE: 0, POINTWISE: 0, "attention": 3}
+"""Leading arguments that the kind's access relation takes for activations, where it is not one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Captured:
+    """A model with its loss.
+
+    Attributes:
+        graph: for the planner.
+        graph_module: for execution: placeholders are ``num_samples`` (an int; only if ``polymorphic``) and the graph's
+            inputs by name, the output is the loss.  Its parameters and buffers are those of the user's module.
+            In-place operators are rewritten, guards dropped.  Sizes depend on ``num_samples`` alone, in no layer.
+        layer_of_node: the layer of every node that makes a tensor.
+        node_of_value: the node that makes each value: an input, ``conv1``, ``lstm:1``.
+        polymorphic: whether other numbers of samples than ``graph.samples`` may be run.
+        mixing: layers whose result for a sample depends on other samples; their attribute ``mixes_samples`` is set.
+            (Layers with the attribute ``interleaves_samples`` keep samples apart, but not each in one piece.)
+    """
+
+    graph: Graph
+    graph_module: fx.GraphModule
+    layer_of_node: Mapping[str, str]
+    node_of_value: Mapping[str, str]
+    polymorphic: bool
+    mixing: tuple[str, ...] = ()
+
+
+def capture(model: LoadedModel) -> Captured:
+    """Captures ``model`` in training mode and checks the result on its example; buffers and random state stay.
+
+    An example of one sample is repeated to two.
+
+    Raises:
+        UnsupportedModelError: ``torch.export`` refuses the model, or the captured graph computes something else.
+    """
+    traced = trace(model)
+    found = groups(traced)
+    names = _names(traced, found)
+    values = _value_names(traced, found, names)
+    require_same_loss(traced, model)
+    marks = {name: mark for name, mark in zip(names, dependence(traced, found, model), strict=True) if mark}
+    return Captured(
+        _marked(_graph(traced, found, names, values), marks),
+        traced.module,
+        {node.name: name for group, name in zip(found, names, strict=True) for node in group.nodes},
+        {value: node.name for node, value in values.items() if isinstance(node.meta.get("val"), Tensor)},
+        traced.symbol is not None,
+        tuple(name for name, mark in marks.items() if mark == MIXES_SAMPLES),
+    )
+
+
+def _names(traced: Traced, found: tuple[Group, ...]) -> tuple[str, ...]:
+    owns = [any(a.target in traced.parameters for a in tensor_arguments(group.main)) for group in found]
+    return layer_names([group.main for group in found], owns, traced.inputs)
+
+
+def _value_names(traced: Traced, found: tuple[Group, ...], names: tuple[str, ...]) -> dict[fx.Node, str]:
+    """The value that each placeholder, main node and output of a main node is; nodes inside a layer are none."""
+    values = {
+        node: node.target
+        for node in traced.module.graph.nodes
+        if node.op == "placeholder" and node.target in traced.inputs
+    }
+    for group, name in zip(found, names, strict=True):
+        values[group.main] = name
+        for node in group.nodes:
+            if is_output_of(node) and node.args[0] is group.main:
+                values[node] = value_name(name, node.args[1])
+    return values
+
+
+def _graph(traced: Traced, found: tuple[Group, ...], names: tuple[str, ...], values: Mapping[fx.Node, str]) -> Graph:
+    specs: dict[str, TensorSpec] = {}
+    for node, name in values.items():
+        if node.op == "placeholder":
+            specs[name] = specify(node.meta["val"], input_names(node.meta["val"]), traced.samples, traced.symbol)
+    inputs = dict(specs)
+    layers = []
+    for group, name in zip(found, names, strict=True):
+        layer = _layer(traced, group, name, values, specs)
+        specs.update((value_name(name, index), spec) for index, spec in enumerate(layer.outputs))
+        layers.append(layer)
+    used = {name for layer in layers for name in layer.parameters}
+    parameters = {name: _parameter_spec(value) for name, value in traced.parameters.items() if name in used}
+    return Graph(traced.samples, inputs, tuple(layers), parameters, names[-1])
+
+
+def _layer(
+    traced: Traced, group: Group, name: str, values: Mapping[fx.Node, str], specs: Mapping[str, TensorSpec]
+) -> Layer:
+    arguments = [argument for node in group.nodes for argument in tensor_arguments(node)]
+    inputs = [values[a] for a in arguments if a.op != "get_attr" and a not in group.nodes]
+    attributes = list(dict.fromkeys(a.target for a in arguments if a.op == "get_attr"))
+    parameters = tuple(target for target in attributes if target in traced.parameters)
+    buffers = [_read(traced.module, target) for target in attributes if target not in traced.parameters]
+    read = tuple(specs[value] for value in inputs)
+    kind, details = _kind(traced, group, read)
+    outputs = tuple(
+        specify(value, output_names(kind, value.ndim, read), traced.samples, traced.symbol)
+        for value in _tensors(group.main.meta["val"])
+    )
+    buffer_bytes = sum(buffer.nbytes for buffer in buffers if isinstance(buffer, Tensor))
+    return Layer(name, kind, tuple(inputs), outputs, parameters, details, buffer_bytes)
+
+
+def _kind(traced: Traced, group: Group, read: tuple[TensorSpec, ...]) -> tuple[str, dict[str, Attribute]]:
+    """The kind of the main operator, or ``opaque`` where its access relation would not hold for the whole layer."""
+    kind, details = kind_of(group.main)
+    arguments = list(tensor_arguments(group.main))
+    if kind == "embedding":
+        arguments.reverse()  # the table comes first
+    count = len(arguments) if kind == "concat" else _NUM_DATA_INPUTS.get(kind, 1)
+    data = arguments[:count]
+    data_is_inside = len(data) < count or any(a.op == "get_attr" or a in group.nodes for a in data)
+    parameter_is_viewed = any(
+        argument.target in traced.parameters
+        for node in group.nodes
+        if node is not group.main
+        for argument in tensor_arguments(node)
+    )
+    not_over_samples = kind == LOSS and not (read and SAMPLE in read[0].dims)
+    if data_is_inside or parameter_is_viewed or not_over_samples:
+        return OPAQUE, {"op": details["op"]}
+    return kind, details
+
+
+def _tensors(value: Any) -> tuple[Tensor, ...]:
+    if isinstance(value, Tensor):
+        return (value,)
+    return tuple(item for item in value or () if isinstance(item, Tensor))
+
+
+def _read(module: fx.GraphModule, target: str) -> Any:
+    value: Any = module
+    for part in target.split("."):
+        value = getattr(value, part)
+    return value
+
+
+def _parameter_spec(value: Tensor) -> TensorSpec:
+    dims = tuple(f"dim{dim}" for dim in range(value.ndim))
+    return TensorSpec(dims, tuple(value.shape), str(value.dtype).removeprefix("torch."))
+
+
+def _marked(graph: Graph, marks: Mapping[str, str]) -> Graph:
+    layers = tuple(
+        dataclasses.replace(layer, attributes={**layer.attributes, marks[layer.name]: True})
+        if layer.name in marks
+        else layer
+        for layer in graph.layers
+    )
+    return dataclasses.replace(graph, layers=layers)

@@ -1,0 +1,194 @@
+"""What each layer takes: forward, backward, and the two halves of backward, each measured.
+
+Many segmented passes in thread CPU time; of each layer's times the 20 %-trimmed mean (Tukey), and the interquartile
+range over the median as spread.
+"""
+
+from __future__ import annotations
+
+import gc
+import math
+import statistics
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from profiler.capture import Captured
+from profiler.segments import BackwardTimes, Segment, SegmentedPass, segments
+
+_TRIMMED = 0.2
+_CHAIN = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Effort:
+    """How often to measure.
+
+    Attributes:
+        num_warm_ups: passes whose times are thrown away.
+        min_runs, max_runs: passes; more than the least until the standard error of a pass is below ``error``.
+        split_runs: passes for the halves of backward.
+    """
+
+    num_warm_ups: int = 3
+    min_runs: int = 10
+    max_runs: int = 20
+    split_runs: int = 6
+    error: float = 0.01
+
+
+QUICK = Effort(num_warm_ups=1, min_runs=4, max_runs=4, split_runs=3)
+
+
+@dataclass(frozen=True, slots=True)
+class LayerTimes:
+    """Seconds of one layer, and how they were found."""
+
+    forward_s: float
+    backward_s: float
+    backward_input_s: float
+    backward_weight_s: float
+    num_runs: int
+    spread: float
+
+
+@dataclass(slots=True)
+class _Samples:
+    forward_s: list[float] = field(default_factory=list)
+    backward_s: list[float] = field(default_factory=list)
+    input_s: list[float] = field(default_factory=list)
+    weight_s: list[float] = field(default_factory=list)
+
+
+def time_layers(
+    captured: Captured,
+    tensors: Mapping[str, Tensor],
+    samples: int,
+    effort: Effort,
+    after_pass: Callable[[str, float, float], None],
+) -> dict[str, LayerTimes]:
+    """The times of every layer for ``samples`` samples.
+
+    Args:
+        tensors: the graph's inputs by name.
+        after_pass: called after every pass with the layer that takes longest, its seconds and its spread.
+    """
+    parts = segments(captured)
+    found = {part.name: _Samples() for part in parts}
+    call_s = backward_call_s()
+
+    def once(split: bool) -> dict[str, tuple[float, BackwardTimes]]:
+        return _pass(captured, parts, tensors, samples, split)
+
+    for _ in range(effort.num_warm_ups):
+        once(split=False)
+        after_pass("warm-up", 0.0, 0.0)
+    totals: list[float] = []
+    while len(totals) < effort.min_runs or (len(totals) < effort.max_runs and _error(totals) > effort.error):
+        times = once(split=False)
+        for name, (forward_s, backward) in times.items():
+            found[name].forward_s.append(forward_s)
+            found[name].backward_s.append(max(0.0, backward.both_s - call_s))
+        totals.append(sum(forward_s + backward.both_s for forward_s, backward in times.values()))
+        after_pass(*_slowest(found))
+    for index in range(effort.split_runs + 1):
+        times = once(split=True)
+        if index:  # the first one warms up
+            for name, (_, backward) in times.items():
+                found[name].input_s.append(max(0.0, backward.input_s - call_s))
+                found[name].weight_s.append(max(0.0, backward.weight_s - call_s))
+        after_pass(*_slowest(found))
+    return {part.name: _summary(part, found[part.name], captured) for part in parts}
+
+
+def num_passes(effort: Effort) -> int:
+    """Passes that ``time_layers`` makes at most."""
+    return effort.num_warm_ups + effort.max_runs + effort.split_runs + 1
+
+
+def trimmed_mean(values: Sequence[float]) -> float:
+    """The mean without the least and the greatest fifth of ``values``."""
+    dropped = int(len(values) * _TRIMMED)
+    kept = sorted(values)[dropped : len(values) - dropped]
+    return statistics.fmean(kept)
+
+
+def spread(values: Sequence[float]) -> float:
+    """Interquartile range over the median; 0 for fewer than 4 values."""
+    middle = statistics.median(values)
+    if len(values) < 4 or middle <= 0:
+        return 0.0
+    low, _, high = statistics.quantiles(values, n=4)
+    return (high - low) / middle
+
+
+def backward_call_s() -> float:
+    """What a call of autograd takes beside the operators: a stage makes one, a segmented pass one a layer.
+
+    A chain of one view against a chain of many tells the call from the node.
+    """
+    one_s, many_s = _chain_s(1), _chain_s(_CHAIN)
+    return max(0.0, one_s - (many_s - one_s) / (_CHAIN - 1))
+
+
+def _chain_s(length: int) -> float:
+    leaf = torch.ones(1, requires_grad=True)
+    gradient = torch.ones(1)
+    times = []
+    for _ in range(30):
+        value = leaf
+        for _ in range(length):
+            value = value.view_as(value)
+        leaf.grad = None
+        start_s = time.thread_time()
+        torch.autograd.backward([value], [gradient])
+        times.append(time.thread_time() - start_s)
+    return statistics.median(times)
+
+
+def _pass(
+    captured: Captured, parts: Iterable[Segment], tensors: Mapping[str, Tensor], samples: int, split: bool
+) -> dict[str, tuple[float, BackwardTimes]]:
+    parts = tuple(parts)
+    for part in parts:
+        for parameter in part.parameters:
+            parameter.grad = None
+    gc.collect()
+    gc.disable()
+    try:
+        run = SegmentedPass(captured, tensors, samples, time.thread_time)
+        forward_s = {part.name: run.forward(part) for part in parts}
+        run.start_backward()
+        backward = {part.name: run.backward(part, split) for part in reversed(parts)}
+    finally:
+        gc.enable()
+    return {part.name: (forward_s[part.name], backward[part.name]) for part in parts}
+
+
+def _error(totals: Sequence[float]) -> float:
+    """Relative standard error of the median, from the interquartile range of a normal distribution."""
+    return 1.25 * spread(totals) / 1.35 / math.sqrt(len(totals))
+
+
+def _slowest(found: Mapping[str, _Samples]) -> tuple[str, float, float]:
+    name = max(found, key=lambda layer: found[layer].forward_s[-1] + found[layer].backward_s[-1])
+    whole = _whole(found[name])
+    return name, statistics.median(whole), spread(whole)
+
+
+def _whole(values: _Samples) -> list[float]:
+    return [forward_s + backward_s for forward_s, backward_s in zip(values.forward_s, values.backward_s, strict=True)]
+
+
+def _summary(part: Segment, values: _Samples, captured: Captured) -> LayerTimes:
+    backward_s = trimmed_mean(values.backward_s)
+    input_s, weight_s = trimmed_mean(values.input_s), trimmed_mean(values.weight_s)
+    if not (input_s or weight_s):  # there is one half only, and it is the whole
+        input_s, weight_s = (0.0, backward_s) if part.parameters else (backward_s, 0.0)
+    whole = _whole(values)
+    return LayerTimes(
+        trimmed_mean(values.forward_s), backward_s, input_s, weight_s, len(whole), round(spread(whole), 4)
+    )

@@ -1,0 +1,114 @@
+"""A whole profile of a small network, once, in its processes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from planner.ir import codec
+from planner.ir.cluster import WITHIN_HOST
+from planner.ir.errors import FactoryError, ModelNotFoundError, UnsupportedModelError, UsageError
+from planner.ir.profile import ModelSource, Optimizer, Profile
+from profiler import ProfileProgress, profile
+from profiler.links import MESSAGE_BYTES, REDUCE_BYTES, _link, num_measurements
+from profiler.measuring import Job, ModelCosts, measure_model
+from profiler.quiet import RunDelay, canary_s, is_contended
+
+TINY = ModelSource("profiler.models.resnet:resnet18", {"num_classes": "5", "width": "4"}, (4, 3, 64, 64))
+NARROW = ModelSource("profiler.models.resnet:resnet18", {"num_classes": "5", "width": "4"}, (2, 3, 32, 32))
+
+
+@pytest.fixture(scope="module")
+def measured() -> tuple[Profile, list[ProfileProgress]]:
+    seen: list[ProfileProgress] = []
+    return profile(TINY, num_workers=2, quick=True, progress=seen.append), seen
+
+
+def test_a_profile_measures_every_layer_at_every_divisor_of_the_batch(
+    measured: tuple[Profile, list[ProfileProgress]],
+) -> None:
+    found, _ = measured
+    kind = found.cluster.devices[0].kind
+    wanted = [(samples, layer.name) for samples in (1, 2, 4) for layer in found.graph.layers]
+    assert [(m.samples, m.layer) for m in found.measurements[kind]] == wanted
+    assert all(m.forward_s >= 0 and m.backward_s >= 0 and m.saved_bytes >= 0 for m in found.measurements[kind])
+    assert set(found.provenance.iteration_s) == {"1", "2", "4"}
+    assert set(found.parameters[kind]) == {layer.name for layer in found.graph.layers if layer.parameters}
+    assert (found.model, found.optimizer.name) == (TINY, "SGD")
+    assert found.provenance.versions["torch"]
+
+
+def test_a_profile_describes_two_workers_and_the_link_between_them(
+    measured: tuple[Profile, list[ProfileProgress]],
+) -> None:
+    found, _ = measured
+    assert [device.name for device in found.cluster.devices] == ["n0/cpu0", "n0/cpu1"]
+    assert all(device.memory_bytes > 0 for device in found.cluster.devices)
+    link = found.cluster.links[WITHIN_HOST]
+    assert tuple(size for size, _ in link.points) == MESSAGE_BYTES
+    assert all(seconds > 0 for _, seconds in link.points)
+    (reduction,) = found.cluster.collectives
+    assert (reduction.operation, reduction.num_ranks, reduction.link) == ("all_reduce", 2, WITHIN_HOST)
+    assert tuple(size for size, _ in reduction.points) == REDUCE_BYTES
+    assert all(seconds > 0 for _, seconds in reduction.points)
+
+
+def test_a_profile_survives_its_file(measured: tuple[Profile, list[ProfileProgress]], tmp_path: Path) -> None:
+    codec.dump(measured[0], tmp_path / "profile.json")
+    assert codec.load(tmp_path / "profile.json", Profile) == measured[0]
+
+
+def test_progress_grows_to_its_end_in_both_parts(measured: tuple[Profile, list[ProfileProgress]]) -> None:
+    found, seen = measured
+    model = [at for at in seen if at.samples]
+    links = [at for at in seen if not at.samples and at.layer != "capture"]
+    assert [at.done for at in model] == sorted(at.done for at in model)
+    assert {at.layer for at in model} <= {"warm-up", *found.graph.by_name()}
+    assert all(at.eta_s >= 0 and at.done <= at.total for at in seen)
+    assert [at.done for at in links] == list(range(1, num_measurements(2) + 1))
+    assert links[-1].done == links[-1].total
+
+
+def measured_here(source: ModelSource, sizes: tuple[int, ...] = (), optimizer: str = "SGD") -> ModelCosts:
+    return measure_model(lambda _: None, Job(source, Optimizer(optimizer, {"lr": 0.1}), sizes, quick=True))
+
+
+def test_a_size_at_which_the_model_fails_is_left_out() -> None:
+    found = measured_here(NARROW)  # its last batch norm has one value at one sample
+    assert set(found.iteration_s) == {"2"}
+    assert {measurement.samples for measurement in found.measurements} == {2}
+    with pytest.raises(UnsupportedModelError, match=r"runs at no number of samples[\s\S]*1 samples: ValueError"):
+        measured_here(NARROW, sizes=(1,))
+
+
+def test_what_cannot_be_measured_is_refused() -> None:
+    with pytest.raises(FactoryError, match="3 dims"):
+        measured_here(ModelSource(TINY.factory, {}, (4, 3, 8)))
+    with pytest.raises(UsageError, match="no optimiser"):
+        measured_here(NARROW, optimizer="Adm")
+    with pytest.raises(UsageError, match=r"sizes: 0, 2"):
+        measured_here(NARROW, sizes=(0, 2))
+    with pytest.raises(UsageError, match="workers: 0"):
+        profile(TINY, num_workers=0)
+
+
+def test_an_error_of_the_measuring_process_comes_back_as_it_is() -> None:
+    with pytest.raises(ModelNotFoundError, match="no_such"):
+        profile(ModelSource("no_such:net"), num_workers=1)
+
+
+def test_a_link_is_duplex_if_both_ways_take_little_longer_than_one() -> None:
+    points = tuple((size, size * 1e-9) for size in MESSAGE_BYTES)
+    one_way_s = (1 << 20) * 1e-9
+    assert _link(points, 1.1 * one_way_s).duplex
+    assert not _link(points, 2.0 * one_way_s).duplex
+    assert _link(points, one_way_s).bandwidth_bytes_per_s == pytest.approx(1e9)
+
+
+def test_a_profile_is_contended_if_it_waited_or_the_canary_changed() -> None:
+    assert not is_contended(0.005, 1.0, 1.04)
+    assert is_contended(0.02, 1.0, 1.0)
+    assert is_contended(0.0, 1.0, 0.9)
+    assert canary_s() > 0
+    assert RunDelay().share() >= 0

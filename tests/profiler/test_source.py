@@ -1,0 +1,166 @@
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from planner.ir.errors import FactoryError, HalopipeError, ModelNotFoundError
+from planner.ir.profile import ModelSource
+from profiler import load_model, mean_of_squares
+
+FACTORIES = """
+from __future__ import annotations
+import torch
+from torch import nn
+
+def bare(width=4):
+    return nn.Linear(3, width)
+
+def with_input():
+    return nn.Linear(3, 2), torch.randn(5, 3)
+
+def shaped(*, input_shape=(2, 3)):
+    return nn.Linear(input_shape[1], 2), (torch.randn(input_shape), torch.zeros(input_shape[0], 2)), nn.MSELoss()
+
+def two_targets():
+    return nn.Linear(3, 2), ((torch.ones(2, 3),), (torch.zeros(2, 2), torch.ones(2, 2))), two
+
+def two(output, targets):
+    return (output - targets[0] * targets[1]).square().mean()
+
+def evaluating():
+    return nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3).eval()).eval(), torch.ones(2, 3)
+
+def depths(sizes):
+    assert isinstance(sizes, tuple)
+    return nn.Linear(*sizes), torch.ones(1, sizes[0])
+
+def failing():
+    raise KeyError("no such weights")
+
+def wrong():
+    return 3
+
+def wrong_inputs():
+    return nn.Linear(3, 2), [1]
+
+class Net(nn.Linear):
+    def __init__(self):
+        super().__init__(3, 2)
+
+instance = Net()
+number = 3
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    (tmp_path / "nets_for_tests.py").write_text(FACTORIES)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    yield tmp_path
+    for name in [name for name in sys.modules if "nets_for_tests" in name]:
+        del sys.modules[name]
+
+
+def load(factory: str, shape: tuple[int, ...] = (), dtype: str = "float32", seed: int = 0, **arguments: str) -> Any:
+    return load_model(ModelSource(factory, arguments, shape, dtype), seed)
+
+
+@pytest.mark.parametrize("place", ["nets_for_tests", "nets_for_tests.py", "./nets_for_tests.py"])
+def test_a_model_is_found_by_module_and_by_file(folder: Path, place: str) -> None:
+    model = load(f"{place}:with_input")
+    assert [tuple(tensor.shape) for tensor in model.inputs] == [(5, 3)]
+    assert model.samples == 5
+    assert model.targets == ()
+    torch.testing.assert_close(model.loss(model.inputs, ()), model.module(*model.inputs).square().mean())
+
+
+def test_the_working_folder_hides_no_installed_package(folder: Path) -> None:
+    (folder / "torch.py").write_text("raise RuntimeError('hidden')")
+    load("nets_for_tests:with_input")
+    assert sys.path[-1] == str(folder)
+
+
+def test_a_seed_fixes_parameters_and_inputs_and_touches_no_other_random_number(folder: Path) -> None:
+    state = torch.get_rng_state()
+    first, again, other = (load("nets_for_tests:with_input", seed=seed) for seed in (1, 1, 2))
+    assert torch.equal(torch.get_rng_state(), state)
+    assert torch.equal(first.inputs[0], again.inputs[0])
+    assert torch.equal(first.module.weight, again.module.weight)
+    assert not torch.equal(first.inputs[0], other.inputs[0])
+
+
+def test_arguments_shape_and_dtype_reach_the_model(folder: Path) -> None:
+    assert load("nets_for_tests:bare", (7, 3), width="6").module.weight.shape == (6, 3)
+    shaped = load("nets_for_tests:shaped", (7, 5), "float64")
+    assert shaped.inputs[0].shape == (7, 5)
+    assert {shaped.inputs[0].dtype, shaped.targets[0].dtype, shaped.module.weight.dtype} == {torch.float64}
+    assert load("nets_for_tests:depths", sizes="[4, 2]").inputs[0].shape == (1, 4)
+    assert load("nets_for_tests:Net", (1, 3)).module.weight.shape == (2, 3)
+
+
+def test_a_bare_target_and_a_tuple_of_targets_reach_the_loss_as_they_were(folder: Path) -> None:
+    one, several = load("nets_for_tests:shaped"), load("nets_for_tests:two_targets")
+    for model, targets in ((one, one.targets[0]), (several, several.targets)):
+        expected = model.loss_fn.function(model.module(*model.inputs), targets)
+        assert torch.equal(model.loss_fn(model.module(*model.inputs), model.targets), expected)
+
+
+def test_a_model_is_put_into_training_mode_as_a_whole_or_left_as_it_is(folder: Path) -> None:
+    assert load("nets_for_tests:evaluating").module.training
+
+
+def test_the_default_loss_sums_the_means_of_all_float_outputs() -> None:
+    output = {"a": torch.tensor([1.0, 3.0]), "b": [torch.tensor([[2.0]]), torch.tensor([7])]}
+    assert mean_of_squares(output).item() == 5 + 4
+    with pytest.raises(TypeError, match="no float tensor"):
+        mean_of_squares(torch.tensor([1]))
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "parts"),
+    [
+        ("nets_for_tests", ModelNotFoundError, ["names no factory", "with_input", "pkg.mod:factory"]),
+        ("nets_for_tests:", ModelNotFoundError, ["names no factory", "with_input"]),
+        ("nets_for_tests:with_inputs", ModelNotFoundError, ["has no 'with_inputs'", "did you mean", ":with_input?"]),
+        ("no_such:net", ModelNotFoundError, ["there is no module 'no_such'", "neither installed nor in"]),
+        ("planner.no_such:net", ModelNotFoundError, ["no module 'planner.no_such'", "in package planner"]),
+        ("missing.py:net", ModelNotFoundError, ["missing.py is not there", "nets_for_tests.py"]),
+        ("no/missing.py:net", ModelNotFoundError, ["nor is its folder"]),
+        ("broken_nets_for_tests.py:net", ModelNotFoundError, ["SyntaxError", "broken_nets_for_tests.py:1"]),
+        ("importing_nets_for_tests:net", ModelNotFoundError, ["ModuleNotFoundError", "no_such_library", ":1"]),
+        ("nets_for_tests:number", ModelNotFoundError, ["'number' of nets_for_tests is no factory", "int"]),
+        ("nets_for_tests:instance", ModelNotFoundError, ["is no factory", "Net"]),
+        (
+            "nets_for_tests:failing",
+            FactoryError,
+            ["raised KeyError", "no such weights", "tests.py:", "failing"],
+        ),
+        ("nets_for_tests:wrong", FactoryError, ["returned no model", "returned int"]),
+        ("nets_for_tests:wrong_inputs", FactoryError, ["inputs that are no tensors", "list"]),
+        ("nets_for_tests:bare", FactoryError, ["no example inputs", "--input"]),
+    ],
+)
+def test_an_error_says_which_part_failed(folder: Path, text: str, kind: type[HalopipeError], parts: list[str]) -> None:
+    (folder / "broken_nets_for_tests.py").write_text("def net(:\n")
+    (folder / "importing_nets_for_tests.py").write_text("import no_such_library\n")
+    with pytest.raises(kind) as caught:
+        load(text)
+    for part in parts:
+        assert part in caught.value.render()
+
+
+def test_arguments_that_do_not_fit_are_refused(folder: Path) -> None:
+    with pytest.raises(FactoryError, match=r"takes no argument 'widht'[\s\S]*did you mean 'width'"):
+        load("nets_for_tests:bare", widht="3")
+    with pytest.raises(FactoryError, match=r"'width' .* is not JSON[\s\S]*wide: "):
+        load("nets_for_tests:bare", width="wide")
+    with pytest.raises(FactoryError, match="'int32' is no floating-point dtype"):
+        load("nets_for_tests:bare", (2, 3), "int32")
+    with pytest.raises(FactoryError, match=r"asked for \(9, 3\), its example has \(5, 3\)"):
+        load("nets_for_tests:with_input", (9, 3))
