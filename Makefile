@@ -31,7 +31,7 @@ format: $(VENV)/.installed
 	$(BIN)/ruff format .
 
 notebooks: $(VENV)/.installed
-	$(if $(NOTEBOOKS),$(BIN)/jupyter execute --inplace $(NOTEBOOKS),@echo "no notebooks/*.ipynb here")
+	$(if $(NOTEBOOKS),$(BIN)/python notebooks/execute.py $(NOTEBOOKS),@echo "no notebooks/*.ipynb here")
 
 clean:
 	rm -rf $(VENV) build *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -17,14 +17,13 @@ import torch
 from torch import Tensor, fx
 
 from planner.ir.errors import UnsupportedModelError
+from planner.ir.graph import INTERLEAVES_SAMPLES, MIXES_SAMPLES
 from profiler.grouping import Group
 from profiler.source import LoadedModel
 from profiler.trace import NUM_SAMPLES, Traced, proportion
 
 _OFF = {"train": False, "training": False, "dropout_p": 0.0}
 _PAIR = 2
-
-MIXES_SAMPLES, INTERLEAVES_SAMPLES = "mixes_samples", "interleaves_samples"
 
 
 @torch.no_grad()

@@ -9,8 +9,8 @@ from typing import Any
 
 from torch import Tensor, fx
 
-from planner.ir.graph import SAMPLE, Attribute, Graph, Layer, TensorSpec, value_name
-from profiler.apart import MIXES_SAMPLES, dependence, require_same_loss
+from planner.ir.graph import MIXES_SAMPLES, SAMPLE, Attribute, Graph, Layer, TensorSpec, value_name
+from profiler.apart import dependence, require_same_loss
 from profiler.dims import input_names, output_names, specify
 from profiler.grouping import Group, groups, is_output_of, tensor_arguments
 from profiler.kinds import LOSS, OPAQUE, POINTWISE, kind_of

@@ -48,6 +48,7 @@ FLOORS = {
     "planner.passes": floor("planner.ir planner.layers"),
     "planner.costs": floor(PLANNER, "numpy scipy"),
     "planner.solvers": floor(f"{PLANNER} planner.costs", "highspy networkx numpy pulp scipy"),
+    "planner.check": floor(PLANNER),
     "planner.export": floor(f"{PLANNER} planner.costs planner.solvers", "pandas"),
     "planner": floor("planner"),
     "profiler": floor(WITH_TORCH, "pandas psutil torch"),

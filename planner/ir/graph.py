@@ -8,6 +8,12 @@ from math import prod
 
 SAMPLE = "sample"
 
+MIXES_SAMPLES = "mixes_samples"
+"""Attribute of a layer whose result for a sample depends on others; the capture finds it by trying."""
+
+INTERLEAVES_SAMPLES = "interleaves_samples"
+"""Attribute of a layer that keeps samples apart, but not each in one piece of its sample dim (time x sample)."""
+
 BYTES_PER_ELEMENT: Mapping[str, int] = {
     "float64": 8,
     "float32": 4,

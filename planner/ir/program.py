@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from planner.ir.box import Box
 from planner.ir.schedule import RECEIVE, Action, Op, StageGraph, dependencies
+
+POSTED_BYTES = 16 * 2**20
+LEAST_POSTED = 4
+
+
+def receive_window(message_bytes: Iterable[int]) -> int:
+    """How many receives a rank announces ahead, of messages of these sizes: 16 MiB of the largest, at least four.
+
+    The more are announced, the less a sender waits (announcing all receives of a step of small messages halves what
+    gloo costs); but each holds its buffer.  The runtime announces so many, and the memory model counts them.
+    """
+    return max(LEAST_POSTED, POSTED_BYTES // max((1, *message_bytes)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +87,15 @@ class Program:
             if message.src != message.dst
             and (message.src if at_source else message.dst) == rank
             and (message.parts if forward else message.gradient_parts)
+        )
+
+    def receive_window(self, rank: int) -> int:
+        """:func:`receive_window` of the messages that ``rank`` receives."""
+        received = (action for action in self.rows[rank] if action.op in RECEIVE)
+        return receive_window(
+            message.forward_bytes if action.op is Op.RECV_FORWARD else message.backward_bytes
+            for action in received
+            for message in self.messages_of(rank, action)
         )
 
     def requirements(self, rank: int, action: Action) -> tuple[tuple[tuple[int, Action], ...], ...]:

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
-from planner.ir.graph import SAMPLE, Graph, Layer, TensorSpec
+from planner.ir.graph import INTERLEAVES_SAMPLES, MIXES_SAMPLES, SAMPLE, Graph, Layer, TensorSpec, producer
 
 
 def check_samples_apart(graph: Graph) -> tuple[str, ...]:
     """Names of the layers through which samples do not stay apart in one sample dim, in order.
 
     Those are the layers (other than the loss) that read samples and make an output without, those with more than one
-    sample dim, and those that concatenate or normalise along it.  Batch normalisation is not among them: its statistics
-    are combined.
+    sample dim, those that concatenate or normalise along it, and those that the capture found to mix or interleave
+    samples, with the readers of what is interleaved.  Batch normalisation is not among them: its statistics are
+    combined.
     """
     values = graph.values()
+    interleaved = {layer.name for layer in graph.layers if INTERLEAVES_SAMPLES in layer.attributes}
     return tuple(
         layer.name
         for layer in graph.layers
-        if layer.kind != "loss" and _mixes(layer, tuple(values[name] for name in layer.inputs))
+        if MIXES_SAMPLES in layer.attributes
+        or layer.name in interleaved
+        or any(producer(value) in interleaved for value in layer.inputs)
+        or (layer.kind != "loss" and _mixes(layer, tuple(values[name] for name in layer.inputs)))
     )
 
 

@@ -32,7 +32,7 @@ _DTYPES = (
 _TAG_BITS = {"step": 2, "src_stage": 7, "dst_stage": 7, "microbatch": 10}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)  # one object for equal specs, hence compared and hashed by identity
 class Layout:
     """Where the tensors of a message lie.
 
@@ -68,29 +68,50 @@ def _layout_of(specs: tuple[Spec, ...]) -> Layout:
     return Layout(specs, tuple(spans), end, zlib.crc32(repr(specs).encode()), dtypes.ljust(24, b"\0"))
 
 
-def pack(key: Key, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-    """The message as a tensor of bytes on the CPU; it shares no memory with ``tensors``."""
-    layout = layout_of([(tuple(tensor.shape), tensor.dtype) for tensor in tensors])
-    message = torch.empty(layout.total_bytes, dtype=torch.uint8)
-    _HEADER.pack_into(message.numpy(), 0, *_header(key, layout))
-    with torch.no_grad():
-        for slot, tensor in zip(_views(message, layout), tensors, strict=True):
-            slot.copy_(tensor)
-    return message
+class Frame:
+    """One message in one buffer: what it carries, as views of it, and its header.
 
-
-def unpack(message: torch.Tensor, key: Key, source: int, layout: Layout) -> tuple[torch.Tensor, ...]:
-    """The tensors of a message as views of it.
-
-    Raises:
-        TransportError: the header is not that of ``key`` with ``layout``; each field that differs is named with what
-            was expected and what came.
+    Args:
+        layout: of the message.
+        message: the buffer, bytes on the CPU; a new one if None.
+        spare_bytes: room behind the message in a new buffer, in which a wrong, longer message can be judged.
     """
-    came = _HEADER.unpack_from(message.numpy(), 0)
-    expected = _header(key, layout)
-    if came != expected:
-        raise TransportError(f"{key}: rank {source} sent another message than expected", _faults(key, expected, came))
-    return _views(message, layout)
+
+    __slots__ = ("_header", "layout", "message", "tensors")
+
+    def __init__(self, layout: Layout, message: torch.Tensor | None = None, spare_bytes: int = 0) -> None:
+        self.layout = layout
+        self.message = torch.empty(layout.total_bytes + spare_bytes, dtype=torch.uint8) if message is None else message
+        self.tensors = tuple(
+            self.message[start:end].view(dtype).view(shape)
+            for (shape, dtype), (start, end) in zip(layout.specs, layout.spans, strict=True)
+        )
+        self._header = memoryview(self.message.numpy())[: _HEADER.size]
+
+    def write(self, key: Key, tensors: Sequence[torch.Tensor]) -> None:
+        """Copy the tensors in, under the name ``key``."""
+        self._header[:] = _header(key, self.layout)
+        with torch.no_grad():
+            for slot, tensor in zip(self.tensors, tensors, strict=True):
+                slot.copy_(tensor)
+
+    def read(self, key: Key, source: int) -> tuple[torch.Tensor, ...]:
+        """The tensors of the message that came from rank ``source``, as views.
+
+        Raises:
+            TransportError: the header is not that of ``key`` with this layout; each field that differs is named with
+                what was expected and what came.
+        """
+        expected = _header(key, self.layout)
+        if self._header != expected:
+            faults = _faults(key, _HEADER.unpack(expected), _HEADER.unpack(self._header))
+            raise TransportError(f"{key}: rank {source} sent another message than expected", faults)
+        return self.tensors
+
+
+def layout_for(tensors: Sequence[torch.Tensor]) -> Layout:
+    """The layout of a message with tensors like these."""
+    return _layout_of(tuple((tuple(tensor.shape), tensor.dtype) for tensor in tensors))
 
 
 def tag(key: Key) -> int:
@@ -115,17 +136,11 @@ def tag(key: Key) -> int:
     return number
 
 
-def _header(key: Key, layout: Layout) -> tuple[bytes | int, ...]:
+def _header(key: Key, layout: Layout) -> bytes:
     count, payload_bytes = min(len(layout.specs), 255), layout.total_bytes - ALIGNMENT_BYTES
     name = (key.step, key.src_stage, key.dst_stage, key.microbatch)
-    return (_MAGIC, _VERSION, key.kind.encode(), count, *name, layout.checksum, payload_bytes, layout.dtypes)
-
-
-def _views(message: torch.Tensor, layout: Layout) -> tuple[torch.Tensor, ...]:
-    return tuple(
-        message[start:end].view(dtype).view(shape)
-        for (shape, dtype), (start, end) in zip(layout.specs, layout.spans, strict=True)
-    )
+    kind = key.kind.encode()
+    return _HEADER.pack(_MAGIC, _VERSION, kind, count, *name, layout.checksum, payload_bytes, layout.dtypes)
 
 
 def _faults(key: Key, expected: tuple[bytes | int, ...], came: tuple[bytes | int, ...]) -> list[str]:

@@ -19,7 +19,7 @@ import torch.distributed as dist
 
 from planner.ir.errors import TransportError
 from runtime.transport.base import Deadline, Key, Spec, check_member, declare, gone
-from runtime.transport.frame import Layout, layout_of, pack, tag, unpack
+from runtime.transport.frame import Frame, Layout, layout_for, layout_of, tag
 
 PAIR_SUM_BYTES = 256 * 1024
 """Up to here two ranks exchange their terms and add, which takes half the time of gloo's ring.
@@ -34,22 +34,25 @@ _SPARE_BYTES = 1 << 20
 _SUM_CODE, _BARRIER_CODE = 27, 28  # the upper five bits of a tag, which no key has
 
 
+_Words = tuple[object, ...]
+"""What an error would say, put together only if there is one."""
+
+
 @dataclass(slots=True)
 class _Receive:
     work: dist.Work
-    buffer: torch.Tensor
-    layout: Layout
+    frame: Frame
 
 
 @dataclass(slots=True)
 class _Send:
     """A message on its way; it holds the buffer, which gloo only borrows.
 
-    gloo says whether a send is done only to those who wait for it, so ``flush`` alone frees buffers.
+    gloo says whether a send is done only to those who wait for it, so ``flush`` alone gives buffers back.
     """
 
     work: dist.Work
-    buffer: torch.Tensor
+    frame: Frame
     key: Key
     destination: int
 
@@ -115,6 +118,7 @@ class GlooTransport:
         self._owns_group = owns_group
         self._receives: dict[tuple[Key, int], _Receive] = {}
         self._sends: list[_Send] = []
+        self._spare_frames: dict[Layout, list[Frame]] = {}  # the next step sends the same messages again
         self._num_sums = dict.fromkeys(self._numbers, 0)
         self._num_barriers = 0
 
@@ -123,27 +127,30 @@ class GlooTransport:
         if (key, source) in self._receives:
             raise TransportError(f"{key} from rank {source} is announced twice")
         layout = layout_of(specs)
-        size_bytes = layout.total_bytes
-        buffer = torch.empty(size_bytes + min(size_bytes, _SPARE_BYTES), dtype=torch.uint8)
-        work = self._start_receive(f"receive {key}", buffer, source, number)
-        self._receives[key, source] = _Receive(work, buffer, layout)
+        frame = Frame(layout, spare_bytes=min(layout.total_bytes, _SPARE_BYTES))
+        work = self._start_receive(("receive", key), frame.message, source, number)
+        self._receives[key, source] = _Receive(work, frame)
 
     def receive(self, key: Key, source: int, deadline_s: float) -> tuple[torch.Tensor, ...]:
         posted = self._receives.pop((key, source), None)
         if posted is None:
             raise TransportError(f"{key} from rank {source} was not announced")
-        self._wait(posted.work, f"receive {key}", f"rank {source}", Deadline(deadline_s))
-        return unpack(posted.buffer, key, source, posted.layout)
+        self._wait(posted.work, ("receive", key), ("rank", source), Deadline(deadline_s))
+        return posted.frame.read(key, source)
 
     def send(self, key: Key, destination: int, tensors: Sequence[torch.Tensor]) -> None:
-        number, message = tag(key), pack(key, tensors)
-        work = self._start_send(f"send {key}", message, destination, number)
-        self._sends.append(_Send(work, message, key, destination))
+        layout = layout_for(tensors)
+        spare = self._spare_frames.get(layout)
+        frame = spare.pop() if spare else Frame(layout)
+        frame.write(key, tensors)
+        work = self._start_send(("send", key), frame.message, destination, tag(key))
+        self._sends.append(_Send(work, frame, key, destination))
 
     def flush(self, deadline_s: float) -> None:
         deadline = Deadline(deadline_s)
         for sent in self._sends:
-            self._wait(sent.work, f"send {sent.key}", f"rank {sent.destination}", deadline)
+            self._wait(sent.work, ("send", sent.key), ("rank", sent.destination), deadline)
+            self._spare_frames.setdefault(sent.frame.layout, []).append(sent.frame)
         self._sends.clear()
 
     @torch.no_grad()
@@ -166,22 +173,23 @@ class GlooTransport:
         deadline = Deadline(deadline_s)
         peers = [rank for rank in range(self.world_size) if rank != self.rank]
         token = torch.zeros(1, dtype=torch.uint8)
-        came = {peer: self._start_receive("barrier", torch.empty_like(token), peer, number) for peer in peers}
-        told = {peer: self._start_send("barrier", token, peer, number) for peer in peers}
+        came = {peer: self._start_receive(("barrier",), torch.empty_like(token), peer, number) for peer in peers}
+        told = {peer: self._start_send(("barrier",), token, peer, number) for peer in peers}
         for works in (came, told):
             for peer, work in works.items():
-                self._wait(work, "barrier", f"rank {peer}", deadline)
+                self._wait(work, ("barrier",), ("rank", peer), deadline)
 
     def close(self) -> None:
         self._receives.clear()
         self._sends.clear()
+        self._spare_frames.clear()
         if self._owns_group and dist.is_initialized():
             dist.destroy_process_group()
 
     def _sum_pair(self, term: torch.Tensor, ranks: tuple[int, ...], deadline_s: float) -> None:
         """``term`` += the peer's; addition of two numbers commutes, hence both get the same bits."""
         peer = ranks[0] if ranks[1] == self.rank else ranks[1]
-        what = f"sum over ranks {ranks}, number {self._num_sums[ranks]}"
+        what = ("sum over ranks", ranks, "number", self._num_sums[ranks])
         alike = zlib.crc32(f"{term.numel()} {term.dtype}".encode()) % (1 << 12)  # other sizes must not meet
         number = _SUM_CODE << 8 | self._numbers[ranks] % (1 << 8)
         number = (number << 6 | self._num_sums[ranks] % (1 << 6)) << 12 | alike
@@ -190,37 +198,41 @@ class GlooTransport:
         came = self._start_receive(what, other, peer, number)
         told = self._start_send(what, term, peer, number)
         for work in (came, told):
-            self._wait(work, what, f"rank {peer}", deadline)
+            self._wait(work, what, ("rank", peer), deadline)
         term += other
 
     def _sum_ring(self, term: torch.Tensor, ranks: tuple[int, ...], deadline_s: float) -> None:
         """Gloo's ring: each part is added in a fixed order on one rank and handed on, so all get the same bits."""
-        what = f"sum over ranks {ranks}, number {self._num_sums[ranks]}"
-        peers = "one of " + ", ".join(f"rank {rank}" for rank in ranks if rank != self.rank)
+        what = ("sum over ranks", ranks, "number", self._num_sums[ranks])
+        peers = ("one of", ", ".join(f"rank {rank}" for rank in ranks if rank != self.rank))
         try:
             work = dist.all_reduce(term, group=self._groups[ranks], async_op=True)
         except RuntimeError as error:
-            raise gone(what, self.rank, peers, str(error)) from error
+            raise gone(_words(what), self.rank, _words(peers), str(error)) from error
         self._wait(work, what, peers, Deadline(deadline_s))
 
-    def _start_receive(self, what: str, buffer: torch.Tensor, source: int, number: int) -> dist.Work:
+    def _start_receive(self, what: _Words, buffer: torch.Tensor, source: int, number: int) -> dist.Work:
         try:
             return self._world.recv([buffer], source, number)
         except RuntimeError as error:
-            raise gone(what, self.rank, f"rank {source}", str(error)) from error
+            raise gone(_words(what), self.rank, f"rank {source}", str(error)) from error
 
-    def _start_send(self, what: str, message: torch.Tensor, destination: int, number: int) -> dist.Work:
+    def _start_send(self, what: _Words, message: torch.Tensor, destination: int, number: int) -> dist.Work:
         try:
             return self._world.send([message], destination, number)
         except RuntimeError as error:
-            raise gone(what, self.rank, f"rank {destination}", str(error)) from error
+            raise gone(_words(what), self.rank, f"rank {destination}", str(error)) from error
 
-    def _wait(self, work: dist.Work, what: str, peer: str, deadline: Deadline) -> None:
+    def _wait(self, work: dist.Work, what: _Words, peer: _Words, deadline: Deadline) -> None:
         remaining_s = deadline.limit_s - deadline.waited_s()
         milliseconds = max(1, math.ceil(remaining_s * 1000))  # 0 would mean forever
         try:
             work.wait(timedelta(milliseconds=milliseconds))
         except RuntimeError as error:
             if deadline.waited_s() >= deadline.limit_s:
-                raise deadline.error(what, self.rank, peer) from error
-            raise gone(what, self.rank, peer, str(error)) from error
+                raise deadline.error(_words(what), self.rank, _words(peer)) from error
+            raise gone(_words(what), self.rank, _words(peer), str(error)) from error
+
+
+def _words(parts: _Words) -> str:
+    return " ".join(map(str, parts))

@@ -16,7 +16,7 @@ import torch
 
 from planner.ir.errors import DeadlineError, TransportError
 from runtime.transport.base import Deadline, Key, Spec, check_member, declare, gone
-from runtime.transport.frame import Layout, layout_of, pack, tag, unpack
+from runtime.transport.frame import Frame, Layout, layout_for, layout_of, tag
 
 
 @dataclass(slots=True)
@@ -162,10 +162,12 @@ class InProcessTransport:
             mailbox.posted -= 1
             if not mailbox.messages and not mailbox.posted:
                 del self._hub.mailboxes[slot]
-        return unpack(message.buffer, key, source, layout)
+        return Frame(layout, message.buffer).read(key, source)
 
     def send(self, key: Key, destination: int, tensors: Sequence[torch.Tensor]) -> None:
-        message = _Message(key, pack(key, tensors))
+        frame = Frame(layout_for(tensors))
+        frame.write(key, tensors)
+        message = _Message(key, frame.message)
         number = tag(key)
         with self._hub.changed:
             if self._hub.capacity is not None:

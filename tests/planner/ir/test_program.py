@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from planner.ir.layout import Layout
-from planner.ir.program import Program
+from planner.ir.program import LEAST_POSTED, Program, receive_window
 from planner.ir.schedule import Action
 from planner.layers.boundary import Boundaries
 from tests.planner.factories import chain_decision, chain_profile
@@ -60,3 +60,9 @@ def test_a_receive_needs_every_sender(program: Program) -> None:
 def test_compute_needs_its_own_rank(program: Program) -> None:
     assert requirements(program, 2, "1F0") == [["2:0F0", "2:1RECV_F0<0"]]
     assert requirements(program, 2, "1REDUCE_GRAD") == [["2:1B0", "2:1W0"]]
+
+
+def test_small_messages_are_received_far_ahead_and_large_ones_not() -> None:
+    assert receive_window([1024, 2**20]) == 16
+    assert receive_window([2**30]) == LEAST_POSTED
+    assert receive_window([]) >= LEAST_POSTED

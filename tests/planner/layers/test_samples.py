@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from planner.ir.graph import Attribute, Graph, Layer, TensorSpec
+from planner.ir.graph import INTERLEAVES_SAMPLES, MIXES_SAMPLES, Attribute, Graph, Layer, TensorSpec
 from planner.layers import check_samples_apart
 from tests.planner.factories import chain_graph
 
@@ -59,3 +59,15 @@ def test_one_of_several_outputs_without_samples_is_enough() -> None:
 def test_a_constant_has_no_samples_to_mix() -> None:
     constant = Layer("range", "opaque", (), (TensorSpec(("time",), (3,), "int64"),))
     assert check_samples_apart(graph_of(constant)) == ()
+
+
+def test_what_the_capture_found_to_mix_is_named_even_if_it_is_the_loss() -> None:
+    weighted = Layer("loss", "loss", ("x",), (TensorSpec((), (), "float32"),), attributes={MIXES_SAMPLES: True})
+    assert check_samples_apart(graph_of(weighted)) == ("loss",)
+
+
+def test_what_interleaves_samples_is_named_with_its_readers() -> None:
+    turned = Layer("turned", "reshape", ("x",), (X,), attributes={INTERLEAVES_SAMPLES: True})
+    reader = Layer("reader", "pointwise", ("turned",), (X,))
+    after = Layer("after", "pointwise", ("reader",), (X,))
+    assert check_samples_apart(graph_of(turned, reader, after)) == ("turned", "reader")

@@ -1,0 +1,112 @@
+"""Predicted beside measured: the step time of plans of ResNet-50 and VGG-16 on two workers of this machine.
+
+Each network is profiled afresh, all plans are made and their predictions written down first, then every plan is run.
+The named peer is the clock.  A row is measured / predicted - 1 of one plan; the last rows are the mean absolute error,
+and the measured speed of the planner's choice beside the baselines'.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from benchmarks.report import Row, at_most, run
+from halopipe.running import RunOptions, run_plan
+from planner.costs.predict import forecast
+from planner.costs.stage import PriceBook
+from planner.ir.plan import Plan, Search
+from planner.ir.problem import Problem
+from planner.ir.profile import ModelSource, Profile
+from planner.solvers import solver
+from planner.solvers.assemble import Candidate, decision_of, plan_of, split_batch
+from profiler import profile
+
+GLOBAL_BATCH = 8
+GOAL_PERCENT = 5.0
+SOURCES = {
+    "ResNet-50": ModelSource("profiler.models.resnet:resnet50", {"num_classes": "10"}, (GLOBAL_BATCH, 3, 64, 64)),
+    "VGG-16": ModelSource("profiler.models.vgg:vgg16", {"num_classes": "10"}, (GLOBAL_BATCH, 3, 64, 64)),
+}
+SOLVERS = ("suffix-dp", "one-device", "data-parallel", "even-split")
+PIPELINES = (("gpipe", 4), ("1f1b", 4), ("1f1b", 2))
+"""Schedules and micro-batch sizes of pipelines over both workers, cut where the simulator says."""
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A plan with its name."""
+
+    network: str
+    name: str
+    plan: Plan
+
+
+def measure(quick: bool) -> list[Row]:
+    """Profile, plan, then run; ``--quick`` takes ResNet-50 alone and fewer steps."""
+    cases = []
+    for network, source in list(SOURCES.items())[: 1 if quick else None]:
+        found = profile(source, num_workers=2, quick=quick)
+        cases += [Case(network, name, plan) for name, plan in _plans(found, PIPELINES[:1] if quick else PIPELINES)]
+    steps = 6 if quick else 16
+    measured_s = [_measured_s(case.plan, steps) for case in cases]
+    errors = [seconds / case.plan.prediction.step_s - 1 for case, seconds in zip(cases, measured_s, strict=True)]
+    rows = []
+    for case, seconds, error in zip(cases, measured_s, errors, strict=True):
+        name = f"{case.network}, {case.name}"
+        rows.append(Row(f"{name}: predicted step", 1e3 * case.plan.prediction.step_s, "ms"))
+        rows.append(Row(f"{name}: measured step", 1e3 * seconds, "ms"))
+        rows.append(
+            Row(f"{name}: error", 100 * error, "%", f"within {GOAL_PERCENT:g}", abs(error) <= GOAL_PERCENT / 100)
+        )
+    rows.append(at_most("mean absolute error", 100 * statistics.fmean(map(abs, errors)), "%", GOAL_PERCENT))
+    rows += list(_beside_baselines(cases, measured_s))
+    return rows
+
+
+def _beside_baselines(cases: Sequence[Case], measured_s: Sequence[float]) -> Iterator[Row]:
+    """The planner's choice against each baseline, as measured."""
+    seconds = {(case.network, case.name): value for case, value in zip(cases, measured_s, strict=True)}
+    for (network, name), value in seconds.items():
+        if name in SOLVERS[1:]:
+            yield at_most(f"{network}: chosen / {name}, measured", seconds[network, SOLVERS[0]] / value, "ratio", 1.03)
+
+
+def _plans(found: Profile, pipelines: Sequence[tuple[str, int]]) -> Iterator[tuple[str, Plan]]:
+    problem = Problem(found, GLOBAL_BATCH)
+    for name in SOLVERS:
+        yield name, solver(name)(problem, None)
+    book = PriceBook(found)
+    for schedule, size in pipelines:
+        yield f"pipeline {schedule} x {GLOBAL_BATCH // size}", _pipeline(problem, book, schedule, size)
+
+
+def _pipeline(problem: Problem, book: PriceBook, schedule: str, size: int) -> Plan:
+    """Two stages on two workers, cut where the step is predicted to be shortest."""
+    layers = len(problem.profile.graph.layers)
+    micro_batches = split_batch(problem.global_batch, size)
+    best: tuple[float, Candidate] | None = None
+    for cut in range(1, layers):
+        candidate = Candidate((0, cut, layers), ((0,), (1,)), ((size,), (size,)), micro_batches, schedule)
+        seen = forecast(book, decision_of(problem.profile, candidate), problem.memory_margin)
+        if best is None or seen.prediction.step_s < best[0]:
+            best = seen.prediction.step_s, candidate
+    if best is None:
+        raise ValueError("a network of one layer cannot be cut")
+    decision = decision_of(problem.profile, best[1])
+    prediction = forecast(book, decision, problem.memory_margin).prediction
+    search = Search("every cut simulated", "benchmark", "proven", best[0], 0.0, layers - 1, layers - 1)
+    return plan_of(problem, decision, prediction, search)
+
+
+def _measured_s(plan: Plan, steps: int) -> float:
+    os.environ.pop("RANK", None)  # never part of a torchrun job
+    result = run_plan(plan, replace(RunOptions(), steps=steps, warmup=3))
+    if result is None:
+        raise RuntimeError("this benchmark runs outside torchrun")
+    return result.measured(plan.prediction).step_s
+
+
+if __name__ == "__main__":
+    raise SystemExit(run("Predicted beside measured step time, two workers on this machine", measure))

@@ -1,0 +1,30 @@
+"""halopipe plans how to train a neural network on a given set of devices, and then trains it that way.
+
+    import halopipe as hp
+
+    prof = hp.profile("profiler.models.resnet:resnet50", input_shape=(8, 3, 64, 64))
+    plan = hp.plan(prof, global_batch=16)
+    print(hp.explain(plan, prof))
+    hp.compare(plan, *hp.baselines(prof)).frame()
+    engine = hp.execute(plan, model, loss_fn, optimizer)   # under torchrun; engine.step(batch) -> loss
+
+Names are imported when they are first used, so that ``import halopipe`` costs next to nothing.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from halopipe.api import Execution, baselines, compare, execute, explain, plan, profile
+    from halopipe.comparing import Comparison
+
+__all__ = ["Comparison", "Execution", "baselines", "compare", "execute", "explain", "plan", "profile"]
+
+
+def __getattr__(name: str) -> Any:
+    if name in __all__:
+        from halopipe import api
+
+        return getattr(api, name)
+    raise AttributeError(f"module 'halopipe' has no attribute {name!r}")

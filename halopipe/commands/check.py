@@ -1,0 +1,24 @@
+"""``halopipe check``: the independent checker on a plan."""
+
+from __future__ import annotations
+
+from halopipe.commands.options import Json, PlanPath, ProfileOption
+
+
+def check(plan: PlanPath, profile: ProfileOption = None, json: Json = False) -> None:
+    """Check a plan without devices: its structure and program; with its profile also memory and predictions."""
+    import planner.check
+    from halopipe import console, planning
+    from planner.ir.codec import load
+    from planner.ir.errors import PlanCheckError
+    from planner.ir.profile import Profile
+
+    found = planning.load_plan(plan)
+    faults = planner.check.check(found, load(profile, Profile) if profile is not None else None)
+    if json:
+        console.emit_json({"plan": str(plan), "faults": list(faults)})
+    if faults:
+        raise PlanCheckError(f"{plan} has {len(faults)} fault{'s' if len(faults) > 1 else ''}", faults)
+    if not json:
+        scope = "" if profile is not None else " (structure and program; more is checked with --profile)"
+        console.emit(f"{plan} is good{scope}")

@@ -1,0 +1,44 @@
+"""``halopipe compare``: plans beside one another."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from halopipe.commands.options import Json, ProfileOption
+
+
+def compare(
+    plans: Annotated[list[Path], typer.Argument(metavar="PLAN...", help="Plan files; the first is the reference.")],
+    baselines: Annotated[
+        bool, typer.Option("--baselines", help="Beside the published strategies; needs --profile.")
+    ] = False,
+    profile: ProfileOption = None,
+    json: Json = False,
+) -> None:
+    """Put plans beside one another: a table, and what they decide differently."""
+    from halopipe import console, planning
+    from halopipe.comparing import Comparison
+    from planner.ir.errors import UsageError
+
+    names = [str(path) for path in plans]
+    repeated = sorted({name for name in names if names.count(name) > 1})
+    if repeated:
+        raise UsageError(f"{repeated[0]} is given twice", [], ["name each plan once"])
+    if baselines and profile is None:
+        raise UsageError(
+            "--baselines are solved from the profile",
+            ["none is given"],
+            [f"halopipe compare {names[0]} --baselines --profile profile.json"],
+        )
+    found = {name: planning.load_plan(name) for name in names}
+    infeasible: dict[str, str] = {}
+    if baselines and profile is not None:
+        first = found[names[0]]
+        solved = planning.solve_baselines(planning.problem_of(first, planning.load_profile(profile, first)))
+        found.update(solved.plans)
+        infeasible = solved.infeasible
+    comparison = Comparison(found, infeasible)
+    console.emit_json(comparison.data()) if json else console.emit(comparison.render())

@@ -1,0 +1,14 @@
+"""Options that several verbs have, spelled once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+PlanPath = Annotated[Path, typer.Argument(metavar="PLAN", help="A plan file, as written by 'halopipe plan'.")]
+ProfileOption = Annotated[
+    Path | None, typer.Option("--profile", metavar="PROFILE", help="The profile that the plan was made from.")
+]
+Json = Annotated[bool, typer.Option("--json", help="Write the result alone, as JSON, to stdout.")]

@@ -1,0 +1,180 @@
+"""A plan inside a training script of one's own: every process that torchrun starts is one rank of it.
+
+The script builds the whole model in every process, under the same seed; a rank trains its own stages of it in place.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Mapping
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.rendezvous import rendezvous
+
+from planner.ir.errors import RankCountError, UsageError
+from planner.ir.fingerprint import fingerprint, require_match
+from planner.ir.plan import Plan
+from planner.layers.boundary import Boundaries
+from planner.passes import validate
+from profiler import LoadedModel, capture, load_model
+from profiler.source import Loss, mean_of_squares
+from runtime.build import groups_of
+from runtime.engine import Engine
+from runtime.optimizer import maker_of
+from runtime.transport import open_gloo
+
+Tensors = Tensor | tuple[Tensor, ...]
+MakeOptimizer = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
+
+_SETUP_S = 600.0
+
+
+class Execution:
+    """One rank of a running plan; use as a context, or call ``close`` at the end.
+
+    Attributes:
+        rank, num_ranks: in the job.
+        model: the user's module; parameters of this rank's stages are trained, the others stay as they were.
+    """
+
+    def __init__(self, engine: Engine, model: nn.Module, rank: int, num_ranks: int) -> None:
+        self._engine = engine
+        self.model, self.rank, self.num_ranks = model, rank, num_ranks
+
+    def __enter__(self) -> Execution:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def step(self, batch: tuple[Tensors, Tensors]) -> float | None:
+        """One training step on the global batch ``(inputs, targets)``, which every rank is given whole.
+
+        Returns:
+            The loss of the batch; None on ranks that do not compute it.
+        """
+        inputs, targets = batch
+        return self._engine.step(_tuple(inputs), _tuple(targets)).loss
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Parameters and buffers of this rank's stages, by the module's own names."""
+        return self._engine.state_dict()
+
+    def close(self) -> None:
+        """Leaves the job."""
+        self._engine.close()
+
+
+def execute(
+    plan: Plan,
+    model: nn.Module | None = None,
+    loss_fn: Callable[..., Tensor] | None = None,
+    optimizer: torch.optim.Optimizer | MakeOptimizer | None = None,
+    *,
+    example: tuple[Tensors, Tensors] | None = None,
+    deadline_s: float = 120.0,
+) -> Execution:
+    """Joins the job that torchrun started, as the rank that it gave this process.
+
+    Args:
+        model: the module that the plan was made for; None: made by the plan's own factory.
+        loss_fn: ``loss_fn(output, targets)``, a mean over samples; None: the factory's, or the profiler's default.
+        optimizer: an optimiser of the model's parameters, whose class and settings are used for each stage's own; or a
+            function that makes one of parameters; None: the plan's.
+        example: (inputs, targets) to capture the model with; None: the factory's.
+        deadline_s: the longest that this rank waits for another.
+
+    Raises:
+        UsageError: this process was not started by torchrun.
+        RankCountError: the job has another number of ranks than the plan.
+        StaleFileError: the plan was made for another model.
+        IllegalProgramError: the plan's program was edited and does not end.
+    """
+    rank, num_ranks = _position(plan)
+    loaded = _loaded(plan, model, loss_fn, example)
+    captured = capture(loaded)
+    require_match(
+        "model",
+        plan.inputs.model_fingerprint,
+        fingerprint(captured.graph),
+        "profile and plan this model, or run the plan with the model it was made for",
+    )
+    validate(Boundaries.of_decision(captured.graph, plan.decision).program(plan.decision))
+    store, _, _ = next(iter(rendezvous("env://", rank, num_ranks, timeout=timedelta(seconds=_SETUP_S))))
+    transport = open_gloo(rank, num_ranks, dist.PrefixStore("halopipe", store), _SETUP_S, groups_of(plan.decision))
+    engine = Engine(
+        plan.decision,
+        captured.graph,
+        captured.graph_module,
+        captured.layer_of_node,
+        captured.node_of_value,
+        loaded.module,
+        transport,
+        maker_of(plan.inputs.optimizer) if optimizer is None else _maker(optimizer),
+        deadline_s=deadline_s,
+    )
+    return Execution(engine, loaded.module, rank, num_ranks)
+
+
+def _position(plan: Plan) -> tuple[int, int]:
+    """Rank and number of ranks, from what torchrun left in the environment."""
+    needed = plan.decision.num_ranks
+    command = f"torchrun --nproc-per-node {needed} your_script.py"
+    try:
+        rank, num_ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    except (KeyError, ValueError):
+        raise UsageError(
+            "this process is no rank of a job", ["RANK and WORLD_SIZE are not set"], [command, "halopipe run plan.json"]
+        ) from None
+    if num_ranks != needed:
+        raise RankCountError(f"the plan has {needed} ranks, the job {num_ranks}", [], [command])
+    return rank, num_ranks
+
+
+def _loaded(
+    plan: Plan,
+    model: nn.Module | None,
+    loss_fn: Callable[..., Tensor] | None,
+    example: tuple[Tensors, Tensors] | None,
+) -> LoadedModel:
+    """The user's parts, those of the plan's factory where there are none."""
+    if model is not None and example is not None:
+        inputs, targets = (_tuple(part) for part in example)
+        loss = Loss(loss_fn or mean_of_squares, unpacked=loss_fn is not None and isinstance(example[1], Tensor))
+        return LoadedModel(model, inputs, targets, loss)
+    made = load_model(plan.inputs.model)
+    inputs, targets = (made.inputs, made.targets) if example is None else (_tuple(example[0]), _tuple(example[1]))
+    loss = made.loss_fn if loss_fn is None else Loss(loss_fn, made.loss_fn.unpacked)
+    return LoadedModel(made.module if model is None else model, inputs, targets, loss)
+
+
+def _maker(optimizer: torch.optim.Optimizer | MakeOptimizer) -> MakeOptimizer:
+    """A function that makes an optimiser like the one given.
+
+    Raises:
+        UsageError: it treats its parameters in different ways, or has taken steps already.
+    """
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        return optimizer
+    settings = [_settings(group) for group in optimizer.param_groups]
+    if any(other != settings[0] for other in settings[1:]) or optimizer.state:
+        raise UsageError(
+            f"this {type(optimizer).__name__} cannot be divided over stages",
+            [f"it has {len(settings)} groups of parameters, and state of {len(optimizer.state)} parameters"],
+            ["give a function instead: lambda parameters: torch.optim.SGD(parameters, lr=0.1)"],
+        )
+    cls: Any = type(optimizer)
+    accepted = {key: value for key, value in settings[0].items() if key in optimizer.defaults}
+    return lambda parameters: cls(parameters, **accepted)
+
+
+def _settings(group: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in group.items() if key != "params"}
+
+
+def _tuple(value: Tensors) -> tuple[Tensor, ...]:
+    return value if isinstance(value, tuple) else (value,)

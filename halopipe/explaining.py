@@ -1,0 +1,203 @@
+"""Why this plan: the step as a picture, stages, memory, what binds, how good it is, and what else there was."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from halopipe import planning, text, units
+from planner.export.rows import StageRow, stage_rows
+from planner.ir.codec import plain
+from planner.ir.plan import Measured, Plan, Prediction, RankPrediction, Search
+from planner.ir.profile import ModelSource, Profile
+from planner.ir.timeline import Timeline
+
+_STALE = 1e-6
+_STATUS = {
+    "proven": "proven: no plan of the searched space is faster in the simulator",
+    "within gap": "the search ended once the plan was close enough to the bound",
+    "time limit": "the time limit ended the search; this is the best so far",
+    "stopped": "the search was stopped by hand; this is the best so far",
+    "heuristic": "made by a rule, not searched for: nothing is proved about it",
+}
+
+
+def explain(plan: Plan, profile: Profile | None = None, width: int = 96) -> str:
+    """The plan in words and pictures; with its profile, also the Gantt chart and what crosses stage boundaries."""
+    prediction, timeline = planning.predict_again(plan, profile) if profile is not None else (plan.prediction, None)
+    blocks = [headline(plan, prediction), _stale(plan.prediction, prediction)]
+    if timeline is not None:
+        picture = text.gantt(timeline, planning.device_names(plan), width - 2)
+        blocks.append("Step (predicted)\n" + _indented(picture))
+    blocks += [
+        _stages(stage_rows(plan, profile, timeline)),
+        _ranks(plan, prediction),
+        _titled("What binds", [f"- {line}" for line in plan.search.binding]),
+        _certificate(plan.search, prediction),
+        _alternatives(plan),
+        _measured(plan.measured, prediction) if plan.measured is not None else "",
+    ]
+    if profile is None:
+        blocks.append(
+            "Not shown without the profile: the Gantt chart, times of stages, and what crosses between them.\n"
+            "  try: halopipe explain PLAN --profile profile.json"
+        )
+    return "\n\n".join(block for block in blocks if block)
+
+
+def data(plan: Plan, profile: Profile | None = None) -> dict[str, Any]:
+    """The same as plain data for JSON."""
+    prediction, timeline = planning.predict_again(plan, profile) if profile is not None else (plan.prediction, None)
+    return {
+        "prediction": plain(prediction),
+        "stages": plain(stage_rows(plan, profile, timeline)),
+        "search": plain(plan.search),
+        "alternatives": plain(plan.alternatives),
+        "measured": plain(plan.measured),
+        "timeline": plain(timeline),
+    }
+
+
+def model_text(model: ModelSource) -> str:
+    """``pkg.mod:factory(num_classes=10), input 8x3x64x64, float32``."""
+    arguments = ", ".join(f"{key}={value}" for key, value in model.arguments.items())
+    shape = f", input {'x'.join(map(str, model.input_shape))}" if model.input_shape else ""
+    return f"{model.factory}{f'({arguments})' if arguments else ''}{shape}, {model.dtype}"
+
+
+def headline(plan: Plan, fresh: Prediction | None = None) -> str:
+    """Three lines: what is decided, for what model, and the step that is predicted (``fresh`` if it was made anew)."""
+    decision, prediction = plan.decision, fresh or plan.prediction
+    ranks = {rank for stage in decision.stages for rank in stage.ranks}
+    return (
+        f"{units.count(len(decision.stages), 'stage')} on {units.count(len(ranks), 'device')}, "
+        f"schedule {decision.schedule}, {units.micro_batches(decision.micro_batches)}\n"
+        f"  model     {model_text(plan.inputs.model)}\n"
+        f"  predicted {units.seconds(prediction.step_s)} a step, {units.rate(prediction.samples_per_s)} samples/s, "
+        f"bubble {units.percent(prediction.bubble_fraction)} (costs: {prediction.evidence})"
+    )
+
+
+def _stale(cached: Prediction, fresh: Prediction) -> str:
+    if abs(cached.step_s - fresh.step_s) <= _STALE * fresh.step_s:
+        return ""
+    return (
+        f"note: the plan file says {units.seconds(cached.step_s)} a step; its decision was edited since, "
+        "and what is shown is computed again"
+    )
+
+
+def _stages(rows: tuple[StageRow, ...]) -> str:
+    known = any(row.sends is not None for row in rows)
+    header = ["stage", "devices", "samples", "layers", "from", "to"]
+    if known:
+        header += ["F", "B", "parameters", "sends per micro-batch"]
+    cells = []
+    for row in rows:
+        line = [
+            str(row.stage),
+            " ".join(row.devices),
+            ":".join(map(str, row.samples)),
+            str(row.num_layers),
+            row.first_layer,
+            row.last_layer,
+        ]
+        if known:
+            sends = [f"{units.size(h.forward_bytes)} to stage {h.dst}" for h in row.sends or ()]
+            line += [_time(row.forward_s), _time(row.backward_s), units.size(row.parameter_bytes or 0)]
+            line.append(", ".join(sends) or "nothing")
+        cells.append(line)
+    return "Stages\n" + text.table(header, cells)
+
+
+def _ranks(plan: Plan, prediction: Prediction) -> str:
+    devices = planning.device_names(plan)
+    header = ["rank", "device", "compute", "waits for data", "idle", "memory"]
+    cells = [
+        [
+            str(rank.rank),
+            devices[rank.rank],
+            units.percent(rank.compute_s / prediction.step_s),
+            units.percent(rank.communication_s / prediction.step_s),
+            units.percent(rank.idle_s / prediction.step_s),
+            _memory(rank),
+        ]
+        for rank in prediction.ranks
+    ]
+    return "Devices\n" + text.table(header, cells)
+
+
+def _memory(rank: RankPrediction) -> str:
+    filled = text.bar(rank.peak_bytes / rank.memory_limit_bytes)
+    return f"{filled} {units.size(rank.peak_bytes)} of {units.size(rank.memory_limit_bytes)}"
+
+
+def _certificate(search: Search, prediction: Prediction) -> str:
+    lines = [f"{search.method} ({search.solver}); {_STATUS.get(search.status, search.status)}"]
+    if search.bound_s > 0:
+        above = prediction.step_s / search.bound_s - 1
+        lines.append(
+            f"bound {units.seconds(search.bound_s)} a step: the plan is "
+            + (f"at most {units.percent(above)} above the best" if above > _STALE else "at the bound")
+        )
+        if len(search.bounds_s) > 1:
+            parts = [f"{name} {units.seconds(value)}" for name, value in search.bounds_s.items()]
+            lines.append(f"the largest of: {', '.join(parts)}")
+    if search.num_simulated:
+        lines.append(f"{search.num_candidates:,} partial plans looked at, {search.num_simulated:,} plans simulated")
+    return _titled("How good it is", lines)
+
+
+def _alternatives(plan: Plan) -> str:
+    header = ["plan", "step", "peak memory", "why not"]
+    cells = [
+        [
+            other.name,
+            _time(other.step_s),
+            "–" if other.peak_bytes is None else units.size(other.peak_bytes),
+            other.why_not,
+        ]
+        for other in plan.alternatives
+    ]
+    cells += [[rejected.what, "–", "–", rejected.why] for rejected in plan.search.rejected]
+    return "Alternatives\n" + text.table(header, cells) if cells else ""
+
+
+def _measured(measured: Measured, prediction: Prediction) -> str:
+    header = ["", "predicted", "measured", "difference"]
+    ratio = units.signed_percent(measured.step_s / prediction.step_s - 1)
+    row = ["step", units.seconds(prediction.step_s), units.seconds(measured.step_s), ratio]
+    note = f"  median of {measured.num_steps} steps, spread {units.percent(measured.spread)}"
+    return "Measured\n" + text.table(header, [row]) + "\n" + note
+
+
+def timeline_table(predicted: Timeline, measured: Timeline, step_s: float, num_stages: int) -> str:
+    """Predicted beside measured: the step, then forward and backward of each stage.
+
+    Args:
+        step_s: measured (a median over steps, where ``measured`` is one of them).
+    """
+    from planner.export.rows import stage_seconds
+
+    lines: list[tuple[str, float | None, float | None]] = [("step", predicted.step_s or None, step_s)]
+    for stage in range(num_stages):
+        before, after = stage_seconds(predicted, stage), stage_seconds(measured, stage)
+        lines += [
+            (f"stage {stage} {word}", a, b) for word, a, b in zip(("forward", "backward"), before, after, strict=True)
+        ]
+    cells = [
+        [name, _time(a), _time(b), units.signed_percent(b / a - 1) if a and b is not None else "–"]
+        for name, a, b in lines
+    ]
+    return text.table(["", "predicted", "measured", "difference"], cells)
+
+
+def _time(value_s: float | None) -> str:
+    return "–" if value_s is None else units.seconds(value_s)
+
+
+def _titled(title: str, lines: list[str]) -> str:
+    return "\n".join([title, *(f"  {line}" for line in lines)]) if lines else ""
+
+
+def _indented(block: str) -> str:
+    return "\n".join(f"  {line}" for line in block.splitlines())

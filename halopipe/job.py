@@ -1,0 +1,110 @@
+"""What the launcher tells a worker, and what a worker answers, as JSON in the job's folder."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from halopipe.runs import RunOptions
+from planner.ir.codec import dumps, loads, plain, write_text
+from planner.ir.plan import Plan
+from planner.ir.profile import ModelSource
+from planner.ir.timeline import Span
+
+NUM_COMPARED = 5
+"""Steps that ``check_numerics`` compares."""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One run.
+
+    Attributes:
+        folder: for results and errors; removed by the launcher.
+        port: of the launcher's store on this host; 0 where the environment says where to meet.
+        parent: process to die with.
+    """
+
+    plan: Plan
+    options: RunOptions
+    folder: Path
+    port: int = 0
+    parent: int = 0
+
+    @property
+    def source(self) -> ModelSource:
+        """The model, in the dtype asked for."""
+        model = self.plan.inputs.model
+        return replace(model, dtype=self.options.dtype) if self.options.dtype else model
+
+    @property
+    def reference_path(self) -> Path:
+        """Where the run on one device is kept."""
+        return self.folder / "reference.pt"
+
+    def write(self, path: Path) -> None:
+        """Write the job for a worker to read."""
+        record = {"plan": dumps(self.plan), "options": plain(self.options), "folder": str(self.folder)}
+        write_text(path, json.dumps({**record, "port": self.port, "parent": self.parent}))
+
+    @classmethod
+    def read(cls, path: Path) -> Job:
+        """The job that :meth:`write` wrote."""
+        record = json.loads(path.read_text(encoding="utf-8"))
+        plan, options = loads(record["plan"], Plan), RunOptions(**record["options"])
+        return cls(plan, options, Path(record["folder"]), record["port"], record["parent"])
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """A :class:`runtime.numerics.Difference`, without torch."""
+
+    name: str
+    kind: str
+    step: int
+    found: float
+    expected: float
+    error: float
+    accepted: float
+
+
+@dataclass(frozen=True, slots=True)
+class RankResult:
+    """What one rank measured.
+
+    Attributes:
+        losses: by step, on the ranks that know them; else empty.
+        step_seconds: by step.
+        spans: of the last steps, by step.
+        peak_bytes: 0 if not known.
+        compared: this rank's tensors beside one device's.
+    """
+
+    rank: int
+    losses: tuple[float, ...]
+    step_seconds: tuple[float, ...]
+    spans: dict[int, tuple[Span, ...]]
+    peak_bytes: int
+    compared: tuple[Compared, ...]
+
+    def to_json(self) -> str:
+        """As text."""
+        spans = {
+            step: [(span.action, span.start_s, span.stop_s) for span in found] for step, found in self.spans.items()
+        }
+        return json.dumps({**plain(self), "spans": spans})
+
+    @classmethod
+    def from_json(cls, text: str) -> RankResult:
+        """What :meth:`to_json` spelled."""
+        record = json.loads(text)
+        rank = record["rank"]
+        return cls(
+            rank,
+            tuple(record["losses"]),
+            tuple(record["step_seconds"]),
+            {int(step): tuple(Span(rank, *span) for span in spans) for step, spans in record["spans"].items()},
+            record["peak_bytes"],
+            tuple(Compared(**each) for each in record["compared"]),
+        )

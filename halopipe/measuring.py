@@ -1,0 +1,128 @@
+"""Measuring a model: what a person names becomes a source, the profiler measures it, and its result in a few lines."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from math import prod
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from halopipe import units
+from halopipe.optimizer import parse_optimizer
+from halopipe.progress import Reporter
+from planner.ir.errors import UsageError
+from planner.ir.profile import ModelSource, Optimizer, Profile
+
+if TYPE_CHECKING:
+    from profiler.session import ProfileProgress
+
+DEFAULT_WORKERS = 2
+
+
+def source_of(
+    model: str | Callable[..., Any], input_shape: Sequence[int], arguments: Mapping[str, Any], dtype: str
+) -> ModelSource:
+    """Where workers find the model.
+
+    Raises:
+        UsageError: ``model`` is neither text nor a function that another process could import.
+    """
+    try:
+        texts = {key: json.dumps(value, separators=(",", ":")) for key, value in arguments.items()}
+    except (TypeError, ValueError) as error:
+        raise UsageError(f"an argument of the factory cannot be written as JSON: {error}") from None
+    factory = model if isinstance(model, str) else _factory_name(model)
+    return ModelSource(factory, texts, tuple(input_shape), dtype)
+
+
+def num_workers(cluster: int | str) -> int:
+    """Workers on this host; ``auto`` is two.
+
+    Raises:
+        UsageError: it is neither a positive number nor ``auto``.
+    """
+    if cluster == "auto":
+        return DEFAULT_WORKERS
+    if isinstance(cluster, bool) or not isinstance(cluster, int) or cluster < 1:
+        raise UsageError(f"cluster {cluster!r} is not known", [], ["'auto', or a number of workers on this host"])
+    return cluster
+
+
+def measure(
+    source: ModelSource,
+    *,
+    num_workers: int,
+    optimizer: str | Optimizer,
+    sizes: tuple[int, ...] = (),
+    quick: bool = False,
+    quiet: bool = False,
+) -> Profile:
+    """The profile of ``source`` on this machine, with progress on stderr unless ``quiet``."""
+    from profiler.session import profile
+
+    with Reporter("profiling", quiet=quiet) as reporter:
+
+        def show(at: ProfileProgress) -> None:
+            spread = f", spread {units.percent(at.spread)}" if at.spread else ""
+            numbers = f"{at.layer} {units.seconds(at.seconds)}{spread}" if at.seconds else at.layer
+            reporter.update(at.done, at.total, numbers, at.eta_s)
+
+        return profile(
+            source,
+            num_workers=num_workers,
+            optimizer=parse_optimizer(optimizer) if isinstance(optimizer, str) else optimizer,
+            sizes=sizes or None,
+            quick=quick,
+            progress=show,
+        )
+
+
+def summary(profile: Profile) -> str:
+    """What was measured: the model, its time by micro-batch size, the links, and how far it can be trusted."""
+    from halopipe.explaining import model_text
+
+    graph, cluster, provenance = profile.graph, profile.cluster, profile.provenance
+    num_parameters = sum(prod(spec.shape) for spec in graph.parameters.values())
+    lines = [
+        model_text(profile.model),
+        f"  {len(graph.layers)} layers, {num_parameters:,} parameters ({units.size(graph.parameter_bytes())})",
+    ]
+    devices: dict[str, list[str]] = {}
+    for device in cluster.devices:
+        devices.setdefault(device.kind, []).append(device.name)
+    lines += [f"  devices {', '.join(names)}: {kind}" for kind, names in devices.items()]
+    lines.append(f"  memory {units.size(cluster.devices[0].memory_bytes)} a device")
+    for samples, step_s in sorted(provenance.iteration_s.items(), key=lambda item: int(item[0])):
+        each = units.seconds(step_s / int(samples))
+        lines.append(f"  one device, batch {samples}: {units.seconds(step_s)} a step, {each} a sample")
+    for name, link in cluster.links.items():
+        ends = [link.points[0], link.points[-1]] if link.points else []
+        shown = ", ".join(f"{units.size(number)} in {units.seconds(value_s)}" for number, value_s in ends)
+        lines.append(f"  link {name}: {shown or units.size(link.bandwidth_bytes_per_s) + '/s'}")
+    if provenance.contended:
+        lines.append(
+            f"  warning: the machine was busy (waited {units.percent(provenance.run_delay)} of the time for a core); "
+            "close other programs and profile again"
+        )
+    return "\n".join(lines)
+
+
+def _factory_name(model: object) -> str:
+    if not inspect.isroutine(model) or inspect.ismethod(model):
+        raise UsageError(
+            f"a {type(model).__name__} cannot be profiled by itself",
+            ["measuring and training happen in other processes, which build the model themselves"],
+            ["give the function that makes it, or its name: 'pkg.mod:factory' or 'path/file.py:factory'"],
+        )
+    name, module = model.__qualname__, model.__module__
+    if "." in name or name == "<lambda>":
+        raise UsageError(f"{name} is not at the top level of its module", [], ["move the factory to the top level"])
+    if module != "__main__":
+        return f"{module}:{name}"
+    file = inspect.getsourcefile(model)
+    if file is None or not Path(file).is_file():
+        raise UsageError(f"{name} lives in no file", [], ["move the factory into a module that workers can import"])
+    return f"{os.path.relpath(file)}:{name}"

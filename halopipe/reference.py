@@ -1,0 +1,119 @@
+"""The first steps of a job on one device, kept in a file for the ranks to compare with.
+
+They are done twice where the job is not in float64: how far the two are apart is one device's own rounding error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from halopipe.batches import batches, take
+from halopipe.job import NUM_COMPARED, Compared, Job
+from planner.ir.codec import plain
+from planner.ir.profile import ModelSource
+from profiler.source import load_model
+from runtime.engine import Engine
+from runtime.numerics import TOLERANCES, Difference, Tolerance, loss_differences, relative_error, tensor_differences
+from runtime.optimizer import maker_of
+from runtime.serial import serial_step
+
+EXACT = "float64"
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """What one device computed.
+
+    Attributes:
+        dtype: as the job's.
+        losses: of the compared steps.
+        gradient, parameter, buffer: after the first step, by name.
+        rounding: relative error of each of them against float64, by kind, then by name (``0``, ``1``, ... for the
+            losses); empty in float64.
+    """
+
+    dtype: str
+    losses: tuple[float, ...]
+    gradient: Mapping[str, Tensor]
+    parameter: Mapping[str, Tensor]
+    buffer: Mapping[str, Tensor]
+    rounding: Mapping[str, Mapping[str, float]]
+
+
+def make_reference(job: Job) -> None:
+    """Run the first steps on the user's own module and write what came out."""
+    found = _run(job, job.source)
+    if job.source.dtype != EXACT:
+        exact = _run(job, replace(job.source, dtype=EXACT))
+        found = replace(found, rounding=_rounding(found, exact))
+    torch.save({field.name: getattr(found, field.name) for field in fields(found)}, job.reference_path)
+
+
+def read_reference(path: Path) -> Reference:
+    """What :func:`make_reference` wrote; tensors are mapped, not read."""
+    return Reference(**torch.load(path, weights_only=True, mmap=True))
+
+
+def compare_tensors(reference: Reference, engine: Engine) -> tuple[Compared, ...]:
+    """This rank's gradients, parameters and buffers after the first step beside one device's."""
+    state = engine.state_dict()
+    here = {
+        "gradient": engine.gradients(),
+        "parameter": {name: tensor for name, tensor in state.items() if name in reference.parameter},
+        "buffer": {name: tensor for name, tensor in state.items() if name in reference.buffer},
+    }
+    return _compared(
+        difference
+        for kind, tensors in here.items()
+        for difference in tensor_differences(
+            kind, tensors, getattr(reference, kind), _tolerance(reference), reference.rounding.get(kind)
+        )
+    )
+
+
+def compare_losses(reference: Reference, losses: tuple[float, ...]) -> tuple[Compared, ...]:
+    """The losses of the first steps beside one device's."""
+    rounding = reference.rounding.get("loss", {}).values()
+    return _compared(loss_differences(losses, reference.losses, _tolerance(reference), rounding))
+
+
+def _run(job: Job, source: ModelSource) -> Reference:
+    options, decision = job.options, job.plan.decision
+    model = load_model(source, options.seed)
+    optimizer = maker_of(job.plan.inputs.optimizer)(model.module.parameters())
+    stream = batches(options.data, model, decision.global_batch, options.seed)
+    losses: list[float] = []
+    first: dict[str, dict[str, Tensor]] = {}
+    for step in range(min(NUM_COMPARED, options.steps)):
+        losses.append(serial_step(model.loss, optimizer, *take(stream, step), decision.micro_batches))
+        if step == 0:
+            parameters = dict(model.module.named_parameters(remove_duplicate=False))
+            state = {name: tensor.detach().clone() for name, tensor in model.module.state_dict().items()}
+            first = {
+                "gradient": {name: p.grad.clone() for name, p in parameters.items() if p.grad is not None},
+                "parameter": {name: tensor for name, tensor in state.items() if name in parameters},
+                "buffer": {name: tensor for name, tensor in state.items() if name not in parameters},
+            }
+    return Reference(source.dtype, tuple(losses), **first, rounding={})
+
+
+def _rounding(found: Reference, exact: Reference) -> dict[str, dict[str, float]]:
+    losses = zip(found.losses, exact.losses, strict=True)
+    errors = {"loss": {str(step): relative_error(*pair) for step, pair in enumerate(losses)}}
+    for kind in ("gradient", "parameter", "buffer"):
+        differences = tensor_differences(kind, getattr(found, kind), getattr(exact, kind), _tolerance(found))
+        errors[kind] = {each.name: each.error for each in differences}
+    return errors
+
+
+def _tolerance(reference: Reference) -> Tolerance:
+    return TOLERANCES[getattr(torch, reference.dtype)]
+
+
+def _compared(differences: Iterable[Difference]) -> tuple[Compared, ...]:
+    return tuple(Compared(**plain(each)) for each in differences)

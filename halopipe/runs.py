@@ -1,0 +1,124 @@
+"""Running a plan: its workers on this host, or one rank of a job that torchrun or Slurm started.
+
+result = run_plan(plan, RunOptions(steps=20))
+result.losses, result.measured(plan.prediction)
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from planner.ir.plan import Measured, Prediction
+from planner.ir.schedule import Action, Op
+from planner.ir.timeline import Timeline, TimelineFile
+
+if TYPE_CHECKING:
+    from runtime.numerics import NumericsReport
+
+
+@dataclass(frozen=True, slots=True)
+class RunOptions:
+    """What to run.
+
+    Attributes:
+        steps: training steps in all.
+        warmup: the first of them, which no median counts; the last one of these is watched for its memory.
+        seed: of parameters and data.
+        data: ``pkg.mod:factory``, called with (global_batch, input_shape, seed), gives an iterator of (inputs,
+            targets); if empty, every batch is the model's own example, repeated to the global batch.
+        check_numerics: compare the losses of the first steps, and gradients and state of the first, with one device.
+        dtype: in place of the plan's.
+        deadline_s: the longest that one rank may wait for another, or do one thing.
+    """
+
+    steps: int = 20
+    warmup: int = 2
+    seed: int = 0
+    data: str = ""
+    check_numerics: bool = False
+    dtype: str = ""
+    deadline_s: float = 120.0
+
+
+@dataclass(frozen=True, slots=True)
+class RunProgress:
+    """How far a run is.
+
+    Attributes:
+        step: complete steps.
+        loss: of the last one, where it is known already.
+        step_s: how long it took.
+    """
+
+    step: int
+    num_steps: int
+    loss: float | None
+    step_s: float
+
+
+Progress = Callable[[RunProgress], None]
+
+
+@dataclass(frozen=True, slots=True)
+class RunResult:
+    """What a run showed.
+
+    Attributes:
+        losses: by step.
+        step_seconds: by step, of the slowest rank.
+        warmup: how many of them are left out of medians.
+        timeline: the step of median length.
+        stage_forward_s, stage_backward_s: median per micro-batch, by stage.
+        peak_bytes: by rank, the most memory in use in one step: what stays between steps, and what torch allocated on
+            top in the last warm-up step; 0 where there was none.
+        numerics: how far the first steps were from one device's; None if that was not asked.
+    """
+
+    losses: tuple[float, ...]
+    step_seconds: tuple[float, ...]
+    warmup: int
+    timeline: Timeline
+    stage_forward_s: tuple[float, ...]
+    stage_backward_s: tuple[float, ...]
+    peak_bytes: tuple[int, ...]
+    numerics: NumericsReport | None = None
+
+    @property
+    def timed_seconds(self) -> tuple[float, ...]:
+        """The steps after warm-up; all where there are no others."""
+        return self.step_seconds[self.warmup :] or self.step_seconds
+
+    def timeline_file(self, predicted: Timeline) -> TimelineFile:
+        """What is written to ``timeline.json``."""
+        return TimelineFile(predicted, self.timeline, self.step_seconds, self.losses)
+
+    def measured(self, prediction: Prediction) -> Measured:
+        """What is written into the plan, beside its prediction."""
+        timed = self.timed_seconds
+        step_s = statistics.median(timed)
+        quartiles = statistics.quantiles(timed, n=4) if len(timed) > 1 else [step_s] * 3
+        return Measured(
+            step_s=step_s,
+            spread=(quartiles[2] - quartiles[0]) / step_s,
+            num_steps=len(timed),
+            stage_forward_s=self.stage_forward_s,
+            stage_backward_s=self.stage_backward_s,
+            peak_bytes=self.peak_bytes,
+            error=step_s / prediction.step_s - 1 if prediction.step_s else 0.0,
+        )
+
+
+def stage_medians(timelines: list[Timeline], num_stages: int, ops: tuple[Op, ...]) -> tuple[float, ...]:
+    """By stage, the median duration of actions of the given ops; several ops (``I`` and ``W``) add up."""
+    durations: dict[tuple[int, Op], list[float]] = {}
+    for timeline in timelines:
+        for span in timeline.spans:
+            action = Action.parse(span.action)
+            durations.setdefault((action.stage, action.op), []).append(span.stop_s - span.start_s)
+    return tuple(
+        sum(statistics.median(durations[stage, op]) for op in ops if (stage, op) in durations)
+        for stage in range(num_stages)
+    )

@@ -1,0 +1,125 @@
+"""Quantities as people write and read them: seconds, bytes, shares, shapes.  Inside, everything is in base units."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable
+from typing import Any
+
+from planner.ir.errors import UsageError
+
+_TIME_UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"), (1e-9, "ns"))
+_BINARY_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
+_BYTES_IN = {
+    "": 1,
+    "B": 1,
+    **{f"{prefix}iB": 1024**power for power, prefix in enumerate("KMGT", start=1)},
+    **{f"{prefix}B": 1000**power for power, prefix in enumerate("KMGT", start=1)},
+}
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)")
+
+
+def seconds(value_s: float) -> str:
+    """Three digits and the unit that fits: ``412 ms``, ``1.53 s``, ``8.1 µs``."""
+    if value_s == 0:
+        return "0 s"
+    if abs(value_s) >= 100:
+        return f"{value_s:.0f} s"
+    for factor, unit in _TIME_UNITS:
+        if abs(value_s) >= factor * 0.9995:
+            return f"{_three_digits(value_s / factor)} {unit}"
+    return f"{value_s:.1e} s"
+
+
+def size(num_bytes: float) -> str:
+    """Three digits and the binary unit that fits: ``1.25 GiB``, ``312 KiB``."""
+    value, unit = float(num_bytes), 0
+    while abs(value) >= 999.5 and unit < len(_BINARY_UNITS) - 1:
+        value, unit = value / 1024, unit + 1
+    return f"{value:.0f} B" if unit == 0 else f"{_three_digits(value)} {_BINARY_UNITS[unit]}"
+
+
+def percent(fraction: float) -> str:
+    """``12 %``; one digit behind the point below ten."""
+    value = 100 * fraction
+    return f"{value:.0f} %" if abs(value) >= 9.95 else f"{value:.1f} %"
+
+
+def signed_percent(fraction: float) -> str:
+    """``+12 %`` or ``-3.4 %``."""
+    text = percent(fraction)
+    return text if text.startswith("-") else f"+{text}"
+
+
+def rate(per_s: float) -> str:
+    """``19.4`` (samples a second), three digits."""
+    return _three_digits(per_s) if per_s < 100 else f"{per_s:,.0f}"
+
+
+def count(number: int, word: str) -> str:
+    """``1 stage``, ``2 stages``."""
+    return f"{number} {word}" if number == 1 else f"{number} {word}s"
+
+
+def micro_batches(sizes: tuple[int, ...]) -> str:
+    """``4 micro-batches of 2``, or with a smaller last one ``3 micro-batches: 4 + 3 + 3``."""
+    if len(set(sizes)) == 1:
+        return f"{count(len(sizes), 'micro-batch') if len(sizes) == 1 else f'{len(sizes)} micro-batches'} of {sizes[0]}"
+    return f"{len(sizes)} micro-batches: {' + '.join(map(str, sizes))}"
+
+
+def parse_size(text: str) -> int:
+    """Bytes of ``2GiB``, ``512MB`` or ``1048576``; GiB is 1024³, GB is 1000³.
+
+    Raises:
+        UsageError: it is not a size.
+    """
+    match = _SIZE.fullmatch(text.strip())
+    units = {name.lower(): factor for name, factor in _BYTES_IN.items()}
+    if match is None or match[2].lower() not in units or float(match[1]) == 0:
+        raise UsageError(f"{text!r} is not a size", [], ["write a number and a unit: 2GiB, 512MB"])
+    return int(float(match[1]) * units[match[2].lower()])
+
+
+def parse_integers(text: str, what: str, example: str) -> tuple[int, ...]:
+    """Positive integers with commas between them; nothing gives none.
+
+    Raises:
+        UsageError: an entry is not a positive integer.
+    """
+    parts = [part.strip() for part in text.split(",")] if text.strip() else []
+    if not all(part.isdecimal() and int(part) > 0 for part in parts):
+        raise UsageError(f"{what} {text!r} is not a list of positive integers", [], [f"write it like {example}"])
+    return tuple(int(part) for part in parts)
+
+
+def parse_arguments(pairs: Iterable[str]) -> dict[str, Any]:
+    """Values of ``key=value`` pairs by key; a value that is not JSON is a string.
+
+    Raises:
+        UsageError: a pair has no ``=``, its key is no Python name, or a key is given twice.
+    """
+    arguments: dict[str, Any] = {}
+    for pair in pairs:
+        key, equals, value = pair.partition("=")
+        if not equals or not key.isidentifier():
+            raise UsageError(f"--arg {pair!r} is not key=value", [], ["write it like --arg num_classes=10"])
+        if key in arguments:
+            raise UsageError(f"--arg {key} is given twice", [], [f"keep one of {arguments[key]} and {value}"])
+        try:
+            arguments[key] = json.loads(value, parse_constant=_refuse)
+        except ValueError:
+            arguments[key] = value
+    return arguments
+
+
+def _refuse(word: str) -> None:
+    """NaN and infinities are no JSON, though Python reads them."""
+    raise ValueError(word)
+
+
+def _three_digits(value: float) -> str:
+    if abs(value) >= 99.95:
+        return f"{value:.0f}"
+    return f"{value:.1f}" if abs(value) >= 9.995 else f"{value:.2f}"

@@ -1,0 +1,66 @@
+"""What a worker process does: it becomes one device, then does one rank's work and leaves its result or its error.
+
+python -m halopipe.worker JOB.json RANK          a rank of a job on this host
+python -m halopipe.worker JOB.json reference     the first steps on one device, for the ranks to compare with
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+
+from cuda_ops.host import core_of, die_with_parent, prepare_process
+from halopipe.job import Job
+from planner.ir.codec import write_text
+
+REFERENCE = "reference"
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run one rank of a job that was spawned on this host; the exit code says whether it succeeded."""
+    job = Job.read(Path(arguments[0]))
+    die_with_parent(job.parent)
+    rank = 0 if arguments[1] == REFERENCE else int(arguments[1])
+    prepare_process(core_of(rank))
+
+    from runtime.failure import write_error  # these load torch: the process must be prepared before
+    from runtime.launch import error_path, result_path
+
+    try:
+        text = _reference(job) if arguments[1] == REFERENCE else _rank(job, rank)
+        write_text(result_path(job.folder, rank), text)
+    except Exception as error:  # noqa: BLE001  # whatever it is, the launcher must hear of it
+        write_error(error_path(job.folder, rank), error)
+        traceback.print_exception(error)
+        return 1
+    return 0
+
+
+def _reference(job: Job) -> str:
+    from halopipe.reference import make_reference
+
+    make_reference(job)
+    return "{}"
+
+
+def _rank(job: Job, rank: int) -> str:
+    from torch.distributed import PrefixStore
+
+    from halopipe.work import work
+    from runtime.launch import LOOPBACK, SETUP_S, join_store
+    from runtime.transport import open_gloo
+
+    board = join_store(LOOPBACK, job.port)
+    store = PrefixStore("job", join_store(LOOPBACK, job.port))
+    num_ranks = job.plan.decision.num_ranks
+    return work(job, rank, store, board, lambda groups: open_gloo(rank, num_ranks, store, SETUP_S, groups)).to_json()
+
+
+if __name__ == "__main__":
+    code = main(sys.argv[1:])
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)  # at once: a sum that another rank will never join must not keep the process

@@ -1,0 +1,68 @@
+"""Measures what ``02_compare_strategies.ipynb`` reads: profiles of two networks, and their plans with measured steps.
+
+    rm -r notebooks/data; python notebooks/collect.py
+
+A profile that is there is kept and its plans are run again.  About five minutes on two cores that do nothing else.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import halopipe as hp
+from halopipe.running import RunOptions, run_plan
+from planner.ir.codec import dump, load
+from planner.ir.plan import Plan
+from planner.ir.profile import Profile
+
+DATA = Path(__file__).resolve().parent / "data"
+OPTIONS = RunOptions(steps=12, data="halopipe.data:digits")
+
+
+@dataclass(frozen=True, slots=True)
+class Network:
+    """What to measure."""
+
+    name: str
+    factory: str
+    input_shape: tuple[int, ...]
+
+
+NETWORKS = (
+    Network("resnet50", "profiler.models.resnet:resnet50", (8, 3, 64, 64)),
+    Network("vgg16", "profiler.models.vgg:vgg16", (8, 3, 32, 32)),
+)
+
+
+def main() -> int:
+    """Fills ``notebooks/data``."""
+    DATA.mkdir(exist_ok=True)
+    for network in NETWORKS:
+        profile = _profile(network)
+        for plan in (hp.plan(profile), *hp.baselines(profile)):
+            dump(_measured(plan), DATA / f"{network.name}-{plan.search.solver}.plan.json")
+    return 0
+
+
+def _profile(network: Network) -> Profile:
+    path = DATA / f"{network.name}.profile.json"
+    if not path.exists():
+        _say(f"profiling {network.name}")
+        dump(hp.profile(network.factory, input_shape=network.input_shape, arguments={"num_classes": 10}), path)
+    return load(path, Profile)
+
+
+def _measured(plan: Plan) -> Plan:
+    _say(f"running {plan.inputs.model.factory} by {plan.search.solver}")
+    result = run_plan(plan, OPTIONS)
+    return plan if result is None else replace(plan, measured=result.measured(plan.prediction))
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(f"{text}\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

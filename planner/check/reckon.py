@@ -1,0 +1,225 @@
+"""A second, plain evaluation of a program, for checking the first: one loop over layers, one over actions.
+
+Follows the same model as ``planner.costs`` (its module docstrings say what that is) but none of its code.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from planner.check.reading import at_samples, from_points
+from planner.ir.graph import BYTES_PER_ELEMENT, Layer
+from planner.ir.plan import Decision
+from planner.ir.profile import Measurement, Profile
+from planner.ir.program import Message, Program, receive_window
+from planner.ir.schedule import RECEIVE, SEND, Action, Op
+from planner.layers import kind
+
+_SECONDS = {
+    Op.FORWARD: "forward_s",
+    Op.BACKWARD: "backward_s",
+    Op.BACKWARD_INPUT: "backward_input_s",
+    Op.BACKWARD_WEIGHT: "backward_weight_s",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Reckoning:
+    """The step, and the most that each rank holds."""
+
+    step_s: float
+    peak_bytes: tuple[int, ...]
+
+
+def reckon(profile: Profile, decision: Decision, program: Program) -> Reckoning:
+    """Evaluates a legal program.
+
+    Raises:
+        ValueError: it never ends.
+        LookupError: the profile lacks a measurement.
+    """
+    plain = _Plain(profile, decision, program)
+    peaks = tuple(plain.peak_bytes(rank) for rank in range(len(program.rows)))
+    return Reckoning(plain.step_s(), peaks)
+
+
+class _Plain:
+    """The evaluation of one program."""
+
+    def __init__(self, profile: Profile, decision: Decision, program: Program) -> None:
+        self.profile = profile
+        self.decision = decision
+        self.program = program
+        layers = profile.graph.by_name()
+        self.layers = [[layers[name] for name in decision.layers_of(s)] for s in range(len(decision.stages))]
+        self.measured: dict[tuple[str, str], list[Measurement]] = {}
+        for device_kind, measurements in profile.measurements.items():
+            for measurement in measurements:
+                self.measured.setdefault((device_kind, measurement.layer), []).append(measurement)
+        self.known: dict[tuple[str, str, int, str], float] = {}
+
+    def step_s(self) -> float:
+        """Always runs, of all actions that can run, the one that can start first."""
+        rows, ranks = self.program.rows, range(len(self.program.rows))
+        clock, position = [0.0 for _ in ranks], [0 for _ in ranks]
+        arrived: dict[tuple[object, ...], float] = {}
+        wire_free: dict[object, float] = {}
+        while any(position[rank] < len(rows[rank]) for rank in ranks):
+            starts = [self._start(rank, clock, position, arrived) for rank in ranks]
+            possible = [(start, rank) for rank, start in enumerate(starts) if start is not None]
+            if not possible:
+                raise ValueError("the program never ends")
+            start, rank = min(possible)
+            action = rows[rank][position[rank]]
+            if action.op is Op.REDUCE_GRAD:
+                for member in self.program.ranks[action.stage]:
+                    clock[member] = start + self._action_s(member, action, position[member])
+                    position[member] += 1
+                continue
+            clock[rank] = start + self._action_s(rank, action, position[rank])
+            position[rank] += 1
+            for message in self.program.messages_of(rank, action) if action.op in SEND else ():
+                key, src, dst, size = self._transfer(action, message)
+                link = self.profile.cluster.link(src, dst)
+                wire = (src, dst) if link.duplex else frozenset((src, dst))
+                begin = max(clock[rank], wire_free.get(wire, 0.0))
+                seconds = from_points(link.points, size) if link.points else None
+                if seconds is None:
+                    seconds = link.latency_s + size / link.bandwidth_bytes_per_s
+                arrived[key] = wire_free[wire] = begin + seconds
+        return max(clock)
+
+    def peak_bytes(self, rank: int) -> int:
+        """The most that ``rank`` holds."""
+        parameters = {
+            name
+            for stage, group in enumerate(self.program.ranks)
+            if rank in group
+            for layer in self.layers[stage]
+            for name in layer.parameters
+        }
+        weights = sum(self.profile.graph.parameters[name].num_bytes for name in parameters)
+        state = round(weights * self.profile.optimizer.state_bytes_per_parameter_byte)
+        mine = [stage for stage, group in enumerate(self.program.ranks) if rank in group]
+        buffers = sum(layer.buffer_bytes for stage in mine for layer in self.layers[stage])
+        incoming = [
+            self._transfer(action, message)[3]
+            for action in self.program.rows[rank]
+            if action.op in RECEIVE
+            for message in self.program.messages_of(rank, action)
+        ]
+        resident = 2 * weights + state + buffers + sum(sorted(incoming)[-receive_window(incoming) :])
+        held = most = 0
+        for action in self.program.rows[rank]:
+            if action.op not in _SECONDS or action.microbatch is None:
+                continue
+            kept, workspace = self._activation(rank, action.stage, action.microbatch)
+            held += kept if action.op is Op.FORWARD else 0
+            most = max(most, held + workspace)
+            held -= kept if action.op in (Op.BACKWARD, Op.BACKWARD_WEIGHT) else 0
+        return resident + most
+
+    def _start(
+        self, rank: int, clock: list[float], position: list[int], arrived: dict[tuple[object, ...], float]
+    ) -> float | None:
+        """When the rank's next action can start (a wait: end); None if that is not known yet."""
+        rows = self.program.rows
+        if position[rank] >= len(rows[rank]):
+            return None
+        action = rows[rank][position[rank]]
+        if action.op is Op.REDUCE_GRAD:
+            group = self.program.ranks[action.stage]
+            there = [position[m] < len(rows[m]) and rows[m][position[m]] == action for m in group]
+            return max(clock[m] for m in group) if all(there) else None
+        if action.op not in RECEIVE:
+            return clock[rank]
+        keys = [self._transfer(action, message)[0] for message in self.program.messages_of(rank, action)]
+        if any(key not in arrived for key in keys):
+            return None
+        return max(clock[rank], *(arrived[key] for key in keys)) if keys else clock[rank]
+
+    def _transfer(self, action: Action, message: Message) -> tuple[tuple[object, ...], int, int, int]:
+        """(key, source rank, destination rank, bytes) of what ``action`` sends or receives."""
+        forward = action.op in (Op.SEND_FORWARD, Op.RECV_FORWARD)
+        src, dst = (message.src, message.dst) if forward else (message.dst, message.src)
+        size = message.forward_bytes if forward else message.backward_bytes
+        ends = frozenset((action.stage, action.peer))
+        return (ends, forward, action.microbatch, src, dst), src, dst, size
+
+    def _action_s(self, rank: int, action: Action, index: int) -> float:
+        device_kind = self.profile.cluster.devices[rank].kind
+        overhead = self.profile.action_overhead_s.get(device_kind, 0.0)
+        group = self.program.ranks[action.stage]
+        if action.op is Op.REDUCE_GRAD:
+            names = {name for layer in self.layers[action.stage] for name in layer.parameters}
+            size = sum(self.profile.graph.parameters[name].num_bytes for name in names)
+            return overhead + self._all_reduce_s(group, size)
+        costs = self.profile.parameters.get(device_kind, {})
+        if action.op is Op.UPDATE:
+            return overhead + sum(costs[x.name].update_s for x in self.layers[action.stage] if x.name in costs)
+        if action.op not in _SECONDS:
+            return overhead
+        adds = (Op.BACKWARD, Op.BACKWARD_WEIGHT)
+        before = self.program.rows[rank][:index]
+        accumulates = action.op in adds and any(a.op in adds and a.stage == action.stage for a in before)
+        exchanges = [self._exchange_s(layer, group, action.op) for layer in self.layers[action.stage]]
+        members = group if sum(exchanges) > 0 else (rank,)
+        return overhead + sum(exchanges) + max(self._compute_s(m, action, accumulates) for m in members)
+
+    def _compute_s(self, rank: int, action: Action, accumulates: bool) -> float:
+        device_kind = self.profile.cluster.devices[rank].kind
+        samples = self._samples(rank, action.stage, action.microbatch or 0)
+        costs = self.profile.parameters.get(device_kind, {})
+        total = 0.0
+        for layer in self.layers[action.stage]:
+            total += self._cost(device_kind, layer, samples, _SECONDS[action.op])
+            if accumulates and layer.name in costs:
+                total += costs[layer.name].accumulate_s
+        return total
+
+    def _exchange_s(self, layer: Layer, group: tuple[int, ...], op: Op) -> float:
+        if len(group) < 2 or op is Op.BACKWARD_WEIGHT or kind(layer.kind).REDUCTION != "statistics":
+            return 0.0
+        spec = layer.outputs[0]
+        channels = spec.shape[spec.dims.index("channel") if "channel" in spec.dims else 1]
+        if op is Op.FORWARD:
+            return self._all_reduce_s(group, len(group) * (1 + 2 * channels) * 8)
+        return self._all_reduce_s(group, 2 * channels * BYTES_PER_ELEMENT[spec.dtype])
+
+    def _all_reduce_s(self, group: tuple[int, ...], size: int) -> float:
+        if size == 0:
+            return 0.0
+        name = self.profile.cluster.group_link_class(group)
+        for table in self.profile.cluster.collectives:
+            if (table.operation, table.num_ranks, table.link) == ("all_reduce", len(group), name) and table.points:
+                return from_points(table.points, size)
+        link, part = self.profile.cluster.links[name], size / len(group)
+        seconds = from_points(link.points, part) if link.points else link.latency_s + part / link.bandwidth_bytes_per_s
+        return 2 * (len(group) - 1) * seconds
+
+    def _activation(self, rank: int, stage: int, microbatch: int) -> tuple[int, int]:
+        """(bytes kept between forward and backward, workspace)."""
+        device_kind = self.profile.cluster.devices[rank].kind
+        samples = self._samples(rank, stage, microbatch)
+        saved = sum(self._cost(device_kind, layer, samples, "saved_bytes") for layer in self.layers[stage])
+        workspace = max(self._cost(device_kind, layer, samples, "workspace_bytes") for layer in self.layers[stage])
+        handed = sum(
+            message.forward_bytes
+            for (src, dst, m), messages in self.program.messages.items()
+            if m == microbatch
+            for message in messages
+            if message.src != message.dst
+            and (message.src if src == stage else message.dst) == rank
+            and stage in (src, dst)
+        )
+        return round(saved) + handed, round(workspace)
+
+    def _samples(self, rank: int, stage: int, microbatch: int) -> int:
+        shares = self.decision.layout_of(stage).samples(self.decision.micro_batches[microbatch])
+        return shares[self.program.ranks[stage].index(rank)]
+
+    def _cost(self, device_kind: str, layer: Layer, samples: int, what: str) -> float:
+        key = (device_kind, layer.name, samples, what)
+        if key not in self.known:
+            self.known[key] = at_samples(self.measured[device_kind, layer.name], samples, what)
+        return self.known[key]

@@ -1,0 +1,141 @@
+"""How much memory a plan takes on each rank.
+
+    parameters + gradients + optimiser state + buffers                           all the time
+    receive buffers                                                              all the time: receives are posted ahead
+    saved activations + received inputs + sent outputs                           from F to B (or W), per micro-batch
+    workspace of the hungriest layer                                             while F, B, I or W runs
+
+What a rank holds depends on the order of its row alone, not on times.  Ignored: what a process takes before it has a
+model (interpreter, libraries), the batch itself, gradients that wait to be sent, buckets of the gradient reduction, and
+fragmentation.  A tensor at a boundary may be counted twice, once as received or sent, once as saved by a layer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from planner.costs.compiled import CompiledProgram
+from planner.costs.stage import StageCosts
+from planner.costs.tables import span
+from planner.ir.program import receive_window
+
+
+@dataclass(frozen=True, slots=True)
+class Resident:
+    """Bytes that a rank holds throughout a step."""
+
+    parameters: int
+    gradients: int
+    optimizer: int
+    buffers: int
+    receive_buffers: int
+
+    @property
+    def total(self) -> int:
+        """All of them."""
+        return self.parameters + self.gradients + self.optimizer + self.buffers + self.receive_buffers
+
+
+@dataclass(frozen=True, slots=True)
+class RankMemory:
+    """What a rank holds when it holds most, by part."""
+
+    resident: Resident
+    activations: int
+    workspace: int
+
+    @property
+    def peak_bytes(self) -> int:
+        """The sum of the parts."""
+        return self.resident.total + self.activations + self.workspace
+
+    def parts(self) -> dict[str, int]:
+        """Bytes by part, in words."""
+        return {
+            "parameters": self.resident.parameters,
+            "gradients": self.resident.gradients,
+            "optimiser state": self.resident.optimizer,
+            "buffers": self.resident.buffers,
+            "receive buffers": self.resident.receive_buffers,
+            "activations": self.activations,
+            "workspace": self.workspace,
+        }
+
+
+def resident(costs: StageCosts, compiled: CompiledProgram, transfer_bytes: Sequence[int]) -> tuple[Resident, ...]:
+    """What each rank holds throughout.
+
+    Args:
+        transfer_bytes: by transfer slot.
+    """
+    received: list[list[int]] = [[] for _ in compiled.rows]
+    for slot, _ in compiled.messages:
+        received[compiled.transfers[slot].dst].append(transfer_bytes[slot])
+    found = []
+    for rank in range(len(compiled.rows)):
+        stages = [stage for stage in costs.stages if rank in stage.ranks]
+        parameters = sum(stage.parameter_bytes for stage in stages)
+        state = round(parameters * costs.book.profile.optimizer.state_bytes_per_parameter_byte)
+        buffers = round(sum(span(costs.book.tables.graph.buffer_bytes, stage.runs) for stage in stages))
+        posted = sum(sorted(received[rank])[-receive_window(received[rank]) :])
+        found.append(Resident(parameters, parameters, state, buffers, posted))
+    return tuple(found)
+
+
+def activation_bytes(costs: StageCosts, compiled: CompiledProgram, transfer_bytes: Sequence[int]) -> list[int]:
+    """What each activation slot keeps between forward and backward."""
+    kept: dict[tuple[int, int, int], int] = {}
+    for slot, transfer in enumerate(compiled.transfers):
+        if transfer.forward:
+            src, dst, microbatch = transfer.route
+            size = costs.micro_batches[microbatch]
+            for key in ((transfer.src, src, size), (transfer.dst, dst, size)):
+                kept[key] = kept.get(key, 0) + transfer_bytes[slot]
+    found = []
+    for activation in compiled.activations:
+        stage = costs.stages[activation.stage]
+        table = costs.table(activation.stage, stage.ranks.index(activation.rank), activation.microbatch)
+        size = costs.micro_batches[activation.microbatch]
+        handed = kept.get((activation.rank, activation.stage, size), 0)
+        found.append(round(span(table.saved_bytes, stage.runs)) + handed)
+    return found
+
+
+def workspace_bytes(costs: StageCosts, compiled: CompiledProgram) -> list[int]:
+    """The hungriest layer's workspace, by activation slot."""
+    found = []
+    for activation in compiled.activations:
+        stage = costs.stages[activation.stage]
+        table = costs.table(activation.stage, stage.ranks.index(activation.rank), activation.microbatch)
+        found.append(round(max((table.workspace_bytes[a:b].max() for a, b in stage.runs if a < b), default=0)))
+    return found
+
+
+def walk(
+    compiled: CompiledProgram, rank: int, activations: Sequence[int], workspaces: Sequence[int]
+) -> tuple[tuple[int, int, int], ...]:
+    """(position in the row, activations held during the step, workspace during it), step after step of the rank."""
+    held = 0
+    found = []
+    for position, slot, sign in compiled.holds[rank]:
+        if sign > 0:
+            held += activations[slot]
+        found.append((position, held, workspaces[slot]))
+        if sign < 0:
+            held -= activations[slot]
+    return tuple(found)
+
+
+def rank_memories(
+    costs: StageCosts, compiled: CompiledProgram, transfer_bytes: Sequence[int]
+) -> tuple[RankMemory, ...]:
+    """What each rank holds when it holds most."""
+    activations = activation_bytes(costs, compiled, transfer_bytes)
+    workspaces = workspace_bytes(costs, compiled)
+    found = []
+    for rank, always in enumerate(resident(costs, compiled, transfer_bytes)):
+        steps = walk(compiled, rank, activations, workspaces)
+        _, held, workspace = max(steps, key=lambda step: step[1] + step[2], default=(0, 0, 0))
+        found.append(RankMemory(always, held, workspace))
+    return tuple(found)

@@ -1,0 +1,186 @@
+"""Prices candidates by the true simulator, quickly: programs of the same shape are lowered and compiled once."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+from planner.costs.compiled import CompiledProgram, compile_program
+from planner.costs.memory import RankMemory, rank_memories
+from planner.costs.simulate import execute, prices, resources, transfer_prices
+from planner.costs.stage import PriceBook, StageCosts, StagePlacement
+from planner.ir.graph import Graph, producer
+from planner.ir.problem import Problem
+from planner.ir.schedule import Edge
+from planner.layers.boundary import Boundaries
+from planner.solvers.assemble import Candidate, boundaries_of, program_of
+from planner.solvers.shares import samples_of
+
+Pieces = Mapping[tuple[int, int], tuple[int, int]]
+"""What crosses an edge: (bytes forward, bytes backward) by (rank of the source, rank of the destination)."""
+Edges = Mapping[tuple[int, int], Mapping[int, Pieces]]
+"""By (source stage, destination stage), then by samples of the micro-batch."""
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """What the simulator says of a candidate.
+
+    Attributes:
+        step_s: infinity if it does not fit.
+        memories: by rank; ranks that are not used hold nothing.
+        excess_rank: the rank that is furthest over its limit, None if all fit.
+    """
+
+    candidate: Candidate
+    step_s: float
+    memories: tuple[RankMemory, ...]
+    excess_rank: int | None
+
+    @property
+    def fits(self) -> bool:
+        """Whether every rank stays within its limit."""
+        return self.excess_rank is None
+
+    @property
+    def peak_bytes(self) -> int:
+        """The most that any rank holds."""
+        return max(memory.peak_bytes for memory in self.memories)
+
+
+@dataclass(slots=True, eq=False)
+class Evaluator:
+    """Simulates candidates of one problem, and counts them."""
+
+    problem: Problem
+    book: PriceBook
+    num_simulated: int = 0
+    _shapes: dict[object, tuple[CompiledProgram, list[int]]] = field(init=False, default_factory=dict, repr=False)
+    _pieces: dict[object, Pieces] = field(init=False, default_factory=dict, repr=False)
+    _samples: dict[tuple[tuple[int, ...], int], tuple[int, ...]] = field(init=False, default_factory=dict, repr=False)
+    _readers: tuple[tuple[str, int, tuple[int, ...]], ...] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        self._readers = _readers(self.problem.profile.graph)
+
+    def evaluate(self, candidate: Candidate) -> Evaluation:
+        """The candidate's step and memory, as ``predict`` would find them.
+
+        Raises:
+            MissingMeasurementError: the profile does not say what a layer costs at a size the candidate uses.
+        """
+        costs = StageCosts(self.book, self._placed(candidate), candidate.micro_batches)
+        edges = self._edges(candidate)
+        compiled, wires = self._shape(candidate, edges)
+        sizes = _transfer_bytes(compiled, edges, candidate.micro_batches)
+        memories = rank_memories(costs, compiled, sizes)
+        excess = self._excess_rank(memories)
+        step_s = float("inf")
+        if excess is None:
+            self.num_simulated += 1
+            message_s = transfer_prices(compiled, sizes, self.book.network)
+            step_s = execute(compiled, prices(compiled, costs), message_s, wires).step_s
+        return Evaluation(candidate, step_s, memories, excess)
+
+    def samples(self, shares: tuple[int, ...], rows: int) -> tuple[int, ...]:
+        """Samples of each member of a group with ``shares``, of a micro-batch of ``rows``."""
+        found = self._samples.get((shares, rows))
+        if found is None:
+            found = self._samples[shares, rows] = samples_of(shares, rows)
+        return found
+
+    def excess(self, found: Evaluation) -> float:
+        """How many times its limit the fullest rank holds."""
+        return max(self._fullness(found.memories))
+
+    def _fullness(self, memories: Sequence[RankMemory]) -> list[float]:
+        limits = [self.problem.memory_limit_bytes(rank) for rank in range(len(memories))]
+        return [memory.peak_bytes / max(1, limit) for memory, limit in zip(memories, limits, strict=True)]
+
+    def _excess_rank(self, memories: Sequence[RankMemory]) -> int | None:
+        """The rank that is furthest over its limit, by ratio; None if all fit."""
+        fullness = self._fullness(memories)
+        worst = max(range(len(fullness)), key=fullness.__getitem__)
+        return worst if memories[worst].peak_bytes > self.problem.memory_limit_bytes(worst) else None
+
+    def _placed(self, candidate: Candidate) -> tuple[StagePlacement, ...]:
+        parameters = self.book.tables.graph.parameter_bytes
+        sizes = set(candidate.micro_batches)
+        return tuple(
+            StagePlacement(
+                ((first, last),),
+                group,
+                {rows: self.samples(shares, rows) for rows in sizes},
+                round(parameters[last] - parameters[first]),
+            )
+            for (first, last), group, shares in zip(
+                pairwise(candidate.bounds), candidate.groups, candidate.shares, strict=True
+            )
+        )
+
+    def _edges(self, candidate: Candidate) -> Edges:
+        bounds = candidate.bounds
+        boundaries: Boundaries | None = None
+        found: dict[tuple[int, int], dict[int, dict[tuple[int, int], tuple[int, int]]]] = {}
+        for value, made_by, readers in self._readers:
+            src = bisect_right(bounds, made_by) - 1
+            if readers[-1] < bounds[src + 1]:
+                continue
+            by_stage: dict[int, list[int]] = {}
+            for reader in readers:
+                by_stage.setdefault(bisect_right(bounds, reader) - 1, []).append(reader)
+            by_stage.pop(src, None)
+            for dst, read_by in by_stage.items():
+                for rows in set(candidate.micro_batches):
+                    ends = (candidate.groups[src], candidate.shares[src], candidate.groups[dst], candidate.shares[dst])
+                    key = (value, tuple(read_by), rows, ends)
+                    if key not in self._pieces:
+                        boundaries = boundaries or boundaries_of(self.problem.profile.graph, candidate)
+                        self._pieces[key] = _pieces(boundaries, Edge(src, dst, (value,)), rows)
+                    total = found.setdefault((src, dst), {}).setdefault(rows, {})
+                    for pair, (forward, backward) in self._pieces[key].items():
+                        before = total.get(pair, (0, 0))
+                        total[pair] = (before[0] + forward, before[1] + backward)
+        return found
+
+    def _shape(self, candidate: Candidate, edges: Edges) -> tuple[CompiledProgram, list[int]]:
+        """The compiled program of all candidates that differ in prices alone, and the wires of its channels."""
+        crossing = frozenset(
+            (edge, rows, pair, forward > 0, backward > 0)
+            for edge, by_rows in edges.items()
+            for rows, pieces in by_rows.items()
+            for pair, (forward, backward) in pieces.items()
+        )
+        key = (candidate.schedule, candidate.micro_batches, candidate.groups, crossing)
+        found = self._shapes.get(key)
+        if found is None:
+            program = program_of(self.problem.profile.graph, candidate)
+            compiled = compile_program(program, candidate.micro_batches)
+            found = self._shapes[key] = (compiled, resources(compiled, self.book.network))
+        return found
+
+
+def _readers(graph: Graph) -> tuple[tuple[str, int, tuple[int, ...]], ...]:
+    """(value, layer that makes it, layers that read it) for every value that is read, layers by index."""
+    made_by = {layer.name: index for index, layer in enumerate(graph.layers)}
+    read_by: dict[str, list[int]] = {}
+    for index, layer in enumerate(graph.layers):
+        for value in dict.fromkeys(layer.inputs):
+            if producer(value) in made_by:
+                read_by.setdefault(value, []).append(index)
+    return tuple((value, made_by[producer(value)], tuple(readers)) for value, readers in read_by.items())
+
+
+def _pieces(boundaries: Boundaries, edge: Edge, rows: int) -> Pieces:
+    return {(m.src, m.dst): (m.forward_bytes, m.backward_bytes) for m in boundaries.messages(edge, rows)}
+
+
+def _transfer_bytes(compiled: CompiledProgram, edges: Edges, micro_batches: tuple[int, ...]) -> list[int]:
+    found = []
+    for slot in compiled.transfers:
+        src, dst, microbatch = slot.route
+        pieces = edges[src, dst][micro_batches[microbatch]]
+        found.append(pieces[slot.src, slot.dst][0] if slot.forward else pieces[slot.dst, slot.src][1])
+    return found

@@ -1,0 +1,54 @@
+"""GPipe's even split: as many stages as ranks, with equally many layers each, whatever they cost.
+
+Huang et al., "GPipe", NeurIPS 2019; the count of layers is what torchgpipe (Kim et al., 2020) calls a balance, given by
+hand and even if nothing is known.  Schedule GPipe, the micro-batch size the best of those allowed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from planner.costs.stage import PriceBook
+from planner.ir.plan import Plan
+from planner.ir.problem import Problem
+from planner.solvers.answer import heuristic_plan
+from planner.solvers.assemble import Candidate
+from planner.solvers.choose import best_of
+from planner.solvers.evaluate import Evaluator
+from planner.solvers.progress import Progress
+from planner.solvers.shares import equal_shares
+from planner.solvers.space import cut_positions, is_covered, micro_batch_sizes, micro_batches
+
+BASELINE = True
+
+
+def solve(problem: Problem, progress: Progress | None = None) -> Plan:
+    """Equally many layers on every rank.
+
+    Raises:
+        InfeasibleError: it does not fit.
+    """
+    evaluator = Evaluator(problem, PriceBook(problem.profile))
+    found = best_of(evaluator, candidates(problem, evaluator.book))
+    return heuristic_plan(evaluator, found, "even-split", "equally many layers a rank, GPipe, best micro-batch size")
+
+
+def candidates(problem: Problem, book: PriceBook) -> Iterator[Candidate]:
+    """Every micro-batch size."""
+    bounds = even_bounds(problem)
+    ranks = problem.ranks[: len(bounds) - 1]
+    groups = tuple((rank,) for rank in ranks)
+    for size in micro_batch_sizes(problem, book):
+        if all(is_covered(problem, book, book.kind(rank), size) for rank in ranks):
+            yield Candidate(bounds, groups, ((size,),) * len(groups), micro_batches(problem, size), "gpipe")
+
+
+def even_bounds(problem: Problem) -> tuple[int, ...]:
+    """Cut positions with equally many layers between them, moved to where cutting is allowed."""
+    allowed = cut_positions(problem.profile.graph)
+    num_layers = allowed[-1]
+    num_stages = min(len(problem.ranks), num_layers, problem.max_stages or num_layers)
+    wanted = [0]
+    for share in equal_shares(num_layers, num_stages):
+        wanted.append(wanted[-1] + share)
+    return tuple(sorted({min(allowed, key=lambda position: abs(position - want)) for want in wanted}))

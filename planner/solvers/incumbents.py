@@ -1,0 +1,84 @@
+"""Plans that are looked at before and beside the search, so that it never does worse than them.
+
+Everyday strategies come first: their steps are upper bounds.  Replicas on several kinds of devices or hosts, shared in
+proportion to speed, are not among the stages that the search builds; they are priced here, each with its own bound.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+
+from planner.costs.stage import PriceBook, StageCosts, StagePlacement
+from planner.ir.errors import InfeasibleError, MissingMeasurementError
+from planner.ir.problem import Problem
+from planner.ir.schedule import Action, Op
+from planner.solvers import data_parallel, even_split, one_device
+from planner.solvers.assemble import Candidate
+from planner.solvers.choose import Choice, choose
+from planner.solvers.evaluate import Evaluator
+from planner.solvers.shares import replica_shares, samples_of, usable
+from planner.solvers.space import Pool, micro_batches, mixing_layers, schedule_names
+
+
+@dataclass(frozen=True, slots=True)
+class Replicas:
+    """One stage on several pools, in the queue beside the pipelines under construction."""
+
+    bound_s: float
+    ranks: tuple[int, ...]
+    shares: tuple[int, ...]
+    micro_batches: tuple[int, ...]
+
+
+def strategies(evaluator: Evaluator) -> Iterator[tuple[str, Choice]]:
+    """The everyday strategies, as far as the problem allows them; some may not fit."""
+    problem, book = evaluator.problem, evaluator.book
+    yield "one-device", choose(evaluator, one_device.candidates(problem, book))
+    if len(problem.ranks) > 1 and not mixing_layers(problem.profile.graph):
+        with suppress(InfeasibleError):  # fewer samples than ranks: there is no such plan to compare with
+            replicas = data_parallel.candidates(problem, book)
+            yield "data-parallel", choose(evaluator, replicas, first_that_fits=True)
+    if len(problem.ranks) > 1 and "gpipe" in schedule_names(problem) and problem.max_stages != 1:
+        yield "even-split", choose(evaluator, even_split.candidates(problem, book))
+
+
+def mixed_replicas(
+    problem: Problem, book: PriceBook, pools: tuple[Pool, ...], sizes: tuple[int, ...]
+) -> Iterator[Replicas]:
+    """Replicas on the first 2, 3, ... ranks where these are no pool's own, for every micro-batch size."""
+    if mixing_layers(problem.profile.graph):
+        return
+    for count in range(2, len(problem.ranks) + 1):
+        ranks = problem.ranks[:count]
+        if any(set(ranks) <= set(pool.ranks) for pool in pools):
+            continue
+        for size in sizes:
+            shares, batches = replica_shares(problem, book, ranks, size), micro_batches(problem, size)
+            try:
+                if usable(problem, book, ranks, shares, batches):
+                    yield Replicas(_bound_s(book, ranks, shares, batches), ranks, shares, batches)
+            except MissingMeasurementError:
+                continue
+
+
+def replica_candidate(problem: Problem, found: Replicas, schedule: str) -> Candidate:
+    """The replicas as a candidate."""
+    last = len(problem.profile.graph.layers)
+    return Candidate((0, last), (found.ranks,), (found.shares,), found.micro_batches, schedule)
+
+
+def _bound_s(book: PriceBook, ranks: tuple[int, ...], shares: tuple[int, ...], batches: tuple[int, ...]) -> float:
+    """Every F, B, the reduction and the update, one after another, on the slowest rank."""
+    graph = book.profile.graph
+    samples = {rows: samples_of(shares, rows) for rows in set(batches)}
+    placed = StagePlacement(((0, len(graph.layers)),), ranks, samples, graph.parameter_bytes())
+    costs = StageCosts(book, (placed,), batches)
+    after = Action(0, Op.REDUCE_GRAD), Action(0, Op.UPDATE)
+    return max(
+        sum(costs.action_s(rank, Action(0, Op.FORWARD, m)) for m in range(len(batches)))
+        + sum(costs.action_s(rank, Action(0, Op.BACKWARD, m), m > 0) for m in range(len(batches)))
+        + sum(costs.action_s(rank, action) for action in after)
+        for rank in ranks
+    )

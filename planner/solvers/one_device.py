@@ -1,0 +1,41 @@
+"""Everything on one device, one micro-batch after another: what a pipeline or replicas are compared with.
+
+The micro-batch size (and the device, where they differ) is the best that fits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from planner.costs.stage import PriceBook
+from planner.ir.plan import Plan
+from planner.ir.problem import Problem
+from planner.solvers.answer import heuristic_plan
+from planner.solvers.assemble import Candidate
+from planner.solvers.choose import best_of
+from planner.solvers.evaluate import Evaluator
+from planner.solvers.progress import Progress
+from planner.solvers.space import is_covered, micro_batch_sizes, micro_batches, pools, schedule_names
+
+BASELINE = True
+
+
+def solve(problem: Problem, progress: Progress | None = None) -> Plan:
+    """The fastest plan on one device.
+
+    Raises:
+        InfeasibleError: no device has the memory.
+    """
+    evaluator = Evaluator(problem, PriceBook(problem.profile))
+    found = best_of(evaluator, candidates(problem, evaluator.book))
+    return heuristic_plan(evaluator, found, "one-device", "one device, best micro-batch size")
+
+
+def candidates(problem: Problem, book: PriceBook) -> Iterator[Candidate]:
+    """One rank of each pool, each micro-batch size."""
+    last = len(problem.profile.graph.layers)
+    for size in micro_batch_sizes(problem, book):
+        for pool in pools(problem):
+            if is_covered(problem, book, pool.kind, size):
+                for schedule in schedule_names(problem):
+                    yield Candidate((0, last), (pool.ranks[:1],), ((size,),), micro_batches(problem, size), schedule)

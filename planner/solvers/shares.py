@@ -1,0 +1,55 @@
+"""How many samples of a micro-batch each rank of a stage takes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from planner.costs.stage import PriceBook
+from planner.ir.graph import SAMPLE
+from planner.ir.layout import Layout, cut_points
+from planner.ir.problem import Problem
+from planner.solvers.space import is_covered
+
+
+def equal_shares(samples: int, num_ranks: int) -> tuple[int, ...]:
+    """As equal as can be, the first ones larger."""
+    each, more = divmod(samples, num_ranks)
+    return (each + 1,) * more + (each,) * (num_ranks - more)
+
+
+def proportional_shares(samples: int, speeds: Sequence[float]) -> tuple[int, ...]:
+    """In proportion to ``speeds``, rounded by the largest remainder, ties to the first."""
+    exact = [samples * speed / sum(speeds) for speed in speeds]
+    shares = [int(share) for share in exact]
+    by_remainder = sorted(range(len(exact)), key=lambda k: (shares[k] - exact[k], k))
+    for k in by_remainder[: samples - sum(shares)]:
+        shares[k] += 1
+    return tuple(shares)
+
+
+def samples_of(shares: tuple[int, ...], rows: int) -> tuple[int, ...]:
+    """Samples of each rank in a micro-batch of ``rows``, where ``shares`` are those of a full one."""
+    return Layout({SAMPLE: cut_points(shares)} if len(shares) > 1 else {}).samples(rows)
+
+
+def usable(
+    problem: Problem, book: PriceBook, ranks: tuple[int, ...], shares: tuple[int, ...], micro_batches: tuple[int, ...]
+) -> bool:
+    """Whether every rank has a sample of every micro-batch (a mean over none is none), and none more than measured."""
+    return all(
+        samples > 0 and is_covered(problem, book, book.kind(rank), samples)
+        for rows in set(micro_batches)
+        for rank, samples in zip(ranks, samples_of(shares, rows), strict=True)
+    )
+
+
+def replica_shares(problem: Problem, book: PriceBook, ranks: tuple[int, ...], size: int) -> tuple[int, ...]:
+    """Samples of each rank that holds the whole model, in proportion to its speed."""
+    return proportional_shares(size, [_samples_per_s(book, book.kind(rank)) for rank in ranks])
+
+
+def _samples_per_s(book: PriceBook, kind: str) -> float:
+    samples = book.tables.largest_measured(kind)
+    table = book.tables.at(kind, samples)
+    seconds = float(table.forward_s[-1] + table.backward_s[-1])
+    return samples / seconds if seconds > 0 else 1.0

@@ -1,0 +1,117 @@
+"""The space that solvers search: pools of like devices, places to cut, micro-batch sizes, schedules."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from planner import schedules
+from planner.costs.stage import PriceBook
+from planner.ir.errors import InfeasibleError, UsageError
+from planner.ir.graph import Graph
+from planner.ir.problem import Problem
+from planner.layers import check_samples_apart
+from planner.solvers.assemble import split_batch
+
+FEW_SAMPLES = 12
+"""Up to this global batch every micro-batch size is looked at, also those that leave a smaller last one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """Devices that nothing tells apart: one kind, host and memory size; ``whole_host``: the host has no others."""
+
+    kind: str
+    host: str
+    memory_limit_bytes: int
+    ranks: tuple[int, ...]
+    whole_host: bool
+
+    def interchangeable(self, other: Pool) -> bool:
+        """Whether exchanging the two hosts changes nothing."""
+        mine = (self.kind, self.memory_limit_bytes, len(self.ranks))
+        theirs = (other.kind, other.memory_limit_bytes, len(other.ranks))
+        return self is other or (self.whole_host and other.whole_host and mine == theirs)
+
+
+def pools(problem: Problem) -> tuple[Pool, ...]:
+    """The usable ranks as pools, in order of their first rank."""
+    found: dict[tuple[str, str, int], list[int]] = {}
+    for rank in problem.ranks:
+        device = problem.profile.cluster.devices[rank]
+        found.setdefault((device.kind, device.host, problem.memory_limit_bytes(rank)), []).append(rank)
+    hosts = [host for _, host, _ in found]
+    return tuple(
+        Pool(kind, host, limit, tuple(ranks), hosts.count(host) == 1) for (kind, host, limit), ranks in found.items()
+    )
+
+
+def schedule_names(problem: Problem) -> tuple[str, ...]:
+    """The schedules that may be used.
+
+    Raises:
+        UnknownNameError: one of them does not exist.
+    """
+    for name in problem.schedules:
+        schedules.schedule(name)
+    return tuple(dict.fromkeys(problem.schedules)) or schedules.names()
+
+
+def micro_batch_sizes(problem: Problem, book: PriceBook) -> tuple[int, ...]:
+    """Sizes that may be used, ascending.
+
+    By default the divisors of the global batch and the sizes that were measured (all sizes up to ``FEW_SAMPLES``), as
+    far as a stage on all ranks stays within what was measured.
+
+    Raises:
+        UsageError: the global batch or a size is not positive.
+    """
+    batch = problem.global_batch
+    if batch < 1:
+        raise UsageError(f"a global batch of {batch} samples", remedies=["give a positive number of samples"])
+    if any(size < 1 for size in problem.micro_batch_sizes):
+        raise UsageError(f"a micro-batch of {min(problem.micro_batch_sizes)} samples", remedies=["give sizes above 0"])
+    if problem.micro_batch_sizes:
+        return tuple(sorted({min(size, batch) for size in problem.micro_batch_sizes}))
+    covered = sum(book.tables.largest_measured(book.kind(rank)) for rank in problem.ranks)
+    measured = {m.samples for found in problem.profile.measurements.values() for m in found}
+    sizes = {size for size in range(1, batch + 1) if batch % size == 0 or batch <= FEW_SAMPLES} | measured
+    return tuple(sorted(size for size in sizes if size <= min(batch, covered)))
+
+
+def is_covered(problem: Problem, book: PriceBook, kind: str, samples: int) -> bool:
+    """Whether a device of ``kind`` may be given ``samples`` at once: what was measured, or what the user asks for."""
+    return bool(problem.micro_batch_sizes) or samples <= book.tables.largest_measured(kind)
+
+
+def micro_batches(problem: Problem, size: int) -> tuple[int, ...]:
+    """The global batch in micro-batches of ``size``."""
+    return split_batch(problem.global_batch, size)
+
+
+def cut_positions(graph: Graph) -> tuple[int, ...]:
+    """Where the list of layers may be cut, both ends included: not between layers that share a parameter."""
+    allowed = np.ones(len(graph.layers) + 1, dtype=bool)
+    first: dict[str, int] = {}
+    for index, layer in enumerate(graph.layers):
+        for name in layer.parameters:
+            start = first.setdefault(name, index)
+            allowed[start + 1 : index + 1] = False
+    return tuple(int(position) for position in np.flatnonzero(allowed))
+
+
+def mixing_layers(graph: Graph) -> frozenset[str]:
+    """Layers that mix samples, so that a stage with them cannot be cut by samples."""
+    return frozenset(check_samples_apart(graph))
+
+
+def require_divisible(graph: Graph) -> None:
+    """Raises :class:`InfeasibleError` if a layer of the graph mixes samples."""
+    mixing = mixing_layers(graph)
+    if mixing:
+        raise InfeasibleError(
+            "the model cannot be cut by samples",
+            [f"{len(mixing)} layers mix samples, such as {min(mixing)}"],
+            ["plan with another solver"],
+        )

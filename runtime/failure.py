@@ -1,0 +1,68 @@
+"""Errors that cross processes: written by the worker that met them, read by whoever started it."""
+
+from __future__ import annotations
+
+import json
+import signal
+import traceback
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from planner.ir import errors
+from planner.ir.codec import write_text
+from planner.ir.errors import DeadlineError, HalopipeError, TransportError, WorkerDiedError, WorkerError
+
+STDERR_LINES = 12
+"""Last lines of a dead worker's standard error that are shown."""
+
+
+def write_error(path: Path, error: BaseException) -> None:
+    """Writes ``error`` as JSON; what is not ours becomes a WorkerError with the end of its traceback."""
+    known = error if isinstance(error, HalopipeError) else _foreign(error)
+    record = {"type": type(known).__name__, "title": known.title, "details": known.details, "remedies": known.remedies}
+    write_text(path, json.dumps(record))
+
+
+def read_error(path: Path) -> HalopipeError:
+    """The error that :func:`write_error` wrote."""
+    record = json.loads(path.read_text(encoding="utf-8"))
+    cls: type[HalopipeError] = getattr(errors, record["type"])
+    return cls(record["title"], record["details"], record["remedies"])
+
+
+def died(title: str, code: int, last: str, stderr: str) -> WorkerDiedError:
+    """The error of a process that ended with ``code`` and left neither a result nor an error.
+
+    Args:
+        title: which rank, device and stage.
+        last: what it did when it was last heard of.
+    """
+    how = f"by signal {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
+    lines = [line for line in stderr.splitlines() if line.strip()][-STDERR_LINES:]
+    details = [f"last heard of: {last or 'nothing'}", *(f"stderr: {line}" for line in lines)]
+    remedies = ["look for the kernel's out-of-memory killer: dmesg | tail"] if code == -signal.SIGKILL else []
+    return WorkerDiedError(f"{title} ended {how} without a word", details, remedies)
+
+
+def cause(failures: Mapping[int, HalopipeError]) -> HalopipeError:
+    """Of what several ranks say, what happened first: who waits in vain only tells that somebody else failed."""
+    return min(failures.values(), key=blame)
+
+
+def blame(error: HalopipeError) -> int:
+    """0 for an error that needs no other to explain it; more for what others' errors bring about."""
+    if isinstance(error, WorkerDiedError):
+        return 1
+    if isinstance(error, DeadlineError):
+        return 2
+    return 3 if isinstance(error, TransportError) else 0
+
+
+def also(error: HalopipeError, lines: Iterable[str]) -> HalopipeError:
+    """The same error with more details."""
+    return type(error)(error.title, [*error.details, *lines], error.remedies)
+
+
+def _foreign(error: BaseException) -> WorkerError:
+    frames = [line.rstrip() for line in traceback.format_exception(error)[-4:]]
+    return WorkerError(f"a worker failed: {type(error).__name__}: {error}", frames)

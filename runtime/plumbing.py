@@ -1,0 +1,131 @@
+"""What one rank sends, receives and keeps for every edge and micro-batch, worked out once.
+
+The messages are the program's own (:mod:`planner.layers.boundary`); here they become indices into tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+
+from planner.ir.box import Box, intersect
+from planner.ir.errors import UnsupportedModelError
+from planner.ir.graph import SAMPLE, TensorSpec
+from planner.ir.program import Message, Part, Program, Route
+from planner.layers.boundary import Boundaries
+from runtime.pieces import slices
+from runtime.transport import Spec
+
+
+@dataclass(frozen=True, slots=True)
+class Wire:
+    """One message, seen from this rank.
+
+    Attributes:
+        peer: the rank at the other end; this rank itself for a hand-over in memory.
+        values, boxes: what each of its tensors is, and where it lies in the micro-batch.
+        cuts: each box as an index into the tensor that this rank has (for messages that leave).
+        specs: shape and dtype of each tensor.
+    """
+
+    peer: int
+    values: tuple[str, ...]
+    boxes: tuple[Box, ...]
+    cuts: tuple[tuple[slice, ...], ...]
+    specs: tuple[Spec, ...]
+
+
+Wires = dict[Route, tuple[Wire, ...]]
+
+
+class Plumbing:
+    """The wires of ``rank``, by route (source stage, destination stage, micro-batch).
+
+    Attributes:
+        forward_out, forward_in: activations that leave and that come.
+        backward_out, backward_in: gradients, which go from the route's destination to its source.
+
+    Raises:
+        UnsupportedModelError: a stage on several ranks reads samples that its ranks do not share out.
+    """
+
+    def __init__(self, boundaries: Boundaries, program: Program, micro_batches: tuple[int, ...], rank: int) -> None:
+        self._boundaries, self._micro_batches, self._rank = boundaries, micro_batches, rank
+        self._values = boundaries.graph.values()
+        self._held: dict[tuple[str, int, int], Box] = {}
+        self.forward_out: Wires = {}
+        self.forward_in: Wires = {}
+        self.backward_out: Wires = {}
+        self.backward_in: Wires = {}
+        for route, messages in program.messages.items():
+            src, dst, _ = route
+            leaving = [message for message in messages if message.src == rank]
+            coming = [message for message in messages if message.dst == rank]
+            self.forward_out[route] = self._wires(route, src, ((m.dst, m.parts) for m in leaving))
+            self.forward_in[route] = self._wires(route, dst, ((m.src, m.parts) for m in coming))
+            self.backward_out[route] = self._wires(route, dst, _gradients((m.src, m) for m in coming))
+            self.backward_in[route] = self._wires(route, src, _gradients((m.dst, m) for m in leaving))
+
+    def held(self, value: str, stage: int, microbatch: int) -> Box:
+        """The box of ``value`` that this rank has while it runs ``stage``: its share of the samples, else all."""
+        samples = self._micro_batches[microbatch]
+        box = self._held.get((value, stage, samples))
+        if box is None:
+            spec = self._values[value].at(samples, self._boundaries.graph.samples)
+            position = self._boundaries.ranks[stage].index(self._rank)
+            box = self._boundaries.layouts[stage].boxes(spec, samples)[position]
+            self._held[value, stage, samples] = box
+        return box
+
+    def dtype(self, value: str) -> torch.dtype:
+        """The dtype of ``value``."""
+        return dtype_of(self._values[value])
+
+    def _wires(self, route: Route, stage: int, ends: Iterable[tuple[int, tuple[Part, ...]]]) -> tuple[Wire, ...]:
+        return tuple(self._wire(route, stage, peer, parts) for peer, parts in ends)
+
+    def _wire(self, route: Route, stage: int, peer: int, parts: tuple[Part, ...]) -> Wire:
+        held = [self.held(part.value, stage, route[2]) for part in parts]
+        for part, box in zip(parts, held, strict=True):
+            if intersect(part.box, box) != part.box:
+                raise UnsupportedModelError(
+                    f"stage {stage} cannot be divided by samples: a layer there reads others' samples of {part.value}",
+                    [f"rank {self._rank} holds {_text(box)}", f"and would read {_text(part.box)}"],
+                    ["put that layer on a stage of one rank"],
+                )
+        return Wire(
+            peer,
+            tuple(part.value for part in parts),
+            tuple(part.box for part in parts),
+            tuple(slices(part.box, box) for part, box in zip(parts, held, strict=True)),
+            tuple((tuple(len(interval) for interval in part.box), self.dtype(part.value)) for part in parts),
+        )
+
+
+def dtype_of(spec: TensorSpec) -> torch.dtype:
+    """The spec's dtype as torch's."""
+    dtype: torch.dtype = getattr(torch, spec.dtype)
+    return dtype
+
+
+def narrow_samples(tensor: torch.Tensor, spec: TensorSpec, captured: int, start: int, count: int) -> torch.Tensor:
+    """Samples ``start`` to ``start + count`` of a graph input; whole if it has no samples.
+
+    Args:
+        spec: of the input, at ``captured`` samples.
+    """
+    if not spec.has_samples:
+        return tensor
+    dim = spec.dims.index(SAMPLE)
+    per_sample = spec.shape[dim] // captured
+    return tensor.narrow(dim, start * per_sample, count * per_sample)
+
+
+def _gradients(ends: Iterable[tuple[int, Message]]) -> Iterable[tuple[int, tuple[Part, ...]]]:
+    return ((peer, message.gradient_parts) for peer, message in ends if message.gradient_parts)
+
+
+def _text(box: Box) -> str:
+    return " x ".join(map(str, box))

@@ -1,0 +1,107 @@
+"""A network of equal layers, one of which does something terrible once its input is poisoned.
+
+The poison is in the data (a batch of huge numbers), so that nothing happens while the network is captured.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+POISON = 1e6
+POISONED_STEP = 2
+
+
+def _explode(x: Tensor, deed: str) -> None:
+    if x.abs().max() < POISON:
+        return
+    match deed:
+        case "raise":
+            raise ValueError("the bomb went off")
+        case "kill":
+            sys.stderr.write("about to be killed\n")
+            sys.stderr.flush()
+            os.kill(os.getpid(), signal.SIGKILL)
+        case "exit":
+            os._exit(0)
+        case "sleep":
+            time.sleep(600)
+
+
+@torch.library.custom_op("halopipe_tests::bomb", mutates_args=())
+def bomb(x: Tensor, forward: str, backward: str) -> Tensor:
+    _explode(x, forward)
+    return x.clone()
+
+
+@bomb.register_fake
+def _(x: Tensor, forward: str, backward: str) -> Tensor:
+    return torch.empty_like(x)
+
+
+def _keep(ctx: object, inputs: tuple[Tensor, str, str], output: Tensor) -> None:
+    ctx.save_for_backward(inputs[0])
+    ctx.backward = inputs[2]
+
+
+def _backward(ctx: object, gradient: Tensor) -> tuple[Tensor, None, None]:
+    _explode(ctx.saved_tensors[0], ctx.backward)
+    return gradient, None, None
+
+
+bomb.register_autograd(_backward, setup_context=_keep)
+
+
+class Layer(nn.Module):
+    def __init__(self, width: int, forward: str, backward: str) -> None:
+        super().__init__()
+        self.linear = nn.Linear(width, width)
+        nn.init.eye_(self.linear.weight)
+        self.deeds = (forward, backward)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return bomb(self.linear(x), *self.deeds)
+
+
+def mined(
+    *,
+    input_shape: tuple[int, ...] = (4, 3),
+    where: int = -1,
+    direction: str = "F",
+    deed: str = "raise",
+    layers: int = 3,
+) -> tuple[nn.Module, tuple[Tensor, Tensor], object]:
+    """Layer ``where`` does ``deed`` when poison passes it in ``direction``."""
+    deeds = [
+        (deed if i == where and direction == "F" else "", deed if i == where and direction == "B" else "")
+        for i in range(layers)
+    ]
+    module = nn.Sequential(*(Layer(input_shape[1], *each) for each in deeds))
+    generator = torch.Generator().manual_seed(1)
+    inputs, targets = (torch.randn(input_shape, generator=generator) for _ in range(2))
+    return module, (inputs, targets), functional.mse_loss
+
+
+def poison(global_batch: int, input_shape: tuple[int, ...], seed: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """Good batches; at step ``POISONED_STEP`` the last sample is huge."""
+    shape = (global_batch, *input_shape[1:])
+    step = 0
+    while True:
+        inputs = torch.ones(shape)
+        if step == POISONED_STEP:
+            inputs[-1] = 2 * POISON
+        yield inputs, torch.zeros(shape)
+        step += 1
+
+
+def short(global_batch: int, input_shape: tuple[int, ...], seed: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """Two batches and no more."""
+    for _ in range(2):
+        yield torch.ones(global_batch, *input_shape[1:]), torch.zeros(global_batch, dtype=torch.int64)

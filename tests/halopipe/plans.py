@@ -1,0 +1,32 @@
+"""Whole plans made by hand, for the tests of runs."""
+
+from __future__ import annotations
+
+import json
+
+from planner.ir.fingerprint import fingerprint
+from planner.ir.plan import Plan, PlanInputs, Prediction, Search
+from planner.ir.profile import ModelSource, Optimizer
+from profiler.capture import capture
+from profiler.source import load_model
+from tests.runtime.plans import decide
+
+RESNET = ModelSource(
+    "profiler.models.resnet:resnet18", {"width": "4", "num_classes": "5", "depths": "[1, 1]"}, (4, 3, 16, 16)
+)
+
+
+def plan_of(source: ModelSource, cuts: list[float], micro_batches: tuple[int, ...] = (2, 2), **options: object) -> Plan:
+    """The plan of a lowered decision, see :func:`tests.runtime.plans.decide`; predicted to take 0.01 s."""
+    graph = capture(load_model(source)).graph
+    inputs = PlanInputs(source, Optimizer("SGD", {"lr": 0.01, "momentum": 0.9}), fingerprint(graph), "", "")
+    prediction = Prediction(0.01, 400.0, 0.1, (), "measured")
+    search = Search("by hand", "none", "heuristic", 0.0, 0.0, 0, 0)
+    return Plan(inputs, decide(graph, cuts, micro_batches, **options), prediction, search)
+
+
+def mined(where: int = -1, deed: str = "", direction: str = "F") -> Plan:
+    """Three layers on two stages; layer ``where`` does ``deed`` in the last micro-batch of the poisoned step."""
+    arguments = {"where": where, "deed": deed, "direction": direction}
+    texts = {name: json.dumps(value) for name, value in arguments.items()}
+    return plan_of(ModelSource("tests.halopipe.bombs:mined", texts, (4, 3)), [0.5])

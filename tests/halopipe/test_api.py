@@ -1,0 +1,44 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import halopipe as hp
+from planner.ir.plan import Plan
+from tests.planner.factories import chain_profile
+
+HOME = Path(__file__).resolve().parents[2]
+PROFILE = chain_profile(5, latency_s=1e-4)
+
+
+@pytest.fixture(scope="module")
+def plan() -> Plan:
+    return hp.plan(PROFILE, global_batch=8)
+
+
+def test_a_plan_is_explained(plan: Plan) -> None:
+    assert "Step (predicted)" in hp.explain(plan, PROFILE)
+    assert "Not shown without the profile" in hp.explain(plan)
+
+
+def test_plans_are_compared_as_a_frame(plan: Plan) -> None:
+    frame = hp.compare(plan, *hp.baselines(PROFILE)).frame()
+    assert frame.index[0] == "suffix-dp"
+    assert {"one-device", "data-parallel", "even-split"} <= set(frame.index)
+    assert frame["step_s"].min() == frame.loc["suffix-dp", "step_s"]
+
+
+def test_plans_of_one_solver_get_names_of_their_own(plan: Plan) -> None:
+    assert list(hp.compare(plan, plan, mine=plan).plans) == ["suffix-dp", "suffix-dp 2", "mine"]
+
+
+def test_importing_is_light_and_an_unknown_name_is_an_attribute_error() -> None:
+    code = "import sys, halopipe; print(sorted({'pydantic', 'rich', 'numpy', 'torch'} & set(sys.modules)))"
+    command = [sys.executable, "-c", code]
+    result = subprocess.run(command, cwd=HOME, capture_output=True, text=True, check=True)
+    assert result.stdout == "[]\n"
+    with pytest.raises(AttributeError, match="no attribute 'profle'"):
+        hp.profle  # noqa: B018  # the access is the test

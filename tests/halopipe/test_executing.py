@@ -1,0 +1,137 @@
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from halopipe import executing
+from planner.ir.codec import dump
+from planner.ir.errors import RankCountError, StaleFileError, UsageError
+from planner.ir.plan import Plan
+from planner.ir.profile import ModelSource, Optimizer
+from profiler import capture, load_model
+from runtime.serial import serial_step
+from tests.planner.factories import chain_decision, chain_profile, plan_of
+
+HOME = Path(__file__).resolve().parents[2]
+NUM_STEPS = 3
+MODEL = """
+import torch
+
+def make(width=6):
+    torch.manual_seed(0)
+    module = torch.nn.Sequential(torch.nn.Linear(5, width), torch.nn.Tanh(), torch.nn.Linear(width, 3))
+    return module, (torch.randn(4, 5), torch.randint(3, (4,))), torch.nn.functional.cross_entropy
+"""
+SCRIPT = f"""
+import json, torch
+import halopipe as hp
+from model import make
+from planner.ir.codec import load
+from planner.ir.plan import Plan
+
+model, (inputs, targets), loss_fn = make()
+model, inputs = model.double(), inputs.double()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+with hp.execute(load("plan.json", Plan), model, loss_fn, optimizer, example=(inputs, targets)) as engine:
+    losses = [engine.step((inputs, targets)) for _ in range({NUM_STEPS})]
+    print(json.dumps([engine.rank, losses, sorted(engine.state_dict())]))
+"""
+
+
+@pytest.fixture
+def plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Plan:
+    """A plan of two stages for the model above, in the working directory."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "model.py").write_text(MODEL)
+    (tmp_path / "train.py").write_text(SCRIPT)
+    source = ModelSource("model.py:make", dtype="float64")
+    graph = capture(load_model(source)).graph
+    profile = replace(chain_profile(1), graph=graph, model=source, optimizer=Optimizer("SGD", {"lr": 0.1}))
+    made = plan_of(profile, chain_decision(profile, cuts=(2,), micro_batches=(2, 2)))
+    dump(made, "plan.json")
+    return made
+
+
+def serial_losses(plan: Plan) -> list[float]:
+    model = load_model(plan.inputs.model)
+    optimizer = torch.optim.SGD(model.module.parameters(), lr=0.1)
+    micro_batches = plan.decision.micro_batches
+    return [serial_step(model.loss, optimizer, model.inputs, model.targets, micro_batches) for _ in range(NUM_STEPS)]
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return int(listener.getsockname()[1])
+
+
+def test_a_script_of_ones_own_trains_as_one_device_does(plan: Plan, tmp_path: Path) -> None:
+    job = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "PYTHONPATH": str(HOME)}
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "train.py"],
+            cwd=tmp_path,
+            env={**os.environ, **job, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    try:
+        outputs = [process.communicate(timeout=120) for process in ranks]
+    finally:
+        for process in ranks:
+            process.kill()
+    assert [process.returncode for process in ranks] == [0, 0], outputs
+    first, second = (json.loads(stdout) for stdout, _ in outputs)
+    assert first == [0, [None] * NUM_STEPS, ["0.bias", "0.weight"]]
+    assert second[2] == ["2.bias", "2.weight"]
+    assert second[1] == pytest.approx(serial_losses(plan), rel=1e-10)
+
+
+def test_a_process_that_is_no_rank_is_told_the_command(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RANK", raising=False)
+    with pytest.raises(UsageError, match="no rank of a job") as caught:
+        executing.execute(plan)
+    assert caught.value.remedies[0] == "torchrun --nproc-per-node 2 your_script.py"
+
+
+def test_a_job_of_another_size_is_refused(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    with pytest.raises(RankCountError, match="the plan has 2 ranks, the job 3"):
+        executing.execute(plan)
+
+
+def test_another_model_than_the_planned_one_is_refused(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    wider = replace(plan.inputs.model, arguments={"width": "7"})
+    with pytest.raises(StaleFileError, match="made for another model"):
+        executing.execute(replace(plan, inputs=replace(plan.inputs, model=wider)))
+
+
+def test_an_optimiser_is_made_again_for_each_stage() -> None:
+    weights = [torch.nn.Parameter(torch.ones(3)) for _ in range(2)]
+    given = torch.optim.Adam([weights[0]], lr=0.5, betas=(0.1, 0.2))
+    made = executing._maker(given)([weights[1]])
+    assert isinstance(made, torch.optim.Adam)
+    assert made.param_groups[0]["params"] == [weights[1]]
+    assert (made.param_groups[0]["lr"], made.param_groups[0]["betas"]) == (0.5, (0.1, 0.2))
+    function = executing._maker(lambda parameters: torch.optim.SGD(parameters, lr=0.2))
+    assert function([weights[1]]).param_groups[0]["lr"] == 0.2
+
+
+def test_an_optimiser_that_cannot_be_divided_is_refused() -> None:
+    weights = [torch.nn.Parameter(torch.ones(3)) for _ in range(2)]
+    uneven = torch.optim.SGD([{"params": [weights[0]], "lr": 0.1}, {"params": [weights[1]], "lr": 0.2}])
+    with pytest.raises(UsageError, match="cannot be divided"):
+        executing._maker(uneven)

@@ -1,0 +1,121 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from halopipe import asking, explaining
+from planner.ir.errors import UnknownNameError, UsageError
+from planner.ir.plan import Alternative, Measured, Plan, Rejected, Search
+from planner.ir.timeline import Span, Timeline
+from tests.planner.factories import chain_decision, chain_profile, plan_of
+
+PROFILE = chain_profile(6, latency_s=1e-4, parameter_bytes=2**20, activation_bytes=2**16, update_s=5e-4)
+SEARCH = Search(
+    method="best-first over cuts",
+    solver="suffix-dp",
+    status="time limit",
+    bound_s=0.080,
+    gap=0.15,
+    num_simulated=12,
+    num_candidates=3400,
+    bounds_s={"bottleneck stage": 0.080, "root": 0.070},
+    binding=("stage 1 computes 79 % of the step",),
+    rejected=(Rejected("8 micro-batches of 1", "bound 95 ms"),),
+)
+ALTERNATIVES = (Alternative("one-device", 0.15, 2**24, "62 % slower: no parallelism"),)
+
+
+def plan(step_s: float = 0.0925) -> Plan:
+    made = plan_of(PROFILE, chain_decision(PROFILE, cuts=(3,), micro_batches=(2, 2, 2, 2)), step_s)
+    return replace(made, search=SEARCH, alternatives=ALTERNATIVES)
+
+
+def test_with_its_profile_a_plan_is_drawn_and_its_hand_overs_are_shown() -> None:
+    shown = explaining.explain(plan(), PROFILE)
+    assert "2 stages on 2 devices, schedule 1f1b, 4 micro-batches of 2" in shown
+    assert "  rank 0  n0/cpu0  F0░" in shown
+    assert "128 KiB to stage 1" in shown
+    assert "6.00 ms  12.0 ms    3.00 MiB" in shown
+    assert "7.50 MiB of 1.00 GiB" in shown
+    assert "Not shown" not in shown
+
+
+def test_without_a_profile_what_is_missing_is_said() -> None:
+    shown = explaining.explain(plan())
+    assert "rank 0  n0/cpu0" not in shown
+    assert "Not shown without the profile: the Gantt chart" in shown
+
+
+def test_the_certificate_is_in_words() -> None:
+    shown = explaining.explain(plan(0.0925))
+    assert "the time limit ended the search; this is the best so far" in shown
+    assert "bound 80.0 ms a step: the plan is at most 16 % above the best" in shown
+    assert "the largest of: bottleneck stage 80.0 ms, root 70.0 ms" in shown
+    assert "3,400 partial plans looked at, 12 plans simulated" in shown
+    proven = replace(plan(0.080), search=replace(SEARCH, status="proven"))
+    assert "the plan is at the bound" in explaining.explain(proven)
+
+
+def test_what_binds_and_the_alternatives_are_listed() -> None:
+    shown = explaining.explain(plan())
+    assert "  - stage 1 computes 79 % of the step" in shown
+    assert "  one-device            150 ms     16.0 MiB  62 % slower: no parallelism" in shown
+    assert "  8 micro-batches of 1       –            –  bound 95 ms" in shown
+
+
+def test_a_decision_edited_by_hand_is_predicted_again() -> None:
+    assert "the plan file says 40.0 ms a step; its decision was edited" in explaining.explain(plan(0.040), PROFILE)
+    assert "edited" not in explaining.explain(plan(0.040))
+
+
+def test_what_was_measured_stands_beside() -> None:
+    measured = Measured(0.1, 0.02, 18, (0.006, 0.006), (0.012, 0.012), (1, 1), 0.08)
+    shown = explaining.explain(replace(plan(0.0925), measured=measured))
+    assert "step    92.5 ms    100 ms      +8.1 %" in shown
+    assert "median of 18 steps, spread 2.0 %" in shown
+
+
+def test_predicted_and_measured_are_compared_by_stage() -> None:
+    predicted = Timeline("predicted", 1.0, (Span(0, "0F0", 0.0, 0.4), Span(0, "0B0", 0.4, 1.0)))
+    measured = Timeline("measured", 1.1, (Span(0, "0F0", 0.0, 0.5), Span(0, "0B0", 0.5, 1.1)))
+    lines = explaining.timeline_table(predicted, measured, 1.2, num_stages=1).splitlines()
+    assert [line.split()[-2:] for line in lines[1:]] == [["+20", "%"], ["+25", "%"], ["+0.0", "%"]]
+    unknown = explaining.timeline_table(Timeline("predicted", 1.0, ()), measured, 1.2, 1).splitlines()
+    assert unknown[2].split() == ["stage", "0", "forward", "–", "500", "ms", "–"]
+
+
+def test_why_not_finds_an_alternative_by_part_of_its_name() -> None:
+    assert asking.why_not(plan(), None, "One-Dev") == "one-device: 62 % slower: no parallelism"
+    assert asking.why_not(plan(), None, "micro-batches of 1") == "8 micro-batches of 1: bound 95 ms"
+
+
+def test_why_not_searches_again_under_the_condition() -> None:
+    answer = asking.why_not(plan(), PROFILE, "schedule=gpipe")
+    assert answer.startswith("schedule=gpipe: ")
+    assert "against 92.5 ms a step" in answer
+    assert asking.why_not(plan(), PROFILE, "solver=one-device").startswith("solver=one-device: ")
+
+
+@pytest.mark.parametrize("question", ["", "tensor parallelism", "dp=4", "schedule=gpipe"])
+def test_what_is_not_known_is_answered_with_what_may_be_asked(question: str) -> None:
+    with pytest.raises(UsageError, match="nothing is known of") as caught:
+        asking.why_not(plan(), None, question)
+    assert "one-device" in caught.value.details[0]
+    assert "(needs --profile): schedule=..." in caught.value.details[1]
+
+
+def test_a_condition_that_makes_no_sense_is_refused() -> None:
+    with pytest.raises(UsageError, match="is not a positive integer"):
+        asking.why_not(plan(), PROFILE, "stages=two")
+    with pytest.raises(UnknownNameError, match="no schedule 'gpip'"):
+        asking.why_not(plan(), PROFILE, "schedule=gpip")
+
+
+def test_a_layer_is_described() -> None:
+    shown = asking.describe_layer(plan(), PROFILE, "l3")
+    assert shown.startswith("l3: stage 1, on n0/cpu1\n  linear (aten.linear.default)\n  reads l2 from stage 0\n")
+    assert "reads y, an input of the step" in asking.describe_layer(plan(), PROFILE, "loss")
+    assert "add --profile" in asking.describe_layer(plan(), None, "l3")
+    with pytest.raises(UnknownNameError, match="no layer 'l33'"):
+        asking.describe_layer(plan(), PROFILE, "l33")

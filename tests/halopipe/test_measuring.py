@@ -1,0 +1,60 @@
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from halopipe import measuring
+from planner.ir.errors import UsageError
+from planner.ir.profile import ModelSource, Provenance
+from tests.planner.factories import chain_profile
+
+
+def factory() -> None:
+    """Stands for a user's factory."""
+
+
+class Model:
+    def make(self) -> None:
+        """A method cannot be found by name."""
+
+
+def test_a_factory_is_named_by_where_it_lives() -> None:
+    assert measuring.source_of(json.dumps, (8, 3), {"width": [1, 2]}, "float64") == ModelSource(
+        "json:dumps", {"width": "[1,2]"}, (8, 3), "float64"
+    )
+    assert measuring.source_of("a.b:c", (), {}, "float32").factory == "a.b:c"
+
+
+@pytest.mark.parametrize("model", [Model(), Model().make, Model.make, lambda: None, 3])
+def test_what_no_other_process_can_make_is_refused(model: object) -> None:
+    with pytest.raises(UsageError):
+        measuring.source_of(model, (), {}, "float32")  # type: ignore[arg-type]
+
+
+def test_an_argument_that_is_not_json_is_refused() -> None:
+    with pytest.raises(UsageError, match="cannot be written as JSON"):
+        measuring.source_of(factory, (), {"activation": factory}, "float32")
+
+
+def test_a_cluster_is_a_number_of_workers_or_auto() -> None:
+    assert (measuring.num_workers("auto"), measuring.num_workers(4)) == (2, 4)
+    for cluster in (0, -1, True, "host:8"):
+        with pytest.raises(UsageError, match="is not known"):
+            measuring.num_workers(cluster)
+
+
+def test_a_summary_says_what_was_measured() -> None:
+    provenance = Provenance({"torch": "0"}, run_delay=0.04, contended=True, iteration_s={"10": 0.2, "8": 0.168})
+    profile = replace(chain_profile(4, bandwidth_bytes_per_s=1e9), provenance=provenance)
+    lines = measuring.summary(profile).splitlines()
+    assert lines[0] == "tests.models:chain, float32"
+    assert "  5 layers, 4,096 parameters (16.0 KiB)" in lines
+    assert "  devices n0/cpu0, n0/cpu1: kind-1" in lines
+    assert "  one device, batch 8: 168 ms a step, 21.0 ms a sample" in lines
+    assert lines.index("  one device, batch 10: 200 ms a step, 20.0 ms a sample") > 0
+    assert "  link within-host: 1.00 KiB in 1.02 µs, 16.0 MiB in 16.8 ms" in lines
+    assert lines[-1].startswith("  warning: the machine was busy (waited 4.0 % of the time")
+    quiet = replace(profile, provenance=replace(provenance, contended=False))
+    assert "warning" not in measuring.summary(quiet)

@@ -1,0 +1,67 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from halopipe import running, training
+from halopipe.running import RunOptions, RunProgress, RunResult
+from planner.ir.errors import NumericsError
+from planner.ir.timeline import Span, Timeline
+from tests.planner.factories import chain_decision, chain_profile, plan_of
+
+PROFILE = chain_profile(3)
+PLAN = plan_of(PROFILE, chain_decision(PROFILE, cuts=(2,)), step_s=0.010)
+SPANS = (Span(0, "0F0", 0.0, 0.002), Span(0, "0B0", 0.002, 0.005), Span(1, "1F0", 0.002, 0.003))
+RESULT = RunResult(
+    losses=(2.3026, 2.0, 1.5),
+    step_seconds=(0.020, 0.011, 0.011),
+    warmup=1,
+    timeline=Timeline("measured", 0.011, SPANS),
+    stage_forward_s=(0.002, 0.001),
+    stage_backward_s=(0.003, 0.0),
+    peak_bytes=(1, 1),
+)
+
+
+def test_a_run_is_reported_beside_its_prediction() -> None:
+    lines = training.report(PLAN, RESULT, training.predicted_timeline(PLAN)).splitlines()
+    assert lines[0] == "3 steps, 11.0 ms a step (median), 364 samples/s"
+    assert lines[2].split() == ["step", "10.0", "ms", "11.0", "ms", "+10", "%"]
+    assert lines[3].split() == ["stage", "0", "forward", "–", "2.00", "ms", "–"]
+    assert "measured:" in lines
+    assert "predicted:" not in lines
+    assert lines[-1] == "loss 2.3026 at step 1, 1.5000 at step 3"
+
+
+def test_the_losses_of_longer_runs_are_averaged() -> None:
+    losses = (*[2.0] * 5, 1.7, *[1.0] * 5)
+    result = replace(RESULT, losses=losses)
+    assert "mean of the first 5 2.0000, of the last 5 1.0000" in training.report(PLAN, result, RESULT.timeline)
+
+
+def test_a_run_is_plain_data() -> None:
+    found = training.data(PLAN, RESULT)
+    assert found["losses"] == [2.3026, 2.0, 1.5]
+    assert found["measured"]["error"] == pytest.approx(0.1)
+    assert found["numerics"] is None
+
+
+def run_with(monkeypatch: pytest.MonkeyPatch, result: RunResult | None) -> RunResult | None:
+    def run_plan(plan: object, options: object, progress: running.Progress) -> RunResult | None:
+        progress(RunProgress(0, 3, None, 0.0))
+        progress(RunProgress(1, 3, 2.3, 0.011))
+        return result
+
+    monkeypatch.setattr(running, "run_plan", run_plan)
+    return training.train(PLAN, RunOptions(steps=3))
+
+
+def test_a_run_gives_its_result_on_one_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert run_with(monkeypatch, RESULT) is RESULT
+    assert run_with(monkeypatch, None) is None
+
+
+def test_a_loss_that_is_not_a_number_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(NumericsError, match="the loss is nan from step 2 on"):
+        run_with(monkeypatch, replace(RESULT, losses=(2.3, float("nan"), float("nan"))))

@@ -1,0 +1,147 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from planner.costs.compiled import compile_program
+from planner.costs.simulate import simulate
+from planner.costs.stage import PriceBook, StageCosts, placements
+from planner.ir.errors import IllegalProgramError
+from planner.ir.plan import Decision
+from planner.ir.profile import Profile
+from planner.ir.program import Program
+from planner.ir.schedule import Action
+from planner.ir.timeline import Timeline
+from planner.layers.boundary import Boundaries
+from tests.planner.factories import chain_decision, chain_profile
+
+TINY = 4
+
+
+def program_of(profile: Profile, decision: Decision) -> Program:
+    return Boundaries.of_decision(profile.graph, decision).program(decision)
+
+
+def run(profile: Profile, decision: Decision, program: Program | None = None) -> Timeline:
+    book = PriceBook(profile)
+    costs = StageCosts(book, placements(profile, decision), decision.micro_batches)
+    return simulate(program or program_of(profile, decision), costs, book.network)
+
+
+def pipeline(num_stages: int, num_microbatches: int, schedule: str, **costs: object) -> tuple[Profile, Decision]:
+    """Equal stages, F = 1 ms and B = 2 ms a micro-batch; the last stage also has the loss, which is free."""
+    profile = chain_profile(num_stages, num_stages, activation_bytes=TINY, parameter_bytes=TINY, **costs)
+    decision = chain_decision(profile, range(1, num_stages), (1,) * num_microbatches, schedule=schedule)
+    return profile, decision
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
+@pytest.mark.parametrize(("num_stages", "num_microbatches"), [(1, 3), (2, 1), (2, 5), (4, 2), (4, 8)])
+def test_equal_stages_take_m_plus_p_minus_1_times_a_micro_batch(
+    schedule: str, num_stages: int, num_microbatches: int
+) -> None:
+    profile, decision = pipeline(num_stages, num_microbatches, schedule, bandwidth_bytes_per_s=1e15)
+    expected = (num_microbatches + num_stages - 1) * 3e-3
+    assert run(profile, decision).step_s == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.parametrize(("num_stages", "num_microbatches"), [(2, 5), (4, 8)])
+def test_transfers_add_two_hops_a_boundary_to_gpipe_and_a_round_trip_a_window_to_1f1b(
+    num_stages: int, num_microbatches: int
+) -> None:
+    p, m, c = num_stages, num_microbatches, 2e-4
+    for schedule, extra in (("gpipe", 2 * (p - 1)), ("1f1b", 2 * (p + m - 2 - -(-(m - 1) // p)))):
+        profile, decision = pipeline(p, m, schedule, latency_s=c, bandwidth_bytes_per_s=1e15)
+        assert run(profile, decision).step_s == pytest.approx((m + p - 1) * 3e-3 + extra * c, rel=1e-6)
+
+
+def test_messages_of_a_channel_travel_one_after_another() -> None:
+    profile, decision = pipeline(2, 3, "gpipe", latency_s=10e-3, bandwidth_bytes_per_s=1e15)
+    spans = {span.action: span for span in run(profile, decision).spans}
+    assert [spans[f"1RECV_F{m}<0"].stop_s for m in range(3)] == pytest.approx([11e-3, 21e-3, 31e-3])
+    assert spans["0SEND_F2>1"].stop_s == pytest.approx(3e-3)
+
+
+def test_a_link_that_is_not_duplex_carries_one_direction_at_a_time() -> None:
+    steps = []
+    for duplex in (True, False):
+        profile, decision = pipeline(2, 6, "1f1b", latency_s=8e-3, bandwidth_bytes_per_s=1e15, duplex=duplex)
+        steps.append(run(profile, decision).step_s)
+    assert steps[1] > steps[0] * 1.2
+
+
+def test_a_reduction_waits_for_its_last_member() -> None:
+    profile = chain_profile(1, 2, parameter_bytes=4096, bandwidth_bytes_per_s=1e6)
+    decision = chain_decision(profile, (), (4,), [(0, 1)], [(3, 1)])
+    spans = {(span.rank, span.action): span for span in run(profile, decision).spans}
+    slow, fast = spans[0, "0REDUCE_GRAD"], spans[1, "0REDUCE_GRAD"]
+    assert (slow.start_s, fast.start_s) == pytest.approx((9e-3, 3e-3))
+    assert slow.stop_s == fast.stop_s == pytest.approx(9e-3 + 4096e-6)
+
+
+def test_overhead_accumulation_and_update_are_paid() -> None:
+    profile = chain_profile(1, 1, accumulate_s=5e-4, update_s=2e-4, action_overhead_s=1e-4)
+    step_s = run(profile, chain_decision(profile, (), (1, 1, 1))).step_s
+    assert step_s == pytest.approx(3 * 3e-3 + 2 * 5e-4 + 2e-4 + 7 * 1e-4)
+
+
+def test_memory_peaks_with_the_micro_batches_in_flight() -> None:
+    peaks = {}
+    for schedule in ("gpipe", "1f1b"):
+        profile = chain_profile(2, 2, parameter_bytes=400, activation_bytes=TINY, saved_bytes=(1000, 0))
+        timeline = run(profile, chain_decision(profile, (1,), (1,) * 6, schedule=schedule))
+        peaks[schedule] = timeline.peak_bytes(0)
+    received = 6 * TINY
+    assert peaks["gpipe"] == 2 * 400 + received + 6 * (1000 + TINY)
+    assert peaks["1f1b"] == 2 * 400 + received + 2 * (1000 + TINY)
+
+
+def test_a_split_backward_holds_its_activations_until_the_weights_are_done() -> None:
+    profile = chain_profile(
+        1, 1, parameter_bytes=4, saved_bytes=1000, backward_input_s=4e-3, backward_weight_s=5e-3, accumulate_s=1e-4
+    )
+    decision = chain_decision(profile, (), (1, 1))
+    peaks, steps = [], []
+    for text in ("0F0 0I0 0W0 0F1 0I1 0W1 0UPDATE", "0F0 0I0 0F1 0I1 0W0 0W1 0UPDATE"):
+        timeline = run(profile, replace(decision, program=(tuple(text.split()),)))
+        peaks.append(timeline.peak_bytes(0))
+        steps.append(timeline.step_s)
+    assert peaks == [2 * 4 + 1000, 2 * 4 + 2000]
+    assert steps == pytest.approx([20e-3 + 1e-4] * 2)
+
+
+def test_a_program_that_never_ends_is_refused_with_its_grid() -> None:
+    profile, decision = pipeline(2, 2, "gpipe")
+    program = program_of(profile, decision)
+    rows = [list(row) for row in program.rows]
+    late = rows[0].pop(rows[0].index(Action.parse("0SEND_F0>1")))
+    rows[0].insert(rows[0].index(Action.parse("0B0")) + 1, late)
+    broken = replace(program, rows=tuple(map(tuple, rows)))
+    with pytest.raises(IllegalProgramError) as error:
+        run(profile, decision, broken)
+    assert "rank 0 in 0RECV_B0<1, rank 1 in 1RECV_F0<0" in str(error.value)
+    assert ">>0RECV_B0<1<<" in str(error.value)
+
+
+@pytest.mark.parametrize(("drop", "words"), [("0SEND_F1>1", "is missing"), ("1F0", "is missing")])
+def test_a_program_without_what_an_action_needs_is_not_compiled(drop: str, words: str) -> None:
+    profile, decision = pipeline(2, 2, "gpipe")
+    program = program_of(profile, decision)
+    rows = tuple(tuple(action for action in row if str(action) != drop) for row in program.rows)
+    with pytest.raises(IllegalProgramError, match=words):
+        compile_program(replace(program, rows=rows), decision.micro_batches)
+
+
+def test_a_program_out_of_order_is_not_compiled() -> None:
+    profile, decision = pipeline(1, 1, "gpipe")
+    program = program_of(profile, decision)
+    with pytest.raises(IllegalProgramError, match="0UPDATE on rank 0 needs 0B0, which comes later"):
+        compile_program(replace(program, rows=(program.rows[0][::-1],)), decision.micro_batches)
+
+
+def test_price_slots_are_few() -> None:
+    profile, decision = pipeline(2, 8, "1f1b")
+    compiled = compile_program(program_of(profile, decision), decision.micro_batches)
+    assert len(compiled.transfers) == 2
+    assert len(compiled.actions) == 2 * 5  # F, first B, other B, messages, update

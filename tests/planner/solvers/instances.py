@@ -1,0 +1,132 @@
+"""Random small problems, and exhaustive search over their plans: what the planner is held against."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import combinations
+
+from planner.costs.stage import PriceBook
+from planner.ir.cluster import DeviceSpec
+from planner.ir.problem import Problem
+from planner.ir.profile import Optimizer
+from planner.solvers.assemble import Candidate, split_batch
+from planner.solvers.evaluate import Evaluation, Evaluator
+from planner.solvers.shares import equal_shares, samples_of
+from tests.planner.factories import chain_profile
+
+SIZES = (1, 2, 4)
+
+
+def random_problem(seed: int) -> Problem:
+    """At most five layers and three devices: alike or not, one host or two, tight in memory or not."""
+    draw = random.Random(seed)
+    num_layers, num_devices = draw.randint(2, 4), draw.randint(1, 3)
+    skips = [(i, j) for i, j in combinations(range(num_layers), 2) if j > i + 1 and draw.random() < 0.2]
+    speeds = [draw.choice([1.0, 1.0, 0.6, 2.5]) for _ in range(num_devices)] if draw.random() < 0.5 else 1.0
+    hosts = [draw.choice(["n0", "n1"]) for _ in range(num_devices)] if draw.random() < 0.4 else None
+    memory = [draw.choice([2000, 4000, 9000, 2**30]) for _ in range(num_devices)] if draw.random() < 0.5 else 2**30
+
+    def each(low: float, high: float) -> list[float]:
+        return [draw.uniform(low, high) for _ in range(num_layers)]
+
+    def words(high: int) -> list[int]:
+        return [4 * draw.randint(0, high // 4) for _ in range(num_layers)]
+
+    profile = chain_profile(
+        num_layers,
+        num_devices,
+        forward_s=each(1e-4, 1e-3),
+        backward_s=each(1e-4, 2e-3),
+        parameter_bytes=words(600),
+        activation_bytes=[max(4, n) for n in words(600)],
+        saved_bytes=words(600),
+        workspace_bytes=words(300),
+        accumulate_s=draw.choice([0.0, 1e-4]),
+        update_s=draw.choice([0.0, 3e-4]),
+        loss_s=1e-5,
+        speeds=speeds,
+        hosts=hosts,
+        memory_bytes=memory,
+        latency_s=draw.choice([0.0, 1e-5, 3e-4]),
+        bandwidth_bytes_per_s=draw.choice([1e6, 1e7, 1e9]),
+        duplex=draw.random() < 0.8,
+        all_reduce_latency_s=draw.choice([0.0, 1e-4]),
+        sizes=SIZES,
+        action_overhead_s=draw.choice([0.0, 2e-5]),
+        optimizer=Optimizer("SGD", {"lr": 0.01, "momentum": 0.9}, 1.0),
+        skips=skips,
+    )
+    schedules = draw.choice([(), (), ("gpipe",), ("1f1b",)])
+    return Problem(profile, draw.choice([3, 4, 5]), schedules, memory_margin=0.0)
+
+
+def branching_problem(seed: int) -> Problem:
+    """The same with branches: layers read any earlier ones, or the input, and some make integers."""
+    problem = random_problem(seed)
+    draw = random.Random(-seed)
+    graph = problem.profile.graph
+    unread = set()
+    layers = []
+    for index, layer in enumerate(graph.layers[:-1]):
+        earlier = [other.name for other in graph.layers[:index]]
+        reads = sorted({draw.choice(["x", *earlier]) for _ in range(draw.randint(1, 2))})
+        if index == len(graph.layers) - 2:
+            reads = sorted({*reads, *unread})
+        unread = (unread - set(reads)) | {layer.name}
+        dtype = "int32" if index < len(graph.layers) - 2 and draw.random() < 0.2 else "float32"
+        output = replace(layer.outputs[0], dtype=dtype)
+        layers.append(replace(layer, kind="opaque", inputs=tuple(reads), outputs=(output,)))
+    branched = replace(graph, layers=(*layers, graph.layers[-1]))
+    return replace(problem, profile=replace(problem.profile, graph=branched))
+
+
+def plans(problem: Problem) -> Iterator[Candidate]:
+    """Every plan of the space, the replicas on unlike devices apart."""
+    num_layers = len(problem.profile.graph.layers)
+    devices = problem.profile.cluster.devices
+    batch, largest = problem.global_batch, SIZES[-1]
+    schedules = problem.schedules or ("1f1b", "gpipe")
+    for size in range(1, batch + 1):
+        batches = split_batch(batch, size)
+        for groups in _groups((), tuple(problem.ranks), devices):
+            shares = tuple(equal_shares(size, len(group)) for group in groups)
+            counts = [n for share in shares for rows in set(batches) for n in samples_of(share, rows)]
+            if min(counts) < 1 or max(counts) > largest:
+                continue
+            for inner in combinations(range(1, num_layers), len(groups) - 1):
+                for schedule in schedules:
+                    yield Candidate((0, *inner, num_layers), groups, shares, batches, schedule)
+
+
+def best_by_exhaustion(problem: Problem) -> tuple[Evaluation | None, int]:
+    """The fastest plan that fits, and how many there are."""
+    evaluator = Evaluator(problem, PriceBook(problem.profile))
+    found = [evaluator.evaluate(candidate) for candidate in plans(problem)]
+    return min((f for f in found if f.fits), key=lambda f: f.step_s, default=None), len(found)
+
+
+def like_devices_only(problem: Problem) -> bool:
+    """Whether all ranks are one pool, so that there are no replicas on unlike devices."""
+    return len({(d.kind, d.host, d.memory_bytes) for d in problem.profile.cluster.devices}) == 1
+
+
+def with_memory(problem: Problem, memory_bytes: int) -> Problem:
+    """The problem with that much on every device."""
+    cluster = problem.profile.cluster
+    devices = tuple(replace(device, memory_bytes=memory_bytes) for device in cluster.devices)
+    return replace(problem, profile=replace(problem.profile, cluster=replace(cluster, devices=devices)))
+
+
+def _groups(
+    taken: tuple[tuple[int, ...], ...], free: tuple[int, ...], devices: tuple[DeviceSpec, ...]
+) -> Iterator[tuple[tuple[int, ...], ...]]:
+    """Every sequence of groups of like devices."""
+    if taken:
+        yield taken
+    for count in range(1, len(free) + 1):
+        for group in combinations(free, count):
+            alike = {(devices[r].kind, devices[r].host, devices[r].memory_bytes) for r in group}
+            if len(alike) == 1:
+                yield from _groups((*taken, group), tuple(r for r in free if r not in group), devices)

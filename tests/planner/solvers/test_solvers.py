@@ -1,0 +1,101 @@
+"""What holds for every solver in the registry."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from planner.check import check
+from planner.ir.codec import dumps, load, loads
+from planner.ir.errors import InfeasibleError, UnknownNameError
+from planner.ir.plan import Plan
+from planner.ir.problem import Problem
+from planner.solvers import baselines, names, solver
+from planner.solvers.shares import equal_shares, proportional_shares
+from tests.planner.factories import chain_profile
+from tests.planner.solvers.instances import random_problem
+
+GOLDEN = Path(__file__).resolve().parents[2] / "data" / "golden" / "plan_chain6_two_devices.json"
+
+
+@pytest.mark.parametrize("name", names())
+def test_every_plan_passes_the_independent_checker(name: str) -> None:
+    num_plans = 0
+    for seed in range(25):
+        problem = random_problem(seed)
+        try:
+            plan = solver(name)(problem)
+        except InfeasibleError:
+            continue
+        assert check(plan, problem.profile) == (), seed
+        num_plans += 1
+    assert num_plans > 5
+
+
+@pytest.mark.parametrize("name", names())
+def test_a_plan_survives_its_file(name: str) -> None:
+    plan = solver(name)(Problem(chain_profile(5), 4))
+    assert dumps(loads(dumps(plan), Plan)) == dumps(plan)
+    assert plan.search.solver == name
+
+
+def test_the_registry_knows_solvers_and_baselines() -> None:
+    assert set(baselines()) == {"data-parallel", "even-split", "one-device"}
+    assert set(names()) == {*baselines(), "suffix-dp"}
+    with pytest.raises(UnknownNameError, match="no solver 'magic'"):
+        solver("magic")
+
+
+def test_one_device_takes_the_fastest() -> None:
+    plan = solver("one-device")(Problem(chain_profile(3, 3, speeds=(1.0, 4.0, 1.0)), 4))
+    assert [stage.ranks for stage in plan.decision.stages] == [(1,)]
+
+
+def test_data_parallel_shares_in_proportion_to_speed() -> None:
+    plan = solver("data-parallel")(Problem(chain_profile(3, 2, speeds=(3.0, 1.0)), 8))
+    assert plan.decision.micro_batches == (8,)
+    assert plan.decision.layout_of(0).samples(8) == (6, 2)
+
+
+def test_data_parallel_takes_smaller_micro_batches_where_memory_is_short() -> None:
+    profile = chain_profile(2, 2, parameter_bytes=4, saved_bytes=10_000, activation_bytes=4, memory_bytes=50_000)
+    assert solver("data-parallel")(Problem(profile, 8)).decision.micro_batches == (4, 4)
+
+
+def test_even_split_counts_layers_and_not_costs() -> None:
+    plan = solver("even-split")(Problem(chain_profile(5, 3, forward_s=(9e-3, 1e-3, 1e-3, 1e-3, 1e-3)), 4))
+    assert [len(plan.decision.layers_of(stage)) for stage in range(3)] == [2, 2, 2]
+    assert plan.decision.schedule == "gpipe"
+
+
+def test_shares() -> None:
+    assert equal_shares(7, 3) == (3, 2, 2)
+    assert proportional_shares(8, (1.0, 1.0, 1.0)) == (3, 3, 2)
+    assert proportional_shares(10, (3.0, 1.0, 1.0)) == (6, 2, 2)
+
+
+def golden_problem() -> Problem:
+    profile = chain_profile(
+        6,
+        2,
+        forward_s=(1e-3, 2e-3, 1e-3, 3e-3, 1e-3, 1e-3),
+        parameter_bytes=2**20,
+        bandwidth_bytes_per_s=1e8,
+        latency_s=1e-4,
+        update_s=1e-4,
+        accumulate_s=5e-5,
+        action_overhead_s=1e-5,
+        skips=[(0, 4)],
+    )
+    return Problem(profile, 8)
+
+
+def test_a_whole_plan_is_what_it_was() -> None:
+    plan = solver("suffix-dp")(golden_problem())
+    golden = load(GOLDEN, Plan)
+    assert plan.decision == golden.decision
+    assert plan.inputs == golden.inputs
+    assert plan.prediction.step_s == pytest.approx(golden.prediction.step_s, rel=1e-9)
+    assert [a.name for a in plan.alternatives] == [a.name for a in golden.alternatives]
+    assert check(golden, golden_problem().profile) == ()

@@ -1,0 +1,144 @@
+"""Every way to spoil a plan is found by the independent checker, and named with its numbers."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from planner.check import check
+from planner.ir.errors import InfeasibleError
+from planner.ir.plan import Decision, Placement, Plan, RankPrediction, Stage
+from planner.ir.problem import Problem
+from planner.ir.profile import Profile
+from planner.solvers import solver
+from tests.planner.factories import chain_profile
+from tests.planner.solvers.instances import random_problem
+
+
+@functools.cache
+def profile() -> Profile:
+    return chain_profile(
+        6, 2, forward_s=(1e-3, 2e-3, 1e-3, 3e-3, 1e-3, 1e-3), parameter_bytes=2**20, bandwidth_bytes_per_s=1e8
+    )
+
+
+@functools.cache
+def pipeline() -> Plan:
+    return solver("suffix-dp")(Problem(profile(), 8))
+
+
+@functools.cache
+def replicas() -> Plan:
+    return solver("data-parallel")(Problem(profile(), 8))
+
+
+def decided(plan: Plan, **changes: object) -> Plan:
+    return replace(plan, decision=replace(plan.decision, **changes))
+
+
+def moved(decision: Decision, name: str, placement: Placement | None) -> dict[str, Placement]:
+    layers = {layer: old for layer, old in decision.layers.items() if layer != name}
+    return {**layers, name: placement} if placement is not None else layers
+
+
+def predicted(plan: Plan, **changes: object) -> Plan:
+    return replace(plan, prediction=replace(plan.prediction, **changes))
+
+
+def with_rank(plan: Plan, **changes: object) -> Plan:
+    ranks: tuple[RankPrediction, ...] = plan.prediction.ranks
+    return predicted(plan, ranks=(replace(ranks[0], **changes), *ranks[1:]))
+
+
+def searched(plan: Plan, **changes: object) -> Plan:
+    return replace(plan, search=replace(plan.search, **changes))
+
+
+def test_a_good_plan_has_no_fault() -> None:
+    assert check(pipeline(), profile()) == ()
+    assert check(replicas(), profile()) == ()
+    assert check(pipeline(), None) == ()
+
+
+SPOILS: dict[str, Callable[[], Plan]] = {
+    "the model is another one": lambda: replace(
+        pipeline(), inputs=replace(pipeline().inputs, model_fingerprint="sha256:0")
+    ),
+    "the cluster is another one": lambda: replace(
+        pipeline(), inputs=replace(pipeline().inputs, cluster_fingerprint="sha256:0")
+    ),
+    "another model source": lambda: replace(
+        pipeline(), inputs=replace(pipeline().inputs, model=replace(profile().model, dtype="float64"))
+    ),
+    "layer l2 is in no stage": lambda: decided(pipeline(), layers=moved(pipeline().decision, "l2", None)),
+    "layer l9 is not in the model": lambda: decided(pipeline(), layers=moved(pipeline().decision, "l9", Placement(0))),
+    "layer l0 is in stage 7 of 2 stages": lambda: decided(
+        pipeline(), layers=moved(pipeline().decision, "l0", Placement(7))
+    ),
+    "which stage 1 makes": lambda: decided(pipeline(), layers=moved(pipeline().decision, "l0", Placement(1))),
+    "rank 0 is in stage 0 and in stage 1": lambda: decided(
+        pipeline(), stages=(pipeline().decision.stages[0], Stage((0,), ("n0/cpu0",)))
+    ),
+    "in the cluster it is n0/cpu1": lambda: decided(
+        pipeline(), stages=(pipeline().decision.stages[0], Stage((1,), ("n0/cpu9",)))
+    ),
+    "names rank 5": lambda: decided(pipeline(), stages=(pipeline().decision.stages[0], Stage((5,), ("n0/cpu5",)))),
+    "is cut in 3 parts for 2 ranks": lambda: decided(
+        replicas(), layers={name: Placement(0, {"sample": (0, 2, 4, 8)}) for name in replicas().decision.layers}
+    ),
+    "has several layouts": lambda: decided(
+        replicas(), layers=moved(replicas().decision, "l1", Placement(0, {"sample": (0, 1, 8)}))
+    ),
+    "leaves rank 1 none": lambda: decided(
+        replicas(), layers={name: Placement(0, {"sample": (0, 8, 8)}) for name in replicas().decision.layers}
+    ),
+    "not all positive": lambda: decided(pipeline(), micro_batches=(8, 0)),
+    "is not the global batch of 7": lambda: decided(pipeline(), micro_batches=(1,) * 7),
+    "the program is not legal": lambda: decided(
+        pipeline(), program=(pipeline().decision.program[0][:-1], pipeline().decision.program[1])
+    ),
+    "'0X0' is not an action": lambda: decided(pipeline(), program=(("0X0",), pipeline().decision.program[1])),
+    "recomputed": lambda: predicted(
+        pipeline(),
+        step_s=pipeline().prediction.step_s * (1 + 1e-6),
+        samples_per_s=pipeline().prediction.samples_per_s / (1 + 1e-6),
+    ),
+    "is predicted to hold 1 bytes": lambda: with_rank(pipeline(), peak_bytes=1),
+    "more than its limit of 1000": lambda: with_rank(pipeline(), memory_limit_bytes=1000),
+    "its device": lambda: with_rank(pipeline(), memory_limit_bytes=2**40),
+    "1 ranks are predicted": lambda: predicted(pipeline(), ranks=pipeline().prediction.ranks[:1]),
+    "is above the step": lambda: searched(pipeline(), bound_s=1.0),
+    "is not step over bound - 1": lambda: searched(pipeline(), gap=0.5),
+    "called proven with a bound": lambda: searched(pipeline(), bound_s=pipeline().prediction.step_s / 2, gap=1.0),
+    "status 'lucky' is none of": lambda: searched(pipeline(), status="lucky"),
+}
+
+
+@pytest.mark.parametrize("words", SPOILS)
+def test_a_spoilt_plan_is_found_out(words: str) -> None:
+    faults = check(SPOILS[words](), profile())
+    assert any(words in fault for fault in faults), faults
+
+
+def test_a_parameter_in_two_stages_is_found_out() -> None:
+    graph = profile().graph
+    layers = tuple(replace(x, parameters=("l0.weight",)) if x.name == "l5" else x for x in graph.layers)
+    faults = check(pipeline(), replace(profile(), graph=replace(graph, layers=layers)))
+    assert "parameter l0.weight is used in stage 0 and in stage 1" in faults
+
+
+def test_the_checker_does_its_own_sums() -> None:
+    """Plans of every shape, also on half-duplex links and of sizes nobody measured."""
+    num_checked = 0
+    for seed in range(300, 330):
+        problem = random_problem(seed)
+        try:
+            plan = solver("suffix-dp")(problem)
+        except InfeasibleError:
+            continue
+        assert check(plan, problem.profile) == (), seed
+        num_checked += 1
+    assert num_checked > 15

@@ -1,0 +1,233 @@
+"""Decisions made by hand, and their execution by threads, for the runtime's tests."""
+
+from __future__ import annotations
+
+import copy
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from planner.ir.graph import Graph
+from planner.ir.layout import Layout, cut_points
+from planner.ir.plan import Decision, Placement, Stage
+from planner.ir.profile import ModelSource
+from planner.ir.schedule import Action, Op, Schedule, StageGraph
+from planner.layers.boundary import Boundaries
+from planner.passes import lower, validate
+from planner.schedules import schedule as schedule_named
+from profiler.capture import Captured, capture
+from profiler.source import LoadedModel, load_model
+from runtime.build import groups_of
+from runtime.engine import Engine, StepResult
+from runtime.failure import blame
+from runtime.numerics import Tolerance, loss_differences, tensor_differences
+from runtime.serial import serial_step
+from runtime.transport import Hub, InProcessTransport
+
+Ranks = Sequence[tuple[int, ...]]
+
+
+def decide(
+    graph: Graph,
+    cuts: Sequence[float | str],
+    micro_batches: tuple[int, ...],
+    ranks: Ranks | None = None,
+    shares: Sequence[tuple[int, ...]] | None = None,
+    schedule: str | Callable[[StageGraph], Schedule] = "1f1b",
+) -> Decision:
+    """The lowered decision that cuts ``graph`` at ``cuts``.
+
+    Args:
+        cuts: as shares of the layers (0.5 is in the middle), or the name of the first layer of a stage.
+        ranks: of each stage; stage ``s`` on rank ``s`` if not given.  shares: samples of each rank, by stage.
+    """
+    names = [layer.name for layer in graph.layers]
+    places = [names.index(cut) if isinstance(cut, str) else round(cut * len(names)) for cut in cuts]
+    bounds = (0, *places, len(names))
+    groups = tuple(ranks) if ranks is not None else tuple((s,) for s in range(len(bounds) - 1))
+    share_of = tuple(shares) if shares is not None else tuple((1,) * len(group) for group in groups)
+    layouts = [Layout({"sample": cut_points(s)} if len(s) > 1 else {}) for s in share_of]
+    stage_of = {name: s for s, (a, b) in enumerate(pairwise(bounds)) for name in names[a:b]}
+    boundaries = Boundaries.of(graph, stage_of, layouts, groups)
+    edges = boundaries.edges()
+    stages = StageGraph(len(groups), len(micro_batches), edges)
+    order = schedule_named(schedule) if isinstance(schedule, str) else schedule
+    num_ranks = 1 + max(rank for group in groups for rank in group)
+    program = lower(order(stages), stages, groups, boundaries.routes(edges, micro_batches), num_ranks)
+    validate(program)
+    return Decision(
+        schedule=schedule if isinstance(schedule, str) else "by hand",
+        micro_batches=micro_batches,
+        stages=tuple(Stage(group, tuple(f"n0/cpu{rank}" for rank in group)) for group in groups),
+        layers={name: Placement(s, layouts[s].cuts) for name, s in stage_of.items()},
+        program=tuple(tuple(str(action) for action in row) for row in program.rows),
+    )
+
+
+def folded(stages: StageGraph) -> Schedule:
+    """All forwards, then all backwards; the first and the last stage are one position, those between have their own."""
+    last = stages.num_stages - 1
+    rows = [(0, last), *((s,) for s in range(1, last))]
+    batches = range(stages.num_microbatches)
+    return Schedule(
+        tuple(
+            (
+                *(Action(s, Op.FORWARD, m) for s in row for m in batches),
+                *(Action(s, Op.BACKWARD, m) for s in reversed(row) for m in batches),
+            )
+            for row in rows
+        )
+    )
+
+
+def split_backward(stages: StageGraph) -> Schedule:
+    """All forwards, then the backwards for the inputs, then those for the weights."""
+    ops = (Op.FORWARD, Op.BACKWARD_INPUT, Op.BACKWARD_WEIGHT)
+    rows = (
+        tuple(Action(s, op, m) for op in ops for m in range(stages.num_microbatches)) for s in range(stages.num_stages)
+    )
+    return Schedule(tuple(rows))
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What some steps gave: of the ranks together, or of one device."""
+
+    losses: list[float]
+    gradients: dict[str, Tensor]
+    state: dict[str, Tensor]
+
+
+def model_of(factory: str, input_shape: tuple[int, ...], **arguments: object) -> LoadedModel:
+    """A reference network in float64; numbers only, as JSON."""
+    texts = {name: str(list(value) if isinstance(value, tuple) else value) for name, value in arguments.items()}
+    return load_model(ModelSource(f"profiler.models.{factory}", texts, input_shape, "float64"))
+
+
+def sgd(parameters: object) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=0.01, momentum=0.9)
+
+
+def batch_of(model: LoadedModel, rows: int, step: int) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+    """The model's example, resized to ``rows``, other at each step."""
+    index = (torch.arange(rows) + step) % model.samples
+    generator = torch.Generator().manual_seed(step)
+
+    def pick(tensor: Tensor) -> Tensor:
+        rows_of = tensor[index]
+        return (
+            rows_of + torch.randn(rows_of.shape, generator=generator, dtype=rows_of.dtype) * 0.1
+            if (rows_of.is_floating_point())
+            else rows_of
+        )
+
+    return tuple(map(pick, model.inputs)), tuple(map(pick, model.targets))
+
+
+def train_serially(model: LoadedModel, micro_batches: tuple[int, ...], steps: int = 3) -> Trained:
+    """One device, on a copy of the user's module."""
+    twin = copy.deepcopy(model)
+    optimizer = sgd(twin.module.parameters())
+    losses = [
+        serial_step(twin.loss, optimizer, *batch_of(model, sum(micro_batches), step), micro_batches)
+        for step in range(steps)
+    ]
+    gradients = {name: p.grad for name, p in twin.module.named_parameters()}
+    return Trained(losses, gradients, twin.module.state_dict())
+
+
+def train_by_plan(model: LoadedModel, decision: Decision, steps: int = 3, **options: object) -> Trained:
+    """All ranks as threads; what they share must be the same on each of them."""
+    batches = [batch_of(model, decision.global_batch, step) for step in range(steps)]
+    engines, results = run_ranks(model, decision, batches, **options)
+    gradients: dict[str, Tensor] = {}
+    state: dict[str, Tensor] = {}
+    for engine in engines:
+        for found, more in ((gradients, engine.gradients()), (state, engine.state_dict())):
+            for name, tensor in more.items():
+                assert torch.equal(found.setdefault(name, tensor), tensor), f"ranks differ in {name}"
+    losses = [{result[step].loss for result in results if result[step].loss is not None} for step in range(steps)]
+    assert all(len(each) == 1 for each in losses)
+    return Trained([each.pop() for each in losses], gradients, state)
+
+
+def run_ranks(
+    model: LoadedModel,
+    decision: Decision,
+    batches: Sequence[tuple[tuple[Tensor, ...], ...]],
+    *,
+    transport: type[InProcessTransport] = InProcessTransport,
+    only: tuple[int, ...] = (),
+    errors: list[BaseException] | None = None,
+    **options: object,
+) -> tuple[list[Engine], list[list[StepResult]]]:
+    """Every rank in a thread, on a copy of the model of its own.
+
+    Args:
+        only: the ranks that take part; all if empty.
+        errors: gets the errors of all ranks; the one to blame for the others is raised.
+    """
+    num_ranks = decision.num_ranks
+    ranks = only or tuple(range(num_ranks))
+    hub = Hub(num_ranks, groups_of(decision), rendezvous=True)
+    original = model, capture(model)
+    copies = [copy.deepcopy(original) for _ in ranks]  # together: they share parameters
+    engines: dict[int, Engine] = {}
+    results: dict[int, list[StepResult]] = {rank: [] for rank in ranks}
+    found = [] if errors is None else errors
+
+    def run(rank: int, twin: LoadedModel, captured: Captured) -> None:
+        end = transport(hub, rank)
+        try:
+            engines[rank] = engine_of(decision, twin, captured, end, **options)
+            for inputs, targets in batches:
+                results[rank].append(engines[rank].step(inputs, targets))
+        except Exception as error:  # noqa: BLE001  # raised below, in the test's own thread
+            found.append(error)
+        finally:
+            end.close()
+
+    threads = [threading.Thread(target=run, args=(rank, *each)) for rank, each in zip(ranks, copies, strict=True)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if found:
+        found.sort(key=blame)
+        raise found[0]
+    return [engines[rank] for rank in ranks], [results[rank] for rank in ranks]
+
+
+def engine_of(
+    decision: Decision, model: LoadedModel, captured: Captured, transport: object, **options: object
+) -> Engine:
+    """The engine of one rank."""
+    return Engine(
+        decision,
+        captured.graph,
+        captured.graph_module,
+        captured.layer_of_node,
+        captured.node_of_value,
+        model.module,
+        transport,
+        options.pop("optimizer", sgd),
+        **{"deadline_s": 20.0, **options},
+    )
+
+
+def assert_equal(found: Trained, expected: Trained, tolerance: float = 1e-10) -> None:
+    """Losses, gradients and state are those of one device."""
+    assert len(found.losses) == len(expected.losses)
+    limits = Tolerance(tolerance, tolerance, 1e-12)
+    differences = loss_differences(found.losses, expected.losses, limits)
+    for kind in ("gradients", "state"):
+        here, there = getattr(found, kind), getattr(expected, kind)
+        assert sorted(here) == sorted(there)
+        differences += tensor_differences(kind, here, there, limits)
+    wrong = [str(each) for each in differences if not each.error <= tolerance]
+    if wrong:
+        raise AssertionError("\n".join(wrong))

@@ -1,0 +1,77 @@
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from planner.ir.profile import ModelSource
+from profiler.capture import Captured, capture
+from profiler.source import LoadedModel, load_model
+from runtime.cut import cut_stage, random_layers
+
+
+class Net(nn.Module):
+    """Three layers; the last reshapes by the number of samples, and the second is normalised."""
+
+    def __init__(self, dropout: float) -> None:
+        super().__init__()
+        self.first = nn.Linear(4, 6)
+        self.norm = nn.BatchNorm1d(6)
+        self.dropout = nn.Dropout(dropout)
+        self.last = nn.Linear(3, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.dropout(self.norm(self.first(x)))
+        return self.last(y.view(x.shape[0] * 2, 3)).view(x.shape[0], 4)
+
+
+def net(*, input_shape: tuple[int, ...] = (4, 4), dropout: float = 0.0) -> nn.Module:
+    return Net(dropout)
+
+
+def captured_net(**arguments: str) -> tuple[LoadedModel, Captured]:
+    model = load_model(ModelSource(f"{__name__}:net", arguments, (4, 4), "float64"))
+    return model, capture(model)
+
+
+def test_stages_one_after_another_compute_the_loss() -> None:
+    model, captured = captured_net()
+    names = [layer.name for layer in captured.graph.layers]
+    maps = captured.layer_of_node, captured.node_of_value
+    place = names.index("norm") + 1
+    first = cut_stage(captured.graph_module, names[:place], *maps, ("norm",))
+    second = cut_stage(captured.graph_module, names[place:], *maps, (captured.graph.loss,))
+    assert first.inputs == tuple(captured.graph.inputs)
+    assert second.inputs == ("norm",)
+    assert sorted(first.parameters) == ["first.bias", "first.weight", "norm.bias", "norm.weight"]
+    assert sorted(second.parameters) == ["last.bias", "last.weight"]
+    assert first.mutated == {"norm.running_mean", "norm.running_var", "norm.num_batches_tracked"}
+    assert first.attributes["first.weight"] is model.module.first.weight
+    for rows in (4, 2, 3):
+        x = torch.randn(rows, 4, dtype=torch.float64)
+        expected = model.loss((x,), ())
+        (middle,) = first.function(rows, x, *first.attributes.values())
+        (loss,) = second.function(rows, middle, *second.attributes.values())
+        assert torch.equal(loss, expected)
+
+
+def test_batch_normalisation_may_be_replaced() -> None:
+    _, captured = captured_net()
+    seen = []
+
+    def instead(x: torch.Tensor, *rest: object) -> torch.Tensor:
+        seen.append(rest)
+        return x
+
+    maps = captured.layer_of_node, captured.node_of_value
+    stage = cut_stage(captured.graph_module, ["norm"], *maps, ("norm",), instead)
+    x = torch.randn(3, 6, dtype=torch.float64)
+    (y,) = stage.function(3, x, *stage.attributes.values())
+    assert torch.equal(x, y)
+    assert len(seen[0]) == 6
+    assert seen[0][-2:] == (0.1, 1e-5)
+
+
+def test_layers_that_draw_random_numbers_are_found_where_they_do() -> None:
+    for dropout, expected in (("0.5", ("dropout",)), ("0.0", ())):
+        _, captured = captured_net(dropout=dropout)
+        assert random_layers(captured.graph_module, captured.layer_of_node) == expected

@@ -1,0 +1,232 @@
+"""A plan computes what one device computes: losses over three steps, gradients, parameters, buffers, in float64."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import pytest
+import torch
+
+from planner.ir.errors import CorruptFileError, UnsupportedModelError, UsageError
+from planner.ir.profile import ModelSource
+from profiler.capture import Captured, capture
+from profiler.source import LoadedModel, load_model
+from runtime.memory import storage_bytes
+from runtime.transport import Hub, InProcessTransport
+from tests.runtime.plans import (
+    Trained,
+    assert_equal,
+    batch_of,
+    decide,
+    engine_of,
+    folded,
+    model_of,
+    run_ranks,
+    sgd,
+    split_backward,
+    train_by_plan,
+    train_serially,
+)
+
+NETWORKS = {
+    "resnet": ("resnet:resnet18", (4, 3, 16, 16), {"width": 4, "num_classes": 5, "depths": (1, 1)}),
+    "vgg": ("vgg:vgg16", (4, 3, 32, 32), {"width": 4, "num_classes": 5, "hidden": 8}),
+    "gnmt": ("gnmt:gnmt", (4, 5), {"vocabulary": 17, "width": 8, "layers": 2}),
+    "gpt": ("gpt:gpt", (4, 6), {"vocabulary": 17, "width": 8, "layers": 2, "heads": 2}),
+    "unet": ("unet3d:unet3d", (4, 1, 8, 8, 8), {"width": 2, "depth": 2}),
+}
+
+PLANS = {
+    "two ranks": {"cuts": [0.5], "micro_batches": (2, 2)},
+    "three ranks, gpipe, ten rows": {"cuts": [0.3, 0.6], "micro_batches": (4, 3, 3), "schedule": "gpipe"},
+    "four ranks, a later micro-batch larger": {"cuts": [0.25, 0.5, 0.75], "micro_batches": (2, 3, 2, 2)},
+    "replicas 3 to 1, then one": {
+        "cuts": [0.5],
+        "micro_batches": (4, 3, 3),
+        "ranks": [(0, 1), (2,)],
+        "shares": [(3, 1), (1,)],
+    },
+    "one, then replicas 2 to 1": {
+        "cuts": [0.5],
+        "micro_batches": (4, 2),
+        "ranks": [(0,), (1, 2)],
+        "shares": [(1,), (2, 1)],
+    },
+    "replicas only, the second without rows": {
+        "cuts": [],
+        "micro_batches": (4, 2),
+        "ranks": [(0, 1)],
+        "shares": [(7, 1)],
+    },
+    "replicas, the second without rows, then one": {
+        "cuts": [0.5],
+        "micro_batches": (4, 2),
+        "ranks": [(0, 1), (2,)],
+        "shares": [(7, 1), (1,)],
+    },
+    "replicas, then other shares": {
+        "cuts": [0.5],
+        "micro_batches": (4, 3),
+        "ranks": [(0, 1), (2, 3)],
+        "shares": [(1, 1), (3, 1)],
+    },
+    "first and last stage on one rank": {
+        "cuts": [0.3, 0.6],
+        "micro_batches": (2, 2),
+        "ranks": [(0,), (1,), (0,)],
+        "schedule": folded,
+    },
+    "backward split, replicas in the middle": {
+        "cuts": [0.3, 0.6],
+        "micro_batches": (2, 3),
+        "ranks": [(0,), (1, 2), (3,)],
+        "schedule": split_backward,
+    },
+}
+EVERYWHERE = ("three ranks, gpipe, ten rows", "replicas 3 to 1, then one", "first and last stage on one rank")
+CASES = [(network, plan) for network in NETWORKS for plan in PLANS if network == "resnet" or plan in EVERYWHERE]
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+@cache
+def network(name: str) -> tuple[LoadedModel, Captured]:
+    factory, shape, arguments = NETWORKS[name]
+    model = model_of(factory, shape, **arguments)
+    return model, capture(model)
+
+
+@cache
+def serial(name: str, micro_batches: tuple[int, ...]) -> Trained:
+    return train_serially(network(name)[0], micro_batches)
+
+
+@pytest.mark.parametrize(("name", "plan"), CASES)
+def test_a_plan_computes_what_one_device_computes(name: str, plan: str) -> None:
+    model, captured = network(name)
+    options = PLANS[plan]
+    decision = decide(captured.graph, **options)
+    assert_equal(train_by_plan(model, decision), serial(name, options["micro_batches"]))
+
+
+def test_a_skip_connection_crosses_several_stages() -> None:
+    graph = network("unet")[1].graph
+    decision = decide(graph, **PLANS["four ranks, a later micro-batch larger"])
+    sends = {action for row in decision.program for action in row if "SEND_F0" in action}
+    assert {"0SEND_F0>1", "0SEND_F0>3"} <= sends
+
+
+def test_the_comparison_with_one_device_can_fail() -> None:
+    model, captured = network("resnet")
+    found = train_by_plan(model, decide(captured.graph, [0.5], (2, 2)))
+    with pytest.raises(AssertionError, match="relative error"):
+        assert_equal(found, serial("resnet", (4, 3, 3)))
+
+
+def test_a_rank_keeps_the_state_of_its_own_stages_only() -> None:
+    model, captured = network("resnet")
+    engines, _ = run_ranks(model, decide(captured.graph, ["fc"], (2, 2)), [batch_of(model, 4, 0)])
+    assert sorted(engines[1].state_dict()) == ["fc.bias", "fc.weight"]
+    assert sorted({*engines[0].state_dict(), *engines[1].state_dict()}) == sorted(model.module.state_dict())
+    assert storage_bytes(engines[1].held_tensors()) == 2 * 8 * sum(
+        parameter.numel() for parameter in model.module.fc.parameters()
+    )  # parameters and momentum
+
+
+def test_what_a_step_received_is_not_kept() -> None:
+    model, captured = network("resnet")
+    engines, _ = run_ranks(model, decide(captured.graph, [0.5], (2, 2)), [batch_of(model, 4, 0)])
+    for engine in engines:
+        executor = engine._executor
+        leftovers = [*executor._activations.values(), *executor._gradients.values(), *executor._outbox]
+        assert not any(leftovers)
+        assert not any(resident.program._held for resident in engine._residents.values())
+
+
+def test_a_whole_step_without_the_loss_on_a_rank_gives_none() -> None:
+    model, captured = network("resnet")
+    _, results = run_ranks(model, decide(captured.graph, [0.5], (2, 2)), [batch_of(model, 4, 0)])
+    assert results[0][0].loss is None
+    assert isinstance(results[1][0].loss, float)
+    assert [span.action for span in results[1][0].spans][:3] == ["1RECV_F0<0", "1F0", "1B0"]
+    assert all(a.stop_s <= b.start_s for a, b in zip(results[0][0].spans, results[0][0].spans[1:], strict=False))
+
+
+def alone(captured: Captured, model: LoadedModel, decision: object) -> object:
+    return engine_of(decision, model, captured, InProcessTransport(Hub(1, [(0,)]), 0))
+
+
+def test_a_batch_of_another_size_is_refused_with_both_sizes() -> None:
+    model, captured = network("resnet")
+    engine = alone(captured, model, decide(captured.graph, [], (2, 2)))
+    with pytest.raises(UsageError, match=r"\(6, 3, 16, 16\).*\(4, 3, 16, 16\)"):
+        engine.step(*batch_of(model, 6, 0))
+    with pytest.raises(UsageError, match="takes 2 tensors"):
+        engine.step((), ())
+
+
+def test_a_plan_for_other_layers_is_refused_by_name() -> None:
+    model, captured = network("resnet")
+    decision = decide(network("vgg")[1].graph, [], (2, 2))
+    with pytest.raises(CorruptFileError, match="layer bn1 is in no stage"):
+        alone(captured, model, decision)
+
+
+def test_a_cut_of_another_dim_is_refused() -> None:
+    model, captured = network("resnet")
+    decision = decide(captured.graph, [], (2, 2))
+    placement = next(iter(decision.layers.values()))
+    object.__setattr__(placement, "cuts", {"height": (0, 16)})
+    with pytest.raises(UnsupportedModelError, match="cut along height"):
+        alone(captured, model, decision)
+
+
+def tied(*, input_shape: tuple[int, ...] = (4, 3)) -> torch.nn.Module:
+    first, second = torch.nn.Linear(3, 3), torch.nn.Linear(3, 3)
+    second.weight = first.weight
+    return torch.nn.Sequential(first, torch.nn.ReLU(), second)
+
+
+def test_a_parameter_tied_over_two_stages_is_refused_by_name() -> None:
+    model = load_model(ModelSource(f"{__name__}:tied", {}, (4, 3), "float64"))
+    captured = capture(model)
+    with pytest.raises(UnsupportedModelError, match=r"0\.weight is used by stages 0 and 1"):
+        run_ranks(model, decide(captured.graph, [0.5], (2, 2)), [])
+    decision = decide(captured.graph, [], (2, 2))
+    assert_equal(train_by_plan(model, decision), train_serially(model, (2, 2)))
+
+
+class Fixed(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(3, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(x).reshape(4, 3)
+
+
+def fixed(*, input_shape: tuple[int, ...] = (4, 3)) -> torch.nn.Module:
+    return Fixed()
+
+
+def test_a_model_for_one_number_of_samples_runs_with_that_number_only() -> None:
+    model = load_model(ModelSource(f"{__name__}:fixed", {}, (4, 3), "float64"))
+    captured = capture(model)
+    alone(captured, model, decide(captured.graph, [], (4, 4)))
+    with pytest.raises(UnsupportedModelError, match="captured for 4 samples only"):
+        alone(captured, model, decide(captured.graph, [], (2, 2)))
+
+
+def test_the_optimiser_is_made_for_the_stage_and_steps_once() -> None:
+    model, captured = network("resnet")
+    made = []
+
+    def optimizer(parameters: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
+        made.append(len(parameters))
+        return sgd(parameters)
+
+    run_ranks(model, decide(captured.graph, ["fc"], (2, 2)), [batch_of(model, 4, 0)], optimizer=optimizer)
+    assert sorted(made) == [2, len(captured.graph.parameters) - 2]
