@@ -4,6 +4,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 NOTEBOOKS := $(sort $(wildcard notebooks/*.ipynb))
 
+# Many short processes import torch: let the first of them keep what it compiled (pip did not, see --no-compile).
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: help demo test lint format notebooks clean
 .DEFAULT_GOAL := help
 

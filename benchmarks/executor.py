@@ -4,7 +4,7 @@ Two processes on this machine, gloo, a network so small that its own operators h
 micro-batches and the same schedule run under halopipe's engine and under torch's; the time of a step is divided by
 its actions (forwards, backwards, sends and receives, counted alike), microseconds per action of the busier rank.
 ``bare`` is the same forwards and backwards called directly, with no runtime and no messages: what remains above it is
-overhead.  Main-thread CPU alone flatters a runtime whose messages are moved by gloo's thread, hence the other two clocks.
+overhead.  Main-thread CPU alone flatters a runtime whose messages are moved by gloo's thread, hence two more clocks.
 """
 
 from __future__ import annotations

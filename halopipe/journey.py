@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from halopipe import explaining, measuring, planning, searching, training, units
+from halopipe import drawing, explaining, measuring, planning, searching, training, units
 from halopipe.comparing import Comparison
 from halopipe.console import emit
 from halopipe.running import RunOptions
@@ -101,7 +101,7 @@ def _plan(folder: Path, profile: Profile, network: Network) -> Plan:
 
 
 def _explain(plan: Plan, profile: Profile) -> None:
-    _heading("3. Explain", "Why this plan?", "halopipe explain plan.json --profile profile.json")
+    _heading("3. Explain", "Why this plan?", "halopipe explain plan.json")
     emit(explaining.explain(plan, profile))
 
 
@@ -109,7 +109,7 @@ def _compare(plan: Plan, profile: Profile) -> None:
     _heading(
         "4. Compare",
         "How would the published strategies do?",
-        "halopipe compare plan.json --baselines --profile profile.json",
+        "halopipe compare plan.json --baselines",
     )
     solved = planning.solve_baselines(planning.problem_of(plan, profile))
     emit(Comparison({"plan.json": plan, **solved.plans}, solved.infeasible).render())
@@ -133,7 +133,7 @@ def _run(folder: Path, plan: Plan, profile: Profile) -> None:
         "6. Run",
         f"{_STEPS} steps on handwritten digits by the plan, one process a core. What was predicted stands beside what "
         "was measured.",
-        f"halopipe run plan.json --steps {_STEPS} --data {_DATA} --profile profile.json --update --trace trace.json",
+        f"halopipe run plan.json --steps {_STEPS} --data {_DATA} --update --trace trace.json",
     )
     result = training.train(plan, RunOptions(steps=_STEPS, data=_DATA))
     if result is None:
@@ -143,6 +143,7 @@ def _run(folder: Path, plan: Plan, profile: Profile) -> None:
     dump(file, folder / "timeline.json")
     dump(replace(plan, measured=result.measured(plan.prediction)), folder / "plan.json")
     write_text(folder / "trace.json", chrome_trace((file.predicted, file.measured), planning.device_names(plan)))
+    drawing.save(drawing.gantt(file.predicted, file.measured, devices=planning.device_names(plan)), folder / "step.svg")
     emit(training.report(plan, result, predicted))
 
 
@@ -155,8 +156,9 @@ def _heading(title: str, words: str, command: str = "") -> None:
 def _next_steps(folder: Path) -> str:
     return "\n".join(
         [
-            f"  open {folder}/trace.json at https://ui.perfetto.dev to see predicted and measured steps",
-            f"  halopipe explain {folder}/plan.json --profile {folder}/profile.json --why-not schedule=gpipe",
+            f"  {folder}/step.svg shows the predicted and the measured step; for every message, open",
+            f"  {folder}/trace.json at https://ui.perfetto.dev",
+            f"  halopipe explain {folder}/plan.json --why-not schedule=gpipe",
             "  halopipe profile path/to/your_model.py:factory --input 8,3,64,64",
         ]
     )

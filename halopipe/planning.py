@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from planner.ir.codec import load
-from planner.ir.errors import InfeasibleError, RankCountError, UnknownNameError, UsageError
+from planner.ir.errors import InfeasibleError, InputFileError, RankCountError, UnknownNameError, UsageError
 from planner.ir.fingerprint import fingerprint, require_match
 from planner.ir.plan import Plan, Prediction
 from planner.ir.problem import Problem
@@ -139,6 +139,23 @@ def memory_margin(plan: Plan, profile: Profile) -> float:
 def load_plan(path: str | Path) -> Plan:
     """The plan in a file."""
     return load(path, Plan)
+
+
+def profile_of(plan: Plan, path: str | Path, given: Path | None) -> Profile | None:
+    """The profile that a plan was made from: the one given, else ``profile.json`` beside the plan file if it is that.
+
+    Raises:
+        StaleFileError: the plan was made from another profile than the one given.
+    """
+    if given is not None:
+        return load_profile(given, plan)
+    beside = Path(path).parent / "profile.json"
+    if not beside.is_file():
+        return None
+    try:
+        return load_profile(beside, plan)
+    except InputFileError:  # somebody else's; nobody asked for it
+        return None
 
 
 def load_profile(path: str | Path, plan: Plan | None = None) -> Profile:

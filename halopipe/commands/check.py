@@ -14,11 +14,12 @@ def check(plan: PlanPath, profile: ProfileOption = None, json: Json = False) -> 
     from planner.ir.profile import Profile
 
     found = planning.load_plan(plan)
-    faults = planner.check.check(found, load(profile, Profile) if profile is not None else None)
+    source = load(profile, Profile) if profile is not None else planning.profile_of(found, plan, None)
+    faults = planner.check.check(found, source)
     if json:
         console.emit_json({"plan": str(plan), "faults": list(faults)})
     if faults:
         raise PlanCheckError(f"{plan} has {len(faults)} fault{'s' if len(faults) > 1 else ''}", faults)
     if not json:
-        scope = "" if profile is not None else " (structure and program; more is checked with --profile)"
+        scope = "" if source is not None else " (structure and program; more is checked with --profile)"
         console.emit(f"{plan} is good{scope}")

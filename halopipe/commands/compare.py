@@ -27,17 +27,18 @@ def compare(
     repeated = sorted({name for name in names if names.count(name) > 1})
     if repeated:
         raise UsageError(f"{repeated[0]} is given twice", [], ["name each plan once"])
-    if baselines and profile is None:
-        raise UsageError(
-            "--baselines are solved from the profile",
-            ["none is given"],
-            [f"halopipe compare {names[0]} --baselines --profile profile.json"],
-        )
     found = {name: planning.load_plan(name) for name in names}
     infeasible: dict[str, str] = {}
-    if baselines and profile is not None:
+    if baselines:
         first = found[names[0]]
-        solved = planning.solve_baselines(planning.problem_of(first, planning.load_profile(profile, first)))
+        source = planning.profile_of(first, names[0], profile)
+        if source is None:
+            raise UsageError(
+                "--baselines are solved from the profile",
+                [f"none is given, and no profile.json beside {names[0]} is the one that it was made from"],
+                [f"halopipe compare {names[0]} --baselines --profile PROFILE"],
+            )
+        solved = planning.solve_baselines(planning.problem_of(first, source))
         found.update(solved.plans)
         infeasible = solved.infeasible
     comparison = Comparison(found, infeasible)

@@ -31,9 +31,8 @@ def explain(
 
     if profile is not None and profile_option is not None:
         raise UsageError("two profiles are given", [str(profile), f"--profile {profile_option}"], ["keep one"])
-    path = profile or profile_option
     found = planning.load_plan(plan)
-    source = planning.load_profile(path, found) if path is not None else None
+    source = planning.profile_of(found, plan, profile or profile_option)
     if why_not:
         answer = asking.why_not(found, source, why_not)
         console.emit_json({"why_not": answer.splitlines()}) if json else console.emit(answer)

@@ -33,8 +33,8 @@ def export(
     if timeline is not None:
         file = load(timeline, TimelineFile)
         timelines = [t for t in (file.predicted, file.measured) if t.spans]
-    elif profile is not None:
-        timelines = [planning.predict_again(found, planning.load_profile(profile, found))[1]]
+    elif (source := planning.profile_of(found, plan, profile)) is not None:
+        timelines = [planning.predict_again(found, source)[1]]
     else:
         raise UsageError(
             "a trace needs a timeline",

@@ -9,6 +9,11 @@ import typer
 
 PlanPath = Annotated[Path, typer.Argument(metavar="PLAN", help="A plan file, as written by 'halopipe plan'.")]
 ProfileOption = Annotated[
-    Path | None, typer.Option("--profile", metavar="PROFILE", help="The profile that the plan was made from.")
+    Path | None,
+    typer.Option(
+        "--profile",
+        metavar="PROFILE",
+        help="The profile that the plan was made from; if it is profile.json beside the plan, it is found.",
+    ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Write the result alone, as JSON, to stdout.")]

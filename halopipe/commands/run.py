@@ -38,8 +38,9 @@ def run(
 
     found = planning.load_plan(plan)
     predicted = training.predicted_timeline(found)
-    if profile is not None:
-        predicted = planning.predict_again(found, planning.load_profile(profile, found))[1]
+    source = planning.profile_of(found, plan, profile)
+    if source is not None:
+        predicted = planning.predict_again(found, source)[1]
     options = RunOptions(
         steps=steps, seed=seed, data=data, check_numerics=check_numerics, dtype=dtype, deadline_s=deadline
     )

@@ -26,7 +26,7 @@ def test_the_quick_demonstration_goes_from_profile_to_a_loss_that_falls(tmp_path
     titles = ["1. Profile", "2. Plan", "3. Explain", "4. Compare", "5. Check", "6. Run", "Done"]
     assert [line.strip("= ") for line in result.stdout.splitlines() if line.startswith("== ")] == titles
     files = {path.name for path in (tmp_path / "out").iterdir()}
-    assert files == {"plan.json", "profile.json", "timeline.json", "trace.json"}
+    assert files == {"plan.json", "profile.json", "step.svg", "timeline.json", "trace.json"}
     losses = load(tmp_path / "out" / "timeline.json", TimelineFile).losses
     assert len(losses) == 20
     assert sum(losses[-5:]) < 0.9 * sum(losses[:5])
