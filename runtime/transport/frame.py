@@ -99,14 +99,16 @@ class Frame:
         """The tensors of the message that came from rank ``source``, as views.
 
         Raises:
-            TransportError: the header is not that of ``key`` with this layout; each field that differs is named with
-                what was expected and what came.
+            TransportError: it is another message than ``key`` with this layout.
         """
-        expected = _header(key, self.layout)
-        if self._header != expected:
-            faults = _faults(key, _HEADER.unpack(expected), _HEADER.unpack(self._header))
-            raise TransportError(f"{key}: rank {source} sent another message than expected", faults)
+        _check(self._header, key, source, self.layout)
         return self.tensors
+
+
+def unpack(message: torch.Tensor, key: Key, source: int, layout: Layout) -> tuple[torch.Tensor, ...]:
+    """The tensors of a message in somebody else's buffer, which may be of any size; as :meth:`Frame.read`."""
+    _check(memoryview(message.numpy())[: _HEADER.size], key, source, layout)
+    return Frame(layout, message).tensors
 
 
 def layout_for(tensors: Sequence[torch.Tensor]) -> Layout:
@@ -141,6 +143,14 @@ def _header(key: Key, layout: Layout) -> bytes:
     name = (key.step, key.src_stage, key.dst_stage, key.microbatch)
     kind = key.kind.encode()
     return _HEADER.pack(_MAGIC, _VERSION, kind, count, *name, layout.checksum, payload_bytes, layout.dtypes)
+
+
+def _check(header: memoryview, key: Key, source: int, layout: Layout) -> None:
+    """Raises :class:`TransportError` naming each field of the header that differs, what was expected and what came."""
+    expected = _header(key, layout)
+    if header != expected:
+        faults = _faults(key, _HEADER.unpack(expected), _HEADER.unpack(header))
+        raise TransportError(f"{key}: rank {source} sent another message than expected", faults)
 
 
 def _faults(key: Key, expected: tuple[bytes | int, ...], came: tuple[bytes | int, ...]) -> list[str]:

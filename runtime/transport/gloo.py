@@ -189,7 +189,7 @@ class GlooTransport:
     def _sum_pair(self, term: torch.Tensor, ranks: tuple[int, ...], deadline_s: float) -> None:
         """``term`` += the peer's; addition of two numbers commutes, hence both get the same bits."""
         peer = ranks[0] if ranks[1] == self.rank else ranks[1]
-        what = ("sum over ranks", ranks, "number", self._num_sums[ranks])
+        what = (f"sum over ranks {ranks}, number", self._num_sums[ranks])
         alike = zlib.crc32(f"{term.numel()} {term.dtype}".encode()) % (1 << 12)  # other sizes must not meet
         number = _SUM_CODE << 8 | self._numbers[ranks] % (1 << 8)
         number = (number << 6 | self._num_sums[ranks] % (1 << 6)) << 12 | alike
@@ -203,7 +203,7 @@ class GlooTransport:
 
     def _sum_ring(self, term: torch.Tensor, ranks: tuple[int, ...], deadline_s: float) -> None:
         """Gloo's ring: each part is added in a fixed order on one rank and handed on, so all get the same bits."""
-        what = ("sum over ranks", ranks, "number", self._num_sums[ranks])
+        what = (f"sum over ranks {ranks}, number", self._num_sums[ranks])
         peers = ("one of", ", ".join(f"rank {rank}" for rank in ranks if rank != self.rank))
         try:
             work = dist.all_reduce(term, group=self._groups[ranks], async_op=True)

@@ -16,7 +16,7 @@ import torch
 
 from planner.ir.errors import DeadlineError, TransportError
 from runtime.transport.base import Deadline, Key, Spec, check_member, declare, gone
-from runtime.transport.frame import Frame, Layout, layout_for, layout_of, tag
+from runtime.transport.frame import Frame, Layout, layout_for, layout_of, tag, unpack
 
 
 @dataclass(slots=True)
@@ -162,7 +162,7 @@ class InProcessTransport:
             mailbox.posted -= 1
             if not mailbox.messages and not mailbox.posted:
                 del self._hub.mailboxes[slot]
-        return Frame(layout, message.buffer).read(key, source)
+        return unpack(message.buffer, key, source, layout)
 
     def send(self, key: Key, destination: int, tensors: Sequence[torch.Tensor]) -> None:
         frame = Frame(layout_for(tensors))

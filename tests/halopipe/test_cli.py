@@ -25,10 +25,13 @@ PROFILE = chain_profile(6, latency_s=1e-4, parameter_bytes=2**20, activation_byt
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A working directory with a profile and a plan made from it."""
+    """A working directory with a profile and a plan made from it; in ``alone`` the same plan, no profile beside it."""
     monkeypatch.chdir(tmp_path)
     dump(PROFILE, "profile.json")
-    dump(plan_of(PROFILE, chain_decision(PROFILE, cuts=(3,), micro_batches=(2, 2, 2, 2))), "by_hand.json")
+    (tmp_path / "alone").mkdir()
+    plan = plan_of(PROFILE, chain_decision(PROFILE, cuts=(3,), micro_batches=(2, 2, 2, 2)))
+    for path in ("by_hand.json", "alone/by_hand.json"):
+        dump(plan, path)
     return tmp_path
 
 
@@ -115,12 +118,12 @@ def test_json_stands_alone_on_stdout(folder: Path, arguments: list[str]) -> None
         (["explain", "by_hand.json", "profile.json", "--profile", "p.json"], 2, "two profiles are given"),
         (["explain", "by_hand.json", "--layer", "l9"], 2, "error[H206] no layer 'l9'"),
         (["explain", "by_hand.json", "--why-not", "magic"], 2, "nothing is known of 'magic'"),
-        (["compare", "by_hand.json", "--baselines"], 2, "--baselines are solved from the profile"),
+        (["compare", "alone/by_hand.json", "--baselines"], 2, "--baselines are solved from the profile"),
         (["compare", "by_hand.json", "by_hand.json"], 2, "by_hand.json is given twice"),
         (["check", "edited.json", "--profile", "profile.json"], 6, "error[H602] edited.json has"),
         (["schema", "plans"], 2, "plan (did you mean that?)"),
         (["export", "by_hand.json", "--to", "perfetto"], 2, "no export format 'perfetto'"),
-        (["export", "by_hand.json", "--to", "chrome-trace"], 2, "a trace needs a timeline"),
+        (["export", "alone/by_hand.json", "--to", "chrome-trace"], 2, "a trace needs a timeline"),
         (["run", "nowhere.json"], 3, "error[H301] cannot read nowhere.json"),
         (["profile", "nowhere:factory", "-o", "x.json"], 2, "error[H201]"),
         (["profile", "profiler.models.resnet:resnet51", "-o", "x.json"], 2, "error[H201]"),
@@ -172,10 +175,10 @@ def test_a_run_writes_its_timeline_and_on_request_a_trace_and_the_plan(
         return running.RunResult((2.3, 2.2), (0.012, 0.011), 1, timeline, (0.01, 0.0), (0.0, 0.0), (1, 1))
 
     monkeypatch.setattr(running, "run_plan", run_plan)
-    before = load("by_hand.json", Plan)
-    assert call("run", "by_hand.json", "--steps", "2").exit_code == 0
+    before = load("alone/by_hand.json", Plan)
+    assert call("run", "alone/by_hand.json", "--steps", "2").exit_code == 0
     assert load("timeline.json", TimelineFile).predicted.spans == ()
-    assert load("by_hand.json", Plan) == before
+    assert load("alone/by_hand.json", Plan) == before
     options = ["--check-numerics", "--dtype", "float64", "--data", "a:b", "--seed", "3", "--deadline", "9"]
     files = ["--update", "--trace", "t.json", "-o", "x.json", "--profile", "profile.json"]
     result = call("run", "by_hand.json", "--steps", "2", *options, *files, "--json")
@@ -187,6 +190,14 @@ def test_a_run_writes_its_timeline_and_on_request_a_trace_and_the_plan(
     assert measured.step_s == 0.011
     assert load("x.json", TimelineFile).predicted.spans != ()
     assert {event["pid"] for event in json.loads((folder / "t.json").read_text())["traceEvents"]} == {0, 1}
+
+
+def test_the_profile_beside_a_plan_is_found_if_the_plan_was_made_from_it(folder: Path) -> None:
+    assert "Step (predicted)" in call("explain", "by_hand.json").stdout
+    dump(chain_profile(6), "profile.json")
+    assert "Step (predicted)" not in call("explain", "by_hand.json").stdout
+    (folder / "profile.json").write_text("{")
+    assert call("explain", "by_hand.json").exit_code == 0
 
 
 @pytest.mark.parametrize("name", sorted(codec.FORMATS))

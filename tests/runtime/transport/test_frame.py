@@ -7,7 +7,7 @@ import torch
 
 from planner.ir.errors import TransportError
 from runtime.transport import Key
-from runtime.transport.frame import Frame, layout_of, tag
+from runtime.transport.frame import Frame, layout_of, tag, unpack
 
 KEY = Key(4, "F", 0, 1, 3)
 SPECS = [((2, 3), torch.float32), ((), torch.int64)]
@@ -22,7 +22,7 @@ def message() -> torch.Tensor:
 def test_a_message_is_a_header_of_64_bytes_and_aligned_tensors():
     assert layout_of(SPECS).spans == ((64, 88), (128, 136))
     assert message().shape == (136,)
-    values, number = Frame(layout_of(SPECS), message()).read(KEY, 0)
+    values, number = unpack(message(), KEY, 0, layout_of(SPECS))
     assert torch.equal(values, torch.arange(6.0).reshape(2, 3))
     assert number.item() == 7
 
@@ -32,13 +32,13 @@ def test_a_flip_of_any_bit_of_the_header_is_noticed():
         corrupted = message()
         corrupted[position] ^= 1 << bit
         with pytest.raises(TransportError, match=f"{KEY}: rank 5 sent another message"):
-            Frame(layout_of(SPECS), corrupted).read(KEY, 5)
+            unpack(corrupted, KEY, 5, layout_of(SPECS))
 
 
 def test_noise_is_not_taken_for_a_message():
     noise = torch.randint(0, 256, (136,), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     with pytest.raises(TransportError, match=r"magic and version: expected \(b'HALO', 1\), came"):
-        Frame(layout_of(SPECS), noise).read(KEY, 0)
+        unpack(noise, KEY, 0, layout_of(SPECS))
 
 
 def test_tags_of_different_keys_differ_and_fit_31_bits():
