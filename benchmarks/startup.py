@@ -13,7 +13,7 @@ from pathlib import Path
 
 from benchmarks.report import Row, at_most, run
 
-PROFILE = Path(__file__).parent / "data" / "resnet50.profile.json"
+PROFILE = Path(__file__).parents[1] / "notebooks" / "data" / "resnet50.profile.json"
 
 
 def measure(quick: bool) -> list[Row]:

@@ -49,7 +49,7 @@ def measure(quick: bool) -> list[Row]:
     for network, source in list(SOURCES.items())[: 1 if quick else None]:
         found = profile(source, num_workers=2, quick=quick)
         cases += [Case(network, name, plan) for name, plan in _plans(found, PIPELINES[:1] if quick else PIPELINES)]
-    steps = 6 if quick else 16
+    steps = 6 if quick else 13
     measured_s = [_measured_s(case.plan, steps) for case in cases]
     errors = [seconds / case.plan.prediction.step_s - 1 for case, seconds in zip(cases, measured_s, strict=True)]
     rows = []

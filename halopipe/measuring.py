@@ -104,8 +104,9 @@ def summary(profile: Profile) -> str:
         lines.append(f"  link {name}: {shown or units.size(link.bandwidth_bytes_per_s) + '/s'}")
     if provenance.contended:
         lines.append(
-            f"  warning: the machine was busy (waited {units.percent(provenance.run_delay)} of the time for a core); "
-            "close other programs and profile again"
+            f"  warning: the machine was busy: {units.percent(provenance.run_delay)} of the time waited for a core, "
+            f"a fixed kernel took {units.seconds(provenance.canary_before_s)} before and "
+            f"{units.seconds(provenance.canary_after_s)} after; close other programs and profile again"
         )
     return "\n".join(lines)
 

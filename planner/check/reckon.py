@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from planner.check.reading import at_samples, from_points
+from planner.ir.cluster import ALL_REDUCE, STATISTICS
 from planner.ir.graph import BYTES_PER_ELEMENT, Layer
 from planner.ir.plan import Decision
 from planner.ir.profile import Measurement, Profile
@@ -153,7 +154,7 @@ class _Plain:
         if action.op is Op.REDUCE_GRAD:
             names = {name for layer in self.layers[action.stage] for name in layer.parameters}
             size = sum(self.profile.graph.parameters[name].num_bytes for name in names)
-            return overhead + self._all_reduce_s(group, size)
+            return overhead + self._sum_s(group, size, (ALL_REDUCE,))
         costs = self.profile.parameters.get(device_kind, {})
         if action.op is Op.UPDATE:
             return overhead + sum(costs[x.name].update_s for x in self.layers[action.stage] if x.name in costs)
@@ -183,16 +184,18 @@ class _Plain:
         spec = layer.outputs[0]
         channels = spec.shape[spec.dims.index("channel") if "channel" in spec.dims else 1]
         if op is Op.FORWARD:
-            return self._all_reduce_s(group, len(group) * (1 + 2 * channels) * 8)
-        return self._all_reduce_s(group, 2 * channels * BYTES_PER_ELEMENT[spec.dtype])
+            return self._sum_s(group, len(group) * (1 + 2 * channels) * 8, (STATISTICS, ALL_REDUCE))
+        return self._sum_s(group, 2 * channels * BYTES_PER_ELEMENT[spec.dtype], (STATISTICS, ALL_REDUCE))
 
-    def _all_reduce_s(self, group: tuple[int, ...], size: int) -> float:
+    def _sum_s(self, group: tuple[int, ...], size: int, operations: tuple[str, ...]) -> float:
+        """By the first of ``operations`` that was measured, else a ring over the link."""
         if size == 0:
             return 0.0
         name = self.profile.cluster.group_link_class(group)
-        for table in self.profile.cluster.collectives:
-            if (table.operation, table.num_ranks, table.link) == ("all_reduce", len(group), name) and table.points:
-                return from_points(table.points, size)
+        tables = {(t.operation, t.num_ranks, t.link): t.points for t in self.profile.cluster.collectives}
+        for operation in operations:
+            if points := tables.get((operation, len(group), name)):
+                return from_points(points, size)
         link, part = self.profile.cluster.links[name], size / len(group)
         seconds = from_points(link.points, part) if link.points else link.latency_s + part / link.bandwidth_bytes_per_s
         return 2 * (len(group) - 1) * seconds

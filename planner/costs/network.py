@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from planner.costs.evidence import weakest
-from planner.ir.cluster import INTERPOLATED, MEASURED, Cluster, Collective, Evidence, Link
+from planner.ir.cluster import ALL_REDUCE, INTERPOLATED, MEASURED, STATISTICS, Cluster, Collective, Evidence, Link
 
 Points = Sequence[tuple[int, float]]
 
@@ -73,7 +73,7 @@ class Network:
         key = (self.cluster.group_link_class(ranks), ranks, num_bytes)
         found = self._collectives.get(key)
         if found is None:
-            found = self._collectives[key] = float(collective_s(self.cluster, "all_reduce", ranks, num_bytes))
+            found = self._collectives[key] = float(collective_s(self.cluster, ALL_REDUCE, ranks, num_bytes))
         return found
 
     def duplex(self, src: int, dst: int) -> bool:
@@ -89,7 +89,7 @@ class Network:
         """How well :meth:`all_reduce_s` knows."""
         if len(ranks) < 2:
             return MEASURED
-        table = _table(self.cluster, "all_reduce", ranks)
+        table = _table(self.cluster, ALL_REDUCE, ranks)
         if table is not None:
             return _evidence(MEASURED, table.points, num_bytes)
         return weakest((INTERPOLATED, self.cluster.links[self.cluster.group_link_class(ranks)].evidence))
@@ -102,7 +102,10 @@ def _table(cluster: Cluster, operation: str, ranks: tuple[int, ...]) -> Collecti
         for found in cluster.collectives
         if (found.operation, found.num_ranks, found.link) == (operation, len(ranks), link) and found.points
     )
-    return next(matching, None)
+    table = next(matching, None)
+    if table is None and operation == STATISTICS:
+        return _table(cluster, ALL_REDUCE, ranks)
+    return table
 
 
 def _evidence(evidence: Evidence, points: Points, num_bytes: int) -> Evidence:

@@ -16,7 +16,7 @@ import numpy as np
 from planner.costs.evidence import weakest
 from planner.costs.network import Network, collective_s
 from planner.costs.tables import Array, CostTables, Run, SizeTable, runs_of, span
-from planner.ir.cluster import Evidence
+from planner.ir.cluster import STATISTICS, Evidence
 from planner.ir.plan import Decision
 from planner.ir.profile import Profile
 from planner.ir.schedule import COMPUTE, Action, Op
@@ -48,7 +48,7 @@ class PriceBook:
         if found is None:
             channels, element = self.tables.graph.norm_channels, self.tables.graph.norm_bytes
             sizes = (len(ranks) * (channels > 0) * (1 + 2 * channels) * _STATISTIC_BYTES, 2 * channels * element)
-            forward, backward = (collective_s(self.profile.cluster, "all_reduce", ranks, size) for size in sizes)
+            forward, backward = (collective_s(self.profile.cluster, STATISTICS, ranks, size) for size in sizes)
             found = self._norms[key] = (
                 np.concatenate(([0.0], np.cumsum(forward))),
                 np.concatenate(([0.0], np.cumsum(backward))),

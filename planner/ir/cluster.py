@@ -11,6 +11,12 @@ Evidence = str
 MEASURED, INTERPOLATED, DATASHEET = "measured", "interpolated", "datasheet"
 WITHIN_HOST, ACROSS_HOSTS = "within-host", "across-hosts"
 
+ALL_REDUCE = "all_reduce"
+"""A sum of gradients: every rank is ready, nothing else runs."""
+
+STATISTICS = "statistics"
+"""A small sum between two operators: the others may still compute, and the thread that moves messages sleeps."""
+
 
 @dataclass(frozen=True, slots=True)
 class DeviceSpec:

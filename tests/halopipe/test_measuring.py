@@ -55,6 +55,6 @@ def test_a_summary_says_what_was_measured() -> None:
     assert "  one device, batch 8: 168 ms a step, 21.0 ms a sample" in lines
     assert lines.index("  one device, batch 10: 200 ms a step, 20.0 ms a sample") > 0
     assert "  link within-host: 1.00 KiB in 1.02 µs, 16.0 MiB in 16.8 ms" in lines
-    assert lines[-1].startswith("  warning: the machine was busy (waited 4.0 % of the time")
+    assert lines[-1].startswith("  warning: the machine was busy: 4.0 % of the time waited for a core")
     quiet = replace(profile, provenance=replace(provenance, contended=False))
     assert "warning" not in measuring.summary(quiet)

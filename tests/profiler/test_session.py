@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from planner.ir import codec
-from planner.ir.cluster import WITHIN_HOST
+from planner.ir.cluster import ALL_REDUCE, STATISTICS, WITHIN_HOST
 from planner.ir.errors import FactoryError, ModelNotFoundError, UnsupportedModelError, UsageError
 from planner.ir.profile import ModelSource, Optimizer, Profile
 from profiler import ProfileProgress, profile
-from profiler.links import MESSAGE_BYTES, REDUCE_BYTES, _link, num_measurements
+from profiler.links import MESSAGE_BYTES, REDUCE_BYTES, STATISTICS_BYTES, _link, num_measurements
 from profiler.measuring import Job, ModelCosts, measure_model
 from profiler.quiet import RunDelay, canary_s, is_contended
 
@@ -48,10 +48,13 @@ def test_a_profile_describes_two_workers_and_the_link_between_them(
     link = found.cluster.links[WITHIN_HOST]
     assert tuple(size for size, _ in link.points) == MESSAGE_BYTES
     assert all(seconds > 0 for _, seconds in link.points)
-    (reduction,) = found.cluster.collectives
-    assert (reduction.operation, reduction.num_ranks, reduction.link) == ("all_reduce", 2, WITHIN_HOST)
-    assert tuple(size for size, _ in reduction.points) == REDUCE_BYTES
-    assert all(seconds > 0 for _, seconds in reduction.points)
+    sizes = {ALL_REDUCE: REDUCE_BYTES, STATISTICS: STATISTICS_BYTES}
+    assert [(c.operation, c.num_ranks, c.link) for c in found.cluster.collectives] == [
+        (operation, 2, WITHIN_HOST) for operation in sizes
+    ]
+    for collective in found.cluster.collectives:
+        assert tuple(size for size, _ in collective.points) == sizes[collective.operation]
+        assert all(seconds > 0 for _, seconds in collective.points)
 
 
 def test_a_profile_survives_its_file(measured: tuple[Profile, list[ProfileProgress]], tmp_path: Path) -> None:
