@@ -92,6 +92,12 @@ def samples_apart(work: TensorSpec, work_box: Box, spec: TensorSpec) -> Box:
     return tuple(box)
 
 
+@empty_work_reads_nothing
+def all_apart(layer: Layer, inputs: Specs, work_box: Box) -> Boxes:
+    """Of every input the samples of the work, whole along every other dim."""
+    return tuple(samples_apart(layer.outputs[0], work_box, spec) for spec in inputs)
+
+
 def broadcast(work: TensorSpec, work_box: Box, spec: TensorSpec) -> Box:
     """The same place in a tensor that is broadcast to the work: dims aligned at the end, extents equal or 1."""
     offset = len(work.shape) - len(spec.shape)
@@ -114,3 +120,23 @@ def group_inputs(outputs: Interval, num_outputs: int, num_inputs: int, groups: i
     """The channels that a grouped convolution reads to make the channels ``outputs``."""
     outputs_each, inputs_each = num_outputs // groups, num_inputs // groups
     return Interval(outputs.start // outputs_each * inputs_each, -(-outputs.stop // outputs_each) * inputs_each)
+
+
+def convolved(layer: Layer, inputs: Specs, work_box: Box, read: Callable[..., Interval]) -> Boxes:
+    """What a convolution reads: the channels of the groups, and along each dim of space what ``read`` says.
+
+    Args:
+        read: (outputs, kernel, stride, padding, dilation) -> inputs.  A weight that is an input is read whole.
+    """
+    data, output = inputs[0], layer.outputs[0]
+    names = ("kernel", "stride", "padding", "dilation")
+    numbers = list(zip(*(integers(layer.attributes.get(name)) for name in names), strict=True))
+    space = len(data.shape) - len(numbers)
+    channel = space - 1
+    groups = integer(layer.attributes.get("groups", 1))
+    box = (
+        *work_box[:channel],
+        group_inputs(work_box[channel], output.shape[channel], data.shape[channel], groups),
+        *(read(interval, *each) for interval, each in zip(work_box[space:], numbers, strict=True)),
+    )
+    return box, *(samples_apart(output, work_box, spec) for spec in inputs[1:])

@@ -15,13 +15,12 @@ from planner.ir.graph import Layer
 from planner.layers._rules import (
     Boxes,
     Specs,
+    convolved,
     empty_work_reads_nothing,
     first_output,
-    group_inputs,
     integer,
     integers,
     num_elements,
-    samples_apart,
     window,
 )
 
@@ -32,18 +31,7 @@ work = first_output
 @empty_work_reads_nothing
 def input_boxes(layer: Layer, inputs: Specs, work_box: Box) -> Boxes:
     """A window per dim of space, the channels of the groups; a weight that is an input is read whole."""
-    data, output = inputs[0], layer.outputs[0]
-    names = ("kernel", "stride", "padding", "dilation")
-    windows = list(zip(*(integers(layer.attributes.get(name)) for name in names), strict=True))
-    space = len(data.shape) - len(windows)
-    channel = space - 1
-    groups = integer(layer.attributes.get("groups", 1))
-    box = (
-        *work_box[:channel],
-        group_inputs(work_box[channel], output.shape[channel], data.shape[channel], groups),
-        *(window(interval, *numbers) for interval, numbers in zip(work_box[space:], windows, strict=True)),
-    )
-    return box, *(samples_apart(output, work_box, spec) for spec in inputs[1:])
+    return convolved(layer, inputs, work_box, window)
 
 
 def weight_boxes(layer: Layer, parameters: Specs, work_box: Box) -> Boxes:

@@ -2,27 +2,19 @@
 
 from __future__ import annotations
 
-from planner.ir.box import Box
 from planner.ir.graph import Layer
 from planner.layers._rules import (
-    Boxes,
     Specs,
-    empty_work_reads_nothing,
+    all_apart,
     first_output,
     num_elements,
-    samples_apart,
     whole_weights,
 )
 
 REDUCTION = ""
 work = first_output
+input_boxes = all_apart
 weight_boxes = whole_weights
-
-
-@empty_work_reads_nothing
-def input_boxes(layer: Layer, inputs: Specs, work_box: Box) -> Boxes:
-    """The samples of the work."""
-    return tuple(samples_apart(layer.outputs[0], work_box, spec) for spec in inputs)
 
 
 def forward_flops(layer: Layer, inputs: Specs) -> int:

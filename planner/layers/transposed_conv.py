@@ -17,13 +17,12 @@ from planner.layers._rules import (
     NOTHING,
     Boxes,
     Specs,
+    convolved,
     empty_work_reads_nothing,
     first_output,
-    group_inputs,
     integer,
     integers,
     num_elements,
-    samples_apart,
 )
 
 REDUCTION = ""
@@ -33,18 +32,7 @@ work = first_output
 @empty_work_reads_nothing
 def input_boxes(layer: Layer, inputs: Specs, work_box: Box) -> Boxes:
     """The inputs that reach the outputs, per dim of space; the channels of the groups."""
-    data, output = inputs[0], layer.outputs[0]
-    names = ("kernel", "stride", "padding", "dilation")
-    numbers = list(zip(*(integers(layer.attributes.get(name)) for name in names), strict=True))
-    space = len(data.shape) - len(numbers)
-    channel = space - 1
-    groups = integer(layer.attributes.get("groups", 1))
-    box = (
-        *work_box[:channel],
-        group_inputs(work_box[channel], output.shape[channel], data.shape[channel], groups),
-        *(_reaching(interval, *each) for interval, each in zip(work_box[space:], numbers, strict=True)),
-    )
-    return box, *(samples_apart(output, work_box, spec) for spec in inputs[1:])
+    return convolved(layer, inputs, work_box, _reaching)
 
 
 def weight_boxes(layer: Layer, parameters: Specs, work_box: Box) -> Boxes:
