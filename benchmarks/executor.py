@@ -92,7 +92,7 @@ def _worker(rank: int, store_path: str, name: str, steps: int, results: Any) -> 
 
 
 def _halopipe(rank: int, name: str, steps: int, transport: Any) -> dict[str, float]:
-    model = load_model(ModelSource(f"{__name__}:tiny" if __name__ != "__main__" else "benchmarks.executor:tiny"))
+    model = load_model(ModelSource("benchmarks.executor:tiny"))
     captured = capture(model)
     layers = [layer.name for layer in captured.graph.layers]
     stage_of = {layer: int(index > 0) for index, layer in enumerate(layers)}
@@ -102,13 +102,8 @@ def _halopipe(rank: int, name: str, steps: int, transport: Any) -> dict[str, flo
     draft = Decision(name, micro_batches, stages, placements, ())
     boundaries = Boundaries.of_decision(captured.graph, draft)
     edges = boundaries.edges()
-    program = lower(
-        schedule(name)(StageGraph(2, NUM_MICROBATCHES, edges)),
-        StageGraph(2, NUM_MICROBATCHES, edges),
-        ((0,), (1,)),
-        boundaries.routes(edges, micro_batches),
-        2,
-    )
+    graph = StageGraph(2, NUM_MICROBATCHES, edges)
+    program = lower(schedule(name)(graph), graph, ((0,), (1,)), boundaries.routes(edges, micro_batches), 2)
     decision = Decision(
         name, micro_batches, stages, placements, tuple(tuple(str(action) for action in row) for row in program.rows)
     )

@@ -16,7 +16,7 @@ from profiler.grouping import Group, groups, is_output_of, tensor_arguments
 from profiler.kinds import LOSS, OPAQUE, POINTWISE, kind_of
 from profiler.naming import layer_names
 from profiler.source import LoadedModel
-from profiler.trace import Traced, trace
+from profiler.trace import Traced, attribute, trace
 
 _NUM_DATA_INPUTS = {OPAQUE: 0, POINTWISE: 0, "attention": 3}
 """Leading arguments that the kind's access relation takes for activations, where it is not one."""
@@ -113,7 +113,7 @@ def _layer(
     inputs = [values[a] for a in arguments if a.op != "get_attr" and a not in group.nodes]
     attributes = list(dict.fromkeys(a.target for a in arguments if a.op == "get_attr"))
     parameters = tuple(target for target in attributes if target in traced.parameters)
-    buffers = [_read(traced.module, target) for target in attributes if target not in traced.parameters]
+    buffers = [attribute(traced.module, target) for target in attributes if target not in traced.parameters]
     read = tuple(specs[value] for value in inputs)
     kind, details = _kind(traced, group, read)
     outputs = tuple(
@@ -149,13 +149,6 @@ def _tensors(value: Any) -> tuple[Tensor, ...]:
     if isinstance(value, Tensor):
         return (value,)
     return tuple(item for item in value or () if isinstance(item, Tensor))
-
-
-def _read(module: fx.GraphModule, target: str) -> Any:
-    value: Any = module
-    for part in target.split("."):
-        value = getattr(value, part)
-    return value
 
 
 def _parameter_spec(value: Tensor) -> TensorSpec:

@@ -15,7 +15,7 @@ from torch import Tensor, fx, nn
 
 from profiler.capture import Captured
 from profiler.grouping import is_output_of, makes_tensors, tensor_arguments
-from profiler.trace import NUM_SAMPLES
+from profiler.trace import NUM_SAMPLES, attribute
 
 Clock = Callable[[], float]
 
@@ -83,7 +83,7 @@ class SegmentedPass:
             if node.op == "placeholder":
                 self._values[node] = samples if node.target == NUM_SAMPLES else tensors[node.target]
             elif node.op == "get_attr":
-                self._values[node] = _attribute(captured.graph_module, node.target)
+                self._values[node] = attribute(captured.graph_module, node.target)
             elif node.op == "output":
                 self._loss = node.args[0]
             elif not makes_tensors(node):
@@ -184,10 +184,3 @@ def _added(times: BackwardTimes, handing_s: float) -> BackwardTimes:
     if times.both_s:
         return BackwardTimes(both_s=times.both_s + handing_s)
     return BackwardTimes(input_s=times.input_s + handing_s, weight_s=times.weight_s)
-
-
-def _attribute(module: nn.Module, target: str) -> Any:
-    value: Any = module
-    for name in target.split("."):
-        value = getattr(value, name)
-    return value

@@ -104,11 +104,6 @@ def time_layers(
     return {part.name: _summary(part, found[part.name], captured) for part in parts}
 
 
-def num_passes(effort: Effort) -> int:
-    """Passes that ``time_layers`` makes at most."""
-    return effort.num_warm_ups + effort.max_runs + effort.split_runs + 1
-
-
 def trimmed_mean(values: Sequence[float]) -> float:
     """The mean without the least and the greatest fifth of ``values``."""
     dropped = int(len(values) * _TRIMMED)

@@ -102,6 +102,14 @@ def proportion(size: Any, symbol: Any | None) -> int | None:
     return int(factor) if factor.is_Integer and (expression - factor * symbol).expand() == 0 else None
 
 
+def attribute(module: nn.Module, target: str) -> Any:
+    """What a dotted name, such as the target of a ``get_attr`` node, stands for."""
+    value: Any = module
+    for name in target.split("."):
+        value = getattr(value, name)
+    return value
+
+
 def _repeated(tensor: Tensor, samples: int, wanted: int) -> Tensor:
     if samples == wanted or not tensor.ndim or tensor.shape[0] != samples:
         return tensor
@@ -138,7 +146,7 @@ def _clean(model: LoadedModel, exported: fx.GraphModule, names: tuple[str, ...],
         if node.op in ("placeholder", "call_module"):  # the only module called is that of the guards
             continue
         if node.op == "get_attr":
-            value = _attribute(exported, node.target)
+            value = attribute(exported, node.target)
             target = canonical.get(id(value), node.target.removeprefix(_PREFIX))
             if attributes.setdefault(target, value) is not value:
                 target = f"{target}_constant"
@@ -175,13 +183,6 @@ def _canonical_names(model: LoadedModel) -> dict[int, str]:
         for name, value in (*module.named_parameters(), *module.named_buffers()):
             found.setdefault(id(value), prefix + name)
     return found
-
-
-def _attribute(module: nn.Module, target: str) -> Any:
-    value: Any = module
-    for name in target.split("."):
-        value = getattr(value, name)
-    return value
 
 
 def _is_trained(value: Any) -> bool:
