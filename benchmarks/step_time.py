@@ -20,7 +20,7 @@ from planner.ir.plan import Plan, Search
 from planner.ir.problem import Problem
 from planner.ir.profile import ModelSource, Profile
 from planner.solvers import solver
-from planner.solvers.assemble import Candidate, decision_of, plan_of, split_batch
+from planner.solvers.candidates.assemble import Candidate, decision_of, plan_of, split_batch
 from profiler import profile
 
 GLOBAL_BATCH = 8

@@ -13,13 +13,13 @@ from planner.costs.stage import PriceBook
 from planner.ir.errors import InfeasibleError
 from planner.ir.plan import Plan
 from planner.ir.problem import Problem
-from planner.solvers.answer import heuristic_plan
-from planner.solvers.assemble import Candidate
-from planner.solvers.choose import best_of
-from planner.solvers.evaluate import Evaluator
+from planner.solvers.candidates.answer import heuristic_plan
+from planner.solvers.candidates.assemble import Candidate
+from planner.solvers.candidates.choose import best_of
+from planner.solvers.candidates.evaluate import Evaluator
+from planner.solvers.candidates.shares import replica_shares, usable
+from planner.solvers.candidates.space import micro_batch_sizes, micro_batches, require_divisible, schedule_names
 from planner.solvers.progress import Progress
-from planner.solvers.shares import replica_shares, usable
-from planner.solvers.space import micro_batch_sizes, micro_batches, require_divisible, schedule_names
 
 BASELINE = True
 

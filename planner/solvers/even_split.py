@@ -11,13 +11,13 @@ from collections.abc import Iterator
 from planner.costs.stage import PriceBook
 from planner.ir.plan import Plan
 from planner.ir.problem import Problem
-from planner.solvers.answer import heuristic_plan
-from planner.solvers.assemble import Candidate
-from planner.solvers.choose import best_of
-from planner.solvers.evaluate import Evaluator
+from planner.solvers.candidates.answer import heuristic_plan
+from planner.solvers.candidates.assemble import Candidate
+from planner.solvers.candidates.choose import best_of
+from planner.solvers.candidates.evaluate import Evaluator
+from planner.solvers.candidates.shares import equal_shares
+from planner.solvers.candidates.space import cut_positions, is_covered, micro_batch_sizes, micro_batches
 from planner.solvers.progress import Progress
-from planner.solvers.shares import equal_shares
-from planner.solvers.space import cut_positions, is_covered, micro_batch_sizes, micro_batches
 
 BASELINE = True
 

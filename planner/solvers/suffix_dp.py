@@ -37,14 +37,14 @@ from planner.costs.stage import PriceBook
 from planner.ir.errors import InfeasibleError
 from planner.ir.plan import Plan, Search
 from planner.ir.problem import Problem
-from planner.solvers.answer import binding
-from planner.solvers.assemble import decision_of, plan_of
-from planner.solvers.best_first import Outcome, Queue
-from planner.solvers.compare import alternatives
-from planner.solvers.evaluate import Evaluator
+from planner.solvers.candidates.answer import binding
+from planner.solvers.candidates.assemble import decision_of, plan_of
+from planner.solvers.candidates.compare import alternatives
+from planner.solvers.candidates.evaluate import Evaluator
 from planner.solvers.progress import Progress
-from planner.solvers.remedies import no_plan_fits
-from planner.solvers.start import Start
+from planner.solvers.search.best_first import Outcome, Queue
+from planner.solvers.search.remedies import no_plan_fits
+from planner.solvers.search.start import Start
 
 METHOD = "best-first search under a suffix DP's bound, every candidate simulated"
 

@@ -11,9 +11,9 @@ from planner.costs.stage import PriceBook
 from planner.ir.cluster import DeviceSpec
 from planner.ir.problem import Problem
 from planner.ir.profile import Optimizer
-from planner.solvers.assemble import Candidate, split_batch
-from planner.solvers.evaluate import Evaluation, Evaluator
-from planner.solvers.shares import equal_shares, samples_of
+from planner.solvers.candidates.assemble import Candidate, split_batch
+from planner.solvers.candidates.evaluate import Evaluation, Evaluator
+from planner.solvers.candidates.shares import equal_shares, samples_of
 from tests.planner.factories import chain_profile
 
 SIZES = (1, 2, 4)

@@ -12,16 +12,16 @@ from planner.costs.network import transfer_s
 from planner.costs.stage import PriceBook
 from planner.ir.cluster import Link
 from planner.ir.problem import Problem
-from planner.solvers.blocks import cuts_worth_trying
-from planner.solvers.evaluate import Evaluator
-from planner.solvers.frontier import Node, expand
-from planner.solvers.groups import least_link, pieces
-from planner.solvers.incumbents import mixed_replicas, replica_candidate
-from planner.solvers.refine import refined_bound_s
-from planner.solvers.space import cut_positions, micro_batch_sizes, micro_batches, pools, schedule_names
-from planner.solvers.start import bounds_of, stretches_of
-from planner.solvers.suffix import Suffixes
-from planner.solvers.windows import Window, most_in_flight, windows
+from planner.solvers.candidates.evaluate import Evaluator
+from planner.solvers.candidates.space import cut_positions, micro_batch_sizes, micro_batches, pools, schedule_names
+from planner.solvers.search.blocks import cuts_worth_trying
+from planner.solvers.search.frontier import Node, expand
+from planner.solvers.search.groups import least_link, pieces
+from planner.solvers.search.incumbents import mixed_replicas, replica_candidate
+from planner.solvers.search.refine import refined_bound_s
+from planner.solvers.search.start import bounds_of, stretches_of
+from planner.solvers.search.suffix import Suffixes
+from planner.solvers.search.windows import Window, most_in_flight, windows
 from tests.planner.factories import chain_profile
 from tests.planner.solvers.instances import branching_problem, random_problem
 

@@ -12,7 +12,7 @@ from planner.ir.errors import InfeasibleError, UnknownNameError
 from planner.ir.plan import Plan
 from planner.ir.problem import Problem
 from planner.solvers import baselines, names, solver
-from planner.solvers.shares import equal_shares, proportional_shares
+from planner.solvers.candidates.shares import equal_shares, proportional_shares
 from tests.planner.factories import chain_profile
 from tests.planner.solvers.instances import random_problem
 

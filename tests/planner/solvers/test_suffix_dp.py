@@ -12,8 +12,8 @@ from planner.ir.errors import InfeasibleError, MissingMeasurementError, UnknownN
 from planner.ir.plan import Plan
 from planner.ir.problem import Problem
 from planner.solvers import SearchProgress, baselines, solver
-from planner.solvers.assemble import Candidate
-from planner.solvers.evaluate import Evaluation, Evaluator
+from planner.solvers.candidates.assemble import Candidate
+from planner.solvers.candidates.evaluate import Evaluation, Evaluator
 from planner.solvers.suffix_dp import solve
 from tests.planner.factories import chain_profile
 from tests.planner.solvers.instances import (

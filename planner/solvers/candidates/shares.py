@@ -8,7 +8,7 @@ from planner.costs.stage import PriceBook
 from planner.ir.graph import SAMPLE
 from planner.ir.layout import Layout, cut_points
 from planner.ir.problem import Problem
-from planner.solvers.space import is_covered
+from planner.solvers.candidates.space import is_covered
 
 
 def equal_shares(samples: int, num_ranks: int) -> tuple[int, ...]:

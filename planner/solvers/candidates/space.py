@@ -12,7 +12,7 @@ from planner.ir.errors import InfeasibleError, UsageError
 from planner.ir.graph import Graph
 from planner.ir.problem import Problem
 from planner.layers import check_samples_apart
-from planner.solvers.assemble import split_batch
+from planner.solvers.candidates.assemble import split_batch
 
 FEW_SAMPLES = 12
 """Up to this global batch every micro-batch size is looked at, also those that leave a smaller last one."""

@@ -7,11 +7,11 @@ from dataclasses import replace
 
 from planner.costs.predict import Forecast, forecast
 from planner.ir.plan import Alternative
-from planner.solvers.answer import binding, slower, too_large
-from planner.solvers.assemble import Candidate, decision_of
-from planner.solvers.choose import Choice
-from planner.solvers.evaluate import Evaluation, Evaluator
-from planner.solvers.space import schedule_names
+from planner.solvers.candidates.answer import binding, slower, too_large
+from planner.solvers.candidates.assemble import Candidate, decision_of
+from planner.solvers.candidates.choose import Choice
+from planner.solvers.candidates.evaluate import Evaluation, Evaluator
+from planner.solvers.candidates.space import schedule_names
 
 
 def alternatives(

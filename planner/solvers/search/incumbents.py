@@ -15,11 +15,11 @@ from planner.ir.errors import InfeasibleError, MissingMeasurementError
 from planner.ir.problem import Problem
 from planner.ir.schedule import Action, Op
 from planner.solvers import data_parallel, even_split, one_device
-from planner.solvers.assemble import Candidate
-from planner.solvers.choose import Choice, choose
-from planner.solvers.evaluate import Evaluator
-from planner.solvers.shares import replica_shares, samples_of, usable
-from planner.solvers.space import Pool, micro_batches, mixing_layers, schedule_names
+from planner.solvers.candidates.assemble import Candidate
+from planner.solvers.candidates.choose import Choice, choose
+from planner.solvers.candidates.evaluate import Evaluator
+from planner.solvers.candidates.shares import replica_shares, samples_of, usable
+from planner.solvers.candidates.space import Pool, micro_batches, mixing_layers, schedule_names
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from planner.costs.stage import PriceBook
 from planner.ir.graph import Graph, producer
-from planner.solvers.space import cut_positions
+from planner.solvers.candidates.space import cut_positions
 
 
 def cuts_worth_trying(book: PriceBook) -> tuple[tuple[int, ...], int]:

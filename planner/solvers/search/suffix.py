@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from planner.costs.tables import Array
-from planner.solvers.bounds import Bounds, Levels, Remaining, canonical
-from planner.solvers.crossing import Flags
-from planner.solvers.groups import Group
-from planner.solvers.windows import Window, range_of
+from planner.solvers.search.bounds import Bounds, Levels, Remaining, canonical
+from planner.solvers.search.crossing import Flags
+from planner.solvers.search.groups import Group
+from planner.solvers.search.windows import Window, range_of
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -98,7 +98,7 @@ class Suffixes:
         return Suffix(begin_s, finish_s, work, total_s, total_s)
 
     def _followed(self, group: Group, left: Remaining, behind: Suffix, rows: slice) -> Suffix:
-        """The group's stage with the stages ``behind`` it; as in :mod:`planner.solvers.refine`."""
+        """The group's stage with the stages ``behind`` it; as in :mod:`planner.solvers.search.refine`."""
         bounds, crossing = self.bounds, self.bounds.stretches.crossing
         there, path, back = (seconds[rows] for seconds in bounds.least_link_s(group, left))
         forward, backward, work = group.head_s[rows], group.back_s[rows], bounds.work_s(group)[rows]

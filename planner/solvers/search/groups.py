@@ -16,9 +16,9 @@ from planner.costs.stage import PriceBook
 from planner.costs.tables import Array, SizeTable
 from planner.ir.cluster import Link
 from planner.ir.problem import Problem
-from planner.solvers.crossing import Crossings, Flags
-from planner.solvers.shares import equal_shares, samples_of, usable
-from planner.solvers.space import Pool
+from planner.solvers.candidates.shares import equal_shares, samples_of, usable
+from planner.solvers.candidates.space import Pool
+from planner.solvers.search.crossing import Crossings, Flags
 
 
 @dataclass(frozen=True, slots=True, eq=False)

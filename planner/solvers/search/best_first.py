@@ -7,16 +7,16 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 
-from planner.solvers.assemble import Candidate
-from planner.solvers.bounds import Bounds
-from planner.solvers.choose import ROUNDING, Choice, better
-from planner.solvers.evaluate import Evaluation, Evaluator
-from planner.solvers.frontier import Expansion, Node, expand
-from planner.solvers.incumbents import Replicas, replica_candidate
+from planner.solvers.candidates.assemble import Candidate
+from planner.solvers.candidates.choose import ROUNDING, Choice, better
+from planner.solvers.candidates.evaluate import Evaluation, Evaluator
+from planner.solvers.candidates.space import schedule_names
 from planner.solvers.progress import Progress, SearchProgress
-from planner.solvers.refine import refined_bound_s
-from planner.solvers.space import schedule_names
-from planner.solvers.suffix import Suffixes
+from planner.solvers.search.bounds import Bounds
+from planner.solvers.search.frontier import Expansion, Node, expand
+from planner.solvers.search.incumbents import Replicas, replica_candidate
+from planner.solvers.search.refine import refined_bound_s
+from planner.solvers.search.suffix import Suffixes
 
 _REPORT_EVERY_S = 0.2
 _DIVE_EVERY = 100  # candidates; a dive costs about as much as ten

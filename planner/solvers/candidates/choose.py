@@ -6,9 +6,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from planner.ir.errors import MissingMeasurementError
-from planner.solvers.answer import infeasible
-from planner.solvers.assemble import Candidate
-from planner.solvers.evaluate import Evaluation, Evaluator
+from planner.solvers.candidates.answer import infeasible
+from planner.solvers.candidates.assemble import Candidate
+from planner.solvers.candidates.evaluate import Evaluation, Evaluator
 
 ROUNDING = 1e-9
 """Steps closer than this are equally good; the candidate seen first stays."""

@@ -19,8 +19,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from planner.solvers.frontier import Node
-from planner.solvers.windows import Window, windows
+from planner.solvers.search.frontier import Node
+from planner.solvers.search.windows import Window, windows
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,8 +15,8 @@ from planner.ir.graph import Graph, producer
 from planner.ir.problem import Problem
 from planner.ir.schedule import Edge
 from planner.layers.boundary import Boundaries
-from planner.solvers.assemble import Candidate, boundaries_of, program_of
-from planner.solvers.shares import samples_of
+from planner.solvers.candidates.assemble import Candidate, boundaries_of, program_of
+from planner.solvers.candidates.shares import samples_of
 
 Pieces = Mapping[tuple[int, int], tuple[int, int]]
 """What crosses an edge: (bytes forward, bytes backward) by (rank of the source, rank of the destination)."""

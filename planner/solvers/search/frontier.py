@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from planner.costs.tables import Array
-from planner.solvers.assemble import Candidate
-from planner.solvers.bounds import Bounds, Levels, Remaining
-from planner.solvers.groups import Group
-from planner.solvers.suffix import Suffixes
+from planner.solvers.candidates.assemble import Candidate
+from planner.solvers.search.bounds import Bounds, Levels, Remaining
+from planner.solvers.search.groups import Group
+from planner.solvers.search.suffix import Suffixes
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -12,8 +12,8 @@ from planner.costs.network import transfer_s
 from planner.costs.tables import Array
 from planner.ir.cluster import ACROSS_HOSTS, WITHIN_HOST, Link
 from planner.ir.problem import Problem
-from planner.solvers.groups import Group, Stretches, pieces
-from planner.solvers.space import Pool
+from planner.solvers.candidates.space import Pool
+from planner.solvers.search.groups import Group, Stretches, pieces
 
 Remaining = tuple[int, ...]
 """Unused devices by pool."""

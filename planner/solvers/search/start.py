@@ -9,15 +9,22 @@ import numpy as np
 
 from planner.ir.errors import MissingMeasurementError
 from planner.ir.plan import Rejected
-from planner.solvers.blocks import cuts_worth_trying
-from planner.solvers.bounds import Bounds
-from planner.solvers.choose import Choice
-from planner.solvers.crossing import crossings
-from planner.solvers.evaluate import Evaluator
-from planner.solvers.groups import Group, Stretches, group, least_link
-from planner.solvers.incumbents import Replicas, mixed_replicas, strategies
-from planner.solvers.space import Pool, micro_batch_sizes, micro_batches, mixing_layers, pools, schedule_names
-from planner.solvers.windows import most_in_flight, splits_backwards
+from planner.solvers.candidates.choose import Choice
+from planner.solvers.candidates.evaluate import Evaluator
+from planner.solvers.candidates.space import (
+    Pool,
+    micro_batch_sizes,
+    micro_batches,
+    mixing_layers,
+    pools,
+    schedule_names,
+)
+from planner.solvers.search.blocks import cuts_worth_trying
+from planner.solvers.search.bounds import Bounds
+from planner.solvers.search.crossing import crossings
+from planner.solvers.search.groups import Group, Stretches, group, least_link
+from planner.solvers.search.incumbents import Replicas, mixed_replicas, strategies
+from planner.solvers.search.windows import most_in_flight, splits_backwards
 
 
 @dataclass(slots=True, eq=False)

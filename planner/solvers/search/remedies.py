@@ -11,15 +11,15 @@ from planner.costs.stage import PriceBook
 from planner.costs.tables import Array
 from planner.ir.errors import HalopipeError, MissingMeasurementError
 from planner.ir.problem import Problem
-from planner.solvers.answer import infeasible, size_text
-from planner.solvers.best_first import Queue
-from planner.solvers.bounds import Bounds, Levels, Remaining
-from planner.solvers.evaluate import Evaluation, Evaluator
-from planner.solvers.frontier import Node
-from planner.solvers.groups import Group
-from planner.solvers.space import cut_positions, micro_batch_sizes, micro_batches, pools
-from planner.solvers.start import Start, bounds_of, stretches_of
-from planner.solvers.suffix import Suffixes
+from planner.solvers.candidates.answer import infeasible, size_text
+from planner.solvers.candidates.evaluate import Evaluation, Evaluator
+from planner.solvers.candidates.space import cut_positions, micro_batch_sizes, micro_batches, pools
+from planner.solvers.search.best_first import Queue
+from planner.solvers.search.bounds import Bounds, Levels, Remaining
+from planner.solvers.search.frontier import Node
+from planner.solvers.search.groups import Group
+from planner.solvers.search.start import Start, bounds_of, stretches_of
+from planner.solvers.search.suffix import Suffixes
 
 _QUICKLY_S = 5.0
 

@@ -1,0 +1,1 @@
+"""Points of the searched space: what may be chosen, how it becomes a plan, and what the simulator says of it."""

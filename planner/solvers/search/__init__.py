@@ -1,0 +1,1 @@
+"""The exact search: bounds over suffixes, a queue of prefixes, and what it starts from (see ``solvers.suffix_dp``)."""
