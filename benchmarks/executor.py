@@ -26,7 +26,7 @@ from benchmarks.report import Row, at_most, run
 from cuda_ops.host import core_of, prepare_process
 from planner.ir.plan import Decision, Placement, Stage
 from planner.ir.profile import ModelSource
-from planner.ir.schedule import StageGraph
+from planner.ir.schedule import Pipeline, StageGraph
 from planner.layers.boundary import Boundaries
 from planner.passes import lower
 from planner.schedules import schedule
@@ -103,7 +103,7 @@ def _halopipe(rank: int, name: str, steps: int, transport: Any) -> dict[str, flo
     boundaries = Boundaries.of_decision(captured.graph, draft)
     edges = boundaries.edges()
     graph = StageGraph(2, NUM_MICROBATCHES, edges)
-    program = lower(schedule(name)(graph), graph, ((0,), (1,)), boundaries.routes(edges, micro_batches), 2)
+    program = lower(schedule(name)(Pipeline(graph)), graph, ((0,), (1,)), boundaries.routes(edges, micro_batches), 2)
     decision = Decision(
         name, micro_batches, stages, placements, tuple(tuple(str(action) for action in row) for row in program.rows)
     )

@@ -6,10 +6,34 @@ from dataclasses import dataclass
 
 from planner.ir.profile import Profile
 
+THROUGHPUT, MEMORY, LATENCY = OBJECTIVES = ("throughput", "memory", "latency")
+"""Shortest training step; least memory on the fullest rank; shortest forward pass (inference) of one micro-batch."""
+
+SAMPLE_DIMS, SPATIAL_DIMS, CHANNEL_DIMS = "sample", "spatial", "channel"
+"""Families of dims that a layer may be cut along: samples; height, width and depth; channels and filters."""
+
+NEVER, AUTO, ALWAYS = RECOMPUTE = ("never", "auto", "always")
+"""Whether a stage drops its activations after the forward and computes them again before the backward."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """A side constraint: what layers of a matching name must be (``Problem.fix``) or must not (``Problem.forbid``).
+
+    Attributes:
+        pattern: of layer names, as in a shell (``enc.*``).
+        what: ``stage``, ``device``, ``kind``, ``replicas``, ``sample``, ``spatial``, ``channel`` or ``recompute``.
+        value: as text: a number of ranks or of a stage, a device's name, ``yes``.
+    """
+
+    pattern: str
+    what: str
+    value: str
+
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """Find the plan with the shortest step.
+    """Find the best plan; by default the one with the shortest step.
 
     Attributes:
         global_batch: samples a step.
@@ -20,6 +44,11 @@ class Problem:
         memory_margin: share of a device's memory that stays free.
         gap: stop once the plan is proved to be within this fraction of the best.
         time_limit_s: stop searching after this long and return the best so far.
+        memory_bytes: most that a plan may use on any device; 0: what the device has.
+        objective: one of ``OBJECTIVES``.
+        allow: families of dims that layers may be cut along.
+        recompute: one of ``RECOMPUTE``.
+        fix, forbid: side constraints.
     """
 
     profile: Profile
@@ -31,6 +60,12 @@ class Problem:
     memory_margin: float = 0.08
     gap: float = 0.0
     time_limit_s: float = 60.0
+    memory_bytes: int = 0
+    objective: str = THROUGHPUT
+    allow: tuple[str, ...] = (SAMPLE_DIMS,)
+    recompute: str = NEVER
+    fix: tuple[Rule, ...] = ()
+    forbid: tuple[Rule, ...] = ()
 
     @property
     def ranks(self) -> tuple[int, ...]:
@@ -40,4 +75,5 @@ class Problem:
 
     def memory_limit_bytes(self, rank: int) -> int:
         """What a plan may use on ``rank``."""
-        return int(self.profile.cluster.devices[rank].memory_bytes * (1 - self.memory_margin))
+        usable = int(self.profile.cluster.devices[rank].memory_bytes * (1 - self.memory_margin))
+        return min(usable, self.memory_bytes) if self.memory_bytes else usable

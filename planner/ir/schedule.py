@@ -127,6 +127,42 @@ class StageGraph:
 
 
 @dataclass(frozen=True, slots=True)
+class StageTimes:
+    """What the actions of a stage last, in any unit: F, I, W; a whole backward lasts I + W."""
+
+    forward: float = 1.0
+    backward_input: float = 1.0
+    backward_weight: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Pipeline:
+    """What a schedule orders: the stages, where they run, and what a schedule may want to know of their costs.
+
+    Attributes:
+        positions: by stage, the position that runs it; empty: stage ``s`` runs at position ``s``.
+        windows: by stage, the most forwards before the first backward (W_s); empty: the schedule's own choice.
+        times: by stage; empty: all alike.
+        transfer: what a message between two positions lasts, in the unit of ``times``.
+    """
+
+    stages: StageGraph
+    positions: tuple[int, ...] = ()
+    windows: tuple[int, ...] = ()
+    times: tuple[StageTimes, ...] = ()
+    transfer: float = 0.0
+
+    @property
+    def num_positions(self) -> int:
+        """Number of positions."""
+        return 1 + max(self.positions) if self.positions else self.stages.num_stages
+
+    def position(self, stage: int) -> int:
+        """The position that runs ``stage``."""
+        return self.positions[stage] if self.positions else stage
+
+
+@dataclass(frozen=True, slots=True)
 class Schedule:
     """The order of compute actions of every pipeline position; position ``i`` runs the stages that name it.
 
@@ -134,6 +170,27 @@ class Schedule:
     """
 
     rows: tuple[tuple[Action, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Traits:
+    """What a planner has to know of a schedule; a module may state it as ``TRAITS``.
+
+    Attributes:
+        synchronous: all micro-batches of a step see the same weights; else the schedule changes the optimisation.
+        trains: False for forward passes alone.
+        splits_backward: has I and W in place of B.
+        stages_per_position: how many stages a position runs: 1, a fixed number (ZB-V: 2), or 0 for any.
+        windowed: heeds ``Pipeline.windows``.
+        by_default: searched where the user names no schedule: synchronous, and executed exactly as it is priced.
+    """
+
+    synchronous: bool = True
+    trains: bool = True
+    splits_backward: bool = False
+    stages_per_position: int = 1
+    windowed: bool = False
+    by_default: bool = False
 
 
 def dependencies(action: Action, stages: StageGraph) -> tuple[frozenset[Action], ...]:

@@ -1,8 +1,7 @@
 """Schedules: one module a schedule, named by its ``NAME``.  The registry is the folder's listing.
 
-A schedule is one pure function, ``order(stages) -> Schedule``: the order of compute on every position of the pipeline,
-where position ``s`` runs stage ``s``.  What follows from that order (messages, reductions, updates) is added by
-:func:`planner.passes.lower`.
+A schedule is one pure function, ``order(pipeline) -> Schedule``: the order of compute on every position of the
+pipeline.  What follows from that order (messages, reductions, updates) is added by :func:`planner.passes.lower`.
 """
 
 from __future__ import annotations
@@ -11,13 +10,14 @@ import functools
 import importlib
 import pkgutil
 from collections.abc import Callable, Mapping
+from types import ModuleType
 
 from planner.ir.errors import UnknownNameError
-from planner.ir.schedule import Schedule, StageGraph
+from planner.ir.schedule import Pipeline, Schedule, Traits
 
-__all__ = ["Order", "names", "schedule"]
+__all__ = ["Order", "Traits", "default_names", "names", "schedule", "traits"]
 
-Order = Callable[[StageGraph], Schedule]
+Order = Callable[[Pipeline], Schedule]
 """What a module in this folder provides as ``order``."""
 
 
@@ -27,19 +27,40 @@ def names() -> tuple[str, ...]:
     return tuple(sorted(_modules()))
 
 
+@functools.cache
+def default_names() -> tuple[str, ...]:
+    """The schedules that are searched where nobody names any, sorted."""
+    return tuple(name for name in names() if traits(name).by_default)
+
+
 def schedule(name: str) -> Order:
     """The function that orders a pipeline by the schedule ``name``.
 
     Raises:
         UnknownNameError: there is none.
     """
-    if name not in names():
+    order: Order = _module(name).order
+    return order
+
+
+def traits(name: str) -> Traits:
+    """What is special about the schedule ``name``.
+
+    Raises:
+        UnknownNameError: there is none.
+    """
+    found: Traits = getattr(_module(name), "TRAITS", Traits())
+    return found
+
+
+def _module(name: str) -> ModuleType:
+    if name not in _modules():
         raise UnknownNameError(f"no schedule {name!r}", [f"known: {', '.join(names())}"])
     return _modules()[name]
 
 
 @functools.cache
-def _modules() -> Mapping[str, Order]:
+def _modules() -> Mapping[str, ModuleType]:
     files = [info.name for info in pkgutil.iter_modules(__path__) if not info.name.startswith("_")]
     modules = [importlib.import_module(f"{__name__}.{file}") for file in files]
-    return {module.NAME: module.order for module in modules}
+    return {module.NAME: module for module in modules}

@@ -10,16 +10,17 @@ unequal micro-batches the order in which running gradients are summed is that of
 
 from __future__ import annotations
 
-from planner.ir.schedule import Action, Op, Schedule, StageGraph
+from planner.ir.schedule import Action, Op, Pipeline, Schedule, Traits
 
 NAME = "gpipe"
+TRAITS = Traits(by_default=True)
 
 
-def order(stages: StageGraph) -> Schedule:
+def order(pipeline: Pipeline) -> Schedule:
     """All forwards, then all backwards, on every stage."""
     return Schedule(
         tuple(
-            tuple(Action(s, op, m) for op in (Op.FORWARD, Op.BACKWARD) for m in range(stages.num_microbatches))
-            for s in range(stages.num_stages)
+            tuple(Action(s, op, m) for op in (Op.FORWARD, Op.BACKWARD) for m in range(pipeline.stages.num_microbatches))
+            for s in range(pipeline.stages.num_stages)
         )
     )

@@ -13,13 +13,15 @@ smaller), for forwards of micro-batches before i alone.
 
 from __future__ import annotations
 
-from planner.ir.schedule import Action, Op, Schedule, StageGraph
+from planner.ir.schedule import Action, Op, Pipeline, Schedule, StageGraph, Traits
 
 NAME = "1f1b"
+TRAITS = Traits(by_default=True)
 
 
-def order(stages: StageGraph) -> Schedule:
+def order(pipeline: Pipeline) -> Schedule:
     """Warm-up by the longest path downstream, then one backward, one forward."""
+    stages = pipeline.stages
     return Schedule(tuple(_row(s, warm_up, stages.num_microbatches) for s, warm_up in enumerate(warm_ups(stages))))
 
 

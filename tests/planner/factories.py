@@ -17,7 +17,7 @@ from planner.ir.graph import Graph, Layer, TensorSpec
 from planner.ir.layout import Layout, cut_points
 from planner.ir.plan import Decision, Placement, Plan, PlanInputs, Prediction, RankPrediction, Search, Stage
 from planner.ir.profile import Measurement, ModelSource, Optimizer, ParameterCost, Profile, Provenance
-from planner.ir.schedule import StageGraph
+from planner.ir.schedule import Pipeline, StageGraph
 from planner.layers.boundary import Boundaries
 from planner.passes import lower
 from planner.schedules import schedule as schedule_named
@@ -211,7 +211,7 @@ def chain_decision(
     stages = StageGraph(num_stages, len(micro_batches), edges)
     routes = boundaries.routes(edges, micro_batches)
     num_ranks = 1 + max(rank for group in groups for rank in group)
-    program = lower(schedule_named(schedule)(stages), stages, groups, routes, num_ranks)
+    program = lower(schedule_named(schedule)(Pipeline(stages)), stages, groups, routes, num_ranks)
     devices = profile.cluster.devices
     return Decision(
         schedule=schedule,

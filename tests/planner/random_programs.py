@@ -7,7 +7,7 @@ import random
 from planner.ir.graph import Graph, Layer, TensorSpec
 from planner.ir.layout import Layout, cut_points
 from planner.ir.program import Program
-from planner.ir.schedule import StageGraph
+from planner.ir.schedule import Pipeline, StageGraph
 from planner.layers.boundary import Boundaries
 from planner.passes import lower
 from planner.schedules import schedule
@@ -64,4 +64,4 @@ def random_program(rng: random.Random, schedule_name: str) -> Program:
     stages = StageGraph(len(boundaries.ranks), len(micro_batches), edges)
     routes = boundaries.routes(edges, micro_batches)
     num_ranks = sum(map(len, boundaries.ranks))
-    return lower(schedule(schedule_name)(stages), stages, boundaries.ranks, routes, num_ranks)
+    return lower(schedule(schedule_name)(Pipeline(stages)), stages, boundaries.ranks, routes, num_ranks)

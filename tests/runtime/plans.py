@@ -15,7 +15,7 @@ from planner.ir.graph import Graph
 from planner.ir.layout import Layout, cut_points
 from planner.ir.plan import Decision, Placement, Stage
 from planner.ir.profile import ModelSource
-from planner.ir.schedule import Action, Op, Schedule, StageGraph
+from planner.ir.schedule import Action, Op, Pipeline, Schedule, StageGraph
 from planner.layers.boundary import Boundaries
 from planner.passes import lower, validate
 from planner.schedules import schedule as schedule_named
@@ -37,7 +37,7 @@ def decide(
     micro_batches: tuple[int, ...],
     ranks: Ranks | None = None,
     shares: Sequence[tuple[int, ...]] | None = None,
-    schedule: str | Callable[[StageGraph], Schedule] = "1f1b",
+    schedule: str | Callable[[Pipeline], Schedule] = "1f1b",
 ) -> Decision:
     """The lowered decision that cuts ``graph`` at ``cuts``.
 
@@ -57,7 +57,7 @@ def decide(
     stages = StageGraph(len(groups), len(micro_batches), edges)
     order = schedule_named(schedule) if isinstance(schedule, str) else schedule
     num_ranks = 1 + max(rank for group in groups for rank in group)
-    program = lower(order(stages), stages, groups, boundaries.routes(edges, micro_batches), num_ranks)
+    program = lower(order(Pipeline(stages)), stages, groups, boundaries.routes(edges, micro_batches), num_ranks)
     validate(program)
     return Decision(
         schedule=schedule if isinstance(schedule, str) else "by hand",
@@ -68,8 +68,9 @@ def decide(
     )
 
 
-def folded(stages: StageGraph) -> Schedule:
+def folded(pipeline: Pipeline) -> Schedule:
     """All forwards, then all backwards; the first and the last stage are one position, those between have their own."""
+    stages = pipeline.stages
     last = stages.num_stages - 1
     rows = [(0, last), *((s,) for s in range(1, last))]
     batches = range(stages.num_microbatches)
@@ -84,8 +85,9 @@ def folded(stages: StageGraph) -> Schedule:
     )
 
 
-def split_backward(stages: StageGraph) -> Schedule:
+def split_backward(pipeline: Pipeline) -> Schedule:
     """All forwards, then the backwards for the inputs, then those for the weights."""
+    stages = pipeline.stages
     ops = (Op.FORWARD, Op.BACKWARD_INPUT, Op.BACKWARD_WEIGHT)
     rows = (
         tuple(Action(s, op, m) for op in ops for m in range(stages.num_microbatches)) for s in range(stages.num_stages)

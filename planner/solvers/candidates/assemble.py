@@ -13,7 +13,7 @@ from planner.ir.plan import Alternative, Decision, Placement, Plan, PlanInputs, 
 from planner.ir.problem import Problem
 from planner.ir.profile import Profile
 from planner.ir.program import Program
-from planner.ir.schedule import StageGraph
+from planner.ir.schedule import Pipeline, StageGraph
 from planner.layers.boundary import Boundaries
 from planner.passes import lower
 from planner.schedules import schedule as schedule_named
@@ -65,7 +65,7 @@ def program_of(graph: Graph, candidate: Candidate) -> Program:
     stages = StageGraph(candidate.num_stages, len(candidate.micro_batches), edges)
     routes = boundaries.routes(edges, candidate.micro_batches)
     num_ranks = 1 + max(rank for group in candidate.groups for rank in group)
-    return lower(schedule_named(candidate.schedule)(stages), stages, candidate.groups, routes, num_ranks)
+    return lower(schedule_named(candidate.schedule)(Pipeline(stages)), stages, candidate.groups, routes, num_ranks)
 
 
 def decision_of(profile: Profile, candidate: Candidate) -> Decision:

@@ -55,7 +55,7 @@ def schedule_names(problem: Problem) -> tuple[str, ...]:
     """
     for name in problem.schedules:
         schedules.schedule(name)
-    return tuple(dict.fromkeys(problem.schedules)) or schedules.names()
+    return tuple(dict.fromkeys(problem.schedules)) or schedules.default_names()
 
 
 def micro_batch_sizes(problem: Problem, book: PriceBook) -> tuple[int, ...]:

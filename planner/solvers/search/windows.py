@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from dataclasses import dataclass
 
-from planner.ir.schedule import Action, Op, StageGraph
+from planner.ir.schedule import Action, Op, Pipeline, StageGraph
 from planner.schedules import schedule as schedule_named
 
 
@@ -20,7 +20,7 @@ class Window:
 @functools.lru_cache(maxsize=4096)
 def windows(schedule: str, num_stages: int, num_microbatches: int) -> tuple[Window, ...] | None:
     """The window of each stage of a chain; None if the schedule splits backwards or leaves the order."""
-    rows = schedule_named(schedule)(StageGraph.chain(num_stages, num_microbatches)).rows
+    rows = schedule_named(schedule)(Pipeline(StageGraph.chain(num_stages, num_microbatches))).rows
     found = [_window(row, num_microbatches) for row in rows]
     known = tuple(window for window in found if window is not None)
     return known if len(known) == len(found) else None
@@ -39,7 +39,7 @@ def range_of(schedule: str, fewest: int, most: int, num_microbatches: int) -> tu
 def most_in_flight(schedule: str, depth: int, num_microbatches: int) -> int:
     """The most micro-batches that the schedule keeps on the first of ``depth`` stages."""
     held = most = 0
-    for action in schedule_named(schedule)(StageGraph.chain(depth, num_microbatches)).rows[0]:
+    for action in schedule_named(schedule)(Pipeline(StageGraph.chain(depth, num_microbatches))).rows[0]:
         held += {Op.FORWARD: 1, Op.BACKWARD: -1, Op.BACKWARD_WEIGHT: -1}.get(action.op, 0)
         most = max(most, held)
     return most
@@ -47,7 +47,7 @@ def most_in_flight(schedule: str, depth: int, num_microbatches: int) -> int:
 
 def splits_backwards(schedule: str) -> bool:
     """Whether the schedule has backwards in two halves, so that the way back is no bound."""
-    rows = schedule_named(schedule)(StageGraph.chain(2, 2)).rows
+    rows = schedule_named(schedule)(Pipeline(StageGraph.chain(2, 2))).rows
     return any(action.op is Op.BACKWARD_INPUT for row in rows for action in row)
 
 

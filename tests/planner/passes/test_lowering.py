@@ -6,7 +6,7 @@ import pytest
 
 from planner.ir.box import Interval
 from planner.ir.program import Message, Part, Program
-from planner.ir.schedule import Action, Edge, Op, Schedule, StageGraph, dependencies
+from planner.ir.schedule import Action, Edge, Op, Pipeline, Schedule, StageGraph, dependencies
 from planner.passes import lower
 from planner.schedules import names, schedule
 from tests.planner.factories import chain_decision, chain_profile
@@ -56,14 +56,14 @@ def test_split_backwards_hand_back_after_the_input_half() -> None:
 def test_integers_are_sent_and_no_gradient_comes_back() -> None:
     stages = StageGraph(2, 1, (Edge(0, 1, ("tokens",), gradient=False),))
     routes = {(0, 1, 0): (Message(0, 1, (Part("tokens", (Interval(0, 1),), 8),), ()),)}
-    program = lower(schedule("1f1b")(stages), stages, ((0,), (1,)), routes, 2)
+    program = lower(schedule("1f1b")(Pipeline(stages)), stages, ((0,), (1,)), routes, 2)
     assert lines(program) == ["0F0 0SEND_F0>1 0B0 0UPDATE", "1RECV_F0<0 1F0 1B0 1UPDATE"]
 
 
 def test_a_rank_on_two_positions_is_refused() -> None:
     stages = StageGraph(2, 1, (Edge(0, 1, ("l0",)),))
     with pytest.raises(ValueError, match="rank 0 runs 2 positions of the schedule"):
-        lower(schedule("gpipe")(stages), stages, ((0,), (0,)), {}, 1)
+        lower(schedule("gpipe")(Pipeline(stages)), stages, ((0,), (0,)), {}, 1)
 
 
 @pytest.mark.parametrize("name", names())

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from planner.ir.errors import UnknownNameError
-from planner.ir.schedule import Action, Edge, Op, Schedule, StageGraph, dependencies
+from planner.ir.schedule import Action, Edge, Op, Pipeline, Schedule, StageGraph, dependencies
 from planner.schedules import names, schedule
 
 REFERENCE = Path(__file__).parents[2] / "data" / "reference" / "schedules.csv"
@@ -73,7 +73,7 @@ def test_the_registry_has_the_published_names() -> None:
 def test_the_picture_in_the_docstring_is_what_the_schedule_does(name: str) -> None:
     drawn = list(pictures(name))
     num_microbatches = sum("F" in text for text in drawn[0].split())
-    order = schedule(name)(StageGraph.chain(len(drawn), num_microbatches))
+    order = schedule(name)(Pipeline(StageGraph.chain(len(drawn), num_microbatches)))
     assert [" ".join(map(str, row)) for row in order.rows] == drawn
 
 
@@ -81,7 +81,7 @@ def test_the_picture_in_the_docstring_is_what_the_schedule_does(name: str) -> No
 @pytest.mark.parametrize("seed", range(40))
 def test_every_dag_is_run_to_its_end_with_every_action_once(name: str, seed: int) -> None:
     stages = random_stages(random.Random(seed))
-    order = schedule(name)(stages)
+    order = schedule(name)(Pipeline(stages))
     end = run(order, stages, dict.fromkeys(Op, 1.0), 0.5)
     assert len(end) == 2 * stages.num_stages * stages.num_microbatches == sum(map(len, order.rows))
     assert all(action.stage == s for s, row in enumerate(order.rows) for action in row)
@@ -94,7 +94,7 @@ def test_times_and_activations_are_the_references(name: str) -> None:
     for row in reference:
         num_stages, num_microbatches = int(row["stages"]), int(row["microbatches"])
         stages = StageGraph.chain(num_stages, num_microbatches)
-        order = schedule(name)(stages)
+        order = schedule(name)(Pipeline(stages))
         costs = {Op.FORWARD: float(row["F"]), Op.BACKWARD: float(row["I"]) + float(row["W"])}
         end = run(order, stages, costs, float(Fraction(row["c"])))
         assert max(end.values()) == pytest.approx(float(row["iter_time"])), row
@@ -104,10 +104,10 @@ def test_times_and_activations_are_the_references(name: str) -> None:
 @pytest.mark.parametrize("num_stages", [1, 2, 5])
 @pytest.mark.parametrize("num_microbatches", [1, 3, 8])
 def test_1f1b_keeps_no_more_than_the_stages_downstream(num_stages: int, num_microbatches: int) -> None:
-    order = schedule("1f1b")(StageGraph.chain(num_stages, num_microbatches))
+    order = schedule("1f1b")(Pipeline(StageGraph.chain(num_stages, num_microbatches)))
     assert [in_flight(row) for row in order.rows] == [min(num_microbatches, num_stages - s) for s in range(num_stages)]
 
 
 def test_1f1b_warms_up_by_the_longest_path() -> None:
     branches = StageGraph(5, 9, tuple(Edge(s, t, ()) for s, t in ((0, 1), (1, 2), (2, 4), (0, 3), (3, 4))))
-    assert [in_flight(row) for row in schedule("1f1b")(branches).rows] == [4, 3, 2, 2, 1]
+    assert [in_flight(row) for row in schedule("1f1b")(Pipeline(branches)).rows] == [4, 3, 2, 2, 1]
