@@ -47,9 +47,14 @@ FLOORS = {
     "planner.schedules": floor("planner.ir"),
     "planner.passes": floor("planner.ir planner.layers"),
     "planner.costs": floor(PLANNER, "numpy scipy"),
-    "planner.solvers": floor(f"{PLANNER} planner.costs", "highspy networkx numpy pulp scipy"),
+    "planner.formats": floor("planner.ir"),
+    "planner.peers": floor("planner.ir planner.formats", "highspy networkx numpy pulp scipy"),
+    "planner.solvers": floor(
+        f"{PLANNER} planner.costs planner.formats planner.peers", "highspy networkx numpy pulp scipy"
+    ),
+    "planner.catalogue": floor("planner.ir", "pydantic yaml"),
     "planner.check": floor(PLANNER),
-    "planner.export": floor(f"{PLANNER} planner.costs planner.solvers", "pandas"),
+    "planner.export": floor(f"{PLANNER} planner.costs planner.solvers planner.formats planner.peers", "pandas"),
     "planner": floor("planner"),
     "profiler": floor(WITH_TORCH, "pandas psutil torch"),
     "profiler.models": floor("", "torch"),
