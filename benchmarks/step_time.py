@@ -88,7 +88,7 @@ def _pipeline(problem: Problem, book: PriceBook, schedule: str, size: int) -> Pl
     micro_batches = split_batch(problem.global_batch, size)
     best: tuple[float, Candidate] | None = None
     for cut in range(1, layers):
-        candidate = Candidate((0, cut, layers), ((0,), (1,)), ((size,), (size,)), micro_batches, schedule)
+        candidate = Candidate.chain((0, cut, layers), ((0,), (1,)), ((size,), (size,)), micro_batches, schedule)
         seen = forecast(book, decision_of(problem.profile, candidate), problem.memory_margin)
         if best is None or seen.prediction.step_s < best[0]:
             best = seen.prediction.step_s, candidate

@@ -114,10 +114,12 @@ class _Plain:
         for action in self.program.rows[rank]:
             if action.op not in _SECONDS or action.microbatch is None:
                 continue
-            kept, workspace = self._activation(rank, action.stage, action.microbatch)
-            held += kept if action.op is Op.FORWARD else 0
+            saved, handed, workspace = self._activation(rank, action.stage, action.microbatch)
+            again = saved if self.decision.stages[action.stage].recompute else 0
+            kept = saved + handed - again
+            held += {Op.FORWARD: kept, Op.BACKWARD: again, Op.BACKWARD_INPUT: again}.get(action.op, 0)
             most = max(most, held + workspace)
-            held -= kept if action.op in (Op.BACKWARD, Op.BACKWARD_WEIGHT) else 0
+            held -= kept + again if action.op in (Op.BACKWARD, Op.BACKWARD_WEIGHT) else 0
         return resident + most
 
     def _start(
@@ -163,7 +165,10 @@ class _Plain:
         adds = (Op.BACKWARD, Op.BACKWARD_WEIGHT)
         before = self.program.rows[rank][:index]
         accumulates = action.op in adds and any(a.op in adds and a.stage == action.stage for a in before)
-        exchanges = [self._exchange_s(layer, group, action.op) for layer in self.layers[action.stage]]
+        stage_layers, recompute = self.layers[action.stage], self.decision.stages[action.stage].recompute
+        exchanges = [self._exchange_s(layer, group, action.op) for layer in stage_layers]
+        if recompute and action.op in (Op.BACKWARD, Op.BACKWARD_INPUT):
+            exchanges += [self._exchange_s(layer, group, Op.FORWARD) for layer in stage_layers]
         members = group if sum(exchanges) > 0 else (rank,)
         return overhead + sum(exchanges) + max(self._compute_s(m, action, accumulates) for m in members)
 
@@ -174,6 +179,8 @@ class _Plain:
         total = 0.0
         for layer in self.layers[action.stage]:
             total += self._cost(device_kind, layer, samples, _SECONDS[action.op])
+            if self.decision.stages[action.stage].recompute and action.op in (Op.BACKWARD, Op.BACKWARD_INPUT):
+                total += self._cost(device_kind, layer, samples, "forward_s")
             if accumulates and layer.name in costs:
                 total += costs[layer.name].accumulate_s
         return total
@@ -200,8 +207,8 @@ class _Plain:
         seconds = from_points(link.points, part) if link.points else link.latency_s + part / link.bandwidth_bytes_per_s
         return 2 * (len(group) - 1) * seconds
 
-    def _activation(self, rank: int, stage: int, microbatch: int) -> tuple[int, int]:
-        """(bytes kept between forward and backward, workspace)."""
+    def _activation(self, rank: int, stage: int, microbatch: int) -> tuple[int, int, int]:
+        """(bytes that layers save, bytes received and sent, workspace)."""
         device_kind = self.profile.cluster.devices[rank].kind
         samples = self._samples(rank, stage, microbatch)
         saved = sum(self._cost(device_kind, layer, samples, "saved_bytes") for layer in self.layers[stage])
@@ -215,7 +222,7 @@ class _Plain:
             and (message.src if src == stage else message.dst) == rank
             and stage in (src, dst)
         )
-        return round(saved) + handed, round(workspace)
+        return round(saved), handed, round(workspace)
 
     def _samples(self, rank: int, stage: int, microbatch: int) -> int:
         shares = self.decision.layout_of(stage).samples(self.decision.micro_batches[microbatch])

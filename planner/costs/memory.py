@@ -5,6 +5,8 @@
     saved activations + received inputs + sent outputs                           from F to B (or W), per micro-batch
     workspace of the hungriest layer                                             while F, B, I or W runs
 
+A stage that recomputes keeps received inputs and sent outputs alone, and has its activations back while B runs, or from
+I to W.
 What a rank holds depends on the order of its row alone, not on times.  Ignored: what a process takes before it has a
 model (interpreter, libraries), the batch itself, gradients that wait to be sent, buckets of the gradient reduction, and
 fragmentation.  A tensor at a boundary may be counted twice, once as received or sent, once as saved by a layer.
@@ -12,7 +14,8 @@ fragmentation.  A tensor at a boundary may be counted twice, once as received or
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from planner.costs.compiled import CompiledProgram
@@ -83,8 +86,23 @@ def resident(costs: StageCosts, compiled: CompiledProgram, transfer_bytes: Seque
     return tuple(found)
 
 
-def activation_bytes(costs: StageCosts, compiled: CompiledProgram, transfer_bytes: Sequence[int]) -> list[int]:
-    """What each activation slot keeps between forward and backward."""
+@dataclass(frozen=True, slots=True)
+class Activation:
+    """What a stage holds for a micro-batch on a rank, in bytes.
+
+    Attributes:
+        kept: between forward and backward.
+        again: computed again for the backward.
+        workspace: of the hungriest layer, while an action runs.
+    """
+
+    kept: int
+    again: int
+    workspace: int
+
+
+def activations(costs: StageCosts, compiled: CompiledProgram, transfer_bytes: Sequence[int]) -> tuple[Activation, ...]:
+    """What is held, by activation slot."""
     kept: dict[tuple[int, int, int], int] = {}
     for slot, transfer in enumerate(compiled.transfers):
         if transfer.forward:
@@ -98,44 +116,53 @@ def activation_bytes(costs: StageCosts, compiled: CompiledProgram, transfer_byte
         table = costs.table(activation.stage, stage.ranks.index(activation.rank), activation.microbatch)
         size = costs.micro_batches[activation.microbatch]
         handed = kept.get((activation.rank, activation.stage, size), 0)
-        found.append(round(span(table.saved_bytes, stage.runs)) + handed)
-    return found
-
-
-def workspace_bytes(costs: StageCosts, compiled: CompiledProgram) -> list[int]:
-    """The hungriest layer's workspace, by activation slot."""
-    found = []
-    for activation in compiled.activations:
-        stage = costs.stages[activation.stage]
-        table = costs.table(activation.stage, stage.ranks.index(activation.rank), activation.microbatch)
-        found.append(round(max((table.workspace_bytes[a:b].max() for a, b in stage.runs if a < b), default=0)))
-    return found
-
-
-def walk(
-    compiled: CompiledProgram, rank: int, activations: Sequence[int], workspaces: Sequence[int]
-) -> tuple[tuple[int, int, int], ...]:
-    """(position in the row, activations held during the step, workspace during it), step after step of the rank."""
-    held = 0
-    found = []
-    for position, slot, sign in compiled.holds[rank]:
-        if sign > 0:
-            held += activations[slot]
-        found.append((position, held, workspaces[slot]))
-        if sign < 0:
-            held -= activations[slot]
+        saved = round(span(table.saved_bytes, stage.runs))
+        workspace = round(max((table.workspace_bytes[a:b].max() for a, b in stage.runs if a < b), default=0))
+        again = saved if stage.recompute else 0
+        found.append(Activation(saved - again + handed, again, workspace))
     return tuple(found)
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """Activations that a rank holds around the step at ``position`` of its row, in bytes."""
+
+    position: int
+    during: int
+    after: int
+    workspace: int
+
+
+def walk(compiled: CompiledProgram, rank: int, found: Sequence[Activation]) -> Iterator[Held]:
+    """What the rank holds, compute step after compute step."""
+    held = 0
+    computed_again = Counter[int]()  # by slot: activations that an I brought back and no W has freed
+    for position, slot, sign in compiled.holds[rank]:
+        activation = found[slot]
+        if sign > 0:
+            held += activation.kept
+            yield Held(position, held, held, activation.workspace)
+        elif sign == 0:
+            held += activation.again
+            computed_again[slot] += 1
+            yield Held(position, held, held, activation.workspace)
+        else:
+            if computed_again[slot]:
+                computed_again[slot] -= 1
+            else:
+                held += activation.again
+            after = held - activation.again - activation.kept
+            yield Held(position, held, after, activation.workspace)
+            held = after
 
 
 def rank_memories(
     costs: StageCosts, compiled: CompiledProgram, transfer_bytes: Sequence[int]
 ) -> tuple[RankMemory, ...]:
     """What each rank holds when it holds most."""
-    activations = activation_bytes(costs, compiled, transfer_bytes)
-    workspaces = workspace_bytes(costs, compiled)
+    kept = activations(costs, compiled, transfer_bytes)
     found = []
     for rank, always in enumerate(resident(costs, compiled, transfer_bytes)):
-        steps = walk(compiled, rank, activations, workspaces)
-        _, held, workspace = max(steps, key=lambda step: step[1] + step[2], default=(0, 0, 0))
-        found.append(RankMemory(always, held, workspace))
+        most = max(walk(compiled, rank, kept), key=lambda step: step.during + step.workspace, default=Held(0, 0, 0, 0))
+        found.append(RankMemory(always, most.during, most.workspace))
     return tuple(found)

@@ -20,7 +20,7 @@ from planner.costs.compiled import (
     CompiledProgram,
     compile_program,
 )
-from planner.costs.memory import activation_bytes, resident, walk, workspace_bytes
+from planner.costs.memory import activations, resident, walk
 from planner.costs.network import Network
 from planner.costs.stage import StageCosts
 from planner.ir.errors import IllegalProgramError
@@ -188,16 +188,14 @@ def timeline(compiled: CompiledProgram, trace: Trace, costs: StageCosts, sizes: 
         for rank, row in enumerate(compiled.grid)
         for action, start, stop in zip(row, trace.starts[rank], trace.stops[rank], strict=True)
     )
-    activations, workspaces = activation_bytes(costs, compiled, sizes), workspace_bytes(costs, compiled)
+    kept = activations(costs, compiled, sizes)
     memory = []
     for rank, always in enumerate(resident(costs, compiled, sizes)):
         memory.append(MemorySample(rank, 0.0, always.total))
-        for (index, slot, sign), (_, held, workspace) in zip(
-            compiled.holds[rank], walk(compiled, rank, activations, workspaces), strict=True
-        ):
-            after = held - (activations[slot] if sign < 0 else 0)
-            memory.append(MemorySample(rank, trace.starts[rank][index], always.total + held + workspace))
-            memory.append(MemorySample(rank, trace.stops[rank][index], always.total + after))
+        for held in walk(compiled, rank, kept):
+            starts, stops = trace.starts[rank][held.position], trace.stops[rank][held.position]
+            memory.append(MemorySample(rank, starts, always.total + held.during + held.workspace))
+            memory.append(MemorySample(rank, stops, always.total + held.after))
     return Timeline("predicted", trace.step_s, spans, tuple(memory))
 
 

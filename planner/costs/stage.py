@@ -1,9 +1,10 @@
 """What each action of a program lasts on each rank.
 
-F, B, I and W are the sums of the stage's layers at the rank's own number of samples, plus the executor's overhead.
-Every backward but a rank's first also adds its gradients into those that are there.  On a stage of several ranks each
-normalisation over the batch exchanges statistics (``runtime.normalisation``: one all-reduce of 1 + 2 channels float64
-numbers a rank forward, one of 2 channels backward), so its ranks go at the pace of the slowest.
+F, B, I and W are the sums of the stage's layers at the rank's own number of samples, plus the executor's overhead.  A
+stage that recomputes runs its forward once more in B or I.  Every backward but a rank's first also adds its gradients
+into those that are there.  On a stage of several ranks each normalisation over the batch exchanges statistics
+(``runtime.normalisation``: one all-reduce of 1 + 2 channels float64 numbers a rank forward, one of 2 channels
+backward), so its ranks go at the pace of the slowest.
 """
 
 from __future__ import annotations
@@ -65,12 +66,14 @@ class StagePlacement:
         ranks: its ranks.
         samples: of each rank, by samples of the micro-batch.
         parameter_bytes: of its distinct parameters.
+        recompute: whether its activations are computed again before the backward.
     """
 
     runs: tuple[Run, ...]
     ranks: tuple[int, ...]
     samples: Mapping[int, tuple[int, ...]]
     parameter_bytes: int
+    recompute: bool = False
 
 
 def placements(profile: Profile, decision: Decision) -> tuple[StagePlacement, ...]:
@@ -86,6 +89,7 @@ def placements(profile: Profile, decision: Decision) -> tuple[StagePlacement, ..
                 group.ranks,
                 {rows: layout.samples(rows) for rows in set(decision.micro_batches)},
                 profile.graph.parameter_bytes(names),
+                group.recompute,
             )
         )
     return tuple(found)
@@ -148,7 +152,9 @@ class StageCosts:
         if op not in (Op.FORWARD, Op.BACKWARD, Op.BACKWARD_INPUT) or len(placed.ranks) < 2:
             return 0.0
         forward, backward = self.book.norms_s(placed.ranks)
-        return span(forward if op is Op.FORWARD else backward, placed.runs)
+        if op is Op.FORWARD:
+            return span(forward, placed.runs)
+        return span(backward, placed.runs) + (span(forward, placed.runs) if placed.recompute else 0.0)
 
     def _local_s(self, stage: int, member: int, op: Op, microbatch: int, accumulates: bool) -> float:
         key = (stage, member, op, self.micro_batches[microbatch], accumulates)
@@ -157,6 +163,8 @@ class StageCosts:
             runs = self.stages[stage].runs
             table = self.table(stage, member, microbatch)
             found = span(_column(table, op), runs)
+            if self.stages[stage].recompute and op in (Op.BACKWARD, Op.BACKWARD_INPUT):
+                found += span(table.forward_s, runs)
             if accumulates and op in (Op.BACKWARD, Op.BACKWARD_WEIGHT):
                 kind = self.book.kind(self.stages[stage].ranks[member])
                 found += span(self.book.tables.parameters(kind).accumulate_s, runs)

@@ -13,7 +13,8 @@
     │   ├── NewerFileError           H303
     │   ├── StaleFileError           H304
     │   ├── IllegalProgramError      H305
-    │   └── MissingMeasurementError  H306
+    │   ├── MissingMeasurementError  H306
+    │   └── FormatError              H307
     ├── InfeasibleError              H401    4   no plan exists
     ├── WorkerError                  H500    5   the run failed
     │   ├── WorkerDiedError          H501
@@ -141,6 +142,12 @@ class MissingMeasurementError(InputFileError):
     """The profile does not say what a layer costs at a size the planner asks for."""
 
     code = "H306"
+
+
+class FormatError(InputFileError):
+    """A file of a published format breaks that format; the text names file, line and what was found."""
+
+    code = "H307"
 
 
 class InfeasibleError(HalopipeError):

@@ -23,10 +23,15 @@ class PlanInputs:
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """A group of ranks that runs some layers, and the devices they are meant for."""
+    """A group of ranks that runs some layers, and the devices they are meant for.
+
+    Attributes:
+        recompute: whether activations are dropped after the forward and computed again before the backward.
+    """
 
     ranks: tuple[int, ...]
     devices: tuple[str, ...]
+    recompute: bool = False
 
 
 @dataclass(frozen=True, slots=True)

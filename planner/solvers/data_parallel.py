@@ -52,7 +52,7 @@ def candidates(problem: Problem, book: PriceBook) -> Iterator[Candidate]:
         if usable(problem, book, problem.ranks, shares, batches):
             found = True
             yield from (
-                Candidate((0, last), (problem.ranks,), (shares,), batches, schedule)
+                Candidate.chain((0, last), (problem.ranks,), (shares,), batches, schedule)
                 for schedule in schedule_names(problem)
             )
     if not found:

@@ -40,7 +40,7 @@ def candidates(problem: Problem, book: PriceBook) -> Iterator[Candidate]:
     groups = tuple((rank,) for rank in ranks)
     for size in micro_batch_sizes(problem, book):
         if all(is_covered(problem, book, book.kind(rank), size) for rank in ranks):
-            yield Candidate(bounds, groups, ((size,),) * len(groups), micro_batches(problem, size), "gpipe")
+            yield Candidate.chain(bounds, groups, ((size,),) * len(groups), micro_batches(problem, size), "gpipe")
 
 
 def even_bounds(problem: Problem) -> tuple[int, ...]:

@@ -35,7 +35,8 @@ def candidates(problem: Problem, book: PriceBook) -> Iterator[Candidate]:
     """One rank of each pool, each micro-batch size."""
     last = len(problem.profile.graph.layers)
     for size in micro_batch_sizes(problem, book):
+        batches = micro_batches(problem, size)
         for pool in pools(problem):
             if is_covered(problem, book, pool.kind, size):
                 for schedule in schedule_names(problem):
-                    yield Candidate((0, last), (pool.ranks[:1],), ((size,),), micro_batches(problem, size), schedule)
+                    yield Candidate.chain((0, last), (pool.ranks[:1],), ((size,),), batches, schedule)

@@ -24,27 +24,61 @@ class Candidate:
     """A point of the searched space.
 
     Attributes:
-        bounds: stage ``s`` has layers ``bounds[s]`` to ``bounds[s + 1]`` of the graph.
-        groups: ranks of each stage.
+        stage_of: the stage of each layer, in the graph's order; stages are in topological order.
+        groups: ranks of each stage; stages of equal groups are virtual stages of one position.
         shares: samples of each rank of each stage, in a full micro-batch.
         micro_batches: samples of each.
         schedule: its name.
+        windows: most forwards before the first backward, by stage; empty: the schedule's own.
+        recompute: by stage, whether activations are computed again before the backward; empty: nowhere.
     """
 
-    bounds: tuple[int, ...]
+    stage_of: tuple[int, ...]
     groups: tuple[tuple[int, ...], ...]
     shares: tuple[tuple[int, ...], ...]
     micro_batches: tuple[int, ...]
     schedule: str
+    windows: tuple[int, ...] = ()
+    recompute: tuple[bool, ...] = ()
+
+    @classmethod
+    def chain(
+        cls,
+        bounds: tuple[int, ...],
+        groups: tuple[tuple[int, ...], ...],
+        shares: tuple[tuple[int, ...], ...],
+        micro_batches: tuple[int, ...],
+        schedule: str,
+    ) -> Candidate:
+        """Stage ``s`` has layers ``bounds[s]`` to ``bounds[s + 1]`` of the graph."""
+        stage_of = tuple(stage for stage, (first, last) in enumerate(pairwise(bounds)) for _ in range(first, last))
+        return cls(stage_of, groups, shares, micro_batches, schedule)
 
     @property
     def num_stages(self) -> int:
         """Number of stages."""
         return len(self.groups)
 
+    @property
+    def positions(self) -> tuple[int, ...]:
+        """The position that runs each stage; empty if every stage has its own."""
+        first = {group: number for number, group in reversed(list(enumerate(self.groups)))}
+        if len(first) == len(self.groups):
+            return ()
+        numbers = {group: position for position, group in enumerate(sorted(first, key=first.__getitem__))}
+        return tuple(numbers[group] for group in self.groups)
+
     def layouts(self) -> tuple[Layout, ...]:
         """The layout of each stage; nothing is cut on a stage of one rank."""
         return tuple(Layout({SAMPLE: cut_points(share)} if len(share) > 1 else {}) for share in self.shares)
+
+    def stage_names(self, graph: Graph) -> dict[str, int]:
+        """The stage of each layer by name."""
+        return {layer.name: stage for layer, stage in zip(graph.layers, self.stage_of, strict=True)}
+
+    def recomputes(self, stage: int) -> bool:
+        """Whether ``stage`` computes its activations again."""
+        return bool(self.recompute) and self.recompute[stage]
 
 
 def split_batch(global_batch: int, size: int) -> tuple[int, ...]:
@@ -55,7 +89,7 @@ def split_batch(global_batch: int, size: int) -> tuple[int, ...]:
 
 def boundaries_of(graph: Graph, candidate: Candidate) -> Boundaries:
     """Who owns, needs and sends what."""
-    return Boundaries.of(graph, _stage_of(graph, candidate.bounds), candidate.layouts(), candidate.groups)
+    return Boundaries.of(graph, candidate.stage_names(graph), candidate.layouts(), candidate.groups)
 
 
 def program_of(graph: Graph, candidate: Candidate) -> Program:
@@ -65,7 +99,8 @@ def program_of(graph: Graph, candidate: Candidate) -> Program:
     stages = StageGraph(candidate.num_stages, len(candidate.micro_batches), edges)
     routes = boundaries.routes(edges, candidate.micro_batches)
     num_ranks = 1 + max(rank for group in candidate.groups for rank in group)
-    return lower(schedule_named(candidate.schedule)(Pipeline(stages)), stages, candidate.groups, routes, num_ranks)
+    order = schedule_named(candidate.schedule)(Pipeline(stages, candidate.positions, candidate.windows))
+    return lower(order, stages, candidate.groups, routes, num_ranks)
 
 
 def decision_of(profile: Profile, candidate: Candidate) -> Decision:
@@ -76,10 +111,11 @@ def decision_of(profile: Profile, candidate: Candidate) -> Decision:
     return Decision(
         schedule=candidate.schedule,
         micro_batches=candidate.micro_batches,
-        stages=tuple(Stage(group, tuple(devices[rank].name for rank in group)) for group in candidate.groups),
-        layers={
-            name: Placement(stage, cuts[stage]) for name, stage in _stage_of(profile.graph, candidate.bounds).items()
-        },
+        stages=tuple(
+            Stage(group, tuple(devices[rank].name for rank in group), candidate.recomputes(stage))
+            for stage, group in enumerate(candidate.groups)
+        ),
+        layers={name: Placement(stage, cuts[stage]) for name, stage in candidate.stage_names(profile.graph).items()},
         program=tuple(tuple(str(action) for action in row) for row in program.rows),
     )
 
@@ -101,9 +137,3 @@ def plan_of(
         cluster_fingerprint=fingerprint(profile.cluster),
     )
     return Plan(inputs, decision, prediction, search, tuple(alternatives))
-
-
-def _stage_of(graph: Graph, bounds: tuple[int, ...]) -> dict[str, int]:
-    return {
-        layer.name: stage for stage, (first, last) in enumerate(pairwise(bounds)) for layer in graph.layers[first:last]
-    }

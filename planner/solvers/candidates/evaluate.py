@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
 
 from planner.costs.compiled import CompiledProgram, compile_program
 from planner.costs.memory import RankMemory, rank_memories
 from planner.costs.simulate import execute, prices, resources, transfer_prices
 from planner.costs.stage import PriceBook, StageCosts, StagePlacement
+from planner.costs.tables import runs_of, span
 from planner.ir.graph import Graph, producer
 from planner.ir.problem import Problem
 from planner.ir.schedule import Edge
@@ -106,32 +105,35 @@ class Evaluator:
         return worst if memories[worst].peak_bytes > self.problem.memory_limit_bytes(worst) else None
 
     def _placed(self, candidate: Candidate) -> tuple[StagePlacement, ...]:
-        parameters = self.book.tables.graph.parameter_bytes
         sizes = set(candidate.micro_batches)
-        return tuple(
-            StagePlacement(
-                ((first, last),),
-                group,
-                {rows: self.samples(shares, rows) for rows in sizes},
-                round(parameters[last] - parameters[first]),
+        layers: list[list[int]] = [[] for _ in candidate.groups]
+        for index, stage in enumerate(candidate.stage_of):
+            layers[stage].append(index)
+        parameters = self.book.tables.graph.parameter_bytes
+        found = []
+        for stage, (group, shares) in enumerate(zip(candidate.groups, candidate.shares, strict=True)):
+            runs = runs_of(layers[stage])
+            found.append(
+                StagePlacement(
+                    runs,
+                    group,
+                    {rows: self.samples(shares, rows) for rows in sizes},
+                    round(span(parameters, runs)),
+                    candidate.recomputes(stage),
+                )
             )
-            for (first, last), group, shares in zip(
-                pairwise(candidate.bounds), candidate.groups, candidate.shares, strict=True
-            )
-        )
+        return tuple(found)
 
     def _edges(self, candidate: Candidate) -> Edges:
-        bounds = candidate.bounds
+        stage_of = candidate.stage_of
         boundaries: Boundaries | None = None
         found: dict[tuple[int, int], dict[int, dict[tuple[int, int], tuple[int, int]]]] = {}
         for value, made_by, readers in self._readers:
-            src = bisect_right(bounds, made_by) - 1
-            if readers[-1] < bounds[src + 1]:
-                continue
+            src = stage_of[made_by]
             by_stage: dict[int, list[int]] = {}
             for reader in readers:
-                by_stage.setdefault(bisect_right(bounds, reader) - 1, []).append(reader)
-            by_stage.pop(src, None)
+                if stage_of[reader] != src:
+                    by_stage.setdefault(stage_of[reader], []).append(reader)
             for dst, read_by in by_stage.items():
                 for rows in set(candidate.micro_batches):
                     ends = (candidate.groups[src], candidate.shares[src], candidate.groups[dst], candidate.shares[dst])
@@ -153,7 +155,7 @@ class Evaluator:
             for rows, pieces in by_rows.items()
             for pair, (forward, backward) in pieces.items()
         )
-        key = (candidate.schedule, candidate.micro_batches, candidate.groups, crossing)
+        key = (candidate.schedule, candidate.windows, candidate.micro_batches, candidate.groups, crossing)
         found = self._shapes.get(key)
         if found is None:
             program = program_of(self.problem.profile.graph, candidate)

@@ -63,7 +63,7 @@ class Node:
             ranks.append(self.bounds.pools[group.pool].ranks[first : first + group.size])
         bounds = tuple(self.bounds.stretches.cuts[cut] for cut in self.cuts)
         shares = tuple(group.shares for group in self.groups)
-        return Candidate(bounds, tuple(ranks), shares, self.bounds.micro_batches, self.bounds.schedule)
+        return Candidate.chain(bounds, tuple(ranks), shares, self.bounds.micro_batches, self.bounds.schedule)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -66,7 +66,7 @@ def mixed_replicas(
 def replica_candidate(problem: Problem, found: Replicas, schedule: str) -> Candidate:
     """The replicas as a candidate."""
     last = len(problem.profile.graph.layers)
-    return Candidate((0, last), (found.ranks,), (found.shares,), found.micro_batches, schedule)
+    return Candidate.chain((0, last), (found.ranks,), (found.shares,), found.micro_batches, schedule)
 
 
 def _bound_s(book: PriceBook, ranks: tuple[int, ...], shares: tuple[int, ...], batches: tuple[int, ...]) -> float:

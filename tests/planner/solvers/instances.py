@@ -97,7 +97,7 @@ def plans(problem: Problem) -> Iterator[Candidate]:
                 continue
             for inner in combinations(range(1, num_layers), len(groups) - 1):
                 for schedule in schedules:
-                    yield Candidate((0, *inner, num_layers), groups, shares, batches, schedule)
+                    yield Candidate.chain((0, *inner, num_layers), groups, shares, batches, schedule)
 
 
 def best_by_exhaustion(problem: Problem) -> tuple[Evaluation | None, int]:

@@ -125,7 +125,7 @@ def test_the_fast_evaluation_is_what_predict_says() -> None:
         groups = tuple(stage.ranks for stage in decision.stages)
         shares = tuple(decision.layout_of(s).samples(decision.micro_batches[0]) for s in range(len(decision.stages)))
         last = len(positions)
-        candidate = Candidate((*bounds, last), groups, shares, decision.micro_batches, decision.schedule)
+        candidate = Candidate.chain((*bounds, last), groups, shares, decision.micro_batches, decision.schedule)
         found: Evaluation = Evaluator(problem, PriceBook(problem.profile)).evaluate(candidate)
         assert found.step_s == pytest.approx(plan.prediction.step_s, rel=1e-12)
         assert [m.peak_bytes for m in found.memories] == [rank.peak_bytes for rank in plan.prediction.ranks]
