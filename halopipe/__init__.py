@@ -6,6 +6,7 @@
     plan = hp.plan(prof, global_batch=16)
     print(hp.explain(plan, prof))
     hp.compare(plan, *hp.baselines(prof)).frame()
+    print(hp.what_if(plan, prof, "devices=4"), hp.prices(plan, prof), hp.pareto(prof, num_points=5))
     engine = hp.execute(plan, model, loss_fn, optimizer)   # under torchrun; engine.step(batch) -> loss
 
 Names are imported when they are first used, so that ``import halopipe`` costs next to nothing.
@@ -16,10 +17,37 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from halopipe.api import Execution, baselines, compare, execute, explain, plan, profile
+    from halopipe.api import (
+        Execution,
+        baselines,
+        compare,
+        execute,
+        explain,
+        on_cluster,
+        pareto,
+        plan,
+        prices,
+        profile,
+        what_if,
+        why_not,
+    )
     from halopipe.comparing import Comparison
 
-__all__ = ["Comparison", "Execution", "baselines", "compare", "execute", "explain", "plan", "profile"]
+__all__ = [
+    "Comparison",
+    "Execution",
+    "baselines",
+    "compare",
+    "execute",
+    "explain",
+    "on_cluster",
+    "pareto",
+    "plan",
+    "prices",
+    "profile",
+    "what_if",
+    "why_not",
+]
 
 
 def __getattr__(name: str) -> Any:

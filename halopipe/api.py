@@ -1,21 +1,43 @@
-"""The five calls: profile, plan, compare (with baselines), explain, execute.  The command line is made of them."""
+"""The calls: profile, plan, compare (with baselines), explain, execute; and what one may ask of a plan."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
-from halopipe import planning
+from halopipe import planning, problems, units
 from halopipe.comparing import Comparison
+from planner.ir.cluster import Cluster
 from planner.ir.plan import Plan
 from planner.ir.profile import Profile
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
+    from halopipe.asking import Answer
     from halopipe.executing import Execution
+    from halopipe.fronts import Front
+    from halopipe.pricing import Prices
+    from halopipe.problems import Asked
+    from planner.ir.problem import Problem
     from planner.ir.profile import Optimizer
     from planner.solvers import Progress
 
-__all__ = ["Comparison", "Execution", "baselines", "compare", "execute", "explain", "plan", "profile"]
+__all__ = [
+    "Comparison",
+    "Execution",
+    "baselines",
+    "compare",
+    "execute",
+    "explain",
+    "on_cluster",
+    "pareto",
+    "plan",
+    "prices",
+    "profile",
+    "what_if",
+    "why_not",
+]
 
 
 def profile(
@@ -59,34 +81,45 @@ def profile(
 def plan(
     profile: Profile,
     *,
-    global_batch: int = 0,
-    micro_batch: Sequence[int] = (),
-    schedules: Sequence[str] = (),
+    cluster: str | Path | Cluster | None = None,
     solver: str = planning.DEFAULT_SOLVER,
-    num_ranks: int = 0,
-    max_stages: int = 0,
-    memory_bytes: int = 0,
-    gap: float = 0.0,
-    time_limit_s: float = 60.0,
+    memory: str | int = 0,
     progress: Progress | None = None,
+    **asked: Unpack[Asked],
 ) -> Plan:
-    """The fastest plan for a profile; what may be asked is that of :func:`halopipe.planning.make_problem`.
+    """The best plan for a profile.
+
+    Args:
+        cluster: machines one does not have: a cluster file, or a :class:`Cluster`; see :mod:`halopipe.clusters`.
+        memory: most that a plan may use on any device: bytes, or text such as ``2GiB``; 0: what the device has.
+        asked: ``global_batch``, ``micro_batch``, ``schedules``, ``num_ranks``, ``max_stages``, ``gap``,
+            ``time_limit_s``, ``objective``, ``allow``, ``recompute``, ``fix``, ``forbid``: see
+            :func:`halopipe.problems.make_problem`.
 
     Raises:
         InfeasibleError: no plan fits; the text names what binds and what would fit.
     """
-    problem = planning.make_problem(
-        profile,
-        global_batch=global_batch,
-        micro_batch=micro_batch,
-        schedules=schedules,
-        num_ranks=num_ranks,
-        max_stages=max_stages,
-        memory_bytes=memory_bytes,
-        gap=gap,
-        time_limit_s=time_limit_s,
-    )
-    return planning.solve(problem, solver, progress)
+    return planning.solve(_problem(profile, cluster, memory, asked), solver, progress)
+
+
+def pareto(
+    profile: Profile,
+    *,
+    num_points: int = 0,
+    cluster: str | Path | Cluster | None = None,
+    solver: str = planning.DEFAULT_SOLVER,
+    memory: str | int = 0,
+    **asked: Unpack[Asked],
+) -> Front:
+    """The Pareto front of step time and memory: the best step under each memory limit, every point a plan.
+
+    Args:
+        num_points: about how many; 0: all there are.
+        asked: as of :func:`plan`.
+    """
+    from halopipe import fronts
+
+    return fronts.front(_problem(profile, cluster, memory, asked), num_points, solver)
 
 
 def explain(plan: Plan, profile: Profile | None = None) -> str:
@@ -96,9 +129,41 @@ def explain(plan: Plan, profile: Profile | None = None) -> str:
     return explaining.explain(plan, profile)
 
 
-def baselines(profile: Profile, *, global_batch: int = 0) -> tuple[Plan, ...]:
-    """The published strategies on the same profile, those that fit: one device, data parallelism, an even split."""
-    problem = planning.make_problem(profile, global_batch=global_batch)
+def why_not(plan: Plan, profile: Profile, question: str) -> Answer:
+    """Why the plan is not another one, such as ``dp=4``; see :func:`halopipe.asking.why_not`."""
+    from halopipe import asking
+
+    return asking.why_not(plan, profile, question)
+
+
+def what_if(plan: Plan, profile: Profile, question: str) -> Answer:
+    """What would be best if, such as ``n1/gpu0.memory=32GiB``; see :func:`halopipe.asking.what_if`."""
+    from halopipe import asking
+
+    return asking.what_if(plan, profile, question)
+
+
+def prices(plan: Plan, profile: Profile, time_limit_s: float = 60.0) -> Prices:
+    """What one more GiB, one more device, a link twice as fast would save; see :func:`halopipe.pricing.prices`."""
+    from halopipe import pricing
+
+    return pricing.prices(plan, profile, time_limit_s)
+
+
+def on_cluster(profile: Profile, cluster: str | Path | Cluster) -> Profile:
+    """The profile as it would be on other machines; see :func:`halopipe.clusters.on_cluster`."""
+    from halopipe import clusters
+
+    return clusters.on_cluster(profile, cluster)
+
+
+def baselines(profile: Profile, **asked: Unpack[Asked]) -> tuple[Plan, ...]:
+    """The published strategies on the same profile, those that fit.
+
+    Args:
+        asked: as of :func:`plan`.
+    """
+    problem = problems.make_problem(profile, **asked)
     return tuple(planning.solve_baselines(problem).plans.values())
 
 
@@ -125,6 +190,12 @@ def execute(
     from halopipe import executing
 
     return executing.execute(plan, model, loss_fn, optimizer, example=example)
+
+
+def _problem(profile: Profile, cluster: str | Path | Cluster | None, memory: str | int, asked: Asked) -> Problem:
+    memory_bytes = units.parse_size(memory) if isinstance(memory, str) else memory
+    on = profile if cluster is None else on_cluster(profile, cluster)
+    return problems.make_problem(on, memory_bytes=memory_bytes, **asked)
 
 
 def __getattr__(name: str) -> Any:

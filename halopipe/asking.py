@@ -1,126 +1,180 @@
-"""Questions about a plan: why not another one, and where a layer runs and what it costs."""
+"""Questions about a plan: why not another one, and what if something were otherwise; answered by searching again."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
-from halopipe import planning, text, units
+from halopipe import changes, planning, problems, units
+from halopipe.comparing import differences
+from planner.ir.cluster import DATASHEET
 from planner.ir.errors import InfeasibleError, UsageError
-from planner.ir.graph import producer
 from planner.ir.plan import Plan
 from planner.ir.profile import Profile
 
-_QUESTIONS = {"schedule": str, "micro-batch": int, "ranks": int, "stages": int, "solver": str}
+if TYPE_CHECKING:
+    from planner.solvers import Progress
+
+_SEARCHED = (
+    "schedule=..., micro-batch=..., stages=..., dp=..., ranks=..., recompute=..., PATTERN=spatial:2, a solver's name; "
+    "several with commas"
+)
 _SAME = 5e-4  # relative; smaller differences are not shown in the digits printed
 
 
-def why_not(plan: Plan, profile: Profile | None, question: str) -> str:
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a question about a plan comes to.
+
+    Attributes:
+        base: the plan that is asked about.
+        other: the best plan under the condition; None if there is none, or it was not searched for.
+        reasons: why there is none, or what is known without searching.
+        evidence: how well the other plan's prediction is known.
+    """
+
+    question: str
+    base: Plan
+    other: Plan | None = None
+    reasons: tuple[str, ...] = ()
+    evidence: str = ""
+
+    def __str__(self) -> str:
+        return self.render()
+
+    @property
+    def slower(self) -> float | None:
+        """How much longer the other plan takes for a sample; negative if it is faster."""
+        if self.other is None:
+            return None
+        return self.base.prediction.samples_per_s / self.other.prediction.samples_per_s - 1
+
+    def render(self) -> str:
+        """The answer in words: step, memory, decision, what binds, how sure it is."""
+        if self.other is None:
+            return "\n".join(self.reasons)
+        here, there = self.other.prediction, self.base.prediction
+        ratio = self.slower or 0.0
+        verdict = (
+            "as fast" if abs(ratio) < _SAME else f"{units.percent(abs(ratio))} {'slower' if ratio > 0 else 'faster'}"
+        )
+        steps = f"{units.seconds(here.step_s)} against {units.seconds(there.step_s)}"
+        memory = f"{units.size(_peak_bytes(self.other))} against {units.size(_peak_bytes(self.base))}"
+        return "\n".join(
+            [
+                f"{self.question}: {verdict} ({steps} a step)",
+                f"  memory   {memory} on the fullest rank",
+                *(
+                    f"  decides  {line}"
+                    for line in differences(self.base.decision, self.other.decision) or ("the same",)
+                ),
+                *(f"  binds    {line}" for line in self.other.search.binding),
+                f"  known    {_certainty(self.other)}; costs: {self.evidence}",
+                *(f"  note     {line}" for line in self.reasons),
+            ]
+        )
+
+    def data(self) -> dict[str, Any]:
+        """The answer as plain data for JSON."""
+        from planner.ir.codec import plain
+
+        other = self.other
+        return {
+            "question": self.question,
+            "step_s": self.base.prediction.step_s,
+            "peak_bytes": _peak_bytes(self.base),
+            "other": None
+            if other is None
+            else {
+                "step_s": other.prediction.step_s,
+                "peak_bytes": _peak_bytes(other),
+                "slower": self.slower,
+                "differences": list(differences(self.base.decision, other.decision)),
+                "evidence": self.evidence,
+                "search": plain(other.search),
+            },
+            "reasons": list(self.reasons),
+        }
+
+
+def why_not(plan: Plan, profile: Profile | None, question: str, progress: Progress | None = None) -> Answer:
     """Why the plan is not another one.
 
     Args:
-        question: part of the name of an alternative that the plan file lists, or ``key=value`` with one of schedule,
-            micro-batch, ranks, stages (at most so many), solver: the search is then done again that way.
+        question: part of the name of an alternative that the plan file lists; a solver's name, such as a baseline's; or
+            conditions as in :mod:`halopipe.changes`: ``dp=4``, ``stages=4,schedule=gpipe,micro-batch=8``.  Conditions
+            and solvers are searched for again, which needs the profile.
 
     Raises:
         UsageError: nothing is known of it; the text lists what may be asked.
     """
-    asked = question.strip().lower()
-    listed = {other.name: other.why_not for other in plan.alternatives}
-    listed.update({rejected.what: rejected.why for rejected in plan.search.rejected})
-    found = {name: why for name, why in listed.items() if asked and asked in name.lower()}
+    asked = question.strip()
+    listed = _listed(plan)
+    found = {name: why for name, why in listed.items() if asked and asked.lower() in name.lower()}
     if found:
-        return "\n".join(f"{name}: {why}" for name, why in found.items())
-    key, equals, value = (part.strip() for part in asked.partition("="))
-    if equals and key in _QUESTIONS and profile is not None:
-        return _search_again(plan, profile, key, _parsed(key, value))
+        return Answer(asked, plan, reasons=tuple(f"{name}: {why}" for name, why in found.items()))
+    if profile is not None and asked in _solvers():
+        return _search(plan, profile, asked, f"solver={asked}", progress)
+    if profile is not None and "=" in asked:
+        return _search(plan, profile, asked, asked, progress)
     needs = " (needs --profile)" if profile is None else ""
     raise UsageError(
         f"nothing is known of {question!r}",
         [
             f"listed in the plan: {', '.join(listed) or 'nothing'}",
-            f"searched again{needs}: {', '.join(f'{name}=...' for name in _QUESTIONS)}",
+            f"searched again{needs}: {_SEARCHED}",
         ],
     )
 
 
-def describe_layer(plan: Plan, profile: Profile | None, name: str) -> str:
-    """Where layer ``name`` runs, what it reads from other stages, and what it costs.
+def what_if(plan: Plan, profile: Profile, question: str, progress: Progress | None = None) -> Answer:
+    """What the best plan would be if machines or demands were otherwise.
+
+    Args:
+        question: changes as in :mod:`halopipe.changes`: ``n1/gpu0.memory=32GiB``, ``devices=8``,
+            ``link across-hosts.bandwidth=25GB/s,global-batch=64``.
 
     Raises:
-        UnknownNameError: the plan has no such layer.
+        UsageError, UnknownNameError: a change is not understood, or about nothing that there is.
     """
-    planning.require_known("layer", [name], list(plan.decision.layers))
-    placement = plan.decision.layers[name]
-    stage = plan.decision.stages[placement.stage]
-    lines = [f"{name}: stage {placement.stage}, on {', '.join(stage.devices)}"]
-    if len(stage.ranks) > 1:
-        shares = placement.layout.samples(plan.decision.micro_batches[0])
-        lines.append(f"  samples of a micro-batch by rank: {':'.join(map(str, shares))}")
-    if profile is None:
-        return "\n".join([*lines, "  what it costs is in the profile: add --profile profile.json"])
-    layer = profile.graph.by_name()[name]
-    lines.append(f"  {layer.kind} ({layer.attributes.get('op', 'no operator')})")
-    lines += [f"  reads {value}{_origin(plan, value, placement.stage)}" for value in layer.inputs]
-    for spec in layer.outputs:
-        dims = ", ".join(f"{dim} {extent}" for dim, extent in zip(spec.dims, spec.shape, strict=True))
-        lines.append(f"  makes {spec.dtype} ({dims or 'a scalar'}) for {profile.graph.samples} samples")
-    parameter_bytes = profile.graph.parameter_bytes(frozenset({name}))
-    lines.append(f"  parameters {units.size(parameter_bytes)}")
-    return "\n".join([*lines, "", _costs(profile, name)])
+    return _search(plan, profile, question.strip(), question, progress)
 
 
-def _origin(plan: Plan, value: str, stage: int) -> str:
-    placement = plan.decision.layers.get(producer(value))
-    if placement is None:
-        return ", an input of the step"
-    return "" if placement.stage == stage else f" from stage {placement.stage}"
-
-
-def _costs(profile: Profile, name: str) -> str:
-    cells = [
-        [
-            kind,
-            str(m.samples),
-            units.seconds(m.forward_s),
-            units.seconds(m.backward_s),
-            units.size(m.saved_bytes),
-            units.size(m.workspace_bytes),
-            units.percent(m.spread),
-        ]
-        for kind, measurements in profile.measurements.items()
-        for m in measurements
-        if m.layer == name
-    ]
-    return text.table(["device kind", "samples", "forward", "backward", "saved", "workspace", "spread"], cells)
-
-
-def _parsed(key: str, value: str) -> Any:
-    if _QUESTIONS[key] is str:
-        return value
-    if not value.isdecimal() or int(value) < 1:
-        raise UsageError(f"{key}={value} is not a positive integer", [], [f"--why-not {key}=2"])
-    return int(value)
-
-
-def _search_again(plan: Plan, profile: Profile, key: str, value: Any) -> str:
-    options: Mapping[str, dict[str, Any]] = {
-        "schedule": {"schedules": [value]},
-        "micro-batch": {"micro_batch": [value]},
-        "ranks": {"num_ranks": value},
-        "stages": {"max_stages": value},
-        "solver": {},
-    }
-    problem = planning.make_problem(profile, global_batch=plan.decision.global_batch, **options[key])
+def _search(plan: Plan, profile: Profile, question: str, text: str, progress: Progress | None) -> Answer:
+    at = changes.changed(problems.problem_of(plan, profile), text)
     try:
-        other = planning.solve(problem, value if key == "solver" else planning.DEFAULT_SOLVER)
+        other = planning.solve(at.problem, at.solver, progress)
     except InfeasibleError as error:
-        return "\n".join([f"{key}={value}: {error.title}", *(f"  {line}" for line in error.details)])
-    ratio = other.prediction.step_s / plan.prediction.step_s - 1
-    if abs(ratio) < _SAME:
-        verdict = "the same step time"
-    else:
-        verdict = f"{units.percent(abs(ratio))} {'slower' if ratio > 0 else 'faster'}"
-    step = f"{units.seconds(other.prediction.step_s)} against {units.seconds(plan.prediction.step_s)} a step"
-    binding = [f"  {line}" for line in other.search.binding]
-    return "\n".join([f"{key}={value}: {verdict} ({step})", *binding])
+        return Answer(question, plan, reasons=(f"{question}: {error.title}", *(f"  {line}" for line in error.details)))
+    from planner.ir.constraints import broken
+
+    fix, forbid = at.problem.fix, at.problem.forbid
+    unmet = broken(fix, forbid, other.decision, at.problem.profile.cluster) if fix or forbid else ()
+    reasons = tuple(f"the search did not keep to this: {line}" for line in unmet)
+    evidence = DATASHEET if at.assumed else other.prediction.evidence
+    return Answer(question, plan, other, reasons, evidence)
+
+
+def _listed(plan: Plan) -> Mapping[str, str]:
+    listed = {other.name: other.why_not for other in plan.alternatives}
+    return {**listed, **{rejected.what: rejected.why for rejected in plan.search.rejected}}
+
+
+def _solvers() -> tuple[str, ...]:
+    from planner import solvers
+
+    return solvers.names()
+
+
+def _certainty(plan: Plan) -> str:
+    search = plan.search
+    if search.status == "proven":
+        return "proven the best under this condition"
+    if search.bound_s <= 0:
+        return search.status
+    return f"{search.status}: no plan takes less than {units.seconds(search.bound_s)} a step"
+
+
+def _peak_bytes(plan: Plan) -> int:
+    return max((rank.peak_bytes for rank in plan.prediction.ranks), default=0)

@@ -10,7 +10,20 @@ from typing import Annotated
 
 import typer
 
-from halopipe.commands import check, compare, demo, explain, export, plan, profile, run, schema
+from halopipe.commands import (
+    check,
+    cluster,
+    compare,
+    demo,
+    devices,
+    explain,
+    export,
+    importing,
+    plan,
+    profile,
+    run,
+    schema,
+)
 from halopipe.console import emit, remark
 from halopipe.guard import ShadowedPackageError, check_not_shadowed
 from halopipe.outcome import INTERRUPTED, reported
@@ -25,6 +38,9 @@ app = typer.Typer(
 )
 for _verb in (profile.profile, plan.plan, explain.explain, compare.compare, check.check, run.run, export.export):
     app.command()(reported(_verb))
+app.command()(reported(devices.devices))
+app.command()(reported(cluster.cluster))
+app.command("import")(reported(importing.import_))
 app.command()(reported(schema.schema))
 app.command()(reported(demo.demo))
 

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from halopipe import text, units
-from planner.export.rows import PlanRow, plan_rows
+from planner.export.rows import PlanRow, in_flight, layout_text, plan_rows
 from planner.ir.plan import Decision, Plan
 
 if TYPE_CHECKING:
@@ -81,10 +81,31 @@ def differences(a: Decision, b: Decision) -> tuple[str, ...]:
         found.append(f"micro-batches: {here} instead of {there}")
     if len(a.stages) != len(b.stages):
         found.append(f"stages: {len(b.stages)} instead of {len(a.stages)}")
+    found += _stage_changes(a, b)
     found += _moved(a, b)
     if not found and a.program != b.program:
         found.append("the order of actions differs")
     return tuple(found)
+
+
+def _stage_changes(a: Decision, b: Decision) -> list[str]:
+    """Stages on the same devices in both that keep more or fewer micro-batches, or compute activations again."""
+    before = {stage.devices: number for number, stage in enumerate(a.stages)}
+    lines = []
+    for number, stage in enumerate(b.stages):
+        if stage.devices not in before:
+            if stage.recompute:
+                lines.append(f"stage {number} on {' and '.join(stage.devices)}: computes activations again")
+            continue
+        other = before[stage.devices]
+        where = f"stage {number} on {' and '.join(stage.devices)}"
+        if stage.recompute != a.stages[other].recompute:
+            again = "computes activations again" if stage.recompute else "keeps its activations"
+            lines.append(f"{where}: {again}")
+        here, there = in_flight(b, number), in_flight(a, other)
+        if here != there:
+            lines.append(f"{where}: {here} micro-batches in flight instead of {there}")
+    return lines
 
 
 def _moved(a: Decision, b: Decision) -> list[str]:
@@ -116,8 +137,7 @@ def _place(decision: Decision, layer: str) -> str:
     devices = " and ".join(stage.devices)
     if len(stage.ranks) == 1:
         return devices
-    shares = placement.layout.samples(decision.micro_batches[0])
-    return f"{devices} (samples {':'.join(map(str, shares))})"
+    return f"{devices} ({layout_text(placement, decision.micro_batches[0])})"
 
 
 def _span(names: list[str]) -> str:

@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.rendezvous import rendezvous
 
+from halopipe.support import require_executable
 from planner.ir.errors import RankCountError, UsageError
 from planner.ir.fingerprint import fingerprint, require_match
 from planner.ir.plan import Plan
@@ -89,11 +90,12 @@ def execute(
         deadline_s: the longest that this rank waits for another.
 
     Raises:
-        UsageError: this process was not started by torchrun.
+        UsageError: this process was not started by torchrun, or the runtime cannot execute such a plan yet.
         RankCountError: the job has another number of ranks than the plan.
         StaleFileError: the plan was made for another model.
         IllegalProgramError: the plan's program was edited and does not end.
     """
+    require_executable(plan)
     rank, num_ranks = _position(plan)
     loaded = _loaded(plan, model, loss_fn, example)
     captured = capture(loaded)

@@ -8,6 +8,7 @@ from halopipe import planning, text, units
 from planner.export.rows import StageRow, stage_rows
 from planner.ir.codec import plain
 from planner.ir.plan import Measured, Plan, Prediction, RankPrediction, Search
+from planner.ir.problem import MEMORY, THROUGHPUT
 from planner.ir.profile import ModelSource, Profile
 from planner.ir.timeline import Timeline
 
@@ -64,8 +65,12 @@ def model_text(model: ModelSource) -> str:
     return f"{model.factory}{f'({arguments})' if arguments else ''}{shape}, {model.dtype}"
 
 
-def headline(plan: Plan, fresh: Prediction | None = None) -> str:
-    """Three lines: what is decided, for what model, and the step that is predicted (``fresh`` if it was made anew)."""
+def headline(plan: Plan, fresh: Prediction | None = None, objective: str = THROUGHPUT) -> str:
+    """What is decided, for what model, and the step that is predicted (``fresh`` if it was made anew).
+
+    Args:
+        objective: what the plan was to make small; one line more unless it is the step.
+    """
     decision, prediction = plan.decision, fresh or plan.prediction
     ranks = {rank for stage in decision.stages for rank in stage.ranks}
     return (
@@ -74,7 +79,15 @@ def headline(plan: Plan, fresh: Prediction | None = None) -> str:
         f"  model     {model_text(plan.inputs.model)}\n"
         f"  predicted {units.seconds(prediction.step_s)} a step, {units.rate(prediction.samples_per_s)} samples/s, "
         f"bubble {units.percent(prediction.bubble_fraction)} (costs: {prediction.evidence})"
+        + _objective_line(prediction, objective)
     )
+
+
+def _objective_line(prediction: Prediction, objective: str) -> str:
+    if objective == THROUGHPUT:
+        return ""
+    peak = units.size(max((rank.peak_bytes for rank in prediction.ranks), default=0))
+    return f"\n  objective {objective}" + (f": {peak} on the fullest rank" if objective == MEMORY else "")
 
 
 def _stale(cached: Prediction, fresh: Prediction) -> str:
@@ -88,7 +101,8 @@ def _stale(cached: Prediction, fresh: Prediction) -> str:
 
 def _stages(rows: tuple[StageRow, ...]) -> str:
     known = any(row.sends is not None for row in rows)
-    header = ["stage", "devices", "samples", "layers", "from", "to"]
+    again = any(row.recompute for row in rows)
+    header = ["stage", "devices", "samples", "layers", "from", "to", "in flight", *(["recompute"] if again else [])]
     if known:
         header += ["F", "B", "parameters", "sends per micro-batch"]
     cells = []
@@ -100,13 +114,25 @@ def _stages(rows: tuple[StageRow, ...]) -> str:
             str(row.num_layers),
             row.first_layer,
             row.last_layer,
+            str(row.in_flight),
+            *(["yes" if row.recompute else "no"] if again else []),
         ]
         if known:
             sends = [f"{units.size(h.forward_bytes)} to stage {h.dst}" for h in row.sends or ()]
             line += [_time(row.forward_s), _time(row.backward_s), units.size(row.parameter_bytes or 0)]
             line.append(", ".join(sends) or "nothing")
         cells.append(line)
-    return "Stages\n" + text.table(header, cells)
+    return "\n".join(["Stages", text.table(header, cells), *_layouts(rows)])
+
+
+def _layouts(rows: tuple[StageRow, ...]) -> list[str]:
+    """A line for each stage that divides its layers along more than samples, or in several ways."""
+    return [
+        f"  stage {row.stage} divides "
+        + ", ".join(f"{units.count(number, 'layer')} by {words}" for words, number in row.layouts.items())
+        for row in rows
+        if len(row.layouts) > 1 or any(not words.startswith("samples") or " x " in words for words in row.layouts)
+    ]
 
 
 def _ranks(plan: Plan, prediction: Prediction) -> str:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from halopipe import drawing, explaining, measuring, planning, searching, training, units
+from halopipe import drawing, explaining, measuring, planning, problems, searching, training, units
 from halopipe.comparing import Comparison
 from halopipe.console import emit
 from halopipe.running import RunOptions
@@ -93,7 +93,7 @@ def _plan(folder: Path, profile: Profile, network: Network) -> Plan:
         "Which layers on which core, in which order? The search knows a lower bound, so it can prove its answer.",
         f"halopipe plan profile.json --global-batch {network.global_batch}",
     )
-    problem = planning.make_problem(profile, global_batch=network.global_batch)
+    problem = problems.make_problem(profile, global_batch=network.global_batch)
     plan = searching.solve(problem, planning.DEFAULT_SOLVER)
     dump(plan, folder / "plan.json")
     emit(explaining.headline(plan))
@@ -111,7 +111,7 @@ def _compare(plan: Plan, profile: Profile) -> None:
         "How would the published strategies do?",
         "halopipe compare plan.json --baselines",
     )
-    solved = planning.solve_baselines(planning.problem_of(plan, profile))
+    solved = planning.solve_baselines(problems.problem_of(plan, profile))
     emit(Comparison({"plan.json": plan, **solved.plans}, solved.infeasible).render())
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from halopipe import planning
+from halopipe import naming
 from planner.ir.errors import UsageError
 from planner.ir.profile import Optimizer
 
@@ -27,7 +27,7 @@ def parse_optimizer(text: str) -> Optimizer:
         UsageError: an argument is not ``key=number``.
     """
     name, colon, rest = text.partition(":")
-    planning.require_known("optimiser", [name], list(_DEFAULTS))
+    naming.require_known("optimiser", [name], list(_DEFAULTS))
     arguments = _parse_arguments(rest) if colon else dict(_DEFAULTS[name])
     with_momentum = 1.0 if name in ("SGD", "RMSprop") and arguments.get("momentum", 0.0) > 0 else 0.0
     return Optimizer(name, arguments, _STATE_PER_PARAMETER[name] + with_momentum)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 
 from halopipe.runs import Progress, RunOptions, RunProgress, RunResult
+from halopipe.support import require_executable
 from planner.ir.plan import Plan
 
 __all__ = ["RunOptions", "RunProgress", "RunResult", "run_plan"]
@@ -22,9 +23,11 @@ def run_plan(plan: Plan, options: RunOptions | None = None, progress: Progress |
 
     Raises:
         RankCountError: the job has another number of ranks than the plan.
+        UsageError: the runtime cannot execute such a plan yet.
         StaleFileError: the plan was made for another model.
         WorkerError: a worker failed; NumericsError: it computes something else than one device.
     """
+    require_executable(plan)
     options = options or RunOptions()
     joins = "RANK" in os.environ and "WORLD_SIZE" in os.environ
     if joins:

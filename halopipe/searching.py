@@ -1,31 +1,76 @@
-"""A search with its progress on stderr: the best step so far, the bound below it, the gap between them."""
+"""Searches with their progress on stderr: the best step so far, the bound below it, the gap between them."""
 
 from __future__ import annotations
 
 from math import isfinite
 from typing import TYPE_CHECKING
 
-from halopipe import planning, units
+from halopipe import asking, planning, problems, units
 from halopipe.progress import Reporter
 from planner.ir.plan import Plan
 from planner.ir.problem import Problem
+from planner.ir.profile import Profile
 
 if TYPE_CHECKING:
-    from planner.solvers import SearchProgress
+    from halopipe.asking import Answer
+    from halopipe.fronts import Front
+    from halopipe.pricing import Prices
+    from planner.solvers import Progress, SearchProgress
 
 
 def solve(problem: Problem, solver: str) -> Plan:
     """The plan that ``solver`` finds; Ctrl-C gives the best so far, marked stopped."""
     with Reporter("searching") as reporter:
+        return planning.solve(problem, solver, _shown(reporter, problem.time_limit_s))
 
-        def show(at: SearchProgress) -> None:
-            best = (
-                f"best {units.seconds(at.best_s)}, gap {units.percent(at.gap)}"
-                if isfinite(at.best_s)
-                else "no plan yet"
-            )
-            numbers = f"{best}, bound {units.seconds(at.bound_s)}, {at.num_simulated} simulated"
-            left_s = max(0.0, problem.time_limit_s - at.elapsed_s)
-            reporter.update(at.elapsed_s, problem.time_limit_s, numbers, left_s)
 
-        return planning.solve(problem, solver, show)
+def baselines(problem: Problem) -> planning.Baselines:
+    """The published strategies on the problem."""
+    with Reporter("solving baselines") as reporter:
+        return planning.solve_baselines(problem, show=lambda done, total, name: reporter.update(done, total, name))
+
+
+def why_not(plan: Plan, profile: Profile | None, question: str) -> Answer:
+    """As :func:`halopipe.asking.why_not`."""
+    with Reporter("searching") as reporter:
+        return asking.why_not(plan, profile, question, _shown(reporter, _time_limit_s(plan, profile)))
+
+
+def what_if(plan: Plan, profile: Profile, question: str) -> Answer:
+    """As :func:`halopipe.asking.what_if`."""
+    with Reporter("searching") as reporter:
+        return asking.what_if(plan, profile, question, _shown(reporter, _time_limit_s(plan, profile)))
+
+
+def prices(plan: Plan, profile: Profile, time_limit_s: float) -> Prices:
+    """As :func:`halopipe.pricing.prices`."""
+    from halopipe import pricing
+
+    with Reporter("pricing") as reporter:
+        return pricing.prices(plan, profile, time_limit_s, reporter.update)
+
+
+def front(problem: Problem, solver: str, num_points: int) -> Front:
+    """As :func:`halopipe.fronts.front`."""
+    from halopipe import fronts
+
+    with Reporter("searching") as reporter:
+        return fronts.front(
+            problem,
+            num_points,
+            solver,
+            lambda done, total, what: reporter.update(done, total or None, f"plan {done + 1}, {what}"),
+        )
+
+
+def _time_limit_s(plan: Plan, profile: Profile | None) -> float:
+    return problems.problem_of(plan, profile).time_limit_s if profile is not None else 1.0
+
+
+def _shown(reporter: Reporter, time_limit_s: float) -> Progress:
+    def show(at: SearchProgress) -> None:
+        best = f"best {units.seconds(at.best_s)}, gap {units.percent(at.gap)}" if isfinite(at.best_s) else "no plan yet"
+        numbers = f"{best}, bound {units.seconds(at.bound_s)}, {at.num_simulated} simulated"
+        reporter.update(at.elapsed_s, time_limit_s, numbers, max(0.0, time_limit_s - at.elapsed_s))
+
+    return show

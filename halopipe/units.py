@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterable
 from typing import Any
 
@@ -11,13 +10,6 @@ from planner.ir.errors import UsageError
 
 _TIME_UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"), (1e-9, "ns"))
 _BINARY_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
-_BYTES_IN = {
-    "": 1,
-    "B": 1,
-    **{f"{prefix}iB": 1024**power for power, prefix in enumerate("KMGT", start=1)},
-    **{f"{prefix}B": 1000**power for power, prefix in enumerate("KMGT", start=1)},
-}
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)")
 
 
 def seconds(value_s: float) -> str:
@@ -75,11 +67,15 @@ def parse_size(text: str) -> int:
     Raises:
         UsageError: it is not a size.
     """
-    match = _SIZE.fullmatch(text.strip())
-    units = {name.lower(): factor for name, factor in _BYTES_IN.items()}
-    if match is None or match[2].lower() not in units or float(match[1]) == 0:
+    from planner.catalogue.quantities import BYTES, parse_quantity
+
+    try:
+        found = int(parse_quantity(text, BYTES))
+    except ValueError:
+        found = 0
+    if found < 1:
         raise UsageError(f"{text!r} is not a size", [], ["write a number and a unit: 2GiB, 512MB"])
-    return int(float(match[1]) * units[match[2].lower()])
+    return found
 
 
 def parse_integers(text: str, what: str, example: str) -> tuple[int, ...]:

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from halopipe.commands.options import Json, PlanPath, ProfileOption
+from halopipe.commands.options import ClusterOption, Json, PlanPath, ProfileOption
 
 
-def check(plan: PlanPath, profile: ProfileOption = None, json: Json = False) -> None:
+def check(plan: PlanPath, profile: ProfileOption = None, cluster: ClusterOption = None, json: Json = False) -> None:
     """Check a plan without devices: its structure and program; with its profile also memory and predictions."""
     import planner.check
     from halopipe import console, planning
-    from planner.ir.codec import load
     from planner.ir.errors import PlanCheckError
-    from planner.ir.profile import Profile
 
     found = planning.load_plan(plan)
-    source = load(profile, Profile) if profile is not None else planning.profile_of(found, plan, None)
+    if profile is not None:  # of whatever profile: the checker says itself if it is another one
+        source = planning.load_profile(profile, cluster=cluster)
+    else:
+        source = planning.profile_of(found, plan, None, cluster)
     faults = planner.check.check(found, source)
     if json:
         console.emit_json({"plan": str(plan), "faults": list(faults)})

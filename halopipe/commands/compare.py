@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from halopipe.commands.options import Json, ProfileOption
+from halopipe.commands.options import ClusterOption, Json, ProfileOption
 
 
 def compare(
@@ -16,10 +16,11 @@ def compare(
         bool, typer.Option("--baselines", help="Beside the published strategies; needs --profile.")
     ] = False,
     profile: ProfileOption = None,
+    cluster: ClusterOption = None,
     json: Json = False,
 ) -> None:
     """Put plans beside one another: a table, and what they decide differently."""
-    from halopipe import console, planning
+    from halopipe import console, planning, problems, searching
     from halopipe.comparing import Comparison
     from planner.ir.errors import UsageError
 
@@ -31,14 +32,14 @@ def compare(
     infeasible: dict[str, str] = {}
     if baselines:
         first = found[names[0]]
-        source = planning.profile_of(first, names[0], profile)
+        source = planning.profile_of(first, names[0], profile, cluster)
         if source is None:
             raise UsageError(
                 "--baselines are solved from the profile",
                 [f"none is given, and no profile.json beside {names[0]} is the one that it was made from"],
                 [f"halopipe compare {names[0]} --baselines --profile PROFILE"],
             )
-        solved = planning.solve_baselines(planning.problem_of(first, source))
+        solved = searching.baselines(problems.problem_of(first, source))
         found.update(solved.plans)
         infeasible = solved.infeasible
     comparison = Comparison(found, infeasible)

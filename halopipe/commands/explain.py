@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from halopipe.commands.options import Json, PlanPath, ProfileOption
+from halopipe.commands.options import ClusterOption, Json, PlanPath, ProfileOption
 
 
 def explain(
@@ -16,29 +16,57 @@ def explain(
         Path | None, typer.Argument(metavar="PROFILE", help="The profile that the plan was made from.")
     ] = None,
     profile_option: ProfileOption = None,
+    cluster: ClusterOption = None,
     why_not: Annotated[
         str,
         typer.Option(
-            metavar="TEXT", help="An alternative's name, or schedule=, micro-batch=, ranks=, stages=, solver=."
+            metavar="TEXT",
+            help="An alternative's or solver's name, or conditions: 'dp=4', 'stages=4,schedule=gpipe,micro-batch=8'.",
         ),
     ] = "",
+    what_if: Annotated[
+        str,
+        typer.Option(
+            metavar="TEXT",
+            help="Changes: 'n0/gpu0.memory=32GiB', 'devices=8', 'link across-hosts.bandwidth=25GB/s,global-batch=64'.",
+        ),
+    ] = "",
+    prices: Annotated[
+        bool, typer.Option("--prices", help="What a GiB, a device, a link twice as fast would save.")
+    ] = False,
+    time_limit: Annotated[float, typer.Option(min=0.1, help="Seconds that --prices may search.")] = 60.0,
     layer: Annotated[str, typer.Option(metavar="NAME", help="Where a layer runs and what it costs.")] = "",
     json: Json = False,
 ) -> None:
     """Say why this plan: the step as a picture, stages, memory, what binds, what else there was."""
-    from halopipe import asking, console, explaining, planning
+    from halopipe import console, describing, explaining, planning, searching
     from planner.ir.errors import UsageError
 
     if profile is not None and profile_option is not None:
         raise UsageError("two profiles are given", [str(profile), f"--profile {profile_option}"], ["keep one"])
+    asked = [name for name, given in (("--why-not", why_not), ("--what-if", what_if), ("--prices", prices)) if given]
+    if len(asked) > 1:
+        raise UsageError(f"{' and '.join(asked)} are asked at once", [], ["ask one at a time"])
     found = planning.load_plan(plan)
-    source = planning.profile_of(found, plan, profile or profile_option)
+    source = planning.profile_of(found, plan, profile or profile_option, cluster)
+    if (what_if or prices) and source is None:
+        raise UsageError(
+            f"{asked[0]} searches again, which needs the profile",
+            [f"none is given, and no profile.json beside {plan} is the one that it was made from"],
+            [f"halopipe explain {plan} --profile PROFILE ..."],
+        )
     if why_not:
-        answer = asking.why_not(found, source, why_not)
-        console.emit_json({"why_not": answer.splitlines()}) if json else console.emit(answer)
+        answer = searching.why_not(found, source, why_not)
+        console.emit_json(answer.data()) if json else console.emit(answer.render())
+    elif what_if and source is not None:
+        answer = searching.what_if(found, source, what_if)
+        console.emit_json(answer.data()) if json else console.emit(answer.render())
+    elif prices and source is not None:
+        priced = searching.prices(found, source, time_limit)
+        console.emit_json(priced.data()) if json else console.emit(priced.render())
     elif layer:
-        answer = asking.describe_layer(found, source, layer)
-        console.emit_json({"layer": answer.splitlines()}) if json else console.emit(answer)
+        lines = describing.describe_layer(found, source, layer)
+        console.emit_json({"layer": lines.splitlines()}) if json else console.emit(lines)
     elif json:
         console.emit_json(explaining.data(found, source))
     else:

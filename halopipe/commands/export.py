@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from halopipe.commands.options import PlanPath, ProfileOption
+from halopipe.commands.options import ClusterOption, PlanPath, ProfileOption
 
 _FORMATS = ("chrome-trace",)
 
@@ -19,21 +19,22 @@ def export(
         Path | None, typer.Option(metavar="TIMELINE", help="A timeline file, as written by 'halopipe run'.")
     ] = None,
     profile: ProfileOption = None,
+    cluster: ClusterOption = None,
     output: Annotated[Path, typer.Option("-o", "--output", help="File to write.")] = Path("trace.json"),
 ) -> None:
     """Write a plan for another tool: predicted and measured steps as a trace for ui.perfetto.dev."""
-    from halopipe import console, planning
+    from halopipe import console, naming, planning
     from planner.export.chrome_trace import chrome_trace
     from planner.ir.codec import load, write_text
     from planner.ir.errors import UsageError
     from planner.ir.timeline import TimelineFile
 
-    planning.require_known("export format", [to], _FORMATS)
+    naming.require_known("export format", [to], _FORMATS)
     found = planning.load_plan(plan)
     if timeline is not None:
         file = load(timeline, TimelineFile)
         timelines = [t for t in (file.predicted, file.measured) if t.spans]
-    elif (source := planning.profile_of(found, plan, profile)) is not None:
+    elif (source := planning.profile_of(found, plan, profile, cluster)) is not None:
         timelines = [planning.predict_again(found, source)[1]]
     else:
         raise UsageError(

@@ -16,4 +16,8 @@ ProfileOption = Annotated[
         help="The profile that the plan was made from; if it is profile.json beside the plan, it is found.",
     ),
 ]
+ClusterOption = Annotated[
+    Path | None,
+    typer.Option("--cluster", metavar="FILE", help="Machines one does not have (YAML); see 'halopipe devices'."),
+]
 Json = Annotated[bool, typer.Option("--json", help="Write the result alone, as JSON, to stdout.")]

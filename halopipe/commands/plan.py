@@ -1,4 +1,4 @@
-"""``halopipe plan``: searches for the fastest plan."""
+"""``halopipe plan``: searches for the best plan."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ from typing import Annotated
 
 import typer
 
-from halopipe.commands.options import Json
+from halopipe.commands.options import ClusterOption, Json
 
 
 def plan(
     profile: Annotated[Path, typer.Argument(metavar="PROFILE", help="A profile, as written by 'halopipe profile'.")],
     output: Annotated[Path, typer.Option("-o", "--output", help="File to write.")] = Path("plan.json"),
+    cluster: ClusterOption = None,
     global_batch: Annotated[
         int, typer.Option(min=0, help="Samples a step; 0: as many as the profile's example has.")
     ] = 0,
@@ -20,7 +21,23 @@ def plan(
         list[int] | None, typer.Option(min=1, help="Samples a micro-batch that may be used; repeatable.")
     ] = None,
     schedule: Annotated[
-        list[str] | None, typer.Option(metavar="NAME", help="Schedule that may be used; repeatable; all if not given.")
+        list[str] | None,
+        typer.Option(metavar="NAME", help="Schedule that may be used; repeatable; those that can run if not given."),
+    ] = None,
+    objective: Annotated[
+        str, typer.Option(metavar="NAME", help="What to make small: throughput (the step), memory or latency.")
+    ] = "throughput",
+    recompute: Annotated[
+        str, typer.Option(metavar="WHEN", help="Compute activations again before the backward: never, auto, always.")
+    ] = "never",
+    allow: Annotated[
+        str, typer.Option(metavar="DIM,...", help="Dims that layers may be cut along: sample, spatial, channel.")
+    ] = "sample",
+    fix: Annotated[
+        list[str] | None, typer.Option(metavar="RULE", help="Side constraint, such as 'enc.*=spatial:2'; repeatable.")
+    ] = None,
+    forbid: Annotated[
+        list[str] | None, typer.Option(metavar="RULE", help="What must not be, such as 'fc=device:n0/*'; repeatable.")
     ] = None,
     solver: Annotated[str, typer.Option(metavar="NAME", help="How to search.")] = "suffix-dp",
     ranks: Annotated[int, typer.Option(min=0, help="Devices that may be used; 0: all.")] = 0,
@@ -32,15 +49,19 @@ def plan(
         float, typer.Option(min=0.0, help="Stop once the plan is proved to be this close to the best (0.01 = 1 %).")
     ] = 0.0,
     time_limit: Annotated[float, typer.Option(min=0.0, help="Seconds to search at most.")] = 60.0,
+    pareto: Annotated[
+        int | None,
+        typer.Option(min=0, metavar="N", help="The best step for N sizes of memory (0: for all), a plan file each."),
+    ] = None,
     json: Json = False,
 ) -> None:
-    """Search for the fastest plan -> plan.json. Needs no devices."""
-    from halopipe import console, explaining, planning, searching, units
+    """Search for the best plan -> plan.json. Needs no devices."""
+    from halopipe import console, explaining, planning, problems, searching, units
     from halopipe.outcome import INTERRUPTED
     from planner.ir.codec import dump, dumps
 
-    problem = planning.make_problem(
-        planning.load_profile(profile),
+    problem = problems.make_problem(
+        planning.load_profile(profile, cluster=cluster),
         global_batch=global_batch,
         micro_batch=micro_batch or (),
         schedules=schedule or (),
@@ -49,10 +70,25 @@ def plan(
         memory_bytes=units.parse_size(memory) if memory else 0,
         gap=gap,
         time_limit_s=time_limit,
+        objective=objective,
+        allow=[part.strip() for part in allow.split(",") if part.strip()],
+        recompute=recompute,
+        fix=fix or (),
+        forbid=forbid or (),
     )
+    if pareto is not None:
+        front = searching.front(problem, solver, pareto)
+        paths = [output, *(output.with_suffix(f".{n}{output.suffix}") for n in range(2, len(front.plans) + 1))]
+        for path, found in zip(paths, front.plans, strict=True):
+            dump(found, path)
+        console.emit_json(front.data()) if json else console.emit(front.render())
+        for path in paths:
+            console.wrote(path)
+        return
     found = searching.solve(problem, solver)
     dump(found, output)
-    console.emit(dumps(found) if json else explaining.headline(found))
-    console.wrote(output, f"halopipe explain {output} --profile {profile}, or halopipe run {output}")
+    console.emit(dumps(found) if json else explaining.headline(found, objective=objective))
+    on = f" --cluster {cluster}" if cluster is not None else ""
+    console.wrote(output, f"halopipe explain {output} --profile {profile}{on}, or halopipe run {output}")
     if found.search.status == "stopped":
         raise typer.Exit(INTERRUPTED)

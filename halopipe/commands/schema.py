@@ -11,8 +11,8 @@ def schema(
     name: Annotated[str, typer.Argument(metavar="NAME", help="profile, plan or timeline.")],
 ) -> None:
     """Write the JSON Schema of a file format to stdout."""
-    from halopipe import console, planning
+    from halopipe import console, naming
     from planner.ir import codec
 
-    planning.require_known("file format", [name], list(codec.FORMATS))
+    naming.require_known("file format", [name], list(codec.FORMATS))
     console.emit(codec.schema(name))

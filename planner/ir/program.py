@@ -10,6 +10,7 @@ from planner.ir.schedule import RECEIVE, Action, Op, StageGraph, dependencies
 
 POSTED_BYTES = 16 * 2**20
 LEAST_POSTED = 4
+_STREAMS = frozenset({Op.FORWARD, Op.SEND_FORWARD, Op.RECV_FORWARD})
 
 
 def receive_window(message_bytes: Iterable[int]) -> int:
@@ -72,6 +73,16 @@ class Program:
     stages: StageGraph
     ranks: tuple[tuple[int, ...], ...]
     messages: Mapping[Route, tuple[Message, ...]]
+
+    @property
+    def trains(self) -> bool:
+        """Whether it is more than forward passes."""
+        return any(action.op not in _STREAMS for row in self.rows for action in row)
+
+    @property
+    def blocking(self) -> bool:
+        """Whether any of its messages holds its ranks while it travels."""
+        return any(action.blocking for row in self.rows for action in row)
 
     def messages_of(self, rank: int, action: Action) -> tuple[Message, ...]:
         """The messages that ``action``, a send or receive on ``rank``, moves between ranks."""

@@ -6,13 +6,18 @@ stage as well: ``1SEND_F3>2`` (stage 1 sends the activation of micro-batch 3 to 
 
     rank 0: 0F0 0SEND_F0>1 0F1 0SEND_F1>1 0RECV_B0<1 0B0 0RECV_B1<1 0B1 0UPDATE
     rank 1: 1RECV_F0<0 1F0 1B0 1SEND_B0>0 1RECV_F1<0 1F1 1B1 1SEND_B1>0 1UPDATE
+
+Two things are written only where a schedule needs them.  ``1SEND_F3>2!`` holds its rank while the message travels (no
+overlap with compute).  ``0UPDATE3`` is an update in the middle of a step, with the gradients of all micro-batches up to
+3 that no update before it has used; it makes the next version of the stage's weights, and ``0F5@2`` runs on version 2
+(version 0, those the step began with, is not written).
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 
@@ -34,30 +39,40 @@ class Op(StrEnum):
 COMPUTE = frozenset({Op.FORWARD, Op.BACKWARD, Op.BACKWARD_INPUT, Op.BACKWARD_WEIGHT})
 SEND = frozenset({Op.SEND_FORWARD, Op.SEND_BACKWARD})
 RECEIVE = frozenset({Op.RECV_FORWARD, Op.RECV_BACKWARD})
+MESSAGE = SEND | RECEIVE
 PER_STEP = frozenset({Op.REDUCE_GRAD, Op.UPDATE})
 
-_ACTION = re.compile(rf"(\d+)({'|'.join(sorted((op.value for op in Op), key=len, reverse=True))})(\d*)(?:[<>](\d+))?")
+_OPS = "|".join(sorted((op.value for op in Op), key=len, reverse=True))
+_ACTION = re.compile(rf"(\d+)({_OPS})(\d*)(?:[<>](\d+)(!?))?(?:@(\d+))?")
 
 
 @dataclass(frozen=True, slots=True)
 class Action:
     """One step of one stage.
 
+    What an action is, and hence what it is equal to, are its first four fields; the others say how it is done.
+
     Attributes:
-        microbatch: None for actions that happen once a step (``REDUCE_GRAD``, ``UPDATE``).
+        microbatch: None for ``REDUCE_GRAD`` and ``UPDATE`` of a whole step; the last micro-batch they count otherwise.
         peer: the other stage of a send or receive.
+        version: of the stage's weights that a forward or backward uses: how many updates in this step made them.
+        blocking: whether a send or receive holds its rank while the message travels.
     """
 
     stage: int
     op: Op
     microbatch: int | None = None
     peer: int | None = None
+    version: int = field(default=0, compare=False)
+    blocking: bool = field(default=False, compare=False)
 
     def __str__(self) -> str:
         text = f"{self.stage}{self.op.value}{'' if self.microbatch is None else self.microbatch}"
+        if self.version:
+            return f"{text}@{self.version}"
         if self.peer is None:
             return text
-        return f"{text}{'>' if self.op in SEND else '<'}{self.peer}"
+        return f"{text}{'>' if self.op in SEND else '<'}{self.peer}{'!' if self.blocking else ''}"
 
     @classmethod
     def parse(cls, text: str) -> Action:
@@ -68,18 +83,19 @@ class Action:
         """
         match = _ACTION.fullmatch(text)
         if match is not None:
-            stage, op, microbatch, peer = match.groups()
+            stage, op, microbatch, peer, mark, version = match.groups()
             action = cls(
                 int(stage),
                 Op(op),
                 int(microbatch) if microbatch else None,
                 int(peer) if peer is not None else None,
+                int(version or 0),
+                mark == "!",
             )
-            is_message = action.op in SEND | RECEIVE
-            is_whole_step = action.op in PER_STEP
             if (
-                (action.microbatch is None) == is_whole_step
-                and (action.peer is not None) == is_message
+                (action.microbatch is not None or action.op in PER_STEP)
+                and (action.peer is not None) == (action.op in MESSAGE)
+                and (not action.version or action.op in COMPUTE)
                 and str(action) == text
             ):
                 return action
@@ -166,10 +182,15 @@ class Pipeline:
 class Schedule:
     """The order of compute actions of every pipeline position; position ``i`` runs the stages that name it.
 
-    A position is one rank, or the group of ranks that share its stages.
+    A position is one rank, or the group of ranks that share its stages.  A row may also say when its stages are
+    updated; where it does not, each is at the end of the step.
+
+    Attributes:
+        blocking: whether messages hold their ranks while they travel, both ends of each.
     """
 
     rows: tuple[tuple[Action, ...], ...]
+    blocking: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,6 +203,8 @@ class Traits:
         splits_backward: has I and W in place of B.
         stages_per_position: how many stages a position runs: 1, a fixed number (ZB-V: 2), or 0 for any.
         windowed: heeds ``Pipeline.windows``.
+        timed: heeds ``Pipeline.times`` and ``Pipeline.transfer``.
+        blocking: messages are not overlapped with compute.
         by_default: searched where the user names no schedule: synchronous, and executed exactly as it is priced.
     """
 
@@ -190,6 +213,8 @@ class Traits:
     splits_backward: bool = False
     stages_per_position: int = 1
     windowed: bool = False
+    timed: bool = False
+    blocking: bool = False
     by_default: bool = False
 
 
@@ -202,6 +227,9 @@ def dependencies(action: Action, stages: StageGraph) -> tuple[frozenset[Action],
 
     Alternatives of the action's own stage, and compute of a stage on the same rank, are meant on the action's own rank;
     ``SEND`` alternatives of a receive are meant on every rank that sends a piece of it.
+
+    The rule is the same for every micro-batch: those of micro-batch m are those of micro-batch 0 with m in its place,
+    and a reduction or update asks the same of each micro-batch that it counts.
     """
     s, m = action.stage, action.microbatch
     match action.op:
@@ -230,20 +258,21 @@ def dependencies(action: Action, stages: StageGraph) -> tuple[frozenset[Action],
         case Op.RECV_BACKWARD:
             return (frozenset({Action(_peer(action), Op.SEND_BACKWARD, m, s)}),)
         case Op.REDUCE_GRAD:
-            return _all_gradients(s, stages)
+            return _gradients(s, stages.num_microbatches if m is None else m + 1)
         case Op.UPDATE:
-            reduced = frozenset({Action(s, Op.REDUCE_GRAD)})
-            return tuple(reduced | gradient for gradient in _all_gradients(s, stages))
+            reduced = frozenset({Action(s, Op.REDUCE_GRAD, m)})
+            counted = stages.num_microbatches if m is None else m + 1
+            return tuple(reduced | gradient for gradient in _gradients(s, counted))
 
 
 def _backward(stage: int, microbatch: int | None) -> frozenset[Action]:
     return frozenset({Action(stage, Op.BACKWARD, microbatch), Action(stage, Op.BACKWARD_INPUT, microbatch)})
 
 
-def _all_gradients(stage: int, stages: StageGraph) -> tuple[frozenset[Action], ...]:
+def _gradients(stage: int, num_microbatches: int) -> tuple[frozenset[Action], ...]:
     return tuple(
         frozenset({Action(stage, Op.BACKWARD, m), Action(stage, Op.BACKWARD_WEIGHT, m)})
-        for m in range(stages.num_microbatches)
+        for m in range(num_microbatches)
     )
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 
 from planner.ir.program import Message, Program, Route
-from planner.ir.schedule import Action, Op, Schedule, StageGraph
+from planner.ir.schedule import MESSAGE, Action, Op, Schedule, StageGraph
 
 _FORWARD, _BACKWARD = (Op.FORWARD,), (Op.BACKWARD, Op.BACKWARD_INPUT)
 _GRADIENTS_END_WITH = (Op.BACKWARD, Op.BACKWARD_WEIGHT, Op.SEND_BACKWARD)  # let the neighbour start, then reduce
@@ -20,13 +21,17 @@ def lower(
 ) -> Program:
     """The program of ``schedule``: a receive just before its consumer, a send just after its producer.
 
-    (The executor posts receives ahead of time; where a receive stands is where it is waited for.)  A stage on several
-    ranks sums its gradients after its last backward; every stage is updated at the end.
+    (The executor posts receives ahead of time; where a receive stands is where it is waited for.)  A rank's row is that
+    of its position; between stages of one rank nothing is sent.  A stage on several ranks sums its gradients after its
+    last backward, and every stage is updated at the end; where the schedule says when a stage is updated, it is summed
+    just before.  Stages without a backward are neither summed nor updated.
 
     Raises:
-        ValueError: a rank has to run several positions of the schedule, whose order among each other nobody gave.
+        ValueError: a rank has to run several positions of the schedule, whose order among each other nobody gave, or
+            the stages of a position are on different ranks.
     """
     draft = Program(tuple(() for _ in range(num_ranks)), stages, ranks, messages)
+    _require_one_group(schedule, ranks)
     rows = []
     for rank in range(num_ranks):
         positions = [row for row in schedule.rows if row and rank in ranks[row[0].stage]]
@@ -34,15 +39,26 @@ def lower(
             heads = ", ".join(str(row[0]) for row in positions)
             raise ValueError(f"rank {rank} runs {len(positions)} positions of the schedule (they start with {heads})")
         row = [action for position in positions for compute in position for action in _moved(draft, rank, compute)]
+        if schedule.blocking:
+            row = [replace(action, blocking=True) if action.op in MESSAGE else action for action in row]
         rows.append(tuple(_with_reductions(row, ranks)))
     return Program(tuple(rows), stages, ranks, messages)
+
+
+def _require_one_group(schedule: Schedule, ranks: tuple[tuple[int, ...], ...]) -> None:
+    for position, row in enumerate(schedule.rows):
+        groups = {frozenset(ranks[action.stage]): action.stage for action in row}
+        if len(groups) > 1:
+            (a, first), (b, second), *_ = groups.items()
+            text = f"stage {first} is on ranks {sorted(a)}, stage {second} on ranks {sorted(b)}"
+            raise ValueError(f"position {position} of the schedule is on several groups of ranks: {text}")
 
 
 def _moved(program: Program, rank: int, compute: Action) -> Iterator[Action]:
     """``compute`` between the receives it needs and the sends of what it makes."""
     stage, microbatch = compute.stage, compute.microbatch
-    before: list[Action] = []
-    after: list[Action] = []
+    before: Iterable[Action] = ()
+    after: Iterable[Action] = ()
     if compute.op in _FORWARD:
         before = [Action(stage, Op.RECV_FORWARD, microbatch, edge.src) for edge in program.stages.into(stage)]
         after = [Action(stage, Op.SEND_FORWARD, microbatch, edge.dst) for edge in program.stages.out_of(stage)]
@@ -55,8 +71,15 @@ def _moved(program: Program, rank: int, compute: Action) -> Iterator[Action]:
 
 
 def _with_reductions(row: list[Action], ranks: tuple[tuple[int, ...], ...]) -> Iterator[Action]:
-    last = {action.stage: index for index, action in enumerate(row) if action.op in _GRADIENTS_END_WITH}
+    updated = {action.stage for action in row if action.op is Op.UPDATE}
+    last = {
+        action.stage: index
+        for index, action in enumerate(row)
+        if action.op in _GRADIENTS_END_WITH and action.stage not in updated
+    }
     for index, action in enumerate(row):
+        if action.op is Op.UPDATE and len(ranks[action.stage]) > 1:
+            yield Action(action.stage, Op.REDUCE_GRAD, action.microbatch)
         yield action
         if last.get(action.stage) == index and len(ranks[action.stage]) > 1:
             yield Action(action.stage, Op.REDUCE_GRAD)

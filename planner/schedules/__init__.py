@@ -2,6 +2,8 @@
 
 A schedule is one pure function, ``order(pipeline) -> Schedule``: the order of compute on every position of the
 pipeline.  What follows from that order (messages, reductions, updates) is added by :func:`planner.passes.lower`.
+A module may also state ``TRAITS``; where its stages lie, ``positions(num_positions, stages_per_position)`` (stage s at
+position s mod p if not); and how old its weights are, ``staleness(pipeline)`` (never old if not).
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from types import ModuleType
 from planner.ir.errors import UnknownNameError
 from planner.ir.schedule import Pipeline, Schedule, Traits
 
-__all__ = ["Order", "Traits", "default_names", "names", "schedule", "traits"]
+__all__ = ["Order", "Traits", "default_names", "names", "positions", "schedule", "staleness", "traits"]
 
 Order = Callable[[Pipeline], Schedule]
 """What a module in this folder provides as ``order``."""
@@ -51,6 +53,28 @@ def traits(name: str) -> Traits:
     """
     found: Traits = getattr(_module(name), "TRAITS", Traits())
     return found
+
+
+def positions(name: str, num_positions: int, stages_per_position: int = 1) -> tuple[int, ...]:
+    """The position of each stage where the schedule ``name`` runs so many stages on so many positions.
+
+    Raises:
+        UnknownNameError: there is none of that name.
+    """
+    found: Callable[[int, int], tuple[int, ...]] | None = getattr(_module(name), "positions", None)
+    if found is not None:
+        return found(num_positions, stages_per_position)
+    return tuple(range(num_positions)) * stages_per_position
+
+
+def staleness(name: str, pipeline: Pipeline) -> tuple[int, ...]:
+    """By stage, the most updates that the weights of a micro-batch lack under the schedule ``name``.
+
+    Raises:
+        UnknownNameError: there is none of that name.
+    """
+    found: Callable[[Pipeline], tuple[int, ...]] | None = getattr(_module(name), "staleness", None)
+    return (0,) * pipeline.stages.num_stages if found is None else found(pipeline)
 
 
 def _module(name: str) -> ModuleType:

@@ -10,7 +10,8 @@ unequal micro-batches the order in which running gradients are summed is that of
 
 from __future__ import annotations
 
-from planner.ir.schedule import Action, Op, Pipeline, Schedule, Traits
+from planner.ir.schedule import Pipeline, Schedule, Traits
+from planner.schedules._rows import by_position, in_turn
 
 NAME = "gpipe"
 TRAITS = Traits(by_default=True)
@@ -18,9 +19,5 @@ TRAITS = Traits(by_default=True)
 
 def order(pipeline: Pipeline) -> Schedule:
     """All forwards, then all backwards, on every stage."""
-    return Schedule(
-        tuple(
-            tuple(Action(s, op, m) for op in (Op.FORWARD, Op.BACKWARD) for m in range(pipeline.stages.num_microbatches))
-            for s in range(pipeline.stages.num_stages)
-        )
-    )
+    count = pipeline.stages.num_microbatches
+    return Schedule(by_position(NAME, pipeline, [in_turn(s, count, count) for s in range(pipeline.stages.num_stages)]))

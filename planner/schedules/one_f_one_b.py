@@ -13,7 +13,8 @@ smaller), for forwards of micro-batches before i alone.
 
 from __future__ import annotations
 
-from planner.ir.schedule import Action, Op, Pipeline, Schedule, StageGraph, Traits
+from planner.ir.schedule import Pipeline, Schedule, Traits
+from planner.schedules._rows import by_position, depths, in_turn
 
 NAME = "1f1b"
 TRAITS = Traits(by_default=True)
@@ -22,20 +23,5 @@ TRAITS = Traits(by_default=True)
 def order(pipeline: Pipeline) -> Schedule:
     """Warm-up by the longest path downstream, then one backward, one forward."""
     stages = pipeline.stages
-    return Schedule(tuple(_row(s, warm_up, stages.num_microbatches) for s, warm_up in enumerate(warm_ups(stages))))
-
-
-def warm_ups(stages: StageGraph) -> tuple[int, ...]:
-    """Forwards before the first backward, by stage: the stages on the longest path downstream."""
-    depth = [1] * stages.num_stages
-    for edge in sorted(stages.edges, key=lambda edge: edge.src, reverse=True):  # stages are in topological order
-        depth[edge.src] = max(depth[edge.src], depth[edge.dst] + 1)
-    return tuple(depth)
-
-
-def _row(stage: int, warm_up: int, num_microbatches: int) -> tuple[Action, ...]:
-    forwards = [Action(stage, Op.FORWARD, m) for m in range(num_microbatches)]
-    backwards = [Action(stage, Op.BACKWARD, m) for m in range(num_microbatches)]
-    steady = [action for pair in zip(backwards, forwards[warm_up:], strict=False) for action in pair]
-    drain = backwards[len(forwards[warm_up:]) :]
-    return (*forwards[:warm_up], *steady, *drain)
+    rows = [in_turn(s, warm_up, stages.num_microbatches) for s, warm_up in enumerate(depths(stages))]
+    return Schedule(by_position(NAME, pipeline, rows))

@@ -16,6 +16,7 @@ from planner.ir.schedule import Edge
 from planner.layers.boundary import Boundaries
 from planner.solvers.candidates.assemble import Candidate, boundaries_of, program_of
 from planner.solvers.candidates.shares import samples_of
+from planner.solvers.candidates.space import schedule_names
 
 Pieces = Mapping[tuple[int, int], tuple[int, int]]
 """What crosses an edge: (bytes forward, bytes backward) by (rank of the source, rank of the destination)."""
@@ -63,6 +64,11 @@ class Evaluator:
 
     def __post_init__(self) -> None:
         self._readers = _readers(self.problem.profile.graph)
+
+    @property
+    def schedules(self) -> tuple[str, ...]:
+        """Names of the schedules that may be used."""
+        return schedule_names(self.problem)
 
     def evaluate(self, candidate: Candidate) -> Evaluation:
         """The candidate's step and memory, as ``predict`` would find them.

@@ -53,3 +53,10 @@ def _samples_per_s(book: PriceBook, kind: str) -> float:
     table = book.tables.at(kind, samples)
     seconds = float(table.forward_s[-1] + table.backward_s[-1])
     return samples / seconds if seconds > 0 else 1.0
+
+
+def group_shares(problem: Problem, book: PriceBook, ranks: tuple[int, ...], samples: int) -> tuple[int, ...]:
+    """Samples of each rank of a stage: equal on devices of one kind, else in proportion to speed."""
+    if len({book.kind(rank) for rank in ranks}) == 1:
+        return equal_shares(samples, len(ranks))
+    return replica_shares(problem, book, ranks, samples)

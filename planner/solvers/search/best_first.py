@@ -1,25 +1,26 @@
-"""The best-first search itself: a queue of prefixes and their bounds, and the best complete pipeline so far."""
+"""The best-first search itself: a queue of prefixes by their bounds, complete pipelines, and the best plan so far."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from heapq import heappop, heappush
 
-from planner.solvers.candidates.assemble import Candidate
+import numpy as np
+
 from planner.solvers.candidates.choose import ROUNDING, Choice, better
 from planner.solvers.candidates.evaluate import Evaluation, Evaluator
-from planner.solvers.candidates.space import schedule_names
 from planner.solvers.progress import Progress, SearchProgress
-from planner.solvers.search.bounds import Bounds
-from planner.solvers.search.frontier import Expansion, Node, expand
+from planner.solvers.search.cuts import Numbers
+from planner.solvers.search.frontier import Expansion, Frontier, Prefix
 from planner.solvers.search.incumbents import Replicas, replica_candidate
-from planner.solvers.search.refine import refined_bound_s
+from planner.solvers.search.leaves import Leaf, Leaves
 from planner.solvers.search.suffix import Suffixes
 
 _REPORT_EVERY_S = 0.2
-_DIVE_EVERY = 100  # candidates; a dive costs about as much as ten
+_MANY_LEAVES = 512
+_MANY_PREFIXES = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,13 +43,42 @@ class Outcome:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Leaf:
-    """A complete pipeline, to be simulated."""
+class Space:
+    """All pipelines of one way to cut the batch, not looked at yet.
 
-    candidate: Candidate
+    Attributes:
+        bound_s: none is faster.
+        suffixes: makes their DP, given an upper bound on the step.
+    """
+
+    bound_s: float
+    suffixes: Callable[[float], Suffixes]
 
 
-Item = Bounds | Expansion | Replicas | Leaf
+@dataclass(frozen=True, slots=True, eq=False)
+class Opening:
+    """The same, with the DP's bound."""
+
+    frontier: Frontier
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Branch:
+    """An expansion that stands for its child at the queue's position, and those behind."""
+
+    frontier: Frontier
+    expansion: Expansion
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Simulate:
+    """A complete pipeline under one schedule, to be simulated."""
+
+    frontier: Frontier
+    leaf: Leaf
+
+
+Item = Space | Opening | Branch | Simulate | Replicas
 
 
 @dataclass(slots=True, eq=False)
@@ -57,21 +87,27 @@ class Queue:
 
     Attributes:
         any_fit: stop at the first plan that fits.
+        most_candidates: stop after so many partial plans; 0: never.
     """
 
     evaluator: Evaluator
     progress: Progress | None
     any_fit: bool = False
+    most_candidates: int = 0
     best: Evaluation | None = field(init=False, default=None)
     root_s: float = field(init=False, default=float("inf"))
     num_candidates: int = field(init=False, default=0)
     by_num_stages: dict[int, Evaluation] = field(init=False, default_factory=dict)
     _heap: list[tuple[float, int, Item, int]] = field(init=False, default_factory=list)
+    _leaves: dict[tuple[Frontier, int], list[tuple[Expansion, Numbers]]] = field(init=False, default_factory=dict)
+    _num_leaves: int = field(init=False, default=0)
+    _least_leaf_s: float = field(init=False, default=float("inf"))
+    _since_flush: int = field(init=False, default=0)
     _pushed: int = field(init=False, default=0)
     _started_s: float = field(init=False, default_factory=time.monotonic)
     _reported_s: float = field(init=False, default=-_REPORT_EVERY_S)
 
-    def run(self, fill: Callable[[], Iterable[Choice | Bounds | Replicas]]) -> Outcome:
+    def run(self, fill: Callable[[], Iterable[Choice | Evaluation | Space | Replicas]]) -> Outcome:
         """Searches until proved, out of time, or stopped by Ctrl-C with a plan at hand.
 
         Args:
@@ -80,11 +116,11 @@ class Queue:
         try:
             for item in fill():
                 if isinstance(item, Choice):
-                    self._take(item.best)
-                elif isinstance(item, Bounds):
-                    self._push(item.capacity_s(), item, 0)
+                    self.take(item.best)
+                elif isinstance(item, Evaluation):
+                    self.take(item)
                 else:
-                    self._push(item.bound_s, item, 0)
+                    self._push(item.bound_s, item)
             self.root_s = self._bound_s()
             status = self._search()
         except KeyboardInterrupt:
@@ -93,73 +129,121 @@ class Queue:
             status = "stopped"
         return Outcome(status, self.best, self._bound_s(), self.root_s, self.num_candidates, self.by_num_stages)
 
-    def _search(self) -> str:
-        problem = self.evaluator.problem
-        while self._heap and not self._is_done(self._heap[0][0]):
-            if time.monotonic() - self._started_s > problem.time_limit_s:
-                return "time limit"
-            self._report()
-            _, _, item, position = heappop(self._heap)
-            self.num_candidates += 1
-            if isinstance(item, Leaf):
-                self._simulate(item.candidate)
-                continue
-            if isinstance(item, Bounds):
-                expansion = expand(Node.root(Suffixes(item)), problem.max_stages)
-                self._push_child(expansion, 0)
-                self._dive(expansion)
-                continue
-            if isinstance(item, Replicas):
-                for schedule in schedule_names(problem):
-                    self._simulate(replica_candidate(problem, item, schedule))
-                continue
-            self._push_child(item, position + 1)
-            node = item.child(position)
-            if node.is_complete:
-                self._push(max(node.bound_s, refined_bound_s(node)), Leaf(node.candidate()), 0)
-            else:
-                expansion = expand(node, problem.max_stages)
-                self._push_child(expansion, 0)
-                if self.num_candidates % _DIVE_EVERY == 0:
-                    self._dive(expansion)
-        proven = self.best is None or self._bound_s() >= self.best.step_s * (1 - ROUNDING)
-        return "proven" if proven else "within gap"
-
-    def _dive(self, expansion: Expansion) -> None:
-        """Follows the most promising child to a complete pipeline, so that a good plan is known early."""
-        while len(expansion):
-            node = expansion.child(0)
-            if node.is_complete:
-                self._simulate(node.candidate())
-                return
-            expansion = expand(node, self.evaluator.problem.max_stages)
-
-    def _is_done(self, bound_s: float) -> bool:
+    @property
+    def upper_s(self) -> float:
+        """Plans from here on are of no interest."""
         if self.best is None:
-            return False
-        return self.any_fit or bound_s >= self.best.step_s * (1 - self.evaluator.problem.gap) * (1 - ROUNDING)
+            return float("inf")
+        return self.best.step_s * (1 - self.evaluator.problem.gap) * (1 - ROUNDING)
 
-    def _simulate(self, candidate: Candidate) -> None:
-        self._take(self.evaluator.evaluate(candidate))
-
-    def _take(self, found: Evaluation | None) -> None:
+    def take(self, found: Evaluation | None) -> None:
+        """Remembers a plan."""
         if found is not None and found.fits:
             self.best = better(self.best, found)
             stages = found.candidate.num_stages
             self.by_num_stages[stages] = better(self.by_num_stages.get(stages), found)
 
-    def _push_child(self, expansion: Expansion, position: int) -> None:
-        if position < len(expansion):
-            self._push(float(expansion.bound_s[position]), expansion, position)
+    def _search(self) -> str:
+        problem = self.evaluator.problem
+        while True:
+            if self._leaves_wait():
+                self._look_at_leaves()
+            if self._is_done():
+                break
+            enough = 0 < self.most_candidates < self.num_candidates
+            if enough or time.monotonic() - self._started_s > problem.time_limit_s:
+                return "time limit"
+            self._report()
+            self._advance()
+        proven = self.best is None or self._bound_s() >= self.best.step_s * (1 - ROUNDING)
+        return "proven" if proven else "within gap"
 
-    def _push(self, bound_s: float, item: Item, position: int) -> None:
-        self._pushed += 1
-        heappush(self._heap, (bound_s, self._pushed, item, position))
+    def _advance(self) -> None:
+        """Takes what has the least bound one step further."""
+        bound_s, _, item, position = heappop(self._heap)
+        self.num_candidates += 1
+        if isinstance(item, Space):
+            suffixes = item.suffixes(self.upper_s)
+            self._push(max(bound_s, suffixes.root_s()), Opening(Frontier(suffixes)))
+        elif isinstance(item, Opening):
+            self._open(item.frontier, item.frontier.root())
+            self._dive(item.frontier)
+        elif isinstance(item, Simulate):
+            leaf = item.leaf
+            candidate = item.frontier.candidate(leaf.prefix, leaf.schedule)
+            candidate = replace(candidate, windows=leaf.windows)
+            if item.frontier.suffixes.prices.freedom.allows(candidate):
+                self.take(self.evaluator.evaluate(candidate))
+        elif isinstance(item, Replicas):
+            for schedule in self.evaluator.schedules:
+                self.take(self.evaluator.evaluate(replica_candidate(self.evaluator.problem, item, schedule)))
+        else:
+            if position + 1 < len(item.expansion):
+                self._push(float(item.expansion.bound_s[position + 1]), item, position + 1)
+            self._open(item.frontier, item.expansion.child(position))
+
+    def _open(self, frontier: Frontier, prefix: Prefix) -> None:
+        """Puts what may follow ``prefix`` into the queue, complete pipelines to the leaves."""
+        self._since_flush += 1
+        expansion = frontier.expand(prefix, self.upper_s)
+        complete = expansion.table.last[expansion.row] == frontier.suffixes.prices.cuts.last
+        leaves = np.flatnonzero(complete)
+        if len(leaves):
+            self._leaves.setdefault((frontier, len(prefix.choices)), []).append((expansion, leaves))
+            self._num_leaves += len(leaves)
+            self._least_leaf_s = min(self._least_leaf_s, float(expansion.bound_s[leaves[0]]))
+        others = np.flatnonzero(~complete)
+        if len(others):
+            rest = expansion.only(others)
+            self._push(float(rest.bound_s[0]), Branch(frontier, rest))
+
+    def _dive(self, frontier: Frontier) -> None:
+        """Follows the most promising child to a complete pipeline, so that a good plan is known early."""
+        prefix = frontier.root()
+        while not frontier.is_complete(prefix):
+            expansion = frontier.expand(prefix, self.upper_s)
+            if not len(expansion):
+                return
+            prefix = expansion.child(0)
+        for schedule in self.evaluator.schedules:
+            self.take(self.evaluator.evaluate(frontier.candidate(prefix, schedule)))
+
+    def _leaves_wait(self) -> bool:
+        """Whether it is time to look at complete pipelines: many, or nothing else to do before."""
+        if not self._num_leaves:
+            return False
+        first_s = self._heap[0][0] if self._heap else float("inf")
+        soon = self._least_leaf_s <= first_s and self._since_flush >= _MANY_PREFIXES
+        return self._num_leaves >= _MANY_LEAVES or soon or first_s >= self.upper_s
+
+    def _look_at_leaves(self) -> None:
+        """Bounds all waiting pipelines more sharply; those that may be better than the best join the queue."""
+        waiting, self._leaves, self._num_leaves = self._leaves, {}, 0
+        self._least_leaf_s, self._since_flush = float("inf"), 0
+        for (frontier, _), found in waiting.items():
+            leaves = Leaves.of(frontier, found)
+            self.num_candidates += len(leaves)
+            count = len(frontier.suffixes.prices.micro_batches)
+            for schedule in frontier.suffixes.prices.freedom.schedules:
+                for leaf in leaves.under(schedule, count, self.upper_s):
+                    self._push(leaf.bound_s, Simulate(frontier, leaf))
+
+    def _is_done(self) -> bool:
+        if self.any_fit and self.best is not None:
+            return True
+        return not self._num_leaves and (not self._heap or self._heap[0][0] >= self.upper_s)
+
+    def _push(self, bound_s: float, item: Item, position: int = 0) -> None:
+        if bound_s < self.upper_s:
+            self._pushed += 1
+            heappush(self._heap, (bound_s, self._pushed, item, position))
 
     def _bound_s(self) -> float:
-        """No plan is faster than what is known, or than what the queue can still become."""
+        """No plan is faster than what is known, or than what waits can still become."""
         known_s = self.best.step_s if self.best is not None else float("inf")
-        return min(known_s, self._heap[0][0]) if self._heap else known_s
+        if self.evaluator.problem.gap:
+            known_s *= 1 - self.evaluator.problem.gap  # what was this close was not looked at
+        return min(known_s, self._heap[0][0] if self._heap else float("inf"), self._least_leaf_s)
 
     def _report(self) -> None:
         now_s = time.monotonic() - self._started_s

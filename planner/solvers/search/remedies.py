@@ -11,15 +11,16 @@ from planner.costs.stage import PriceBook
 from planner.costs.tables import Array
 from planner.ir.errors import HalopipeError, MissingMeasurementError
 from planner.ir.problem import Problem
+from planner.schedules import traits
 from planner.solvers.candidates.answer import infeasible, size_text
 from planner.solvers.candidates.evaluate import Evaluation, Evaluator
-from planner.solvers.candidates.space import cut_positions, micro_batch_sizes, micro_batches, pools
 from planner.solvers.search.best_first import Queue
-from planner.solvers.search.bounds import Bounds, Levels, Remaining
-from planner.solvers.search.frontier import Node
-from planner.solvers.search.groups import Group
-from planner.solvers.search.start import Start, bounds_of, stretches_of
-from planner.solvers.search.suffix import Suffixes
+from planner.solvers.search.cuts import Numbers
+from planner.solvers.search.devices import Counts
+from planner.solvers.search.frontier import Frontier, Prefix
+from planner.solvers.search.start import Start, spaces
+from planner.solvers.search.suffix import Choice
+from planner.solvers.search.windows import most_in_flight
 
 _QUICKLY_S = 5.0
 
@@ -39,15 +40,16 @@ def no_plan_fits(evaluator: Evaluator) -> HalopipeError:
 
 def leanest(evaluator: Evaluator) -> Evaluation | None:
     """The candidate whose fullest rank is least over its limit, buffers at boundaries apart; None if there is none."""
-    problem, book = evaluator.problem, evaluator.book
-    stretches = stretches_of(evaluator, cut_positions(problem.profile.graph))
     best: Evaluation | None = None
-    for size in micro_batch_sizes(problem, book):
-        for bounds in bounds_of(evaluator, stretches, pools(problem), micro_batches(problem, size)):
-            node = Leanest(bounds).node(problem.max_stages)
-            if node is None:
+    for frontier in spaces(evaluator):
+        for schedule in frontier.suffixes.prices.freedom.schedules:
+            prefix = Leanest(frontier, schedule).prefix()
+            if prefix is None:
                 continue
-            found = evaluator.evaluate(node.candidate())
+            candidate = frontier.candidate(prefix, schedule)
+            if traits(schedule).windowed:
+                candidate = replace(candidate, windows=(1,) * candidate.num_stages)
+            found = evaluator.evaluate(candidate)
             if best is None or evaluator.excess(found) < evaluator.excess(best):
                 best = found
     return best
@@ -55,50 +57,53 @@ def leanest(evaluator: Evaluator) -> Evaluation | None:
 
 @dataclass(slots=True, eq=False)
 class Leanest:
-    """The suffix DP with the fullest rank's share of its limit in place of time."""
+    """The suffix DP with the fullest rank's share of its limit in place of time, under one schedule."""
 
-    bounds: Bounds
-    _suffixes: dict[tuple[Remaining, int], tuple[Array, Levels, Levels]] = field(
+    frontier: Frontier
+    schedule: str
+    _suffixes: dict[tuple[Counts, int], tuple[Array, Numbers, Numbers]] = field(
         init=False, default_factory=dict, repr=False
     )
 
-    def node(self, max_stages: int) -> Node | None:
-        """The pipeline whose fullest rank is least full."""
-        suffixes = Suffixes(self.bounds)
-        remaining = Node.root(suffixes).remaining
-        most = min(sum(remaining), len(self.bounds.in_flight), max_stages or sum(remaining))
-        count = min(range(1, most + 1), key=lambda count: self._suffix(remaining, count)[0][0])
-        groups: list[Group] = []
+    def prefix(self) -> Prefix | None:
+        """The complete pipeline whose fullest rank is least full."""
+        suffixes = self.frontier.suffixes
+        state = suffixes.devices.all_unused
+        most = min(sum(state), suffixes.prices.freedom.max_stages or sum(state), suffixes.prices.cuts.last)
+        count = min(range(1, most + 1), key=lambda count: self._suffix(state, count)[0][0])
+        choices: list[Choice] = []
         cuts = [0]
         for downstream in range(count, 0, -1):
-            fullness, choice, cut = self._suffix(remaining, downstream)
+            fullness, number, last = self._suffix(state, downstream)
             if not np.isfinite(fullness[cuts[-1]]):
                 return None
-            options = list(self.bounds.used(remaining))
-            group, remaining = options[choice[cuts[-1]]]
-            groups.append(group)
-            cuts.append(int(cut[cuts[-1]]))
-        return Node(suffixes, tuple(groups), tuple(cuts), remaining, 0, 0.0, 0.0, 0.0)
+            choice = suffixes.choices(state)[number[cuts[-1]]]
+            choices.append(choice)
+            state = choice.option.left
+            cuts.append(int(last[cuts[-1]]))
+        return Prefix(tuple(choices), (), tuple(cuts), state, 0.0, 0.0, 0, 0.0)
 
-    def _suffix(self, remaining: Remaining, downstream: int) -> tuple[Array, Levels, Levels]:
-        """By first cut: the fullest rank's share of its limit, number of the first group, where its stage ends."""
-        found = self._suffixes.get((remaining, downstream))
+    def _suffix(self, state: Counts, downstream: int) -> tuple[Array, Numbers, Numbers]:
+        """By first cut: the fullest rank's share of its limit, number of the first choice, where its stage ends."""
+        found = self._suffixes.get((state, downstream))
         if found is None:
-            found = self._suffixes[remaining, downstream] = self._solve(remaining, downstream)
+            found = self._suffixes[state, downstream] = self._solve(state, downstream)
         return found
 
-    def _solve(self, remaining: Remaining, downstream: int) -> tuple[Array, Levels, Levels]:
-        num_cuts = len(self.bounds.stretches.cuts)
-        best = np.full(num_cuts, np.inf)
-        choice, cut = np.zeros(num_cuts, dtype=np.int64), np.zeros(num_cuts, dtype=np.int64)
-        for number, (group, left) in enumerate(self.bounds.used(remaining)):
-            limit = max(1, self.bounds.pools[group.pool].memory_limit_bytes)
-            fullness = self.bounds.needed_bytes(group, downstream) / limit
+    def _solve(self, state: Counts, downstream: int) -> tuple[Array, Numbers, Numbers]:
+        prices = self.frontier.suffixes.prices
+        count = len(prices.cuts.members)
+        batches = len(prices.micro_batches)
+        kept = 1 if traits(self.schedule).windowed else most_in_flight(self.schedule, downstream, batches)
+        first, last = np.arange(count)[:, None], np.arange(count)[None, :]
+        best = np.full(count, np.inf)
+        choice, cut = np.zeros(count, dtype=np.int64), np.zeros(count, dtype=np.int64)
+        for number, option in enumerate(self.frontier.suffixes.choices(state)):
+            fullness = option.group.fullness(first, last, kept)
             if downstream > 1:
-                fullness = np.maximum(fullness, self._suffix(left, downstream - 1)[0][None, :])
+                fullness = np.maximum(fullness, self._suffix(option.option.left, downstream - 1)[0][None, :])
             else:
-                fullness[:, :-1] = np.inf
-            fullness = np.where(np.triu(group.allowed, 1), fullness, np.inf)
+                fullness = np.where(last == prices.cuts.last, fullness, np.inf)
             ends, values = fullness.argmin(axis=1), fullness.min(axis=1)
             choice, cut = np.where(values < best, number, choice), np.where(values < best, ends, cut)
             best = np.minimum(best, values)

@@ -1,30 +1,31 @@
-"""What the search starts from: the known strategies, and the empty pipeline of every micro-batch size."""
+"""What the search starts from: known strategies, a quick look at few cuts, and the space of every micro-batch size."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from planner.ir.errors import MissingMeasurementError
 from planner.ir.plan import Rejected
 from planner.solvers.candidates.choose import Choice
-from planner.solvers.candidates.evaluate import Evaluator
-from planner.solvers.candidates.space import (
-    Pool,
-    micro_batch_sizes,
-    micro_batches,
-    mixing_layers,
-    pools,
-    schedule_names,
-)
-from planner.solvers.search.blocks import cuts_worth_trying
-from planner.solvers.search.bounds import Bounds
-from planner.solvers.search.crossing import crossings
-from planner.solvers.search.groups import Group, Stretches, group, least_link
+from planner.solvers.candidates.evaluate import Evaluation, Evaluator
+from planner.solvers.candidates.space import Pool, micro_batch_sizes, micro_batches, pools
+from planner.solvers.search.best_first import Queue, Space
+from planner.solvers.search.cuts import Cuts, cuts_of, thinned
+from planner.solvers.search.devices import Devices
+from planner.solvers.search.freedom import Freedom
+from planner.solvers.search.frontier import Frontier
 from planner.solvers.search.incumbents import Replicas, mixed_replicas, strategies
-from planner.solvers.search.windows import most_in_flight, splits_backwards
+from planner.solvers.search.links import Links
+from planner.solvers.search.prices import Prices
+from planner.solvers.search.suffix import Suffixes
+
+FEW_CUTS = 24
+"""Cuts of the first quick look."""
+
+_FEW = 400  # partial plans that it looks at
 
 
 @dataclass(slots=True, eq=False)
@@ -33,77 +34,102 @@ class Start:
 
     Attributes:
         choices: the everyday strategies, by name.
-        rejected: what the search need not look at.
-        num_cuts: places to cut that are looked at.
+        rejected: what the search need not look at, or does not.
     """
 
     evaluator: Evaluator
     choices: dict[str, Choice] = field(init=False, default_factory=dict)
     rejected: list[Rejected] = field(init=False, default_factory=list)
-    num_cuts: int = field(init=False, default=0)
 
-    def items(self) -> Iterator[Choice | Bounds | Replicas]:
+    def items(self) -> Iterator[Choice | Evaluation | Space | Replicas]:
         """Strategies first, as their steps prune what follows."""
         problem, book = self.evaluator.problem, self.evaluator.book
+        freedom = Freedom.of(problem)
         for name, choice in strategies(self.evaluator):
             self.choices[name] = choice
             yield choice
         sizes, found_pools = micro_batch_sizes(problem, book), pools(problem)
-        stretches = self._stretches()
+        devices = Devices(found_pools, freedom.may_replicate)
+        cuts = cuts_of(book)
+        self._note(cuts, devices)
+        spaces = list(self._spaces(sizes, found_pools, devices, cuts, freedom))
+        yield from self._quick_look(spaces, devices)
+        yield from (space for space, _ in spaces)
+        if not devices.mixes_kinds:
+            yield from mixed_replicas(problem, book, found_pools, sizes)
+
+    def _spaces(
+        self, sizes: tuple[int, ...], found_pools: tuple[Pool, ...], devices: Devices, cuts: Cuts, freedom: Freedom
+    ) -> Iterator[tuple[Space, Prices]]:
         for size in sizes:
-            ways = bounds_of(self.evaluator, stretches, found_pools, micro_batches(problem, size))
-            if not ways:
+            prices = Prices(
+                self.evaluator.problem,
+                self.evaluator.book,
+                found_pools,
+                cuts,
+                micro_batches(self.evaluator.problem, size),
+                freedom,
+            )
+            if any(prices.versions(option.group) for option in devices.options(devices.all_unused)):
+                yield Space(_work_s(prices), _Maker(prices, devices)), prices
+            else:
                 self.rejected.append(Rejected(f"micro-batches of {size}", "not measured, or fewer samples than ranks"))
-            yield from ways
-        yield from mixed_replicas(problem, book, found_pools, sizes)
 
-    def _stretches(self) -> Stretches:
-        cuts, merged = cuts_worth_trying(self.evaluator.book)
-        self.num_cuts = len(cuts) - 2
-        if merged:
-            why = f"next to layers that cost nothing; {self.num_cuts} places remain"
-            self.rejected.append(Rejected(f"{merged} places to cut", why))
-        return stretches_of(self.evaluator, cuts)
+    def _quick_look(self, spaces: list[tuple[Space, Prices]], devices: Devices) -> Iterator[Evaluation]:
+        """The best plans with few cuts, of the ways to cut the batch that promise most."""
+        graph, book = self.evaluator.problem.profile.graph, self.evaluator.book
+        if not spaces or spaces[0][1].cuts.last <= FEW_CUTS:
+            return
+        kind = spaces[0][1].pools[0].kind
+        table = book.tables.at(kind, book.tables.largest_measured(kind))
+        few = thinned(spaces[0][1].cuts, graph, FEW_CUTS, np.diff(table.forward_s + table.backward_s))
+        upper_s = float("inf")
+        for space, prices in sorted(spaces, key=lambda pair: pair[0].bound_s):
+            if space.bound_s >= upper_s:
+                return
+            thin = Prices(prices.problem, book, prices.pools, few, prices.micro_batches, prices.freedom)
+            found = Queue(self.evaluator, None, most_candidates=_FEW).run(functools.partial(_only, thin, devices))
+            if found.best is not None:
+                upper_s = min(upper_s, found.best.step_s)
+                yield found.best
+
+    def _note(self, cuts: Cuts, devices: Devices) -> None:
+        if cuts.num_left_out:
+            why = f"next to layers that cost nothing, or between tied ones; {cuts.last - 1} places remain"
+            self.rejected.append(Rejected(f"{cuts.num_left_out} places to cut", why))
+        if not cuts.complete:
+            why = "the network has too many; stages are stretches of its own order of layers"
+            self.rejected.append(Rejected("stages of any set of layers", why))
+        self.rejected += [Rejected(what, why) for what, why in devices.restrictions]
 
 
-def stretches_of(evaluator: Evaluator, cuts: tuple[int, ...]) -> Stretches:
-    """What all groups share, for stages between ``cuts``."""
-    graph = evaluator.problem.profile.graph
-    mixing = mixing_layers(graph)
-    running = np.concatenate(([0.0], np.cumsum([layer.name in mixing for layer in graph.layers])))
-    splits = any(splits_backwards(name) for name in schedule_names(evaluator.problem))
-    crossing = crossings(graph, cuts)
-    return Stretches(cuts, crossing.without_way_back() if splits else crossing, running, splits)
+def spaces(evaluator: Evaluator) -> Iterator[Frontier]:
+    """Every way to cut the batch that can be priced."""
+    problem, freedom = evaluator.problem, Freedom.of(evaluator.problem)
+    found_pools, cuts = pools(problem), cuts_of(evaluator.book)
+    devices = Devices(found_pools, freedom.may_replicate)
+    for size in micro_batch_sizes(problem, evaluator.book):
+        prices = Prices(problem, evaluator.book, found_pools, cuts, micro_batches(problem, size), freedom)
+        if any(prices.versions(option.group) for option in devices.options(devices.all_unused)):
+            yield Frontier(Suffixes(prices, devices, Links(prices)))
 
 
-def bounds_of(
-    evaluator: Evaluator, stretches: Stretches, found_pools: tuple[Pool, ...], batches: tuple[int, ...]
-) -> list[Bounds]:
-    """The bounds of one way to cut the batch under each schedule; none if no group of devices can be priced for it."""
-    problem, book = evaluator.problem, evaluator.book
-    groups: dict[tuple[int, int], Group] = {}
-    for number, pool in enumerate(found_pools):
-        for size in range(1, len(pool.ranks) + 1):
-            try:
-                found = group(problem, book, stretches, (number, pool), size, batches)
-            except MissingMeasurementError:
-                continue
-            if found is not None:
-                groups[number, size] = found
-    if not groups:
-        return []
-    links = {name: least_link(link) for name, link in problem.profile.cluster.links.items()}
-    depths = range(1, len(problem.ranks) + 1)
-    return [
-        Bounds(
-            problem,
-            found_pools,
-            stretches,
-            batches,
-            name,
-            groups,
-            tuple(most_in_flight(name, depth, len(batches)) for depth in depths),
-            links,
-        )
-        for name in schedule_names(problem)
-    ]
+def _only(prices: Prices, devices: Devices) -> list[Space]:
+    return [Space(0.0, _Maker(prices, devices))]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Maker:
+    """Makes the DP of one way to cut the batch when it is its turn."""
+
+    prices: Prices
+    devices: Devices
+
+    def __call__(self, upper_s: float) -> Suffixes:
+        return Suffixes(self.prices, self.devices, Links(self.prices), upper_s)
+
+
+def _work_s(prices: Prices) -> float:
+    """All work over all devices, each layer on the kind that does it with least device time."""
+    least = prices.capacity_s().min(axis=0)
+    return float(least.sum()) / len(prices.problem.ranks) if np.isfinite(least).all() else 0.0

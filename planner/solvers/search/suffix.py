@@ -1,7 +1,9 @@
-"""The suffix DP: for every cut and every set of remaining devices, bounds on what the rest of the pipeline takes.
+"""The suffix DP: for every cut and every set of unused devices, what the rest of the pipeline takes at least.
 
-The program it solves is in :mod:`planner.solvers.suffix_dp`.  Everything is a matrix over pairs of cuts, so that one
-numpy expression treats all stages that a group of devices could be.
+The program it solves is in :mod:`planner.solvers.suffix_dp`.  For each first group of the suffix there is a label of
+each sort (:class:`Labels`), the least over all continuations; (min, max, +) algebra on matrices of first and last cut.
+With an upper bound on the step, only cuts are looked at before and behind which the work fits into the devices used
+and left (the window).
 """
 
 from __future__ import annotations
@@ -11,129 +13,234 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from planner.costs.tables import Array
-from planner.solvers.search.bounds import Bounds, Levels, Remaining, canonical
-from planner.solvers.search.crossing import Flags
-from planner.solvers.search.groups import Group
-from planner.solvers.search.windows import Window, range_of
+from planner.solvers.search.cuts import Numbers
+from planner.solvers.search.devices import Counts, Devices, Option
+from planner.solvers.search.links import Links
+from planner.solvers.search.prices import Group, Prices, Stage
+
+SORTS = ("trip", "end", "total", "free")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Suffix:
-    """Bounds for what starts at each cut, with given devices left.  Each is (budget level, cut).
+class Labels:
+    """Bounds of pipelines, elementwise, in seconds.
 
     Attributes:
-        begin_s: from the first F of the first stage to the end of its first B.
-        finish_s: from the start of the last F of the first stage to its last B.
-        end_s: G: from the first F of the first stage to its last B.
-        total_s: V: from the first F of the first stage to the end of the step.
-        free_s: the step, whenever the first stage starts: stages that read nothing from it need not wait for it.
+        trip: E: one micro-batch, from its F on the first stage to its B there.
+        end: G: from the first F of the first stage to its last B.
+        total: V: from the first F of the first stage to the end of the step.
+        free: the step, whenever the first stage starts: stages that read nothing from it need not wait for it.
     """
 
-    begin_s: Array
-    finish_s: Array
-    end_s: Array
-    total_s: Array
-    free_s: Array
+    trip: Array
+    end: Array
+    total: Array
+    free: Array
 
-    def labels(self) -> tuple[Array, Array, Array, Array, Array]:
-        """All five."""
-        return self.begin_s, self.finish_s, self.end_s, self.total_s, self.free_s
 
-    def at(self, level: Levels, cut: Levels) -> Suffix:
-        """The bounds picked by level and cut, elementwise."""
-        return Suffix(*(values[level, cut] for values in self.labels()))
+@dataclass(frozen=True, slots=True, eq=False)
+class Choice:
+    """A group that may come first, with what is left for the others."""
+
+    group: Group
+    option: Option
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Continuation:
+    """The best that may follow a group, by row of ``Columns``.
+
+    Attributes:
+        trip, end, total, free: from the end of the F before it to the start of the B before it (``total``: to the end
+            of the step).
+    """
+
+    trip: Array
+    end: Array
+    total: Array
+    free: Array
 
 
 @dataclass(slots=True, eq=False)
 class Suffixes:
-    """The DP's table for one way to cut the batch and one schedule; filled as it is asked for."""
+    """The DP's tables for one way to cut the batch; filled as they are asked for.
 
-    bounds: Bounds
-    _known: dict[Remaining, Suffix] = field(init=False, default_factory=dict, repr=False)
+    Attributes:
+        upper_s: steps from here on are of no interest.
+    """
 
-    def of(self, remaining: Remaining) -> Suffix:
-        """The bounds with the devices ``remaining``."""
-        key = canonical(self.bounds.pools, remaining)
-        found = self._known.get(key)
-        if found is None:
-            found = self._known[key] = self._solve(key)
-        return found
+    prices: Prices
+    devices: Devices
+    links: Links
+    upper_s: float = float("inf")
+    _capacity: _Capacity = field(init=False, repr=False)
+    _known: dict[Counts, tuple[tuple[Choice, ...], Array]] = field(init=False, default_factory=dict, repr=False)
+    _continuations: dict[tuple[Counts, Counts], Continuation] = field(init=False, default_factory=dict, repr=False)
 
-    def stage(self, group: Group, left: Remaining, level: Levels, rows: slice) -> Suffix:
-        """What ``group`` as first stage takes with the best of what may follow, by (first cut in ``rows``, last cut).
+    def __post_init__(self) -> None:
+        self._capacity = _Capacity.of(self.prices, self.devices)
 
-        Args:
-            left: devices for what follows.
-            level: budget of the stage, by the same cuts; where it is 0 the stage does not fit.
-        """
-        bounds = self.bounds
-        last = len(bounds.stretches.cuts) - 1
-        cut = np.broadcast_to(np.arange(last + 1), level.shape)
-        fits = group.allowed[rows] & (level > 0) & (cut > np.arange(last + 1)[rows, None])
-        if not any(left):
-            return _where(fits & (cut == last), self._last(group, left, rows))
-        linked = bounds.stretches.crossing.linked[rows]
-        after = np.where(linked, bounds.level_after(level), bounds.any_level)
-        followed = self._followed(group, left, self.of(left).at(after, cut), rows)
-        return _where(fits, _choose(cut == last, self._last(group, left, rows), followed))
-
-    def _solve(self, remaining: Remaining) -> Suffix:
-        bounds = self.bounds
-        shape = (bounds.num_levels, len(bounds.stretches.cuts))
-        best = [np.full(shape, np.inf) for _ in range(5)]
-        for group, left in bounds.used(remaining):
-            budget = bounds.budgets[group.pool, group.size]
-            for level in range(1, bounds.num_levels):
-                found = self.stage(group, left, np.minimum(budget, level), slice(None))
-                for label, values in zip(best, found.labels(), strict=True):
-                    label[level] = np.minimum(label[level], values.min(axis=1))
-        return Suffix(*best)
-
-    def _last(self, group: Group, left: Remaining, rows: slice) -> Suffix:
-        """The group's stage with nothing known of what follows."""
-        forward, backward, work = group.head_s[rows], group.back_s[rows], self.bounds.work_s(group)[rows]
-        least = self._window(1, self.bounds.deepest(left))[0]
-        total_s = work + group.last_s[rows]
-        begin_s, finish_s = least.early * forward + backward, forward + least.late * backward
-        return Suffix(begin_s, finish_s, work, total_s, total_s)
-
-    def _followed(self, group: Group, left: Remaining, behind: Suffix, rows: slice) -> Suffix:
-        """The group's stage with the stages ``behind`` it; as in :mod:`planner.solvers.search.refine`."""
-        bounds, crossing = self.bounds, self.bounds.stretches.crossing
-        there, path, back = (seconds[rows] for seconds in bounds.least_link_s(group, left))
-        forward, backward, work = group.head_s[rows], group.back_s[rows], bounds.work_s(group)[rows]
-        alone = self._last(group, left, rows)
-        first_backward = forward + there + behind.begin_s + back
-        last_backward = path + behind.finish_s + back + backward
-        end_s = np.maximum(work, forward + there + behind.end_s + back + backward)
-        widest = self._window(1, bounds.deepest(left))[1]
-        if widest.early <= len(bounds.micro_batches):
-            before = widest.early * group.longest_head_s[rows] + group.overhead_s
-            after = widest.late * group.longest_back_s[rows] + group.overhead_s
-            end_s = np.maximum.reduce([end_s, first_backward + work - before, work - after + last_backward])
-            if widest.early < len(bounds.micro_batches):
-                end_s = np.maximum(end_s, first_backward + work - before - after + last_backward)
-        back_too = crossing.has_gradient[rows]
-        end_s = np.where(back_too, end_s, work)
-        total_s = end_s + group.last_s[rows]
-        total_s = np.where(crossing.linked[rows], np.maximum(total_s, forward + there + behind.total_s), total_s)
-        return Suffix(
-            np.where(back_too, np.maximum(alone.begin_s, first_backward + backward), alone.begin_s),
-            np.where(back_too, np.maximum(alone.finish_s, forward + last_backward), alone.finish_s),
-            end_s,
-            total_s,
-            np.maximum(total_s, behind.free_s),
+    def choices(self, state: Counts) -> tuple[Choice, ...]:
+        """The groups that may come first, those with recompute apart."""
+        return tuple(
+            Choice(group, option)
+            for option in self.devices.options(state)
+            for group in self.prices.versions(option.group)
         )
 
-    def _window(self, fewest: int, most: int) -> tuple[Window, Window]:
-        """The least and the greatest window of a stage; of a schedule without windows nothing is known."""
-        count = len(self.bounds.micro_batches)
-        return range_of(self.bounds.schedule, fewest, most, count) or (Window(1, 1), Window(count + 1, count + 1))
+    def of(self, state: Counts) -> tuple[tuple[Choice, ...], Array]:
+        """The choices with the devices ``state``, and their labels by (sort, choice, first cut)."""
+        found = self._known.get(state)
+        if found is None:
+            choices = self.choices(state)
+            firsts = self._capacity.window(state, self.upper_s)
+            labels = np.full((len(SORTS), len(choices), len(self.prices.cuts.members)), np.inf)
+            for number, choice in enumerate(choices):
+                if len(firsts):
+                    labels[:, number, firsts] = self._best(choice, firsts)
+            found = self._known[state] = (choices, labels)
+        return found
+
+    def root_s(self) -> float:
+        """What every pipeline takes at least."""
+        _, labels = self.of(self.devices.all_unused)
+        return float(labels[2:, :, 0].max(axis=0).min(initial=np.inf))
+
+    def stages(self, choice: Choice, firsts: Numbers, lasts: Numbers) -> tuple[Stage, Labels]:
+        """Stages of ``choice`` between any of ``firsts`` and ``lasts``, with the best that may follow: (first, last).
+
+        Labels are infinite where the stage is not possible.
+        """
+        group, cuts, count = choice.group, self.prices.cuts, len(self.prices.micro_batches)
+        first, last = firsts[:, None], lasts[None, :]
+        stage = group.stage(first, last)
+        is_end = last == cuts.last
+        may_follow = any(choice.option.left)
+        least, most = self.prices.freedom.in_flight(1 + sum(choice.option.left), count)
+        window = np.minimum(stage.window, most)
+        fits = cuts.inside[first, last] & (window >= least)
+        fits &= is_end if not may_follow else np.ones_like(is_end)
+        rounds = -(-count // np.maximum(window, 1))
+        trip = stage.head + stage.back
+        end = np.maximum(stage.work, rounds * trip)
+        total = np.maximum(end, stage.all_work) + stage.tail
+        free = total
+        if may_follow and not is_end.all():
+            behind = self._continuation(choice)
+            column = cuts.column[first, last]
+            columns = cuts.columns
+            linked, returns = columns.linked[column] & ~is_end, columns.has_gradient[column] & ~is_end
+            returns &= self.prices.freedom.trains
+            overhead_s = count * group.prices.overhead_s
+            work = stage.work + np.where(is_end, 0.0, overhead_s * (linked + 1.0 * returns))
+            longer = np.where(returns, stage.head + behind.trip[column] + stage.back, trip)
+            after = np.where(returns, stage.head + behind.end[column] + stage.back, 0.0)
+            ends = np.maximum.reduce([work, after, rounds * longer])
+            rest = np.where(linked, stage.head + behind.total[column], 0.0)
+            totals = np.maximum(np.maximum(ends, stage.all_work) + stage.tail, rest)
+            frees = np.maximum(totals, behind.free[column])
+            possible = np.isfinite(behind.total[column])
+            fits &= is_end | possible
+            trip, end = np.where(is_end, trip, longer), np.where(is_end, end, ends)
+            total, free = np.where(is_end, total, totals), np.where(is_end, total, frees)
+        found = (np.where(fits, label, np.inf) for label in (trip, end, total, free))
+        return stage, Labels(*found)
+
+    def lasts(self, choice: Choice) -> Numbers:
+        """The cuts at which the choice's stage may end."""
+        return np.flatnonzero(self._capacity.fits_after(choice.option.left, self.upper_s))
+
+    def _best(self, choice: Choice, firsts: Numbers) -> Array:
+        lasts = self.lasts(choice)
+        _, labels = self.stages(choice, firsts, lasts)
+        found = np.stack([labels.trip, labels.end, labels.total, labels.free])
+        found[:, found[3] > self.upper_s] = np.inf
+        return np.asarray(found.min(axis=2, initial=np.inf))
+
+    def _continuation(self, choice: Choice) -> Continuation:
+        key = (choice.option.left, choice.option.renamed)
+        found = self._continuations.get(key)
+        if found is None:
+            found = self._continuations[key] = self._best_after(choice)
+        return found
+
+    def _best_after(self, choice: Choice) -> Continuation:
+        columns = self.prices.cuts.columns
+        others, labels = self.of(choice.option.left)
+        best = np.full((len(SORTS), len(columns.cut)), np.inf)
+        source = self._renamed(choice)
+        for number, other in enumerate(others):
+            trip, end, total, free = labels[:, number, columns.cut]
+            if not np.isfinite(total).any():
+                continue
+            link = self.links.between(source, other.group)
+            trips = link.path + trip + link.back
+            ends = np.maximum.reduce(
+                [
+                    link.there + end + link.back,
+                    link.load_there + trip + link.back,
+                    link.there + trip + link.load_back,
+                    np.where(np.isfinite(trip), link.load_both, np.inf),
+                ]
+            )
+            best = np.minimum(best, np.stack([trips, ends, link.there + total, free]))
+        return Continuation(*best)
+
+    def _renamed(self, choice: Choice) -> Group:
+        """The group with its hosts called as in what is left."""
+        versions = self.prices.versions(choice.option.renamed)
+        return next(group for group in versions if group.recompute == choice.group.recompute)
 
 
-def _choose(condition: Flags, yes: Suffix, no: Suffix) -> Suffix:
-    return Suffix(*(np.where(condition, a, b) for a, b in zip(yes.labels(), no.labels(), strict=True)))
+@dataclass(frozen=True, slots=True, eq=False)
+class _Capacity:
+    """How much work devices can do: layers weigh what they take on the first kind of device.
 
+    Attributes:
+        weight: of the layers before each cut.
+        speed: weight that a device of each pool does in a second, at most.
+        all_unused: devices by pool.
+    """
 
-def _where(condition: Flags, found: Suffix) -> Suffix:
-    return Suffix(*(np.where(condition, values, np.inf) for values in found.labels()))
+    weight: Array
+    speed: Array
+    all_unused: Counts
+
+    @classmethod
+    def of(cls, prices: Prices, devices: Devices) -> _Capacity:
+        """Read off the prices."""
+        kinds = list(dict.fromkeys(pool.kind for pool in prices.pools))
+        least = prices.capacity_s()
+        usable = np.isfinite(least).all(axis=1)
+        reference = least[usable][0] if usable.any() else np.zeros(least.shape[1])
+        speeds = {}
+        for kind, seconds, known in zip(kinds, least, usable, strict=True):
+            if not known:
+                speeds[kind] = np.inf
+                continue
+            ratio = np.divide(reference, seconds, out=np.zeros_like(reference), where=reference > 0)
+            speeds[kind] = float(ratio.max(initial=1e-12))
+        speed = np.array([speeds[pool.kind] for pool in prices.pools])
+        return cls(prices.cuts.sums(reference), speed, devices.all_unused)
+
+    def window(self, state: Counts, upper_s: float) -> Numbers:
+        """The cuts at which a suffix on ``state`` may start."""
+        if not np.isfinite(upper_s):
+            return np.arange(len(self.weight) - 1)
+        used = np.array(self.all_unused) - np.array(state)
+        before = self._done(used, upper_s) >= self.weight
+        found = before & self.fits_after(state, upper_s)
+        found[-1] = False
+        if not used.any():
+            found[1:] = False
+        return np.flatnonzero(found)
+
+    def fits_after(self, state: Counts, upper_s: float) -> np.ndarray:
+        """By cut, whether the devices ``state`` can do all layers behind it in time."""
+        if not np.isfinite(upper_s):
+            return np.ones(len(self.weight), dtype=bool)
+        return self._done(np.array(state), upper_s) >= self.weight[-1] - self.weight
+
+    def _done(self, counts: np.ndarray, upper_s: float) -> float:
+        speed = self.speed[counts > 0]
+        return float((speed * counts[counts > 0]).sum() * upper_s * (1 + 1e-9) + 1e-12 * self.weight[-1])

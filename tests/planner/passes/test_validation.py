@@ -49,8 +49,8 @@ def test_lowered_programs_are_legal(name: str, seed: int) -> None:
     validate(random_program(random.Random(seed), name))
 
 
-def drop(row: Row, i: int, rng: random.Random, program: Program) -> Row:
-    return row[:i] + row[i + 1 :]
+def drop(row: Row, i: int, rng: random.Random, program: Program) -> Row | None:
+    return row[:i] + row[i + 1 :] if len(row) > 1 else None
 
 
 def duplicate(row: Row, i: int, rng: random.Random, program: Program) -> Row:

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import combinations
+from itertools import combinations, pairwise, product
 
 from planner.costs.stage import PriceBook
-from planner.ir.cluster import DeviceSpec
+from planner.ir.graph import Graph, producer
 from planner.ir.problem import Problem
 from planner.ir.profile import Optimizer
+from planner.schedules import default_names, traits
 from planner.solvers.candidates.assemble import Candidate, split_batch
 from planner.solvers.candidates.evaluate import Evaluation, Evaluator
-from planner.solvers.candidates.shares import equal_shares, samples_of
+from planner.solvers.candidates.shares import group_shares, samples_of
 from tests.planner.factories import chain_profile
 
 SIZES = (1, 2, 4)
@@ -83,21 +85,44 @@ def branching_problem(seed: int) -> Problem:
 
 
 def plans(problem: Problem) -> Iterator[Candidate]:
-    """Every plan of the space, the replicas on unlike devices apart."""
-    num_layers = len(problem.profile.graph.layers)
-    devices = problem.profile.cluster.devices
+    """Every plan of the space."""
+    graph, book = problem.profile.graph, PriceBook(problem.profile)
     batch, largest = problem.global_batch, SIZES[-1]
-    schedules = problem.schedules or ("1f1b", "gpipe")
+    schedules = problem.schedules or default_names()
     for size in range(1, batch + 1):
         batches = split_batch(batch, size)
-        for groups in _groups((), tuple(problem.ranks), devices):
-            shares = tuple(equal_shares(size, len(group)) for group in groups)
+        for groups in _groups((), tuple(problem.ranks), problem):
+            shares = tuple(group_shares(problem, book, group, size) for group in groups)
             counts = [n for share in shares for rows in set(batches) for n in samples_of(share, rows)]
             if min(counts) < 1 or max(counts) > largest:
                 continue
-            for inner in combinations(range(1, num_layers), len(groups) - 1):
+            for stage_of in _stages(graph, len(groups)):
                 for schedule in schedules:
-                    yield Candidate.chain((0, *inner, num_layers), groups, shares, batches, schedule)
+                    for windows in _windows(len(groups), len(batches)) if traits(schedule).windowed else ((),):
+                        for again in _recompute(problem, len(groups)):
+                            yield Candidate(stage_of, groups, shares, batches, schedule, windows, again)
+
+
+def _stages(graph: Graph, num_stages: int) -> Iterator[tuple[int, ...]]:
+    """The stage of each layer, every stage used, each layer behind all that it reads."""
+    index = {layer.name: number for number, layer in enumerate(graph.layers)}
+    reads = [[index[producer(v)] for v in layer.inputs if producer(v) in index] for layer in graph.layers]
+    for stage_of in product(range(num_stages), repeat=len(reads)):
+        in_order = all(stage_of[i] <= stage_of[j] for j, needed in enumerate(reads) for i in needed)
+        if in_order and len(set(stage_of)) == num_stages:
+            yield stage_of
+
+
+def _windows(num_stages: int, num_microbatches: int) -> Iterator[tuple[int, ...]]:
+    for windows in product(range(1, num_microbatches + 1), repeat=num_stages):
+        if all(a >= b for a, b in pairwise(windows)):
+            yield windows
+
+
+def _recompute(problem: Problem, num_stages: int) -> tuple[tuple[bool, ...], ...]:
+    if problem.recompute == "auto":
+        return tuple(product((False, True), repeat=num_stages))
+    return ((True,) * num_stages,) if problem.recompute == "always" else ((),)
 
 
 def best_by_exhaustion(problem: Problem) -> tuple[Evaluation | None, int]:
@@ -105,11 +130,6 @@ def best_by_exhaustion(problem: Problem) -> tuple[Evaluation | None, int]:
     evaluator = Evaluator(problem, PriceBook(problem.profile))
     found = [evaluator.evaluate(candidate) for candidate in plans(problem)]
     return min((f for f in found if f.fits), key=lambda f: f.step_s, default=None), len(found)
-
-
-def like_devices_only(problem: Problem) -> bool:
-    """Whether all ranks are one pool, so that there are no replicas on unlike devices."""
-    return len({(d.kind, d.host, d.memory_bytes) for d in problem.profile.cluster.devices}) == 1
 
 
 def with_memory(problem: Problem, memory_bytes: int) -> Problem:
@@ -120,13 +140,24 @@ def with_memory(problem: Problem, memory_bytes: int) -> Problem:
 
 
 def _groups(
-    taken: tuple[tuple[int, ...], ...], free: tuple[int, ...], devices: tuple[DeviceSpec, ...]
+    taken: tuple[tuple[int, ...], ...], free: tuple[int, ...], problem: Problem
 ) -> Iterator[tuple[tuple[int, ...], ...]]:
-    """Every sequence of groups of like devices."""
+    """Every sequence of groups."""
     if taken:
         yield taken
     for count in range(1, len(free) + 1):
         for group in combinations(free, count):
-            alike = {(devices[r].kind, devices[r].host, devices[r].memory_bytes) for r in group}
-            if len(alike) == 1:
-                yield from _groups((*taken, group), tuple(r for r in free if r not in group), devices)
+            rest = tuple(r for r in free if r not in group)
+            yield from _groups((*taken, _in_order(group, problem)), rest, problem)
+
+
+def _in_order(group: tuple[int, ...], problem: Problem) -> tuple[int, ...]:
+    """Kinds after one another; within a kind, the host with more members first."""
+    devices = problem.profile.cluster.devices
+    kinds = list(dict.fromkeys(device.kind for device in devices))
+    pool = {rank: (devices[rank].kind, devices[rank].host, devices[rank].memory_bytes) for rank in problem.ranks}
+    pools = list(dict.fromkeys(pool.values()))
+    count = Counter(pool[rank] for rank in group)
+    return tuple(
+        sorted(group, key=lambda r: (kinds.index(devices[r].kind), -count[pool[r]], pools.index(pool[r]), r))
+    )

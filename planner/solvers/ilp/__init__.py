@@ -1,0 +1,5 @@
+"""The integer program over spans behind :mod:`planner.solvers.span_ilp`: its tables, its rows, its objective."""
+
+from __future__ import annotations
+
+__all__: list[str] = []

@@ -1,0 +1,251 @@
+"""Every way to cut the batch and every schedule around the integer program, best bound first."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from heapq import heappop, heappush
+
+import numpy as np
+
+from planner.costs.stage import PriceBook
+from planner.ir.constraints import Ways
+from planner.ir.errors import InfeasibleError, MissingMeasurementError, UsageError
+from planner.ir.problem import ALWAYS, SAMPLE_DIMS, Problem
+from planner.schedules import traits
+from planner.solvers import data_parallel, even_split, one_device
+from planner.solvers.candidates.assemble import Candidate
+from planner.solvers.candidates.choose import ROUNDING, better
+from planner.solvers.candidates.evaluate import Evaluation, Evaluator
+from planner.solvers.candidates.rules import Constraints
+from planner.solvers.candidates.shares import equal_shares
+from planner.solvers.candidates.space import (
+    cut_positions,
+    micro_batch_sizes,
+    micro_batches,
+    mixing_layers,
+    schedule_names,
+)
+from planner.solvers.ilp.crossing import Crossing, Messages
+from planner.solvers.ilp.groups import assign, device_classes, groups
+from planner.solvers.ilp.objective import cuts_of
+from planner.solvers.ilp.prices import Pricing, in_flight, splits_backwards
+from planner.solvers.ilp.program import INFEASIBLE, OPTIMAL, Program
+from planner.solvers.ilp.prune import prune
+from planner.solvers.ilp.spans import Builder, Instance
+from planner.solvers.progress import Progress, SearchProgress
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What the enumeration comes to.
+
+    Attributes:
+        status: ``proven``, ``within gap``, ``time limit`` or ``stopped``.
+        best: None if nothing fits.
+        bound_s, root_s: no plan of the space is faster; the same before any program was solved.
+        num_solutions: of integer programs.
+    """
+
+    status: str
+    best: Evaluation | None
+    bound_s: float
+    root_s: float
+    num_solutions: int
+
+
+@dataclass(slots=True, eq=False)
+class Way:
+    """One way to cut the batch, with the schedules that allow the same spans; the program is built when it is due."""
+
+    instance: Instance
+    micro_batches: tuple[int, ...]
+    schedules: tuple[str, ...]
+    program: Program | None = None
+
+
+def known(problem: Problem, book: PriceBook) -> Iterator[Candidate]:
+    """Plans that people make without a planner, whether or not they fit."""
+    yield from one_device.candidates(problem, book)
+    if len(problem.ranks) > 1 and not mixing_layers(problem.profile.graph) and SAMPLE_DIMS in problem.allow:
+        with suppress(InfeasibleError):  # fewer samples than ranks: there is no such plan to compare with
+            yield from data_parallel.candidates(problem, book)
+    if len(problem.ranks) > 1 and "gpipe" in schedule_names(problem) and problem.max_stages != 1:
+        yield from even_split.candidates(problem, book)
+
+
+@dataclass(slots=True, eq=False)
+class Enumeration:
+    """The search over ways; run it once."""
+
+    evaluator: Evaluator
+    constraints: Constraints
+    progress: Progress | None = None
+    best: Evaluation | None = field(init=False, default=None)
+    root_s: float = field(init=False, default=0.0)
+    num_solutions: int = field(init=False, default=0)
+    _heap: list[tuple[float, int, Way]] = field(init=False, default_factory=list, repr=False)
+    _pushed: int = field(init=False, default=0, repr=False)
+    _started_s: float = field(init=False, default_factory=time.monotonic, repr=False)
+    _current_s: float = field(init=False, default=float("inf"), repr=False)
+
+    def run(self) -> Found:
+        """The best plan, and how far it can be from the best there is."""
+        try:
+            self._try_known()
+            for bound_s, way in self._ways():
+                self._push(bound_s, way)
+            self.root_s = self._bound_s()
+            status = self._search()
+        except KeyboardInterrupt:
+            if self.best is None:
+                raise
+            status = "stopped"
+        return Found(status, self.best, self._bound_s(), self.root_s, self.num_solutions)
+
+    def fits_without_rules(self) -> bool:
+        """Whether there is a plan once the side constraints are dropped."""
+        problem = replace(self.evaluator.problem, fix=(), forbid=(), gap=float("inf"))
+        free = Enumeration(Evaluator(problem, self.evaluator.book), Constraints.of(problem))
+        return free.run().best is not None
+
+    def _try_known(self) -> None:
+        problem = self.evaluator.problem
+        for candidate in known(problem, self.evaluator.book):
+            candidate = replace(candidate, recompute=(problem.recompute == ALWAYS,) * candidate.num_stages)
+            if problem.max_stages and candidate.num_stages > problem.max_stages:
+                continue
+            ways = [Ways(sample=len(group)) for group in candidate.groups]
+            again = [candidate.recomputes(stage) for stage in range(candidate.num_stages)]
+            if self.constraints.allows_stages(candidate.stage_of, candidate.groups, again, ways):
+                with suppress(MissingMeasurementError):
+                    self._take(self.evaluator.evaluate(candidate))
+
+    def _ways(self) -> Iterator[tuple[float, Way]]:
+        """Every way with a lower bound on all its plans; those that cannot beat what is known are left out."""
+        problem, book = self.evaluator.problem, self.evaluator.book
+        graph = problem.profile.graph
+        cuts = cut_positions(graph)
+        crossing, classes = Crossing.of(graph, cuts), device_classes(problem, self.constraints)
+        mixing = np.array([layer.name in mixing_layers(graph) for layer in graph.layers])
+        overhead = {kind.kind: book.tables.overhead_s(kind.kind) for kind in classes}
+        most = min(len(problem.ranks), len(cuts) - 1, problem.max_stages or len(problem.ranks))
+        for size in micro_batch_sizes(problem, book):
+            batches = micro_batches(problem, size)
+            found_groups = groups(problem, book, classes, batches)
+            messages = Messages(problem.profile.cluster, crossing, batches, overhead)
+            for splits, by_flight in self._schedules(most, len(batches)).items():
+                pricing = Pricing(book, cuts, crossing, batches, splits)
+                builder = Builder(problem, self.constraints, pricing, messages, classes, found_groups, mixing)
+                handovers = builder.handovers()
+                for flight, names in by_flight.items():
+                    whole = Instance(
+                        cuts,
+                        classes,
+                        found_groups,
+                        builder.spans(flight),
+                        handovers,
+                        most,
+                        self.constraints.stage_rules(),
+                    )
+                    instance, bound_s = prune(whole, self._upper_s())
+                    if bound_s < float("inf"):
+                        yield bound_s, Way(instance, batches, names)
+
+    def _schedules(self, most: int, count: int) -> dict[bool, dict[tuple[int, ...], tuple[str, ...]]]:
+        """Schedules that the program can price, by whether they split backwards and by what they keep in flight.
+
+        Raises:
+            UsageError: there are none.
+        """
+        names = schedule_names(self.evaluator.problem)
+        found: dict[bool, dict[tuple[int, ...], tuple[str, ...]]] = {}
+        for name in names:
+            about = traits(name)
+            if not (about.synchronous and about.trains and about.stages_per_position in (0, 1)):
+                continue
+            flight = (1,) * most if about.timed else in_flight(name, most, count)
+            by_flight = found.setdefault(splits_backwards(name), {})
+            by_flight[flight] = (*by_flight.get(flight, ()), name)
+        if not found:
+            raise UsageError(
+                f"span-ilp knows no schedule of {', '.join(names)}",
+                ["it prices synchronous schedules with one stage a rank"],
+                ["use --solver suffix-dp, or --schedule 1f1b"],
+            )
+        return found
+
+    def _search(self) -> str:
+        problem = self.evaluator.problem
+        while self._heap and not self._is_done(self._heap[0][0]):
+            left_s = problem.time_limit_s - (time.monotonic() - self._started_s)
+            if left_s <= 0:
+                return "time limit"
+            self._report()
+            bound_s, _, way = heappop(self._heap)
+            self._current_s = bound_s
+            self._step(bound_s, way, left_s)
+            self._current_s = float("inf")
+        proven = self.best is None or self._bound_s() >= self.best.step_s * (1 - ROUNDING)
+        return "proven" if proven else "within gap"
+
+    def _step(self, bound_s: float, way: Way, left_s: float) -> None:
+        """Solves the way's program once more, simulates what it finds, and queues what remains."""
+        if way.program is None:
+            instance, least_s = prune(way.instance, self._upper_s())
+            if least_s == float("inf"):
+                return
+            way = replace(way, instance=instance, program=Program(instance, self._upper_s()))
+        if way.program is None:
+            return
+        solution = way.program.solve(left_s)
+        if solution.status == INFEASIBLE:
+            return
+        if solution.spans:
+            self.num_solutions += 1
+            way.program.exclude(solution.spans)
+            self._simulate(way, solution.spans)
+        remains_s = solution.bound_s if solution.status == OPTIMAL else min(solution.bound_s, solution.value_s)
+        self._push(max(bound_s, remains_s), way)
+
+    def _simulate(self, way: Way, chain: Sequence[int]) -> None:
+        instance = way.instance
+        chosen = tuple(instance.groups[int(instance.spans.group[v])] for v in chain)
+        shares = tuple(equal_shares(way.micro_batches[0], group.size) for group in chosen)
+        again = tuple(bool(instance.spans.recompute[v]) for v in chain)
+        for name in way.schedules:
+            candidate = Candidate.chain(
+                cuts_of(instance, chain), assign(instance.classes, chosen), shares, way.micro_batches, name
+            )
+            self._take(self.evaluator.evaluate(replace(candidate, recompute=again if any(again) else ())))
+
+    def _take(self, found: Evaluation) -> None:
+        if found.fits:
+            self.best = better(self.best, found)
+
+    def _upper_s(self) -> float:
+        return self.best.step_s if self.best is not None else float("inf")
+
+    def _is_done(self, bound_s: float) -> bool:
+        if self.best is None:
+            return False
+        return bound_s >= self.best.step_s * (1 - self.evaluator.problem.gap) * (1 - ROUNDING)
+
+    def _push(self, bound_s: float, way: Way) -> None:
+        self._pushed += 1
+        heappush(self._heap, (bound_s, self._pushed, way))
+
+    def _bound_s(self) -> float:
+        """No plan is faster than the best known, or than what is in the queue or under way."""
+        waiting_s = self._heap[0][0] if self._heap else float("inf")
+        return min(self._upper_s(), waiting_s, self._current_s)
+
+    def _report(self) -> None:
+        if self.progress is None:
+            return
+        best_s, bound_s = self._upper_s(), self._bound_s()
+        gap = best_s / bound_s - 1 if bound_s > 0 else float("inf")
+        elapsed_s = time.monotonic() - self._started_s
+        self.progress(SearchProgress(best_s, bound_s, gap, self.evaluator.num_simulated, elapsed_s))

@@ -1,0 +1,206 @@
+"""The best option of every layer of a stage: a labelled graph made of prices, solved, and priced again.
+
+    nodes     the layers of the stage
+    options   grids of the group's ranks over sample, space and channel (``costs.grids``), margins of the halo, recompute
+    c_v       M x (slowest rank's F + B + statistics) + (M - 1) x additions + reduction + update        ``_node_cost``
+    c_uv      M x (messages forward and backward; forward again if the reader is recomputed)            ``_edge_cost``
+    m_v       by rank: W x saved + parameters, gradients and optimiser state; a recomputed layer's saved bytes are there
+              for one micro-batch at a time                                                             ``_node_memory``
+    m_uv      by rank: W x what is received, kept until the backward; an input of a recomputed layer whose maker is
+              kept stays as well                                                                        ``_edge_memory``
+
+M micro-batches a step, W of them in flight.  Ignored: that an optimiser's time for a step could overlap messages; that
+recomputing a few layers at a time needs less than recomputing all recomputed ones at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.costs.layouts import BACKWARD, FORWARD, LayerTable, LayoutPrices
+from planner.costs.messages import Crossing
+from planner.costs.shards import Option
+from planner.costs.staged import StageCost, stage_cost
+from planner.ir.problem import ALWAYS, NEVER
+from planner.solvers.inner.labelled import Array, LabelledGraph
+from planner.solvers.inner.solve import Answer, minimise
+
+Options = tuple[Option, ...]
+Flags = NDArray[np.bool_]
+Places = NDArray[np.intp]
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What is asked about a stage.
+
+    Attributes:
+        layers: by index in the graph, ascending.
+        micro_batches: how often a step runs the stage, M; fractions count a smaller last one.
+        in_flight: micro-batches whose activations are held at once, W.
+        memory_limit_bytes: by rank of the group, for all that depends on options and workspace; empty: no limit.
+        recompute: ``never``, ``auto`` or ``always`` (``Problem.recompute``).
+        overlap: whether halos travel while the layer that reads them computes (Dryden et al. 2019); messages between
+            different layouts never do.
+    """
+
+    layers: tuple[int, ...]
+    micro_batches: float = 1.0
+    in_flight: int = 1
+    memory_limit_bytes: tuple[int, ...] = ()
+    recompute: str = NEVER
+    overlap: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class StageLayouts:
+    """The answer.
+
+    Attributes:
+        chosen: the option of each layer by index; empty if nothing fits.
+        cost: of ``chosen``; None if nothing fits.
+        answer: the search's own words: objective, bound, status.
+        needs_bytes: if nothing fits, what the leanest choice needs, by rank.
+    """
+
+    chosen: Mapping[int, Option]
+    cost: StageCost | None
+    answer: Answer
+    needs_bytes: tuple[int, ...] = ()
+
+
+def best_layouts(
+    prices: LayoutPrices, question: Question, time_limit_s: float = 60.0, gap: float = 0.0
+) -> StageLayouts:
+    """The options of least ``StageCost.step_s`` within the memory.
+
+    Raises:
+        MissingMeasurementError: the profile says nothing about a number of samples that an option uses.
+    """
+    options = options_of(prices, question)
+    workspace = np.zeros(len(prices.ranks))
+    while True:
+        graph = labelled_graph(prices, question, options, workspace)
+        answer = minimise(graph, time_limit_s, gap)
+        picked = answer.assignment or answer.leanest
+        if picked is None:
+            return StageLayouts({}, None, answer)
+        chosen = {index: each[k] for index, each, k in zip(question.layers, options, picked, strict=True)}
+        cost = stage_cost(prices, chosen)
+        if answer.assignment is None:
+            needs = cost.memory_bytes(question.in_flight, _state(prices))
+            return StageLayouts({}, None, answer, tuple(int(size) for size in needs))
+        if not graph.is_limited or np.all(cost.workspace_bytes <= workspace + 0.5):
+            return StageLayouts(chosen, cost, answer)
+        # The hungriest layer's workspace is no sum: what the choice needs is set aside, and the search asked again.
+        workspace = np.maximum(workspace, cost.workspace_bytes)
+
+
+def options_of(prices: LayoutPrices, question: Question) -> tuple[Options, ...]:
+    """The options of each layer asked about, recompute included."""
+    found = []
+    for index in question.layers:
+        plain = prices.options(index)
+        again = tuple(replace(option, recompute=True) for option in plain)
+        found.append({NEVER: plain, ALWAYS: again}.get(question.recompute, (*plain, *again)))
+    return tuple(found)
+
+
+def labelled_graph(
+    prices: LayoutPrices, question: Question, options: Sequence[Options], workspace_bytes: Array | None = None
+) -> LabelledGraph:
+    """The question as a labelled graph; node k is layer ``question.layers[k]``.
+
+    Args:
+        workspace_bytes: by rank, set aside from the limit.
+    """
+    is_limited = bool(question.memory_limit_bytes)
+    plain = [_distinct(each) for each in options]
+    tables = [prices.layer(index, each) for index, each in zip(question.layers, plain, strict=True)]
+    place = [_places(each, base) for each, base in zip(options, plain, strict=True)]
+    again = [np.array([option.recompute for option in each]) for each in options]
+    number = {index: node for node, index in enumerate(question.layers)}
+    crossings = {
+        (number[u], number[v]): prices.crossing(u, v, plain[number[u]], plain[number[v]])
+        for u, v in prices.edges(question.layers)
+    }
+    edge_cost, edge_memory = {}, {}
+    for (u, v), crossing in crossings.items():
+        pairs = np.ix_(place[u], place[v])
+        edge_cost[u, v] = _edge_cost(question, crossing, tables[v])[pairs]
+        edge_cost[u, v] += question.micro_batches * again[v] * crossing.forward_s[pairs]
+        if is_limited:
+            outputs = prices.output_bytes(question.layers[u], tables[u].shards)[place[u]]
+            received = crossing.received_bytes[pairs]
+            edge_memory[u, v] = _edge_memory(question, received, outputs, again[u], again[v])
+    nodes = tuple(_node_cost(question, table)[at] for table, at in zip(tables, place, strict=True))
+    repeated = (
+        question.micro_batches * flag * (table.seconds[FORWARD].max(axis=-1) + table.statistics_s[0])[at]
+        for table, at, flag in zip(tables, place, again, strict=True)
+    )
+    memory = tuple(
+        _node_memory(prices, question, table, at, flag) for table, at, flag in zip(tables, place, again, strict=True)
+    )
+    limit = np.array(question.memory_limit_bytes, dtype=np.float64)
+    aside = workspace_bytes if workspace_bytes is not None else np.zeros(len(limit))
+    return LabelledGraph(
+        tuple(cost + more for cost, more in zip(nodes, repeated, strict=True)),
+        edge_cost,
+        memory if is_limited else (),
+        edge_memory,
+        np.maximum(limit - aside, 0.0) if is_limited else np.zeros(0),
+    )
+
+
+def _node_cost(question: Question, table: LayerTable) -> Array:
+    compute = table.seconds[FORWARD].max(axis=-1) + table.seconds[BACKWARD].max(axis=-1)
+    often = question.micro_batches * (compute + table.statistics_s.sum(axis=0))
+    more = max(0.0, question.micro_batches - 1) * table.accumulate_s.max(axis=-1)
+    found: Array = often + more + table.reduction_s + table.update_s.max(axis=-1)
+    return found
+
+
+def _edge_cost(question: Question, crossing: Crossing, reader: LayerTable) -> Array:
+    forward, backward = crossing.forward_s, crossing.backward_s
+    if question.overlap:
+        hidden = (reader.seconds[way].max(axis=-1)[None, :] for way in (FORWARD, BACKWARD))
+        forward, backward = (
+            np.where(crossing.is_halo, np.maximum(0.0, moved - computing), moved)
+            for moved, computing in zip((forward, backward), hidden, strict=True)
+        )
+    found: Array = question.micro_batches * (forward + backward)
+    return found
+
+
+def _node_memory(prices: LayoutPrices, question: Question, table: LayerTable, at: Places, again: Flags) -> Array:
+    """``[options, ranks]``."""
+    resident = table.parameter_bytes * (2.0 + _state(prices))
+    held = np.where(again, 1.0, float(question.in_flight))[:, None] * table.saved_bytes[at]
+    found: Array = resident[at] + held
+    return found
+
+
+def _edge_memory(question: Question, received: Array, outputs: Array, maker: Flags, reader: Flags) -> Array:
+    """``[options of the maker, options of the reader, ranks]``."""
+    held = np.where(reader, 1.0, float(question.in_flight))[None, :, None] * received
+    boundary = (~maker[:, None] & reader[None, :])[..., None] * outputs[:, None, :]
+    found: Array = held + question.in_flight * boundary
+    return found
+
+
+def _state(prices: LayoutPrices) -> float:
+    return prices.book.profile.optimizer.state_bytes_per_parameter_byte
+
+
+def _distinct(options: Options) -> Options:
+    """The options without recompute, each once, in order."""
+    return tuple(dict.fromkeys(replace(option, recompute=False) for option in options))
+
+
+def _places(options: Options, plain: Options) -> Places:
+    number = {option: k for k, option in enumerate(plain)}
+    return np.array([number[replace(option, recompute=False)] for option in options])

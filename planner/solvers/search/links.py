@@ -1,0 +1,154 @@
+"""What messages between two groups take at least: for each row of ``Columns``, in seconds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields
+
+import numpy as np
+
+from planner.costs.network import transfer_s
+from planner.costs.tables import Array
+from planner.ir.cluster import ACROSS_HOSTS, WITHIN_HOST, Link
+from planner.solvers.candidates.shares import samples_of
+from planner.solvers.search.cuts import Numbers
+from planner.solvers.search.prices import Group, Prices
+
+Pieces = frozenset[tuple[str, int]]
+"""Messages by link class and samples; equal ones once."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Handover:
+    """Messages between a stage and the next one, by row of ``Columns``.
+
+    Attributes:
+        there: from the end of an F to the start of the F behind, which waits for all pieces of its rank.
+        path: the same for a given rank of the stage, whose piece may be the smallest.
+        back: from a B to a B before.
+        back_all: from the last B behind to a B before that waits for all pieces of its rank.
+        load_there, load_back: all messages of a step one after another, on the channel with the largest pieces.
+        load_both: both directions, where they share a wire; else 0.
+        overhead: of sending and receiving, the same everywhere; in ``there``, ``path`` and the ways back.
+    """
+
+    there: Array
+    path: Array
+    back: Array
+    back_all: Array
+    load_there: Array
+    load_back: Array
+    load_both: Array
+    overhead: Array
+
+
+@dataclass(slots=True, eq=False)
+class Links:
+    """Hand-overs between groups, each worked out once."""
+
+    prices: Prices
+    _links: dict[str, Link] = field(init=False, repr=False)
+    _seconds: dict[tuple[str, int, bool], Array] = field(init=False, default_factory=dict, repr=False)
+    _known: dict[object, Handover] = field(init=False, default_factory=dict, repr=False)
+
+    def __post_init__(self) -> None:
+        self._links = {name: least_link(link) for name, link in self.prices.problem.profile.cluster.links.items()}
+
+    def between(self, source: Group, destination: Group) -> Handover:
+        """Messages from ``source`` to ``destination``, and gradients back."""
+        key = (source.counts, destination.counts)
+        found = self._known.get(key)
+        if found is None:
+            found = self._known[key] = self._work_out(source, destination)
+        return found
+
+    def _work_out(self, source: Group, destination: Group) -> Handover:
+        if len(source.orders) * len(destination.orders) == 1:
+            return self._in_order(source, source.orders[0], destination, destination.orders[0])
+        found = [self._in_order(source, a, destination, b) for a in source.orders for b in destination.orders]
+        return Handover(*(np.minimum.reduce([getattr(one, name.name) for one in found]) for name in fields(Handover)))
+
+    def _in_order(self, source: Group, first: tuple[int, ...], destination: Group, second: tuple[int, ...]) -> Handover:
+        batches = self.prices.micro_batches
+        overhead_s = source.prices.overhead_s + destination.prices.overhead_s
+        hosts = [[self.prices.pools[pool].host for pool in order] for order in (first, second)]
+        if not (source.orders_known and destination.orders_known) and set(hosts[0]) & set(hosts[1]):
+            hosts = [["" for _ in members] for members in hosts]  # any two members might be on one host
+        by_size = {
+            rows: _pieces(
+                _overlaps(samples_of(source.shares, rows), samples_of(destination.shares, rows)), hosts[0], hosts[1]
+            )
+            for rows in set(batches)
+        }
+        receivers = [pieces for found in by_size.values() for pieces in found.by_receiver]
+        senders = [pieces for found in by_size.values() for pieces in found.by_sender]
+        every: Pieces = frozenset().union(*receivers)
+        full: Pieces = frozenset().union(*by_size[batches[0]].by_receiver)
+        load_there = self._most(full, forward=True) * batches.count(batches[0])
+        load_back = self._most(full, forward=False) * batches.count(batches[0])
+        duplex = all(self._links[name].duplex for name, _ in every)
+        return Handover(
+            there=self._least_of_most(receivers, forward=True) + overhead_s,
+            path=self._least(every, forward=True) + overhead_s,
+            back=self._least(every, forward=False) + overhead_s,
+            back_all=self._least_of_most(senders, forward=False) + overhead_s,
+            load_there=load_there,
+            load_back=load_back,
+            load_both=np.zeros_like(load_there) if duplex else load_there + load_back,
+            overhead=np.full_like(load_there, overhead_s),
+        )
+
+    def _least_of_most(self, ranks: list[Pieces], forward: bool) -> Array:
+        """The least, over ranks, of the longest of a rank's pieces."""
+        distinct = set(ranks)
+        return np.minimum.reduce([self._most(pieces, forward) for pieces in distinct])
+
+    def _most(self, pieces: Pieces, forward: bool) -> Array:
+        return np.maximum.reduce([self._of(link, samples, forward) for link, samples in pieces])
+
+    def _least(self, pieces: Pieces, forward: bool) -> Array:
+        return np.minimum.reduce([self._of(link, samples, forward) for link, samples in pieces])
+
+    def _of(self, link: str, samples: int, forward: bool) -> Array:
+        found = self._seconds.get((link, samples, forward))
+        if found is None:
+            columns = self.prices.cuts.columns
+            per_sample = columns.forward_bytes if forward else columns.backward_bytes
+            found = self._seconds[link, samples, forward] = transfer_s(self._links[link], per_sample * samples)
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Pieces:
+    """The messages of one micro-batch: of each receiver, and of each sender."""
+
+    by_receiver: tuple[Pieces, ...]
+    by_sender: tuple[Pieces, ...]
+
+
+def _pieces(overlap: Numbers, sources: Sequence[str], destinations: Sequence[str]) -> _Pieces:
+    """The messages, given the samples that each member (on that host) hands to each member behind."""
+    by_receiver: list[set[tuple[str, int]]] = [set() for _ in destinations]
+    by_sender: list[set[tuple[str, int]]] = [set() for _ in sources]
+    for i, j in np.argwhere(overlap > 0):
+        piece = (WITHIN_HOST if sources[i] == destinations[j] else ACROSS_HOSTS, int(overlap[i, j]))
+        by_receiver[j].add(piece)
+        by_sender[i].add(piece)
+    return _Pieces(tuple(map(frozenset, by_receiver)), tuple(map(frozenset, by_sender)))
+
+
+def _overlaps(source: tuple[int, ...], destination: tuple[int, ...]) -> Numbers:
+    """Samples that each member of the source hands to each member of the destination."""
+    starts, ends = np.cumsum([0, *source]), np.cumsum([0, *destination])
+    low = np.maximum(starts[:-1, None], ends[None, :-1])
+    high = np.minimum(starts[1:, None], ends[None, 1:])
+    return np.maximum(high - low, 0).astype(np.int64)
+
+
+def least_link(link: Link) -> Link:
+    """The link with a table that never falls, below the measured one: what at least so many bytes take."""
+    if not link.points:
+        return link
+    seconds = np.minimum.accumulate([s for _, s in link.points][::-1])[::-1]
+    points = tuple((size, float(s)) for (size, _), s in zip(link.points, seconds, strict=True))
+    return Link(link.latency_s, link.bandwidth_bytes_per_s, points, link.duplex, link.evidence)

@@ -1,0 +1,131 @@
+"""How many micro-batches a stage can keep at most, for any two cuts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.costs.stage import PriceBook
+from planner.costs.tables import Array
+from planner.ir.problem import Problem
+from planner.solvers.search.cuts import Cuts, Numbers
+
+Workspace = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Holder:
+    """Members of a group that hold alike: sums at each cut, in bytes, and what they may hold.
+
+    Attributes:
+        resident: parameters, gradients, optimiser state, buffers.
+        saved, saved_rest: between F and B, for a full micro-batch and for the last one.
+        workspace: by first and last cut, of the hungriest layer; None: taken as 0.
+    """
+
+    resident: Array
+    saved: Array
+    saved_rest: Array
+    workspace: Workspace | None
+    limit_bytes: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Memory:
+    """What stages hold on the members of a group."""
+
+    holders: tuple[Holder, ...]
+
+    def window(self, first: Numbers, last: Numbers, num_microbatches: int) -> Numbers:
+        """How many micro-batches fit at most, 0 to ``num_microbatches``, for stages between two cuts, elementwise."""
+        found = np.full(np.broadcast(first, last).shape, num_microbatches, dtype=np.int64)
+        rounding = num_microbatches + 6  # the simulator rounds bytes slot by slot
+        for holder in self.holders:
+            free = holder.limit_bytes + rounding - self.needed(holder, first, last, 0)
+            full = holder.saved[last] - holder.saved[first]
+            rest = holder.saved_rest[last] - holder.saved_rest[first]
+            more = np.floor(np.maximum(free - rest, 0.0) / np.maximum(full, 1e-9))
+            fitting = np.where(free < rest, 0, np.minimum(more + 1, num_microbatches))
+            found = np.minimum(found, fitting.astype(np.int64))
+        return found
+
+    def needed(self, holder: Holder, first: Numbers, last: Numbers, kept: int) -> Array:
+        """Bytes that a stage holds with ``kept`` full micro-batches, at least."""
+        found = holder.resident[last] - holder.resident[first] + kept * (holder.saved[last] - holder.saved[first])
+        return np.asarray(found if holder.workspace is None else found + holder.workspace[first, last])
+
+    def fullness(self, first: Numbers, last: Numbers, kept: int) -> Array:
+        """The fullest member's share of its limit, with ``kept`` full micro-batches."""
+        found = (self.needed(holder, first, last, kept) / max(1, holder.limit_bytes) for holder in self.holders)
+        return np.asarray(np.maximum.reduce(list(found)))
+
+
+def holder_of(
+    book: PriceBook,
+    cuts: Cuts,
+    kind: str,
+    sizes: tuple[int, ...],
+    limit_bytes: int,
+    trains: bool,
+    recompute: bool,
+    workspaces: dict[tuple[str, int, bool], Workspace],
+) -> Holder:
+    """What a member that gets ``sizes`` samples of the micro-batches holds.
+
+    Args:
+        workspaces: those worked out before, by kind, samples and recompute; added to.
+    """
+    graph, full, rest = book.tables.graph, book.tables.at(kind, sizes[0]), book.tables.at(kind, sizes[-1])
+    state = 2 + book.profile.optimizer.state_bytes_per_parameter_byte if trains else 1
+    resident = cuts.sums(state * np.diff(graph.parameter_bytes) + np.diff(graph.buffer_bytes))
+    keeps = trains and not recompute
+    key = (kind, sizes[0], recompute)
+    if key not in workspaces:
+        workspaces[key] = _largest(full.workspace_bytes, cuts)
+        if recompute and trains:
+            saved = cuts.sums(np.diff(full.saved_bytes))
+            workspaces[key] = workspaces[key] + (saved[None, :] - saved[:, None])
+    nothing = np.zeros(len(cuts.members))
+    return Holder(
+        resident,
+        cuts.sums(np.diff(full.saved_bytes)) if keeps else nothing,
+        cuts.sums(np.diff(rest.saved_bytes)) if keeps else nothing,
+        workspaces[key],
+        limit_bytes,
+    )
+
+
+def may_bind(problem: Problem, book: PriceBook, sizes: Iterable[tuple[str, int, int]], num_microbatches: int) -> bool:
+    """Whether memory can matter at all: whether the whole network with all micro-batches overflows some device.
+
+    Args:
+        sizes: kind, samples and limit of each kind of member.
+    """
+    graph = book.tables.graph
+    state = 2 + problem.profile.optimizer.state_bytes_per_parameter_byte
+    always = state * graph.parameter_bytes[-1] + graph.buffer_bytes[-1]
+    for kind, samples, limit in sizes:
+        table = book.tables.at(kind, samples)
+        most = always + num_microbatches * table.saved_bytes[-1] + table.workspace_bytes.max(initial=0.0)
+        if most > limit:
+            return True
+    return False
+
+
+def _largest(by_layer: Array, cuts: Cuts) -> Workspace:
+    """The largest of the layers between two cuts."""
+    count = len(cuts.members)
+    found = np.zeros((count, count))
+    if cuts.complete:
+        for layer in np.argsort(by_layer):
+            if by_layer[layer] > 0:
+                has = cuts.members[:, layer] > 0
+                found[np.ix_(~has, has)] = by_layer[layer]
+        return found
+    of_piece = [float(by_layer[list(cuts.layers(a, a + 1))].max(initial=0.0)) for a in range(count - 1)]
+    for a in range(count - 1):
+        found[a, a + 1 :] = np.maximum.accumulate(of_piece[a:])
+    return found

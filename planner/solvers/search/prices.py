@@ -1,0 +1,312 @@
+"""Lower bounds on what a stage costs on a group of devices, for any two cuts: differences of sums over ideals.
+
+All are admissible for the simulator: where members of the group or micro-batches differ, times on the way to another
+stage take the least and a rank's own work the most.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from planner.costs.network import collective_s
+from planner.costs.stage import PriceBook
+from planner.costs.tables import Array
+from planner.ir.cluster import ALL_REDUCE
+from planner.ir.errors import MissingMeasurementError
+from planner.ir.problem import Problem
+from planner.solvers.candidates.shares import group_shares, samples_of, usable
+from planner.solvers.candidates.space import Pool
+from planner.solvers.search.cuts import Cuts, Flags, Numbers
+from planner.solvers.search.devices import Counts, first_ranks, member_orders, orders_known
+from planner.solvers.search.freedom import Freedom
+from planner.solvers.search.memory import Memory, Workspace, holder_of, may_bind
+
+Member = tuple[str, tuple[int, ...]]
+"""What tells members of a group apart: kind of device, samples of each micro-batch."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Spread:
+    """Running sums over the layers of each cut, of members (or micro-batches) that differ: (member, cut)."""
+
+    sums: Array
+
+    def least(self, first: Numbers, last: Numbers) -> Array:
+        """The least of all members, for stages between ``first`` and ``last`` (arrays that broadcast)."""
+        return np.asarray((self.sums[:, last] - self.sums[:, first]).min(axis=0))
+
+    def most(self, first: Numbers, last: Numbers) -> Array:
+        """The most of all members."""
+        return np.asarray((self.sums[:, last] - self.sums[:, first]).max(axis=0))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Stage:
+    """What stages between given cuts take on a group, in seconds, elementwise.
+
+    Attributes:
+        head, back: the shortest F, and the shortest B (or I).
+        slow_head, slow_back: the longest.
+        adds: what a B takes longer that finds gradients to add to.
+        work: of the slowest member from its first F to its last B (or I).
+        all_work: with the W that may come later.
+        tail: reduction and update.
+        window: the most micro-batches that memory lets it keep; 0 where it does not fit.
+    """
+
+    head: Array
+    back: Array
+    slow_head: Array
+    slow_back: Array
+    adds: Array
+    work: Array
+    all_work: Array
+    tail: Array
+    window: Numbers
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StagePrices:
+    """What any stage costs on devices of given kinds, hosts apart; see :class:`Stage`.
+
+    Attributes:
+        actions: compute actions of a micro-batch.
+    """
+
+    heads: Spread
+    backs: Spread
+    adds: Spread
+    works: Spread
+    all_works: Spread
+    exchange_forward: Array
+    exchange_backward: Array
+    updates: Spread
+    overhead_s: float
+    actions: int
+    memory: Memory | None
+
+    def stage(self, first: Numbers, last: Numbers, num_microbatches: int) -> Stage:
+        """Stages on one device, or on several that sum nothing."""
+        there = self.exchange_forward[last] - self.exchange_forward[first]
+        back = self.exchange_backward[last] - self.exchange_backward[first]
+        slow_head, slow_back = self.heads.most(first, last), self.backs.most(first, last)
+        in_step = there > 0  # an exchange of statistics makes members wait for the slowest
+        always = num_microbatches * (there + back + self.actions * self.overhead_s)
+        window = np.full(slow_head.shape, num_microbatches, dtype=np.int64)
+        if self.memory is not None:
+            window = self.memory.window(first, last, num_microbatches)
+        return Stage(
+            head=np.where(in_step, slow_head, self.heads.least(first, last)) + there + self.overhead_s,
+            back=np.where(in_step, slow_back, self.backs.least(first, last)) + back + self.overhead_s,
+            slow_head=slow_head + there + self.overhead_s,
+            slow_back=slow_back + back + self.overhead_s,
+            adds=self.adds.least(first, last),
+            work=self.works.most(first, last) + always,
+            all_work=self.all_works.most(first, last) + always,
+            tail=self.updates.most(first, last) + self.overhead_s,
+            window=window,
+        )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Group:
+    """Devices as one stage, for one way to cut the batch.
+
+    Attributes:
+        counts: devices by pool.
+        ranks: its devices, the first ones of each pool; which ones does not matter.
+        orders: the pool of each member, in every order that may be meant; see ``devices.member_orders``.
+        orders_known: whether these are all.
+        shares: samples of each member in a full micro-batch.
+        recompute: whether its stage computes activations again.
+        allowed: by first and last cut, what side constraints allow; None: everything.
+    """
+
+    counts: Counts
+    ranks: tuple[int, ...]
+    orders: tuple[tuple[int, ...], ...]
+    orders_known: bool
+    shares: tuple[int, ...]
+    recompute: bool
+    prices: StagePrices
+    owner: Prices
+    allowed: Flags | None
+
+    @property
+    def size(self) -> int:
+        """Number of devices."""
+        return len(self.shares)
+
+    def stage(self, first: Numbers, last: Numbers) -> Stage:
+        """Bounds of stages between ``first`` and ``last``, arrays that broadcast."""
+        owner = self.owner
+        found = self.prices.stage(first, last, len(owner.micro_batches))
+        tail, window = found.tail, found.window
+        if self.size > 1:
+            num_bytes = np.maximum(owner.parameter_bytes[last] - owner.parameter_bytes[first], 0.0)
+            if owner.freedom.trains:
+                reduce_s = collective_s(owner.book.profile.cluster, ALL_REDUCE, self.ranks, num_bytes)
+                tail = tail + reduce_s + self.prices.overhead_s
+            window = np.where(owner.mixing[last] - owner.mixing[first] > 0, 0, window)
+        if self.allowed is not None:
+            window = np.where(self.allowed[first, last], window, 0)
+        return Stage(
+            found.head,
+            found.back,
+            found.slow_head,
+            found.slow_back,
+            found.adds,
+            found.work,
+            found.all_work,
+            tail,
+            window,
+        )
+
+    def fullness(self, first: Numbers, last: Numbers, kept: int) -> Array:
+        """The fullest member's share of its limit with ``kept`` micro-batches; infinite where no stage is possible."""
+        owner, memory = self.owner, self.prices.memory
+        possible = owner.cuts.inside[first, last]
+        if self.size > 1:
+            possible = possible & (owner.mixing[last] - owner.mixing[first] <= 0)
+        if self.allowed is not None:
+            possible = possible & self.allowed[first, last]
+        found = np.zeros(possible.shape) if memory is None else memory.fullness(first, last, kept)
+        return np.where(possible, found, np.inf)
+
+
+@dataclass(slots=True, eq=False)
+class Prices:
+    """The groups of one way to cut the batch, each priced once.
+
+    Attributes:
+        parameter_bytes, mixing: at each cut: bytes of parameters, layers that mix samples.
+    """
+
+    problem: Problem
+    book: PriceBook
+    pools: tuple[Pool, ...]
+    cuts: Cuts
+    micro_batches: tuple[int, ...]
+    freedom: Freedom
+    parameter_bytes: Array = field(init=False)
+    mixing: Array = field(init=False)
+    _groups: dict[tuple[Counts, bool], Group | None] = field(init=False, default_factory=dict, repr=False)
+    _prices: dict[object, StagePrices] = field(init=False, default_factory=dict, repr=False)
+    _workspaces: dict[tuple[str, int, bool], Workspace] = field(init=False, default_factory=dict, repr=False)
+
+    def __post_init__(self) -> None:
+        layers = self.problem.profile.graph.layers
+        self.parameter_bytes = self.cuts.sums(np.diff(self.book.tables.graph.parameter_bytes))
+        self.mixing = self.cuts.sums(
+            np.array([layer.name in self.freedom.mixing for layer in layers], dtype=np.float64)
+        )
+
+    def versions(self, counts: Counts) -> tuple[Group, ...]:
+        """The devices ``counts`` as a stage, without and with recompute as allowed; none if they cannot be priced."""
+        found = (self._group(counts, again) for again in self.freedom.recompute)
+        return tuple(group for group in found if group is not None)
+
+    def capacity_s(self) -> Array:
+        """The least device time of all micro-batches, by kind of device (in the order of pools) and layer."""
+        kinds = list(dict.fromkeys(pool.kind for pool in self.pools))
+        per_sample = np.full((len(kinds), len(self.problem.profile.graph.layers)), np.inf)
+        for number, kind in enumerate(kinds):
+            for samples in self._share_sizes():
+                try:
+                    table = self.book.tables.at(kind, samples)
+                except MissingMeasurementError:
+                    continue
+                seconds = np.diff(table.forward_s) + self.freedom.backward(table)
+                per_sample[number] = np.minimum(per_sample[number], seconds / samples)
+        return per_sample * sum(self.micro_batches)
+
+    def _share_sizes(self) -> list[int]:
+        """Samples that a member of some group may have of a micro-batch."""
+        largest = self.micro_batches[0]
+        if len({pool.kind for pool in self.pools}) > 1:
+            return list(range(1, largest + 1))
+        sizes = range(1, len(self.problem.ranks) + 1)
+        return sorted({n for rows in set(self.micro_batches) for m in sizes for n in (rows // m, -(-rows // m)) if n})
+
+    def _group(self, counts: Counts, recompute: bool) -> Group | None:
+        key = (counts, recompute)
+        if key not in self._groups:
+            try:
+                self._groups[key] = self._make(counts, recompute)
+            except MissingMeasurementError:
+                self._groups[key] = None
+        return self._groups[key]
+
+    def _make(self, counts: Counts, recompute: bool) -> Group | None:
+        orders = member_orders(self.pools, counts)
+        members = orders[0]
+        ranks = first_ranks(self.pools, members)
+        shares = group_shares(self.problem, self.book, ranks, self.micro_batches[0])
+        if not usable(self.problem, self.book, ranks, shares, self.micro_batches):
+            return None
+        across = len({self.pools[number].host for number in members}) > 1
+        alike = (tuple((self.pools[k].kind, self.pools[k].memory_limit_bytes) for k in members), across, recompute)
+        if alike not in self._prices:
+            self._prices[alike] = self._priced(ranks, members, shares, recompute)
+        allowed = self.freedom.allowed(self.cuts, ranks, recompute)
+        known = orders_known(self.pools, counts)
+        return Group(counts, ranks, orders, known, shares, recompute, self._prices[alike], self, allowed)
+
+    def _priced(
+        self, ranks: tuple[int, ...], pools: tuple[int, ...], shares: tuple[int, ...], recompute: bool
+    ) -> StagePrices:
+        tables, freedom, batches = self.book.tables, self.freedom, self.micro_batches
+        of_size = {rows: samples_of(shares, rows) for rows in set(batches)}
+        members: dict[Member, int] = {}
+        for number, pool in enumerate(pools):
+            members.setdefault((self.pools[pool].kind, tuple(of_size[rows][number] for rows in batches)), pool)
+        sized = {(kind, samples) for kind, of_batch in members for samples in of_batch}
+        forward = {key: np.diff(tables.at(*key).forward_s) for key in sized}
+        again = {key: forward[key] if recompute else 0.0 for key in sized}
+        path = {key: freedom.path_back(tables.at(*key)) + again[key] for key in sized}
+        soon = {key: forward[key] + path[key] for key in sized}  # F, and B or I
+        whole = {key: forward[key] + freedom.backward(tables.at(*key)) + again[key] for key in sized}
+        adds = {kind: np.diff(tables.parameters(kind).accumulate_s) for kind, _ in members}
+        updates = {kind: np.diff(tables.parameters(kind).update_s) for kind, _ in members}
+        count, overhead_s = len(batches), min(tables.overhead_s(kind) for kind, _ in members)
+
+        def spread(rows: list[Array]) -> Spread:
+            return Spread(np.array([self.cuts.sums(row) for row in rows]))
+
+        def summed(by_size: dict[tuple[str, int], Array], member: Member) -> Array:
+            kind, of_batch = member
+            total = sum(of_batch.count(n) * by_size[kind, n] for n in set(of_batch))
+            return np.asarray(total + (count - 1) * adds[kind] * freedom.trains)
+
+        exchange = self.book.norms_s(ranks) if len(ranks) > 1 else (np.zeros(1), np.zeros(1))
+        nothing = np.zeros(len(self.cuts.members))
+        there, back = (self.cuts.sums(np.diff(sums)) if len(sums) > 1 else nothing for sums in exchange)
+        return StagePrices(
+            heads=spread([forward[key] for key in sized]),
+            backs=spread([path[key] for key in sized]),
+            adds=spread([adds[kind] * freedom.trains for kind, _ in members]),
+            works=spread([summed(soon, member) for member in members]),
+            all_works=spread([summed(whole, member) for member in members]),
+            exchange_forward=there,
+            exchange_backward=(back + there if recompute else back) if freedom.trains else nothing,
+            updates=spread([updates[kind] if freedom.trains else 0 * updates[kind] for kind, _ in members]),
+            overhead_s=overhead_s,
+            actions=2 if freedom.trains else 1,
+            memory=self._memory(members, recompute),
+        )
+
+    def _memory(self, members: Mapping[Member, int], recompute: bool) -> Memory | None:
+        trains, count = self.freedom.trains, len(self.micro_batches)
+        limits = {member: self.pools[pool].memory_limit_bytes for member, pool in members.items()}
+        sizes = [(kind, max(samples), limits[kind, samples]) for kind, samples in members]
+        if not may_bind(self.problem, self.book, sizes, count):
+            return None
+        return Memory(
+            tuple(
+                holder_of(self.book, self.cuts, kind, samples, limit, trains, recompute, self._workspaces)
+                for (kind, samples), limit in limits.items()
+            )
+        )
