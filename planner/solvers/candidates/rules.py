@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from planner.ir.constraints import (
     DEVICE,
@@ -28,6 +28,7 @@ from planner.solvers.candidates.contradictions import Applied, check
 
 Flags = NDArray[np.bool_]
 Counts = NDArray[np.int64]
+Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -99,31 +100,36 @@ class Constraints:
 
     def mask(
         self,
-        cuts: Sequence[int],
+        cuts: ArrayLike,
         ranks: Sequence[int] = (),
         recompute: bool | None = None,
         ways: Ways | None = None,
         number: int | None = None,
     ) -> Flags:
-        """:meth:`allows_stage` of every stage from one of ``cuts`` to another: [a, b] is layers cuts[a] to cuts[b].
+        """:meth:`allows_stage` of every stage from one of ``cuts`` to another, [a, b] that between cuts a and b.
 
-        In a chain the stage that starts with the first layer is number 0 and no other is, which is held too.
-        False where the stretch is empty or runs backwards.
+        Where no number is given, a stage that starts with nothing before it is number 0 and no other is.  False where
+        the one cut is not a smaller part of the other.
+
+        Args:
+            cuts: positions in the list of layers; or ideals, 1 where a layer (second index) is in one (first index).
         """
         at = np.asarray(cuts)
-        found: Flags = np.less.outer(at, at)
-        found &= _sums(self._wrong(ranks, recompute, ways, number), at) == 0
+        members = at if at.ndim == 2 else np.arange(len(self))[None, :] < at[:, None]
+        between = _Between(members.astype(np.float64))
+        found: Flags = between.nested
+        found &= between.count(self._wrong(ranks, recompute, ways, number)) == 0
         by_number = self._by_number()
         if number is None:
-            found &= self._start_first(by_number, at)
+            found &= self._start_first(by_number, between)
         elif number in by_number:
-            found &= _sums(by_number[number], at) == by_number[number].sum()
+            found &= between.count(by_number[number]) == by_number[number].sum()
         held = np.zeros(found.shape, dtype=np.int64)
         for flags in by_number.values():
-            held += _sums(flags, at) > 0
+            held += between.count(flags) > 0
         found &= held <= 1
         for flags, fixed in self._sets():
-            count, total = _sums(flags, at), int(flags.sum())
+            count, total = between.count(flags), int(flags.sum())
             found &= ((count == 0) | (count == total)) if fixed else (count < total)
         return found
 
@@ -159,12 +165,12 @@ class Constraints:
                 wrong[list(applied.layers)] = True
         return wrong
 
-    def _start_first(self, by_number: Mapping[int, Flags], at: Counts) -> Flags:
-        """Of stages between any of the positions ``at``: number 0 starts with the first layer, and no other does."""
-        first = self._wrong((), None, None, 0)
+    def _start_first(self, by_number: Mapping[int, Flags], between: _Between) -> Flags:
+        """Number 0 starts with nothing before it, and no other stage does."""
+        first = between.count(self._wrong((), None, None, 0)) == 0
         own = by_number.get(0, np.zeros(len(self), dtype=bool))
-        inside = _sums(own, at)
-        return np.asarray(np.where((at == 0)[:, None], (_sums(first, at) == 0) & (inside == own.sum()), inside == 0))
+        inside = between.count(own)
+        return np.asarray(np.where(between.from_nothing[:, None], first & (inside == own.sum()), inside == 0))
 
     def _by_number(self) -> dict[int, Flags]:
         """The layers fixed to each number of a stage."""
@@ -187,7 +193,25 @@ class Constraints:
         return found
 
 
-def _sums(flags: Flags, at: Counts) -> Counts:
-    """How many of ``flags`` lie between each pair of positions."""
-    running = np.concatenate(([0], np.cumsum(flags)))[at]
-    return np.asarray(running[None, :] - running[:, None])
+@dataclass(frozen=True, slots=True, eq=False)
+class _Between:
+    """Stages between any two ideals; ``members``: 1 where a layer is in an ideal."""
+
+    members: Array
+
+    @property
+    def nested(self) -> Flags:
+        """[a, b]: whether a is a part of b, and smaller."""
+        size = self.members.sum(axis=1)
+        shared = self.members @ self.members.T
+        return np.asarray((shared == size[:, None]) & (size[:, None] < size[None, :]))
+
+    @property
+    def from_nothing(self) -> Flags:
+        """By ideal: whether it is empty."""
+        return np.asarray(self.members.sum(axis=1) == 0)
+
+    def count(self, flags: Flags) -> Counts:
+        """How many of ``flags`` are in the stage between two ideals."""
+        inside = (self.members @ flags).astype(np.int64)
+        return np.asarray(inside[None, :] - inside[:, None])

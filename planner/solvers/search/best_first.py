@@ -99,7 +99,7 @@ class Queue:
     num_candidates: int = field(init=False, default=0)
     by_num_stages: dict[int, Evaluation] = field(init=False, default_factory=dict)
     _heap: list[tuple[float, int, Item, int]] = field(init=False, default_factory=list)
-    _leaves: dict[tuple[Frontier, int], list[tuple[Expansion, Numbers]]] = field(init=False, default_factory=dict)
+    _leaves: dict[Frontier, list[tuple[Expansion, Numbers]]] = field(init=False, default_factory=dict)
     _num_leaves: int = field(init=False, default=0)
     _least_leaf_s: float = field(init=False, default=float("inf"))
     _since_flush: int = field(init=False, default=0)
@@ -189,7 +189,7 @@ class Queue:
         complete = expansion.table.last[expansion.row] == frontier.suffixes.prices.cuts.last
         leaves = np.flatnonzero(complete)
         if len(leaves):
-            self._leaves.setdefault((frontier, len(prefix.choices)), []).append((expansion, leaves))
+            self._leaves.setdefault(frontier, []).append((expansion, leaves))
             self._num_leaves += len(leaves)
             self._least_leaf_s = min(self._least_leaf_s, float(expansion.bound_s[leaves[0]]))
         others = np.flatnonzero(~complete)
@@ -220,13 +220,13 @@ class Queue:
         """Bounds all waiting pipelines more sharply; those that may be better than the best join the queue."""
         waiting, self._leaves, self._num_leaves = self._leaves, {}, 0
         self._least_leaf_s, self._since_flush = float("inf"), 0
-        for (frontier, _), found in waiting.items():
-            leaves = Leaves.of(frontier, found)
-            self.num_candidates += len(leaves)
-            count = len(frontier.suffixes.prices.micro_batches)
-            for schedule in frontier.suffixes.prices.freedom.schedules:
-                for leaf in leaves.under(schedule, count, self.upper_s):
-                    self._push(leaf.bound_s, Simulate(frontier, leaf))
+        for frontier, found in waiting.items():
+            prices = frontier.suffixes.prices
+            self.num_candidates += sum(len(positions) for _, positions in found)
+            for leaves in Leaves.of(frontier, found):
+                for schedule in prices.freedom.schedules:
+                    for leaf in leaves.under(schedule, len(prices.micro_batches), self.upper_s):
+                        self._push(leaf.bound_s, Simulate(frontier, leaf))
 
     def _is_done(self) -> bool:
         if self.any_fit and self.best is not None:

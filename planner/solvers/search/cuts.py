@@ -3,12 +3,12 @@
 An ideal is a set of layers that holds, with a layer, all it reads from; the stages of a pipeline are the differences of
 a growing chain of ideals.  All ideals are looked at while there are at most ``MANY_IDEALS``; else the prefixes of the
 graph's own order of layers.  Left out are ideals that part layers which share a parameter, and those that part a layer
-from a mere extension of it (``_follows``): cutting there moves no work and sends no more.
+from one that it stays with for nothing (``_followers``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -26,46 +26,122 @@ Numbers = NDArray[np.int64]
 MANY_IDEALS = 640
 
 
+MANY_CONTENTS = 16
+MANY_PAIRS = 400_000
+"""So many sorts of stages that start at a cut are told apart, by what they read; fewer where there are many cuts."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Columns:
-    """What a stage hands to the one that starts at its end, at least; a row for each end and way to get there.
+    """What a stage certainly hands to the one that starts at its end; a row for each different way to get there.
 
     Attributes:
-        cut: where the stage ends.
-        linked: the next stage certainly reads from it; has_gradient: and a gradient comes back.
-        forward_bytes, backward_bytes: per sample.
+        slot: the sort of the stage behind, see ``Cuts.slots``.
+        linked: it certainly reads from the stage before; has_gradient: and a gradient comes back.
+        forward_bytes, backward_bytes: per sample, at least.
     """
 
-    cut: Numbers
+    slot: Numbers
     linked: Flags
     has_gradient: Flags
     forward_bytes: Array
     backward_bytes: Array
 
 
+@dataclass(frozen=True, slots=True)
+class Value:
+    """What a layer makes for others: layers by index, bytes per sample that each reader reads."""
+
+    maker: int
+    readers: tuple[tuple[int, float], ...]
+    is_float: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Handed:
+    """What a stage hands to a later one: bytes per sample, at least."""
+
+    source: int
+    destination: int
+    forward_bytes: float
+    backward_bytes: float
+    has_gradient: bool
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Cuts:
     """All cuts, the empty ideal first and the whole network last, by growing number of layers.
 
+    Stages that start at one cut are of several sorts, by what they read of what was made before.
+
     Attributes:
         members: 1 where a layer (second index) is in the ideal (first index).
         inside: whether an ideal (first) is a part of another (second), and smaller.
-        columns, column: what crosses, and the row of ``columns`` that a stage from cut ``a`` to cut ``b`` has.
+        content: the sort of the stage between two cuts.
+        slots: a number for each cut and sort of stage that starts there; -1 where there are fewer sorts.
+        columns, column: what crosses, and the row of ``columns`` for the sort of the stage behind (first index) and the
+            cuts of the stage before; -1 where there is none.
+        values: what is read by other layers than its maker.
+        depth: of the deepest layer between two cuts: layers on the longest path to it.
+        edges: how many values layers of one ideal (first) make for layers of another (second).
         num_left_out: ideals that were seen and not kept.
         complete: whether all ideals were looked at.
     """
 
     members: Array
     inside: Flags
+    content: Numbers
+    slots: Numbers
     columns: Columns
     column: Numbers
+    values: tuple[Value, ...]
+    depth: Array
+    edges: Array
     num_left_out: int
     complete: bool
+
+    @property
+    def num_slots(self) -> int:
+        """Number of (cut, sort) pairs."""
+        return int(self.slots.max()) + 1
+
+    def between(self, first: int, cut: int, last: int) -> int:
+        """The row of ``columns`` for the stage from ``first`` to ``cut`` and the one from there to ``last``."""
+        return int(self.column[self.content[cut, last], first, cut])
 
     @property
     def last(self) -> int:
         """The number of the whole network."""
         return len(self.members) - 1
+
+    def handed(self, chain: tuple[int, ...]) -> tuple[Handed, ...]:
+        """What the stages between the cuts of ``chain`` hand to one another."""
+        stage_of = self.stage_of(chain)
+        found: dict[tuple[int, int], list[float]] = {}
+        for value in self.values:
+            source = stage_of[value.maker]
+            most: dict[int, float] = {}
+            for reader, num_bytes in value.readers:
+                if stage_of[reader] != source:
+                    most[stage_of[reader]] = max(most.get(stage_of[reader], 0.0), num_bytes)
+            for destination, num_bytes in most.items():
+                total = found.setdefault((source, destination), [0.0, 0.0, 0.0])
+                total[0] += num_bytes
+                total[1] += num_bytes * value.is_float
+                total[2] += value.is_float
+        return tuple(Handed(*pair, there, back, count > 0) for pair, (there, back, count) in sorted(found.items()))
+
+    def disorder(self, first: int, cut: int, lasts: Numbers) -> Flags:
+        """Which stages from ``cut`` to ``lasts`` should come before the one from ``first`` to ``cut``.
+
+        Stages that do not depend on one another may come in any order: that of their depth is the one looked at.
+        """
+        edges = self.edges[cut, lasts] - self.edges[cut, cut] - self.edges[first, lasts] + self.edges[first, cut]
+        return np.asarray((edges == 0) & (self.depth[cut, lasts] < self.depth[first, cut]))
+
+    def largest(self, by_layer: Array) -> Array:
+        """The largest value of the layers between two cuts (first, last)."""
+        return _largest_between(self.members, by_layer)
 
     def sums(self, by_layer: Array) -> Array:
         """The sum over each ideal."""
@@ -85,13 +161,13 @@ def cuts_of(book: PriceBook, most: int = MANY_IDEALS) -> Cuts:
     """The places to cut that are worth trying."""
     graph = book.profile.graph
     reads = _reads(graph)
-    follows = _followers(graph, _free_layers(book))
+    blocks = _blocks(len(graph.layers), _followers(graph, _free_layers(book)))
     ties = _ties(graph)
-    found = _all_ideals(reads, follows, most)
+    found = _all_ideals(reads, blocks, most)
     complete = found is not None
     if found is None:
         found = [(1 << count) - 1 for count in range(len(graph.layers) + 1)]
-    kept = [ideal for ideal in found if _may_cut(ideal, ties, follows)]
+    kept = [ideal for ideal in found if _may_cut(ideal, blocks + ties)]
     return _cuts(graph, reads, kept, len(found) - len(kept), complete)
 
 
@@ -123,9 +199,17 @@ def _cuts(graph: Graph, reads: list[int], kept: list[int], num_left_out: int, co
         inside = (members @ members.T == sizes[:, None]) & (sizes[:, None] < sizes[None, :])
     else:  # a chain
         inside = np.triu(np.ones((len(kept), len(kept)), dtype=bool), 1)
-    starts = [list(_first_pieces(kept, number, reads, complete)) for number in range(len(kept) - 1)]
-    columns, column = _columns(graph, members, starts)
-    return Cuts(members, inside, columns, column, num_left_out, complete)
+    read = _read_bytes(graph)
+    content, slots, held = _contents(members, inside, read, reads)
+    columns, column = _columns(graph, members, slots, held, read)
+    depth = _largest_between(members, _depths(reads))
+    values = _values(graph, read)
+    cuts = Cuts(
+        members, inside, content, slots, columns, column, values, depth, _edges(members, reads), num_left_out, complete
+    )
+    if complete:
+        _forbid_disorder(cuts)
+    return cuts
 
 
 def _reads(graph: Graph) -> list[int]:
@@ -135,21 +219,17 @@ def _reads(graph: Graph) -> list[int]:
     return [sum(1 << position for position in found) for found in made_by]
 
 
-def _all_ideals(reads: list[int], follows: Mapping[int, int], most: int) -> list[int] | None:
-    """Every ideal in which followers are where their leaders are; None if there are more than ``most``."""
-    leads: dict[int, int] = {}
-    for follower, leader in sorted(follows.items()):
-        leads[leader] = leads.get(leader, 0) | 1 << follower
+def _all_ideals(reads: list[int], blocks: list[int], most: int) -> list[int] | None:
+    """Every ideal that holds each of ``blocks`` as a whole or not at all; None if there are more than ``most``."""
+    block_of = {layer: block for block in blocks for layer in _bits(block)}
+    needs = {block: _union(reads[layer] for layer in _bits(block)) & ~block for block in set(block_of.values())}
     found = {0}
     pending = [0]
     for ideal in pending:
-        for layer, needed in enumerate(reads):
-            if ideal >> layer & 1 or needed & ~ideal:
+        for block, needed in needs.items():
+            if ideal & block or needed & ~ideal:
                 continue
-            grown, added = ideal | 1 << layer, layer
-            while leads.get(added, 0):
-                added = leads[added].bit_length() - 1  # a leader has one follower
-                grown |= 1 << added
+            grown = ideal | block
             if grown not in found:
                 if len(found) > most:
                     return None
@@ -158,10 +238,27 @@ def _all_ideals(reads: list[int], follows: Mapping[int, int], most: int) -> list
     return pending
 
 
-def _may_cut(ideal: int, ties: list[int], follows: Mapping[int, int]) -> bool:
-    if any(ideal & tie and tie & ~ideal for tie in ties):
-        return False
-    return not any(ideal >> leader & 1 and not ideal >> follower & 1 for follower, leader in follows.items())
+def _union(sets: Iterable[int]) -> int:
+    """The union of bit sets."""
+    found = 0
+    for one in sets:
+        found |= one
+    return found
+
+
+def _blocks(count: int, stays: Mapping[int, int]) -> list[int]:
+    """The layers in blocks that are not cut, as bit sets."""
+    block = {layer: 1 << layer for layer in range(count)}
+    for layer, other in stays.items():
+        joined = block[layer] | block[other]
+        for member in _bits(joined):
+            block[member] = joined
+    return list(dict.fromkeys(block.values()))
+
+
+def _may_cut(ideal: int, whole: list[int]) -> bool:
+    """Whether each of the sets is in the ideal as a whole or not at all."""
+    return not any(ideal & block and block & ~ideal for block in whole)
 
 
 def _ties(graph: Graph) -> list[int]:
@@ -173,48 +270,138 @@ def _ties(graph: Graph) -> list[int]:
     return [found for found in set(users.values()) if found.bit_count() > 1]
 
 
-def _first_pieces(ideals: list[int], number: int, reads: list[int], complete: bool) -> Iterator[int]:
-    """Sets of layers of which the stage that starts at an ideal certainly has one."""
-    ideal = ideals[number]
-    if not complete:
-        yield ideals[number + 1] & ~ideal
-        return
+def _read_bytes(graph: Graph) -> list[dict[str, float]]:
+    """By layer, the bytes per sample that it reads of each value that another layer makes."""
+    values = graph.values()
+    made = {layer.name for layer in graph.layers}
+    return [
+        {value: size for value, size in _read(layer, values, graph.samples) if producer(value) in made}
+        for layer in graph.layers
+    ]
+
+
+def _values(graph: Graph, read: list[dict[str, float]]) -> tuple[Value, ...]:
+    index = {layer.name: position for position, layer in enumerate(graph.layers)}
+    specs = graph.values()
+    readers: dict[str, list[tuple[int, float]]] = {}
+    for layer, found in enumerate(read):
+        for value, num_bytes in found.items():
+            readers.setdefault(value, []).append((layer, num_bytes))
+    return tuple(Value(index[producer(value)], tuple(found), specs[value].is_float) for value, found in readers.items())
+
+
+def _contents(
+    members: Array, inside: Flags, read: list[dict[str, float]], reads: list[int]
+) -> tuple[Numbers, Numbers, dict[tuple[int, int], list[int]]]:
+    """The sorts of stages that start at each cut: which readers of what was made before they certainly hold.
+
+    Readers of most bytes are told apart first, until there are too many sorts.
+
+    Returns:
+        The sort of the stage between two cuts; slots; and by (cut, sort) the readers that it holds.
+    """
+    count = len(members)
+    ideals = [_packed(member) for member in members]
+    most = int(min(MANY_CONTENTS, max(1, MANY_PAIRS // count**2)))
+    content = np.zeros((count, count), dtype=np.int64)
+    slots = np.full((count, most), -1, dtype=np.int64)
+    held: dict[tuple[int, int], list[int]] = {}
+    sizes = np.array([sum(found.values()) for found in read])
+    for cut in range(count - 1):
+        ends = np.flatnonzero(inside[cut])
+        behind = [layer for layer in np.flatnonzero(members[cut] == 0) if reads[layer] & ideals[cut]]
+        readers = sorted(behind, key=lambda layer: -sizes[layer])
+        kept: list[int] = []
+        sorts, which = np.zeros((1, 0), dtype=bool), np.zeros(len(ends), dtype=np.int64)
+        for layer in readers:
+            flags = members[ends, layer] > 0
+            pairs = np.unique(2 * which + flags, return_inverse=True)
+            if len(pairs[0]) <= most:
+                which = pairs[1].reshape(-1)
+                sorts = np.column_stack([sorts[pairs[0] // 2], pairs[0] % 2 > 0])
+                kept.append(layer)
+        content[cut, ends] = which
+        for sort, row in enumerate(sorts):
+            slots[cut, sort] = 0
+            held[cut, sort] = [layer for layer, flag in zip(kept, row, strict=True) if flag]
+    used = slots >= 0
+    slots[used] = np.arange(int(used.sum()))
+    return content, slots[:, : 1 + int(np.flatnonzero(used.any(axis=0)).max())], held
+
+
+def _forbid_disorder(cuts: Cuts) -> None:
+    """Takes those sorts of stages out of ``column`` that should all come before the stage before; see ``disorder``."""
+    for cut in range(1, cuts.last):
+        lasts = np.flatnonzero(cuts.inside[cut])
+        sort_of = cuts.content[cut, lasts]
+        for first in np.flatnonzero(cuts.inside[:, cut]):
+            wrong = cuts.disorder(int(first), cut, lasts)
+            if wrong.any():
+                for sort in np.unique(sort_of[wrong]):
+                    if wrong[sort_of == sort].all():
+                        cuts.column[sort, first, cut] = -1
+
+
+def _depths(reads: list[int]) -> Array:
+    found = np.zeros(len(reads))
     for layer, needed in enumerate(reads):
-        if not ideal >> layer & 1 and not needed & ~ideal:
-            yield 1 << layer
+        found[layer] = 1 + max((found[maker] for maker in _bits(needed)), default=0.0)
+    return found
 
 
-def _columns(graph: Graph, members: Array, starts: list[list[int]]) -> tuple[Columns, Numbers]:
+def _edges(members: Array, reads: list[int]) -> Array:
+    adjacent = np.zeros((len(reads), len(reads)))
+    for layer, needed in enumerate(reads):
+        adjacent[list(_bits(needed)), layer] = 1
+    return np.asarray(members @ adjacent @ members.T)
+
+
+def _columns(
+    graph: Graph,
+    members: Array,
+    slots: Numbers,
+    held: Mapping[tuple[int, int], list[int]],
+    read: list[dict[str, float]],
+) -> tuple[Columns, Numbers]:
     values = graph.values()
     index = {layer.name: position for position, layer in enumerate(graph.layers)}
-    read = [tuple(_read(layer, values, graph.samples)) for layer in graph.layers]
-    count = len(members)
-    column = np.zeros((count, count), dtype=np.int64)
-    rows: list[NDArray[np.float64]] = []
+    count, num_sorts = len(members), slots.shape[1]
+    column = np.full((num_sorts, count, count), -1, dtype=np.int64)
+    rows: list[Array] = []
     total = 0
-    for b in range(1, count - 1):
-        least = np.full((4, count), np.inf)  # linked, has_gradient, bytes forward and backward, by first cut
-        for piece in starts[b]:
-            needed: dict[str, float] = {}
-            for layer in _bits(piece):
-                for value, num_bytes in read[layer]:
-                    if producer(value) in index and not piece >> index[producer(value)] & 1:
-                        needed[value] = max(needed.get(value, 0.0), num_bytes)
-            found = np.zeros((4, count))
-            for value, num_bytes in needed.items():
-                made_here = 1 - members[:, index[producer(value)]]
+    for (cut, sort), readers in held.items():
+        if cut == 0:
+            continue
+        needed: dict[str, float] = {}
+        for layer in readers:
+            for value, num_bytes in read[layer].items():
+                needed[value] = max(needed.get(value, 0.0), num_bytes)
+        found = np.zeros((4, cut))  # linked, has_gradient, bytes forward and backward, by first cut
+        for value, num_bytes in needed.items():
+            maker = index[producer(value)]
+            if members[cut, maker]:
                 gradient = float(values[value].is_float)
-                found += np.outer((1.0, gradient, num_bytes, num_bytes * gradient), made_here)
-            least = np.minimum(least, found)
-        unique, inverse = np.unique(least[:, :b].T, axis=0, return_inverse=True)
-        rows.append(np.column_stack([np.full(len(unique), b), unique]))
-        column[:b, b] = total + inverse.reshape(-1)
+                facts = (1.0, gradient, num_bytes, num_bytes * gradient)
+                found += np.outer(facts, 1 - members[:cut, maker])
+        unique, inverse = np.unique(found.T, axis=0, return_inverse=True)
+        rows.append(np.column_stack([np.full(len(unique), slots[cut, sort]), unique]))
+        column[sort, :cut, cut] = total + inverse.reshape(-1)
         total += len(unique)
     table = np.concatenate(rows) if rows else np.zeros((1, 5))
     columns = Columns(
         table[:, 0].astype(np.int64), table[:, 1] > 0, table[:, 2] > 0, table[:, 3].copy(), table[:, 4].copy()
     )
     return columns, column
+
+
+def _largest_between(members: Array, by_layer: Array) -> Array:
+    """The largest value of the layers between two ideals."""
+    found = np.zeros((len(members), len(members)))
+    for layer in np.argsort(by_layer, kind="stable"):
+        if by_layer[layer] > 0:
+            has = members[:, layer] > 0
+            found[np.ix_(~has, has)] = by_layer[layer]
+    return found
 
 
 def _bits(found: int) -> Iterator[int]:
@@ -235,29 +422,47 @@ def _read(layer: Layer, values: Mapping[str, TensorSpec], samples: int) -> Itera
         yield name, size / samples if spec.has_samples else 0.0
 
 
-def _followers(graph: Graph, free: Iterable[bool]) -> dict[int, int]:
-    """Layers that are a mere extension of another, and that other: they cost nothing, read only what it makes for them
-    alone, and hand on no more bytes than they read.
+def _followers(graph: Graph, free: Sequence[bool]) -> dict[int, int]:
+    """Layers that cost nothing and stay with another one: (the one that stays, with which).
+
+    A layer stays with the one it reads from if it reads only what that makes for it alone, and hands on no more bytes;
+    and with its only reader, or its first one that all others come behind, if it reads no more bytes than it hands on.
+    Cutting between the two moves no work and sends no less.
     """
     index = {layer.name: position for position, layer in enumerate(graph.layers)}
     values = graph.values()
-    readers: dict[str, list[int]] = {}
+    readers: dict[int, list[int]] = {}
     made_by: dict[int, set[str]] = {}
-    for position, layer in enumerate(graph.layers):
-        for value in dict.fromkeys(layer.inputs):
-            readers.setdefault(value, []).append(position)
-            if producer(value) in index:
-                made_by.setdefault(index[producer(value)], set()).add(value)
-    found = {}
-    for position, (layer, costs_nothing) in enumerate(zip(graph.layers, free, strict=True)):
+    sources = [dict.fromkeys(value for value in layer.inputs if producer(value) in index) for layer in graph.layers]
+    for position, found in enumerate(sources):
+        for value in found:
+            readers.setdefault(index[producer(value)], []).append(position)
+            made_by.setdefault(index[producer(value)], set()).add(value)
+    behind = _behind(readers, len(graph.layers))
+    stays: dict[int, int] = {}
+    for position, layer in enumerate(graph.layers[:-1]):
         made = [value for value in dict.fromkeys(layer.inputs) if value not in graph.inputs]
-        if not costs_nothing or len(made) != 1 or position == len(graph.layers) - 1:
+        if not free[position]:
             continue
-        leader = index[producer(made[0])]
-        size = sum(spec.num_bytes for spec in layer.outputs)
-        alone = readers[made[0]] == [position] and made_by[leader] == {made[0]}
-        if alone and size <= values[made[0]].num_bytes:
-            found[position] = leader
+        handed = sum(spec.num_bytes for spec in layer.outputs)
+        read = sum(values[value].num_bytes for value in sources[position])
+        leader = index[producer(made[0])] if len(made) == 1 else -1
+        if leader >= 0 and readers[leader] == [position] and made_by[leader] == {made[0]} and handed <= read:
+            stays[position] = leader
+            continue
+        mine = dict.fromkeys(readers.get(position, []))
+        first = next((r for r in mine if all(o == r or behind[r] >> o & 1 for o in mine)), None)
+        if first is not None and (not sources[position] or (len(mine) == 1 and read <= handed)):
+            stays[position] = first
+    return stays
+
+
+def _behind(readers: Mapping[int, list[int]], count: int) -> list[int]:
+    """By layer, all that depend on it, as a bit set."""
+    found = [0] * count
+    for layer in range(count - 1, -1, -1):
+        for reader in readers.get(layer, ()):
+            found[layer] |= found[reader] | 1 << reader
     return found
 
 

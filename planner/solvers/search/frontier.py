@@ -115,7 +115,7 @@ class _Arrival:
     upstream: Array
     all_back: Array
     both: Array
-    window: int
+    window: Numbers
 
 
 @dataclass(slots=True, eq=False)
@@ -153,9 +153,12 @@ class Frontier:
                 tied.both,
             ]
         )
+        cuts = self.suffixes.prices.cuts
+        if prefix.choices and cuts.complete:
+            bound = np.where(cuts.disorder(prefix.cuts[-2], prefix.cuts[-1], table.last), np.inf, bound)
         limit = self.suffixes.prices.freedom.max_stages
         if limit and len(prefix.choices) + 1 >= limit:
-            bound = np.where(table.last == self.suffixes.prices.cuts.last, bound, np.inf)
+            bound = np.where(table.last == cuts.last, bound, np.inf)
         rows = np.flatnonzero(bound < upper_s)
         rows = rows[np.argsort(bound[rows], kind="stable")]
         own = np.maximum(prefix.bound_s, tied.start + np.maximum(stage.work + tail, stage.all_work + stage.tail))
@@ -192,32 +195,35 @@ class Frontier:
             recompute=recompute if any(recompute) else (),
         )
 
-    def handovers(self, prefix: Prefix) -> list[tuple[Handover, int]]:
-        """Between each stage and the next: the messages, and the row of ``Columns``."""
-        cuts = self.suffixes.prices.cuts
-        found = []
-        for number, choice in enumerate(prefix.choices[1:], start=1):
-            source = self._renamed(prefix.choices[number - 1])
-            column = int(cuts.column[prefix.cuts[number - 1], prefix.cuts[number]])
-            found.append((self.suffixes.links.between(source, choice.group), column))
-        return found
+    def stage_groups(self, prefix: Prefix) -> list[Group]:
+        """The group of each stage, hosts called by their own numbers."""
+        found = zip(self._hosts(prefix), prefix.choices, strict=True)
+        return [self._version(counts, choice.group.recompute) for counts, choice in found]
+
+    def next_groups(self, prefix: Prefix, table: Table) -> list[Group]:
+        """The same of each choice of a stage behind ``prefix``."""
+        names = self._names(prefix)
+        return [self._version(_named(c.option.group, names), c.group.recompute) for c in table.choices]
 
     def _hosts(self, prefix: Prefix) -> list[Counts]:
         """The devices of each stage by pool, hosts called by their own numbers."""
+        return [
+            _named(choice.option.group, self._names(prefix, number)) for number, choice in enumerate(prefix.choices)
+        ]
+
+    def _names(self, prefix: Prefix, stages: int | None = None) -> Counts:
+        """What the pools of the state behind the first ``stages`` stages are called."""
         devices = self.suffixes.devices
         _, names = devices.canonical(tuple(len(pool.ranks) for pool in devices.pools))
-        found = []
-        for choice in prefix.choices:
-            counts = [0] * len(names)
-            for place, count in enumerate(choice.option.group):
-                counts[names[place]] = count
-            found.append(tuple(counts))
+        for choice in prefix.choices[:stages]:
             names = tuple(names[place] for place in choice.option.order)
-        return found
+        return names
+
+    def _version(self, counts: Counts, recompute: bool) -> Group:
+        return next(g for g in self.suffixes.prices.versions(counts) if g.recompute == recompute)
 
     def _renamed(self, choice: Choice) -> Group:
-        versions = self.suffixes.prices.versions(choice.option.renamed)
-        return next(group for group in versions if group.recompute == choice.group.recompute)
+        return self._version(choice.option.renamed, choice.group.recompute)
 
     def _table(self, state: Counts, first: int) -> Table:
         found = self._tables.get((state, first))
@@ -257,44 +263,50 @@ class Frontier:
             Labels(*(np.concatenate(column) for column in zip(*labels_of, strict=True))),
         )
 
-    def last_handover(self, prefix: Prefix, table: Table) -> tuple[Array, Array, bool]:
-        """From the last stage of ``prefix`` to each choice of ``table``: messages there and back, without the
-        executor's overhead, and whether both are certain.
-        """
+    def columns(self, prefix: Prefix, table: Table) -> Numbers:
+        """By row of ``table``, the row of ``Columns`` for what comes from the last stage of ``prefix``."""
         cuts = self.suffixes.prices.cuts
-        column = int(cuts.column[prefix.cuts[-2], prefix.cuts[-1]])
-        certain = bool(cuts.columns.linked[column]) and bool(cuts.columns.has_gradient[column])
+        content = cuts.content[prefix.cuts[-1], table.last]
+        return np.asarray(cuts.column[content, prefix.cuts[-2], prefix.cuts[-1]])
+
+    def last_handovers(self, prefix: Prefix, table: Table, rows: Numbers) -> dict[str, Array]:
+        """Messages from the last stage of ``prefix`` to each of some ``rows`` of ``table``; see ``Handover``."""
         source = self._renamed(prefix.choices[-1])
-        there, back = np.zeros(len(table.choices)), np.zeros(len(table.choices))
-        for number in np.unique(table.choice):
+        columns = self.columns(prefix, table)[rows]
+        names = [one.name for one in fields(Handover)]
+        found = {name: np.zeros(len(rows)) for name in names}
+        for number in np.unique(table.choice[rows]):
             link = self.suffixes.links.between(source, table.choices[number].group)
-            overhead_s = link.overhead[column]
-            there[number], back[number] = link.there[column] - overhead_s, link.back_all[column] - overhead_s
-        return there, back, certain
+            mine = table.choice[rows] == number
+            for name in names:
+                found[name][mine] = getattr(link, name)[columns[mine]]
+        return found
 
     def _arrival(self, prefix: Prefix, table: Table) -> _Arrival:
         """How the stages of ``table`` are tied to the last stage of ``prefix``."""
         zeros = np.zeros(len(table.choice))
-        count = len(self.suffixes.prices.micro_batches)
-        nothing = _Arrival(zeros, zeros, zeros, zeros, zeros, count)
-        if not prefix.choices:
-            return nothing
-        cuts = self.suffixes.prices.cuts
-        column = int(cuts.column[prefix.cuts[-2], prefix.cuts[-1]])
-        returns = bool(cuts.columns.has_gradient[column]) and self.suffixes.prices.freedom.trains
-        if not cuts.columns.linked[column]:
-            return nothing
-        source = self._renamed(prefix.choices[-1])
-        by_choice = np.zeros((5, len(table.choices)))
-        for number in np.unique(table.choice):
-            link = self.suffixes.links.between(source, table.choices[number].group)
-            by_choice[:2, number] = link.there[column], link.load_there[column]
-            if returns:
-                after = prefix.returns_s
-                by_choice[2:, number] = link.back[column] + after, link.load_back[column] + after, after
-                by_choice[4, number] += link.load_both[column]
-        there, load_there, upstream, load_back, both = by_choice[:, table.choice]
-        begun = prefix.started_s
+        count = np.full(len(table.choice), len(self.suffixes.prices.micro_batches))
+        if not prefix.choices or not len(zeros):
+            return _Arrival(zeros, zeros, zeros, zeros, zeros, count)
+        columns, freedom = self.suffixes.prices.cuts.columns, self.suffixes.prices.freedom
+        column = self.columns(prefix, table)
+        linked = columns.linked[column]
+        returns = columns.has_gradient[column] & freedom.trains
+        link = self.last_handovers(prefix, table, np.arange(len(column)))
+        begun, after = prefix.started_s, prefix.returns_s
         return _Arrival(
-            begun + there, begun + load_there, upstream, load_back, begun + both, prefix.window if returns else count
+            start=np.where(linked, begun + link["there"], 0.0),
+            all_there=np.where(linked, begun + link["load_there"], 0.0),
+            upstream=np.where(returns, link["back"] + after, 0.0),
+            all_back=np.where(returns, link["load_back"] + after, 0.0),
+            both=np.where(returns, begun + link["load_both"] + after, 0.0),
+            window=np.where(returns, prefix.window, count),
         )
+
+
+def _named(counts: Counts, names: Counts) -> Counts:
+    """``counts`` of pools that are called ``names``, by the pools' own numbers."""
+    found = [0] * len(counts)
+    for place, count in enumerate(counts):
+        found[names[place]] = count
+    return tuple(found)

@@ -18,10 +18,10 @@ from math import comb
 import numpy as np
 
 from planner.costs.tables import Array
-from planner.ir.schedule import Action, Op, Pipeline, StageGraph
+from planner.ir.schedule import Action, Edge, Op, Pipeline, StageGraph
 from planner.schedules import schedule as schedule_named
 from planner.schedules import traits
-from planner.solvers.search.cuts import Numbers
+from planner.solvers.search.cuts import Handed, Numbers
 from planner.solvers.search.frontier import Expansion, Frontier, Prefix
 
 CAPS = (1, 2, 3, 4, 6)
@@ -41,17 +41,25 @@ class Leaf:
     windows: tuple[int, ...]
 
 
+Edges = tuple[tuple[int, int, bool], ...]
+"""Which stage hands something to which, and whether a gradient comes back."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Leaves:
-    """Pipelines of equally many stages; arrays are (stage, pipeline) or (boundary, pipeline).
+    """Pipelines with equally many stages, and the same edges between them; the last index is the pipeline.
 
     Attributes:
+        expansions: the pipelines are complete children (by position) of these.
+        bound: of the search so far.
         heads, backs: (stage, 2, pipeline): of the fastest and of the slowest member.
         adds: what a B that finds gradients takes longer.
-        there, back: messages; infinite where nothing certain is sent.
+        tails: reduction and update.
+        there, back: messages, by edge.
         windows: the most that memory lets each stage keep.
     """
 
+    edges: Edges
     expansions: tuple[tuple[Expansion, Numbers], ...]
     bound: Array
     heads: Array
@@ -60,15 +68,27 @@ class Leaves:
     tails: Array
     there: Array
     back: Array
-    linked: np.ndarray
     windows: Numbers
 
     @classmethod
-    def of(cls, frontier: Frontier, found: Sequence[tuple[Expansion, Numbers]]) -> Leaves:
-        """The complete children (by position) of prefixes of equally many stages."""
-        parts = [_arrays(frontier, expansion, positions) for expansion, positions in found]
-        joined = [np.concatenate(column, axis=-1) for column in zip(*parts, strict=True)]
-        return cls(tuple(found), *joined)
+    def of(cls, frontier: Frontier, found: Sequence[tuple[Expansion, Numbers]]) -> list[Leaves]:
+        """The complete children (by position) of prefixes."""
+        alike: dict[tuple[int, Edges], list[tuple[Expansion, Numbers, tuple[Array, ...]]]] = {}
+        for expansion, positions in found:
+            chain = (*expansion.parent.cuts, frontier.suffixes.prices.cuts.last)
+            handed = frontier.suffixes.prices.cuts.handed(chain)
+            trains = frontier.suffixes.prices.freedom.trains
+            edges = tuple((one.source, one.destination, one.has_gradient and trains) for one in handed)
+            arrays = _arrays(frontier, expansion, positions, handed)
+            alike.setdefault((len(chain) - 1, edges), []).append((expansion, positions, arrays))
+        return [
+            cls(
+                edges,
+                tuple((expansion, positions) for expansion, positions, _ in members),
+                *(np.concatenate(column, axis=-1) for column in zip(*(arrays for *_, arrays in members), strict=True)),
+            )
+            for (_, edges), members in alike.items()
+        ]
 
     def __len__(self) -> int:
         return len(self.bound)
@@ -91,32 +111,32 @@ class Leaves:
 
     def _bound(self, schedule: str, windows: tuple[int, ...], num_microbatches: int, numbers: Numbers) -> Array:
         num_stages = len(self.heads)
-        order = _order(schedule, num_stages, num_microbatches, windows)
-        if order is None or not self.linked.all():
+        order = _order(schedule, num_stages, num_microbatches, self.edges, windows)
+        if order is None:
             return np.asarray(self.bound[numbers])
-        clock = np.zeros((num_stages, 2, len(numbers)))
         heads, backs, adds = self.heads[..., numbers], self.backs[..., numbers], self.adds[:, numbers]
         there, back = self.there[:, numbers], self.back[:, numbers]
+        into = [[e for e, edge in enumerate(self.edges) if edge[1] == s] for s in range(num_stages)]
+        out_of = [[e for e, edge in enumerate(self.edges) if edge[0] == s] for s in range(num_stages)]
+        returning = [[e for e in out_of[s] if self.edges[e][2]] for s in range(num_stages)]
+        clock = np.zeros((num_stages, 2, len(numbers)))
         wire_there, wire_back = np.zeros_like(there), np.zeros_like(back)
         arrived: dict[tuple[bool, int, int], Array] = {}
         first = [True] * num_stages
         for forward, stage, microbatch in order:
-            source = stage - 1 if forward else stage + 1
             now = clock[stage]
-            if 0 <= source < num_stages:
-                now = np.maximum(now, arrived.pop((forward, stage, microbatch)))
+            for edge in into[stage] if forward else returning[stage]:
+                now = np.maximum(now, arrived.pop((forward, edge, microbatch)))
             if forward:
                 now = now + heads[stage]
             else:
                 now = now + backs[stage] + (0.0 if first[stage] else adds[stage])
                 first[stage] = False
             clock[stage] = now
-            if forward and stage + 1 < num_stages:
-                wire_there[stage] = np.maximum(wire_there[stage], now[0]) + there[stage]
-                arrived[True, stage + 1, microbatch] = wire_there[stage].copy()
-            elif not forward and stage > 0:
-                wire_back[stage - 1] = np.maximum(wire_back[stage - 1], now[0]) + back[stage - 1]
-                arrived[False, stage - 1, microbatch] = wire_back[stage - 1].copy()
+            wire, seconds = (wire_there, there) if forward else (wire_back, back)
+            for edge in out_of[stage] if forward else into[stage]:
+                wire[edge] = np.maximum(wire[edge], now[0]) + seconds[edge]
+                arrived[forward, edge, microbatch] = wire[edge].copy()
         end = (clock.max(axis=1) + self.tails[:, numbers]).max(axis=0)
         return np.maximum(self.bound[numbers], end)
 
@@ -155,11 +175,11 @@ def windows_to_try(most: tuple[int, ...], num_microbatches: int) -> tuple[tuple[
 
 @functools.lru_cache(maxsize=4096)
 def _order(
-    schedule: str, num_stages: int, num_microbatches: int, windows: tuple[int, ...]
+    schedule: str, num_stages: int, num_microbatches: int, edges: Edges, windows: tuple[int, ...]
 ) -> tuple[tuple[bool, int, int], ...] | None:
-    """(forward?, stage, micro-batch) of a chain in an order in which all can run; None if backwards are split."""
-    chain = StageGraph.chain(num_stages, num_microbatches)
-    rows = schedule_named(schedule)(Pipeline(chain, windows=windows)).rows
+    """(forward?, stage, micro-batch) in an order in which all can run; None if backwards are split."""
+    graph = StageGraph(num_stages, num_microbatches, tuple(Edge(s, t, (), gradient) for s, t, gradient in edges))
+    rows = schedule_named(schedule)(Pipeline(graph, windows=windows)).rows
     position = [0] * num_stages
     done: set[Action] = set()
     found: list[tuple[bool, int, int]] = []
@@ -168,47 +188,48 @@ def _order(
         for stage, row in enumerate(rows):
             while position[stage] < len(row):
                 action = row[position[stage]]
-                forward = action.op is Op.FORWARD
                 if action.op not in (Op.FORWARD, Op.BACKWARD) or action.microbatch is None:
                     return None
-                source = stage - 1 if forward else stage + 1
-                if 0 <= source < num_stages and Action(source, action.op, action.microbatch) not in done:
+                forward = action.op is Op.FORWARD
+                sources = [s for s, t, _ in edges if t == stage] if forward else []
+                sources += [t for s, t, gradient in edges if s == stage and gradient and not forward]
+                if any(Action(source, action.op, action.microbatch) not in done for source in sources):
                     break
                 done.add(action)
                 found.append((forward, stage, action.microbatch))
                 position[stage] += 1
         if len(found) == before:
-            return tuple(found)
+            return tuple(found) if len(done) == sum(map(len, rows)) else None
 
 
-def _arrays(frontier: Frontier, expansion: Expansion, positions: Numbers) -> tuple[Array, ...]:
-    table, rows = expansion.table, expansion.row[positions]
-    count = len(rows)
-    parent = expansion.parent
+def _arrays(
+    frontier: Frontier, expansion: Expansion, positions: Numbers, handed: tuple[Handed, ...]
+) -> tuple[Array, ...]:
+    table, rows, parent = expansion.table, expansion.row[positions], expansion.parent
+    count, last = len(rows), len(parent.choices)
 
     def by_stage(name: str) -> Array:
         before = [np.full(count, getattr(t.stage, name)[row]) for t, row in parent.rows]
         return np.array([*before, getattr(table.stage, name)[rows]])
 
-    boundaries = frontier.handovers(parent)
-    there = [np.full(count, (link.there - link.overhead)[column]) for link, column in boundaries]
-    back = [np.full(count, (link.back_all - link.overhead)[column]) for link, column in boundaries]
-    columns = frontier.suffixes.prices.cuts.columns
-    linked = [columns.linked[column] and columns.has_gradient[column] for _, column in boundaries]
-    if parent.choices:
-        last_there, last_back, last_linked = frontier.last_handover(parent, table)
-        there.append(last_there[table.choice[rows]])
-        back.append(last_back[table.choice[rows]])
-        linked.append(last_linked)
-    shape = (len(there), count)
+    groups, links = frontier.stage_groups(parent), frontier.suffixes.links
+    ends = frontier.next_groups(parent, table) if handed else []
+    messages = np.zeros((2, len(handed), count))
+    for number, one in enumerate(handed):
+        if one.destination < last:
+            seconds = links.handed(groups[one.source], groups[one.destination], one)
+            messages[:, number] = np.array(seconds)[:, None]
+            continue
+        for choice in np.unique(table.choice[rows]):
+            seconds = links.handed(groups[one.source], ends[choice], one)
+            messages[:, number, table.choice[rows] == choice] = np.array(seconds)[:, None]
     return (
         expansion.bound_s[positions],
         np.stack([by_stage("head"), by_stage("slow_head")], axis=1),
         np.stack([by_stage("back"), by_stage("slow_back")], axis=1),
         by_stage("adds"),
         by_stage("tail"),
-        np.array(there).reshape(shape),
-        np.array(back).reshape(shape),
-        np.broadcast_to(np.array(linked, dtype=bool)[:, None], shape),
+        messages[0],
+        messages[1],
         by_stage("window"),
     )

@@ -11,7 +11,7 @@ from planner.costs.network import transfer_s
 from planner.costs.tables import Array
 from planner.ir.cluster import ACROSS_HOSTS, WITHIN_HOST, Link
 from planner.solvers.candidates.shares import samples_of
-from planner.solvers.search.cuts import Numbers
+from planner.solvers.search.cuts import Handed, Numbers
 from planner.solvers.search.prices import Group, Prices
 
 Pieces = frozenset[tuple[str, int]]
@@ -49,6 +49,7 @@ class Links:
     prices: Prices
     _links: dict[str, Link] = field(init=False, repr=False)
     _seconds: dict[tuple[str, int, bool], Array] = field(init=False, default_factory=dict, repr=False)
+    _handed: dict[object, tuple[float, float]] = field(init=False, default_factory=dict, repr=False)
     _known: dict[object, Handover] = field(init=False, default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
@@ -62,6 +63,39 @@ class Links:
             found = self._known[key] = self._work_out(source, destination)
         return found
 
+    def handed(self, source: Group, destination: Group, handed: Handed) -> tuple[float, float]:
+        """As ``there`` and ``back_all`` of :class:`Handover`, for given bytes and without the executor's overhead."""
+        key = (source.counts, destination.counts, handed.forward_bytes, handed.backward_bytes)
+        found = self._handed.get(key)
+        if found is None:
+            patterns = [
+                pattern
+                for first in source.orders
+                for second in destination.orders
+                for pattern in self._patterns(source, first, destination, second).values()
+            ]
+            there = min(self._slowest(rank, handed.forward_bytes) for p in patterns for rank in set(p.by_receiver))
+            back = min(self._slowest(rank, handed.backward_bytes) for p in patterns for rank in set(p.by_sender))
+            found = self._handed[key] = (there, back)
+        return found
+
+    def _slowest(self, pieces: Pieces, bytes_per_sample: float) -> float:
+        return max(float(transfer_s(self._links[link], bytes_per_sample * samples)) for link, samples in pieces)
+
+    def _patterns(
+        self, source: Group, first: tuple[int, ...], destination: Group, second: tuple[int, ...]
+    ) -> dict[int, _Pieces]:
+        """Who hands what to whom, by samples of the micro-batch, if members are in the orders given."""
+        hosts = [[self.prices.pools[pool].host for pool in order] for order in (first, second)]
+        if not (source.orders_known and destination.orders_known) and set(hosts[0]) & set(hosts[1]):
+            hosts = [["" for _ in members] for members in hosts]  # any two members might be on one host
+        return {
+            rows: _pieces(
+                _overlaps(samples_of(source.shares, rows), samples_of(destination.shares, rows)), hosts[0], hosts[1]
+            )
+            for rows in set(self.prices.micro_batches)
+        }
+
     def _work_out(self, source: Group, destination: Group) -> Handover:
         if len(source.orders) * len(destination.orders) == 1:
             return self._in_order(source, source.orders[0], destination, destination.orders[0])
@@ -71,15 +105,7 @@ class Links:
     def _in_order(self, source: Group, first: tuple[int, ...], destination: Group, second: tuple[int, ...]) -> Handover:
         batches = self.prices.micro_batches
         overhead_s = source.prices.overhead_s + destination.prices.overhead_s
-        hosts = [[self.prices.pools[pool].host for pool in order] for order in (first, second)]
-        if not (source.orders_known and destination.orders_known) and set(hosts[0]) & set(hosts[1]):
-            hosts = [["" for _ in members] for members in hosts]  # any two members might be on one host
-        by_size = {
-            rows: _pieces(
-                _overlaps(samples_of(source.shares, rows), samples_of(destination.shares, rows)), hosts[0], hosts[1]
-            )
-            for rows in set(batches)
-        }
+        by_size = self._patterns(source, first, destination, second)
         receivers = [pieces for found in by_size.values() for pieces in found.by_receiver]
         senders = [pieces for found in by_size.values() for pieces in found.by_sender]
         every: Pieces = frozenset().union(*receivers)

@@ -84,7 +84,7 @@ def holder_of(
     keeps = trains and not recompute
     key = (kind, sizes[0], recompute)
     if key not in workspaces:
-        workspaces[key] = _largest(full.workspace_bytes, cuts)
+        workspaces[key] = cuts.largest(full.workspace_bytes)
         if recompute and trains:
             saved = cuts.sums(np.diff(full.saved_bytes))
             workspaces[key] = workspaces[key] + (saved[None, :] - saved[:, None])
@@ -113,19 +113,3 @@ def may_bind(problem: Problem, book: PriceBook, sizes: Iterable[tuple[str, int, 
         if most > limit:
             return True
     return False
-
-
-def _largest(by_layer: Array, cuts: Cuts) -> Workspace:
-    """The largest of the layers between two cuts."""
-    count = len(cuts.members)
-    found = np.zeros((count, count))
-    if cuts.complete:
-        for layer in np.argsort(by_layer):
-            if by_layer[layer] > 0:
-                has = cuts.members[:, layer] > 0
-                found[np.ix_(~has, has)] = by_layer[layer]
-        return found
-    of_piece = [float(by_layer[list(cuts.layers(a, a + 1))].max(initial=0.0)) for a in range(count - 1)]
-    for a in range(count - 1):
-        found[a, a + 1 :] = np.maximum.accumulate(of_piece[a:])
-    return found

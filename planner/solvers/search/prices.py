@@ -74,6 +74,7 @@ class StagePrices:
 
     Attributes:
         actions: compute actions of a micro-batch.
+        is_even: whether all micro-batches are of one size.
     """
 
     heads: Spread
@@ -86,21 +87,25 @@ class StagePrices:
     updates: Spread
     overhead_s: float
     actions: int
+    is_even: bool
     memory: Memory | None
 
     def stage(self, first: Numbers, last: Numbers, num_microbatches: int) -> Stage:
         """Stages on one device, or on several that sum nothing."""
         there = self.exchange_forward[last] - self.exchange_forward[first]
         back = self.exchange_backward[last] - self.exchange_backward[first]
-        slow_head, slow_back = self.heads.most(first, last), self.backs.most(first, last)
+        head, back_s = self.heads.least(first, last), self.backs.least(first, last)
+        slow_head, slow_back = head, back_s
+        if self.is_even:  # else the most is that of a full micro-batch, and says nothing of the last one
+            slow_head, slow_back = self.heads.most(first, last), self.backs.most(first, last)
         in_step = there > 0  # an exchange of statistics makes members wait for the slowest
         always = num_microbatches * (there + back + self.actions * self.overhead_s)
         window = np.full(slow_head.shape, num_microbatches, dtype=np.int64)
         if self.memory is not None:
             window = self.memory.window(first, last, num_microbatches)
         return Stage(
-            head=np.where(in_step, slow_head, self.heads.least(first, last)) + there + self.overhead_s,
-            back=np.where(in_step, slow_back, self.backs.least(first, last)) + back + self.overhead_s,
+            head=np.where(in_step, slow_head, head) + there + self.overhead_s,
+            back=np.where(in_step, slow_back, back_s) + back + self.overhead_s,
             slow_head=slow_head + there + self.overhead_s,
             slow_back=slow_back + back + self.overhead_s,
             adds=self.adds.least(first, last),
@@ -295,6 +300,7 @@ class Prices:
             updates=spread([updates[kind] if freedom.trains else 0 * updates[kind] for kind, _ in members]),
             overhead_s=overhead_s,
             actions=2 if freedom.trains else 1,
+            is_even=batches[0] == batches[-1],
             memory=self._memory(members, recompute),
         )
 

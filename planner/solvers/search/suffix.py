@@ -89,22 +89,23 @@ class Suffixes:
         )
 
     def of(self, state: Counts) -> tuple[tuple[Choice, ...], Array]:
-        """The choices with the devices ``state``, and their labels by (sort, choice, first cut)."""
+        """The choices with the devices ``state``, and their labels by (sort of label, choice, first slot)."""
         found = self._known.get(state)
         if found is None:
             choices = self.choices(state)
             firsts = self._capacity.window(state, self.upper_s)
-            labels = np.full((len(SORTS), len(choices), len(self.prices.cuts.members)), np.inf)
+            labels = np.full((len(SORTS), len(choices), self.prices.cuts.num_slots), np.inf)
             for number, choice in enumerate(choices):
                 if len(firsts):
-                    labels[:, number, firsts] = self._best(choice, firsts)
+                    self._fill(labels[:, number], choice, firsts)
             found = self._known[state] = (choices, labels)
         return found
 
     def root_s(self) -> float:
         """What every pipeline takes at least."""
         _, labels = self.of(self.devices.all_unused)
-        return float(labels[2:, :, 0].max(axis=0).min(initial=np.inf))
+        slots = self.prices.cuts.slots[0]
+        return float(labels[2:, :, slots[slots >= 0]].max(axis=0).min(initial=np.inf))
 
     def stages(self, choice: Choice, firsts: Numbers, lasts: Numbers) -> tuple[Stage, Labels]:
         """Stages of ``choice`` between any of ``firsts`` and ``lasts``, with the best that may follow: (first, last).
@@ -127,35 +128,52 @@ class Suffixes:
         free = total
         if may_follow and not is_end.all():
             behind = self._continuation(choice)
-            column = cuts.column[first, last]
-            columns = cuts.columns
-            linked, returns = columns.linked[column] & ~is_end, columns.has_gradient[column] & ~is_end
-            returns &= self.prices.freedom.trains
-            overhead_s = count * group.prices.overhead_s
-            work = stage.work + np.where(is_end, 0.0, overhead_s * (linked + 1.0 * returns))
-            longer = np.where(returns, stage.head + behind.trip[column] + stage.back, trip)
-            after = np.where(returns, stage.head + behind.end[column] + stage.back, 0.0)
-            ends = np.maximum.reduce([work, after, rounds * longer])
-            rest = np.where(linked, stage.head + behind.total[column], 0.0)
-            totals = np.maximum(np.maximum(ends, stage.all_work) + stage.tail, rest)
-            frees = np.maximum(totals, behind.free[column])
-            possible = np.isfinite(behind.total[column])
-            fits &= is_end | possible
-            trip, end = np.where(is_end, trip, longer), np.where(is_end, end, ends)
-            total, free = np.where(is_end, total, totals), np.where(is_end, total, frees)
-        found = (np.where(fits, label, np.inf) for label in (trip, end, total, free))
-        return stage, Labels(*found)
+            found = [
+                self._followed(choice, stage, rounds, behind, cuts.column[sort, first, last])
+                for sort in range(len(cuts.column))
+            ]
+            followed = np.minimum.reduce(found)
+            fits &= is_end | np.isfinite(followed[2])
+            trip, end, total, free = (
+                np.where(is_end, alone, other) for alone, other in zip((trip, end, total, free), followed, strict=True)
+            )
+        return stage, Labels(*(np.where(fits, label, np.inf) for label in (trip, end, total, free)))
+
+    def _followed(self, choice: Choice, stage: Stage, rounds: Array, behind: Continuation, column: Numbers) -> Array:
+        """The labels of stages with the best of one sort of stage behind: (sort of label, first, last)."""
+        columns, prices = self.prices.cuts.columns, self.prices
+        linked, returns = columns.linked[column], columns.has_gradient[column]
+        if not prices.freedom.trains:
+            returns = np.zeros_like(returns)
+        overhead_s = len(prices.micro_batches) * choice.group.prices.overhead_s
+        work = stage.work + overhead_s * (linked + 1.0 * returns)
+        trip = stage.head + np.where(returns, behind.trip[column], 0.0) + stage.back
+        after = np.where(returns, stage.head + behind.end[column] + stage.back, 0.0)
+        end = np.maximum.reduce([work, after, rounds * trip])
+        rest = np.where(linked, stage.head + behind.total[column], 0.0)
+        total = np.maximum(np.maximum(end, stage.all_work) + stage.tail, rest)
+        free = np.maximum(total, behind.free[column])
+        possible = (column >= 0) & np.isfinite(behind.total[column])
+        return np.where(possible, np.stack([trip, end, total, free]), np.inf)
 
     def lasts(self, choice: Choice) -> Numbers:
         """The cuts at which the choice's stage may end."""
         return np.flatnonzero(self._capacity.fits_after(choice.option.left, self.upper_s))
 
-    def _best(self, choice: Choice, firsts: Numbers) -> Array:
-        lasts = self.lasts(choice)
-        _, labels = self.stages(choice, firsts, lasts)
-        found = np.stack([labels.trip, labels.end, labels.total, labels.free])
-        found[:, found[3] > self.upper_s] = np.inf
-        return np.asarray(found.min(axis=2, initial=np.inf))
+    def _fill(self, labels: Array, choice: Choice, firsts: Numbers) -> None:
+        """Writes the choice's labels: (sort of label, slot)."""
+        cuts, lasts = self.prices.cuts, self.lasts(choice)
+        if not len(lasts):
+            return
+        _, found = self.stages(choice, firsts, lasts)
+        stacked = np.stack([found.trip, found.end, found.total, found.free])
+        stacked[:, found.free > self.upper_s] = np.inf
+        content = cuts.content[firsts[:, None], lasts[None, :]]
+        for sort in range(cuts.slots.shape[1]):
+            slots = cuts.slots[firsts, sort]
+            there = slots >= 0
+            least = np.where(content == sort, stacked, np.inf).min(axis=2)
+            labels[:, slots[there]] = least[:, there]
 
     def _continuation(self, choice: Choice) -> Continuation:
         key = (choice.option.left, choice.option.renamed)
@@ -167,10 +185,10 @@ class Suffixes:
     def _best_after(self, choice: Choice) -> Continuation:
         columns = self.prices.cuts.columns
         others, labels = self.of(choice.option.left)
-        best = np.full((len(SORTS), len(columns.cut)), np.inf)
+        best = np.full((len(SORTS), len(columns.slot)), np.inf)
         source = self._renamed(choice)
         for number, other in enumerate(others):
-            trip, end, total, free = labels[:, number, columns.cut]
+            trip, end, total, free = labels[:, number, columns.slot]
             if not np.isfinite(total).any():
                 continue
             link = self.links.between(source, other.group)

@@ -85,6 +85,24 @@ def test_without_a_number_the_stage_that_starts_first_is_number_0() -> None:
     assert [(a, b) for a in range(5) for b in range(5) if mask[a, b]] == [(0, 2), (2, 3), (2, 4), (3, 4)]
 
 
+def test_layers_of_two_numbers_are_not_in_one_stage() -> None:
+    mask = Constraints.of(problem(("l1=stage:1", "l2=stage:2"))).mask((0, 1, 2, 3, 5))
+    assert [(a, b) for a in range(5) for b in range(5) if mask[a, b]] == [(0, 1), (1, 2), (2, 3), (2, 4), (3, 4)]
+
+
+def test_ideals_are_cuts_too() -> None:
+    constraints = Constraints.of(problem(("l1=stage:1", "l[23]=together"), ("l0=replicas:2",)))
+    ideals = ((), (0,), (2,), (0, 1), (0, 2), (0, 1, 2, 3), (0, 1, 2, 3, 4))
+    mask = constraints.mask([[layer in ideal for layer in range(5)] for ideal in ideals], (0, 1))
+    for a, first in enumerate(ideals):
+        for b, last in enumerate(ideals):
+            inside = set(last) - set(first)
+            number = None if first else 0
+            wanted = set(first) < set(last) and constraints.allows_stage(inside, (0, 1), number=number)
+            assert mask[a, b] == wanted, (first, last)
+    assert mask.sum() == 6
+
+
 def test_what_is_not_decided_is_allowed() -> None:
     constraints = Constraints.of(problem(("l*=replicas:2", "l0=recompute:yes"), ("l1=kind:kind-1",)))
     assert constraints.allows_stage((0, 1))
