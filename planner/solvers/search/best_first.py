@@ -19,8 +19,9 @@ from planner.solvers.search.leaves import Leaf, Leaves
 from planner.solvers.search.suffix import Suffixes
 
 _REPORT_EVERY_S = 0.2
-_MANY_LEAVES = 512
-_MANY_PREFIXES = 64
+_FEW_LEAVES, _MANY_LEAVES = 64, 8192  # looked at together, at first and later: many at once are cheaper
+_BEAM = 24  # prefixes of equal length that are followed to the end at first
+_PROMISING = 4  # complete ones of these that are simulated
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +103,7 @@ class Queue:
     _leaves: dict[Frontier, list[tuple[Expansion, Numbers]]] = field(init=False, default_factory=dict)
     _num_leaves: int = field(init=False, default=0)
     _least_leaf_s: float = field(init=False, default=float("inf"))
-    _since_flush: int = field(init=False, default=0)
+    _enough_leaves: int = field(init=False, default=_FEW_LEAVES)
     _pushed: int = field(init=False, default=0)
     _started_s: float = field(init=False, default_factory=time.monotonic)
     _reported_s: float = field(init=False, default=-_REPORT_EVERY_S)
@@ -167,13 +168,9 @@ class Queue:
             self._push(max(bound_s, suffixes.root_s()), Opening(Frontier(suffixes)))
         elif isinstance(item, Opening):
             self._open(item.frontier, item.frontier.root())
-            self._dive(item.frontier)
+            self._look_ahead(item.frontier)
         elif isinstance(item, Simulate):
-            leaf = item.leaf
-            candidate = item.frontier.candidate(leaf.prefix, leaf.schedule)
-            candidate = replace(candidate, windows=leaf.windows)
-            if item.frontier.suffixes.prices.freedom.allows(candidate):
-                self.take(self.evaluator.evaluate(candidate))
+            self._simulate(item.frontier, item.leaf)
         elif isinstance(item, Replicas):
             for schedule in self.evaluator.schedules:
                 self.take(self.evaluator.evaluate(replica_candidate(self.evaluator.problem, item, schedule)))
@@ -182,9 +179,13 @@ class Queue:
                 self._push(float(item.expansion.bound_s[position + 1]), item, position + 1)
             self._open(item.frontier, item.expansion.child(position))
 
+    def _simulate(self, frontier: Frontier, leaf: Leaf) -> None:
+        candidate = replace(frontier.candidate(leaf.prefix, leaf.schedule), windows=leaf.windows)
+        if frontier.suffixes.prices.freedom.allows(candidate):
+            self.take(self.evaluator.evaluate(candidate))
+
     def _open(self, frontier: Frontier, prefix: Prefix) -> None:
         """Puts what may follow ``prefix`` into the queue, complete pipelines to the leaves."""
-        self._since_flush += 1
         expansion = frontier.expand(prefix, self.upper_s)
         complete = expansion.table.last[expansion.row] == frontier.suffixes.prices.cuts.last
         leaves = np.flatnonzero(complete)
@@ -197,36 +198,56 @@ class Queue:
             rest = expansion.only(others)
             self._push(float(rest.bound_s[0]), Branch(frontier, rest))
 
-    def _dive(self, frontier: Frontier) -> None:
-        """Follows the most promising child to a complete pipeline, so that a good plan is known early."""
-        prefix = frontier.root()
-        while not frontier.is_complete(prefix):
-            expansion = frontier.expand(prefix, self.upper_s)
-            if not len(expansion):
-                return
-            prefix = expansion.child(0)
-        for schedule in self.evaluator.schedules:
-            self.take(self.evaluator.evaluate(frontier.candidate(prefix, schedule)))
+    def _look_ahead(self, frontier: Frontier) -> None:
+        """Follows the most promising prefixes to complete pipelines, so that a good plan is known early."""
+        prefixes = [frontier.root()]
+        complete: list[tuple[Expansion, Numbers]] = []
+        last = frontier.suffixes.prices.cuts.last
+        while prefixes:
+            expansions = [frontier.expand(prefix, self.upper_s) for prefix in prefixes]
+            found: list[tuple[float, Expansion, int]] = []
+            for expansion in expansions:
+                ends = expansion.table.last[expansion.row] == last
+                if ends.any():
+                    complete.append((expansion, np.flatnonzero(ends)))
+                others = np.flatnonzero(~ends)[:_BEAM]
+                found += [(float(expansion.bound_s[position]), expansion, int(position)) for position in others]
+            found.sort(key=lambda one: one[0])
+            prefixes = [expansion.child(position) for _, expansion, position in found[:_BEAM]]
+        for leaf in self._bounded(frontier, complete)[:_PROMISING]:
+            if leaf.bound_s < self.upper_s:
+                self._simulate(frontier, leaf)
 
     def _leaves_wait(self) -> bool:
         """Whether it is time to look at complete pipelines: many, or nothing else to do before."""
         if not self._num_leaves:
             return False
         first_s = self._heap[0][0] if self._heap else float("inf")
-        soon = self._least_leaf_s <= first_s and self._since_flush >= _MANY_PREFIXES
-        return self._num_leaves >= _MANY_LEAVES or soon or first_s >= self.upper_s
+        return self._num_leaves >= self._enough_leaves or first_s >= self.upper_s
 
     def _look_at_leaves(self) -> None:
         """Bounds all waiting pipelines more sharply; those that may be better than the best join the queue."""
         waiting, self._leaves, self._num_leaves = self._leaves, {}, 0
-        self._least_leaf_s, self._since_flush = float("inf"), 0
+        self._least_leaf_s = float("inf")
+        self._enough_leaves = min(_MANY_LEAVES, 2 * self._enough_leaves)
         for frontier, found in waiting.items():
-            prices = frontier.suffixes.prices
             self.num_candidates += sum(len(positions) for _, positions in found)
-            for leaves in Leaves.of(frontier, found):
-                for schedule in prices.freedom.schedules:
-                    for leaf in leaves.under(schedule, len(prices.micro_batches), self.upper_s):
-                        self._push(leaf.bound_s, Simulate(frontier, leaf))
+            leaves = self._bounded(frontier, found)
+            for leaf in leaves:
+                self._push(leaf.bound_s, Simulate(frontier, leaf))
+            if leaves:
+                self._simulate(frontier, leaves[0])  # now, so that a good plan is known early
+
+    def _bounded(self, frontier: Frontier, found: list[tuple[Expansion, Numbers]]) -> list[Leaf]:
+        """Complete pipelines under every schedule that may be better than the best, the most promising first."""
+        prices = frontier.suffixes.prices
+        leaves = [
+            leaf
+            for alike in Leaves.of(frontier, found)
+            for schedule in prices.freedom.schedules
+            for leaf in alike.under(schedule, len(prices.micro_batches), self.upper_s)
+        ]
+        return sorted(leaves, key=lambda leaf: leaf.bound_s)
 
     def _is_done(self) -> bool:
         if self.any_fit and self.best is not None:

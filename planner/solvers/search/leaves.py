@@ -18,7 +18,7 @@ from math import comb
 import numpy as np
 
 from planner.costs.tables import Array
-from planner.ir.schedule import Action, Edge, Op, Pipeline, StageGraph
+from planner.ir.schedule import Edge, Op, Pipeline, StageGraph
 from planner.schedules import schedule as schedule_named
 from planner.schedules import traits
 from planner.solvers.search.cuts import Handed, Numbers
@@ -33,12 +33,18 @@ FEW_WINDOWS = 40
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Leaf:
-    """A complete pipeline under one schedule, and what it takes at least."""
+    """A complete pipeline, number ``number`` of ``leaves``, under one schedule, and what it takes at least."""
 
     bound_s: float
-    prefix: Prefix
+    leaves: Leaves
+    number: int
     schedule: str
     windows: tuple[int, ...]
+
+    @property
+    def prefix(self) -> Prefix:
+        """The pipeline."""
+        return self.leaves.prefix(self.number)
 
 
 Edges = tuple[tuple[int, int, bool], ...]
@@ -106,8 +112,7 @@ class Leaves:
         for windows, numbers in self._windows(schedule, num_microbatches):
             bound = self._bound(schedule, windows, num_microbatches, numbers)
             for number in np.flatnonzero(bound < upper_s):
-                leaf = int(numbers[number])
-                yield Leaf(float(bound[number]), self.prefix(leaf), schedule, windows)
+                yield Leaf(float(bound[number]), self, int(numbers[number]), schedule, windows)
 
     def _bound(self, schedule: str, windows: tuple[int, ...], num_microbatches: int, numbers: Numbers) -> Array:
         num_stages = len(self.heads)
@@ -180,23 +185,25 @@ def _order(
     """(forward?, stage, micro-batch) in an order in which all can run; None if backwards are split."""
     graph = StageGraph(num_stages, num_microbatches, tuple(Edge(s, t, (), gradient) for s, t, gradient in edges))
     rows = schedule_named(schedule)(Pipeline(graph, windows=windows)).rows
+    if any(action.op not in (Op.FORWARD, Op.BACKWARD) for row in rows for action in row):
+        return None
+    needs = {
+        True: [[s for s, t, _ in edges if t == stage] for stage in range(num_stages)],
+        False: [[t for s, t, gradient in edges if s == stage and gradient] for stage in range(num_stages)],
+    }
+    steps = [[(action.op is Op.FORWARD, action.microbatch or 0) for action in row] for row in rows]
     position = [0] * num_stages
-    done: set[Action] = set()
+    done: set[tuple[bool, int, int]] = set()
     found: list[tuple[bool, int, int]] = []
     while True:
         before = len(found)
-        for stage, row in enumerate(rows):
+        for stage, row in enumerate(steps):
             while position[stage] < len(row):
-                action = row[position[stage]]
-                if action.op not in (Op.FORWARD, Op.BACKWARD) or action.microbatch is None:
-                    return None
-                forward = action.op is Op.FORWARD
-                sources = [s for s, t, _ in edges if t == stage] if forward else []
-                sources += [t for s, t, gradient in edges if s == stage and gradient and not forward]
-                if any(Action(source, action.op, action.microbatch) not in done for source in sources):
+                forward, microbatch = row[position[stage]]
+                if any((forward, source, microbatch) not in done for source in needs[forward][stage]):
                     break
-                done.add(action)
-                found.append((forward, stage, action.microbatch))
+                done.add((forward, stage, microbatch))
+                found.append((forward, stage, microbatch))
                 position[stage] += 1
         if len(found) == before:
             return tuple(found) if len(done) == sum(map(len, rows)) else None

@@ -10,7 +10,6 @@ import numpy as np
 from planner.costs.network import transfer_s
 from planner.costs.tables import Array
 from planner.ir.cluster import ACROSS_HOSTS, WITHIN_HOST, Link
-from planner.solvers.candidates.shares import samples_of
 from planner.solvers.search.cuts import Handed, Numbers
 from planner.solvers.search.prices import Group, Prices
 
@@ -50,6 +49,7 @@ class Links:
     _links: dict[str, Link] = field(init=False, repr=False)
     _seconds: dict[tuple[str, int, bool], Array] = field(init=False, default_factory=dict, repr=False)
     _handed: dict[object, tuple[float, float]] = field(init=False, default_factory=dict, repr=False)
+    _alike: dict[object, Handover] = field(init=False, default_factory=dict, repr=False)
     _known: dict[object, Handover] = field(init=False, default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
@@ -90,9 +90,7 @@ class Links:
         if not (source.orders_known and destination.orders_known) and set(hosts[0]) & set(hosts[1]):
             hosts = [["" for _ in members] for members in hosts]  # any two members might be on one host
         return {
-            rows: _pieces(
-                _overlaps(samples_of(source.shares, rows), samples_of(destination.shares, rows)), hosts[0], hosts[1]
-            )
+            rows: _pieces(_overlaps(source.samples[rows], destination.samples[rows]), hosts[0], hosts[1])
             for rows in set(self.prices.micro_batches)
         }
 
@@ -106,10 +104,20 @@ class Links:
         batches = self.prices.micro_batches
         overhead_s = source.prices.overhead_s + destination.prices.overhead_s
         by_size = self._patterns(source, first, destination, second)
-        receivers = [pieces for found in by_size.values() for pieces in found.by_receiver]
-        senders = [pieces for found in by_size.values() for pieces in found.by_sender]
-        every: Pieces = frozenset().union(*receivers)
+        receivers = frozenset(pieces for found in by_size.values() for pieces in found.by_receiver)
+        senders = frozenset(pieces for found in by_size.values() for pieces in found.by_sender)
         full: Pieces = frozenset().union(*by_size[batches[0]].by_receiver)
+        key = (receivers, senders, full, overhead_s)
+        if key not in self._alike:
+            self._alike[key] = self._price(receivers, senders, full, overhead_s)
+        return self._alike[key]
+
+    def _price(
+        self, receivers: frozenset[Pieces], senders: frozenset[Pieces], full: Pieces, overhead_s: float
+    ) -> Handover:
+        """Hand-overs of these pieces: those of each receiver, of each sender, and all of a full micro-batch."""
+        batches = self.prices.micro_batches
+        every: Pieces = frozenset().union(*receivers)
         load_there = self._most(full, forward=True) * batches.count(batches[0])
         load_back = self._most(full, forward=False) * batches.count(batches[0])
         duplex = all(self._links[name].duplex for name, _ in every)
@@ -124,10 +132,9 @@ class Links:
             overhead=np.full_like(load_there, overhead_s),
         )
 
-    def _least_of_most(self, ranks: list[Pieces], forward: bool) -> Array:
+    def _least_of_most(self, ranks: frozenset[Pieces], forward: bool) -> Array:
         """The least, over ranks, of the longest of a rank's pieces."""
-        distinct = set(ranks)
-        return np.minimum.reduce([self._most(pieces, forward) for pieces in distinct])
+        return np.minimum.reduce([self._most(pieces, forward) for pieces in ranks])
 
     def _most(self, pieces: Pieces, forward: bool) -> Array:
         return np.maximum.reduce([self._of(link, samples, forward) for link, samples in pieces])

@@ -126,6 +126,7 @@ class Group:
         orders: the pool of each member, in every order that may be meant; see ``devices.member_orders``.
         orders_known: whether these are all.
         shares: samples of each member in a full micro-batch.
+        samples: of each member, by samples of the micro-batch.
         recompute: whether its stage computes activations again.
         allowed: by first and last cut, what side constraints allow; None: everything.
     """
@@ -135,6 +136,7 @@ class Group:
     orders: tuple[tuple[int, ...], ...]
     orders_known: bool
     shares: tuple[int, ...]
+    samples: Mapping[int, tuple[int, ...]]
     recompute: bool
     prices: StagePrices
     owner: Prices
@@ -258,7 +260,8 @@ class Prices:
             self._prices[alike] = self._priced(ranks, members, shares, recompute)
         allowed = self.freedom.allowed(self.cuts, ranks, recompute)
         known = orders_known(self.pools, counts)
-        return Group(counts, ranks, orders, known, shares, recompute, self._prices[alike], self, allowed)
+        samples = {rows: samples_of(shares, rows) for rows in set(self.micro_batches)}
+        return Group(counts, ranks, orders, known, shares, samples, recompute, self._prices[alike], self, allowed)
 
     def _priced(
         self, ranks: tuple[int, ...], pools: tuple[int, ...], shares: tuple[int, ...], recompute: bool

@@ -1,0 +1,130 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from planner.check import check
+from planner.costs.stage import PriceBook
+from planner.formats import clusters
+from planner.formats.as_profile import as_profile
+from planner.formats.pipedream import read
+from planner.ir.cluster import Cluster
+from planner.ir.errors import InfeasibleError
+from planner.ir.graph import TensorSpec
+from planner.ir.plan import Plan
+from planner.ir.problem import Problem
+from planner.solvers import bapipe, dapple, pipedream, pipedream_hierarchical, sparsepipe
+from planner.solvers.published.network import block_ends, network, searchable
+from tests.planner.factories import chain_profile
+from tests.planner.solvers.instances import branching_problem, random_problem
+
+PROFILES = Path(__file__).parents[2] / "data" / "profiles" / "pipedream"
+SOLVERS = (pipedream, pipedream_hierarchical, sparsepipe, dapple, bapipe)
+ROOM = 2**40
+
+
+def vgg16(cluster: Cluster, **more: object) -> Problem:
+    profile = as_profile(read(PROFILES / "vgg16.graph.txt"), cluster, 128, {"fast": 2.0})
+    return Problem(profile, 128 * 4, micro_batch_sizes=(32, 128), memory_margin=0.0, **more)  # type: ignore[arg-type]
+
+
+def groups(plan: Plan) -> list[int]:
+    return [len(stage.ranks) for stage in plan.decision.stages]
+
+
+@pytest.mark.parametrize("solver", SOLVERS, ids=lambda solver: solver.__name__)
+@pytest.mark.parametrize("make", [random_problem, branching_problem])
+def test_every_plan_passes_the_checker_or_nothing_fits(solver: ModuleType, make: object) -> None:
+    found = 0
+    for seed in range(25):
+        problem = make(seed)  # type: ignore[operator]
+        try:
+            plan = solver.solve(problem)
+        except InfeasibleError:
+            continue
+        found += 1
+        assert check(plan, problem.profile) == ()
+        assert plan.search.status == "heuristic"
+        assert plan.search.solver == solver.__name__.rpartition(".")[2].replace("_", "-")
+    assert found >= 5
+
+
+@pytest.mark.parametrize("solver", SOLVERS, ids=lambda solver: solver.__name__)
+def test_published_strategies_are_baselines(solver: ModuleType) -> None:
+    assert solver.BASELINE is True
+    assert "et al." in solver.__doc__ or "SparsePipe" in solver.__doc__
+
+
+def test_pipedream_cuts_where_its_programme_does() -> None:
+    plan = pipedream.solve(vgg16(clusters.flat(4, 1e9, ROOM)))
+    assert groups(plan) == [3, 1]
+    assert [stage.ranks for stage in plan.decision.stages] == [(0, 1, 2), (3,)]
+
+
+def test_levels_replicate_over_hosts() -> None:
+    plan = pipedream_hierarchical.solve(vgg16(clusters.hosts(2, 4, 1e10, 1.25e9, ROOM)))
+    assert groups(plan) == [4, 1, 1, 1, 1]
+    assert plan.decision.stages[0].ranks == (0, 1, 2, 3)
+
+
+def test_one_host_is_one_level() -> None:
+    problem = vgg16(clusters.flat(4, 1e9, ROOM))
+    assert pipedream_hierarchical.solve(problem).decision.stages == pipedream.solve(problem).decision.stages
+
+
+def test_hosts_of_different_sizes_are_named() -> None:
+    profile = chain_profile(4, 3, hosts=["n0", "n0", "n1"])
+    with pytest.raises(InfeasibleError, match="n0 2, n1 1"):
+        pipedream_hierarchical.solve(Problem(profile, 4))
+
+
+def test_sparsepipe_puts_the_type_with_most_devices_first() -> None:
+    plan = sparsepipe.solve(vgg16(clusters.mixed({"gpu": 1, "fast": 3}, 1e9, ROOM)))
+    assert all(rank in (1, 2, 3) for rank in plan.decision.stages[0].ranks[:1])
+    assert sorted(rank for stage in plan.decision.stages for rank in stage.ranks) == [0, 1, 2, 3]
+
+
+def test_bapipe_gives_faster_devices_more() -> None:
+    profile = chain_profile(
+        6, 2, speeds=[1.0, 2.0], activation_bytes=4, parameter_bytes=2**20, bandwidth_bytes_per_s=1e7
+    )
+    plan = bapipe.solve(Problem(profile, 8, micro_batch_sizes=(2,)))
+    assert [len(plan.decision.layers_of(stage)) for stage in (0, 1)] == [2, 5]  # the loss takes no time
+
+
+def test_dapple_uses_every_device_of_every_host() -> None:
+    plan = dapple.solve(vgg16(clusters.hosts(2, 2, 1e10, 1e9, ROOM)))
+    assert sorted(rank for stage in plan.decision.stages for rank in stage.ranks) == [0, 1, 2, 3]
+
+
+def test_layers_that_share_a_parameter_stay_together() -> None:
+    profile = chain_profile(5, 2)
+    layers = list(profile.graph.layers)
+    tied = {**profile.graph.parameters, "tied": TensorSpec(("dim0",), (4,), "float32")}
+    for index in (1, 3):
+        layers[index] = replace(layers[index], parameters=("tied",))
+    profile = replace(profile, graph=replace(profile.graph, layers=tuple(layers), parameters=tied))
+    for solver in (pipedream, dapple, bapipe):
+        plan = solver.solve(Problem(profile, 4))
+        assert check(plan, profile) == ()
+        stages = {layer: s for s in range(len(plan.decision.stages)) for layer in plan.decision.layers_of(s)}
+        assert stages["l1"] == stages["l2"] == stages["l3"]
+
+
+def test_no_more_stages_than_the_problem_allows() -> None:
+    problem = vgg16(clusters.flat(4, 1e9, ROOM), max_stages=2)
+    assert len(pipedream.solve(problem).decision.stages) <= 2
+    assert len(dapple.solve(problem).decision.stages) <= 2
+
+
+def test_a_network_of_many_states_is_planned_as_blocks() -> None:
+    problem = vgg16(clusters.flat(4, 1e9, ROOM))
+    fine = network(problem, PriceBook(problem.profile), "gpu", 32)
+    assert block_ends(fine, 4) is None
+    few = searchable(fine, 4000)
+    assert len(few.graph.nodes) < len(fine.graph.nodes)
+    assert few.layers(list(few.members)) == tuple(range(len(problem.profile.graph.layers)))
+    assert sum(n.forward_s for n in few.graph.nodes) == pytest.approx(sum(n.forward_s for n in fine.graph.nodes))
