@@ -71,7 +71,6 @@ class Answer:
                 ),
                 *(f"  binds    {line}" for line in self.other.search.binding),
                 f"  known    {_certainty(self.other)}; costs: {self.evidence}",
-                *(f"  note     {line}" for line in self.reasons),
             ]
         )
 
@@ -102,7 +101,7 @@ def why_not(plan: Plan, profile: Profile | None, question: str, progress: Progre
     """Why the plan is not another one.
 
     Args:
-        question: part of the name of an alternative that the plan file lists; a solver's name, such as a baseline's; or
+        question: a solver's name, such as a baseline's; part of the name of an alternative that the plan file lists; or
             conditions as in :mod:`halopipe.changes`: ``dp=4``, ``stages=4,schedule=gpipe,micro-batch=8``.  Conditions
             and solvers are searched for again, which needs the profile.
 
@@ -110,12 +109,12 @@ def why_not(plan: Plan, profile: Profile | None, question: str, progress: Progre
         UsageError: nothing is known of it; the text lists what may be asked.
     """
     asked = question.strip()
+    if profile is not None and asked in _solvers():
+        return _search(plan, profile, asked, f"solver={asked}", progress)
     listed = _listed(plan)
     found = {name: why for name, why in listed.items() if asked and asked.lower() in name.lower()}
     if found:
         return Answer(asked, plan, reasons=tuple(f"{name}: {why}" for name, why in found.items()))
-    if profile is not None and asked in _solvers():
-        return _search(plan, profile, asked, f"solver={asked}", progress)
     if profile is not None and "=" in asked:
         return _search(plan, profile, asked, asked, progress)
     needs = " (needs --profile)" if profile is None else ""
@@ -147,13 +146,8 @@ def _search(plan: Plan, profile: Profile, question: str, text: str, progress: Pr
         other = planning.solve(at.problem, at.solver, progress)
     except InfeasibleError as error:
         return Answer(question, plan, reasons=(f"{question}: {error.title}", *(f"  {line}" for line in error.details)))
-    from planner.ir.constraints import broken
-
-    fix, forbid = at.problem.fix, at.problem.forbid
-    unmet = broken(fix, forbid, other.decision, at.problem.profile.cluster) if fix or forbid else ()
-    reasons = tuple(f"the search did not keep to this: {line}" for line in unmet)
     evidence = DATASHEET if at.assumed else other.prediction.evidence
-    return Answer(question, plan, other, reasons, evidence)
+    return Answer(question, plan, other, (), evidence)
 
 
 def _listed(plan: Plan) -> Mapping[str, str]:

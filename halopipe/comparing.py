@@ -7,7 +7,8 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from halopipe import text, units
-from planner.export.rows import PlanRow, in_flight, layout_text, plan_rows
+from planner.export.decisions import in_flight, layout_text
+from planner.export.rows import PlanRow, plan_rows
 from planner.ir.plan import Decision, Plan
 
 if TYPE_CHECKING:
@@ -56,8 +57,11 @@ class Comparison:
         models = {plan.inputs.model_fingerprint for plan in self.plans.values()}
         if len(models) > 1:
             lines += ["", "  note: these plans are for different models"]
+        alike: dict[tuple[str, ...], list[str]] = {}
         for name, differences in self._differences().items():
-            lines += ["", f"{name}, against {next(iter(self.plans))}:"]
+            alike.setdefault(differences, []).append(name)
+        for differences, names in alike.items():
+            lines += ["", f"{', '.join(names)}, against {next(iter(self.plans))}:"]
             lines += [f"  {line}" for line in differences or ("the same decision",)]
         return "\n".join(lines)
 
@@ -103,7 +107,7 @@ def _stage_changes(a: Decision, b: Decision) -> list[str]:
             again = "computes activations again" if stage.recompute else "keeps its activations"
             lines.append(f"{where}: {again}")
         here, there = in_flight(b, number), in_flight(a, other)
-        if here != there:
+        if here != there and number == other:  # elsewhere in the pipeline it follows from the place
             lines.append(f"{where}: {here} micro-batches in flight instead of {there}")
     return lines
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from halopipe.naming import require_known
 from planner.ir.codec import load
-from planner.ir.errors import HalopipeError, InputFileError
+from planner.ir.errors import HalopipeError, InfeasibleError, InputFileError
 from planner.ir.fingerprint import fingerprint, require_match
 from planner.ir.plan import Plan, Prediction
 from planner.ir.problem import Problem
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from planner.solvers import Progress
 
 DEFAULT_SOLVER = "suffix-dp"
+_RULE_SOLVER = "span-ilp"
+"""Keeps to every side constraint; asked where the default solver does not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,16 +33,32 @@ class Baselines:
 
 
 def solve(problem: Problem, name: str = DEFAULT_SOLVER, progress: Progress | None = None) -> Plan:
-    """The plan that solver ``name`` finds.
+    """The plan that solver ``name`` finds; it keeps to the side constraints.
 
     Raises:
         UnknownNameError: there is no such solver.
-        InfeasibleError: nothing fits.
+        InfeasibleError: nothing fits, or the solver knows nothing of a side constraint and its plan breaks it.
     """
     from planner import solvers
 
     require_known("solver", [name], solvers.names())
-    return limited(solvers.solver(name)(problem, progress), problem)
+    plan = limited(solvers.solver(name)(problem, progress), problem)
+    unmet = _broken_rules(plan, problem)
+    if unmet and name == DEFAULT_SOLVER:
+        return solve(problem, _RULE_SOLVER, progress)
+    if unmet:
+        raise InfeasibleError(
+            f"solver {name} found no plan that keeps to the side constraints", unmet, [f"--solver {_RULE_SOLVER}"]
+        )
+    return plan
+
+
+def _broken_rules(plan: Plan, problem: Problem) -> tuple[str, ...]:
+    if not problem.fix and not problem.forbid:
+        return ()
+    from planner.ir.constraints import broken
+
+    return broken(problem.fix, problem.forbid, plan.decision, problem.profile.cluster)
 
 
 def limited(plan: Plan, problem: Problem) -> Plan:

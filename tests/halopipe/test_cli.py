@@ -4,18 +4,20 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import typer
 from typer.testing import CliRunner, Result
 
-from halopipe import outcome, running
+from halopipe import outcome, planning, running
 from halopipe.cli import app
 from planner.ir import codec
 from planner.ir.codec import dump, load
 from planner.ir.errors import InfeasibleError
 from planner.ir.plan import Plan
+from planner.ir.profile import Profile
 from planner.ir.timeline import Span, Timeline, TimelineFile
 from tests.planner.factories import chain_decision, chain_profile, plan_of
 
@@ -90,6 +92,12 @@ def test_what_is_asked_of_a_plan_is_heeded(folder: Path) -> None:
         ["compare", "by_hand.json", "--baselines", "--profile", "profile.json", "--json"],
         ["check", "by_hand.json", "--json"],
         ["schema", "plan"],
+        ["explain", "by_hand.json", "--why-not", "one-device", "--json"],
+        ["explain", "by_hand.json", "--what-if", "n0/*.memory=8GiB", "--json"],
+        ["explain", "by_hand.json", "--prices", "--json"],
+        ["plan", "profile.json", "--pareto", "2", "-o", "front.json", "--json"],
+        ["devices", "--json"],
+        ["cluster", "--json"],
     ],
     ids=" ".join,
 )
@@ -118,6 +126,22 @@ def test_json_stands_alone_on_stdout(folder: Path, arguments: list[str]) -> None
         (["explain", "by_hand.json", "profile.json", "--profile", "p.json"], 2, "two profiles are given"),
         (["explain", "by_hand.json", "--layer", "l9"], 2, "error[H206] no layer 'l9'"),
         (["explain", "by_hand.json", "--why-not", "magic"], 2, "nothing is known of 'magic'"),
+        (["explain", "by_hand.json", "--what-if", "n9/x.memory=1GiB"], 2, "error[H206] no device 'n9/x'"),
+        (["explain", "by_hand.json", "--what-if", "devices=3", "--prices"], 2, "are asked at once"),
+        (["explain", "alone/by_hand.json", "--prices"], 2, "--prices searches again, which needs the profile"),
+        (["plan", "profile.json", "--objective", "speed"], 2, "error[H206] no objective 'speed'"),
+        (["plan", "profile.json", "--allow", "samples"], 2, "sample (did you mean that?)"),
+        (["plan", "profile.json", "--recompute", "maybe"], 2, "error[H206] no way to recompute 'maybe'"),
+        (["plan", "profile.json", "--fix", "l0"], 2, "error[H200] 'l0' is not a rule"),
+        (["plan", "profile.json", "--forbid", "enc.*=replicas:2"], 2, "matches no layer"),
+        (["plan", "profile.json", "--cluster", "nowhere.yaml"], 3, "error[H301] cannot read nowhere.yaml"),
+        (["plan", "profile.json", "--cluster", "broken.json"], 3, "error[H302] broken.json is not YAML"),
+        (["cluster", "broken.json"], 3, "error[H302] broken.json is not YAML"),
+        (["cluster", "-o", "x.json"], 2, "--output needs a cluster file and --profile"),
+        (["import", "broken.json"], 3, "error[H307]"),
+        (["import", "broken.json", "--format", "piper"], 2, "no format to import 'piper'"),
+        (["import", "broken.json", "--device", "V101"], 2, "error[H206] no device 'V101' in the catalogue"),
+        (["run", "again.json"], 2, "error[H200] this plan cannot be run yet"),
         (["compare", "alone/by_hand.json", "--baselines"], 2, "--baselines are solved from the profile"),
         (["compare", "by_hand.json", "by_hand.json"], 2, "by_hand.json is given twice"),
         (["check", "edited.json", "--profile", "profile.json"], 6, "error[H602] edited.json has"),
@@ -139,10 +163,76 @@ def test_what_goes_wrong_is_said_on_stderr_with_its_exit_code(
     dump(chain_profile(6), "other.json")
     plan = (folder / "by_hand.json").read_text("utf-8")
     (folder / "edited.json").write_text(plan.replace('"1F1", ', "", 1))
+    (folder / "again.json").write_text(plan.replace('"recompute": false', '"recompute": true'))
     before = sorted(path.name for path in folder.iterdir())
     result = call(*arguments)
     assert (result.exit_code, text in result.stderr, result.stdout) == (exit_code, True, ""), result.stderr
     assert sorted(path.name for path in folder.iterdir()) == before
+
+
+CLUSTER = """
+halopipe: cluster
+version: 1
+hosts: [{name: n, count: 2, devices: [{device: T4, count: 2}]}]
+links: {within-host: PCIe-3, across-hosts: Ethernet-10G}
+"""
+
+
+def test_machines_one_does_not_have_are_planned_for(folder: Path) -> None:
+    (folder / "cluster.yaml").write_text(CLUSTER)
+    machines = ["--cluster", "cluster.yaml"]
+    made = call("plan", "profile.json", *machines, "--solver", "even-split", "-o", "t4.json")
+    assert made.exit_code == 0, made.stderr
+    assert "costs: datasheet" in made.stdout
+    assert load("t4.json", Plan).decision.stages[0].devices == ("n0/gpu0",)
+    for verb in ("explain", "check"):
+        found = call(verb, "t4.json", *machines)
+        assert found.exit_code == 0, found.stderr
+    assert call("explain", "t4.json", "--profile", "profile.json").exit_code == 3
+    written = call("cluster", "cluster.yaml", "--profile", "profile.json", "-o", "scaled.json")
+    assert written.exit_code == 0, written.stderr
+    assert "across-hosts" in written.stdout
+    assert call("check", "t4.json", "--profile", "scaled.json").exit_code == 0
+
+
+def test_a_published_profile_is_imported(folder: Path) -> None:
+    nodes = [
+        f"node{n} -- Layer{n}(x) -- forward_compute_time=10.0, backward_compute_time=20.0, "
+        "activation_size=4096.0, parameter_size=1024.0"
+        for n in (1, 2)
+    ]
+    (folder / "graph.txt").write_text("\n".join([*nodes, "\tnode1 -- node2"]) + "\n")
+    made = call("import", "graph.txt", "--samples", "8", "--device", "V100-16GB", "-o", "imported.json")
+    assert made.exit_code == 0, made.stderr
+    (device,) = load("imported.json", Profile).cluster.devices
+    assert (device.kind, device.memory_bytes) == ("V100-16GB", 2**34)
+    (folder / "cluster.yaml").write_text(CLUSTER.replace("T4", "V100-16GB"))
+    planned = call("plan", "imported.json", "--cluster", "cluster.yaml", "--solver", "even-split")
+    assert planned.exit_code == 0, planned.stderr
+
+
+def test_a_front_is_a_plan_file_a_point(folder: Path) -> None:
+    result = call("plan", "profile.json", "--pareto", "3", "-o", "front.json")
+    assert result.exit_code == 0, result.stderr
+    written = [line.split()[1] for line in result.stderr.splitlines() if line.startswith("wrote ")]
+    assert written[0] == "front.json"
+    steps = [load(path, Plan).prediction.step_s for path in written]
+    assert steps == sorted(steps)
+    assert result.stdout.startswith("Step against memory of the fullest rank")
+
+
+def test_ctrl_c_in_a_search_writes_the_best_so_far(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    best = load("by_hand.json", Plan)
+    stopped = replace(best, search=replace(best.search, status="stopped"))
+    monkeypatch.setattr(planning, "solve", lambda *_: stopped)
+    result = call("plan", "profile.json", "-o", "stopped.json")
+    assert result.exit_code == outcome.INTERRUPTED
+    assert load("stopped.json", Plan) == stopped
+
+
+def test_the_catalogue_and_this_host_are_listed(folder: Path) -> None:
+    assert "V100-16GB" in call("devices").stdout
+    assert "n0" in call("cluster").stdout
 
 
 def test_faults_of_a_plan_are_json_too(folder: Path) -> None:
@@ -258,7 +348,7 @@ import sys
 from halopipe.cli import main
 sys.argv[1:] = {arguments}
 code = main()
-print(code, *sorted({{"torch", "matplotlib", "pandas"}} & set(sys.modules)), file=sys.stderr)
+print(code, *sorted({{"torch", "matplotlib", "pandas", "yaml"}} & set(sys.modules)), file=sys.stderr)
 """
 
 
@@ -271,6 +361,9 @@ print(code, *sorted({{"torch", "matplotlib", "pandas"}} & set(sys.modules)), fil
         ["check", "by_hand.json"],
         ["export", "by_hand.json", "--to", "chrome-trace", "--profile", "profile.json"],
         ["schema", "plan"],
+        ["devices"],
+        ["cluster"],
+        ["explain", "by_hand.json", "profile.json", "--why-not", "one-device"],
     ],
     ids=lambda arguments: arguments[0],
 )
@@ -279,4 +372,4 @@ def test_verbs_that_need_no_devices_load_no_torch(folder: Path, arguments: list[
     environment = {**os.environ, "PYTHONPATH": str(HOME)}
     result = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
     code, *loaded = result.stderr.splitlines()[-1].split()
-    assert (code in ("0", "6"), loaded) == (True, []), result.stderr
+    assert (code in ("0", "6"), loaded) == (True, ["yaml"] if arguments == ["devices"] else []), result.stderr

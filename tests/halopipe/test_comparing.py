@@ -39,8 +39,29 @@ def test_schedule_batches_and_shares_are_named() -> None:
 
 def test_another_order_of_the_same_actions_is_a_difference() -> None:
     first, *rest = REFERENCE.program
-    reordered = replace(REFERENCE, program=(tuple(reversed(first)), *rest))
+    reordered = replace(REFERENCE, program=((*first[:-2], *reversed(first[-2:])), *rest))
     assert differences(REFERENCE, reordered) == ("the order of actions differs",)
+
+
+def test_recomputation_and_micro_batches_in_flight_are_named() -> None:
+    other = chain_decision(PROFILE, cuts=(3,), micro_batches=(1, 1, 1, 1), schedule="gpipe")
+    again = replace(other, stages=(replace(other.stages[0], recompute=True), other.stages[1]))
+    assert differences(REFERENCE, again) == (
+        "schedule: gpipe instead of 1f1b",
+        "micro-batches: 4 micro-batches of 1 instead of 2 micro-batches of 2",
+        "stage 0 on n0/cpu0: computes activations again",
+        "stage 0 on n0/cpu0: 4 micro-batches in flight instead of 2",
+        "stage 1 on n0/cpu1: 4 micro-batches in flight instead of 1",
+    )
+    assert "stage 0 on n0/cpu0: keeps its activations" in differences(again, REFERENCE)
+
+
+def test_layouts_of_single_layers_are_told_apart() -> None:
+    base = chain_decision(PROFILE, micro_batches=(4,), ranks=((0, 1),), shares=((2, 2),))
+    cut = {**base.layers, "l2": replace(base.layers["l2"], cuts={"height": (0, 5, 8)})}
+    assert differences(base, replace(base, layers=cut)) == (
+        "layer l2: on n0/cpu0 and n0/cpu1 (height 5:3) instead of n0/cpu0 and n0/cpu1 (samples 2:2)",
+    )
 
 
 def test_layers_of_another_model_are_named() -> None:
@@ -60,6 +81,13 @@ def test_the_table_says_which_is_best_and_what_does_not_fit() -> None:
     assert "fast.json, against slow.json:" in lines
     assert "  2 layers l3 ... l4: on n0/cpu1 instead of n0/cpu0" in lines
     assert comparison.data()["differences"] == {"fast.json": ["2 layers l3 ... l4: on n0/cpu1 instead of n0/cpu0"]}
+
+
+def test_plans_that_decide_the_same_are_told_of_together() -> None:
+    first, other = plan_of(PROFILE, REFERENCE), plan_of(PROFILE, chain_decision(PROFILE, cuts=(5,)))
+    shown = Comparison({"a": first, "b": other, "c": first, "d": other}).render()
+    assert "b, d, against a:\n  2 layers l3 ... l4" in shown
+    assert "c, against a:\n  the same decision" in shown
 
 
 def test_plans_for_different_models_are_remarked_on() -> None:

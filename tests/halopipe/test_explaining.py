@@ -2,10 +2,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import pytest
-
-from halopipe import asking, explaining
-from planner.ir.errors import UnknownNameError, UsageError
+from halopipe import explaining
 from planner.ir.plan import Alternative, Measured, Plan, Rejected, Search
 from planner.ir.timeline import Span, Timeline
 from tests.planner.factories import chain_decision, chain_profile, plan_of
@@ -39,6 +36,23 @@ def test_with_its_profile_a_plan_is_drawn_and_its_hand_overs_are_shown() -> None
     assert "6.00 ms  12.0 ms    3.00 MiB" in shown
     assert "7.50 MiB of 1.00 GiB" in shown
     assert "Not shown" not in shown
+
+
+def test_recomputation_and_layouts_are_shown_where_there_are_any() -> None:
+    assert "recompute" not in explaining.explain(plan(), PROFILE)
+    made = plan()
+    shared = chain_decision(PROFILE, micro_batches=(4,), ranks=((0, 1),), shares=((2, 2),))
+    stages = tuple(replace(stage, recompute=True) for stage in shared.stages)
+    layers = {**shared.layers, "l2": replace(shared.layers["l2"], cuts={"feature": (0, 1, 2)})}
+    shown = explaining.explain(replace(made, decision=replace(shared, stages=stages, layers=layers)))
+    assert "in flight  recompute" in shown
+    assert "stage 0 divides 6 layers by samples 2:2, 1 layer by feature 1:1" in shown
+
+
+def test_the_headline_names_another_objective() -> None:
+    assert "objective" not in explaining.headline(plan())
+    assert "  objective memory: 1.00 MiB on the fullest rank" in explaining.headline(plan(), objective="memory")
+    assert explaining.headline(plan(), objective="latency").endswith("  objective latency")
 
 
 def test_without_a_profile_what_is_missing_is_said() -> None:
@@ -83,39 +97,3 @@ def test_predicted_and_measured_are_compared_by_stage() -> None:
     assert [line.split()[-2:] for line in lines[1:]] == [["+20", "%"], ["+25", "%"], ["+0.0", "%"]]
     unknown = explaining.timeline_table(Timeline("predicted", 1.0, ()), measured, 1.2, 1).splitlines()
     assert unknown[2].split() == ["stage", "0", "forward", "–", "500", "ms", "–"]
-
-
-def test_why_not_finds_an_alternative_by_part_of_its_name() -> None:
-    assert asking.why_not(plan(), None, "One-Dev") == "one-device: 62 % slower: no parallelism"
-    assert asking.why_not(plan(), None, "micro-batches of 1") == "8 micro-batches of 1: bound 95 ms"
-
-
-def test_why_not_searches_again_under_the_condition() -> None:
-    answer = asking.why_not(plan(), PROFILE, "schedule=gpipe")
-    assert answer.startswith("schedule=gpipe: ")
-    assert "against 92.5 ms a step" in answer
-    assert asking.why_not(plan(), PROFILE, "solver=one-device").startswith("solver=one-device: ")
-
-
-@pytest.mark.parametrize("question", ["", "tensor parallelism", "dp=4", "schedule=gpipe"])
-def test_what_is_not_known_is_answered_with_what_may_be_asked(question: str) -> None:
-    with pytest.raises(UsageError, match="nothing is known of") as caught:
-        asking.why_not(plan(), None, question)
-    assert "one-device" in caught.value.details[0]
-    assert "(needs --profile): schedule=..." in caught.value.details[1]
-
-
-def test_a_condition_that_makes_no_sense_is_refused() -> None:
-    with pytest.raises(UsageError, match="is not a positive integer"):
-        asking.why_not(plan(), PROFILE, "stages=two")
-    with pytest.raises(UnknownNameError, match="no schedule 'gpip'"):
-        asking.why_not(plan(), PROFILE, "schedule=gpip")
-
-
-def test_a_layer_is_described() -> None:
-    shown = asking.describe_layer(plan(), PROFILE, "l3")
-    assert shown.startswith("l3: stage 1, on n0/cpu1\n  linear (aten.linear.default)\n  reads l2 from stage 0\n")
-    assert "reads y, an input of the step" in asking.describe_layer(plan(), PROFILE, "loss")
-    assert "add --profile" in asking.describe_layer(plan(), None, "l3")
-    with pytest.raises(UnknownNameError, match="no layer 'l33'"):
-        asking.describe_layer(plan(), PROFILE, "l33")

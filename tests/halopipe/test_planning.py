@@ -1,60 +1,44 @@
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from halopipe import planning
+from halopipe import planning, problems
 from planner.ir.codec import dump
-from planner.ir.errors import RankCountError, StaleFileError, UnknownNameError, UsageError
+from planner.ir.constraints import broken
+from planner.ir.errors import InfeasibleError, StaleFileError, UnknownNameError
 from tests.planner.factories import chain_decision, chain_profile, plan_of
 
 PROFILE = chain_profile(4, memory_bytes=2**30)
 PLAN = plan_of(PROFILE, chain_decision(PROFILE, cuts=(2,)))
 
 
-def test_the_defaults_are_the_batch_of_the_example_and_all_schedules() -> None:
-    problem = planning.make_problem(PROFILE)
-    assert problem.global_batch == PROFILE.graph.samples
-    assert problem.schedules == planning.schedule_names()
-    assert problem.ranks == (0, 1)
+def test_the_limits_of_the_problem_are_those_of_the_plan() -> None:
+    plan = planning.solve(problems.make_problem(PROFILE, memory_bytes=300_000_001), "one-device")
+    assert {rank.memory_limit_bytes for rank in plan.prediction.ranks} == {300_000_001}
+    prediction, _ = planning.predict_again(plan, PROFILE)
+    assert prediction == plan.prediction
 
 
-def test_a_memory_limit_is_kept_to_the_byte_or_just_below() -> None:
-    problem = planning.make_problem(PROFILE, memory_bytes=300_000_001)
-    assert 300_000_000 <= problem.memory_limit_bytes(0) <= 300_000_001
+@pytest.mark.parametrize("rule", ["l2=stage:1", "*=replicas:1", "l0=device:n0/cpu1"])
+def test_side_constraints_are_kept(rule: str) -> None:
+    problem = problems.make_problem(PROFILE, fix=[rule])
+    plan = planning.solve(problem)
+    assert broken(problem.fix, (), plan.decision, PROFILE.cluster) == ()
 
 
-def test_more_memory_than_there_is_cannot_be_asked_for() -> None:
-    with pytest.raises(UsageError, match="more than the devices have"):
-        planning.make_problem(PROFILE, memory_bytes=2**31)
-    uneven = chain_profile(4, memory_bytes=(2**30, 2**29))
-    with pytest.raises(UsageError, match="one memory size"):
-        planning.make_problem(uneven, memory_bytes=2**20)
+def test_a_solver_that_knows_nothing_of_a_side_constraint_is_not_believed() -> None:
+    problem = problems.make_problem(PROFILE, forbid=["*=replicas:1"])
+    with pytest.raises(InfeasibleError, match="solver one-device found no plan that keeps to the side constraints"):
+        planning.solve(problem, "one-device")
+    assert "side constraints" in planning.solve_baselines(problem, ["one-device"]).infeasible["one-device"]
 
 
-def test_more_ranks_than_devices_cannot_be_asked_for() -> None:
-    with pytest.raises(RankCountError, match="3 ranks are asked for, the profile has 2"):
-        planning.make_problem(PROFILE, num_ranks=3)
-
-
-def test_an_unknown_schedule_is_answered_with_the_nearest() -> None:
-    with pytest.raises(UnknownNameError, match="no schedule '1b1f'") as caught:
-        planning.make_problem(PROFILE, schedules=["gpipe", "1b1f"])
-    assert caught.value.remedies == ("1f1b (did you mean that?)",)
-
-
-def test_a_micro_batch_larger_than_the_batch_is_refused() -> None:
-    with pytest.raises(UsageError, match="micro-batch 16 is larger than the global batch 8"):
-        planning.make_problem(PROFILE, micro_batch=[16])
-
-
-def test_the_margin_is_read_back_from_the_plan() -> None:
-    assert planning.memory_margin(PLAN, PROFILE) == 0.0
-    tight = replace(PLAN.prediction.ranks[0], memory_limit_bytes=2**29)
-    plan = replace(PLAN, prediction=replace(PLAN.prediction, ranks=(tight,)))
-    assert planning.memory_margin(plan, PROFILE) == 0.5
+def test_an_unknown_solver_is_answered_with_the_nearest() -> None:
+    with pytest.raises(UnknownNameError, match="no solver 'one-devise'") as caught:
+        planning.solve(problems.make_problem(PROFILE), "one-devise")
+    assert caught.value.remedies == ("one-device (did you mean that?)",)
 
 
 def test_a_profile_that_the_plan_was_not_made_from_is_refused(tmp_path: Path) -> None:
@@ -71,7 +55,37 @@ def test_devices_are_named_by_rank() -> None:
 
 
 def test_baselines_that_do_not_fit_say_why() -> None:
-    solved = planning.solve_baselines(planning.make_problem(PROFILE))
+    solved = planning.solve_baselines(problems.make_problem(PROFILE))
     assert {"one-device", "data-parallel", "even-split"} <= set(solved.plans)
-    tight = planning.make_problem(chain_profile(4, parameter_bytes=2**20), memory_bytes=3 * 2**20)
-    assert "one-device" in planning.solve_baselines(tight).infeasible
+    tight = problems.make_problem(chain_profile(4, parameter_bytes=2**20), memory_bytes=3 * 2**20)
+    assert "no plan fits" in planning.solve_baselines(tight, ["one-device"]).infeasible["one-device"]
+
+
+def test_some_baselines_can_be_asked_for_and_each_is_announced() -> None:
+    shown: list[tuple[int, int, str]] = []
+    problem = problems.make_problem(PROFILE)
+    solved = planning.solve_baselines(problem, ["one-device", "even-split"], lambda *at: shown.append(at))
+    assert list(solved.plans) == ["one-device", "even-split"]
+    assert shown == [(0, 2, "one-device"), (1, 2, "even-split")]
+    with pytest.raises(UnknownNameError, match="no baseline 'suffix-dp'"):
+        planning.solve_baselines(problem, ["suffix-dp"])
+
+
+CLUSTER = """
+halopipe: cluster
+version: 1
+hosts: [{name: n, devices: [{device: T4, count: 2}]}]
+links: {within-host: PCIe-3}
+"""
+
+
+def test_a_plan_for_other_machines_is_recognised_with_its_cluster_file(tmp_path: Path) -> None:
+    dump(PROFILE, tmp_path / "profile.json")
+    (tmp_path / "cluster.yaml").write_text(CLUSTER)
+    profile = planning.load_profile(tmp_path / "profile.json", cluster=tmp_path / "cluster.yaml")
+    plan = planning.solve(problems.make_problem(profile), "one-device")
+    found = planning.profile_of(plan, tmp_path / "plan.json", None, tmp_path / "cluster.yaml")
+    assert found == profile
+    assert planning.profile_of(plan, tmp_path / "plan.json", None) is None
+    with pytest.raises(StaleFileError):
+        planning.profile_of(plan, tmp_path / "plan.json", tmp_path / "profile.json")

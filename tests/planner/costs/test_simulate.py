@@ -8,12 +8,16 @@ from planner.costs.compiled import compile_program
 from planner.costs.simulate import simulate
 from planner.costs.stage import PriceBook, StageCosts, placements
 from planner.ir.errors import IllegalProgramError
-from planner.ir.plan import Decision
+from planner.ir.layout import Layout
+from planner.ir.plan import Decision, Placement, Stage
 from planner.ir.profile import Profile
 from planner.ir.program import Program
-from planner.ir.schedule import Action
+from planner.ir.schedule import Action, Pipeline, StageGraph
 from planner.ir.timeline import Timeline
 from planner.layers.boundary import Boundaries
+from planner.passes import lower, validate
+from planner.schedules import positions
+from planner.schedules import schedule as schedule_named
 from tests.planner.factories import chain_decision, chain_profile
 
 TINY = 4
@@ -138,6 +142,80 @@ def test_a_program_out_of_order_is_not_compiled() -> None:
     program = program_of(profile, decision)
     with pytest.raises(IllegalProgramError, match="0UPDATE on rank 0 needs 0B0, which comes later"):
         compile_program(replace(program, rows=(program.rows[0][::-1],)), decision.micro_batches)
+
+
+def interleaved(profile: Profile, num_stages: int, num_ranks: int, name: str, micro_batches: int) -> Decision:
+    """One layer a stage, stages at the positions that the schedule wants."""
+    where = positions(name, num_ranks, num_stages // num_ranks)
+    graph = profile.graph
+    stage_of = {layer.name: min(index, num_stages - 1) for index, layer in enumerate(graph.layers)}
+    ranks = tuple((position,) for position in where)
+    boundaries = Boundaries.of(graph, stage_of, (Layout(),) * num_stages, ranks)
+    edges = boundaries.edges()
+    stages = StageGraph(num_stages, micro_batches, edges)
+    routes = boundaries.routes(edges, (1,) * micro_batches)
+    program = lower(schedule_named(name)(Pipeline(stages, where)), stages, ranks, routes, num_ranks)
+    validate(program)
+    return Decision(
+        schedule=name,
+        micro_batches=(1,) * micro_batches,
+        stages=tuple(Stage(group, tuple(f"n0/cpu{rank}" for rank in group)) for group in ranks),
+        layers={layer: Placement(stage) for layer, stage in stage_of.items()},
+        program=tuple(tuple(map(str, row)) for row in program.rows),
+    )
+
+
+@pytest.mark.parametrize(("name", "bubble"), [("interleaved", 3 * 6e-3 / 2), ("zb-v", 3 * 2e-3 / 2)])
+def test_stages_of_a_rank_share_its_time_and_memory(name: str, bubble: float) -> None:
+    """Eight stages on four ranks; a rank's two have F = I = W = 2 ms together."""
+    profile = chain_profile(8, 4, activation_bytes=TINY, parameter_bytes=400, bandwidth_bytes_per_s=1e15)
+    decision = interleaved(profile, 8, 4, name, 8)
+    timeline = run(profile, decision)
+    assert timeline.step_s == pytest.approx(8 * 6e-3 + bubble, rel=1e-6)
+    assert timeline.busy_s(0) == pytest.approx(8 * 6e-3)
+    assert all(timeline.peak_bytes(rank) > 2 * 2 * 400 for rank in range(4))
+
+
+def test_a_message_that_blocks_holds_its_sender_and_then_its_receiver() -> None:
+    profile, decision = pipeline(2, 1, "1f1b-sno", latency_s=2e-3, bandwidth_bytes_per_s=1e15)
+    spans = {span.action: span for span in run(profile, decision).spans}
+    assert (spans["0SEND_F0>1!"].start_s, spans["0SEND_F0>1!"].stop_s) == pytest.approx((1e-3, 3e-3))
+    assert (spans["1RECV_F0<0!"].start_s, spans["1RECV_F0<0!"].stop_s) == pytest.approx((0.0, 5e-3))
+    assert spans["0UPDATE"].stop_s == pytest.approx(1e-3 + 4e-3 + 3e-3 + 4e-3 + 2e-3)
+
+
+def test_forwards_alone_keep_nothing_behind() -> None:
+    profile, decision = pipeline(2, 5, "forward", saved_bytes=1000, workspace_bytes=10, bandwidth_bytes_per_s=1e15)
+    timeline = run(profile, decision)
+    assert timeline.step_s == pytest.approx(6e-3, rel=1e-6)
+    assert timeline.peak_bytes(0) == 2 * TINY + 1000 + TINY + 10
+    assert timeline.memory[-1].num_bytes == 2 * TINY + 5 * TINY
+
+
+def test_an_update_starts_the_sum_of_gradients_anew() -> None:
+    profile = chain_profile(1, 1, accumulate_s=5e-4, update_s=2e-4)
+    steps = {
+        name: run(profile, chain_decision(profile, (), (1,) * 4, schedule=name)).step_s
+        for name in ("1f1b", "pipedream")
+    }
+    assert steps["1f1b"] == pytest.approx(4 * 3e-3 + 3 * 5e-4 + 2e-4)
+    assert steps["pipedream"] == pytest.approx(4 * 3e-3 + 4 * 2e-4)
+
+
+def test_reductions_in_the_middle_of_a_step_are_apart() -> None:
+    profile = chain_profile(1, 2, parameter_bytes=4096, bandwidth_bytes_per_s=1e6)
+    decision = chain_decision(profile, (), (4, 4), [(0, 1)], [(1, 1)], schedule="pipedream")
+    spans = {(span.rank, span.action): span for span in run(profile, decision).spans}
+    assert spans[0, "0REDUCE_GRAD0"].stop_s == pytest.approx(6e-3 + 4096e-6)
+    assert spans[1, "0REDUCE_GRAD1"].stop_s == pytest.approx(2 * (6e-3 + 4096e-6))
+
+
+def test_an_action_of_a_micro_batch_that_does_not_exist_is_not_compiled() -> None:
+    profile, decision = pipeline(1, 2, "gpipe")
+    program = program_of(profile, decision)
+    rows = (tuple(replace(a, microbatch=2) if str(a) == "0F1" else a for a in program.rows[0]),)
+    with pytest.raises(IllegalProgramError, match="0F2 on rank 0 needs micro-batch 2, which is missing"):
+        compile_program(replace(program, rows=rows), decision.micro_batches)
 
 
 def test_price_slots_are_few() -> None:

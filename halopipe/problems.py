@@ -1,0 +1,196 @@
+"""What a person asks for as a problem for a solver, and the problem that a plan answers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypedDict
+
+from halopipe.naming import require_known
+from planner.ir.errors import RankCountError, UsageError
+from planner.ir.graph import SAMPLE
+from planner.ir.plan import Plan
+from planner.ir.problem import (
+    AUTO,
+    CHANNEL_DIMS,
+    NEVER,
+    OBJECTIVES,
+    RECOMPUTE,
+    SAMPLE_DIMS,
+    SPATIAL_DIMS,
+    THROUGHPUT,
+    Problem,
+    Rule,
+)
+from planner.ir.profile import Profile
+
+FAMILIES = (SAMPLE_DIMS, SPATIAL_DIMS, CHANNEL_DIMS)
+
+
+class Asked(TypedDict, total=False):
+    """What may be asked of a plan; see :func:`make_problem`."""
+
+    global_batch: int
+    micro_batch: Sequence[int]
+    schedules: Sequence[str]
+    num_ranks: int
+    max_stages: int
+    gap: float
+    time_limit_s: float
+    objective: str
+    allow: Sequence[str]
+    recompute: str
+    fix: Sequence[str | Rule]
+    forbid: Sequence[str | Rule]
+
+
+def make_problem(
+    profile: Profile,
+    *,
+    global_batch: int = 0,
+    micro_batch: Sequence[int] = (),
+    schedules: Sequence[str] = (),
+    num_ranks: int = 0,
+    max_stages: int = 0,
+    memory_bytes: int = 0,
+    gap: float = 0.0,
+    time_limit_s: float = 60.0,
+    objective: str = THROUGHPUT,
+    allow: Sequence[str] = (),
+    recompute: str = NEVER,
+    fix: Sequence[str | Rule] = (),
+    forbid: Sequence[str | Rule] = (),
+) -> Problem:
+    """What a solver is asked.
+
+    Args:
+        global_batch: samples a step; 0: as many as the profile's example has.
+        micro_batch: samples a micro-batch that may be used; empty: the solver chooses.
+        schedules: names; empty: those that the runtime executes as they are priced.
+        num_ranks, max_stages: 0: no limit.
+        memory_bytes: most bytes a plan may use on any device; 0: the device's memory less a margin.
+        objective: ``throughput``, ``memory`` or ``latency``.
+        allow: families of dims that layers may be cut along, of ``sample``, ``spatial``, ``channel``; empty: samples.
+        recompute: ``never``, ``auto`` or ``always``.
+        fix, forbid: side constraints, such as ``enc.*=spatial:2``; see :mod:`planner.ir.constraints`.
+
+    Raises:
+        UsageError, UnknownNameError, RankCountError: what is asked for does not exist or cannot be meant.
+    """
+    batch = global_batch or profile.graph.samples
+    require_known("schedule", schedules, schedule_names())
+    require_known("objective", [objective], OBJECTIVES)
+    require_known("family of dims", allow, FAMILIES)
+    require_known("way to recompute", [recompute], RECOMPUTE)
+    _require_ranks(profile, num_ranks)
+    _require_memory(profile, memory_bytes)
+    too_large = [size for size in micro_batch if size > batch]
+    if too_large:
+        raise UsageError(
+            f"micro-batch {too_large[0]} is larger than the global batch {batch}",
+            [],
+            [f"--micro-batch {batch}", f"--global-batch {too_large[0]}"],
+        )
+    return Problem(
+        profile=profile,
+        global_batch=batch,
+        schedules=tuple(schedules) or default_schedules(),
+        micro_batch_sizes=tuple(micro_batch),
+        max_stages=max_stages,
+        num_ranks=num_ranks,
+        gap=gap,
+        time_limit_s=time_limit_s,
+        memory_bytes=memory_bytes,
+        objective=objective,
+        allow=tuple(name for name in FAMILIES if name in allow) or (SAMPLE_DIMS,),
+        recompute=recompute,
+        fix=rules_of(fix, profile),
+        forbid=rules_of(forbid, profile),
+    )
+
+
+def problem_of(plan: Plan, profile: Profile) -> Problem:
+    """The problem that ``plan`` answers, as far as the plan shows it, without limits on micro-batches and stages.
+
+    Whatever freedom the plan uses is granted: its schedule, recomputation, dims that layers are cut along.
+    """
+    decision = plan.decision
+    margin, memory_bytes = _limits(plan, profile)
+    dims = {dim for placement in decision.layers.values() for dim in placement.cuts}
+    schedules = default_schedules()
+    if decision.schedule not in schedules and decision.schedule in schedule_names():
+        schedules = (*schedules, decision.schedule)
+    return Problem(
+        profile,
+        decision.global_batch,
+        schedules,
+        memory_margin=margin,
+        memory_bytes=memory_bytes,
+        allow=FAMILIES if dims - {SAMPLE} else (SAMPLE_DIMS,),
+        recompute=AUTO if any(stage.recompute for stage in decision.stages) else NEVER,
+    )
+
+
+def rules_of(texts: Sequence[str | Rule], profile: Profile) -> tuple[Rule, ...]:
+    """Side constraints, each of a layer (and device) that the profile has.
+
+    Raises:
+        UsageError, UnknownNameError: a text is no rule, or is about nothing.
+    """
+    from planner.ir.constraints import check_names, matching, parse_rule
+
+    names = [layer.name for layer in profile.graph.layers]
+    rules = tuple(text if isinstance(text, Rule) else parse_rule(text) for text in texts)
+    for rule in rules:
+        matching(rule, names)
+        check_names(rule, profile.cluster)
+    return rules
+
+
+def schedule_names() -> tuple[str, ...]:
+    """Names of all schedules."""
+    from planner import schedules
+
+    return tuple(schedules.names())
+
+
+def default_schedules() -> tuple[str, ...]:
+    """Names of the schedules that are searched where nobody names any."""
+    from planner import schedules
+
+    return tuple(schedules.default_names())
+
+
+def _require_ranks(profile: Profile, num_ranks: int) -> None:
+    num_devices = len(profile.cluster.devices)
+    if num_ranks > num_devices:
+        raise RankCountError(
+            f"{num_ranks} ranks are asked for, the profile has {num_devices}",
+            [", ".join(device.name for device in profile.cluster.devices)],
+            [f"--ranks {num_devices}", f"halopipe profile ... --workers {num_ranks}", "--cluster cluster.yaml"],
+        )
+
+
+def _require_memory(profile: Profile, memory_bytes: int) -> None:
+    most = max((device.memory_bytes for device in profile.cluster.devices), default=0)
+    if memory_bytes > most:
+        raise UsageError(
+            "--memory is more than the devices have", [f"asked: {memory_bytes} bytes, there: {most} bytes"]
+        )
+
+
+def _limits(plan: Plan, profile: Profile) -> tuple[float, int]:
+    """(margin, most bytes on any device) that explain the limits in the plan's prediction."""
+    devices = profile.cluster.devices
+    default = Problem(profile, plan.decision.global_batch)
+    limits = {
+        rank.rank: rank.memory_limit_bytes
+        for rank in plan.prediction.ranks
+        if rank.rank < len(devices) and rank.memory_limit_bytes > 0
+    }
+    if not limits or all(limit == default.memory_limit_bytes(rank) for rank, limit in limits.items()):
+        return default.memory_margin, 0
+    most = max(limits.values())
+    if all(limit == min(most, default.memory_limit_bytes(rank)) for rank, limit in limits.items()):
+        return default.memory_margin, most
+    margins = [1 - limit / devices[rank].memory_bytes for rank, limit in limits.items()]
+    return max(0.0, min(margins)), most if max(margins) - min(margins) > 1e-6 else 0

@@ -1,0 +1,26 @@
+"""Devices and links one does not have at hand: one YAML file a device, every figure with its source and date.
+
+    device("V100-16GB").memory_bytes       16 GiB, from which document, of when
+    read_machines("cluster.yaml")          a cluster of such devices, see ``clusters``
+
+PyYAML is loaded when the first file is read.
+"""
+
+from __future__ import annotations
+
+from planner.catalogue.clusters import Machines, machines_of, read_machines
+from planner.catalogue.entries import DeviceEntry, Figure, LinkEntry
+from planner.catalogue.listing import device, devices, link, links
+
+__all__ = [
+    "DeviceEntry",
+    "Figure",
+    "LinkEntry",
+    "Machines",
+    "device",
+    "devices",
+    "link",
+    "links",
+    "machines_of",
+    "read_machines",
+]

@@ -1,0 +1,253 @@
+"""``cluster.yaml``: machines one does not have: devices of the catalogue, of the profile, or with figures of one's own.
+
+    halopipe: cluster
+    version: 1
+    measured-on: {device: EPYC-7763-core, memory-bandwidth: 20GB/s}      # what the profile was measured on
+    hosts:
+      - name: n                            # two hosts, n0 and n1
+        count: 2
+        devices:
+          - {device: V100-16GB, count: 4, memory: 15GiB}     # gpu0 ... gpu3 of each; memory in place of the catalogue's
+      - name: big
+        devices:
+          - {name: my-gpu, memory: 24GiB, memory-bandwidth: 936GB/s, peak: {float32: 35.6TFLOP/s}}
+    links:
+      within-host: NVLink-2                # a name of the catalogue; "measured": the profile's own
+      across-hosts: {link: Ethernet-10G, latency: 30us}      # or {bandwidth: 1.25GB/s, latency: 30us}
+
+With ``measured-on`` the share of its roof that each layer reached is carried over.  It is a name of the catalogue,
+figures like those of ``my-gpu``, or, for a profile of several kinds of device, a mapping of those by kind; kinds that
+are called like a device of the catalogue are that device.  A link without a latency has none: the catalogue knows none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from planner.catalogue.entries import DeviceEntry
+from planner.catalogue.listing import device, devices, link, links, names_of
+from planner.catalogue.quantities import BYTES, BYTES_PER_S, FLOP_PER_S, SECONDS
+from planner.catalogue.reading import ABSENT, Reader, parse_yaml, suggestion
+from planner.ir.cluster import ACROSS_HOSTS, DATASHEET, WITHIN_HOST, Cluster, DeviceSpec, Link
+from planner.ir.errors import MissingFileError
+
+_MEASURED = "measured"
+_FIGURES = ("memory", "memory-bandwidth", "peak")
+_NO_CLUSTER = Cluster((), {})
+
+
+@dataclass(frozen=True, slots=True)
+class Machines:
+    """What a cluster file describes.
+
+    Attributes:
+        measured_on: figures of the devices that the profile was measured on, by their kind in the profile.
+    """
+
+    cluster: Cluster
+    measured_on: Mapping[str, DeviceSpec] = field(default_factory=dict)
+
+
+def read_machines(path: str | Path, own: Cluster = _NO_CLUSTER) -> Machines:
+    """The machines that the file at ``path`` describes.
+
+    Args:
+        own: the cluster that a profile was measured on; its kinds of device and its links can be named too.
+
+    Raises:
+        MissingFileError, CorruptFileError: the file cannot be read, or is wrong; all its faults are named, each unknown
+            name with the nearest that is known.
+    """
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise MissingFileError(f"cannot read {path}", [str(error)]) from None
+    return machines_of(text, own, str(path))
+
+
+def machines_of(text: str, own: Cluster = _NO_CLUSTER, source: str = "text") -> Machines:
+    """As :func:`read_machines`, of text."""
+    found = _Machines(Reader(), own)
+    machines = found.read(parse_yaml(text, source))
+    found.reader.finish(source, "cluster file")
+    return machines
+
+
+@dataclass(slots=True)
+class _Machines:
+    """Reads one cluster file."""
+
+    reader: Reader
+    own: Cluster
+
+    def read(self, root: Any) -> Machines:
+        node = self.reader.mapping(root, "", ("halopipe", "version", "hosts", "links"), ("measured-on",))
+        if node["halopipe"] not in ("cluster", ABSENT) or node["version"] not in (1, ABSENT):
+            self.reader.fault("", "should begin with 'halopipe: cluster' and 'version: 1'")
+        specs = tuple(self._hosts(node["hosts"]))
+        measured_on = self._measured_on(node["measured-on"]) if "measured-on" in node else {}
+        return Machines(self._cluster(specs, node["links"]), {**self._by_name(), **measured_on})
+
+    def _hosts(self, value: Any) -> Iterator[DeviceSpec]:
+        names: list[str] = []
+        for path, entry in self.reader.items(value, "hosts"):
+            node = self.reader.mapping(entry, path, ("name", "devices"), ("count",))
+            name = self.reader.text(node["name"], f"{path}.name")
+            count = self.reader.count(node["count"], f"{path}.count") if "count" in node else 0
+            hosts = [f"{name}{number}" for number in range(count)] if count else [name]
+            names += hosts
+            kinds = list(self._devices(node["devices"], f"{path}.devices"))
+            for host in hosts:
+                numbers: dict[str, int] = {}
+                for spec, family in kinds:
+                    number = numbers[family] = numbers.get(family, -1) + 1
+                    yield replace(spec, name=f"{host}/{family}{number}", host=host)
+        for name in sorted({name for name in names if names.count(name) > 1}):
+            self.reader.fault("hosts", f"two hosts are called {name!r}")
+
+    def _devices(self, value: Any, path: str) -> Iterator[tuple[DeviceSpec, str]]:
+        """The devices of a host, without names yet, and the word to name each with."""
+        for where, entry in self.reader.items(value, path):
+            node = {"device": entry} if isinstance(entry, str) else entry
+            spec, family = self._device(node, where, ("count",))
+            if spec.memory_bytes <= 0:
+                self.reader.fault(f"{where}.memory", f"missing: no source says how much memory {spec.kind} has")
+            count = self.reader.count(node["count"], f"{where}.count") if _has(node, "count") else 1
+            yield from [(spec, family)] * count
+
+    def _device(self, value: Any, path: str, more: tuple[str, ...] = ()) -> tuple[DeviceSpec, str]:
+        """A device by its name, or by figures; figures beside a name take the place of the catalogue's."""
+        if _has(value, "name"):
+            node = self.reader.mapping(value, path, ("name",), (*_FIGURES, "family", *more))
+            base = DeviceSpec("", self.reader.text(node["name"], f"{path}.name"), "", 0)
+            family = self.reader.text(node.get("family", "gpu"), f"{path}.family")
+            return self._with_figures(base, node, path), family
+        node = self.reader.mapping(value, path, ("device",), (*_FIGURES, *more))
+        base, family = self._known(self.reader.text(node["device"], f"{path}.device"), f"{path}.device")
+        changed = [key for key in ("memory-bandwidth", "peak") if key in node]
+        spec = self._with_figures(base, node, path)
+        return replace(spec, kind=f"{spec.kind} ({_changes(node)})") if changed else spec, family
+
+    def _known(self, name: str, path: str) -> tuple[DeviceSpec, str]:
+        """A kind of the profile, or a device of the catalogue."""
+        for spec in self.own.devices:
+            if spec.kind == name:
+                return spec, spec.name.rpartition("/")[2].rstrip("0123456789") or "cpu"
+        known = names_of(devices().values())
+        if name.lower() not in known:
+            if name:
+                kinds = [spec.kind for spec in self.own.devices]
+                self.reader.fault(path, f"no device {name!r}{suggestion(name, [*known.values(), *kinds])}")
+            return DeviceSpec("", name, "", 1), "gpu"
+        entry = device(name)
+        return _spec(entry), entry.family
+
+    def _with_figures(self, spec: DeviceSpec, node: Mapping[str, Any], path: str) -> DeviceSpec:
+        if "memory" in node:
+            spec = replace(spec, memory_bytes=int(self.reader.quantity(node["memory"], f"{path}.memory", BYTES)))
+        if "memory-bandwidth" in node:
+            where = f"{path}.memory-bandwidth"
+            spec = replace(spec, memory_bytes_per_s=self.reader.quantity(node["memory-bandwidth"], where, BYTES_PER_S))
+        if "peak" in node:
+            peak = self.reader.mapping(node["peak"], f"{path}.peak", (), tuple(map(str, _keys(node["peak"]))))
+            given = {
+                dtype: self.reader.quantity(value, f"{path}.peak.{dtype}", FLOP_PER_S) for dtype, value in peak.items()
+            }
+            spec = replace(spec, peak_flop_per_s={**spec.peak_flop_per_s, **given})
+        return spec
+
+    def _by_name(self) -> dict[str, DeviceSpec]:
+        """Kinds of the profile that the catalogue knows by that name."""
+        known = names_of(devices().values())
+        kinds = [spec.kind for spec in self.own.devices if spec.kind.lower() in known]
+        return {kind: _spec(device(kind)) for kind in kinds}
+
+    def _measured_on(self, value: Any) -> dict[str, DeviceSpec]:
+        kinds = list(dict.fromkeys(spec.kind for spec in self.own.devices))
+        by_kind = value if isinstance(value, Mapping) and not {"device", "name"} & set(value) else None
+        if by_kind is None and len(kinds) > 1:
+            self.reader.fault("measured-on", f"should say it for each kind of the profile: {', '.join(kinds)}")
+            return {}
+        found = {}
+        for kind, entry in (by_kind if by_kind is not None else dict.fromkeys(kinds[:1], value)).items():
+            path = f"measured-on.{kind}" if by_kind is not None else "measured-on"
+            if kinds and kind not in kinds:
+                self.reader.fault(path, f"the profile has no kind {kind!r}{suggestion(str(kind), kinds)}")
+                continue
+            node = {"device": entry} if isinstance(entry, str) else entry
+            found[str(kind)] = self._device(node, path)[0]
+        return found
+
+    def _cluster(self, specs: tuple[DeviceSpec, ...], value: Any) -> Cluster:
+        node = self.reader.mapping(value, "links", (), (WITHIN_HOST, ACROSS_HOSTS))
+        hosts = [spec.host for spec in specs]
+        needed = {
+            WITHIN_HOST: len(set(hosts)) < len(hosts),
+            ACROSS_HOSTS: len(set(hosts)) > 1,
+        }
+        for name, is_needed in needed.items():
+            if is_needed and name not in node:
+                what = "hosts have several devices" if name == WITHIN_HOST else "there are several hosts"
+                self.reader.fault(f"links.{name}", f"missing: {what}; name one of the catalogue, such as Ethernet-10G")
+        found = {name: self._link(name, entry) for name, entry in node.items()}
+        measured = {name for name, entry in node.items() if entry == _MEASURED}
+        collectives = tuple(each for each in self.own.collectives if each.link in measured)
+        return Cluster(specs, found, collectives)
+
+    def _link(self, name: str, value: Any) -> Link:
+        path = f"links.{name}"
+        if value == _MEASURED:
+            if name not in self.own.links:
+                self.reader.fault(path, f"the profile measured no link {name}")
+            return self.own.links.get(name, Link(0.0, 1.0))
+        node = {"link": value} if isinstance(value, str) else value
+        node = self.reader.mapping(node, path, (), ("link", "bandwidth", "latency", "duplex"))
+        latency_s, bandwidth = 0.0, 0.0
+        if "link" in node:
+            latency_s, bandwidth = self._known_link(self.reader.text(node["link"], f"{path}.link"), path)
+        if "bandwidth" in node:
+            bandwidth = self.reader.quantity(node["bandwidth"], f"{path}.bandwidth", BYTES_PER_S)
+        if "latency" in node:
+            latency_s = self.reader.quantity(node["latency"], f"{path}.latency", SECONDS)
+        if not bandwidth:
+            self.reader.fault(f"{path}.bandwidth", "missing: name a link of the catalogue, or give its bandwidth")
+        duplex = node.get("duplex", True)
+        if not isinstance(duplex, bool):
+            self.reader.fault(f"{path}.duplex", f"should be true or false, got {duplex!r}")
+        return Link(latency_s, bandwidth or 1.0, (), duplex is not False, DATASHEET)
+
+    def _known_link(self, name: str, path: str) -> tuple[float, float]:
+        known = names_of(links().values())
+        if name.lower() not in known:
+            self.reader.fault(path, f"no link {name!r}{suggestion(name, known.values())}")
+            return 0.0, 1.0
+        entry = link(name)
+        return entry.latency_s.value if entry.latency_s is not None else 0.0, entry.bandwidth_bytes_per_s.value
+
+
+def _spec(entry: DeviceEntry) -> DeviceSpec:
+    peak = {dtype: figure.value for dtype, figure in entry.peak_flop_per_s.items()}
+    memory = int(entry.memory_bytes.value) if entry.memory_bytes is not None else 0
+    per_s = entry.memory_bytes_per_s.value if entry.memory_bytes_per_s is not None else None
+    return DeviceSpec("", entry.name, "", memory, peak, per_s)
+
+
+def _has(value: Any, key: str) -> bool:
+    return isinstance(value, Mapping) and key in value
+
+
+def _keys(value: Any) -> tuple[Any, ...]:
+    return tuple(value) if isinstance(value, Mapping) else ()
+
+
+def _changes(node: Mapping[str, Any]) -> str:
+    """What was given in place of the catalogue's, as the name of a kind of its own: costs depend on it."""
+    parts = (
+        [f"{dtype} {value}" for dtype, value in node["peak"].items()]
+        if _has(node, "peak") and _keys(node["peak"])
+        else []
+    )
+    return ", ".join([*parts, *([f"memory at {node['memory-bandwidth']}"] if "memory-bandwidth" in node else [])])

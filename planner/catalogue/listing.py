@@ -1,0 +1,144 @@
+"""The catalogue's entries by name, read once."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from planner.catalogue.entries import DeviceEntry, Figure, LinkEntry
+from planner.catalogue.quantities import BYTES, BYTES_PER_S, FLOP_PER_S, SECONDS
+from planner.catalogue.reading import Reader, parse_yaml, suggestion
+from planner.ir.errors import CorruptFileError, UnknownNameError
+
+FAMILIES = ("cpu", "fpga", "gpu", "ipu", "tpu")
+_FOLDER = Path(__file__).parent
+_LINKS = "links.yaml"
+
+Entry = TypeVar("Entry", DeviceEntry, LinkEntry)
+
+
+@functools.cache
+def devices() -> Mapping[str, DeviceEntry]:
+    """All devices by name, sorted.
+
+    Raises:
+        CorruptFileError: a file of the catalogue is wrong; all its faults are named.
+    """
+    paths = sorted(path for path in _FOLDER.glob("*.yaml") if path.name != _LINKS)
+    found = [read_device(path.read_text("utf-8"), path.name) for path in paths]
+    _require_distinct(found)
+    return {entry.name: entry for entry in sorted(found, key=lambda entry: entry.name.lower())}
+
+
+@functools.cache
+def links() -> Mapping[str, LinkEntry]:
+    """All links by name, in the file's order: from slow to fast of each make."""
+    found = read_links((_FOLDER / _LINKS).read_text("utf-8"), _LINKS)
+    _require_distinct(found)
+    return {entry.name: entry for entry in found}
+
+
+def device(name: str) -> DeviceEntry:
+    """The device called ``name``, or that has it as another name; case does not matter.
+
+    Raises:
+        UnknownNameError: there is none; the text suggests the nearest.
+    """
+    return _found("device", name, devices())
+
+
+def link(name: str) -> LinkEntry:
+    """The link called ``name``, as :func:`device`."""
+    return _found("link", name, links())
+
+
+def read_device(text: str, source: str) -> DeviceEntry:
+    """The device that a file of the catalogue describes."""
+    reader = Reader()
+    root = reader.mapping(parse_yaml(text, source), "", ("device", "family", "vendor", "figures"), ("aliases", "note"))
+    figures = reader.mapping(root["figures"], "figures", (), ("memory", "memory-bandwidth", "peak"))
+    peak = figures.get("peak", {})
+    if not isinstance(peak, Mapping):
+        reader.fault("figures.peak", "should be a mapping of dtypes")
+        peak = {}
+    family = reader.text(root["family"], "family")
+    if family and family not in FAMILIES:
+        reader.fault("family", f"{family!r} is none of {', '.join(FAMILIES)}")
+    entry = DeviceEntry(
+        name=reader.text(root["device"], "device"),
+        family=family,
+        vendor=reader.text(root["vendor"], "vendor"),
+        memory_bytes=_optional_figure(reader, figures, "figures", "memory", BYTES),
+        memory_bytes_per_s=_optional_figure(reader, figures, "figures", "memory-bandwidth", BYTES_PER_S),
+        peak_flop_per_s={
+            str(dtype): _figure(reader, value, f"figures.peak.{dtype}", FLOP_PER_S) for dtype, value in peak.items()
+        },
+        aliases=_aliases(reader, root, ""),
+        note=reader.text(root["note"], "note") if "note" in root else "",
+    )
+    reader.finish(source, "catalogue file")
+    return entry
+
+
+def read_links(text: str, source: str) -> tuple[LinkEntry, ...]:
+    """The links that the catalogue's file of links describes."""
+    reader = Reader()
+    root = reader.mapping(parse_yaml(text, source), "", ("links",))
+    found = []
+    for path, value in reader.items(root["links"], "links"):
+        node = reader.mapping(value, path, ("link", "bandwidth"), ("latency", "aliases", "note"))
+        found.append(
+            LinkEntry(
+                name=reader.text(node["link"], f"{path}.link"),
+                bandwidth_bytes_per_s=_figure(reader, node["bandwidth"], f"{path}.bandwidth", BYTES_PER_S),
+                latency_s=_optional_figure(reader, node, path, "latency", SECONDS),
+                aliases=_aliases(reader, node, f"{path}."),
+                note=reader.text(node["note"], f"{path}.note") if "note" in node else "",
+            )
+        )
+    reader.finish(source, "catalogue file")
+    return tuple(found)
+
+
+def names_of(entries: Iterable[DeviceEntry] | Iterable[LinkEntry]) -> dict[str, str]:
+    """Every name and other name, in lower case, and the name it stands for."""
+    return {word.lower(): entry.name for entry in entries for word in (entry.name, *entry.aliases)}
+
+
+def _found(what: str, name: str, entries: Mapping[str, Entry]) -> Entry:
+    known = names_of(entries.values())
+    if name.lower() not in known:
+        near = suggestion(name, known.values())
+        raise UnknownNameError(
+            f"no {what} {name!r} in the catalogue{near}", [f"known: {', '.join(entries)}"], ["halopipe devices"]
+        )
+    return entries[known[name.lower()]]
+
+
+def _figure(reader: Reader, value: Any, path: str, dimension: str) -> Figure:
+    node = reader.mapping(value, path, ("value", "source", "date"))
+    return Figure(
+        reader.quantity(node["value"], f"{path}.value", dimension),
+        str(node["value"]),
+        reader.text(node["source"], f"{path}.source"),
+        reader.text(node["date"], f"{path}.date"),
+    )
+
+
+def _optional_figure(reader: Reader, node: Mapping[str, Any], path: str, key: str, dimension: str) -> Figure | None:
+    return _figure(reader, node[key], f"{path}.{key}", dimension) if key in node else None
+
+
+def _aliases(reader: Reader, node: Mapping[str, Any], path: str) -> tuple[str, ...]:
+    if "aliases" not in node:
+        return ()
+    return tuple(reader.text(value, where) for where, value in reader.items(node["aliases"], f"{path}aliases"))
+
+
+def _require_distinct(entries: Iterable[DeviceEntry] | Iterable[LinkEntry]) -> None:
+    words = [word.lower() for entry in entries for word in (entry.name, *entry.aliases)]
+    twice = sorted({word for word in words if words.count(word) > 1})
+    if twice:
+        raise CorruptFileError("the catalogue has a name twice", twice)

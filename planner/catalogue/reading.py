@@ -1,0 +1,127 @@
+"""YAML as strictly as JSON: no key twice, no unknown key, no value of another type; all faults in one go."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Hashable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from planner.catalogue.quantities import parse_quantity
+from planner.ir.errors import CorruptFileError
+
+
+def parse_yaml(text: str, source: str) -> Any:
+    """What ``text`` says, in plain types.
+
+    Raises:
+        CorruptFileError: it is no YAML, or has a key twice; ``source`` names it.
+    """
+    import yaml  # late: only who reads the catalogue or a cluster file needs it
+
+    class Loader(yaml.SafeLoader):
+        """As ``yaml.safe_load``, but a key that comes twice is refused."""
+
+        def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+            keys = [key.value for key, _ in node.value]
+            twice = sorted({str(key) for key in keys if keys.count(key) > 1})
+            if twice:
+                raise yaml.constructor.ConstructorError(
+                    "while reading a mapping", node.start_mark, f"{twice[0]} is given twice", node.start_mark
+                )
+            return super().construct_mapping(node, deep)
+
+    try:
+        return yaml.load(text, Loader)  # Loader is a SafeLoader
+    except yaml.YAMLError as error:
+        raise CorruptFileError(f"{source} is not YAML", str(error).splitlines()) from None
+    except (RecursionError, ValueError) as error:
+        raise CorruptFileError(f"{source} is not YAML", [str(error)]) from None
+
+
+ABSENT: Any = object()
+"""Stands for a required key that is missing: named once, and read as a default without another word."""
+
+
+@dataclass(slots=True)
+class Reader:
+    """Reads plain values by type, and collects what is wrong instead of stopping at it."""
+
+    faults: list[str] = field(default_factory=list)
+
+    def fault(self, path: str, what: str) -> None:
+        """Notes that the value at ``path`` is wrong."""
+        self.faults.append(f"{path}: {what}" if path else what)
+
+    def mapping(
+        self, value: Any, path: str, required: Iterable[str] = (), optional: Iterable[str] = ()
+    ) -> dict[str, Any]:
+        """The entries of a mapping that may have these keys alone; ``ABSENT`` for each required one that is missing."""
+        needed = tuple(required)
+        if not isinstance(value, Mapping):
+            if value is not ABSENT:
+                self.fault(path, f"should be a mapping, got {_shown(value)}")
+            return dict.fromkeys(needed, ABSENT)
+        known = (*needed, *optional)
+        for key in value:
+            if key not in known:
+                self.fault(f"{path}.{key}".lstrip("."), f"unknown key{suggestion(str(key), known)}")
+        for key in needed:
+            if key not in value:
+                self.fault(f"{path}.{key}".lstrip("."), "missing")
+        return {**dict.fromkeys(needed, ABSENT), **{key: entry for key, entry in value.items() if key in known}}
+
+    def items(self, value: Any, path: str) -> Iterator[tuple[str, Any]]:
+        """(path, entry) of a list that is not empty."""
+        if not isinstance(value, list) or not value:
+            if value is not ABSENT:
+                self.fault(path, f"should be a list that is not empty, got {_shown(value)}")
+            return
+        yield from ((f"{path}[{index}]", entry) for index, entry in enumerate(value))
+
+    def text(self, value: Any, path: str, default: str = "") -> str:
+        """Text that is not empty."""
+        if isinstance(value, str) and value.strip():
+            return value.strip()
+        if value is not ABSENT:
+            self.fault(path, f"should be text, got {_shown(value)}")
+        return default
+
+    def count(self, value: Any, path: str) -> int:
+        """A positive integer."""
+        if isinstance(value, int) and not isinstance(value, bool) and value > 0:
+            return value
+        self.fault(path, f"should be a positive integer, got {_shown(value)}")
+        return 1
+
+    def quantity(self, value: Any, path: str, dimension: str) -> float:
+        """A quantity with its unit, in base units; zero is none, but for seconds."""
+        if value is ABSENT:
+            return 1.0
+        try:
+            found = parse_quantity(str(value), dimension)
+        except ValueError as error:
+            self.fault(path, str(error))
+            return 1.0
+        if found <= 0 and dimension != "seconds":
+            self.fault(path, f"should be above zero, got {_shown(value)}")
+            return 1.0
+        return found
+
+    def finish(self, source: str, what: str) -> None:
+        """Raises :class:`CorruptFileError` with all faults, if there are any."""
+        if self.faults:
+            count = f"{len(self.faults)} fault{'s' if len(self.faults) > 1 else ''}"
+            raise CorruptFileError(f"{source} is not a valid {what}: {count}", self.faults)
+
+
+def suggestion(name: str, known: Iterable[str]) -> str:
+    """``; did you mean V100-16GB?``, or nothing; case does not matter."""
+    names = {candidate.lower(): candidate for candidate in known}
+    near = difflib.get_close_matches(name.lower(), names, n=1, cutoff=0.5)
+    return f"; did you mean {names[near[0]]}?" if near else ""
+
+
+def _shown(value: Any) -> str:
+    text = "nothing" if value is None else repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -1,0 +1,61 @@
+from __future__ import annotations
+
+import pytest
+
+from halopipe import machines
+from planner.ir.cluster import ACROSS_HOSTS, DATASHEET, WITHIN_HOST, Cluster
+from planner.ir.errors import UsageError
+from tests.planner.factories import cluster
+
+FLAT = cluster((1.0, 1.0), latency_s=1e-3, bandwidth_bytes_per_s=1e6)
+TWO_HOSTS = cluster((1.0, 2.0, 1.0, 2.0), ("n0", "n0", "n1", "n1"))
+
+
+def names(found: Cluster) -> list[str]:
+    return [device.name for device in found.devices]
+
+
+def test_further_devices_are_like_the_last_and_on_its_host() -> None:
+    assert names(machines.with_devices(FLAT, 4)) == ["n0/cpu0", "n0/cpu1", "n0/cpu2", "n0/cpu3"]
+    assert names(machines.with_devices(TWO_HOSTS, 6))[4:] == ["n1/cpu4", "n1/cpu5"]
+    assert names(machines.with_devices(TWO_HOSTS, 1)) == ["n0/cpu0"]
+
+
+def test_further_hosts_are_like_the_last() -> None:
+    found = machines.with_hosts(TWO_HOSTS, 3)
+    assert names(found)[4:] == ["n2/cpu2", "n2/cpu3"]
+    assert [device.kind for device in found.devices[4:]] == ["kind-1", "kind-2"]
+    assert names(machines.with_hosts(TWO_HOSTS, 1)) == ["n0/cpu0", "n0/cpu1"]
+
+
+def test_machines_without_a_link_between_them_are_refused() -> None:
+    with pytest.raises(UsageError, match="nothing is known of the link across-hosts"):
+        machines.with_hosts(FLAT, 2)
+    alone = Cluster(FLAT.devices[:1], {})
+    with pytest.raises(UsageError, match="nothing is known of the link within-host"):
+        machines.with_devices(alone, 2)
+
+
+def test_one_more_of_a_kind_comes_after_all_others() -> None:
+    found = machines.with_one_more(TWO_HOSTS, "kind-1")
+    assert (found.devices[-1].kind, found.devices[-1].host, found.devices[-1].name) == ("kind-1", "n1", "n1/cpu4")
+
+
+def test_a_link_twice_as_fast_halves_every_time() -> None:
+    link = machines.with_faster_link(FLAT, WITHIN_HOST, 2.0).links[WITHIN_HOST]
+    assert (link.latency_s, link.bandwidth_bytes_per_s, link.evidence) == (5e-4, 2e6, DATASHEET)
+    assert [s for _, s in link.points] == [s / 2 for _, s in FLAT.links[WITHIN_HOST].points]
+    collective = machines.with_faster_link(FLAT, WITHIN_HOST, 2.0).collectives[0]
+    assert [s for _, s in collective.points] == [s / 2 for _, s in FLAT.collectives[0].points]
+
+
+def test_bandwidth_and_latency_change_their_own_part_of_a_measured_time() -> None:
+    wide = machines.with_link(FLAT, WITHIN_HOST, bandwidth_bytes_per_s=4e6).links[WITHIN_HOST]
+    assert [s for _, s in wide.points] == pytest.approx([1e-3 + n / 4e6 for n, _ in wide.points])
+    quick = machines.with_link(FLAT, WITHIN_HOST, latency_s=0.0).links[WITHIN_HOST]
+    assert [s for _, s in quick.points] == pytest.approx([n / 1e6 for n, _ in quick.points])
+    other = machines.with_link(TWO_HOSTS, WITHIN_HOST, latency_s=1.0)
+    assert other.links[ACROSS_HOSTS] == TWO_HOSTS.links[ACROSS_HOSTS]
+    assert [c for c in other.collectives if c.link == ACROSS_HOSTS] == [
+        c for c in TWO_HOSTS.collectives if c.link == ACROSS_HOSTS
+    ]
