@@ -42,7 +42,7 @@ def solve(problem: Problem, name: str = DEFAULT_SOLVER, progress: Progress | Non
     from planner import solvers
 
     require_known("solver", [name], solvers.names())
-    plan = limited(solvers.solver(name)(problem, progress), problem)
+    plan = solvers.solver(name)(problem, progress)
     unmet = _broken_rules(plan, problem)
     if unmet and name == DEFAULT_SOLVER:
         return solve(problem, _RULE_SOLVER, progress)
@@ -59,14 +59,6 @@ def _broken_rules(plan: Plan, problem: Problem) -> tuple[str, ...]:
     from planner.ir.constraints import broken
 
     return broken(problem.fix, problem.forbid, plan.decision, problem.profile.cluster)
-
-
-def limited(plan: Plan, problem: Problem) -> Plan:
-    """The plan with the memory limits that the problem sets, which may be below what the devices have."""
-    ranks = tuple(
-        replace(rank, memory_limit_bytes=problem.memory_limit_bytes(rank.rank)) for rank in plan.prediction.ranks
-    )
-    return replace(plan, prediction=replace(plan.prediction, ranks=ranks))
 
 
 def solve_baselines(
@@ -98,12 +90,8 @@ def predict_again(plan: Plan, profile: Profile) -> tuple[Prediction, Timeline]:
     """The simulator's word on the plan's decision, which may have been edited since."""
     from planner.costs.predict import predict
 
-    prediction, timeline = predict(profile, plan.decision)
-    limits = {rank.rank: rank.memory_limit_bytes for rank in plan.prediction.ranks}
-    ranks = tuple(
-        replace(rank, memory_limit_bytes=limits.get(rank.rank, rank.memory_limit_bytes)) for rank in prediction.ranks
-    )
-    return replace(prediction, ranks=ranks), timeline
+    request = plan.inputs.request
+    return predict(profile, plan.decision, request.memory_margin, request.memory_bytes)
 
 
 def load_plan(path: str | Path) -> Plan:

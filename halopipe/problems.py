@@ -93,7 +93,7 @@ def make_problem(
     return Problem(
         profile=profile,
         global_batch=batch,
-        schedules=tuple(schedules) or default_schedules(),
+        schedules=tuple(schedules),
         micro_batch_sizes=tuple(micro_batch),
         max_stages=max_stages,
         num_ranks=num_ranks,
@@ -109,25 +109,8 @@ def make_problem(
 
 
 def problem_of(plan: Plan, profile: Profile) -> Problem:
-    """The problem that ``plan`` answers, as far as the plan shows it, without limits on micro-batches and stages.
-
-    Whatever freedom the plan uses is granted: its schedule, recomputation, dims that layers are cut along.
-    """
-    decision = plan.decision
-    margin, memory_bytes = _limits(plan, profile)
-    dims = {dim for placement in decision.layers.values() for dim in placement.cuts}
-    schedules = default_schedules()
-    if decision.schedule not in schedules and decision.schedule in schedule_names():
-        schedules = (*schedules, decision.schedule)
-    return Problem(
-        profile,
-        decision.global_batch,
-        schedules,
-        memory_margin=margin,
-        memory_bytes=memory_bytes,
-        allow=FAMILIES if dims - {SAMPLE} else (SAMPLE_DIMS,),
-        recompute=AUTO if any(stage.recompute for stage in decision.stages) else NEVER,
-    )
+    """The problem that ``plan`` answers."""
+    return Problem.of(profile, plan.decision.global_batch, plan.inputs.request)
 
 
 def rules_of(texts: Sequence[str | Rule], profile: Profile) -> tuple[Rule, ...]:
@@ -153,13 +136,6 @@ def schedule_names() -> tuple[str, ...]:
     return tuple(schedules.names())
 
 
-def default_schedules() -> tuple[str, ...]:
-    """Names of the schedules that are searched where nobody names any."""
-    from planner import schedules
-
-    return tuple(schedules.default_names())
-
-
 def _require_ranks(profile: Profile, num_ranks: int) -> None:
     num_devices = len(profile.cluster.devices)
     if num_ranks > num_devices:
@@ -177,20 +153,3 @@ def _require_memory(profile: Profile, memory_bytes: int) -> None:
             "--memory is more than the devices have", [f"asked: {memory_bytes} bytes, there: {most} bytes"]
         )
 
-
-def _limits(plan: Plan, profile: Profile) -> tuple[float, int]:
-    """(margin, most bytes on any device) that explain the limits in the plan's prediction."""
-    devices = profile.cluster.devices
-    default = Problem(profile, plan.decision.global_batch)
-    limits = {
-        rank.rank: rank.memory_limit_bytes
-        for rank in plan.prediction.ranks
-        if rank.rank < len(devices) and rank.memory_limit_bytes > 0
-    }
-    if not limits or all(limit == default.memory_limit_bytes(rank) for rank, limit in limits.items()):
-        return default.memory_margin, 0
-    most = max(limits.values())
-    if all(limit == min(most, default.memory_limit_bytes(rank)) for rank, limit in limits.items()):
-        return default.memory_margin, most
-    margins = [1 - limit / devices[rank].memory_bytes for rank, limit in limits.items()]
-    return max(0.0, min(margins)), most if max(margins) - min(margins) > 1e-6 else 0

@@ -12,6 +12,8 @@ from torch import fx, nn
 from planner.ir.errors import UsageError
 from planner.ir.graph import SAMPLE, Graph, producer
 from planner.ir.plan import Decision
+from planner.ir.program import Program
+from planner.ir.schedule import Op
 from planner.ir.timeline import Span
 from planner.layers.boundary import Boundaries
 from runtime.activity import Activity
@@ -59,6 +61,7 @@ class Engine:
     Raises:
         CorruptFileError: the decision's layers are not the graph's.
         UnsupportedModelError: the model cannot be cut that way.
+        UsageError: the schedule changes the weights within a step.
     """
 
     def __init__(
@@ -82,6 +85,7 @@ class Engine:
         self._activity = activity or Activity()
         boundaries = Boundaries.of_decision(graph, decision)
         self._program = boundaries.program(decision)
+        _refuse_updates_within_a_step(self._program, decision.schedule)
         model = CapturedModel(graph, graph_module, layer_of_node, node_of_value)
         builder = Builder(decision, model, boundaries, self._program.stages, transport, optimizer, deadline_s)
         self._residents = builder.residents()
@@ -177,6 +181,18 @@ class Engine:
             if tuple(tensor.shape) != expected:
                 dim = f" (the plan's global batch is {self._decision.global_batch})" if SAMPLE in spec.dims else ""
                 raise UsageError(f"{name} has shape {tuple(tensor.shape)}, the plan expects {expected}{dim}")
+
+
+def _refuse_updates_within_a_step(program: Program, schedule: str) -> None:
+    """Raises :class:`UsageError` where micro-batches of a step see different weights: stages keep one version."""
+    for rank, row in enumerate(program.rows):
+        for action in row:
+            if action.version or (action.op is Op.UPDATE and action.microbatch is not None):
+                raise UsageError(
+                    f"schedule {schedule} updates weights within a step, which cannot be run",
+                    [f"rank {rank} has {action}; every rank keeps one version of its weights"],
+                    ["--schedule 1f1b"],
+                )
 
 
 def device_of(decision: Decision, rank: int) -> str:

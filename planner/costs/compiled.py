@@ -6,19 +6,21 @@ all actions (or messages) of a program that must cost the same: of one rank, sta
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 from planner.ir.errors import IllegalProgramError
-from planner.ir.program import Message, Program, Route
-from planner.ir.schedule import COMPUTE, RECEIVE, SEND, Action, Op, format_grid
+from planner.ir.program import Program, Route
+from planner.ir.schedule import COMPUTE, MESSAGE, SEND, Action, Op, format_grid
+from planner.passes.numbering import Numbering
 
 COMPUTE_STEP, SEND_STEP, RECEIVE_STEP, REDUCE_STEP = range(4)
 Step = tuple[int, int, tuple[int, ...]]
 """(what it is, price slot, messages sent or awaited, or the reduction's number)."""
 Hold = tuple[int, int, int]
-"""(position in the row, activation slot, +1 where its memory is taken, -1 where it is given back, else 0)."""
+"""(position in the row, activation slot, +1 where its memory is taken, -1 where it is given back, else 0); a forward
+that nothing follows takes it and gives it back."""
 
 T = TypeVar("T")
 
@@ -63,6 +65,7 @@ class CompiledProgram:
         reductions: number of ranks of each reduction.
         holds: by rank, where memory is taken and given back.
         grid: the program's rows, for error texts.
+        blocking: whether messages hold their ranks while they travel: the sender first, then the receiver.
     """
 
     rows: tuple[tuple[Step, ...], ...]
@@ -74,23 +77,24 @@ class CompiledProgram:
     reductions: tuple[int, ...]
     holds: tuple[tuple[Hold, ...], ...]
     grid: tuple[tuple[Action, ...], ...] = field(repr=False)
+    blocking: bool = False
 
 
 def compile_program(program: Program, micro_batches: Sequence[int]) -> CompiledProgram:
     """``program`` as integers.
 
     Raises:
-        IllegalProgramError: an action requires one that is missing, or that comes later on its own rank.
+        IllegalProgramError: an action requires one that is missing, or that comes later on its own rank.  (That all
+            messages block or none is not looked at: if any does, all are taken to.)
     """
-    position = {(rank, action): index for rank, row in enumerate(program.rows) for index, action in enumerate(row)}
-    for rank, action in position:
-        _require(program, position, rank, action)
-    numbers = _Numbers(program, tuple(micro_batches))
-    rows = tuple(tuple(numbers.step(rank, action) for action in row) for rank, row in enumerate(program.rows))
-    holds = tuple(
-        tuple(numbers.hold(rank, index, action) for index, action in enumerate(row) if action.op in COMPUTE)
+    numbering = Numbering(program)
+    _require(program, numbering)
+    numbers = _Numbers(numbering, tuple(micro_batches))
+    rows = tuple(
+        tuple(numbers.step(rank, action, number) for action, number in zip(row, numbering.rows[rank], strict=True))
         for rank, row in enumerate(program.rows)
     )
+    holds = tuple(tuple(numbers.holds(rank, row)) for rank, row in enumerate(program.rows))
     return CompiledProgram(
         rows,
         tuple(numbers.actions.values),
@@ -101,18 +105,19 @@ def compile_program(program: Program, micro_batches: Sequence[int]) -> CompiledP
         tuple(numbers.reductions.values),
         holds,
         program.rows,
+        program.blocking,
     )
 
 
-def _require(program: Program, position: Mapping[tuple[int, Action], int], rank: int, action: Action) -> None:
-    """Raises unless what ``action`` requires is there, and not later on its own rank."""
-    for alternatives in program.requirements(rank, action):
-        found = [(other, needed) for other, needed in alternatives if (other, needed) in position]
-        late = [needed for other, needed in found if other == rank and position[rank, needed] > position[rank, action]]
-        if late or not found:
-            needs = late[0] if late else " or ".join(str(needed) for _, needed in alternatives)
-            title = f"{action} on rank {rank} needs {needs}, which {'comes later' if late else 'is missing'}"
-            raise IllegalProgramError(title, [format_grid(program.rows, (rank, action), width=4)])
+def _require(program: Program, numbering: Numbering) -> None:
+    """Raises unless what every action requires is there, and not later on its own rank."""
+    unmet = numbering.unmet(missing=True)
+    if unmet is None:
+        return
+    action = program.rows[unmet.rank][unmet.index]
+    needs = " or ".join(sorted(map(str, unmet.needed))) or f"micro-batch {action.microbatch}"
+    title = f"{action} on rank {unmet.rank} needs {needs}, which {'comes later' if unmet.late else 'is missing'}"
+    raise IllegalProgramError(title, [format_grid(program.rows, (unmet.rank, action), width=4)])
 
 
 class _Numbered(Generic[T]):
@@ -133,8 +138,8 @@ class _Numbered(Generic[T]):
 class _Numbers:
     """Numbers for whatever the rows name, given out as they are met; lives while one program is compiled."""
 
-    def __init__(self, program: Program, micro_batches: tuple[int, ...]) -> None:
-        self.program = program
+    def __init__(self, numbering: Numbering, micro_batches: tuple[int, ...]) -> None:
+        self.numbering = numbering
         self.micro_batches = micro_batches
         self.actions: _Numbered[ActionSlot] = _Numbered()
         self.transfers: _Numbered[TransferSlot] = _Numbered()
@@ -143,43 +148,55 @@ class _Numbers:
         self.channels: _Numbered[tuple[int, int]] = _Numbered()
         self.reductions: _Numbered[int] = _Numbered()
         self._with_gradients: set[tuple[int, int]] = set()
+        self._transfer_of: dict[tuple[object, ...], tuple[int, int]] = {}
 
-    def step(self, rank: int, action: Action) -> Step:
-        """The action as a step; to be called in the order of the row."""
-        adds = action.op in (Op.BACKWARD, Op.BACKWARD_WEIGHT)
-        accumulates = adds and (rank, action.stage) in self._with_gradients
-        if adds:
-            self._with_gradients.add((rank, action.stage))
-        if action.op in SEND | RECEIVE:
+    def step(self, rank: int, action: Action, number: int) -> Step:
+        """The action as a step; to be called in the order of the row.  ``number`` is its own in the numbering."""
+        stage, op, microbatch = action.stage, action.op, action.microbatch
+        if op in MESSAGE:
             slot = self.actions.number((rank,), ActionSlot(rank, action, False))
-            numbers = tuple(self._message(action, message) for message in self.program.messages_of(rank, action))
-            return (SEND_STEP if action.op in SEND else RECEIVE_STEP), slot, numbers
+            others = self.numbering.peers(rank, number)
+            found = tuple(self._message(rank, other, action) for other in others)
+            return (SEND_STEP if op in SEND else RECEIVE_STEP), slot, found
+        adds = op in (Op.BACKWARD, Op.BACKWARD_WEIGHT)
+        accumulates = adds and (rank, stage) in self._with_gradients
+        if adds:
+            self._with_gradients.add((rank, stage))
+        elif op is Op.UPDATE:
+            self._with_gradients.discard((rank, stage))
         slot = self.actions.number(
-            (rank, action.stage, action.op, self._size(action.microbatch), accumulates),
-            ActionSlot(rank, action, accumulates),
+            (rank, stage, op, self._size(microbatch), accumulates), ActionSlot(rank, action, accumulates)
         )
-        if action.op is Op.REDUCE_GRAD:
-            return REDUCE_STEP, slot, (self.reductions.number((action.stage,), len(self.program.ranks[action.stage])),)
+        if op is Op.REDUCE_GRAD:
+            members = len(self.numbering.program.ranks[stage])
+            return REDUCE_STEP, slot, (self.reductions.number((stage, microbatch), members),)
         return COMPUTE_STEP, slot, ()
 
-    def hold(self, rank: int, index: int, action: Action) -> Hold:
-        """What a compute action does to memory."""
-        microbatch = action.microbatch or 0
-        key = (rank, action.stage, self.micro_batches[microbatch])
-        sign = {Op.FORWARD: 1, Op.BACKWARD_INPUT: 0}.get(action.op, -1)
-        return index, self.activations.number(key, ActivationSlot(rank, action.stage, microbatch)), sign
+    def holds(self, rank: int, row: Sequence[Action]) -> Iterator[Hold]:
+        """What the compute actions of a row do to memory."""
+        signs = {Op.FORWARD: (1,), Op.BACKWARD_INPUT: (0,)}
+        trained = {action.stage for action in row if action.op in (Op.BACKWARD, Op.BACKWARD_WEIGHT)}
+        for index, action in enumerate(row):
+            if action.op in COMPUTE:
+                stage, microbatch = action.stage, action.microbatch or 0
+                key = (rank, stage, self.micro_batches[microbatch])
+                slot = self.activations.number(key, ActivationSlot(rank, stage, microbatch))
+                found = signs.get(action.op, (-1,)) if stage in trained else (1, -1)
+                yield from ((index, slot, sign) for sign in found)
 
-    def _message(self, action: Action, message: Message) -> int:
-        """The number of the message that ``action`` sends or receives."""
-        forward = action.op in (Op.SEND_FORWARD, Op.RECV_FORWARD)
-        src, dst = (message.src, message.dst) if forward else (message.dst, message.src)
-        starts_at_stage = (action.op in SEND) == forward
-        peer, microbatch = action.peer or 0, action.microbatch or 0
-        first, last = (action.stage, peer) if starts_at_stage else (peer, action.stage)
-        alike = (first, last, self._size(microbatch), forward, src, dst)
-        slot = self.transfers.number(alike, TransferSlot((first, last, microbatch), forward, src, dst))
-        channel = self.channels.number((src, dst), (src, dst))
-        return self.messages.number((first, last, microbatch, forward, src, dst), (slot, channel))
+    def _message(self, rank: int, other: int, action: Action) -> int:
+        """The number of the message that ``action`` sends to, or receives from, the rank ``other``."""
+        op, peer, microbatch = action.op, action.peer or 0, action.microbatch or 0
+        forward = op in (Op.SEND_FORWARD, Op.RECV_FORWARD)
+        sends = op in SEND
+        src, dst = (rank, other) if sends else (other, rank)
+        first, last = (action.stage, peer) if sends == forward else (peer, action.stage)
+        alike = (first, last, self.micro_batches[microbatch], forward, src, dst)
+        travels = self._transfer_of.get(alike)
+        if travels is None:
+            slot = self.transfers.number(alike, TransferSlot((first, last, microbatch), forward, src, dst))
+            travels = self._transfer_of[alike] = slot, self.channels.number((src, dst), (src, dst))
+        return self.messages.number((first, last, microbatch, forward, src, dst), travels)
 
     def _size(self, microbatch: int | None) -> int:
         return 0 if microbatch is None else self.micro_batches[microbatch]

@@ -27,21 +27,24 @@ class Forecast:
     memories: tuple[RankMemory, ...]
 
 
-def predict(profile: Profile, decision: Decision, memory_margin: float = 0.08) -> tuple[Prediction, Timeline]:
+def predict(
+    profile: Profile, decision: Decision, memory_margin: float = 0.08, memory_bytes: int = 0
+) -> tuple[Prediction, Timeline]:
     """Validates and simulates ``decision`` on the profile's cluster.
 
     Args:
         memory_margin: share of a device's memory that stays free; the rest is the limit reported.
+        memory_bytes: a lower limit for every device; 0: none.
 
     Raises:
         IllegalProgramError: the decision's program is not legal.
         MissingMeasurementError: the profile does not say what a layer costs at a size the decision uses.
     """
-    found = forecast(PriceBook(profile), decision, memory_margin)
+    found = forecast(PriceBook(profile), decision, memory_margin, memory_bytes)
     return found.prediction, found.timeline
 
 
-def forecast(book: PriceBook, decision: Decision, memory_margin: float) -> Forecast:
+def forecast(book: PriceBook, decision: Decision, memory_margin: float, memory_bytes: int = 0) -> Forecast:
     """As :func:`predict`, with prices that were looked up before, and memory by part."""
     program = Boundaries.of_decision(book.profile.graph, decision).program(decision)
     validate(program)
@@ -52,7 +55,8 @@ def forecast(book: PriceBook, decision: Decision, memory_margin: float) -> Forec
     trace = execute(compiled, action_s, message_s, resources(compiled, book.network))
     memories = rank_memories(costs, compiled, sizes)
     devices = book.profile.cluster.devices
-    limits = [int(device.memory_bytes * (1 - memory_margin)) for device in devices]
+    usable = [int(device.memory_bytes * (1 - memory_margin)) for device in devices]
+    limits = [min(limit, memory_bytes) if memory_bytes else limit for limit in usable]
     ranks = tuple(
         _rank(rank, compiled, trace, costs, memory.peak_bytes, limits[rank]) for rank, memory in enumerate(memories)
     )

@@ -2,9 +2,10 @@
 
 Resources: a compute stream for each rank; a channel for each ordered pair of ranks, on which messages travel one after
 another (one for both directions where the link is not duplex).  A send costs its rank the executor's overhead only; a
-receive waits for the message; a reduction starts when its last member has arrived.  What must precede what comes from
-``Program.requirements``, checked when the program was compiled.  Ignored: links shared by several pairs of ranks, and
-compute that slows down while data moves.
+receive waits for the message; a reduction starts when its last member has arrived.  A message that blocks holds its
+sender until it has left, and then its receiver for as long again (it is sent, then taken, by ranks that do nothing else
+meanwhile).  What must precede what comes from ``dependencies``, checked when the program was compiled.  Ignored: links
+shared by several pairs of ranks, and compute that slows down while data moves.
 """
 
 from __future__ import annotations
@@ -115,6 +116,7 @@ def execute(
     """
     rows = compiled.rows
     one_by_one = len(set(wires)) < len(wires)
+    blocking = compiled.blocking
     message_s = [transfer_s[slot] for slot, _ in compiled.messages]
     message_wire = [wires[channel] for _, channel in compiled.messages]
     free = [0.0] * len(wires)
@@ -145,6 +147,8 @@ def execute(
                     waiting[missing] = rank
                     break
                 stop += seconds[slot]
+                if blocking:
+                    stop += sum(message_s[message] for message in numbers)
             elif code == COMPUTE_STEP:
                 stop += seconds[slot]
             elif code == SEND_STEP:
@@ -154,6 +158,8 @@ def execute(
                     begin = max(stop, free[wire])
                     sent[message] = begin
                     arrived[message] = free[wire] = begin + message_s[message]
+                    if blocking:
+                        stop = arrived[message]
                     if waiting[message] >= 0:
                         heappush(ready, (max(clock[waiting[message]], arrived[message]), waiting[message]))
             else:

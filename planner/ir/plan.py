@@ -6,19 +6,25 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from planner.ir.layout import Layout
+from planner.ir.problem import Request
 from planner.ir.profile import ModelSource, Optimizer
 from planner.ir.schedule import Action
 
 
 @dataclass(frozen=True, slots=True)
 class PlanInputs:
-    """What the plan was made for; a run refuses another model."""
+    """What the plan was made for; a run refuses another model.
+
+    Attributes:
+        request: what was asked for.
+    """
 
     model: ModelSource
     optimizer: Optimizer
     model_fingerprint: str
     profile_fingerprint: str
     cluster_fingerprint: str
+    request: Request = field(default_factory=Request)
 
 
 @dataclass(frozen=True, slots=True)

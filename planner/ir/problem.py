@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from planner.ir.profile import Profile
 
@@ -29,6 +29,24 @@ class Rule:
     pattern: str
     what: str
     value: str
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What was asked for, as the plan remembers it; see :class:`Problem` for the fields."""
+
+    objective: str = THROUGHPUT
+    schedules: tuple[str, ...] = ()
+    micro_batch_sizes: tuple[int, ...] = ()
+    max_stages: int = 0
+    num_ranks: int = 0
+    memory_margin: float = 0.08
+    memory_bytes: int = 0
+    gap: float = 0.0
+    allow: tuple[str, ...] = (SAMPLE_DIMS,)
+    recompute: str = NEVER
+    fix: tuple[Rule, ...] = ()
+    forbid: tuple[Rule, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +84,16 @@ class Problem:
     recompute: str = NEVER
     fix: tuple[Rule, ...] = ()
     forbid: tuple[Rule, ...] = ()
+
+    @classmethod
+    def of(cls, profile: Profile, global_batch: int, request: Request) -> Problem:
+        """The problem that ``request`` poses."""
+        return cls(profile, global_batch, **{one.name: getattr(request, one.name) for one in fields(Request)})
+
+    @property
+    def request(self) -> Request:
+        """The problem without its profile."""
+        return Request(**{one.name: getattr(self, one.name) for one in fields(Request)})
 
     @property
     def ranks(self) -> tuple[int, ...]:

@@ -1,12 +1,15 @@
 """Passes over action lists: list in, list out.
 
 ``lower`` makes a schedule into a program with every message, reduction and update explicit; ``validate`` proves that a
-program is complete, in order and free of deadlock.
+program is complete, in order, on the right weights and free of deadlock.  What a list keeps in memory is read off it by
+``in_flight``, ``peaks`` and ``versions_kept``; how old its weights are, by ``staleness``.
 """
 
 from __future__ import annotations
 
 from planner.passes.lowering import lower
+from planner.passes.occupancy import in_flight, peaks
 from planner.passes.validation import validate
+from planner.passes.versions import staleness, versions_kept
 
-__all__ = ["lower", "validate"]
+__all__ = ["in_flight", "lower", "peaks", "staleness", "validate", "versions_kept"]

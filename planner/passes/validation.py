@@ -21,11 +21,12 @@ from planner.ir.errors import IllegalProgramError
 from planner.ir.program import Program
 from planner.ir.schedule import COMPUTE, MESSAGE, Action, Op, format_grid
 from planner.passes.ending import stuck
-from planner.passes.numbering import Numbering
-from planner.passes.occupancy import in_flight
+from planner.passes.numbering import Numbering, Peers
+from planner.passes.occupancy import first_over
 from planner.passes.versions import faults, is_versioned, updates_of
 
 _WIDTH = 6  # actions shown on each side of the culprit
+_BLOCKS = {True: "blocks", False: "does not block"}
 
 
 def validate(
@@ -46,6 +47,7 @@ def validate(
     _check_stages(program)
     numbering = Numbering(program)
     _check_complete(numbering)
+    _check_manner(program)
     _check_order(numbering)
     if is_versioned(program):
         for fault in faults(program, staleness):
@@ -87,7 +89,6 @@ def _check_complete(numbering: Numbering) -> None:
     for rank, row in enumerate(numbering.rows):
         expected = list(_expected(numbering, rank, trains, updates))
         if len(row) == len(expected) and set(row) == set(expected):
-            _check_manner(program, rank)
             continue
         known = set(expected)
         for action, number in zip(program.rows[rank], row, strict=True):
@@ -99,17 +100,20 @@ def _check_complete(numbering: Numbering) -> None:
         raise _lacks(program, rank, [numbering.action(number) for number in expected if number not in set(row)])
 
 
-def _check_manner(program: Program, rank: int) -> None:
-    """Only what can be done in some way says in which; all messages of a program in one."""
-    for action in program.rows[rank]:
-        if action.version and action.op not in COMPUTE:
-            raise _illegal(program, f"rank {rank}: {action} uses no weights, and names a version", (rank, action))
-        if action.blocking and action.op not in MESSAGE:
-            raise _illegal(program, f"rank {rank}: {action} is no message, and blocks", (rank, action))
-    blocking = {action.blocking: action for action in program.rows[rank] if action.op in MESSAGE}
-    if len(blocking) > 1:
-        text = f"{blocking[True]} blocks and {blocking[False]} does not: all messages of a program do or none"
-        raise _illegal(program, f"rank {rank}: {text}", (rank, blocking[True]))
+def _check_manner(program: Program) -> None:
+    """Only what can be done in some way says in which; all messages of a program go in one."""
+    first: Action | None = None
+    for rank, row in enumerate(program.rows):
+        for action in row:
+            if action.version and action.op not in COMPUTE:
+                raise _illegal(program, f"rank {rank}: {action} uses no weights, but names a version", (rank, action))
+            if action.op in MESSAGE:
+                first = first or action
+                if action.blocking != first.blocking:
+                    text = f"{action} {_BLOCKS[action.blocking]}, {first} {_BLOCKS[first.blocking]}"
+                    raise _illegal(program, f"rank {rank}: {text}: all messages do or none", (rank, action))
+            elif action.blocking:
+                raise _illegal(program, f"rank {rank}: {action} blocks, but is no message", (rank, action))
 
 
 def _lacks(program: Program, rank: int, missing: list[Action]) -> IllegalProgramError:
@@ -141,13 +145,13 @@ def _expected(numbering: Numbering, rank: int, trains: bool, updates: tuple[int 
             for first, by_microbatch in messages:
                 if rank in by_microbatch[m]:
                     yield first + m
-        for m in updates if trains else ():
+        for last in updates if trains else ():
             if len(ranks) > 1:
-                yield numbering.number(Action(stage, Op.REDUCE_GRAD, m))
-            yield numbering.number(Action(stage, Op.UPDATE, m))
+                yield numbering.number(Action(stage, Op.REDUCE_GRAD, last))
+            yield numbering.number(Action(stage, Op.UPDATE, last))
 
 
-def _messages(numbering: Numbering, stage: int, trains: bool) -> Iterator[tuple[int, Sequence[object]]]:
+def _messages(numbering: Numbering, stage: int, trains: bool) -> Iterator[tuple[int, Sequence[Peers]]]:
     """Sends and receives of a stage: the number of the first micro-batch's, and by micro-batch which ranks have it."""
     stages = numbering.program.stages
     ops = [(Op.RECV_FORWARD, Op.SEND_BACKWARD, edge.src) for edge in stages.into(stage)]
@@ -194,13 +198,14 @@ def _check_order(numbering: Numbering) -> None:
             if action.op is Op.UPDATE:
                 updated.add(action.stage)
             elif action.stage not in updated:
-                raise _illegal(program, f"rank {rank} runs {action} after the update of stage {action.stage}", (rank, action))
+                text = f"rank {rank} runs {action} after the update of stage {action.stage}"
+                raise _illegal(program, text, (rank, action))
 
 
 def _check_in_flight(program: Program, limits: Sequence[int]) -> None:
-    for stage, (found, limit) in enumerate(zip(in_flight(program.rows, program.stages.num_stages), limits, strict=True)):
-        if found > limit:
-            raise _illegal(program, f"stage {stage} has {found} micro-batches in flight at once, its limit is {limit}")
+    for stage, rank, forward, count in first_over(program.rows, limits):
+        text = f"{count} micro-batches of stage {stage} are in flight once rank {rank} runs {forward}"
+        raise _illegal(program, f"{text}, its limit is {limits[stage]}", (rank, forward))
 
 
 def _check_ends(numbering: Numbering, held_sends: bool) -> None:

@@ -64,7 +64,7 @@ def solve(problem: Problem, progress: Progress | None = None) -> Plan:
     if outcome.best is None:
         raise _nothing_found(evaluator, outcome)
     decision = decision_of(problem.profile, outcome.best.candidate)
-    seen = forecast(evaluator.book, decision, problem.memory_margin)
+    seen = forecast(evaluator.book, decision, problem.memory_margin, problem.memory_bytes)
     step_s = seen.prediction.step_s
     bound_s = min(outcome.bound_s, step_s)
     search = Search(

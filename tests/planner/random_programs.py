@@ -84,7 +84,9 @@ def random_pipeline(rng: random.Random, schedule_name: str, stages: StageGraph, 
     if traits(schedule_name).windowed and rng.random() < 0.7:
         windows = tuple(rng.randint(1, stages.num_microbatches + 1) for _ in range(stages.num_stages))
     if traits(schedule_name).timed and rng.random() < 0.7:
-        times = tuple(StageTimes(*(rng.choice((0.0, 1.0, 2.0, 5.0)) for _ in range(3))) for _ in range(stages.num_stages))
+        times = tuple(
+            StageTimes(*(rng.choice((0.0, 1.0, 2.0, 5.0)) for _ in range(3))) for _ in range(stages.num_stages)
+        )
         transfer = rng.choice((0.0, 0.5, 7.0))
     return Pipeline(stages, positions, windows, times, transfer)
 

@@ -135,5 +135,6 @@ def plan_of(
         model_fingerprint=fingerprint(profile.graph),
         profile_fingerprint=fingerprint(profile),
         cluster_fingerprint=fingerprint(profile.cluster),
+        request=problem.request,
     )
     return Plan(inputs, decision, prediction, search, tuple(alternatives))

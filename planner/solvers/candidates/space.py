@@ -10,7 +10,7 @@ from planner import schedules
 from planner.costs.stage import PriceBook
 from planner.ir.errors import InfeasibleError, UsageError
 from planner.ir.graph import Graph
-from planner.ir.problem import Problem
+from planner.ir.problem import LATENCY, Problem
 from planner.layers import check_samples_apart
 from planner.solvers.candidates.assemble import split_batch
 
@@ -52,10 +52,21 @@ def schedule_names(problem: Problem) -> tuple[str, ...]:
 
     Raises:
         UnknownNameError: one of them does not exist.
+        UsageError: the objective is latency, and none of them has forward passes alone.
     """
     for name in problem.schedules:
         schedules.schedule(name)
-    return tuple(dict.fromkeys(problem.schedules)) or schedules.default_names()
+    if problem.objective != LATENCY:
+        return tuple(dict.fromkeys(problem.schedules)) or schedules.default_names()
+    named = problem.schedules or schedules.names()
+    forward = tuple(dict.fromkeys(name for name in named if not schedules.traits(name).trains))
+    if not forward:
+        known = ", ".join(name for name in schedules.names() if not schedules.traits(name).trains)
+        raise UsageError(
+            "latency is that of forward passes, and no schedule that may be used has these alone",
+            [f"asked: {', '.join(problem.schedules)}; forward alone: {known}"],
+        )
+    return forward
 
 
 def micro_batch_sizes(problem: Problem, book: PriceBook) -> tuple[int, ...]:

@@ -6,7 +6,6 @@ message; what later layers read is more, and depends on where the stage ends: it
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
@@ -66,9 +65,16 @@ class Crossing:
         return np.asarray(np.where(self.linked, bytes_per_sample, np.inf).min(axis=0))
 
 
+Piece = tuple[str, int]
+"""A message as the prices see it: (class of its link, samples)."""
+
+
 @dataclass(slots=True, eq=False)
 class Messages:
-    """What messages between groups take at least; each size is looked up once.
+    """What messages between groups take at least, by (first cut, last cut) of the stage before.
+
+    An F waits for all its pieces and a B for all its gradients: the slowest of those to (or from) one member behind,
+    whichever member that is.
 
     Attributes:
         overhead_s: of the executor per action, by kind of device.
@@ -79,7 +85,9 @@ class Messages:
     micro_batches: tuple[int, ...]
     overhead_s: Mapping[str, float]
     _links: Mapping[str, Link] = field(init=False, repr=False)
+    _travels: dict[tuple[str, int, bool], Array] = field(init=False, default_factory=dict, repr=False)
     _known: dict[object, Array] = field(init=False, default_factory=dict, repr=False)
+    _waits: dict[object, tuple[Array, Array]] = field(init=False, default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
         self._links = {name: _never_falling(link) for name, link in self.cluster.links.items()}
@@ -92,30 +100,70 @@ class Messages:
         """From the end of a B of the stage behind to the start of the B of the stage (a, b)."""
         return self._message_s(source, destination, False)
 
-    def _message_s(self, source: Group, destination: Group, forward: bool) -> Array:
-        samples = largest_piece(source.shares, destination.shares, self.micro_batches)
-        link = WITHIN_HOST if source.host == destination.host else ACROSS_HOSTS
-        overhead_s = self.overhead_s.get(source.kind, 0.0) + self.overhead_s.get(destination.kind, 0.0)
-        key = (link, samples, overhead_s, forward)
-        found = self._known.get(key)
+    def wires_s(self, source: Group, destination: Group) -> tuple[Array, Array]:
+        """What all messages of full micro-batches take longer, on one wire, than the first there and the last back.
+
+        One way, beside which the last F and B behind still have to be done; and both ways, which share a wire where the
+        link is not duplex, and beside which nothing more is certain, not even the overhead of the stage behind.
+        """
+        pieces = self._pieces(source, destination, self.micro_batches[0])
+        found = self._waits.get(pieces)
         if found is None:
-            size = (self.crossing.forward_bytes if forward else self.crossing.backward_bytes) * samples
-            found = self._known[key] = transfer_s(self._links[link], size) + overhead_s * (size > 0)
+            one_way, both = zip(*(self._waits_s(member) for member in pieces), strict=True)
+            found = self._waits[pieces] = (np.minimum.reduce(one_way), np.minimum.reduce(both))
+        overhead_s = 2 * min(self.overhead_s.get(member.kind, 0.0) for member in destination.classes)
+        return found[0], np.maximum(found[1] - overhead_s, 0.0)
+
+    def _waits_s(self, pieces: frozenset[Piece]) -> tuple[Array, Array]:
+        """The same for one member behind."""
+        count = self.micro_batches.count(self.micro_batches[0])
+        ways = [(self._travel_s(piece, True), self._travel_s(piece, False)) for piece in sorted(pieces)]
+        first, last = (np.maximum.reduce(way) for way in zip(*ways, strict=True))
+        both = np.zeros_like(first)
+        for (link, _), (there, back) in zip(sorted(pieces), ways, strict=True):
+            if not self._links[link].duplex:
+                both = np.maximum(both, count * (there + back) - first - last)
+        return (count - 1) * np.maximum(first, last), both
+
+    def _message_s(self, source: Group, destination: Group, forward: bool) -> Array:
+        pieces = frozenset[frozenset[Piece]]().union(
+            *(self._pieces(source, destination, rows) for rows in set(self.micro_batches))
+        )
+        overhead_s = sum(
+            min(self.overhead_s.get(member.kind, 0.0) for member in group.classes) for group in (source, destination)
+        )
+        found = self._known.get((pieces, forward))
+        if found is None:
+            slowest = [
+                np.maximum.reduce([self._travel_s(piece, forward) for piece in sorted(member)]) for member in pieces
+            ]
+            found = self._known[pieces, forward] = np.asarray(np.minimum.reduce(slowest))
+        return found + overhead_s * (self._bytes(forward) > 0)
+
+    def _pieces(self, source: Group, destination: Group, rows: int) -> frozenset[frozenset[Piece]]:
+        """What each member behind waits for, of a micro-batch of ``rows``; like members once."""
+        starts, ends = (np.cumsum([0, *samples_of(group.shares, rows)]) for group in (source, destination))
+        shared = np.minimum.outer(starts[1:], ends[1:]) - np.maximum.outer(starts[:-1], ends[:-1])
+        found = []
+        for column, there in zip(shared.T, destination.classes, strict=True):
+            largest: dict[str, int] = {}
+            for samples, here in zip(column, source.classes, strict=True):
+                link = WITHIN_HOST if here.host == there.host else ACROSS_HOSTS
+                largest[link] = max(largest.get(link, 0), int(samples))
+            found.append(frozenset((link, samples) for link, samples in largest.items() if samples > 0))
+        return frozenset(found)
+
+    def _travel_s(self, piece: Piece, forward: bool) -> Array:
+        link, samples = piece
+        found = self._travels.get((link, samples, forward))
+        if found is None:
+            found = self._travels[link, samples, forward] = transfer_s(
+                self._links[link], self._bytes(forward) * samples
+            )
         return found
 
-
-@functools.lru_cache(maxsize=4096)
-def largest_piece(source: tuple[int, ...], destination: tuple[int, ...], micro_batches: tuple[int, ...]) -> int:
-    """The samples that some message between the two groups has at least, of those that a rank behind waits for.
-
-    An F waits for all its pieces, hence for the largest; and the largest gradient that a rank sends back has to arrive.
-    """
-    least = min(micro_batches)
-    for rows in set(micro_batches):
-        starts, ends = (np.cumsum([0, *samples_of(shares, rows)]) for shares in (source, destination))
-        shared = np.minimum.outer(starts[1:], ends[1:]) - np.maximum.outer(starts[:-1], ends[:-1])
-        least = min(least, int(shared.max(axis=0).min()))
-    return least
+    def _bytes(self, forward: bool) -> Array:
+        return self.crossing.forward_bytes if forward else self.crossing.backward_bytes
 
 
 def _never_falling(link: Link) -> Link:

@@ -20,7 +20,6 @@ from planner.solvers.candidates.assemble import Candidate
 from planner.solvers.candidates.choose import ROUNDING, better
 from planner.solvers.candidates.evaluate import Evaluation, Evaluator
 from planner.solvers.candidates.rules import Constraints
-from planner.solvers.candidates.shares import equal_shares
 from planner.solvers.candidates.space import (
     cut_positions,
     micro_batch_sizes,
@@ -112,10 +111,10 @@ class Enumeration:
         return free.run().best is not None
 
     def _try_known(self) -> None:
-        problem = self.evaluator.problem
+        problem, names = self.evaluator.problem, self._names()
         for candidate in known(problem, self.evaluator.book):
             candidate = replace(candidate, recompute=(problem.recompute == ALWAYS,) * candidate.num_stages)
-            if problem.max_stages and candidate.num_stages > problem.max_stages:
+            if candidate.schedule not in names or 0 < problem.max_stages < candidate.num_stages:
                 continue
             ways = [Ways(sample=len(group)) for group in candidate.groups]
             again = [candidate.recomputes(stage) for stage in range(candidate.num_stages)]
@@ -154,27 +153,30 @@ class Enumeration:
                     if bound_s < float("inf"):
                         yield bound_s, Way(instance, batches, names)
 
-    def _schedules(self, most: int, count: int) -> dict[bool, dict[tuple[int, ...], tuple[str, ...]]]:
-        """Schedules that the program can price, by whether they split backwards and by what they keep in flight.
+    def _names(self) -> tuple[str, ...]:
+        """The schedules that the program can price.
 
         Raises:
             UsageError: there are none.
         """
         names = schedule_names(self.evaluator.problem)
-        found: dict[bool, dict[tuple[int, ...], tuple[str, ...]]] = {}
-        for name in names:
-            about = traits(name)
-            if not (about.synchronous and about.trains and about.stages_per_position in (0, 1)):
-                continue
-            flight = (1,) * most if about.timed else in_flight(name, most, count)
-            by_flight = found.setdefault(splits_backwards(name), {})
-            by_flight[flight] = (*by_flight.get(flight, ()), name)
+        known = [(name, traits(name)) for name in names]
+        found = tuple(name for name, t in known if t.synchronous and t.trains and t.stages_per_position in (0, 1))
         if not found:
             raise UsageError(
                 f"span-ilp knows no schedule of {', '.join(names)}",
                 ["it prices synchronous schedules with one stage a rank"],
                 ["use --solver suffix-dp, or --schedule 1f1b"],
             )
+        return found
+
+    def _schedules(self, most: int, count: int) -> dict[bool, dict[tuple[int, ...], tuple[str, ...]]]:
+        """By whether they split backwards and by what they keep in flight, where times do not decide that."""
+        found: dict[bool, dict[tuple[int, ...], tuple[str, ...]]] = {}
+        for name in self._names():
+            flight = (1,) * most if traits(name).timed else in_flight(name, most, count)
+            by_flight = found.setdefault(splits_backwards(name), {})
+            by_flight[flight] = (*by_flight.get(flight, ()), name)
         return found
 
     def _search(self) -> str:
@@ -200,6 +202,7 @@ class Enumeration:
             way = replace(way, instance=instance, program=Program(instance, self._upper_s()))
         if way.program is None:
             return
+        way.program.limit(self._upper_s())
         solution = way.program.solve(left_s)
         if solution.status == INFEASIBLE:
             return
@@ -213,7 +216,7 @@ class Enumeration:
     def _simulate(self, way: Way, chain: Sequence[int]) -> None:
         instance = way.instance
         chosen = tuple(instance.groups[int(instance.spans.group[v])] for v in chain)
-        shares = tuple(equal_shares(way.micro_batches[0], group.size) for group in chosen)
+        shares = tuple(group.shares for group in chosen)
         again = tuple(bool(instance.spans.recompute[v]) for v in chain)
         for name in way.schedules:
             candidate = Candidate.chain(

@@ -1,17 +1,22 @@
-"""Groups of like devices that may run a stage, and what limits how many there are."""
+"""Groups of devices that may run a stage, and what limits how many there are."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
+from math import prod
 
 from planner.costs.stage import PriceBook
 from planner.ir.errors import MissingMeasurementError
 from planner.ir.problem import SAMPLE_DIMS, Problem
 from planner.solvers.candidates.rules import Constraints
-from planner.solvers.candidates.shares import equal_shares, usable
+from planner.solvers.candidates.shares import group_shares, usable
 from planner.solvers.candidates.space import pools
+
+FEW_COMPOSITIONS = 40
+"""Groups may have devices of several kinds, or hosts, while there are at most so many compositions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,20 +36,19 @@ class DeviceClass:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Devices of one kind and host that share the samples of a stage.
+    """Devices that share the samples of a stage.
 
     Attributes:
         takes: by class of devices, how many.
+        classes: of each member, in the order in which they share a micro-batch.
         ranks: such ranks; the plan may take others of the same classes.
         shares: samples of each in a full micro-batch.
     """
 
     takes: tuple[int, ...]
+    classes: tuple[DeviceClass, ...]
     ranks: tuple[int, ...]
     shares: tuple[int, ...]
-    kind: str
-    host: str
-    memory_limit_bytes: int
 
     @property
     def size(self) -> int:
@@ -77,14 +81,14 @@ def groups(
     found = []
     for takes in _takes(classes):
         count = sum(takes)
-        if count > max(1, micro_batches[0]) or (count > 1 and SAMPLE_DIMS not in problem.allow):
+        if count > micro_batches[0] or (count > 1 and SAMPLE_DIMS not in problem.allow):
             continue
-        ranks = tuple(rank for kind, number in zip(classes, takes, strict=True) for rank in kind.ranks[:number])
-        one = classes[next(k for k, number in enumerate(takes) if number)]
-        shares = equal_shares(micro_batches[0], count)
+        members = _members(classes, takes)
+        ranks = _first(classes, members, [0] * len(classes))
+        shares = group_shares(problem, book, ranks, micro_batches[0])
         try:
             if usable(problem, book, ranks, shares, micro_batches):
-                found.append(Group(takes, ranks, shares, one.kind, one.host, one.memory_limit_bytes))
+                found.append(Group(takes, tuple(classes[k] for k in members), ranks, shares))
         except MissingMeasurementError:
             continue
     return tuple(found)
@@ -93,19 +97,38 @@ def groups(
 def assign(classes: tuple[DeviceClass, ...], chosen: tuple[Group, ...]) -> tuple[tuple[int, ...], ...]:
     """Ranks for groups that run at once, the first ones of each class first."""
     given = [0] * len(classes)
+    return tuple(_first(classes, _members(classes, group.takes), given) for group in chosen)
+
+
+def _members(classes: tuple[DeviceClass, ...], takes: tuple[int, ...]) -> tuple[int, ...]:
+    """The class of each member: kind after kind, within a kind the host with more members first."""
+    kinds = list(dict.fromkeys(c.kind for c in classes))
+    on_host = Counter[str]()
+    for c, count in zip(classes, takes, strict=True):
+        on_host[c.host] += count
+    order = sorted(range(len(classes)), key=lambda k: (kinds.index(classes[k].kind), -on_host[classes[k].host], k))
+    return tuple(k for k in order for _ in range(takes[k]))
+
+
+def _first(classes: tuple[DeviceClass, ...], members: tuple[int, ...], given: list[int]) -> tuple[int, ...]:
+    """The next ranks of the members' classes, counted in ``given``."""
     found = []
-    for group in chosen:
-        ranks: list[int] = []
-        for number, count in enumerate(group.takes):
-            ranks += classes[number].ranks[given[number] : given[number] + count]
-            given[number] += count
-        found.append(tuple(sorted(ranks)))
+    for k in members:
+        found.append(classes[k].ranks[given[k]])
+        given[k] += 1
     return tuple(found)
 
 
 def _takes(classes: tuple[DeviceClass, ...]) -> Iterator[tuple[int, ...]]:
-    """How many of each class a group may take: all of its classes are of one pool."""
+    """How many of each class a group may take: any, or, where these are many, of one kind, or of one pool."""
+    everything = [0] * len(classes)
     pool_of = [(c.kind, c.host, c.memory_limit_bytes) for c in classes]
-    for pool in dict.fromkeys(pool_of):
-        ranges = [range(len(c.ranks) + 1) if own == pool else range(1) for c, own in zip(classes, pool_of, strict=True)]
-        yield from (takes for takes in product(*ranges) if any(takes))
+    for labels in (everything, [c.kind for c in classes], pool_of):
+        largest = max(
+            prod(len(c.ranks) + 1 for c, own in zip(classes, labels, strict=True) if own == label) for label in labels
+        )
+        if largest <= FEW_COMPOSITIONS or labels is pool_of:
+            for label in dict.fromkeys(labels):
+                most_of = [len(c.ranks) if own == label else 0 for c, own in zip(classes, labels, strict=True)]
+                yield from (takes for takes in product(*(range(most + 1) for most in most_of)) if any(takes))
+            return

@@ -20,23 +20,27 @@ def order(instance: Instance, chosen: Sequence[int]) -> tuple[int, ...]:
 
 
 def objective_s(instance: Instance, chain: Sequence[int]) -> float:
-    """Max over stages of what passes through the ones before it, and all its own work.
+    """Max over stages of what passes through the ones before it, and all its own work; the same of wires.
 
         round trip: sum of (F + B + both messages) before t + turn_t + reduction and update of stage 0
         forwards:   sum of (F + message) before t + work_t + reduction and update of stage t
+        wire:       sum of (F + B + both messages) before t + the other messages one way + F + B of t + as above, of 0
+        shared:     sum of (F + B + both messages) before t + the other messages both ways + as above, of 0
 
-    Both begin again behind a stage from which the next one need not read.
+    Infinite where a hand-over was pruned.  All begin again behind a stage from which the next one need not read.
     """
     spans = instance.spans
-    best = there = around = 0.0
+    best = there = around = wire = shared = 0.0
     ending = float(spans.last_s[chain[0]])
     for position, v in enumerate(chain):
         best = max(best, around + float(spans.turn_s[v]) + ending, there + float(spans.work_s[v] + spans.last_s[v]))
+        best = max(best, around + ending + max(wire + float(spans.pair_s[v]), shared))
         if position + 1 < len(chain):
-            there_s, round_s = _message(instance, v, chain[position + 1])
+            there_s, round_s, wire, shared = _message(instance, v, chain[position + 1])
             there = there + float(spans.there_s[v]) + there_s if spans.linked[v] else 0.0
             around = around + float(spans.round_s[v]) + round_s if spans.linked_back[v] else 0.0
-            ending = ending if spans.linked_back[v] else 0.0
+            if not spans.linked_back[v]:
+                ending = wire = shared = 0.0
     return best
 
 
@@ -50,15 +54,19 @@ def within_memory(instance: Instance, chain: Sequence[int]) -> bool:
     return True
 
 
-def _message(instance: Instance, source: int, destination: int) -> tuple[float, float]:
+def _message(instance: Instance, source: int, destination: int) -> tuple[float, float, float, float]:
     handovers, spans = instance.handovers, instance.spans
     match = (
         (handovers.cut == spans.last[source])
         & (handovers.source == spans.group[source])
         & (handovers.destination == spans.group[destination])
     )
-    found = np.flatnonzero(match)
-    return float(handovers.there_s[found].sum()), float(handovers.round_s[found].sum())
+    found = next(iter(np.flatnonzero(match)), None)
+    if found is None:  # it was pruned
+        return (float("inf"),) * 4
+    columns = (handovers.there_s, handovers.round_s, handovers.wire_s, handovers.shared_s)
+    there_s, round_s, wire_s, shared_s = (float(seconds[found]) for seconds in columns)
+    return there_s, round_s, wire_s, shared_s
 
 
 def cuts_of(instance: Instance, chain: Sequence[int]) -> tuple[int, ...]:

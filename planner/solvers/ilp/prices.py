@@ -7,7 +7,6 @@ a stage's own work all of the busiest member's.
 from __future__ import annotations
 
 import functools
-from collections import Counter
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,8 +18,30 @@ from planner.ir.cluster import ALL_REDUCE
 from planner.ir.schedule import Op, Pipeline, StageGraph
 from planner.schedules import schedule as schedule_named
 from planner.solvers.candidates.shares import samples_of
-from planner.solvers.ilp.crossing import Crossing
-from planner.solvers.ilp.groups import Group
+from planner.solvers.ilp.crossing import Crossing, Flags
+from planner.solvers.ilp.groups import DeviceClass, Group
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Holding:
+    """What a member holds at least, by (first cut, last cut), and what it may.
+
+    Attributes:
+        always_bytes: throughout, workspace included.
+        each_bytes, rest_bytes: for every micro-batch in flight, and for the smaller last one.
+    """
+
+    always_bytes: Array
+    each_bytes: Array
+    rest_bytes: Array
+    limit_bytes: int
+
+    def fits(self, in_flight: int, micro_batches: tuple[int, ...]) -> Flags:
+        """Where the member has room for so many micro-batches at once."""
+        rest = int(micro_batches[-1] != micro_batches[0] and in_flight == len(micro_batches))
+        rounding = in_flight + 2  # the simulator rounds bytes slot by slot
+        needed = self.always_bytes + (in_flight - rest) * self.each_bytes + rest * self.rest_bytes
+        return np.asarray(needed <= self.limit_bytes + rounding)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -32,8 +53,7 @@ class Prices:
         turn_s: what the busiest member certainly does between the start of its first F and the end of its last B (I).
         work_s: all of its F and B, or F, I and W.
         last_s: reduction and update after the last of them.
-        always_bytes, each_bytes, each_rest_bytes: what the fullest member holds: throughout (workspace included), for
-            every micro-batch in flight, and for the smaller last one.
+        holdings: of members that differ.
     """
 
     forward_s: Array
@@ -41,14 +61,11 @@ class Prices:
     turn_s: Array
     work_s: Array
     last_s: Array
-    always_bytes: Array
-    each_bytes: Array
-    each_rest_bytes: Array
+    holdings: tuple[Holding, ...]
 
-    def needed_bytes(self, in_flight: int, micro_batches: tuple[int, ...]) -> Array:
-        """What the stage needs at least with so many micro-batches in flight at once."""
-        rest = int(micro_batches[-1] != micro_batches[0] and in_flight == len(micro_batches))
-        return self.always_bytes + (in_flight - rest) * self.each_bytes + rest * self.each_rest_bytes
+
+Member = tuple[DeviceClass, tuple[int, ...]]
+"""What tells members of a group apart: their device, and their samples of a full micro-batch and of the last one."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -71,76 +88,79 @@ class Pricing:
         Raises:
             MissingMeasurementError: a layer's cost at the group's sizes is not known.
         """
-        book, count = self.book, len(self.micro_batches)
-        overhead = book.tables.overhead_s(group.kind)
-        tables = {
-            rows: [book.tables.at(group.kind, n) for n in samples_of(group.shares, rows)]
-            for rows in set(self.micro_batches)
-        }
-        forwards = {rows: [self._matrix(t.forward_s) for t in found] for rows, found in tables.items()}
-        ways_back = {
-            rows: [self._matrix(_way_back(t, self.splits, recompute)) for t in found] for rows, found in tables.items()
-        }
-        backwards = {
-            rows: [self._matrix(_whole_backward(t, self.splits, recompute)) for t in found]
-            for rows, found in tables.items()
-        }
         exchange_there, exchange_back = self._exchange_s(group, recompute)
-        sends, receives = self.crossing.forward_bytes > 0, self.crossing.backward_bytes > 0
-        messages = overhead * count * (sends.astype(np.float64) + receives)
-        fixed = count * (exchange_there + exchange_back + 2 * overhead) + messages
-        accumulated = (count - 1) * self._matrix(book.tables.parameters(group.kind).accumulate_s)
-        turn = self._busiest(forwards, ways_back) + fixed
-        work = self._busiest(forwards, backwards) + fixed + accumulated
+        exchanges = len(self.micro_batches) * (exchange_there + exchange_back)
+        found = [self._member(member, recompute) for member in self._members(group)]
         return Prices(
-            forward_s=_shortest(forwards) + exchange_there + overhead,
-            backward_s=_shortest(ways_back) + exchange_back + overhead,
-            turn_s=turn if self.splits else work,
-            work_s=work,
-            last_s=self._last_s(group, overhead),
-            **self._memory(group, recompute),
+            forward_s=np.minimum.reduce([times.forward_s for times in found]) + exchange_there,
+            backward_s=np.minimum.reduce([times.backward_s for times in found]) + exchange_back,
+            turn_s=np.maximum.reduce([times.turn_s for times in found]) + exchanges,
+            work_s=np.maximum.reduce([times.work_s for times in found]) + exchanges,
+            last_s=np.maximum.reduce([times.update_s for times in found]) + self._reduce_s(group),
+            holdings=tuple(self._holding(member, recompute) for member in self._members(group)),
         )
 
-    def _last_s(self, group: Group, overhead: float) -> Array:
-        update = self._matrix(self.book.tables.parameters(group.kind).update_s) + overhead
-        if group.size == 1:
-            return update
+    def _members(self, group: Group) -> tuple[Member, ...]:
+        """Members that differ."""
+        rows = self.micro_batches[0], self.micro_batches[-1]
+        samples = zip(*(samples_of(group.shares, n) for n in rows), strict=True)
+        return tuple(dict.fromkeys(zip(group.classes, samples, strict=True)))
+
+    def _member(self, member: Member, recompute: bool) -> _Times:
+        """What the member does, without exchanges."""
+        kind, samples = member[0].kind, member[1]
+        overhead, count = self.book.tables.overhead_s(kind), len(self.micro_batches)
+        rest = int(self.micro_batches[-1] != self.micro_batches[0])
+        tables = [self.book.tables.at(kind, n) for n in samples]
+        times = list(zip(tables, (count - rest, rest), strict=True))
+        parameters = self.book.tables.parameters(kind)
+        sends, receives = self.crossing.forward_bytes > 0, self.crossing.backward_bytes > 0
+        always = count * overhead * (2 + sends.astype(np.float64) + receives)
+        forward, backward, whole = (
+            [(self._matrix(sums(table)), n) for table, n in times]
+            for sums in (
+                lambda table: table.forward_s,
+                lambda table: _way_back(table, self.splits, recompute),
+                lambda table: _whole_backward(table, self.splits, recompute),
+            )
+        )
+        turn = always + sum(n * f + n * b for (f, n), (b, _) in zip(forward, backward, strict=True))
+        work = always + sum(n * f + n * b for (f, n), (b, _) in zip(forward, whole, strict=True))
+        work = work + (count - 1) * self._matrix(parameters.accumulate_s)
+        return _Times(
+            np.minimum.reduce([f for f, _ in forward]) + overhead,
+            np.minimum.reduce([b for b, _ in backward]) + overhead,
+            turn if self.splits else work,
+            work,
+            self._matrix(parameters.update_s) + overhead,
+        )
+
+    def _reduce_s(self, group: Group) -> Array:
         size = self._matrix(self.book.tables.graph.parameter_bytes)
-        return update + overhead + collective_s(self.book.profile.cluster, ALL_REDUCE, group.ranks, size)
+        if group.size == 1:
+            return np.zeros_like(size)
+        overhead = min(self.book.tables.overhead_s(member.kind) for member in group.classes)
+        return overhead + collective_s(self.book.profile.cluster, ALL_REDUCE, group.ranks, size)
 
-    def _memory(self, group: Group, recompute: bool) -> dict[str, Array]:
+    def _holding(self, member: Member, recompute: bool) -> Holding:
         """Lower bounds, as the simulator counts: receive buffers and gradients on their way apart."""
-        member = max(range(group.size), key=group.shares.__getitem__)
-        largest, rest = group.shares[member], samples_of(group.shares, self.micro_batches[-1])[member]
-        graph, book = self.book.tables.graph, self.book
-        state = 2 + book.profile.optimizer.state_bytes_per_parameter_byte
-        table = book.tables.at(group.kind, largest)
-        saved = self._matrix(table.saved_bytes)
-        saved_rest = self._matrix(book.tables.at(group.kind, rest).saved_bytes)
+        device, samples = member
+        graph, tables = self.book.tables.graph, [self.book.tables.at(device.kind, n) for n in samples]
+        state = 2 + self.book.profile.optimizer.state_bytes_per_parameter_byte
         always = state * self._matrix(graph.parameter_bytes) + self._matrix(graph.buffer_bytes)
-        always = always + largest_between(table.workspace_bytes, self.cuts)
-        sent = self.crossing.forward_bytes
-        received = self.crossing.least(sent)[:, None]
-        handed = sent + np.where(np.isfinite(received), received, 0.0) * self._surely_fed()[:, None]
-        if recompute:
-            least_again = np.minimum(saved, saved_rest) if self.micro_batches[-1] != self.micro_batches[0] else saved
-            return {
-                "always_bytes": always + least_again,
-                "each_bytes": handed * largest,
-                "each_rest_bytes": handed * rest,
-            }
-        return {
-            "always_bytes": always,
-            "each_bytes": saved + handed * largest,
-            "each_rest_bytes": saved_rest + handed * rest,
-        }
+        always = always + largest_between(tables[0].workspace_bytes, self.cuts)
+        saved = [self._matrix(table.saved_bytes) for table in tables]
+        received = np.where(self._surely_fed(), self.crossing.least(self.crossing.forward_bytes), 0.0)
+        handed = self.crossing.forward_bytes + received[:, None]
+        kept = [(0 if recompute else s) + handed * n for s, n in zip(saved, samples, strict=True)]
+        again = np.minimum(*saved) if recompute else 0
+        return Holding(always + again, kept[0], kept[1], device.memory_limit_bytes)
 
-    def _surely_fed(self) -> Array:
-        """By cut: 1 where whatever stage ends there feeds the one that starts there, else 0."""
+    def _surely_fed(self) -> Flags:
+        """By cut: whether whatever stage ends there feeds the one that starts there."""
         at = np.arange(len(self.cuts))
         before = at[:, None] < at[None, :]
-        fed = np.asarray((self.crossing.linked | ~before).all(axis=0)) & (at > 0)
-        return fed.astype(np.float64)
+        return np.asarray((self.crossing.linked | ~before).all(axis=0)) & (at > 0)
 
     def _exchange_s(self, group: Group, recompute: bool) -> tuple[Array, Array]:
         """Exchanges of statistics in an F and in a B."""
@@ -150,18 +170,21 @@ class Pricing:
         there, back = (self._matrix(sums) for sums in self.book.norms_s(group.ranks))
         return there, back + there if recompute else back
 
-    def _busiest(self, forwards: dict[int, list[Array]], backwards: dict[int, list[Array]]) -> Array:
-        """All F and B of the member that has most to do."""
-        members, times = len(next(iter(forwards.values()))), Counter(self.micro_batches).items()
-        found = np.zeros((len(self.cuts), len(self.cuts)))
-        for k in range(members):
-            found = np.maximum(found, sum(n * (forwards[rows][k] + backwards[rows][k]) for rows, n in times))
-        return found
-
     def _matrix(self, sums: Array) -> Array:
         """[a, b] = the sum over layers cuts[a] to cuts[b], of running sums over layers."""
         at = sums[list(self.cuts)]
-        return at[None, :] - at[:, None]
+        return np.asarray(at[None, :] - at[:, None])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Times:
+    """As in :class:`Prices`, of one member."""
+
+    forward_s: Array
+    backward_s: Array
+    turn_s: Array
+    work_s: Array
+    update_s: Array
 
 
 def largest_between(by_layer: Array, cuts: tuple[int, ...]) -> Array:
@@ -195,10 +218,6 @@ def splits_backwards(schedule: str) -> bool:
     """Whether the schedule cuts backwards into I and W."""
     rows = schedule_named(schedule)(Pipeline(StageGraph.chain(2, 2))).rows
     return any(action.op is Op.BACKWARD_INPUT for row in rows for action in row)
-
-
-def _shortest(by_size: dict[int, list[Array]]) -> Array:
-    return np.asarray(np.minimum.reduce([matrix for found in by_size.values() for matrix in found]))
 
 
 def _way_back(table: SizeTable, splits: bool, recompute: bool) -> Array:

@@ -42,6 +42,22 @@ class Solution:
     spans: tuple[int, ...] = ()
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Passing:
+    """One of the two chains: round trips (A), or forwards (B).
+
+    Attributes:
+        passed: by cut, what the stages and messages up to there pass.
+        breaks: by cut, how many stages up to there need not be read by the next.
+        starts: the cuts where the chain may begin.
+    """
+
+    name: str
+    passed: tuple[Any, ...]
+    breaks: tuple[Any, ...]
+    starts: tuple[int, ...]
+
+
 @dataclass(slots=True, eq=False)
 class Program:
     """The program of an instance; solutions that were seen can be excluded, to get the next best.
@@ -56,15 +72,17 @@ class Program:
     _handovers: list[Any] = field(init=False, repr=False)
     _step: Any = field(init=False, repr=False)
     _unit_s: float = field(init=False, repr=False)
+    _enough: float = field(init=False, repr=False)
     _excluded: list[frozenset[int]] = field(init=False, default_factory=list, repr=False)
 
     def __post_init__(self) -> None:
         spans = self.instance.spans
         longest_s = float((spans.work_s + spans.last_s).max(initial=0.0))
         self._unit_s = (self.upper_s if np.isfinite(self.upper_s) else longest_s or 1.0) / _SCALE
+        self._enough = self._scaled(self._longest_s())
         self._problem = pulp.LpProblem("spans", pulp.LpMinimize)
-        highest = _SCALE * (1 + _TOLERANCE) if np.isfinite(self.upper_s) else None
-        self._step = self._problem.add_variable("T", lowBound=0, upBound=highest)
+        self._step = self._problem.add_variable("T", lowBound=0)
+        self.limit(self.upper_s)
         self._stages = [self._problem.add_variable(f"z{v}", cat=pulp.LpBinary) for v in range(len(spans))]
         self._handovers = [
             self._problem.add_variable(f"y{h}", lowBound=0, upBound=1) for h in range(len(self.instance.handovers))
@@ -74,8 +92,11 @@ class Program:
         self._resources()
         self._depths()
         self._stage_numbers()
-        self._chain(spans.round_s, spans.turn_s, self.instance.handovers.round_s, spans.linked_back, "A")
-        self._chain(spans.there_s, spans.work_s + spans.last_s, self.instance.handovers.there_s, spans.linked, "B")
+        round_trip = self._passing(spans.round_s, self.instance.handovers.round_s, spans.linked_back, "A")
+        self._rows(round_trip, spans.turn_s, spans.last_s)
+        self._wires(round_trip)
+        forwards = self._passing(spans.there_s, self.instance.handovers.there_s, spans.linked, "B")
+        self._rows(forwards, spans.work_s + spans.last_s, np.zeros(len(spans)))
 
     def solve(self, time_limit_s: float) -> Solution:
         """The best solution that was not excluded, as far as HiGHS gets in that time."""
@@ -96,6 +117,11 @@ class Program:
             return Solution(TIME_LIMIT, float("inf"), bound_s)
         value_s = objective_s(self.instance, found)
         return Solution(OPTIMAL if proved else TIME_LIMIT, value_s, min(bound_s, value_s), found)
+
+    def limit(self, upper_s: float) -> None:
+        """From now on only solutions of at most ``upper_s`` are looked for."""
+        if np.isfinite(upper_s):
+            self._step.upBound = self._scaled(upper_s) * (1 + _TOLERANCE)
 
     def exclude(self, spans: Sequence[int]) -> None:
         """From now on at least one of ``spans`` is not in the solution."""
@@ -168,63 +194,80 @@ class Program:
                 self._add(started <= number + most * above, f"{name}_below")
                 self._add(started >= (number + 2) * above, f"{name}_above")
 
-    def _chain(self, passing: Array, ending: Array, message: Array, linked: Flags, name: str) -> None:
+    def _passing(self, passing: Array, message: Array, linked: Flags, name: str) -> _Passing:
+        """What passes before a stage: running sums over cuts."""
+        spans, handovers = self.instance.spans, self.instance.handovers
+        broken = ~linked & (spans.last < self.instance.end)
+        passed: list[Any] = [0]
+        breaks: list[Any] = [0]
+        for cut in range(1, self.instance.end):
+            ending = np.flatnonzero(spans.last == cut)
+            stages = (self._scaled(passing[v]) * self._stages[v] for v in ending)
+            over = (self._scaled(message[h]) * self._handovers[h] for h in np.flatnonzero(handovers.cut == cut))
+            passed.append(self._sum_variable(f"passed{name}{cut}", passed[-1], pulp.lpSum(joined(stages, over))))
+            ending = ending[broken[ending]]
+            if len(ending):
+                breaks.append(self._sum_variable(f"breaks{name}{cut}", breaks[-1], self._sum(self._stages, ending)))
+            else:
+                breaks.append(breaks[-1])
+        return _Passing(name, tuple(passed), tuple(breaks), (0, *sorted({int(cut) for cut in spans.last[broken]})))
+
+    def _rows(self, before: _Passing, ending: Array, first_s: Array) -> None:
         """T is at least what passes before a stage, since the start or the last break, and the stage itself.
 
         A row for each stretch of layers between two cuts: of the stages that may have it, one does.  (Rows for the
         stages that start there would do, but bound far less while z are fractions.)
+
+        Args:
+            first_s: what the first stage adds at the end of the step.
         """
-        spans, end = self.instance.spans, self.instance.end
-        broken = ~linked & (spans.last < end)
-        enough = self._enough(passing, ending, message)
-        passed, breaks = self._running(passing, message, name), self._counted(broken, name)
-        starts = [0, *sorted({int(cut) for cut in spans.last[broken]})]
-        for start in starts:
-            for cut in range(max(start, 1) if name == "A" and not start else start, end):
-                own = np.flatnonzero((spans.first <= cut) & (cut < spans.last))
-                row = pulp.lpSum(self._scaled(ending[v]) * self._stages[v] for v in own) - self._step
-                row += passed[cut] - passed[start] if cut > start else 0
-                row -= enough * (breaks[cut] - breaks[start]) if cut > start else 0
-                if name == "A" and start == 0:
-                    row += pulp.lpSum(
-                        self._scaled(spans.last_s[v]) * self._stages[v] for v in np.flatnonzero(spans.first == 0)
-                    )
-                self._add(row <= 0, f"{name}{start}_{cut}")
+        spans = self.instance.spans
+        for cut in range(self.instance.end):
+            own = np.flatnonzero((spans.first <= cut) & (cut < spans.last))
+            done = pulp.lpSum(self._scaled(ending[v]) * self._stages[v] for v in own)
+            self._add_rows(before, cut, done, first_s, "stage")
 
-    def _running(self, passing: Array, message: Array, name: str) -> list[Any]:
-        """By cut: what the spans that end there or before pass, messages included."""
+    def _wires(self, before: _Passing) -> None:
+        """T is at least what passes before a message, and all other messages on its wire, with an F and B behind it."""
         spans, handovers = self.instance.spans, self.instance.handovers
-        found = [0]
         for cut in range(1, self.instance.end):
-            total = self._problem.add_variable(f"passed{name}{cut}", lowBound=0)
-            stages = (self._scaled(passing[v]) * self._stages[v] for v in np.flatnonzero(spans.last == cut))
-            over = (self._scaled(message[h]) * self._handovers[h] for h in np.flatnonzero(handovers.cut == cut))
-            self._add(total == found[-1] + pulp.lpSum(joined(stages, over)), f"passing{name}{cut}")
-            found.append(total)
-        return found
+            starting = np.flatnonzero(spans.first == cut)
+            pair = pulp.lpSum(self._scaled(spans.pair_s[v]) * self._stages[v] for v in starting)
+            for name, seconds, more in (("wire", handovers.wire_s, pair), ("shared", handovers.shared_s, 0)):
+                over = np.flatnonzero((handovers.cut == cut) & (seconds > 0))
+                if len(over):
+                    done = pulp.lpSum(self._scaled(seconds[h]) * self._handovers[h] for h in over)
+                    self._add_rows(before, cut, done + more, spans.last_s, name)
 
-    def _counted(self, broken: Flags, name: str) -> list[Any]:
-        """By cut: how many chosen spans that end there or before break the chain."""
-        found = [0]
-        for cut in range(1, self.instance.end):
-            here = np.flatnonzero(broken & (self.instance.spans.last == cut))
-            if not len(here):
-                found.append(found[-1])
+    def _add_rows(self, before: _Passing, cut: int, done: Any, first_s: Array, name: str) -> None:
+        """T >= what passed up to ``cut`` + ``done``, from the start and from every break; void if a break follows."""
+        for start in before.starts:
+            if start > cut or (name != "stage" and start == cut):
                 continue
-            total = self._problem.add_variable(f"breaks{name}{cut}", lowBound=0)
-            self._add(total == found[-1] + self._sum(self._stages, here), f"breaking{name}{cut}")
-            found.append(total)
+            row = done - self._step
+            if start < cut:
+                row += before.passed[cut] - before.passed[start]
+                row -= self._enough * (before.breaks[cut] - before.breaks[start])
+            if start == 0 and cut > 0:
+                first = np.flatnonzero((self.instance.spans.first == 0) & (first_s > 0))
+                row += pulp.lpSum(self._scaled(first_s[v]) * self._stages[v] for v in first)
+            self._add(row <= 0, f"{name}{before.name}{start}_{cut}")
+
+    def _sum_variable(self, name: str, before: Any, more: Any) -> Any:
+        """A variable that is ``before + more``."""
+        found = self._problem.add_variable(name, lowBound=0)
+        self._add(found == before + more, f"is_{name}")
         return found
 
-    def _enough(self, passing: Array, ending: Array, message: Array) -> float:
-        """More than any row without a break can come to, in units of T: with a break a row says nothing."""
-        cuts, handovers = self.instance.spans.last, self.instance.handovers
-        longest = np.zeros(len(self.instance.cuts))
-        np.maximum.at(longest, cuts, passing)
-        messages = np.zeros(len(self.instance.cuts))
-        np.maximum.at(messages, handovers.cut, message)
-        last = float(self.instance.spans.last_s.max(initial=0.0))
-        return self._scaled(float(longest.sum() + messages.sum() + ending.max(initial=0.0) + last))
+    def _longest_s(self) -> float:
+        """More than any row without a break can come to: with a break a row says nothing."""
+        spans, handovers = self.instance.spans, self.instance.handovers
+        passing, messages = np.zeros(len(self.instance.cuts)), np.zeros(len(self.instance.cuts))
+        np.maximum.at(passing, spans.last, spans.round_s)
+        np.maximum.at(messages, handovers.cut, handovers.round_s)
+        ending = (spans.work_s + spans.pair_s + spans.last_s).max(initial=0.0)
+        ending += np.maximum(handovers.wire_s, handovers.shared_s).max(initial=0.0)
+        return float(passing.sum() + messages.sum() + ending + spans.last_s.max(initial=0.0))
 
     def _scaled(self, seconds: float) -> float:
         return float(seconds) / self._unit_s

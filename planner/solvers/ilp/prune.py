@@ -31,6 +31,7 @@ class _Chain:
     pass_s: Array
     end_s: Array
     message_s: Array
+    wire_s: Array
     linked: Flags
 
 
@@ -44,10 +45,10 @@ def prune(instance: Instance, upper_s: float) -> tuple[Instance, float]:
             before, behind = _before(instance, chain), _behind(instance, chain)
             bound_s = max(bound_s, float(behind.begins[0].min(initial=np.inf)))
             with np.errstate(invalid="ignore"):  # no way there, with no way on
-                keep &= _least(instance, chain, before, behind) <= limit_s
-                ended = np.maximum(before.ended[handovers.cut, handovers.source] + chain.message_s, 0.0)
-                keep_handovers &= ended + behind.begins[handovers.cut, handovers.destination] <= limit_s
-            keep &= np.isfinite(before.begun[spans.first, spans.group])
+                least = _least(instance, chain, before, behind)
+                keep &= (least <= limit_s) & np.isfinite(least)
+                least = _least_over(instance, chain, before, behind)
+                keep_handovers &= (least <= limit_s) & np.isfinite(least)
         instance = replace(instance, spans=spans.where(keep), handovers=handovers.where(keep_handovers))
         if keep.all() and keep_handovers.all():
             break
@@ -55,9 +56,10 @@ def prune(instance: Instance, upper_s: float) -> tuple[Instance, float]:
 
 
 def _chains(spans: Spans, handovers: Handovers) -> tuple[_Chain, _Chain]:
+    wire_s, none_s = np.maximum(handovers.wire_s, handovers.shared_s), np.zeros(len(handovers))
     return (
-        _Chain(spans.round_s, spans.turn_s, handovers.round_s, spans.linked_back),
-        _Chain(spans.there_s, spans.work_s + spans.last_s, handovers.there_s, spans.linked),
+        _Chain(spans.round_s, spans.turn_s, handovers.round_s, wire_s, spans.linked_back),
+        _Chain(spans.there_s, spans.work_s + spans.last_s, handovers.there_s, none_s, spans.linked),
     )
 
 
@@ -106,7 +108,8 @@ def _behind(instance: Instance, chain: _Chain) -> _Behind:
         np.minimum.at(begins[cut], spans.group[here], np.maximum(chain.end_s[here], follows))
         over = np.flatnonzero(handovers.cut == cut)
         after = begins[cut, handovers.destination[over]]
-        np.minimum.at(linked[cut], handovers.source[over], chain.message_s[over] + after)
+        waited = np.maximum(after, chain.wire_s[over])
+        np.minimum.at(linked[cut], handovers.source[over], chain.message_s[over] + waited)
         np.minimum.at(unlinked[cut], handovers.source[over], after)
     return _Behind(begins, linked, unlinked)
 
@@ -118,3 +121,11 @@ def _least(instance: Instance, chain: _Chain, before: _Before, behind: _Behind) 
     begun = before.begun[spans.first, spans.group]
     follows = np.where(chain.linked, begun + chain.pass_s + behind.linked[at], behind.unlinked[at])
     return np.maximum(begun + chain.end_s, np.where(spans.last == instance.end, 0.0, follows))
+
+
+def _least_over(instance: Instance, chain: _Chain, before: _Before, behind: _Behind) -> Array:
+    """By hand-over: the least of a pipeline that has it; where a stage may end unlinked, its message is no bound."""
+    handovers = instance.handovers
+    ended = before.ended[handovers.cut, handovers.source]
+    follows = behind.begins[handovers.cut, handovers.destination]
+    return np.where(np.isneginf(ended), follows, ended + chain.message_s + np.maximum(follows, chain.wire_s))

@@ -30,6 +30,7 @@ class Spans:
         group: by number.
         recompute: whether activations are computed again.
         there_s, round_s: F; F and B: with what its message takes beyond the least at that cut.
+        pair_s: F and B alone.
         turn_s, work_s, last_s: as in :class:`planner.solvers.ilp.prices.Prices`.
         depth: most stages downstream, itself included, with which it fits in memory.
         linked, linked_back: whether the stage behind certainly reads from it, and sends a gradient back.
@@ -41,6 +42,7 @@ class Spans:
     recompute: Flags
     there_s: Array
     round_s: Array
+    pair_s: Array
     turn_s: Array
     work_s: Array
     last_s: Array
@@ -58,13 +60,20 @@ class Spans:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Handovers:
-    """What a message at a cut between two groups takes at least: there, and there and back."""
+    """What a message at a cut between two groups takes at least; an entry a cut and pair of groups.
+
+    Attributes:
+        there_s, round_s: there; and there and back.
+        wire_s, shared_s: what all messages on a wire take longer: one way, and both where they share the wire.
+    """
 
     cut: Indices
     source: Indices
     destination: Indices
     there_s: Array
     round_s: Array
+    wire_s: Array
+    shared_s: Array
 
     def __len__(self) -> int:
         return len(self.cut)
@@ -114,15 +123,15 @@ class Builder:
     def handovers(self) -> Handovers:
         """Between all groups that can run at once, at all inner cuts."""
         rows = [
-            (cut, i, j, there[cut], back[cut])
+            (cut, i, j, *(seconds[cut] for seconds in least))
             for i in range(len(self.groups))
             for j in self._followers(i)
-            for there, back in [self._least(self.groups[i], self.groups[j])]
+            for least in [self._least(self.groups[i], self.groups[j])]
             for cut in range(1, len(self.pricing.cuts) - 1)
         ]
         index = np.array([row[:3] for row in rows], dtype=np.int64).reshape(len(rows), 3)
-        seconds = np.array([row[3:] for row in rows], dtype=np.float64).reshape(len(rows), 2)
-        return Handovers(index[:, 0], index[:, 1], index[:, 2], seconds[:, 0], seconds[:, 1])
+        seconds = np.array([row[3:] for row in rows], dtype=np.float64).reshape(len(rows), 4)
+        return Handovers(index[:, 0], index[:, 1], index[:, 2], *seconds.T)
 
     def spans(self, in_flight: Sequence[int] | None) -> Spans:
         """All that the rules and memory allow.
@@ -131,7 +140,7 @@ class Builder:
             in_flight: micro-batches by stages downstream, from 1; None: as if memory had no end.
         """
         parts = [self._of_group(number, again, prices, in_flight) for number, again, prices in self._prices()]
-        empty = [np.zeros(0, dtype=kind) for kind in "lll?" + "ddddd" + "l??"]
+        empty = [np.zeros(0, dtype=kind) for kind in "lll?" + "dddddd" + "l??"]
         return Spans(*(np.concatenate(column) for column in zip(empty, *parts, strict=True)))
 
     def _prices(self) -> Iterator[tuple[int, bool, Prices]]:
@@ -150,7 +159,7 @@ class Builder:
         if group.size > 1:
             mixing = np.concatenate(([0], np.cumsum(self.mixing)))[list(self.pricing.cuts)]
             allowed &= mixing[None, :] == mixing[:, None]
-        depth = self._depth(group, prices, in_flight)
+        depth = self._depth(prices, in_flight)
         first, last = np.nonzero(allowed & (depth > 0))
         more_there, more_round = (matrix[first, last] for matrix in self._more(number))
         at = (first, last)
@@ -161,6 +170,7 @@ class Builder:
             np.full(len(first), again),
             prices.forward_s[at] + more_there,
             prices.forward_s[at] + prices.backward_s[at] + more_round,
+            prices.forward_s[at] + prices.backward_s[at],
             prices.turn_s[at],
             prices.work_s[at],
             prices.last_s[at],
@@ -169,15 +179,14 @@ class Builder:
             crossing.linked_back[at],
         )
 
-    def _depth(self, group: Group, prices: Prices, in_flight: Sequence[int] | None) -> Indices:
+    def _depth(self, prices: Prices, in_flight: Sequence[int] | None) -> Indices:
         """The most stages downstream with which a span fits; 0 if it never does."""
         found = np.zeros(prices.work_s.shape, dtype=np.int64)
         if in_flight is None:
             return found + len(self.problem.ranks)
         for downstream, count in enumerate(in_flight, start=1):
-            rounding = count + 2  # the simulator rounds bytes slot by slot
-            needed = prices.needed_bytes(count, self.pricing.micro_batches)
-            found[needed <= group.memory_limit_bytes + rounding] = downstream
+            fits = [holding.fits(count, self.pricing.micro_batches) for holding in prices.holdings]
+            found[np.logical_and.reduce(fits)] = downstream
         return found
 
     def _followers(self, number: int) -> Iterator[int]:
@@ -187,15 +196,17 @@ class Builder:
             if all(count <= len(c.ranks) for count, c in zip(taken, self.classes, strict=True)):
                 yield other
 
-    def _least(self, source: Group, destination: Group) -> tuple[Array, Array]:
-        """By cut: the least that any linked stage of ``source`` pays there, for the way there and for both ways."""
-        crossing = self.pricing.crossing
-        there, back = self.messages.there_s(source, destination), self.messages.back_s(source, destination)
-        least = [
-            np.where(linked, seconds, np.inf).min(axis=0)
-            for linked, seconds in ((crossing.linked, there), (crossing.linked_back, there + back))
-        ]
-        return np.where(np.isfinite(least[0]), least[0], 0.0), np.where(np.isfinite(least[1]), least[1], 0.0)
+    def _least(self, source: Group, destination: Group) -> tuple[Array, Array, Array, Array]:
+        """By cut: the least that any linked stage of ``source`` pays there, as in :class:`Handovers`."""
+        crossing, messages = self.pricing.crossing, self.messages
+        there, back = messages.there_s(source, destination), messages.back_s(source, destination)
+        wire, shared = messages.wires_s(source, destination)
+        return (
+            _least_of(there, crossing.linked),
+            _least_of(there + back, crossing.linked_back),
+            _least_of(wire, crossing.linked_back),
+            _least_of(shared, crossing.linked_back),
+        )
 
     def _more(self, number: int) -> tuple[Array, Array]:
         """By span: what the message takes beyond :meth:`_least`, to whatever group it goes."""
@@ -204,10 +215,16 @@ class Builder:
         for other in self._followers(number):
             destination = self.groups[other]
             seconds, back = self.messages.there_s(source, destination), self.messages.back_s(source, destination)
-            least_there, least_both = self._least(source, destination)
+            least_there, least_both, _, _ = self._least(source, destination)
             there.append(seconds - least_there)
             both.append(seconds + back - least_both)
         if not there:
             return np.zeros(crossing.linked.shape), np.zeros(crossing.linked.shape)
         more_there, more_both = np.minimum.reduce(there), np.minimum.reduce(both)
         return np.where(crossing.linked, more_there, 0.0), np.where(crossing.linked_back, more_both, 0.0)
+
+
+def _least_of(seconds: Array, linked: Flags) -> Array:
+    """The least of each column where ``linked``; 0 where nothing is."""
+    least = np.where(linked, seconds, np.inf).min(axis=0)
+    return np.where(np.isfinite(least), least, 0.0)

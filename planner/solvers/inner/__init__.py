@@ -1,4 +1,4 @@
-"""The inner search: one of a few options for every layer of a stage, exactly; options may be layouts or anything else."""
+"""The inner search: the best of a few options (layouts, recompute) for every layer of a stage, exactly."""
 
 from __future__ import annotations
 

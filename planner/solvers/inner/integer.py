@@ -29,7 +29,7 @@ class IntegerAnswer:
         best: an assignment that fits, None if none was found.
         cost: of ``best``, priced on the graph; infinity without.
         bound: no assignment that fits costs less; infinity if that nothing fits was proved.
-        is_proved: whether ``best`` is optimal, or nothing fits.
+        is_proved: whether ``best`` is optimal within the gap asked for, or nothing fits.
     """
 
     best: Assignment | None
@@ -48,7 +48,10 @@ def solve_integer(graph: LabelledGraph, stops: float, gap: float = 0.0) -> Integ
 
     program = pulp.LpProblem("layouts", pulp.LpMinimize)
     options = [
-        {k: program.add_variable(f"x_{node}_{k}", 0, 1, pulp.LpInteger) for k in np.flatnonzero(np.isfinite(cost)).tolist()}
+        {
+            k: program.add_variable(f"x_{node}_{k}", 0, 1, pulp.LpInteger)
+            for k in np.flatnonzero(np.isfinite(cost)).tolist()
+        }
         for node, cost in enumerate(graph.node_cost)
     ]
     if not all(options):
@@ -76,7 +79,7 @@ def solve_integer(graph: LabelledGraph, stops: float, gap: float = 0.0) -> Integ
         _limit(pulp, program, graph, options, pairs)
     solver = pulp.HiGHS(msg=False, timeLimit=max(0.1, stops - time.monotonic()), gapRel=gap)
     program.solve(solver)
-    return _answer(graph, program, options, unit)
+    return _answer(graph, program, options, unit, gap)
 
 
 def _unit(graph: LabelledGraph) -> float:
@@ -90,11 +93,13 @@ def _constrain(pulp: Any, program: Any, options: Sequence[dict[int, Any]], pairs
     """One option a node; the pairs of an edge sum to the options of its ends."""
     for each in options:
         program.addConstraint(pulp.lpSum(each.values()) == 1)
-    for (u, v), together in pairs.items():
-        for k, x in options[u].items():
-            program.addConstraint(pulp.lpSum(y for pair, y in together.items() if pair[0] == k) == x)
-        for l, x in options[v].items():
-            program.addConstraint(pulp.lpSum(y for pair, y in together.items() if pair[1] == l) == x)
+    for edge, together in pairs.items():
+        for end, node in enumerate(edge):
+            by_option: dict[int, list[Any]] = {option: [] for option in options[node]}
+            for pair, y in together.items():
+                by_option[pair[end]].append(y)
+            for option, x in options[node].items():
+                program.addConstraint(pulp.lpSum(by_option[option]) == x)
 
 
 def _limit(
@@ -117,7 +122,9 @@ def _limit(
         program.addConstraint(pulp.LpAffineExpression(terms) <= float(budget) / unit)
 
 
-def _answer(graph: LabelledGraph, program: Any, options: Sequence[dict[int, Any]], unit: float) -> IntegerAnswer:
+def _answer(
+    graph: LabelledGraph, program: Any, options: Sequence[dict[int, Any]], unit: float, gap: float
+) -> IntegerAnswer:
     infeasible = program.sol_status == -1
     if infeasible:
         return IntegerAnswer(None, float("inf"), float("inf"), True)
@@ -130,6 +137,4 @@ def _answer(graph: LabelledGraph, program: Any, options: Sequence[dict[int, Any]
         return IntegerAnswer(None, float("inf"), bound, False)
     cost = graph.cost(best)
     proved = program.sol_status == _PROVED
-    return IntegerAnswer(best, cost, min(bound, cost) if not proved else cost, proved)
-
-
+    return IntegerAnswer(best, cost, cost if proved and not gap else min(bound, cost), proved)

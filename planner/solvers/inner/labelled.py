@@ -100,7 +100,9 @@ class LabelledGraph:
         """The graph without resources that another one limits at least as much (like ranks of a symmetric group)."""
         if not self.is_limited:
             return self
-        rows = np.concatenate([*self.node_memory, *(m.reshape(-1, len(self.budget)) for m in self.edge_memory.values())])
+        rows = np.concatenate(
+            [*self.node_memory, *(m.reshape(-1, len(self.budget)) for m in self.edge_memory.values())]
+        )
         kept: list[int] = []
         for resource in sorted(range(len(self.budget)), key=lambda r: -float(rows[:, r].sum())):
             stricter = (other for other in kept if self.budget[other] <= self.budget[resource])

@@ -1,4 +1,4 @@
-"""The least cost of every span [i, j) of a labelled graph at once, for a search over stages: a sweep of (min, +) products.
+"""The least cost of every span [i, j) of a labelled graph at once, for a search over stages, by (min, +) products.
 
 Nodes are in topological order.  Of the nodes before j those with an edge to j or later form the frontier; let
 T[i][x] be the least cost of the nodes of [i, j) whose frontier takes the options x.  Adding node j is

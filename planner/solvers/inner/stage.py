@@ -1,7 +1,7 @@
 """The best option of every layer of a stage: a labelled graph made of prices, solved, and priced again.
 
     nodes     the layers of the stage
-    options   grids of the group's ranks over sample, space and channel (``costs.grids``), margins of the halo, recompute
+    options   grids of the group's ranks over sample, space and channel (``costs.grids``), margins of halos, recompute
     c_v       M x (slowest rank's F + B + statistics) + (M - 1) x additions + reduction + update        ``_node_cost``
     c_uv      M x (messages forward and backward; forward again if the reader is recomputed)            ``_edge_cost``
     m_v       by rank: W x saved + parameters, gradients and optimiser state; a recomputed layer's saved bytes are there
@@ -15,6 +15,7 @@ recomputing a few layers at a time needs less than recomputing all recomputed on
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -26,8 +27,8 @@ from planner.costs.messages import Crossing
 from planner.costs.shards import Option
 from planner.costs.staged import StageCost, stage_cost
 from planner.ir.problem import ALWAYS, NEVER
+from planner.solvers.inner.certified import Answer, minimise
 from planner.solvers.inner.labelled import Array, LabelledGraph
-from planner.solvers.inner.solve import Answer, minimise
 
 Options = tuple[Option, ...]
 Flags = NDArray[np.bool_]
@@ -74,18 +75,26 @@ class StageLayouts:
 
 
 def best_layouts(
-    prices: LayoutPrices, question: Question, time_limit_s: float = 60.0, gap: float = 0.0
+    prices: LayoutPrices,
+    question: Question,
+    time_limit_s: float = 60.0,
+    gap: float = 0.0,
+    options: Sequence[Options] | None = None,
 ) -> StageLayouts:
     """The options of least ``StageCost.step_s`` within the memory.
+
+    Args:
+        options: of each layer asked about, to choose among fewer (side constraints); at least one each.
 
     Raises:
         MissingMeasurementError: the profile says nothing about a number of samples that an option uses.
     """
-    options = options_of(prices, question)
+    stops = time.monotonic() + time_limit_s
+    options = options or options_of(prices, question)
     workspace = np.zeros(len(prices.ranks))
     while True:
         graph = labelled_graph(prices, question, options, workspace)
-        answer = minimise(graph, time_limit_s, gap)
+        answer = minimise(graph, max(0.0, stops - time.monotonic()), gap)
         picked = answer.assignment or answer.leanest
         if picked is None:
             return StageLayouts({}, None, answer)

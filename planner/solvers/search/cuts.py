@@ -141,7 +141,7 @@ class Cuts:
 
     def largest(self, by_layer: Array) -> Array:
         """The largest value of the layers between two cuts (first, last)."""
-        return _largest_between(self.members, by_layer)
+        return _largest_between(self.members, by_layer, self.complete)
 
     def sums(self, by_layer: Array) -> Array:
         """The sum over each ideal."""
@@ -202,7 +202,7 @@ def _cuts(graph: Graph, reads: list[int], kept: list[int], num_left_out: int, co
     read = _read_bytes(graph)
     content, slots, held = _contents(members, inside, read, reads)
     columns, column = _columns(graph, members, slots, held, read)
-    depth = _largest_between(members, _depths(reads))
+    depth = _largest_between(members, _depths(reads), complete)
     values = _values(graph, read)
     cuts = Cuts(
         members, inside, content, slots, columns, column, values, depth, _edges(members, reads), num_left_out, complete
@@ -394,13 +394,19 @@ def _columns(
     return columns, column
 
 
-def _largest_between(members: Array, by_layer: Array) -> Array:
-    """The largest value of the layers between two ideals."""
-    found = np.zeros((len(members), len(members)))
-    for layer in np.argsort(by_layer, kind="stable"):
-        if by_layer[layer] > 0:
-            has = members[:, layer] > 0
-            found[np.ix_(~has, has)] = by_layer[layer]
+def _largest_between(members: Array, by_layer: Array, complete: bool) -> Array:
+    """The largest value of the layers between two ideals; of a chain of ideals if ``complete`` is false."""
+    count = len(members)
+    found = np.zeros((count, count))
+    if complete:
+        for layer in np.argsort(by_layer, kind="stable"):
+            if by_layer[layer] > 0:
+                has = members[:, layer] > 0
+                found[np.ix_(~has, has)] = by_layer[layer]
+        return found
+    of_piece = [float(by_layer[members[cut + 1] > members[cut]].max(initial=0.0)) for cut in range(count - 1)]
+    for cut in range(count - 1):
+        found[cut, cut + 1 :] = np.maximum.accumulate(of_piece[cut:])
     return found
 
 

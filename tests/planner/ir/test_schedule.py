@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+from dataclasses import astuple, replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planner.ir.schedule import PER_STEP, RECEIVE, SEND, Action, Edge, Op, StageGraph, dependencies, format_grid
+from planner.ir.schedule import COMPUTE, MESSAGE, PER_STEP, Action, Edge, Op, StageGraph, dependencies, format_grid
 
 numbers = st.integers(0, 300)
 
@@ -15,14 +17,30 @@ def actions(draw: st.DrawFn) -> Action:
     return Action(
         draw(numbers),
         op,
-        None if op in PER_STEP else draw(numbers),
-        draw(numbers) if op in SEND | RECEIVE else None,
+        None if op in PER_STEP and draw(st.booleans()) else draw(numbers),
+        draw(numbers) if op in MESSAGE else None,
+        draw(numbers) if op in COMPUTE else 0,
+        draw(st.booleans()) if op in MESSAGE else False,
     )
 
 
 @given(actions())
 def test_an_action_is_read_as_it_was_written(action: Action) -> None:
-    assert Action.parse(str(action)) == action
+    found = Action.parse(str(action))
+    assert astuple(found) == astuple(action)
+    assert str(found) == str(action)
+
+
+@pytest.mark.parametrize(
+    ("text", "how"),
+    [("0F5@2", {"version": 2}), ("1SEND_B3>0!", {"blocking": True}), ("1RECV_F3<0!", {"blocking": True})],
+)
+def test_how_an_action_is_done_is_written_and_does_not_make_it_another(text: str, how: dict[str, object]) -> None:
+    action = Action.parse(text)
+    plain = replace(action, version=0, blocking=False)
+    assert (str(replace(plain, **how)), action) == (text, plain)
+    assert hash(action) == hash(plain)
+    assert str(plain) != text
 
 
 @pytest.mark.parametrize(
@@ -34,6 +52,8 @@ def test_an_action_is_read_as_it_was_written(action: Action) -> None:
         ("1RECV_B3<2", Action(1, Op.RECV_BACKWARD, 3, 2)),
         ("0REDUCE_GRAD", Action(0, Op.REDUCE_GRAD)),
         ("0UPDATE", Action(0, Op.UPDATE)),
+        ("0UPDATE3", Action(0, Op.UPDATE, 3)),
+        ("0REDUCE_GRAD12", Action(0, Op.REDUCE_GRAD, 12)),
     ],
 )
 def test_actions_are_written_as_in_torch_pipelining(text: str, action: Action) -> None:
@@ -45,7 +65,9 @@ def test_actions_are_written_as_in_torch_pipelining(text: str, action: Action) -
     "text",
     [
         *("", "0F", "F0", "2X0", "2F0 ", " 2F0", "02F0", "2F00", "-1F0", "2f0", "²F0", "٢F0", "2F0>1"),
-        *("1SEND_F3", "1SEND_F3<2", "1RECV_F3>2", "1SEND_F>2", "0UPDATE0", "0REDUCE_GRAD>1"),
+        *("1SEND_F3", "1SEND_F3<2", "1RECV_F3>2", "1SEND_F>2", "0UPDATE>1", "0REDUCE_GRAD>1"),
+        *("2F0@0", "2F0@01", "2F0@", "2F0@-1", "2F0!", "0UPDATE!", "1SEND_F3!>2", "1SEND_F3>2!!"),
+        *("0UPDATE@1", "0REDUCE_GRAD2@1", "1SEND_F3>2@1", "1SEND_F3>2!@1", "1RECV_F3<2@4!"),
     ],
 )
 def test_anything_else_is_refused(text: str) -> None:
@@ -89,10 +111,23 @@ def needs(text: str, stages: StageGraph = DIAMOND) -> list[str]:
         ("1RECV_B0<3", ["3SEND_B0>1"]),
         ("2REDUCE_GRAD", ["2B0 | 2W0", "2B1 | 2W1"]),
         ("2UPDATE", ["2B0 | 2REDUCE_GRAD | 2W0", "2B1 | 2REDUCE_GRAD | 2W1"]),
+        ("2REDUCE_GRAD0", ["2B0 | 2W0"]),
+        ("2UPDATE0", ["2B0 | 2REDUCE_GRAD0 | 2W0"]),
+        ("2UPDATE1", ["2B0 | 2REDUCE_GRAD1 | 2W0", "2B1 | 2REDUCE_GRAD1 | 2W1"]),
     ],
 )
 def test_what_must_come_first(action: str, needed: list[str]) -> None:
     assert needs(action) == needed
+
+
+@pytest.mark.parametrize("op", sorted(set(Op) - PER_STEP))
+def test_what_must_come_first_is_the_same_for_every_micro_batch(op: Op) -> None:
+    for stage in range(4):
+        peers = range(4) if op in MESSAGE else (None,)
+        for peer in peers:
+            at_0, at_1 = (dependencies(Action(stage, op, m, peer), DIAMOND) for m in (0, 1))
+            shifted = tuple(frozenset(replace(action, microbatch=1) for action in group) for group in at_0)
+            assert shifted == at_1
 
 
 def test_a_receive_without_its_stage_is_a_programmers_error() -> None:

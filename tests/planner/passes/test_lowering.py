@@ -11,6 +11,7 @@ from planner.passes import lower
 from planner.schedules import names, schedule
 from tests.planner.factories import chain_decision, chain_profile
 from tests.planner.random_programs import random_program
+from tests.planner.schedules.simulated import chain, lowered
 
 
 def lines(program: Program) -> list[str]:
@@ -64,6 +65,45 @@ def test_a_rank_on_two_positions_is_refused() -> None:
     stages = StageGraph(2, 1, (Edge(0, 1, ("l0",)),))
     with pytest.raises(ValueError, match="rank 0 runs 2 positions of the schedule"):
         lower(schedule("gpipe")(Pipeline(stages)), stages, ((0,), (0,)), {}, 1)
+
+
+def test_stages_of_one_rank_hand_over_in_memory() -> None:
+    """Stages 0 and 2 on rank 0, 1 and 3 on rank 1; and 0 and 1 next to each other."""
+    program = lowered(chain("interleaved", 2, 1, 2), "interleaved")
+    assert lines(program) == [
+        "0F0 0SEND_F0>1 2RECV_F0<1 2F0 2SEND_F0>3 2RECV_B0<3 2B0 2SEND_B0>1 0RECV_B0<1 0B0 0UPDATE 2UPDATE",
+        "1RECV_F0<0 1F0 1SEND_F0>2 3RECV_F0<2 3F0 3B0 3SEND_B0>2 1RECV_B0<2 1B0 1SEND_B0>0 1UPDATE 3UPDATE",
+    ]
+    together = Pipeline(StageGraph.chain(3, 1), (0, 0, 1))
+    assert lines(lowered(together, "greedy"))[0] == "0F0 1F0 1SEND_F0>2 1RECV_B0<2 1B0 0B0 0UPDATE 1UPDATE"
+
+
+def test_stages_of_a_position_reduce_one_by_one() -> None:
+    pipeline = chain("interleaved", 1, 2, 2)
+    program = lower(schedule("interleaved")(pipeline), pipeline.stages, ((0, 1), (0, 1)), {}, 2)
+    assert lines(program)[0].endswith("1B1 1REDUCE_GRAD 0B1 0REDUCE_GRAD 0UPDATE 1UPDATE")
+    with pytest.raises(ValueError, match=r"position 0 of the schedule is on several groups of ranks: stage 0 is on"):
+        lower(schedule("interleaved")(pipeline), pipeline.stages, ((0, 1), (1,)), {}, 2)
+
+
+def test_forwards_alone_are_neither_reduced_nor_updated() -> None:
+    assert lines(lowered(chain("forward", 2, 2), "forward")) == [
+        "0F0 0SEND_F0>1 0F1 0SEND_F1>1",
+        "1RECV_F0<0 1F0 1RECV_F1<0 1F1",
+    ]
+
+
+def test_messages_that_block_say_so() -> None:
+    assert lines(lowered(chain("1f1b-sno", 2, 1), "1f1b-sno")) == [
+        "0F0 0SEND_F0>1! 0RECV_B0<1! 0B0 0UPDATE",
+        "1RECV_F0<0! 1F0 1B0 1SEND_B0>0! 1UPDATE",
+    ]
+
+
+def test_updates_of_the_schedule_stay_where_they_are_and_reduce_first() -> None:
+    pipeline = chain("pipedream", 1, 2)
+    program = lower(schedule("pipedream")(pipeline), pipeline.stages, ((0, 1),), {}, 2)
+    assert lines(program)[1] == "0F0 0B0 0REDUCE_GRAD0 0UPDATE0 0F1@1 0B1@1 0REDUCE_GRAD1 0UPDATE1"
 
 
 @pytest.mark.parametrize("name", names())

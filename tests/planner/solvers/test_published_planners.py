@@ -68,6 +68,7 @@ def test_levels_replicate_over_hosts() -> None:
     plan = pipedream_hierarchical.solve(vgg16(clusters.hosts(2, 4, 1e10, 1.25e9, ROOM)))
     assert groups(plan) == [4, 1, 1, 1, 1]
     assert plan.decision.stages[0].ranks == (0, 1, 2, 3)
+    assert [bool(plan.decision.layers_of(stage)) for stage in range(5)] == [True] * 5
 
 
 def test_one_host_is_one_level() -> None:

@@ -1,28 +1,27 @@
 """The best assignment of a labelled graph, with a proof of how good it is.
 
-no budget                      elimination: exact                                                   ``elimination``
-a budget                       1. the Lagrangian dual; its assignments that fit are answers         ``lagrange``,
-improved one node at a time                                       ``polish``
-2. options whose min-marginal under the dual's prices exceeds the best answer
-cannot be in a better one, and go                                 ``_reduced``
-3. if bound and answer still differ, the integer program of the rest ``integer``
-too wide to eliminate          the LP relaxation for a bound, then the integer program              ``linear``
+By what there is:
+
+    no budget                      elimination: exact                                                   ``elimination``
+    a budget                       the Lagrangian dual; its assignments that fit are answers            ``lagrange``
+                                   if bound and answer differ, regions of options are bounded alike, freed of what
+                                   cannot be better, and solved as integer programs once they are small ``branching``
+    too wide to eliminate          the LP relaxation for a bound, then the integer program              ``linear``
 """
 
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from planner.solvers.inner.branching import search
 from planner.solvers.inner.elimination import Order, eliminate, order_of
-from planner.solvers.inner.integer import IntegerAnswer, solve_integer
+from planner.solvers.inner.integer import solve_integer
 from planner.solvers.inner.labelled import ROUNDING, Assignment, LabelledGraph
-from planner.solvers.inner.lagrange import Dual, dual
+from planner.solvers.inner.lagrange import dual
 from planner.solvers.inner.linear import relax
-from planner.solvers.inner.polish import polished
 
 PROVEN, WITHIN_GAP, TIME_LIMIT, INFEASIBLE = "proven", "within gap", "time limit", "infeasible"
 
@@ -55,9 +54,7 @@ class Answer:
         return self.cost / self.bound - 1 if self.bound > 0 else float("inf")
 
 
-def minimise(
-    graph: LabelledGraph, time_limit_s: float = 60.0, gap: float = 0.0, order: Order | None = None
-) -> Answer:
+def minimise(graph: LabelledGraph, time_limit_s: float = 60.0, gap: float = 0.0, order: Order | None = None) -> Answer:
     """The cheapest assignment of ``graph`` that fits, within ``gap`` of the bound.
 
     Args:
@@ -73,50 +70,17 @@ def minimise(
             return Answer(None, found.cost, found.cost, INFEASIBLE, "elimination")
         return Answer(found.assignment, graph.cost(found.assignment), found.cost, PROVEN, "elimination")
     graph = graph.without_slack_resources()
-    bounded = _with_polish(graph, dual(graph, order))
+    bounded = dual(graph, order)
     if np.isinf(bounded.bound):
         return Answer(None, float("inf"), float("inf"), INFEASIBLE, "Lagrangian dual", bounded.leanest)
     if bounded.best is not None and _close(bounded.cost, bounded.bound, gap):
         return _stated(bounded.best, bounded.cost, bounded.bound, True, "Lagrangian dual")
-    kept = _reduced(graph, order, bounded)
-    rest = graph.restricted(kept)
-    answer = solve_integer(rest, started + time_limit_s, gap)
-    return _combined(graph, bounded, kept, answer, gap)
-
-
-def _with_polish(graph: LabelledGraph, bounded: Dual) -> Dual:
-    if bounded.best is None:
-        return bounded
-    best = polished(graph, bounded.best)
-    return replace(bounded, best=best, cost=graph.cost(best))
-
-
-def _reduced(graph: LabelledGraph, order: Order, bounded: Dual) -> list[NDArray[np.intp]]:
-    """The options that a better assignment than the best so far may take."""
-    if bounded.best is None:
-        return [np.arange(count) for count in graph.num_options]
-    priced = eliminate(graph.priced(1.0, bounded.prices), order)
-    limit = bounded.cost * (1 + ROUNDING) + float(bounded.prices @ graph.budget)
-    return [
-        np.flatnonzero((marginal <= limit) | (np.arange(len(marginal)) == best))
-        for marginal, best in zip(priced.min_marginals(), bounded.best, strict=True)
-    ]
-
-
-def _combined(
-    graph: LabelledGraph, bounded: Dual, kept: list[NDArray[np.intp]], answer: IntegerAnswer, gap: float
-) -> Answer:
-    best, cost = bounded.best, bounded.cost
-    if answer.best is not None and answer.cost < cost:
-        best = tuple(int(options[k]) for options, k in zip(kept, answer.best, strict=True))
-        cost = graph.cost(best)
-    # What was left out of the integer program costs at least the best answer of the dual.
-    bound = max(bounded.bound, min(answer.bound, bounded.cost))
-    method = "Lagrangian dual and integer program"
-    if best is None:
-        status = INFEASIBLE if answer.is_proved else TIME_LIMIT
-        return Answer(None, float("inf"), answer.bound, status, method, bounded.leanest)
-    return _stated(best, cost, min(bound, cost), answer.is_proved or _close(cost, bound, gap), method)
+    closed = search(graph, order, bounded, started + time_limit_s, gap)
+    method = "Lagrangian dual, branching and integer programs"
+    if closed.best is None:
+        status = INFEASIBLE if np.isinf(closed.bound) else TIME_LIMIT
+        return Answer(None, float("inf"), closed.bound, status, method, bounded.leanest)
+    return _stated(closed.best, closed.cost, closed.bound, _close(closed.cost, closed.bound, gap), method)
 
 
 def _wide(graph: LabelledGraph, stops: float, gap: float) -> Answer:

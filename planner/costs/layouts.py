@@ -1,0 +1,258 @@
+"""What layers cost on a group of ranks under layouts: tables over options, each built once.
+
+    compute        the measured cost at the rank's samples x the share of the work of a sample that it does; margins
+                   included                                                            ``LayoutPrices.layer``
+    statistics     a normalisation whose samples or space are cut sums over the ranks with equal channels
+    parameters     gradients are summed over the ranks with equal weight boxes, all layers' in one go (the rate of a
+                   sum of all parameters); updates and additions in proportion to the bytes held
+    messages       what a rank reads and does not hold comes from its owner, as ``planner.ir.box.transfers`` says, and
+                   goes back in the backward pass (the adjoint); channels are contracted in the way that moves least
+                                                                                       ``LayoutPrices.crossing``
+
+The slowest rank counts, layer by layer.  Messages of a rank follow one another, and receiving overlaps sending where
+the link is duplex.  Ignored: traffic of several pairs on one cable, and that a shard's kernel may run at another speed
+than a whole sample's (``_cost_of_part`` is where measured shard shapes come in).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.costs.boxes import volumes
+from planner.costs.grids import axes_of, candidate_layouts
+from planner.costs.messages import Crossing, crossing
+from planner.costs.reduction import Sums, reduction_rate, sums_of
+from planner.costs.shards import Option, Shards, shards_of
+from planner.costs.sized import SizedLayer
+from planner.costs.stage import PriceBook
+from planner.ir.graph import BYTES_PER_ELEMENT, Layer, TensorSpec, producer
+from planner.ir.problem import SAMPLE_DIMS
+from planner.layers import check_samples_apart
+
+Array = NDArray[np.float64]
+
+FORWARD, BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT, SAVED, WORKSPACE = range(6)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LayerTable:
+    """A layer under each option (first axis) on each rank (second).
+
+    Attributes:
+        seconds: ``[4, options, ranks]``: forward, backward, backward for the input, backward for the weights.
+        statistics_s: ``[2, options]``: exchanges of statistics, forward and backward.
+        saved_bytes, workspace_bytes, parameter_bytes: ``[options, ranks]``.
+        reduction_s: ``[options]``: the sum of its gradients, as part of one sum over the whole stage.
+        update_s, accumulate_s: ``[options, ranks]``: a step's update; adding one more micro-batch's gradients.
+    """
+
+    shards: Shards
+    seconds: Array
+    statistics_s: Array
+    saved_bytes: Array
+    workspace_bytes: Array
+    parameter_bytes: Array
+    reduction_s: Array
+    update_s: Array
+    accumulate_s: Array
+
+
+@dataclass(slots=True, eq=False)
+class LayoutPrices:
+    """Prices of layers on ``ranks`` for micro-batches of ``samples``; everything is looked up once.
+
+    Attributes:
+        allow: families of dims that may be cut (``Problem.allow``).
+        halo_depth: most rows by which a rank may work beyond its part (0: halos are exchanged layer by layer).
+    """
+
+    book: PriceBook
+    ranks: tuple[int, ...]
+    samples: int
+    allow: tuple[str, ...] = (SAMPLE_DIMS,)
+    halo_depth: int = 0
+    _values: dict[str, TensorSpec] = field(init=False, repr=False)
+    _mixing: frozenset[str] = field(init=False, repr=False)
+    _axes: tuple[str, ...] = field(init=False, repr=False)
+    _sized: dict[int, SizedLayer] = field(init=False, default_factory=dict, repr=False)
+    _options: dict[object, tuple[Option, ...]] = field(init=False, default_factory=dict, repr=False)
+    _shards: dict[object, Shards] = field(init=False, default_factory=dict, repr=False)
+    _crossings: dict[object, Crossing] = field(init=False, default_factory=dict, repr=False)
+    _summed: dict[object, Sums] = field(init=False, default_factory=dict, repr=False)
+    _rates: dict[tuple[int, ...], float] = field(init=False, default_factory=dict, repr=False)
+    _columns: dict[tuple[str, int], Array] = field(init=False, default_factory=dict, repr=False)
+    _own: dict[str, tuple[bool, ...]] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        graph = self.book.profile.graph
+        self._values = graph.values()
+        self._mixing = frozenset(check_samples_apart(graph))
+        self._axes = axes_of(graph, self.allow)
+        seen: set[str] = set()
+        self._own = {}
+        for layer in graph.layers:
+            self._own[layer.name] = tuple(name not in seen for name in layer.parameters)
+            seen.update(layer.parameters)
+
+    @property
+    def layers(self) -> tuple[Layer, ...]:
+        """The layers of the graph."""
+        return self.book.profile.graph.layers
+
+    def speeds(self) -> tuple[float, ...]:
+        """Of each rank: whole samples a second, at the most that all kinds in the group were measured at."""
+        kinds = [self.book.kind(rank) for rank in self.ranks]
+        samples = min(self.book.tables.largest_measured(kind) for kind in kinds)
+        seconds = {kind: float(self._column(kind, samples)[:2].sum()) for kind in kinds}
+        return tuple(1.0 / seconds[kind] if seconds[kind] > 0 else 1.0 for kind in kinds)
+
+    def sized(self, index: int) -> SizedLayer:
+        """Layer number ``index`` of the graph at this number of samples."""
+        found = self._sized.get(index)
+        if found is None:
+            graph, layer = self.book.profile.graph, self.layers[index]
+            mixes = layer.name in self._mixing
+            found = self._sized[index] = SizedLayer.of(graph, layer, self._values, self.samples, mixes)
+        return found
+
+    def options(self, index: int) -> tuple[Option, ...]:
+        """What a layer may choose from."""
+        sized = self.sized(index)
+        found = self._options.get(sized.signature)
+        if found is None:
+            layouts = candidate_layouts(sized, self.speeds(), self._axes)
+            plain = tuple(Option.of(layout) for layout in layouts)
+            found = self._options[sized.signature] = (*plain, *self._with_margins(sized, plain))
+        return found
+
+    def shards(self, index: int, options: tuple[Option, ...]) -> Shards:
+        """The boxes of a layer under ``options``."""
+        sized = self.sized(index)
+        key = (sized.signature, options)
+        found = self._shards.get(key)
+        if found is None:
+            found = self._shards[key] = shards_of(sized, options)
+        return found
+
+    def layer(self, index: int, options: tuple[Option, ...]) -> LayerTable:
+        """What a layer costs under ``options``, messages apart.
+
+        Raises:
+            MissingMeasurementError: the profile says nothing about a number of samples that an option uses.
+        """
+        shards = self.shards(index, options)
+        costs = self._cost_of_part(index, shards)
+        sums = self._sums(index, shards)
+        update, accumulate = self._parameter_costs(index, sums.held_bytes)
+        return LayerTable(
+            shards,
+            costs[:4],
+            sums.statistics_s,
+            costs[SAVED],
+            costs[WORKSPACE],
+            sums.held_bytes,
+            sums.reduction_s,
+            update,
+            accumulate,
+        )
+
+    def crossing(
+        self, maker: int, reader: int, of_maker: tuple[Option, ...], of_reader: tuple[Option, ...]
+    ) -> Crossing:
+        """What moves from layer ``maker`` to layer ``reader``, by the options of both."""
+        source, destination = self.shards(maker, of_maker), self.shards(reader, of_reader)
+        values = tuple(_values_read(self.layers[maker], self.layers[reader]))
+        key = (source.sized.signature, of_maker, destination.sized.signature, of_reader, values)
+        found = self._crossings.get(key)
+        if found is None:
+            found = self._crossings[key] = crossing(source, destination, values, self.ranks, self.book.network)
+        return found
+
+    def output_bytes(self, index: int, shards: Shards) -> Array:
+        """``[options, ranks]``: what each rank holds of a layer's outputs."""
+        specs = self.sized(index).layer.outputs
+        sizes = [volumes(boxes) * BYTES_PER_ELEMENT[spec.dtype] for boxes, spec in zip(shards.held, specs, strict=True)]
+        return np.asarray(np.sum(sizes, axis=0), dtype=np.float64)
+
+    def edges(self, layers: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
+        """Pairs (maker, reader) among ``layers``."""
+        number = {self.layers[index].name: index for index in layers}
+        found = {
+            (number[producer(name)], index)
+            for index in layers
+            for name in self.layers[index].inputs
+            if producer(name) in number
+        }
+        return tuple(sorted(found))
+
+    def _sums(self, index: int, shards: Shards) -> Sums:
+        own = self._own[self.layers[index].name]
+        key = (shards.sized.signature, shards.options, own)
+        found = self._summed.get(key)
+        if found is None:
+            found = self._summed[key] = sums_of(shards, own, self.ranks, self._rate, self.book.profile.cluster)
+        return found
+
+    def _with_margins(self, sized: SizedLayer, plain: tuple[Option, ...]) -> tuple[Option, ...]:
+        in_space = [option for option in plain if _is_in_space(option, sized)]
+        return tuple(Option(option.cuts, rows) for option in in_space for rows in range(1, self.halo_depth + 1))
+
+    def _cost_of_part(self, index: int, shards: Shards) -> Array:
+        """``[6, options, ranks]``: seconds and bytes of each part, from the cost of as many whole samples."""
+        found = np.zeros((6, *shards.share.shape))
+        for member, rank in enumerate(self.ranks):
+            for samples in np.unique(shards.samples[:, member]).tolist():
+                rows = shards.samples[:, member] == samples
+                whole = self._column(self.book.kind(rank), samples)[:, index]
+                found[:, rows, member] = whole[:, None] * shards.share[rows, member]
+        return found
+
+    def _column(self, kind: str, samples: int) -> Array:
+        """``[6, layers]`` of a device kind at a number of samples."""
+        found = self._columns.get((kind, samples))
+        if found is None:
+            table = self.book.tables.at(kind, samples)
+            sums = (table.forward_s, table.backward_s, table.backward_input_s, table.backward_weight_s)
+            rows = [np.diff(running) for running in (*sums, table.saved_bytes)]
+            found = self._columns[kind, samples] = np.maximum(np.array([*rows, table.workspace_bytes]), 0.0)
+        return found
+
+    def _rate(self, ranks: tuple[int, ...]) -> float:
+        """Seconds a byte of a sum over ``ranks``, where all parameters of the graph are summed at once."""
+        found = self._rates.get(ranks)
+        if found is None:
+            found = self._rates[ranks] = reduction_rate(self.book, ranks)
+        return found
+
+    def _parameter_costs(self, index: int, held_bytes: Array) -> tuple[Array, Array]:
+        update, accumulate = np.zeros_like(held_bytes), np.zeros_like(held_bytes)
+        total = float(np.diff(self.book.tables.graph.parameter_bytes)[index])
+        for member, rank in enumerate(self.ranks):
+            table = self.book.tables.parameters(self.book.kind(rank))
+            share = held_bytes[:, member] / total if total else 0.0
+            update[:, member] = (table.update_s[index + 1] - table.update_s[index]) * share
+            accumulate[:, member] = (table.accumulate_s[index + 1] - table.accumulate_s[index]) * share
+        return update, accumulate
+
+
+def _values_read(maker: Layer, reader: Layer) -> list[tuple[int, int]]:
+    """(output of the maker, input of the reader) for each value that passes, once."""
+    found = []
+    for position, name in enumerate(reader.inputs):
+        layer, _, output = name.partition(":")
+        if layer == maker.name and reader.inputs.index(name) == position:
+            found.append((int(output or 0), position))
+    return found
+
+
+def _is_in_space(option: Option, sized: SizedLayer) -> bool:
+    """Whether margins make sense: the work is the output, and is cut along space and not along channels."""
+    dims = {dim for dim, _ in option.cuts}
+    return (
+        sized.work == sized.layer.outputs[0]
+        and bool(dims & {"depth", "height", "width"})
+        and not (dims & {"channel", "head", "feature"})
+    )

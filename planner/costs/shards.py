@@ -1,0 +1,176 @@
+"""The boxes of a layer under each of many options: what every rank makes, holds, reads and uses."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.costs.boxes import Boxes, Counts, as_box, as_boxes, boxes_of, volumes
+from planner.costs.contraction import PartialSums, partial_sums
+from planner.costs.grids import SPACE
+from planner.costs.sized import SizedLayer
+from planner.ir.box import Box
+from planner.ir.layout import Layout
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """How a layer may be run on a group.
+
+    Attributes:
+        cuts: cut points by dim (``Layout.cuts``), in the order of the grid of ranks.
+        margin: rows by which each rank works beyond its own part along the cut dims of space, so that the next layers
+            need no halo (one wide exchange for several layers; the overlap is computed twice).
+        recompute: whether what it saves is dropped after the forward and computed again before the backward.
+    """
+
+    cuts: tuple[tuple[str, tuple[int, ...]], ...] = ()
+    margin: int = 0
+    recompute: bool = False
+
+    @classmethod
+    def of(cls, layout: Layout, margin: int = 0) -> Option:
+        """The option that is ``layout``."""
+        return cls(tuple((dim, tuple(points)) for dim, points in layout.cuts.items()), margin)
+
+    @property
+    def layout(self) -> Layout:
+        """The cut points as a layout."""
+        return Layout(dict(self.cuts))
+
+    @property
+    def grid(self) -> tuple[tuple[str, int], ...]:
+        """Parts by dim."""
+        return tuple((dim, len(points) - 1) for dim, points in self.cuts)
+
+    def __str__(self) -> str:
+        parts = " x ".join(f"{dim}:{parts}" for dim, parts in self.grid) or "whole"
+        return parts + (f" margin {self.margin}" if self.margin else "") + (" recomputed" if self.recompute else "")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Shards:
+    """Boxes by option and rank, ``[options, ranks, dims, 2]``, and how much of the work each rank does.
+
+    Attributes:
+        sized: a layer of this signature, not always the one that was asked about: names differ.
+        owned: of each output: disjoint or identical.
+        held: of each output: what a rank makes, its margin included.
+        needed: of each input.
+        weights: of each parameter.
+        work: the part of the work done, margin included.
+        samples: ``[options, ranks]``: samples of the part.
+        share: ``[options, ranks]``: of the work of one sample.
+        contractions: by option, the ways to contract its first input.
+    """
+
+    sized: SizedLayer
+    options: tuple[Option, ...]
+    owned: tuple[Boxes, ...]
+    held: tuple[Boxes, ...]
+    needed: tuple[Boxes, ...]
+    weights: tuple[Boxes, ...]
+    work: Boxes
+    samples: NDArray[np.int64]
+    share: Counts
+    contractions: tuple[tuple[PartialSums, ...], ...] = field(repr=False)
+
+
+def shards_of(sized: SizedLayer, options: tuple[Option, ...]) -> Shards:
+    """The boxes of ``sized`` under each option; all options are of equally many ranks."""
+    layouts = [option.layout for option in options]
+    margins = [option.margin for option in options]
+    own = np.array([boxes_of(layout, sized.work, sized.samples) for layout in layouts])
+    work = _grown(own, sized.work.dims, sized.work.shape, options)
+    relation = _Relation(sized)
+    inputs, weights = relation.read(work)
+    owned = tuple(
+        np.array([boxes_of(layout, spec, sized.samples) for layout in layouts]) for spec in sized.layer.outputs
+    )
+    held = tuple(
+        _grown(boxes, spec.dims, spec.shape, options) if any(margins) else boxes
+        for boxes, spec in zip(owned, sized.layer.outputs, strict=True)
+    )
+    first = inputs[0] if inputs else None
+    contractions = tuple(
+        partial_sums(sized, layout, first[k]) if first is not None and not margins[k] else ()
+        for k, layout in enumerate(layouts)
+    )
+    samples = _samples(sized, own)
+    share = _share(sized, work, samples)
+    return Shards(sized, options, owned, held, inputs, weights, work, samples, share, contractions)
+
+
+class _Relation:
+    """The access relation, asked once for each distinct box."""
+
+    def __init__(self, sized: SizedLayer) -> None:
+        self._sized = sized
+        self._found: dict[bytes, tuple[tuple[Box, ...], tuple[Box, ...]]] = {}
+
+    def read(self, work: Boxes) -> tuple[tuple[Boxes, ...], tuple[Boxes, ...]]:
+        """What each rank reads of each input and of each parameter."""
+        flat = work.reshape(-1, *work.shape[2:])
+        rows = [self._ask(box) for box in flat]
+        inputs = tuple(_column([row[0][k] for row in rows], work) for k in range(len(self._sized.inputs)))
+        weights = tuple(_column([row[1][k] for row in rows], work) for k in range(len(self._sized.parameters)))
+        return _joined(self._sized.layer.inputs, inputs), weights
+
+    def _ask(self, box: Boxes) -> tuple[tuple[Box, ...], tuple[Box, ...]]:
+        key = box.tobytes()
+        found = self._found.get(key)
+        if found is None:
+            work_box = as_box(box)
+            found = self._found[key] = (self._sized.input_boxes(work_box), self._sized.weight_boxes(work_box))
+        return found
+
+
+def _column(boxes: list[Box], work: Boxes) -> Boxes:
+    array = as_boxes(boxes)
+    return array.reshape(*work.shape[:2], *array.shape[1:])
+
+
+def _joined(names: Sequence[str], inputs: tuple[Boxes, ...]) -> tuple[Boxes, ...]:
+    """An input that is read twice is asked for once: the hull of both."""
+    found = list(inputs)
+    for position, name in enumerate(names):
+        first = names.index(name)
+        if first != position:
+            start = np.minimum(found[first][..., 0], found[position][..., 0])
+            stop = np.maximum(found[first][..., 1], found[position][..., 1])
+            found[first] = np.stack([start, stop], axis=-1)
+    return tuple(found)
+
+
+def _grown(boxes: Boxes, dims: tuple[str, ...], shape: tuple[int, ...], options: tuple[Option, ...]) -> Boxes:
+    """Boxes with the options' margins along cut dims of space, inside the tensor."""
+    if not any(option.margin for option in options):
+        return boxes
+    grown = boxes.copy()
+    for k, option in enumerate(options):
+        for dim, _ in option.cuts:
+            if option.margin and dim in SPACE and dim in dims:
+                at = dims.index(dim)
+                grown[k, :, at, 0] = np.maximum(boxes[k, :, at, 0] - option.margin, 0)
+                grown[k, :, at, 1] = np.minimum(boxes[k, :, at, 1] + option.margin, shape[at])
+    return grown
+
+
+def _samples(sized: SizedLayer, own: Boxes) -> NDArray[np.int64]:
+    at = sized.samples_dim
+    if at is None or not sized.samples:
+        return np.full(own.shape[:2], sized.samples, dtype=np.int64)
+    each = max(1, sized.work.shape[at] // sized.samples)
+    found: NDArray[np.int64] = (own[..., at, 1] - own[..., at, 0]) // each
+    return found
+
+
+def _share(sized: SizedLayer, work: Boxes, samples: NDArray[np.int64]) -> Counts:
+    """The part's elements over those of as many whole samples."""
+    total = float(np.prod(sized.work.shape, dtype=np.float64)) or 1.0
+    of_samples = np.maximum(samples, 1) / max(1, sized.samples) if sized.samples_dim is not None else 1.0
+    found: Counts = volumes(work) / (total * of_samples)
+    return found

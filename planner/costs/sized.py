@@ -1,0 +1,104 @@
+"""A layer at a number of samples, and the dims that it may be cut along."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from planner.ir.box import Box, Interval, intersect, volume, whole
+from planner.ir.graph import SAMPLE, Graph, Layer, TensorSpec
+from planner.layers import Kind, kind
+
+Signature = tuple[object, ...]
+"""Layers of equal signature read and weigh the same boxes."""
+
+
+@dataclass(frozen=True, eq=False)
+class SizedLayer:
+    """A layer with the specs of all that it touches, for ``samples`` samples.
+
+    Attributes:
+        work: the space that a layout divides.
+        mixes_samples: whether samples do not stay apart in it.
+    """
+
+    layer: Layer
+    inputs: tuple[TensorSpec, ...]
+    parameters: tuple[TensorSpec, ...]
+    work: TensorSpec
+    samples: int
+    mixes_samples: bool
+
+    @classmethod
+    def of(
+        cls, graph: Graph, layer: Layer, values: Mapping[str, TensorSpec], samples: int, mixes_samples: bool
+    ) -> SizedLayer:
+        """``layer`` of ``graph``, whose ``values`` are indexed once."""
+        sized = replace(layer, outputs=tuple(spec.at(samples, graph.samples) for spec in layer.outputs))
+        inputs = tuple(values[name].at(samples, graph.samples) for name in layer.inputs)
+        parameters = tuple(graph.parameters[name] for name in layer.parameters)
+        return cls(sized, inputs, parameters, kind(layer.kind).work(sized, inputs), samples, mixes_samples)
+
+    @property
+    def relation(self) -> Kind:
+        """The access relation of its kind."""
+        return kind(self.layer.kind)
+
+    @cached_property
+    def signature(self) -> Signature:
+        """What decides about boxes and bytes."""
+        attributes = tuple(sorted(self.layer.attributes.items()))
+        places = tuple(self.layer.inputs.index(name) for name in self.layer.inputs)
+        specs = (self.inputs, self.layer.outputs, self.parameters)
+        return (self.layer.kind, attributes, places, specs, self.samples, self.mixes_samples)
+
+    @property
+    def samples_dim(self) -> int | None:
+        """Which dim of the work holds the samples."""
+        return self.work.dims.index(SAMPLE) if SAMPLE in self.work.dims else None
+
+    def input_boxes(self, work_box: Box) -> tuple[Box, ...]:
+        """The box of each input that is read to do ``work_box``, inside the tensor; empty where nothing is."""
+        read = self.relation.input_boxes(self.layer, self.inputs, work_box)
+        found = []
+        for spec, box in zip(self.inputs, read, strict=True):
+            inside = intersect(box, whole(spec.shape))
+            found.append(tuple(Interval(0, 0) for _ in spec.shape) if inside is None else inside)
+        return tuple(found)
+
+    def weight_boxes(self, work_box: Box) -> tuple[Box, ...]:
+        """The box of each parameter that is used to do ``work_box``."""
+        return self.relation.weight_boxes(self.layer, self.parameters, work_box)
+
+    @cached_property
+    def divisible(self) -> frozenset[str]:
+        """The dims along which parts do less than the whole: those that its access relation narrows.
+
+        Half of the work along the dim must read less of some parameter, or less of every input that is as large as the
+        largest.  (A softmax cut along its own dim, or a reshape along anything but samples, would read all of it.)
+        """
+        return frozenset(dim for position, dim in enumerate(self.work.dims) if self._narrows(position))
+
+    def _narrows(self, position: int) -> bool:
+        dim, extent = self.work.dims[position], self.work.shape[position]
+        if extent < 2 or self.work.dims.count(dim) > 1 or not self.inputs:
+            return False
+        if dim == SAMPLE and (self.mixes_samples or self.samples < 2):
+            return False
+        box = whole(self.work.shape)
+        middle = self.samples // 2 * (extent // self.samples) if dim == SAMPLE else extent // 2
+        halves = [
+            (*box[:position], part, *box[position + 1 :]) for part in (Interval(0, middle), Interval(middle, extent))
+        ]
+        full = self._read(box)
+        read = [self._read(half) for half in halves]
+        narrowed = [a + b < 2 * all_of_it for a, b, all_of_it in zip(*read, full, strict=True)]
+        weights = len(self.parameters)
+        largest = max(full[weights:])
+        inputs = zip(narrowed[weights:], full[weights:], strict=True)
+        return any(narrowed[:weights]) or all(narrow for narrow, size in inputs if size == largest)
+
+    def _read(self, work_box: Box) -> list[int]:
+        """Elements of each parameter, then of each input."""
+        return [volume(box) for box in (*self.weight_boxes(work_box), *self.input_boxes(work_box))]

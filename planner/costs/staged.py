@@ -1,0 +1,167 @@
+"""What a stage costs whose layers each have an option: the sums that the inner search minimises, by part.
+
+    F = sum over layers of (slowest rank's forward + statistics) + messages between layers
+    B = the same of the backward, and the forward once more where it is recomputed
+    a step of M micro-batches:  M (F + B) + (M - 1) additions + reduction + update
+
+A layer's slowest rank counts, as ranks that exchange halos layer by layer go at one pace.  Where every layer is cut
+alike and nothing moves between layers, ranks only meet at the end: then the slowest rank's sum is the stage's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.costs.layouts import BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT, FORWARD, LayerTable, LayoutPrices
+from planner.costs.messages import Crossing
+from planner.costs.shards import Option
+from planner.ir.cluster import INTERPOLATED, MEASURED, Evidence
+
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StageCost:
+    """A stage under given options, for one micro-batch (``*_s``) on its group.
+
+    Attributes:
+        forward_s, backward_s, backward_input_s, backward_weight_s: by rank, compute alone.
+        paced_forward_s, paced_backward_s, paced_update_s, paced_accumulate_s: sums over layers of the slowest rank's
+            compute.
+        exchange_forward_s, exchange_backward_s: statistics and messages between layers, all ranks busy.
+        reduction_s: once a step; gradients over ranks with equal weights.
+        update_s, accumulate_s: by rank: once a step; for each micro-batch but the first.
+        saved_bytes: by rank, kept for each micro-batch between forward and backward, what was received included.
+        transient_bytes: by rank, of recomputed layers, there for one micro-batch at a time.
+        workspace_bytes, parameter_bytes: by rank.
+        moved_bytes: between ranks in a forward.
+    """
+
+    forward_s: Array
+    backward_s: Array
+    backward_input_s: Array
+    backward_weight_s: Array
+    paced_forward_s: float
+    paced_backward_s: float
+    paced_update_s: float
+    paced_accumulate_s: float
+    exchange_forward_s: float
+    exchange_backward_s: float
+    reduction_s: float
+    update_s: Array
+    accumulate_s: Array
+    saved_bytes: Array
+    transient_bytes: Array
+    workspace_bytes: Array
+    parameter_bytes: Array
+    moved_bytes: float
+    evidence: Evidence
+
+    def step_s(self, micro_batches: float) -> float:
+        """A step of the stage alone: the objective of the inner search (layer by layer, the slowest rank)."""
+        once = self.paced_forward_s + self.paced_backward_s + self.exchange_forward_s + self.exchange_backward_s
+        more = max(0.0, micro_batches - 1) * self.paced_accumulate_s
+        return micro_batches * once + more + self.reduction_s + self.paced_update_s
+
+    def memory_bytes(self, in_flight: int, state_per_parameter_byte: float) -> Array:
+        """By rank: parameters, gradients, optimiser state, activations of ``in_flight`` micro-batches, workspace."""
+        resident = self.parameter_bytes * (2.0 + state_per_parameter_byte)
+        return resident + in_flight * self.saved_bytes + self.transient_bytes + self.workspace_bytes
+
+
+def stage_cost(prices: LayoutPrices, chosen: Mapping[int, Option]) -> StageCost:
+    """What the layers ``chosen`` (by index in the graph) cost under their options.
+
+    Raises:
+        MissingMeasurementError: the profile says nothing about a number of samples that an option uses.
+    """
+    layers = tuple(sorted(chosen))
+    tables = {index: prices.layer(index, (_plain(chosen[index]),)) for index in layers}
+    crossings = {
+        (u, v): prices.crossing(u, v, (_plain(chosen[u]),), (_plain(chosen[v]),)) for u, v in prices.edges(layers)
+    }
+    again = {index: float(chosen[index].recompute) for index in layers}
+    ranks = len(prices.ranks)
+    compute = _total([table.seconds[:, 0] for table in tables.values()], (4, ranks))
+    repeated = _total([again[index] * table.seconds[FORWARD, 0] for index, table in tables.items()], (ranks,))
+    paced = [sum(float(table.seconds[way, 0].max()) for table in tables.values()) for way in (FORWARD, BACKWARD)]
+    paced_again = sum(again[index] * float(table.seconds[FORWARD, 0].max()) for index, table in tables.items())
+    exchanged = _exchanged(tables, crossings, again)
+    saved, transient = _kept(prices, tables, crossings, again)
+    return StageCost(
+        forward_s=compute[FORWARD],
+        backward_s=compute[BACKWARD] + repeated,
+        backward_input_s=compute[BACKWARD_INPUT] + repeated,
+        backward_weight_s=compute[BACKWARD_WEIGHT],
+        paced_forward_s=paced[0],
+        paced_backward_s=paced[1] + paced_again,
+        paced_update_s=sum(float(table.update_s[0].max()) for table in tables.values()),
+        paced_accumulate_s=sum(float(table.accumulate_s[0].max()) for table in tables.values()),
+        exchange_forward_s=exchanged[0],
+        exchange_backward_s=exchanged[1],
+        reduction_s=sum(float(table.reduction_s[0]) for table in tables.values()),
+        update_s=_total([table.update_s[0] for table in tables.values()], (ranks,)),
+        accumulate_s=_total([table.accumulate_s[0] for table in tables.values()], (ranks,)),
+        saved_bytes=saved,
+        transient_bytes=transient,
+        workspace_bytes=np.max([table.workspace_bytes[0] for table in tables.values()], axis=0, initial=0.0),
+        parameter_bytes=_total([table.parameter_bytes[0] for table in tables.values()], (ranks,)),
+        moved_bytes=sum(float(crossing.moved_bytes[0, 0]) for crossing in crossings.values()),
+        evidence=_evidence(prices, tables),
+    )
+
+
+def _exchanged(
+    tables: Mapping[int, LayerTable], crossings: Mapping[tuple[int, int], Crossing], again: Mapping[int, float]
+) -> tuple[float, float]:
+    forward = backward = 0.0
+    for index, table in tables.items():
+        forward += float(table.statistics_s[0, 0])
+        backward += float(table.statistics_s[1, 0]) + again[index] * float(table.statistics_s[0, 0])
+    for (_, reader), crossing in crossings.items():
+        forward += float(crossing.forward_s[0, 0])
+        backward += float(crossing.backward_s[0, 0]) + again[reader] * float(crossing.forward_s[0, 0])
+    return forward, backward
+
+
+def _kept(
+    prices: LayoutPrices,
+    tables: Mapping[int, LayerTable],
+    crossings: Mapping[tuple[int, int], Crossing],
+    again: Mapping[int, float],
+) -> tuple[Array, Array]:
+    """(kept for each micro-batch in flight, there while one is recomputed), by rank."""
+    saved, transient = np.zeros(len(prices.ranks)), np.zeros(len(prices.ranks))
+    for index, table in tables.items():
+        saved += (1 - again[index]) * table.saved_bytes[0]
+        transient += again[index] * table.saved_bytes[0]
+    for (maker, reader), crossing in crossings.items():
+        saved += (1 - again[reader]) * crossing.received_bytes[0, 0]
+        transient += again[reader] * crossing.received_bytes[0, 0]
+        if again[reader] and not again[maker]:
+            saved += prices.output_bytes(maker, tables[maker].shards)[0]
+    return saved, transient
+
+
+def _evidence(prices: LayoutPrices, tables: Mapping[int, LayerTable]) -> Evidence:
+    for index, table in tables.items():
+        for member, rank in enumerate(prices.ranks):
+            samples = int(table.shards.samples[0, member])
+            is_part = abs(float(table.shards.share[0, member]) - 1.0) > 1e-12
+            known = prices.book.tables.at(prices.book.kind(rank), samples).evidence[index]
+            if is_part or known != MEASURED:
+                return known if known not in (MEASURED, INTERPOLATED) else INTERPOLATED
+    return MEASURED
+
+
+def _plain(option: Option) -> Option:
+    return Option(option.cuts, option.margin)
+
+
+def _total(parts: list[Array], shape: tuple[int, ...]) -> Array:
+    found: Array = np.sum(parts, axis=0) if parts else np.zeros(shape)
+    return found

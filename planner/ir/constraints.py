@@ -1,0 +1,223 @@
+"""Side constraints as text, and what they mean: which stages a rule allows.
+
+    enc.*=stage:0            the layer is in that stage, counted from 0
+    head=device:n0/gpu1      its stage runs on no other device; names as in a shell: n0/*
+    layer3.*=kind:V100       its stage runs on no other kind of device; names as in a shell
+    *=replicas:1             its stage has so many ranks
+    conv*=sample:4           it is cut into so many parts along samples; spatial:N, channel:N likewise
+    enc.*=recompute:yes      its stage computes activations again before the backward; or no
+    dec.*=together           all of them are in one stage
+
+To *fix* a rule is to hold it for every layer that its pattern matches; to *forbid* it is to hold it for none of them
+(of a device or kind: no rank of the stage may match; of ``together``: not all of them are in one stage).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from fnmatch import fnmatchcase
+
+from planner.ir.cluster import Cluster
+from planner.ir.errors import UnknownNameError, UsageError
+from planner.ir.plan import Decision
+from planner.ir.problem import CHANNEL_DIMS, SAMPLE_DIMS, SPATIAL_DIMS, Rule
+
+STAGE, DEVICE, KIND, REPLICAS, RECOMPUTE, TOGETHER = "stage", "device", "kind", "replicas", "recompute", "together"
+WHATS = (STAGE, DEVICE, KIND, REPLICAS, SAMPLE_DIMS, SPATIAL_DIMS, CHANNEL_DIMS, RECOMPUTE, TOGETHER)
+"""Everything that a rule may be about."""
+
+FAMILIES: Mapping[str, tuple[str, ...]] = {
+    SAMPLE_DIMS: ("sample",),
+    SPATIAL_DIMS: ("depth", "height", "width", "x", "y", "z"),
+    CHANNEL_DIMS: ("channel", "feature", "filter"),
+}
+"""Dims by family."""
+
+YES, NO = "yes", "no"
+_FORMS = (
+    "PATTERN=stage:0, device:NAME, kind:NAME, replicas:N, sample:N, spatial:N, channel:N, recompute:yes or together"
+)
+
+
+def parse_rule(text: str) -> Rule:
+    """The rule that ``text`` spells; ``Rule.value`` is in its shortest form.
+
+    Raises:
+        UsageError: it spells none; the error says what is known.
+    """
+    pattern, equals, rest = text.rpartition("=")
+    pattern, rest = pattern.strip(), rest.strip()
+    if not equals or not pattern or not rest:
+        raise UsageError(f"{text!r} is not a rule", ["a rule has a pattern of layer names, =, and what"], [_write()])
+    what, colon, value = (part.strip() for part in rest.partition(":"))
+    if what not in WHATS:
+        close = get_close_matches(what, WHATS, 1)
+        known = f"known: {', '.join(WHATS)}"
+        raise UsageError(f"{text!r}: no rule is about {what!r}", [known], [f"{close[0]}?" if close else _write()])
+    return Rule(pattern, what, _value(text, what, value, bool(colon)))
+
+
+def format_rule(rule: Rule) -> str:
+    """The text that :func:`parse_rule` reads as ``rule``."""
+    return f"{rule.pattern}={rule.what}" if rule.what == TOGETHER else f"{rule.pattern}={rule.what}:{rule.value}"
+
+
+def matching(rule: Rule, names: Sequence[str]) -> tuple[int, ...]:
+    """Indices of the layers that the rule is about.
+
+    Raises:
+        UnknownNameError: there are none; the error names the nearest layers.
+    """
+    found = tuple(index for index, name in enumerate(names) if fnmatchcase(name, rule.pattern))
+    if not found:
+        raise _unknown(rule, "layer", rule.pattern, names)
+    return found
+
+
+def check_names(rule: Rule, cluster: Cluster) -> None:
+    """Raises :class:`UnknownNameError` if the rule is about a device or kind that the cluster does not have."""
+    known = {DEVICE: [d.name for d in cluster.devices], KIND: [d.kind for d in cluster.devices]}.get(rule.what)
+    if known is not None and not any(fnmatchcase(name, rule.value) for name in known):
+        raise _unknown(rule, rule.what, rule.value, list(dict.fromkeys(known)))
+
+
+@dataclass(frozen=True, slots=True)
+class Ways:
+    """Into how many parts layers are cut along each family of dims."""
+
+    sample: int = 1
+    spatial: int = 1
+    channel: int = 1
+
+    @classmethod
+    def of(cls, cuts: Mapping[str, Sequence[int]]) -> Ways:
+        """Those of a layout, given its cut points by dim."""
+        parts = dict.fromkeys(FAMILIES, 1)
+        for dim, points in cuts.items():
+            family = next((name for name, dims in FAMILIES.items() if dim in dims), None)
+            if family is not None:
+                parts[family] *= len(points) - 1
+        return cls(parts[SAMPLE_DIMS], parts[SPATIAL_DIMS], parts[CHANNEL_DIMS])
+
+    def along(self, family: str) -> int:
+        """Parts along a family of dims."""
+        return {SAMPLE_DIMS: self.sample, SPATIAL_DIMS: self.spatial, CHANNEL_DIMS: self.channel}[family]
+
+
+@dataclass(frozen=True, slots=True)
+class StageFacts:
+    """What is decided of the stage that a layer is in; None (or no devices): not decided yet.
+
+    Attributes:
+        devices, kinds: of each rank.
+        ways: of the layer.
+    """
+
+    devices: tuple[str, ...] = ()
+    kinds: tuple[str, ...] = ()
+    number: int | None = None
+    recompute: bool | None = None
+    ways: Ways | None = None
+
+
+def allowed(rule: Rule, facts: StageFacts, fixed: bool) -> bool:
+    """Whether a layer that ``rule`` matches may be in such a stage; what is not decided is allowed.
+
+    ``together`` is about several layers: see :func:`allowed_together`.
+
+    Args:
+        fixed: whether the rule is to be held, or forbidden.
+    """
+    match rule.what:
+        case "device" | "kind":
+            names = facts.devices if rule.what == DEVICE else facts.kinds
+            return all(fnmatchcase(name, rule.value) == fixed for name in names)
+        case "stage":
+            found = facts.number
+        case "replicas":
+            found = len(facts.devices) or None
+        case "recompute":
+            return facts.recompute is None or (facts.recompute == (rule.value == YES)) == fixed
+        case "together":
+            return True
+        case _:
+            found = None if facts.ways is None else facts.ways.along(rule.what)
+    return found is None or (found == int(rule.value)) == fixed
+
+
+def allowed_together(num_inside: int, num_matching: int, fixed: bool) -> bool:
+    """Whether a stage may have ``num_inside`` of the layers that a rule ``together`` matches."""
+    return num_inside in (0, num_matching) if fixed else num_inside < num_matching
+
+
+def broken(fix: Iterable[Rule], forbid: Iterable[Rule], decision: Decision, cluster: Cluster) -> tuple[str, ...]:
+    """What a decision does that the rules do not allow: a line for each rule and the first layer that breaks it.
+
+    Raises:
+        UnknownNameError: a rule matches no layer.
+    """
+    names = tuple(decision.layers)
+    kind_of = {device.name: device.kind for device in cluster.devices}
+    lines = []
+    for rule, fixed in (*((rule, True) for rule in fix), *((rule, False) for rule in forbid)):
+        found = matching(rule, names)
+        culprit = _culprit(rule, fixed, [names[index] for index in found], decision, kind_of)
+        if culprit:
+            lines.append(f"{'fix' if fixed else 'forbid'} {format_rule(rule)}: {culprit}")
+    return tuple(lines)
+
+
+def _culprit(rule: Rule, fixed: bool, layers: list[str], decision: Decision, kind_of: Mapping[str, str]) -> str:
+    """The first layer that breaks the rule, and where it is; empty if none does."""
+    stages = [decision.layers[name].stage for name in layers]
+    if rule.what == TOGETHER:
+        counts = {stage: stages.count(stage) for stage in stages}
+        wrong = [s for s, count in counts.items() if not allowed_together(count, len(layers), fixed)]
+        return f"stage {wrong[0]} has {counts[wrong[0]]} of {len(layers)} layers" if wrong else ""
+    for name, number in zip(layers, stages, strict=True):
+        stage = decision.stages[number]
+        facts = StageFacts(
+            stage.devices,
+            tuple(kind_of.get(device, "") for device in stage.devices),
+            number,
+            stage.recompute,
+            Ways.of(decision.layers[name].cuts),
+        )
+        if not allowed(rule, facts, fixed):
+            return f"{name} is in stage {number} on {', '.join(stage.devices)}"
+    return ""
+
+
+def _value(text: str, what: str, value: str, given: bool) -> str:
+    if what == TOGETHER:
+        if given and value != YES:
+            raise UsageError(f"{text!r}: together takes no value", [f"found {value!r}"], ["leave out what follows it"])
+        return YES
+    if not value:
+        raise UsageError(f"{text!r} does not say which {what}", ["a value follows the colon"], [_write()])
+    if what in (DEVICE, KIND):
+        return value
+    if what == RECOMPUTE:
+        if value not in (YES, NO):
+            raise UsageError(f"{text!r}: recompute is yes or no, not {value!r}", (), [_write()])
+        return value
+    least = 0 if what == STAGE else 1
+    if not value.isdecimal() or int(value) < least:
+        raise UsageError(f"{text!r}: {what} is a whole number from {least}, not {value!r}", (), [_write()])
+    return str(int(value))
+
+
+def _write() -> str:
+    return f"write {_FORMS}"
+
+
+def _unknown(rule: Rule, what: str, asked: str, known: Sequence[str]) -> UnknownNameError:
+    bare = asked.strip("*?.")
+    nearest = get_close_matches(bare, known, 3, 0.4) or [n for n in known if bare and bare in n][:3] or list(known[:3])
+    return UnknownNameError(
+        f"rule {format_rule(rule)!r} matches no {what}",
+        [f"{len(known)} are known, the nearest: {', '.join(nearest)}"],
+        [f"correct {asked!r}; * stands for anything"],
+    )

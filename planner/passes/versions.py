@@ -1,0 +1,112 @@
+"""Which weights each micro-batch runs on, in programs that update them in the middle of a step.
+
+Version v of a stage's weights are those after v of its updates in this step; version 0 are those it began with.  A
+stage updates after every so many micro-batches, and after the last.  What is proved:
+
+- an update counts each micro-batch up to its own once: none of a later micro-batch has been added before it;
+- forward and backward of a micro-batch use one version, the same on all ranks of a stage, which has been made;
+- a micro-batch is not more updates behind than allowed, if a limit is given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from planner.ir.program import Program
+from planner.ir.schedule import COMPUTE, Action, Op
+
+_GRADIENT = frozenset({Op.BACKWARD, Op.BACKWARD_WEIGHT})
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """An action on the wrong weights."""
+
+    rank: int
+    action: Action
+    why: str
+
+
+def is_versioned(program: Program) -> bool:
+    """Whether any stage is updated in the middle of a step, or runs on weights made in it."""
+    return any(
+        action.version or (action.op is Op.UPDATE and action.microbatch is not None)
+        for row in program.rows
+        for action in row
+    )
+
+
+def updates_of(program: Program) -> tuple[int | None, ...]:
+    """The micro-batches after which every stage is updated; (None,) if once a step.
+
+    The first that any rank names says after how many.
+    """
+    count = program.stages.num_microbatches
+    named = [a.microbatch for row in program.rows for a in row if a.op is Op.UPDATE and a.microbatch is not None]
+    every = min(named, default=count - 1) + 1
+    if not 0 < every < count:
+        return (None,)
+    return (*range(every - 1, count - 1, every), count - 1)
+
+
+def staleness(program: Program) -> tuple[int, ...]:
+    """By stage, the most updates that the weights of a micro-batch lack: made for micro-batches before it, not used."""
+    most = [0] * program.stages.num_stages
+    ends = [m for m in updates_of(program) if m is not None]
+    for row in program.rows:
+        for action in row:
+            if action.op is Op.FORWARD:
+                behind = sum(end < (action.microbatch or 0) for end in ends) - action.version
+                most[action.stage] = max(most[action.stage], behind)
+    return tuple(most)
+
+
+def versions_kept(program: Program) -> tuple[int, ...]:
+    """By stage, the most versions of its weights that a rank needs at once, the newest included."""
+    most = [1] * program.stages.num_stages
+    for row in program.rows:
+        newest = [0] * program.stages.num_stages
+        running: dict[tuple[int, int | None], int] = {}
+        for action in row:
+            key = (action.stage, action.microbatch)
+            if action.op is Op.UPDATE:
+                newest[action.stage] += 1
+            elif action.op is Op.FORWARD:
+                running[key] = action.version
+            elif action.op in _GRADIENT:
+                running.pop(key, None)
+            needed = {version for (stage, _), version in running.items() if stage == action.stage}
+            most[action.stage] = max(most[action.stage], len(needed | {newest[action.stage]}))
+    return tuple(most)
+
+
+def faults(program: Program, staleness_limits: Sequence[int] = ()) -> Iterator[Fault]:
+    """Everything that runs on the wrong weights.
+
+    Args:
+        staleness_limits: by stage; empty: any.
+    """
+    version_of: dict[tuple[int, int | None], Action] = {}
+    ends = [m for m in updates_of(program) if m is not None]
+    for rank, row in enumerate(program.rows):
+        num_updates = [0] * program.stages.num_stages
+        for action in row:
+            stage, m = action.stage, action.microbatch or 0
+            if action.op is Op.UPDATE:
+                num_updates[stage] += 1
+            if action.op in _GRADIENT and (uncounted := num_updates[stage]) < len(ends) and m > ends[uncounted]:
+                update = Action(stage, Op.UPDATE, ends[uncounted])
+                yield Fault(rank, action, f"{action} comes before {update}, which would count it")
+            if action.op not in COMPUTE:
+                continue
+            first = version_of.setdefault((stage, action.microbatch), action)
+            if first.version != action.version:
+                yield Fault(rank, action, f"{action} uses version {action.version} of the weights, {first} another")
+            if action.version > num_updates[stage]:
+                made = f"{num_updates[stage]} updates have been made"
+                yield Fault(rank, action, f"{action} uses version {action.version} of the weights, {made}")
+            behind = sum(end < m for end in ends) - action.version
+            if staleness_limits and behind > staleness_limits[stage]:
+                limit = f"at most {staleness_limits[stage]} are claimed"
+                yield Fault(rank, action, f"{action} runs on weights that lack {behind} updates, {limit}")

@@ -1,0 +1,155 @@
+"""Piper's dynamic program over (ideal of what is behind, sum of data degrees).
+
+One sweep takes the ideals by growing size, and for each the stages that begin there, by tensor degree and data degree.
+By the sum ``s`` of data degrees (at most) it finds
+
+* :meth:`Sweep.smallest`: the smallest largest time, where there is one tensor degree so that ``s`` gives the devices;
+* :meth:`Sweep.fewest`: the fewest devices for stages that all take at most ``limit``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from math import inf
+
+import numpy as np
+
+from planner.formats.piper import Instance
+from planner.peers.ideals import Lattice
+from planner.peers.piper_plain import PlainPairs
+from planner.peers.piper_stages import Floats, Machine, Pairs, StageCosts, are_alike
+
+_CELLS = 16_000_000
+"""Numbers of the tables of stages held at once."""
+
+Combine = Callable[[Floats, Floats, int], Floats]
+"""From the states behind stages, their times, and the devices of each, to the states in front of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """A stage: ideal ``above`` minus ideal ``below`` (indices), with its degrees and its time."""
+
+    below: int
+    above: int
+    replicas: int
+    degree: int
+    time: float
+
+
+@dataclass(slots=True, eq=False)
+class Sweep:
+    """An instance made ready.
+
+    Attributes:
+        degrees: tensor degrees that may be used.
+        fractional: switch options in part, for a bound.
+        most: of the data degrees' sum.
+        replicas: data degrees that may be used, ascending.
+    """
+
+    instance: Instance
+    machine: Machine
+    lattice: Lattice
+    degrees: tuple[int, ...]
+    out_of_time: Callable[[], bool]
+    fractional: bool = False
+    most: int = field(init=False)
+    replicas: tuple[int, ...] = field(init=False)
+    _costs: tuple[StageCosts, ...] = field(init=False, default=())
+    _tables: tuple[Pairs, ...] = field(init=False, default=())
+
+    def __post_init__(self) -> None:
+        batches = self.instance.micro_batches
+        self.most = min(batches, self.machine.devices // min(self.degrees))
+        self.replicas = tuple(d for d in range(1, self.most + 1) if batches % d == 0)
+        if are_alike(self.instance):
+            self._costs = tuple(StageCosts.of(self.instance, self.machine, self.lattice, d) for d in self.degrees)
+
+    def smallest(self, below: float = inf) -> tuple[Cut, ...] | None:
+        """Stages of the smallest largest time, in order; None if none is below ``below``.
+
+        Only for one tensor degree.
+
+        Raises:
+            TimeoutError: there was no time.
+        """
+
+        def slower(behind: Floats, taken: Floats, devices: int) -> Floats:
+            return np.maximum(behind, taken)
+
+        states = self._states(slower, below)
+        return self._cuts(states, slower) if states[-1, -1] < below else None
+
+    def fewest(self, limit: float, below: float = inf) -> tuple[tuple[Cut, ...] | None, float]:
+        """Stages that take at most ``limit`` and fit the devices, in order, and the least time above it.
+
+        Stages that take ``below`` or more are not looked at.
+
+        Raises:
+            TimeoutError: there was no time.
+        """
+        least = inf
+
+        def used(behind: Floats, taken: Floats, devices: int) -> Floats:
+            nonlocal least
+            within = taken <= limit
+            least = min(least, float(np.min(taken, where=~within, initial=inf)))
+            return np.where(within, behind + devices, inf)
+
+        states = self._states(used, below)
+        return (self._cuts(states, used) if states[-1, -1] <= self.machine.devices else None), least
+
+    def _states(self, combine: Combine, below: float) -> Floats:
+        states = np.full((len(self.lattice.bits), self.most + 1), inf)
+        states[0] = 0.0
+        for above in range(1, len(self.lattice.bits)):
+            if self.out_of_time():
+                raise TimeoutError
+            row = states[above]
+            for pairs, d in self._ways(above):
+                kept = np.flatnonzero(pairs.fastest(d) < below)
+                if not len(kept):
+                    continue
+                taken = pairs.times(kept, d, -(-np.arange(d, self.most + 1) // d))
+                behind = states[pairs.below[kept], : self.most + 1 - d]
+                np.minimum(row[d:], combine(behind, taken, d * pairs.degree).min(axis=0), out=row[d:])
+            np.minimum.accumulate(row, out=row)
+        return states
+
+    def _cuts(self, states: Floats, combine: Combine) -> tuple[Cut, ...]:
+        """The stages of the best state, by looking for those that give it."""
+        cuts: list[Cut] = []
+        at, s = len(states) - 1, self.most
+        while at:
+            s = int(np.searchsorted(-states[at], -states[at, s]))  # the smallest sum with this state
+            for pairs, d in self._ways(at):
+                if d > s:
+                    continue
+                every = np.arange(len(pairs.below))
+                taken = pairs.times(every, d, np.array([-(-s // d)]))
+                found = combine(states[pairs.below, s - d][:, None], taken, d * pairs.degree)[:, 0]
+                if len(found) and found.min() <= states[at, s]:
+                    best = int(found.argmin())
+                    cuts.append(Cut(int(pairs.below[best]), at, d, pairs.degree, float(taken[best, 0])))
+                    break
+            at, s = cuts[-1].below, s - cuts[-1].replicas
+        return tuple(cuts)
+
+    def _ways(self, above: int) -> Iterator[tuple[Pairs | PlainPairs, int]]:
+        """The stages that begin in an ideal, by tensor degree and data degree."""
+        for pairs in self._pairs(above):
+            for d in self.replicas:
+                if d * pairs.degree <= self.machine.devices and len(pairs.below):
+                    yield pairs, d
+
+    def _pairs(self, above: int) -> list[Pairs | PlainPairs]:
+        if not self._costs:
+            return [PlainPairs.of(self.instance, self.machine, self.lattice, d, above) for d in self.degrees]
+        if not self._tables or above not in self._tables[0].ends:
+            cells = _CELLS / len(self.degrees)
+            self._tables = tuple(costs.pairs(above, self.most, cells, self.fractional) for costs in self._costs)
+            ends = min((table.ends for table in self._tables), key=len)
+            self._tables = tuple(replace(table, ends=ends) for table in self._tables)
+        return [table.of(above) for table in self._tables]

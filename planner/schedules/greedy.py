@@ -1,0 +1,94 @@
+"""Greedy: list scheduling from measured times; whatever can start first runs next, backwards before forwards.
+
+    0F0 0F1 0B0 0F2 0B1 0B2
+    1F0 1B0 1F1 1B1 1F2 1B2
+
+For any DAG of stages, any number of them on a position, unequal times and slow links, where no published order fits.
+At any time the action that can start first is appended to its position's row; at a tie a backward goes first, then the
+smaller micro-batch, then the later stage.  A stage starts no forward while it holds as many micro-batches as its
+window.  Without windows, W_s = a factor * round trip from s / time of the busiest position, rounded up: with 1 the way
+there and back does not limit the pace (1F1B where all times are equal and transfers free), with more there is slack for
+unequal waits.  The factor is that of ``FACTORS`` which ends first, the smallest of equals.
+
+Free of deadlock: of the smallest micro-batch that is not done, some action has all it needs, and its stage holds no
+other.
+"""
+
+from __future__ import annotations
+
+import math
+from operator import itemgetter
+
+from planner.ir.schedule import Action, Op, Pipeline, Schedule, Traits
+from planner.schedules._clock import Clock
+from planner.schedules._rows import Row, stages_by_position
+
+NAME = "greedy"
+TRAITS = Traits(stages_per_position=0, windowed=True, timed=True)
+
+Choice = tuple[float, bool, int, int, float]
+"""(start, is a forward, micro-batch, minus the stage, when its needs are met); the smallest runs first."""
+
+
+FACTORS = (1.0, 1.25, 1.5, 2.0, 3.0)
+
+
+def order(pipeline: Pipeline) -> Schedule:
+    """The order in which a greedy list scheduler starts the actions."""
+    if pipeline.windows:
+        return Schedule(_scheduled(pipeline, pipeline.windows)[1])
+    windows = dict.fromkeys(_windows(Clock(pipeline), factor) for factor in FACTORS)
+    return Schedule(min((_scheduled(pipeline, each) for each in windows), key=itemgetter(0))[1])
+
+
+def _scheduled(pipeline: Pipeline, windows: tuple[int, ...]) -> tuple[float, tuple[Row, ...]]:
+    """When the last action ends, and the rows."""
+    stages, clock = pipeline.stages, Clock(pipeline)
+    limits = [max(1, window) for window in windows]
+    near: list[set[int]] = [{pipeline.position(s)} for s in range(stages.num_stages)]
+    for edge in stages.edges:
+        near[edge.src].add(pipeline.position(edge.dst))
+        near[edge.dst].add(pipeline.position(edge.src))
+    stages_of = stages_by_position(pipeline)
+    started = {op: [0] * stages.num_stages for op in (Op.FORWARD, Op.BACKWARD)}
+    rows: list[list[Action]] = [[] for _ in stages_of]
+    best = [_choice(clock, held, started, limits) for held in stages_of]
+    for _ in range(2 * stages.num_stages * stages.num_microbatches):
+        _, is_forward, microbatch, minus_stage, ready = min(choice for choice in best if choice is not None)
+        stage, op = -minus_stage, Op.FORWARD if is_forward else Op.BACKWARD
+        clock.run(stage, op, microbatch, ready)
+        rows[pipeline.position(stage)].append(Action(stage, op, microbatch))
+        started[op][stage] += 1
+        for position in near[stage]:
+            best[position] = _choice(clock, stages_of[position], started, limits)
+    return max(clock.free), tuple(map(tuple, rows))
+
+
+def _choice(clock: Clock, stages: tuple[int, ...], started: dict[Op, list[int]], limits: list[int]) -> Choice | None:
+    """What a position would run next; None if it has to wait for something that has not run yet."""
+    found: list[Choice] = []
+    for stage in stages:
+        forwards, backwards = started[Op.FORWARD][stage], started[Op.BACKWARD][stage]
+        possible = [(False, backwards)] if backwards < forwards else []
+        if forwards < clock.pipeline.stages.num_microbatches and forwards - backwards < limits[stage]:
+            possible.append((True, forwards))
+        for is_forward, microbatch in possible:
+            ready = clock.ready(stage, Op.FORWARD if is_forward else Op.BACKWARD, microbatch)
+            if ready is not None:
+                start = max(ready, clock.free[clock.pipeline.position(stage)])
+                found.append((start, is_forward, microbatch, -stage, ready))
+    return min(found, default=None)
+
+
+def _windows(clock: Clock, factor: float) -> tuple[int, ...]:
+    """By stage, the micro-batches that pass the busiest position in ``factor`` times the way to the end and back."""
+    stages = clock.pipeline.stages
+    work = [clock.duration(s, Op.FORWARD) + clock.duration(s, Op.BACKWARD) for s in range(stages.num_stages)]
+    trip = list(work)
+    for edge in sorted(stages.edges, key=lambda edge: edge.src, reverse=True):
+        trip[edge.src] = max(trip[edge.src], work[edge.src] + 2 * clock.hop(edge.src, edge.dst) + trip[edge.dst])
+    busiest = max(sum(work[s] for s in held) for held in stages_by_position(clock.pipeline))
+    if busiest <= 0:
+        return (stages.num_microbatches,) * stages.num_stages
+    counts = (math.ceil(factor * each / busiest - 1e-9) for each in trip)
+    return tuple(min(stages.num_microbatches, count) for count in counts)

@@ -1,0 +1,108 @@
+"""Dryden et al., "Improving Strong-Scaling of CNN Training by Exploiting Finer-Grained Parallelism", IPDPS 2019.
+
+One stage over all devices; every layer has its own distribution over samples and space (its grid uses all ranks; what
+cannot be cut so far is held by several), found by shortest paths through (layer, distribution), the most expensive path
+of the network first, branches after it (``inner.paths``).  Their performance model, on our measurements: a layer's
+compute on the slowest rank, halos hidden behind it as far as it lasts, a redistribution wherever distributions differ,
+an all-reduce of every weight's gradient.  As in their runs the batch is taken at once, or in the largest micro-batches
+that fit.  Ignored: that all-reduces hide behind the backward of earlier layers; limits of memory while searching.
+
+The plan found is priced as all others are, halos not hidden.  If samples alone may be cut (``Problem.allow``), this is
+sample parallelism on all ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from planner.costs.grids import REPLICA
+from planner.costs.layouts import LayoutPrices
+from planner.costs.shards import Option
+from planner.costs.stage import PriceBook
+from planner.ir.errors import InfeasibleError
+from planner.ir.graph import SAMPLE
+from planner.ir.plan import Plan
+from planner.ir.problem import SAMPLE_DIMS, SPATIAL_DIMS, Problem
+from planner.solvers import data_parallel
+from planner.solvers.candidates.answer import heuristic_plan, size_text
+from planner.solvers.candidates.choose import best_of
+from planner.solvers.candidates.evaluate import Evaluator
+from planner.solvers.candidates.space import micro_batch_sizes, require_divisible
+from planner.solvers.inner.one_stage import OneStage, one_stage, plan_of_stage
+from planner.solvers.inner.paths import by_shortest_paths
+from planner.solvers.inner.stage import Question, labelled_graph
+from planner.solvers.progress import Progress
+
+BASELINE = True
+
+NAME, METHOD = "dryden", "per-layer distributions on all ranks by shortest paths, largest micro-batch that fits"
+
+
+def solve(problem: Problem, progress: Progress | None = None) -> Plan:
+    """One stage on all ranks, every layer distributed as the shortest paths say.
+
+    Raises:
+        InfeasibleError: no micro-batch fits, or samples alone may be cut and the model mixes them.
+        MissingMeasurementError: the profile says nothing about any size that may be used.
+    """
+    book = PriceBook(problem.profile)
+    if len(problem.ranks) == 1 or SPATIAL_DIMS not in problem.allow:
+        return _by_samples(problem, book)
+    closest: OneStage | None = None
+    for size in reversed(micro_batch_sizes(problem, book)):
+        if size > min(book.tables.largest_measured(book.kind(rank)) for rank in problem.ranks):
+            continue
+        chosen = distributions(problem, book, size)
+        if all(dict(option.cuts).keys() == {SAMPLE} for option in chosen.values()):
+            return _by_samples(problem, book)
+        found = one_stage(problem, book, chosen, size)
+        if found is not None and found.fits:
+            return plan_of_stage(problem, found, NAME, METHOD)
+        if found is not None and (closest is None or found.excess_bytes < closest.excess_bytes):
+            closest = found
+    raise _nothing_fits(problem, closest)
+
+
+def distributions(problem: Problem, book: PriceBook, size: int) -> Mapping[int, Option]:
+    """The distribution of each layer, by index, for micro-batches of ``size``."""
+    allow = tuple(family for family in problem.allow if family in (SAMPLE_DIMS, SPATIAL_DIMS))
+    prices = LayoutPrices(book, problem.ranks, size, allow)
+    layers = tuple(range(len(prices.layers)))
+    options = [_on_all_ranks(prices.options(index)) for index in layers]
+    question = Question(layers, problem.global_batch / size, overlap=True)
+    picked = by_shortest_paths(labelled_graph(prices, question, options))
+    return {index: each[k] for index, each, k in zip(layers, options, picked, strict=True)}
+
+
+def _by_samples(problem: Problem, book: PriceBook) -> Plan:
+    if len(problem.ranks) > 1:
+        require_divisible(problem.profile.graph)
+    evaluator = Evaluator(problem, book)
+    found = best_of(evaluator, data_parallel.candidates(problem, book), first_that_fits=True)
+    return heuristic_plan(evaluator, found, NAME, METHOD)
+
+
+def _on_all_ranks(options: tuple[Option, ...]) -> tuple[Option, ...]:
+    """The options in which fewest ranks hold the same."""
+    fewest = min(_replicas(option) for option in options)
+    return tuple(option for option in options if _replicas(option) == fewest)
+
+
+def _replicas(option: Option) -> int:
+    found = 1
+    for dim, parts in option.grid:
+        found *= parts if dim.startswith(REPLICA) else 1
+    return found
+
+
+def _nothing_fits(problem: Problem, closest: OneStage | None) -> InfeasibleError:
+    if closest is None:
+        details = [f"{len(problem.ranks)} ranks, global batch {problem.global_batch}"]
+        return InfeasibleError("no micro-batch can be distributed over all ranks", details, ["use fewer ranks"])
+    rank, needed, limit = closest.fullest
+    device = problem.profile.cluster.devices[rank]
+    details = [
+        f"rank {rank}, {device.name} ({device.kind}): the leanest distribution needs {size_text(needed)}",
+        f"usable {size_text(limit)}",
+    ]
+    return InfeasibleError("no plan fits", details, ["use more devices, or a solver that makes stages"])
