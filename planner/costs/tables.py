@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from planner.costs.evidence import weakest
 from planner.costs.layer import QUANTITIES, layer_cost
+from planner.costs.measured_alike import MeasuredAlike, measured_alike
 from planner.ir.cluster import Evidence
 from planner.ir.errors import MissingMeasurementError
 from planner.ir.graph import BYTES_PER_ELEMENT, Graph, Layer
@@ -89,6 +90,7 @@ class CostTables:
     _sizes: dict[tuple[str, int], SizeTable] = field(init=False, default_factory=dict, repr=False)
     _parameters: dict[str, ParameterTable] = field(init=False, default_factory=dict, repr=False)
     _measured: dict[str, tuple[Sequence[Measurement], ...]] = field(init=False, default_factory=dict, repr=False)
+    _alike: dict[str, tuple[MeasuredAlike, ...]] = field(init=False, default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
         self.graph = _graph_table(self.profile.graph)
@@ -129,11 +131,20 @@ class CostTables:
         return weakest(evidence for first, last in runs for evidence in table.evidence[first:last])
 
     def _size_table(self, kind: str, samples: int) -> SizeTable:
+        values, evidence = self._costs(kind, samples)
+        sums = [_running(values[:, column]) for column in range(len(QUANTITIES) - 1)]
+        return SizeTable(sums[0], sums[1], sums[2], sums[3], sums[4], values[:, -1], evidence)
+
+    def _costs(self, kind: str, samples: int) -> tuple[Array, tuple[Evidence, ...]]:
+        """(layer, quantity), and how well each layer's are known."""
+        alike = self._alike.get(kind)
+        if alike is None:
+            alike = self._alike[kind] = measured_alike(self._by_layer(kind))
+        if alike:
+            return alike[0].at(samples)
         costs = [layer_cost(measured, samples) for measured in self._by_layer(kind)]
         values = np.array([cost.values for cost in costs], dtype=np.float64).reshape(len(costs), len(QUANTITIES))
-        sums = [_running(values[:, column]) for column in range(len(QUANTITIES) - 1)]
-        evidence = tuple(cost.evidence for cost in costs)
-        return SizeTable(sums[0], sums[1], sums[2], sums[3], sums[4], values[:, -1], evidence)
+        return values, tuple(cost.evidence for cost in costs)
 
     def _by_layer(self, kind: str) -> tuple[Sequence[Measurement], ...]:
         found = self._measured.get(kind)

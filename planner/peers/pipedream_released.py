@@ -25,6 +25,9 @@ from planner.peers.answer import OPTIMAL, Answer, Json, infeasible
 from planner.peers.antichains import Floats, States
 from planner.peers.pipedream_rows import Options, reduce_s, stashes
 
+_MOST_KEPT = 1500
+"""Matrices of up to so many states are kept; of more they would take gigabytes."""
+
 
 @dataclass(frozen=True, slots=True)
 class _Topology:
@@ -117,7 +120,7 @@ def _best(states: States, topology: _Topology, total: int, options: Options) -> 
 
 
 class _Prices:
-    """What stages cost; matrices by the state they start from and the one they reach, each computed once."""
+    """What stages cost; matrices by the state they start from and the one they reach, kept where there is room."""
 
     def __init__(self, states: States, topology: _Topology, options: Options) -> None:
         self._states, self._topology, self._options = states, topology, options
@@ -141,12 +144,15 @@ class _Prices:
         start, stop, where = step.start, step.start + step.machines, self._topology
         before, behind = where.bandwidth(start - 1, stop - 1), where.bandwidth(start, step.after)
         key = (step.machines, where.bandwidth(start, stop - 1), before, behind)
-        if key not in self._priced:
-            self._priced[key] = self._later_s(*key)
+        priced = self._priced.get(key)
+        if priced is None:
+            priced = self._later_s(*key)
+            if self._states.num_states <= _MOST_KEPT:
+                self._priced[key] = priced
         if self._options.memory_bytes == inf:
-            return self._priced[key]
+            return priced
         stash = stashes(total - step.after, step.machines) * self._stash
-        return np.where(stash <= self._options.memory_bytes, self._priced[key], inf)
+        return np.where(stash <= self._options.memory_bytes, priced, inf)
 
     def _later_s(self, replicas: int, inside: float, before: float, behind: float) -> Floats:
         seconds = self._compute + reduce_s(1.0, replicas, inside) * self._parameters

@@ -16,7 +16,7 @@ import numpy as np
 from planner.formats.piper import Instance
 from planner.peers import piper_equal
 from planner.peers.ideals import Bools, Ideals, Lattice, chain_of, lattice_of
-from planner.peers.piper_stages import Machine
+from planner.peers.piper_stages import Machine, Room, least_work
 from planner.peers.piper_sweep import Cut, Sweep
 
 SAME = 1e-9
@@ -64,7 +64,7 @@ def search(
     best: Cuts | None = None
     try:
         for each in lattices:
-            kept = _kept(each, _may_be_cut_at(instance, machine, each, high))
+            kept = _kept(each, Room.of(instance, machine, each, high).hopeful)
             best, high = _on_lattice(instance, machine, kept, best, high, out_of_time, fractional)
     except TimeoutError:
         return best, min(high, _work_bound(instance, machine))
@@ -84,10 +84,10 @@ def _on_lattice(
     degrees = sorted({t for node in instance.nodes for t in node.options if t <= machine.devices})
 
     def sweep(of: Sequence[int]) -> Sweep:
-        return Sweep(instance, machine, lattice, tuple(of), out_of_time, fractional)
+        return Sweep(instance, machine, lattice, tuple(of), out_of_time, high, fractional)
 
     for degree in degrees:
-        found = sweep([degree]).smallest(high)
+        found = sweep([degree]).smallest()
         if found:
             best = Cuts(lattice, found)
             high = best.value
@@ -100,7 +100,7 @@ def _halve(sweep: Sweep, best: Cuts | None, low: float, high: float) -> tuple[Cu
     while low < high * (1 - SAME):
         just_below = step % 4 == 0
         limit = _ANY_TIME if high == inf else high * (1 - SAME) if just_below else (low + high) / 2
-        found, least = sweep.fewest(limit, high)
+        found, least = sweep.fewest(limit)
         step += 1
         if found:
             best = Cuts(sweep.lattice, found)
@@ -108,23 +108,6 @@ def _halve(sweep: Sweep, best: Cuts | None, low: float, high: float) -> tuple[Cu
         else:
             low = min(high, least)
     return best, high
-
-
-def _may_be_cut_at(instance: Instance, machine: Machine, lattice: Lattice, high: float) -> Bools:
-    """By ideal, whether a plan with stages that all take less than ``high`` may be cut there."""
-    inside = lattice.members(len(instance.nodes)).astype(np.float64)
-    behind = inside @ np.array(_least_work(instance))
-    front = behind[-1] - behind
-    if instance.edges:
-        sources, targets = [src for src, _, _ in instance.edges], [dst for _, dst, _ in instance.edges]
-        crossing = 2 * np.array([size for _, _, size in instance.edges]) / machine.bandwidth_bytes_per_s
-        cut = (inside[:, targets] * (1 - inside[:, sources])) @ crossing
-        behind, front = behind + cut, front + cut
-    if not 0 < high < inf:
-        return np.ones(len(lattice.bits), dtype=bool)
-    found: Bools = np.ceil(behind / high * (1 - SAME)) + np.ceil(front / high * (1 - SAME)) <= machine.devices
-    found[[0, -1]] = True
-    return found
 
 
 def _kept(lattice: Lattice, kept: Bools) -> Lattice:
@@ -135,12 +118,4 @@ def _kept(lattice: Lattice, kept: Bools) -> Lattice:
 
 def _work_bound(instance: Instance, machine: Machine) -> float:
     """All work over all devices."""
-    return sum(_least_work(instance)) / machine.devices
-
-
-def _least_work(instance: Instance) -> list[float]:
-    """Of each layer, its time summed over devices, at the tensor degree where that is least."""
-    return [
-        min(t * option.time_per_sample for t, options in node.options.items() for option in options)
-        for node in instance.nodes
-    ]
+    return sum(least_work(instance)) / machine.devices

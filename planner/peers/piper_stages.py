@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.formats.piper import Instance, Option
-from planner.peers.ideals import Ints, Lattice
+from planner.peers.ideals import Bools, Ints, Lattice
 
 Floats = NDArray[np.float64]
 
@@ -47,6 +47,59 @@ class Machine:
     def with_endless_memory(self) -> Machine:
         """The same, where everything fits."""
         return Machine(self.devices, inf, self.bandwidth_bytes_per_s)
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """What is left for a stage if every stage is to take less than ``below``.
+
+    Attributes:
+        behind, front: by ideal, devices that the layers in it need at least, and the others.
+        most: by ideal, the most that the data degrees of the stages in it can sum up to.
+    """
+
+    devices: int
+    below: float
+    behind: Ints
+    front: Ints
+    most: Ints
+
+    @classmethod
+    def of(cls, instance: Instance, machine: Machine, lattice: Lattice, below: float, least_degree: int = 1) -> Room:
+        """Work, with the bytes over the border of an ideal, over what a device does in ``below``."""
+        inside = lattice.members(len(instance.nodes)).astype(np.float64)
+        behind = inside @ np.array(least_work(instance))
+        front = behind[-1] - behind
+        if instance.edges:
+            sources, targets = [src for src, _, _ in instance.edges], [dst for _, dst, _ in instance.edges]
+            crossing = 2 * np.array([size for _, _, size in instance.edges]) / machine.bandwidth_bytes_per_s
+            cut = (inside[:, targets] * (1 - inside[:, sources])) @ crossing
+            behind, front = behind + cut, front + cut
+        needed = [devices_for(work, below) for work in (behind, front)]
+        most = np.minimum(instance.micro_batches, np.maximum(0, machine.devices - needed[1]) // least_degree)
+        return cls(machine.devices, below, needed[0], needed[1], most)
+
+    @property
+    def hopeful(self) -> Bools:
+        """Whether a plan may be cut at an ideal."""
+        found: Bools = self.behind + self.front <= self.devices
+        found[[0, -1]] = True
+        return found
+
+
+def devices_for(work: Floats, below: float) -> Ints:
+    """Devices that do ``work`` in less than ``below``, at least."""
+    if not 0 < below < inf:
+        return np.zeros(len(work), dtype=np.intp)
+    return np.ceil(work / below * (1 - 1e-9)).astype(np.intp)
+
+
+def least_work(instance: Instance) -> list[float]:
+    """Of each layer, its time summed over devices, at the tensor degree where that is least."""
+    return [
+        min(t * option.time_per_sample for t, options in node.options.items() for option in options)
+        for node in instance.nodes
+    ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,20 +205,22 @@ class StageCosts:
             _divided_cost=into + out,
         )
 
-    def pairs(self, first: int, most_in_flight: int, most_cells: float = inf, fractional: bool = False) -> Pairs:
+    def pairs(self, room: Room, first: int, most_cells: float = inf, fractional: bool = False) -> Pairs:
         """The stages that end in ideal ``first``, the next one, and so on until there are ``most_cells`` numbers.
 
         Args:
-            most_in_flight: columns of ``Pairs.extra``, and the most micro-batches in flight to look at.
+            room: what stages must leave for others; ``Pairs.extra`` is infinite beyond.
             fractional: switch the last layer in part only.
         """
         found: list[tuple[Ints, Ints, Floats]] = []
-        count, last = 0, first
-        while last < len(self.inside) and count * (most_in_flight + 1) < most_cells:
-            found.append(self._stages(last, min(last + _CHUNK, len(self.inside))))
+        count, last, most = 0, first, int(room.most.max())
+        while last < len(self.inside) and count * (most + 1) < most_cells:
+            found.append(self._stages(room, last, min(last + _CHUNK, len(self.inside))))
             count += len(found[-1][0])
             last += _CHUNK
         below, above, crossing = (np.concatenate(parts) for parts in zip(*found, strict=True))
+        time = self.time[above] - self.time[below]
+        in_flight = -(-room.most[above] // np.maximum(1, devices_for(time, room.below)))
         return Pairs(
             self.micro_batches,
             self.machine,
@@ -173,13 +228,13 @@ class StageCosts:
             range(first, min(last, len(self.inside))),
             below,
             above,
-            time=self.time[above] - self.time[below],
+            time,
             crossing_bytes=crossing,
             parameter_bytes=self.parameter_bytes[above] - self.parameter_bytes[below],
-            extra=self._extra(below, above, most_in_flight, fractional),
+            extra=self._extra(below, above, in_flight, most, fractional),
         )
 
-    def _stages(self, first: int, last: int) -> tuple[Ints, Ints, Floats]:
+    def _stages(self, room: Room, first: int, last: int) -> tuple[Ints, Ints, Floats]:
         """(below, above, bytes over the border) of each stage that ends in an ideal from ``first`` to ``last``."""
         block = slice(first, last)
         inside = self.inside.astype(np.float32)  # counts are exact
@@ -187,15 +242,20 @@ class StageCosts:
         nested &= self.missing[:last, None] == self.missing[block]
         nested[np.arange(first, last), np.arange(last - first)] = False
         above, below = np.nonzero(nested.T)
+        own = np.maximum(1, devices_for(self.time[block][above] - self.time[below], room.below)) * self.degree
+        fits = room.behind[below] + own + room.front[block][above] <= room.devices
+        below, above = below[fits], above[fits]
         shared = (self._divided[block] * self._divided_cost) @ self._divided[:last].T
         crossing = self._incoming[block][above] + self._outgoing[below] - shared[above, below]
         return below, above + first, crossing
 
-    def _extra(self, below: Ints, above: Ints, most: int, fractional: bool) -> Floats:
+    def _extra(self, below: Ints, above: Ints, in_flight: Ints, most: int, fractional: bool) -> Floats:
+        """See ``Pairs.extra``; ``in_flight`` is the most that each pair is asked for."""
         extra = np.full((len(below), most + 1), inf)
         a, b = (self.fast[above] - self.fast[below]).T
         left = np.arange(len(below))
         for y in range(1, most + 1):
+            left = left[in_flight[left] >= y]
             need = a[left] * y + b[left] - self.machine.memory_bytes
             fits = need <= 0
             extra[left[fits], y] = 0.0

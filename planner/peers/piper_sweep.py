@@ -18,7 +18,7 @@ import numpy as np
 from planner.formats.piper import Instance
 from planner.peers.ideals import Lattice
 from planner.peers.piper_plain import PlainPairs
-from planner.peers.piper_stages import Floats, Machine, Pairs, StageCosts, are_alike
+from planner.peers.piper_stages import Floats, Machine, Pairs, Room, StageCosts, are_alike
 
 _CELLS = 16_000_000
 """Numbers of the tables of stages held at once."""
@@ -44,8 +44,9 @@ class Sweep:
 
     Attributes:
         degrees: tensor degrees that may be used.
+        below: stages that take as long or longer are not looked at.
         fractional: switch options in part, for a bound.
-        most: of the data degrees' sum.
+        room: what each stage must leave for the others.
         replicas: data degrees that may be used, ascending.
     """
 
@@ -54,21 +55,22 @@ class Sweep:
     lattice: Lattice
     degrees: tuple[int, ...]
     out_of_time: Callable[[], bool]
+    below: float = inf
     fractional: bool = False
-    most: int = field(init=False)
+    room: Room = field(init=False)
     replicas: tuple[int, ...] = field(init=False)
     _costs: tuple[StageCosts, ...] = field(init=False, default=())
     _tables: tuple[Pairs, ...] = field(init=False, default=())
 
     def __post_init__(self) -> None:
-        batches = self.instance.micro_batches
-        self.most = min(batches, self.machine.devices // min(self.degrees))
-        self.replicas = tuple(d for d in range(1, self.most + 1) if batches % d == 0)
+        self.room = Room.of(self.instance, self.machine, self.lattice, self.below, min(self.degrees))
+        largest = int(self.room.most.max())
+        self.replicas = tuple(d for d in range(1, largest + 1) if self.instance.micro_batches % d == 0)
         if are_alike(self.instance):
             self._costs = tuple(StageCosts.of(self.instance, self.machine, self.lattice, d) for d in self.degrees)
 
-    def smallest(self, below: float = inf) -> tuple[Cut, ...] | None:
-        """Stages of the smallest largest time, in order; None if none is below ``below``.
+    def smallest(self) -> tuple[Cut, ...] | None:
+        """Stages of the smallest largest time, in order; None if there are none below ``below``.
 
         Only for one tensor degree.
 
@@ -79,13 +81,11 @@ class Sweep:
         def slower(behind: Floats, taken: Floats, devices: int) -> Floats:
             return np.maximum(behind, taken)
 
-        states = self._states(slower, below)
-        return self._cuts(states, slower) if states[-1, -1] < below else None
+        states = self._states(slower)
+        return self._cuts(states, slower) if states[-1, -1] < self.below else None
 
-    def fewest(self, limit: float, below: float = inf) -> tuple[tuple[Cut, ...] | None, float]:
+    def fewest(self, limit: float) -> tuple[tuple[Cut, ...] | None, float]:
         """Stages that take at most ``limit`` and fit the devices, in order, and the least time above it.
-
-        Stages that take ``below`` or more are not looked at.
 
         Raises:
             TimeoutError: there was no time.
@@ -98,30 +98,31 @@ class Sweep:
             least = min(least, float(np.min(taken, where=~within, initial=inf)))
             return np.where(within, behind + devices, inf)
 
-        states = self._states(used, below)
+        states = self._states(used)
         return (self._cuts(states, used) if states[-1, -1] <= self.machine.devices else None), least
 
-    def _states(self, combine: Combine, below: float) -> Floats:
-        states = np.full((len(self.lattice.bits), self.most + 1), inf)
+    def _states(self, combine: Combine) -> Floats:
+        states = np.full((len(self.lattice.bits), int(self.room.most.max()) + 1), inf)
         states[0] = 0.0
         for above in range(1, len(self.lattice.bits)):
             if self.out_of_time():
                 raise TimeoutError
-            row = states[above]
+            row, most = states[above], int(self.room.most[above])
             for pairs, d in self._ways(above):
-                kept = np.flatnonzero(pairs.fastest(d) < below)
+                kept = np.flatnonzero(pairs.fastest(d) < self.below) if d <= most else ()
                 if not len(kept):
                     continue
-                taken = pairs.times(kept, d, -(-np.arange(d, self.most + 1) // d))
-                behind = states[pairs.below[kept], : self.most + 1 - d]
-                np.minimum(row[d:], combine(behind, taken, d * pairs.degree).min(axis=0), out=row[d:])
+                taken = pairs.times(kept, d, -(-np.arange(d, most + 1) // d))
+                behind = states[pairs.below[kept], : most + 1 - d]
+                states_here = combine(behind, taken, d * pairs.degree).min(axis=0)
+                np.minimum(row[d : most + 1], states_here, out=row[d : most + 1])
             np.minimum.accumulate(row, out=row)
         return states
 
     def _cuts(self, states: Floats, combine: Combine) -> tuple[Cut, ...]:
         """The stages of the best state, by looking for those that give it."""
         cuts: list[Cut] = []
-        at, s = len(states) - 1, self.most
+        at, s = len(states) - 1, states.shape[1] - 1
         while at:
             s = int(np.searchsorted(-states[at], -states[at, s]))  # the smallest sum with this state
             for pairs, d in self._ways(at):
@@ -149,7 +150,7 @@ class Sweep:
             return [PlainPairs.of(self.instance, self.machine, self.lattice, d, above) for d in self.degrees]
         if not self._tables or above not in self._tables[0].ends:
             cells = _CELLS / len(self.degrees)
-            self._tables = tuple(costs.pairs(above, self.most, cells, self.fractional) for costs in self._costs)
+            self._tables = tuple(costs.pairs(self.room, above, cells, self.fractional) for costs in self._costs)
             ends = min((table.ends for table in self._tables), key=len)
             self._tables = tuple(replace(table, ends=ends) for table in self._tables)
         return [table.of(above) for table in self._tables]

@@ -1,34 +1,42 @@
 """The integer program over spans: a second road to the best plan, for cross-checks and for side constraints.
 
 Given       layers in a row, cuts c_0 < ... < c_n where they may be cut                     ``space.cut_positions``
-            classes k of N_k like devices, groups g of n_gk of them (one kind, one host)    ``ilp.groups``
+            classes k of N_k devices that nothing tells apart; groups g of n_gk of them     ``ilp.groups``
 Choose      z[v] = 1 if span v = (cuts i < j, group, recompute) is a stage                  ``ilp.spans.Builder``
-            y[h] = 1 if at cut i group g hands over to group g'                             ``Builder.handovers``
+            y[h] = 1 if at cut i group g hands over to group g'
 Minimise    T
-Subject to  a path: sum of z from c_0 is 1; at each inner cut and for each group            ``Program._path``
+Subject to  a path: sum of z from c_0 is 1; at each inner cut and for each group            ``rows.path``
                 sum of z that end = sum of y that leave, sum of z that start = sum of y that arrive
-            sum over v of n_gk z[v] <= N_k; like hosts in order; at most S stages           ``_resources``
-            T >= sum of r z ending by i + sum of r y by i + sum of t z starting at i + sum of u z starting at c_0
-            T >= sum of f z ending by i + sum of c y by i + sum of (w + u) z starting at i  ``_chain``
-            memory: sum of z starting at i or later + sum of (S - d) z starting at i <= S   ``_depths``
+            sum of n_gk z <= N_k, and of n_gk (w + u) z <= N_k T; like hosts in order;
+                at most S stages                                                            ``rows.resources``
+            memory: sum of z starting at i or later + sum of (S - d) z starting at i <= S   ``rows.depths``
             side constraints: as a filter on spans (``candidates.rules.Constraints.mask``), and
-            stage:k of a layer as sum of z starting before its end = k + 1                  ``_stage_numbers``
+                stage:k of a layer as sum of z starting before its end = k + 1              ``rows.stage_numbers``
+            for every i, with Z(i) the z that have the layers behind c_i,
+                R(i) = sum of r z ending by i + sum of r y up to i, and F(i) the same of f
+                T >= R(i) + sum of t z in Z(i) + sum of u z starting at c_0                 ``chains.round_trips``
+                T >= R(i) + sum of m y at i (+ sum of r z starting at i) + the same
+                T >= F(i) + sum of (w + u) z in Z(i)                                        ``chains.forwards``
 
-f is the shortest F of a stage, r the shortest F and B, w all its work and t the part that ends before its last B (all,
-unless backwards are split), u reduction and update, c a message, for y of r there and back; d the most stages
-downstream for which memory suffices with the micro-batches that the schedule then has in flight.  T is
+Of z, f is the shortest F of the stage and r the shortest F and B, w all its work and t the part that ends before its
+last B (all, unless backwards are split), u reduction and update.  Of y, f is a message and r one there and one back, m
+what the other messages on that wire add.  d is the most stages downstream, the stage included, for which memory
+suffices with the micro-batches that the schedule then has in flight.  So T is
 
     max over stages s of  R_s + M (f_s + b_s) + u,    R_s = sum over earlier stages of (f + b) + 2 c
 
-with unequal members, statistics and gradients' sums told apart, and no big M: an F of a stage follows one of the stage
-before it, and a B is followed by one.  Where a stage need not read from the one before, rows begin anew behind that
-cut.  So T is below the simulated step of every synchronous schedule with one stage a position.
+with unlike members, statistics and the sum of gradients told apart, and no big M: an F of a stage follows one of the
+stage before, and a B is followed by one there.  Where a stage need not read from the one before, all rows begin anew
+behind that cut.  So T is below the simulated step of every synchronous schedule with one stage a position.
 
 Sizes of micro-batches and schedules are enumerated outside, best bound first; every solution is simulated and then
-excluded (sum of its z <= number of its stages - 1), until no bound is below the best step: that is the proof.
+excluded (sum of its z <= number of its stages - 1), until no bound is below the best step: that is the proof
+                                                                                            ``ilp.enumeration``
 Tables are numpy, and what cannot be in a plan below the best step is left out before a variable exists  ``ilp.prune``
 
-Ignored: groups of unlike devices or across hosts, several stages on a rank, layers cut otherwise than by samples.
+Ignored: stages that are no stretches of the graph's order of layers, several stages on a rank, layers cut otherwise
+than by samples, windows other than a schedule's own; where compositions of devices are many (``FEW_COMPOSITIONS``),
+groups of several kinds, or across hosts.
 """
 
 from __future__ import annotations

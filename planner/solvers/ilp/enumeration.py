@@ -31,7 +31,7 @@ from planner.solvers.ilp.crossing import Crossing, Messages
 from planner.solvers.ilp.groups import assign, device_classes, groups
 from planner.solvers.ilp.objective import cuts_of
 from planner.solvers.ilp.prices import Pricing, in_flight, splits_backwards
-from planner.solvers.ilp.program import INFEASIBLE, OPTIMAL, Program
+from planner.solvers.ilp.program import INFEASIBLE, Program
 from planner.solvers.ilp.prune import prune
 from planner.solvers.ilp.spans import Builder, Instance
 from planner.solvers.progress import Progress, SearchProgress
@@ -66,13 +66,38 @@ class Way:
 
 
 def known(problem: Problem, book: PriceBook) -> Iterator[Candidate]:
-    """Plans that people make without a planner, whether or not they fit."""
+    """Plans that people make without a planner, as far as the program knows their schedules; they may not fit."""
+    names, again = priced_schedules(problem), problem.recompute == ALWAYS
+    for candidate in _known(problem, book):
+        if candidate.schedule in names and not 0 < problem.max_stages < candidate.num_stages:
+            yield replace(candidate, recompute=(again,) * candidate.num_stages if again else ())
+
+
+def _known(problem: Problem, book: PriceBook) -> Iterator[Candidate]:
     yield from one_device.candidates(problem, book)
     if len(problem.ranks) > 1 and not mixing_layers(problem.profile.graph) and SAMPLE_DIMS in problem.allow:
         with suppress(InfeasibleError):  # fewer samples than ranks: there is no such plan to compare with
             yield from data_parallel.candidates(problem, book)
-    if len(problem.ranks) > 1 and "gpipe" in schedule_names(problem) and problem.max_stages != 1:
+    if len(problem.ranks) > 1:
         yield from even_split.candidates(problem, book)
+
+
+def priced_schedules(problem: Problem) -> tuple[str, ...]:
+    """The schedules that the program can price.
+
+    Raises:
+        UsageError: there are none.
+    """
+    names = schedule_names(problem)
+    known = [(name, traits(name)) for name in names]
+    found = tuple(name for name, t in known if t.synchronous and t.trains and t.stages_per_position in (0, 1))
+    if not found:
+        raise UsageError(
+            f"span-ilp knows no schedule of {', '.join(names)}",
+            ["it prices synchronous schedules with one stage a rank"],
+            ["use --solver suffix-dp, or --schedule 1f1b"],
+        )
+    return found
 
 
 @dataclass(slots=True, eq=False)
@@ -111,11 +136,7 @@ class Enumeration:
         return free.run().best is not None
 
     def _try_known(self) -> None:
-        problem, names = self.evaluator.problem, self._names()
-        for candidate in known(problem, self.evaluator.book):
-            candidate = replace(candidate, recompute=(problem.recompute == ALWAYS,) * candidate.num_stages)
-            if candidate.schedule not in names or 0 < problem.max_stages < candidate.num_stages:
-                continue
+        for candidate in known(self.evaluator.problem, self.evaluator.book):
             ways = [Ways(sample=len(group)) for group in candidate.groups]
             again = [candidate.recomputes(stage) for stage in range(candidate.num_stages)]
             if self.constraints.allows_stages(candidate.stage_of, candidate.groups, again, ways):
@@ -153,27 +174,10 @@ class Enumeration:
                     if bound_s < float("inf"):
                         yield bound_s, Way(instance, batches, names)
 
-    def _names(self) -> tuple[str, ...]:
-        """The schedules that the program can price.
-
-        Raises:
-            UsageError: there are none.
-        """
-        names = schedule_names(self.evaluator.problem)
-        known = [(name, traits(name)) for name in names]
-        found = tuple(name for name, t in known if t.synchronous and t.trains and t.stages_per_position in (0, 1))
-        if not found:
-            raise UsageError(
-                f"span-ilp knows no schedule of {', '.join(names)}",
-                ["it prices synchronous schedules with one stage a rank"],
-                ["use --solver suffix-dp, or --schedule 1f1b"],
-            )
-        return found
-
     def _schedules(self, most: int, count: int) -> dict[bool, dict[tuple[int, ...], tuple[str, ...]]]:
         """By whether they split backwards and by what they keep in flight, where times do not decide that."""
         found: dict[bool, dict[tuple[int, ...], tuple[str, ...]]] = {}
-        for name in self._names():
+        for name in priced_schedules(self.evaluator.problem):
             flight = (1,) * most if traits(name).timed else in_flight(name, most, count)
             by_flight = found.setdefault(splits_backwards(name), {})
             by_flight[flight] = (*by_flight.get(flight, ()), name)
@@ -210,8 +214,7 @@ class Enumeration:
             self.num_solutions += 1
             way.program.exclude(solution.spans)
             self._simulate(way, solution.spans)
-        remains_s = solution.bound_s if solution.status == OPTIMAL else min(solution.bound_s, solution.value_s)
-        self._push(max(bound_s, remains_s), way)
+        self._push(max(bound_s, solution.bound_s), way)
 
     def _simulate(self, way: Way, chain: Sequence[int]) -> None:
         instance = way.instance

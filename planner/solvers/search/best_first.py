@@ -21,7 +21,8 @@ from planner.solvers.search.suffix import Suffixes
 _REPORT_EVERY_S = 0.2
 _FEW_LEAVES, _MANY_LEAVES = 64, 8192  # looked at together, at first and later: many at once are cheaper
 _BEAM = 24  # prefixes of equal length that are followed to the end at first
-_PROMISING = 4  # complete ones of these that are simulated
+_FEW = 12  # complete ones of these that are looked at
+_PROMISING = 3  # complete ones of these that are simulated
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,7 +215,7 @@ class Queue:
                 found += [(float(expansion.bound_s[position]), expansion, int(position)) for position in others]
             found.sort(key=lambda one: one[0])
             prefixes = [expansion.child(position) for _, expansion, position in found[:_BEAM]]
-        for leaf in self._bounded(frontier, complete)[:_PROMISING]:
+        for leaf in self._bounded(frontier, _most_promising(complete))[:_PROMISING]:
             if leaf.bound_s < self.upper_s:
                 self._simulate(frontier, leaf)
 
@@ -245,7 +246,7 @@ class Queue:
             leaf
             for alike in Leaves.of(frontier, found)
             for schedule in prices.freedom.schedules
-            for leaf in alike.under(schedule, len(prices.micro_batches), self.upper_s)
+            for leaf in alike.under(schedule, len(prices.micro_batches), self.upper_s, prices.freedom.schedules)
         ]
         return sorted(leaves, key=lambda leaf: leaf.bound_s)
 
@@ -274,3 +275,12 @@ class Queue:
         best_s, bound_s = self.best.step_s if self.best is not None else float("inf"), self._bound_s()
         gap = best_s / bound_s - 1 if bound_s > 0 else float("inf")
         self.progress(SearchProgress(best_s, bound_s, gap, self.evaluator.num_simulated, now_s))
+
+
+def _most_promising(found: list[tuple[Expansion, Numbers]]) -> list[tuple[Expansion, Numbers]]:
+    """The complete pipelines of least bound, a few of them."""
+    bounds = np.sort(np.concatenate([expansion.bound_s[positions] for expansion, positions in found] or [np.zeros(0)]))
+    if len(bounds) <= _FEW:
+        return found
+    kept = ((expansion, positions[expansion.bound_s[positions] <= bounds[_FEW]]) for expansion, positions in found)
+    return [(expansion, positions) for expansion, positions in kept if len(positions)]

@@ -83,7 +83,8 @@ class Cuts:
             cuts of the stage before; -1 where there is none.
         values: what is read by other layers than its maker.
         depth: of the deepest layer between two cuts: layers on the longest path to it.
-        edges: how many values layers of one ideal (first) make for layers of another (second).
+        edges: how many values layers of one ideal (first) make for layers of another (second); none where the cuts are
+            a chain.
         num_left_out: ideals that were seen and not kept.
         complete: whether all ideals were looked at.
     """
@@ -145,7 +146,10 @@ class Cuts:
 
     def sums(self, by_layer: Array) -> Array:
         """The sum over each ideal."""
-        return np.asarray(self.members @ by_layer)
+        if self.complete:
+            return np.asarray(self.members @ by_layer)
+        running = np.concatenate(([0.0], np.cumsum(by_layer)))
+        return np.asarray(running[self.members.sum(axis=1).astype(np.int64)])
 
     def layers(self, first: int, last: int) -> tuple[int, ...]:
         """The layers between two cuts, by index."""
@@ -153,8 +157,8 @@ class Cuts:
 
     def stage_of(self, chain: tuple[int, ...]) -> tuple[int, ...]:
         """The stage of each layer in the pipeline of stages between the cuts of ``chain``."""
-        counted = sum(self.members[cut] for cut in chain[1:])
-        return tuple(len(chain) - 1 - int(count) for count in np.asarray(counted))
+        counted = self.members[list(chain[1:])].sum(axis=0)
+        return tuple((len(chain) - 1 - counted).astype(np.int64).tolist())
 
 
 def cuts_of(book: PriceBook, most: int = MANY_IDEALS) -> Cuts:
@@ -167,7 +171,8 @@ def cuts_of(book: PriceBook, most: int = MANY_IDEALS) -> Cuts:
     complete = found is not None
     if found is None:
         found = [(1 << count) - 1 for count in range(len(graph.layers) + 1)]
-    kept = [ideal for ideal in found if _may_cut(ideal, blocks + ties)]
+    whole = [block for block in blocks + ties if block.bit_count() > 1]
+    kept = [ideal for ideal in found if _may_cut(ideal, whole)]
     return _cuts(graph, reads, kept, len(found) - len(kept), complete)
 
 
@@ -203,10 +208,9 @@ def _cuts(graph: Graph, reads: list[int], kept: list[int], num_left_out: int, co
     content, slots, held = _contents(members, inside, read, reads)
     columns, column = _columns(graph, members, slots, held, read)
     depth = _largest_between(members, _depths(reads), complete)
+    edges = _edges(members, reads) if complete else np.zeros((0, 0))
     values = _values(graph, read)
-    cuts = Cuts(
-        members, inside, content, slots, columns, column, values, depth, _edges(members, reads), num_left_out, complete
-    )
+    cuts = Cuts(members, inside, content, slots, columns, column, values, depth, edges, num_left_out, complete)
     if complete:
         _forbid_disorder(cuts)
     return cuts
@@ -221,8 +225,9 @@ def _reads(graph: Graph) -> list[int]:
 
 def _all_ideals(reads: list[int], blocks: list[int], most: int) -> list[int] | None:
     """Every ideal that holds each of ``blocks`` as a whole or not at all; None if there are more than ``most``."""
-    block_of = {layer: block for block in blocks for layer in _bits(block)}
-    needs = {block: _union(reads[layer] for layer in _bits(block)) & ~block for block in set(block_of.values())}
+    if len(blocks) > most:
+        return None
+    needs = {block: _union(reads[layer] for layer in _bits(block)) & ~block for block in blocks}
     found = {0}
     pending = [0]
     for ideal in pending:
@@ -376,22 +381,31 @@ def _columns(
         for layer in readers:
             for value, num_bytes in read[layer].items():
                 needed[value] = max(needed.get(value, 0.0), num_bytes)
-        found = np.zeros((4, cut))  # linked, has_gradient, bytes forward and backward, by first cut
-        for value, num_bytes in needed.items():
-            maker = index[producer(value)]
-            if members[cut, maker]:
-                gradient = float(values[value].is_float)
-                facts = (1.0, gradient, num_bytes, num_bytes * gradient)
-                found += np.outer(facts, 1 - members[:cut, maker])
-        unique, inverse = np.unique(found.T, axis=0, return_inverse=True)
-        rows.append(np.column_stack([np.full(len(unique), slots[cut, sort]), unique]))
-        column[sort, :cut, cut] = total + inverse.reshape(-1)
-        total += len(unique)
-    table = np.concatenate(rows) if rows else np.zeros((1, 5))
+        crossing = [value for value in needed if members[cut, index[producer(value)]]]
+        # linked, has_gradient, bytes forward and backward: summed over the values that the stage before makes
+        facts = np.array(
+            [(1.0, float(values[v].is_float), needed[v], needed[v] * values[v].is_float) for v in crossing]
+        )
+        made_before = members[:cut, [index[producer(value)] for value in crossing]] > 0
+        which, found = _distinct(made_before)
+        rows += [np.concatenate(([slots[cut, sort]], (~flags) @ facts.reshape(-1, 4))) for flags in found]
+        column[sort, :cut, cut] = total + which
+        total += len(found)
+    table = np.array(rows) if rows else np.zeros((1, 5))
     columns = Columns(
         table[:, 0].astype(np.int64), table[:, 1] > 0, table[:, 2] > 0, table[:, 3].copy(), table[:, 4].copy()
     )
     return columns, column
+
+
+def _distinct(flags: Flags) -> tuple[Numbers, Flags]:
+    """The distinct rows, and which of them each row is."""
+    which = np.zeros(len(flags), dtype=np.int64)
+    found = np.zeros((1, 0), dtype=bool)
+    for column in flags.T:
+        pairs, which = np.unique(2 * which + column, return_inverse=True)
+        found = np.column_stack([found[pairs // 2], pairs % 2 > 0])
+    return which.reshape(-1), found
 
 
 def _largest_between(members: Array, by_layer: Array, complete: bool) -> Array:

@@ -10,7 +10,7 @@ action serves all pipelines of as many stages.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise, product
 from math import comb
@@ -107,12 +107,34 @@ class Leaves:
             number -= len(positions)
         raise IndexError(number)
 
-    def under(self, schedule: str, num_microbatches: int, upper_s: float) -> Iterator[Leaf]:
-        """The pipelines that may take less than ``upper_s`` under a schedule, each with its windows."""
+    def under(
+        self, schedule: str, num_microbatches: int, upper_s: float, others: Collection[str] = ()
+    ) -> Iterator[Leaf]:
+        """The pipelines that may take less than ``upper_s`` under a schedule, each with its windows.
+
+        Args:
+            others: schedules that are tried as well: windows that make the same order are left out.
+        """
+        same = self._windows_of(others, num_microbatches) if traits(schedule).windowed else set()
         for windows, numbers in self._windows(schedule, num_microbatches):
+            if windows in same:
+                continue
             bound = self._bound(schedule, windows, num_microbatches, numbers)
             for number in np.flatnonzero(bound < upper_s):
                 yield Leaf(float(bound[number]), self, int(numbers[number]), schedule, windows)
+
+    def _windows_of(self, schedules: Collection[str], num_microbatches: int) -> set[tuple[int, ...]]:
+        """The windows of schedules that have fixed ones, where each stage reads from the one before."""
+        num_stages = len(self.heads)
+        if not all((s, s + 1, True) in self.edges for s in range(num_stages - 1)):
+            return set()
+        depth = range(num_stages, 0, -1)
+        known = {
+            "1f1b": [d for d in depth],
+            "1f1b-so": [2 * d - 1 for d in depth],
+            "gpipe": [num_microbatches for _ in depth],
+        }
+        return {tuple(min(w, num_microbatches) for w in known[name]) for name in schedules if name in known}
 
     def _bound(self, schedule: str, windows: tuple[int, ...], num_microbatches: int, numbers: Numbers) -> Array:
         num_stages = len(self.heads)

@@ -36,11 +36,17 @@ class Spread:
 
     def least(self, first: Numbers, last: Numbers) -> Array:
         """The least of all members, for stages between ``first`` and ``last`` (arrays that broadcast)."""
-        return np.asarray((self.sums[:, last] - self.sums[:, first]).min(axis=0))
+        found = self.sums[0][last] - self.sums[0][first]
+        for row in self.sums[1:]:
+            np.minimum(found, row[last] - row[first], out=found)
+        return found
 
     def most(self, first: Numbers, last: Numbers) -> Array:
         """The most of all members."""
-        return np.asarray((self.sums[:, last] - self.sums[:, first]).max(axis=0))
+        found = self.sums[0][last] - self.sums[0][first]
+        for row in self.sums[1:]:
+            np.maximum(found, row[last] - row[first], out=found)
+        return found
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -96,21 +102,26 @@ class StagePrices:
         back = self.exchange_backward[last] - self.exchange_backward[first]
         head, back_s = self.heads.least(first, last), self.backs.least(first, last)
         slow_head, slow_back = head, back_s
-        if self.is_even:  # else the most is that of a full micro-batch, and says nothing of the last one
+        if (
+            self.is_even and len(self.heads.sums) > 1
+        ):  # else the most is that of a full micro-batch, and says nothing of the last one
             slow_head, slow_back = self.heads.most(first, last), self.backs.most(first, last)
         in_step = there > 0  # an exchange of statistics makes members wait for the slowest
         always = num_microbatches * (there + back + self.actions * self.overhead_s)
         window = np.full(slow_head.shape, num_microbatches, dtype=np.int64)
         if self.memory is not None:
             window = self.memory.window(first, last, num_microbatches)
+        if slow_head is not head:
+            head, back_s = np.where(in_step, slow_head, head), np.where(in_step, slow_back, back_s)
+        work = self.works.most(first, last) + always
         return Stage(
-            head=np.where(in_step, slow_head, head) + there + self.overhead_s,
-            back=np.where(in_step, slow_back, back_s) + back + self.overhead_s,
-            slow_head=slow_head + there + self.overhead_s,
-            slow_back=slow_back + back + self.overhead_s,
+            head=head + (there + self.overhead_s),
+            back=back_s + (back + self.overhead_s),
+            slow_head=slow_head + (there + self.overhead_s),
+            slow_back=slow_back + (back + self.overhead_s),
             adds=self.adds.least(first, last),
-            work=self.works.most(first, last) + always,
-            all_work=self.all_works.most(first, last) + always,
+            work=work,
+            all_work=work if self.all_works is self.works else self.all_works.most(first, last) + always,
             tail=self.updates.most(first, last) + self.overhead_s,
             window=window,
         )
@@ -282,7 +293,8 @@ class Prices:
         count, overhead_s = len(batches), min(tables.overhead_s(kind) for kind, _ in members)
 
         def spread(rows: list[Array]) -> Spread:
-            return Spread(np.array([self.cuts.sums(row) for row in rows]))
+            found = {row.tobytes(): row for row in map(self.cuts.sums, rows)}  # members that are alike once
+            return Spread(np.array(list(found.values())))
 
         def summed(by_size: dict[tuple[str, int], Array], member: Member) -> Array:
             kind, of_batch = member
@@ -292,12 +304,13 @@ class Prices:
         exchange = self.book.norms_s(ranks) if len(ranks) > 1 else (np.zeros(1), np.zeros(1))
         nothing = np.zeros(len(self.cuts.members))
         there, back = (self.cuts.sums(np.diff(sums)) if len(sums) > 1 else nothing for sums in exchange)
+        works = spread([summed(soon, member) for member in members])
         return StagePrices(
             heads=spread([forward[key] for key in sized]),
             backs=spread([path[key] for key in sized]),
             adds=spread([adds[kind] * freedom.trains for kind, _ in members]),
-            works=spread([summed(soon, member) for member in members]),
-            all_works=spread([summed(whole, member) for member in members]),
+            works=works,
+            all_works=spread([summed(whole, member) for member in members]) if freedom.splits else works,
             exchange_forward=there,
             exchange_backward=(back + there if recompute else back) if freedom.trains else nothing,
             updates=spread([updates[kind] if freedom.trains else 0 * updates[kind] for kind, _ in members]),

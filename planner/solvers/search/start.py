@@ -25,6 +25,7 @@ from planner.solvers.search.suffix import Suffixes
 FEW_CUTS = 24
 """Cuts of the first quick look."""
 
+_FEW_SPACES = 3  # ways to cut the batch that are looked at quickly
 _FEW = 400  # partial plans that it looks at
 
 
@@ -84,7 +85,7 @@ class Start:
         table = book.tables.at(kind, book.tables.largest_measured(kind))
         few = thinned(spaces[0][1].cuts, graph, FEW_CUTS, np.diff(table.forward_s + table.backward_s))
         upper_s = float("inf")
-        for space, prices in sorted(spaces, key=lambda pair: pair[0].bound_s):
+        for space, prices in sorted(spaces, key=lambda pair: pair[0].bound_s)[:_FEW_SPACES]:
             if space.bound_s >= upper_s:
                 return
             thin = Prices(prices.problem, book, prices.pools, few, prices.micro_batches, prices.freedom)

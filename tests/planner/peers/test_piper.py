@@ -17,7 +17,7 @@ from planner.peers.answer import INFEASIBLE, OPTIMAL, TIME_LIMIT
 from planner.peers.ideals import Ideals, lattice_of
 from planner.peers.piper import solve
 from planner.peers.piper_plain import PlainPairs, Stage, value_of
-from planner.peers.piper_stages import Machine, StageCosts, are_alike
+from planner.peers.piper_stages import Machine, Room, StageCosts, are_alike
 from tests.planner.peers.pipelines import best_plan, random_instance
 
 DATA = Path(__file__).parents[2] / "data"
@@ -63,15 +63,15 @@ def test_the_reference_has_as_many_rows_as_it_had() -> None:
 def test_every_reference_value_is_found(resnet: Instance, row: dict[str, str]) -> None:
     devices, memory = int(row["devices"].split()[0]), float(row["memory_limit"].split()[0]) * GIB
     variant = "piper" if row["solver"].startswith("Piper DP") else "equal"
-    answer = solve(
-        resnet, devices=devices, memory_bytes=memory, bandwidth_bytes_per_s=25 * GIB, variant=variant
-    )
+    answer = solve(resnet, devices=devices, memory_bytes=memory, bandwidth_bytes_per_s=25 * GIB, variant=variant)
     if row["value"] == "OOM":
         assert (answer.status, answer.value, answer.plan) == (INFEASIBLE, inf, {})
         return
     assert answer.value == pytest.approx(float(row["value"]), abs=0.00051)
     assert answer.status == OPTIMAL
-    assert value_of(resnet, Machine(devices, memory, 25 * GIB), stages_of(resnet, answer.plan)) == pytest.approx(answer.value)
+    assert value_of(resnet, Machine(devices, memory, 25 * GIB), stages_of(resnet, answer.plan)) == pytest.approx(
+        answer.value
+    )
     json.dumps(dict(answer.plan))
 
 
@@ -112,7 +112,10 @@ def test_the_table_of_stages_has_each_stage_s_time(seed: int) -> None:
     assert lattice is not None
     in_flight = np.arange(1, 9)
     for degree in (1, 2):
-        table = StageCosts.of(instance, machine, lattice, degree).pairs(1, 8)
+        room = Room.of(instance, replace(machine, devices=8), lattice, inf)
+        table = StageCosts.of(instance, machine, lattice, degree).pairs(
+            replace(room, most=np.full_like(room.most, 8)), 1
+        )
         for above in range(1, len(lattice.bits)):
             quick, plain = table.of(above), PlainPairs.of(instance, machine, lattice, degree, above)
             assert quick.below.tolist() == plain.below.tolist()

@@ -36,6 +36,7 @@ PLAIN = ("1f1b", "gpipe")
 RULES = (
     "l1=stage:0",
     "l1=stage:1",
+    "l2=stage:2",
     "l0=replicas:1",
     "l[01]=together",
     "l1=device:n?/cpu0",
