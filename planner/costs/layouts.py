@@ -21,13 +21,13 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from planner.costs.book import PriceBook
 from planner.costs.boxes import volumes
 from planner.costs.grids import axes_of, candidate_layouts
 from planner.costs.messages import Crossing, crossing
 from planner.costs.reduction import Sums, reduction_rate, sums_of
 from planner.costs.shards import Option, Shards, shards_of
 from planner.costs.sized import SizedLayer
-from planner.costs.stage import PriceBook
 from planner.ir.graph import BYTES_PER_ELEMENT, Layer, TensorSpec, producer
 from planner.ir.problem import SAMPLE_DIMS
 from planner.layers import check_samples_apart

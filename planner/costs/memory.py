@@ -10,6 +10,7 @@ I to W.
 What a rank holds depends on the order of its row alone, not on times.  Ignored: what a process takes before it has a
 model (interpreter, libraries), the batch itself, gradients that wait to be sent, buckets of the gradient reduction, and
 fragmentation.  A tensor at a boundary may be counted twice, once as received or sent, once as saved by a layer.
+Where layers have layouts of their own a rank holds its parts of their parameters, and what its group sent it.
 """
 
 from __future__ import annotations
@@ -78,7 +79,7 @@ def resident(costs: StageCosts, compiled: CompiledProgram, transfer_bytes: Seque
     found = []
     for rank in range(len(compiled.rows)):
         stages = [stage for stage in costs.stages if rank in stage.ranks]
-        parameters = sum(stage.parameter_bytes for stage in stages)
+        parameters = costs.parameter_bytes(rank)
         state = round(parameters * costs.book.profile.optimizer.state_bytes_per_parameter_byte)
         buffers = round(sum(span(costs.book.tables.graph.buffer_bytes, stage.runs) for stage in stages))
         posted = sum(sorted(received[rank])[-receive_window(received[rank]) :])
@@ -113,13 +114,11 @@ def activations(costs: StageCosts, compiled: CompiledProgram, transfer_bytes: Se
     found = []
     for activation in compiled.activations:
         stage = costs.stages[activation.stage]
-        table = costs.table(activation.stage, stage.ranks.index(activation.rank), activation.microbatch)
+        member = stage.ranks.index(activation.rank)
+        saved, again, workspace = costs.held_bytes(activation.stage, member, activation.microbatch)
         size = costs.micro_batches[activation.microbatch]
         handed = kept.get((activation.rank, activation.stage, size), 0)
-        saved = round(span(table.saved_bytes, stage.runs))
-        workspace = round(max((table.workspace_bytes[a:b].max() for a, b in stage.runs if a < b), default=0))
-        again = saved if stage.recompute else 0
-        found.append(Activation(saved - again + handed, again, workspace))
+        found.append(Activation(saved + handed, again, workspace))
     return tuple(found)
 
 

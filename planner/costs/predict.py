@@ -48,7 +48,7 @@ def forecast(book: PriceBook, decision: Decision, memory_margin: float, memory_b
     """As :func:`predict`, with prices that were looked up before, and memory by part."""
     program = Boundaries.of_decision(book.profile.graph, decision).program(decision)
     validate(program)
-    costs = StageCosts(book, placements(book.profile, decision), decision.micro_batches)
+    costs = StageCosts(book, placements(book, decision), decision.micro_batches)
     compiled = compile_program(program, decision.micro_batches)
     sizes = transfer_bytes(program, compiled)
     action_s, message_s = prices(compiled, costs), transfer_prices(compiled, sizes, book.network)

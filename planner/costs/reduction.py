@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from planner.costs.book import PriceBook
 from planner.costs.boxes import Boxes, volumes
 from planner.costs.network import collective_s
 from planner.costs.shards import Shards
-from planner.costs.stage import PriceBook
 from planner.ir.cluster import STATISTICS, Cluster
 from planner.ir.graph import BYTES_PER_ELEMENT
 

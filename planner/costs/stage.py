@@ -4,95 +4,23 @@ F, B, I and W are the sums of the stage's layers at the rank's own number of sam
 stage that recomputes runs its forward once more in B or I.  Every backward but a rank's first also adds its gradients
 into those that are there.  On a stage of several ranks each normalisation over the batch exchanges statistics
 (``runtime.normalisation``: one all-reduce of 1 + 2 channels float64 numbers a rank forward, one of 2 channels
-backward), so its ranks go at the pace of the slowest.
+backward), so its ranks go at the pace of the slowest.  Where layers have layouts of their own all ranks go at one pace,
+layer by layer, messages between layers included (``costs.staged``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-import numpy as np
-
+from planner.costs.book import PriceBook
 from planner.costs.evidence import weakest
-from planner.costs.network import Network, collective_s
-from planner.costs.tables import Array, CostTables, Run, SizeTable, runs_of, span
-from planner.ir.cluster import STATISTICS, Evidence
-from planner.ir.plan import Decision
-from planner.ir.profile import Profile
+from planner.costs.placement import StagePlacement, placements
+from planner.costs.staged import StageCost
+from planner.costs.tables import Array, SizeTable, span
+from planner.ir.cluster import Evidence
 from planner.ir.schedule import COMPUTE, Action, Op
 
-_STATISTIC_BYTES = 8
-
-
-@dataclass(slots=True, eq=False)
-class PriceBook:
-    """Every price that a profile gives; looked up once and shared by all plans made from it."""
-
-    profile: Profile
-    tables: CostTables = field(init=False)
-    network: Network = field(init=False)
-    _norms: dict[tuple[str, int], tuple[Array, Array]] = field(init=False, default_factory=dict, repr=False)
-
-    def __post_init__(self) -> None:
-        self.tables = CostTables(self.profile)
-        self.network = Network(self.profile.cluster)
-
-    def kind(self, rank: int) -> str:
-        """The kind of the rank's device."""
-        return self.profile.cluster.devices[rank].kind
-
-    def norms_s(self, ranks: tuple[int, ...]) -> tuple[Array, Array]:
-        """Exchanges of statistics over ``ranks``, forward and backward: running sums over layers."""
-        key = (self.profile.cluster.group_link_class(ranks), len(ranks))
-        found = self._norms.get(key)
-        if found is None:
-            channels, element = self.tables.graph.norm_channels, self.tables.graph.norm_bytes
-            sizes = (len(ranks) * (channels > 0) * (1 + 2 * channels) * _STATISTIC_BYTES, 2 * channels * element)
-            forward, backward = (collective_s(self.profile.cluster, STATISTICS, ranks, size) for size in sizes)
-            found = self._norms[key] = (
-                np.concatenate(([0.0], np.cumsum(forward))),
-                np.concatenate(([0.0], np.cumsum(backward))),
-            )
-        return found
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class StagePlacement:
-    """A stage as the prices see it.
-
-    Attributes:
-        runs: its layers, as runs of indices.
-        ranks: its ranks.
-        samples: of each rank, by samples of the micro-batch.
-        parameter_bytes: of its distinct parameters.
-        recompute: whether its activations are computed again before the backward.
-    """
-
-    runs: tuple[Run, ...]
-    ranks: tuple[int, ...]
-    samples: Mapping[int, tuple[int, ...]]
-    parameter_bytes: int
-    recompute: bool = False
-
-
-def placements(profile: Profile, decision: Decision) -> tuple[StagePlacement, ...]:
-    """The stages of a plan."""
-    index = {layer.name: position for position, layer in enumerate(profile.graph.layers)}
-    found = []
-    for stage, group in enumerate(decision.stages):
-        names = frozenset(decision.layers_of(stage))
-        layout = decision.layout_of(stage)
-        found.append(
-            StagePlacement(
-                runs_of(index[name] for name in names),
-                group.ranks,
-                {rows: layout.samples(rows) for rows in set(decision.micro_batches)},
-                profile.graph.parameter_bytes(names),
-                group.recompute,
-            )
-        )
-    return tuple(found)
+__all__ = ["PriceBook", "StageCosts", "StagePlacement", "placements"]
 
 
 @dataclass(slots=True, eq=False)
@@ -114,11 +42,36 @@ class StageCosts:
         overhead = self.book.tables.overhead_s(self.book.kind(rank))
         if action.microbatch is not None and action.op in COMPUTE:
             return overhead + self._compute_s(action.stage, rank, action.op, action.microbatch, accumulates)
+        once = stage.once
+        if once is not None and action.op in (Op.REDUCE_GRAD, Op.UPDATE):
+            return overhead + (once.reduction_s if action.op is Op.REDUCE_GRAD else once.paced_update_s)
         if action.op is Op.REDUCE_GRAD:
             return overhead + self.book.network.all_reduce_s(stage.ranks, stage.parameter_bytes)
         if action.op is Op.UPDATE:
             return overhead + span(self.book.tables.parameters(self.book.kind(rank)).update_s, stage.runs)
         return overhead
+
+    def held_bytes(self, stage: int, member: int, microbatch: int) -> tuple[int, int, int]:
+        """What the stage's rank number ``member`` holds of a micro-batch, messages between stages apart.
+
+        Returns:
+            Bytes between forward and backward, bytes computed again for the backward, workspace while an action runs.
+        """
+        placed = self.stages[stage]
+        if placed.laid_out:
+            cost = placed.laid_out[self.micro_batches[microbatch]]
+            parts = (cost.saved_bytes, cost.transient_bytes, cost.workspace_bytes)
+            saved, again, workspace = (round(float(part[member])) for part in parts)
+            return saved, again, workspace
+        table = self.table(stage, member, microbatch)
+        saved = round(span(table.saved_bytes, placed.runs))
+        workspace = round(max((table.workspace_bytes[a:b].max() for a, b in placed.runs if a < b), default=0))
+        again = saved if placed.recompute else 0
+        return saved - again, again, workspace
+
+    def parameter_bytes(self, rank: int) -> int:
+        """What the rank holds of parameters."""
+        return sum(_parameters_held(stage, rank) for stage in self.stages if rank in stage.ranks)
 
     def table(self, stage: int, member: int, microbatch: int) -> SizeTable:
         """Costs of all layers on the stage's rank number ``member`` at its share of the micro-batch."""
@@ -128,16 +81,19 @@ class StageCosts:
 
     def evidence(self) -> Evidence:
         """The weakest evidence behind the prices of layers in this plan."""
+        own = [cost.evidence for stage in self.stages for cost in stage.laid_out.values()]
         found = {
             (stage.runs, self.book.kind(rank), samples[member])
             for stage in self.stages
             for samples in stage.samples.values()
             for member, rank in enumerate(stage.ranks)
         }
-        return weakest(self.book.tables.evidence(kind, samples, runs) for runs, kind, samples in found)
+        return weakest((*own, *(self.book.tables.evidence(kind, samples, runs) for runs, kind, samples in found)))
 
     def _compute_s(self, stage: int, rank: int, op: Op, microbatch: int, accumulates: bool) -> float:
         placed = self.stages[stage]
+        if placed.laid_out:
+            return _paced_s(placed.laid_out[self.micro_batches[microbatch]], op, accumulates)
         exchanged_s = self._exchange_s(placed, op)
         if not exchanged_s:
             return self._local_s(stage, placed.ranks.index(rank), op, microbatch, accumulates)
@@ -145,7 +101,13 @@ class StageCosts:
         return exchanged_s + max(self._local_s(stage, member, op, microbatch, accumulates) for member in members)
 
     def exchange_s(self, action: Action) -> float:
-        """The part of a compute action in which statistics of a normalisation are exchanged."""
+        """The part of a compute action in which its ranks exchange statistics, halos and other parts of tensors."""
+        placed = self.stages[action.stage]
+        if placed.laid_out:
+            known = action.microbatch is not None and action.op in COMPUTE
+            return (
+                _exchanged_s(placed.laid_out[self.micro_batches[action.microbatch or 0]], action.op) if known else 0.0
+            )
         return self._exchange_s(self.stages[action.stage], action.op)
 
     def _exchange_s(self, placed: StagePlacement, op: Op) -> float:
@@ -182,3 +144,29 @@ def _column(table: SizeTable, op: Op) -> Array:
             return table.backward_weight_s
         case _:
             return table.backward_s
+
+
+def _paced_s(cost: StageCost, op: Op, accumulates: bool) -> float:
+    """An action of a stage whose layers have layouts of their own: all ranks go at one pace."""
+    added_s = cost.paced_accumulate_s if accumulates and op in (Op.BACKWARD, Op.BACKWARD_WEIGHT) else 0.0
+    match op:
+        case Op.FORWARD:
+            compute_s = cost.paced_forward_s
+        case Op.BACKWARD_INPUT:
+            compute_s = cost.paced_backward_input_s
+        case Op.BACKWARD_WEIGHT:
+            compute_s = cost.paced_backward_weight_s
+        case _:
+            compute_s = cost.paced_backward_s
+    return compute_s + added_s + _exchanged_s(cost, op)
+
+
+def _exchanged_s(cost: StageCost, op: Op) -> float:
+    if op is Op.BACKWARD_WEIGHT:
+        return 0.0
+    return cost.exchange_forward_s if op is Op.FORWARD else cost.exchange_backward_s
+
+
+def _parameters_held(stage: StagePlacement, rank: int) -> int:
+    once = stage.once
+    return stage.parameter_bytes if once is None else round(float(once.parameter_bytes[stage.ranks.index(rank)]))

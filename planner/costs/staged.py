@@ -30,8 +30,8 @@ class StageCost:
 
     Attributes:
         forward_s, backward_s, backward_input_s, backward_weight_s: by rank, compute alone.
-        paced_forward_s, paced_backward_s, paced_update_s, paced_accumulate_s: sums over layers of the slowest rank's
-            compute.
+        paced_forward_s, paced_backward_s, paced_backward_input_s, paced_backward_weight_s, paced_update_s,
+            paced_accumulate_s: sums over layers of the slowest rank's compute.
         exchange_forward_s, exchange_backward_s: statistics and messages between layers, all ranks busy.
         reduction_s: once a step; gradients over ranks with equal weights.
         update_s, accumulate_s: by rank: once a step; for each micro-batch but the first.
@@ -47,6 +47,8 @@ class StageCost:
     backward_weight_s: Array
     paced_forward_s: float
     paced_backward_s: float
+    paced_backward_input_s: float
+    paced_backward_weight_s: float
     paced_update_s: float
     paced_accumulate_s: float
     exchange_forward_s: float
@@ -88,7 +90,7 @@ def stage_cost(prices: LayoutPrices, chosen: Mapping[int, Option]) -> StageCost:
     ranks = len(prices.ranks)
     compute = _total([table.seconds[:, 0] for table in tables.values()], (4, ranks))
     repeated = _total([again[index] * table.seconds[FORWARD, 0] for index, table in tables.items()], (ranks,))
-    paced = [sum(float(table.seconds[way, 0].max()) for table in tables.values()) for way in (FORWARD, BACKWARD)]
+    paced = [sum(float(table.seconds[way, 0].max()) for table in tables.values()) for way in range(4)]
     paced_again = sum(again[index] * float(table.seconds[FORWARD, 0].max()) for index, table in tables.items())
     exchanged = _exchanged(tables, crossings, again)
     saved, transient = _kept(prices, tables, crossings, again)
@@ -97,8 +99,10 @@ def stage_cost(prices: LayoutPrices, chosen: Mapping[int, Option]) -> StageCost:
         backward_s=compute[BACKWARD] + repeated,
         backward_input_s=compute[BACKWARD_INPUT] + repeated,
         backward_weight_s=compute[BACKWARD_WEIGHT],
-        paced_forward_s=paced[0],
-        paced_backward_s=paced[1] + paced_again,
+        paced_forward_s=paced[FORWARD],
+        paced_backward_s=paced[BACKWARD] + paced_again,
+        paced_backward_input_s=paced[BACKWARD_INPUT] + paced_again,
+        paced_backward_weight_s=paced[BACKWARD_WEIGHT],
         paced_update_s=sum(float(table.update_s[0].max()) for table in tables.values()),
         paced_accumulate_s=sum(float(table.accumulate_s[0].max()) for table in tables.values()),
         exchange_forward_s=exchanged[0],

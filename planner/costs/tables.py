@@ -90,6 +90,7 @@ class CostTables:
     _sizes: dict[tuple[str, int], SizeTable] = field(init=False, default_factory=dict, repr=False)
     _parameters: dict[str, ParameterTable] = field(init=False, default_factory=dict, repr=False)
     _measured: dict[str, tuple[Sequence[Measurement], ...]] = field(init=False, default_factory=dict, repr=False)
+    _largest: dict[str, int] = field(init=False, default_factory=dict, repr=False)
     _alike: dict[str, tuple[MeasuredAlike, ...]] = field(init=False, default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
@@ -119,7 +120,10 @@ class CostTables:
 
     def largest_measured(self, kind: str) -> int:
         """The most samples at which every layer was measured on ``kind``."""
-        return min(measured[-1].samples for measured in self._by_layer(kind))
+        found = self._largest.get(kind)
+        if found is None:
+            found = self._largest[kind] = min(measured[-1].samples for measured in self._by_layer(kind))
+        return found
 
     def overhead_s(self, kind: str) -> float:
         """What the executor takes per action."""

@@ -32,26 +32,27 @@ class Layout:
 
         A part may be empty where cut points coincide.  A sample dim of extent ``k * samples`` is cut between samples.
         """
+        numbers = {dim: number for number, dim in enumerate(self.cuts)}
+        parts = [
+            (numbers.get(dim, 0), self._intervals(dim, extent, samples if dim == SAMPLE else extent))
+            for dim, extent in zip(spec.dims, spec.shape, strict=True)
+        ]
         grid = product(*(range(len(points) - 1) for points in self.cuts.values()))
-        return tuple(self._box(spec, samples, dict(zip(self.cuts, index, strict=True))) for index in grid)
+        return tuple(
+            tuple(along[index[axis]] if len(along) > 1 else along[0] for axis, along in parts) for index in grid
+        )
 
     def samples(self, samples: int) -> tuple[int, ...]:
         """Number of samples of each part, of ``samples`` in all."""
         count = TensorSpec((SAMPLE,), (samples,), "bool")
         return tuple(len(box[0]) for box in self.boxes(count, samples))
 
-    def _box(self, spec: TensorSpec, samples: int, index: Mapping[str, int]) -> Box:
-        return tuple(
-            self._interval(dim, extent, samples if dim == SAMPLE else extent, index)
-            for dim, extent in zip(spec.dims, spec.shape, strict=True)
-        )
-
-    def _interval(self, dim: str, extent: int, units: int, index: Mapping[str, int]) -> Interval:
-        if dim not in index or units == 0:
-            return Interval(0, extent)
-        per_unit = extent // units
-        part = scaled_intervals(self.cuts[dim], units)[index[dim]]
-        return Interval(part.start * per_unit, part.stop * per_unit)
+    def _intervals(self, dim: str, extent: int, units: int) -> tuple[Interval, ...]:
+        """The interval of each part along ``dim``; one for all where the tensor is whole along it."""
+        if dim not in self.cuts or units == 0:
+            return (Interval(0, extent),)
+        each = extent // units
+        return tuple(Interval(part.start * each, part.stop * each) for part in scaled_intervals(self.cuts[dim], units))
 
 
 def scaled_intervals(points: tuple[int, ...], extent: int) -> tuple[Interval, ...]:

@@ -25,6 +25,7 @@ class Boundaries:
         stage_of: stage by layer name.
         layouts: layout by stage.
         ranks: ranks by stage.
+        of_layer: layout by layer, where it is not its stage's.
     """
 
     graph: Graph
@@ -33,6 +34,7 @@ class Boundaries:
     ranks: tuple[tuple[int, ...], ...]
     _values: Mapping[str, TensorSpec] = field(repr=False)
     _readers: Mapping[tuple[str, int], tuple[Layer, ...]] = field(repr=False)
+    of_layer: Mapping[str, Layout] = field(default_factory=dict)
 
     @classmethod
     def of(
@@ -41,6 +43,7 @@ class Boundaries:
         stage_of: Mapping[str, int],
         layouts: Iterable[Layout],
         ranks: Iterable[tuple[int, ...]],
+        of_layer: Mapping[str, Layout] | None = None,
     ) -> Boundaries:
         """Index the graph once."""
         readers: dict[tuple[str, int], list[Layer]] = {}
@@ -48,14 +51,22 @@ class Boundaries:
             for value in dict.fromkeys(layer.inputs):
                 readers.setdefault((value, stage_of[layer.name]), []).append(layer)
         found = {key: tuple(layers) for key, layers in readers.items()}
-        return cls(graph, stage_of, tuple(layouts), tuple(ranks), graph.values(), found)
+        return cls(graph, stage_of, tuple(layouts), tuple(ranks), graph.values(), found, of_layer or {})
 
     @classmethod
     def of_decision(cls, graph: Graph, decision: Decision) -> Boundaries:
         """The boundaries of a plan."""
         stages = range(len(decision.stages))
         stage_of = {name: placement.stage for name, placement in decision.layers.items()}
-        return cls.of(graph, stage_of, map(decision.layout_of, stages), (stage.ranks for stage in decision.stages))
+        layouts = [decision.layout_of(stage) for stage in stages]
+        own = {
+            name: placed.layout for name, placed in decision.layers.items() if placed.layout != layouts[placed.stage]
+        }
+        return cls.of(graph, stage_of, layouts, (stage.ranks for stage in decision.stages), own)
+
+    def layout(self, layer: str) -> Layout:
+        """How the layer is divided over the ranks of its stage."""
+        return self.of_layer.get(layer) or self.layouts[self.stage_of[layer]]
 
     def edges(self) -> tuple[Edge, ...]:
         """Which values go from which stage to which, ordered by stages; values in order of making.
@@ -78,15 +89,15 @@ class Boundaries:
 
     def owned(self, value: str, samples: int) -> dict[int, Box]:
         """The box of ``value`` that each rank of its stage makes, for a micro-batch of ``samples``."""
-        stage = self.stage_of[producer(value)]
-        boxes = self.layouts[stage].boxes(self._spec(value, samples), samples)
-        return dict(zip(self.ranks[stage], boxes, strict=True))
+        maker = producer(value)
+        boxes = self.layout(maker).boxes(self._spec(value, samples), samples)
+        return dict(zip(self.ranks[self.stage_of[maker]], boxes, strict=True))
 
     def needed(self, value: str, stage: int, samples: int) -> dict[int, Box]:
         """The box of ``value`` that each rank of ``stage`` reads: the hull of what its layers' access relations say.
 
-        Along dims that the stage does not cut the value is taken whole.  (A strided window may skip the last row: those
-        few bytes are worth less than a contiguous message, and a tensor of the shape that layers were made for.)
+        Along dims that a layer is not cut along it takes the value whole.  (A strided window may skip the last row:
+        those few bytes are worth less than a contiguous message, and a tensor of the shape that layers were made for.)
         """
         spec = self._spec(value, samples)
         hulls: list[Box | None] = [None] * len(self.ranks[stage])
@@ -94,14 +105,16 @@ class Boundaries:
             relation = kind(layer.kind)
             at_samples = _resized(layer, samples, self.graph.samples)
             inputs = tuple(self._spec(name, samples) for name in layer.inputs)
-            parts = self.layouts[stage].boxes(relation.work(at_samples, inputs), samples)
+            layout = self.layout(layer.name)
+            parts = layout.boxes(relation.work(at_samples, inputs), samples)
             for part, work_box in enumerate(parts):
                 read = relation.input_boxes(at_samples, inputs, work_box)
                 for name, box in zip(layer.inputs, read, strict=True):
-                    if name == value:
-                        hulls[part] = _hull(hulls[part], intersect(box, whole(spec.shape)))
-        found = (_whole_but(self.layouts[stage], spec, hull) for hull in hulls)
-        return dict(zip(self.ranks[stage], found, strict=True))
+                    inside = intersect(box, whole(spec.shape)) if name == value else None
+                    if inside is not None:
+                        hulls[part] = _hull(hulls[part], _whole_but(layout, spec, inside))
+        nothing = tuple(Interval(0, 0) for _ in spec.shape)
+        return {rank: hull or nothing for rank, hull in zip(self.ranks[stage], hulls, strict=True)}
 
     def messages(self, edge: Edge, samples: int) -> tuple[Message, ...]:
         """What crosses ``edge`` for a micro-batch of ``samples``, hand-overs inside a rank included."""
@@ -148,13 +161,11 @@ def _resized(layer: Layer, samples: int, captured: int) -> Layer:
     return Layer(layer.name, layer.kind, layer.inputs, outputs, layer.parameters, layer.attributes, layer.buffer_bytes)
 
 
-def _whole_but(layout: Layout, spec: TensorSpec, hull: Box | None) -> Box:
-    """``hull`` along the dims that ``layout`` cuts, whole along others; empty if there is no hull."""
-    if hull is None:
-        return tuple(Interval(0, 0) for _ in spec.shape)
+def _whole_but(layout: Layout, spec: TensorSpec, box: Box) -> Box:
+    """``box`` along the dims that ``layout`` cuts, whole along others."""
     return tuple(
         interval if dim in layout.cuts else Interval(0, extent)
-        for dim, interval, extent in zip(spec.dims, hull, spec.shape, strict=True)
+        for dim, interval, extent in zip(spec.dims, box, spec.shape, strict=True)
     )
 
 

@@ -29,8 +29,8 @@ from planner.peers import piper_equal
 from planner.peers.answer import OPTIMAL, TIME_LIMIT, Answer, Json, infeasible
 from planner.peers.ideals import bits_of
 from planner.peers.piper_plain import Stage, choose_options, value_of
+from planner.peers.piper_room import Machine
 from planner.peers.piper_search import SAME, Cuts, search
-from planner.peers.piper_stages import Machine
 
 VARIANTS = ("piper", "equal", "released")
 
@@ -42,6 +42,7 @@ def solve(
     memory_bytes: float | None = None,
     bandwidth_bytes_per_s: float | None = None,
     variant: str = "piper",
+    data_parallel: bool = True,
     time_limit_s: float = 60.0,
 ) -> Answer:
     """The smallest time per micro-batch, in the unit of the file.
@@ -49,6 +50,7 @@ def solve(
     Args:
         devices, memory_bytes, bandwidth_bytes_per_s: instead of those of the file.
         variant: one of ``VARIANTS``.
+        data_parallel: whether a stage may have more than one replica.
         time_limit_s: then the best so far is returned, with the bound that is proved.
 
     Raises:
@@ -59,6 +61,7 @@ def solve(
         instance.devices if devices is None else devices,
         instance.memory_bytes if memory_bytes is None else memory_bytes,
         instance.bandwidth_bytes_per_s if bandwidth_bytes_per_s is None else bandwidth_bytes_per_s,
+        data_parallel,
     )
     if machine.devices < 1 or machine.memory_bytes < 0 or not machine.bandwidth_bytes_per_s > 0:
         words = f"{machine.devices} devices, {machine.memory_bytes:g} bytes, {machine.bandwidth_bytes_per_s:g} bytes/s"

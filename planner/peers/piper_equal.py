@@ -15,7 +15,7 @@ import numpy as np
 
 from planner.formats.piper import Instance, Option
 from planner.peers.piper_plain import Stage
-from planner.peers.piper_stages import Floats, Machine
+from planner.peers.piper_room import Floats, Machine
 
 
 def best(instance: Instance, machine: Machine) -> tuple[Stage, ...] | None:
@@ -86,8 +86,8 @@ def _times(
     time = by_stage([option.time_per_sample for option in options])
     parameter_bytes = by_stage([option.parameter_bytes for option in options])
     found = []
-    for d in range(1, min(machine.devices, instance.micro_batches) // num_stages + 1):
-        if instance.micro_batches % d == 0:
-            moved_bytes = moved + 4 * (d - 1) * parameter_bytes / instance.micro_batches
-            found.append((float((time + moved_bytes / machine.bandwidth_bytes_per_s).max()) / d, d))
+    most = min(machine.devices, instance.micro_batches) // num_stages
+    for d in machine.replicas(instance.micro_batches, most):
+        moved_bytes = moved + 4 * (d - 1) * parameter_bytes / instance.micro_batches
+        found.append((float((time + moved_bytes / machine.bandwidth_bytes_per_s).max()) / d, d))
     return found

@@ -13,7 +13,7 @@ import numpy as np
 
 from planner.formats.piper import Instance, Option
 from planner.peers.ideals import Ints, Lattice, bits_of
-from planner.peers.piper_stages import Floats, Machine
+from planner.peers.piper_room import Floats, Machine
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ import numpy as np
 from planner.formats.piper import Instance
 from planner.peers import piper_equal
 from planner.peers.ideals import Bools, Ideals, Lattice, chain_of, lattice_of
-from planner.peers.piper_stages import Machine, Room, least_work
+from planner.peers.piper_room import Machine, Room, least_work
 from planner.peers.piper_sweep import Cut, Sweep
 
 SAME = 1e-9
@@ -61,11 +61,12 @@ def search(
     lattices = [chain] if lattice is None else [lattice]
     if lattice is not None and len(lattice.bits) > _FEW * len(chain.bits):
         lattices = [chain, lattice]
+    degrees = sorted({t for node in instance.nodes for t in node.options if t <= machine.devices})
     best: Cuts | None = None
     try:
-        for each in lattices:
-            kept = _kept(each, Room.of(instance, machine, each, high).hopeful)
-            best, high = _on_lattice(instance, machine, kept, best, high, out_of_time, fractional)
+        for each in lattices if degrees else []:
+            kept = _kept(each, Room.of(instance, machine, each, high, degrees).hopeful)
+            best, high = _on_lattice(instance, machine, kept, degrees, best, high, out_of_time, fractional)
     except TimeoutError:
         return best, min(high, _work_bound(instance, machine))
     return best, high if lattice is not None else min(high, _work_bound(instance, machine))
@@ -75,13 +76,13 @@ def _on_lattice(
     instance: Instance,
     machine: Machine,
     lattice: Lattice,
+    degrees: Sequence[int],
     best: Cuts | None,
     high: float,
     out_of_time: Callable[[], bool],
     fractional: bool,
 ) -> tuple[Cuts | None, float]:
     """A better plan than ``best`` whose stages end in ideals of ``lattice``, and its value; else both as they are."""
-    degrees = sorted({t for node in instance.nodes for t in node.options if t <= machine.devices})
 
     def sweep(of: Sequence[int]) -> Sweep:
         return Sweep(instance, machine, lattice, tuple(of), out_of_time, high, fractional)

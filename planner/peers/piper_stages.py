@@ -23,83 +23,15 @@ from dataclasses import dataclass, replace
 from math import inf
 
 import numpy as np
-from numpy.typing import NDArray
 
 from planner.formats.piper import Instance, Option
-from planner.peers.ideals import Bools, Ints, Lattice
-
-Floats = NDArray[np.float64]
+from planner.peers.ideals import Ints, Lattice
+from planner.peers.piper_room import Floats, Machine, Room, devices_for
 
 _ENOUGH_BYTES = 1e-6
 
 _CHUNK = 256
 """Ideals whose stages are found at once."""
-
-
-@dataclass(frozen=True, slots=True)
-class Machine:
-    """What a plan may use: ``devices`` alike, each with its memory and its bandwidth to the outside."""
-
-    devices: int
-    memory_bytes: float
-    bandwidth_bytes_per_s: float
-
-    def with_endless_memory(self) -> Machine:
-        """The same, where everything fits."""
-        return Machine(self.devices, inf, self.bandwidth_bytes_per_s)
-
-
-@dataclass(frozen=True, slots=True)
-class Room:
-    """What is left for a stage if every stage is to take less than ``below``.
-
-    Attributes:
-        behind, front: by ideal, devices that the layers in it need at least, and the others.
-        most: by ideal, the most that the data degrees of the stages in it can sum up to.
-    """
-
-    devices: int
-    below: float
-    behind: Ints
-    front: Ints
-    most: Ints
-
-    @classmethod
-    def of(cls, instance: Instance, machine: Machine, lattice: Lattice, below: float, least_degree: int = 1) -> Room:
-        """Work, with the bytes over the border of an ideal, over what a device does in ``below``."""
-        inside = lattice.members(len(instance.nodes)).astype(np.float64)
-        behind = inside @ np.array(least_work(instance))
-        front = behind[-1] - behind
-        if instance.edges:
-            sources, targets = [src for src, _, _ in instance.edges], [dst for _, dst, _ in instance.edges]
-            crossing = 2 * np.array([size for _, _, size in instance.edges]) / machine.bandwidth_bytes_per_s
-            cut = (inside[:, targets] * (1 - inside[:, sources])) @ crossing
-            behind, front = behind + cut, front + cut
-        needed = [devices_for(work, below) for work in (behind, front)]
-        most = np.minimum(instance.micro_batches, np.maximum(0, machine.devices - needed[1]) // least_degree)
-        return cls(machine.devices, below, needed[0], needed[1], most)
-
-    @property
-    def hopeful(self) -> Bools:
-        """Whether a plan may be cut at an ideal."""
-        found: Bools = self.behind + self.front <= self.devices
-        found[[0, -1]] = True
-        return found
-
-
-def devices_for(work: Floats, below: float) -> Ints:
-    """Devices that do ``work`` in less than ``below``, at least."""
-    if not 0 < below < inf:
-        return np.zeros(len(work), dtype=np.intp)
-    return np.ceil(work / below * (1 - 1e-9)).astype(np.intp)
-
-
-def least_work(instance: Instance) -> list[float]:
-    """Of each layer, its time summed over devices, at the tensor degree where that is least."""
-    return [
-        min(t * option.time_per_sample for t, options in node.options.items() for option in options)
-        for node in instance.nodes
-    ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,7 +152,7 @@ class StageCosts:
             last += _CHUNK
         below, above, crossing = (np.concatenate(parts) for parts in zip(*found, strict=True))
         time = self.time[above] - self.time[below]
-        in_flight = -(-room.most[above] // np.maximum(1, devices_for(time, room.below)))
+        in_flight = room.in_flight(below, above, np.maximum(1, devices_for(time, room.below)), self.degree)
         return Pairs(
             self.micro_batches,
             self.machine,
@@ -231,7 +163,7 @@ class StageCosts:
             time,
             crossing_bytes=crossing,
             parameter_bytes=self.parameter_bytes[above] - self.parameter_bytes[below],
-            extra=self._extra(below, above, in_flight, most, fractional),
+            extra=self._extra(below, above, *in_flight, most, fractional),
         )
 
     def _stages(self, room: Room, first: int, last: int) -> tuple[Ints, Ints, Floats]:
@@ -249,21 +181,21 @@ class StageCosts:
         crossing = self._incoming[block][above] + self._outgoing[below] - shared[above, below]
         return below, above + first, crossing
 
-    def _extra(self, below: Ints, above: Ints, in_flight: Ints, most: int, fractional: bool) -> Floats:
-        """See ``Pairs.extra``; ``in_flight`` is the most that each pair is asked for."""
+    def _extra(self, below: Ints, above: Ints, fewest: Ints, largest: Ints, most: int, fractional: bool) -> Floats:
+        """See ``Pairs.extra``; each pair is asked for ``fewest`` to ``largest`` in flight."""
         extra = np.full((len(below), most + 1), inf)
         a, b = (self.fast[above] - self.fast[below]).T
         left = np.arange(len(below))
         for y in range(1, most + 1):
-            left = left[in_flight[left] >= y]
-            need = a[left] * y + b[left] - self.machine.memory_bytes
-            fits = need <= 0
-            extra[left[fits], y] = 0.0
-            left_over, need = left[~fits], need[~fits]
-            if len(left_over):
-                found = self._switched(y, need, below[left_over], above[left_over], fractional)
-                extra[left_over, y] = found
-                left = np.concatenate((left[fits], left_over[found < inf]))  # more in flight fit even less
+            left = left[largest[left] >= y]
+            asked = left[fewest[left] <= y]
+            need = a[asked] * y + b[asked] - self.machine.memory_bytes
+            extra[asked[need <= 0], y] = 0.0
+            tight, need = asked[need > 0], need[need > 0]
+            if len(tight):
+                found = self._switched(y, need, below[tight], above[tight], fractional)
+                extra[tight, y] = found
+                largest[tight[found == inf]] = y  # more in flight fit even less
         # A choice for more in flight also serves for fewer, and the rule of thumb may find a better one there.
         reversed_columns = extra[:, ::-1]
         np.minimum.accumulate(reversed_columns, axis=1, out=reversed_columns)

@@ -18,7 +18,8 @@ import numpy as np
 from planner.formats.piper import Instance
 from planner.peers.ideals import Lattice
 from planner.peers.piper_plain import PlainPairs
-from planner.peers.piper_stages import Floats, Machine, Pairs, Room, StageCosts, are_alike
+from planner.peers.piper_room import Floats, Machine, Room
+from planner.peers.piper_stages import Pairs, StageCosts, are_alike
 
 _CELLS = 16_000_000
 """Numbers of the tables of stages held at once."""
@@ -43,7 +44,7 @@ class Sweep:
     """An instance made ready.
 
     Attributes:
-        degrees: tensor degrees that may be used.
+        degrees: tensor degrees that may be used, ascending.
         below: stages that take as long or longer are not looked at.
         fractional: switch options in part, for a bound.
         room: what each stage must leave for the others.
@@ -63,9 +64,9 @@ class Sweep:
     _tables: tuple[Pairs, ...] = field(init=False, default=())
 
     def __post_init__(self) -> None:
-        self.room = Room.of(self.instance, self.machine, self.lattice, self.below, min(self.degrees))
+        self.room = Room.of(self.instance, self.machine, self.lattice, self.below, self.degrees)
         largest = int(self.room.most.max())
-        self.replicas = tuple(d for d in range(1, largest + 1) if self.instance.micro_batches % d == 0)
+        self.replicas = self.machine.replicas(self.instance.micro_batches, largest)
         if are_alike(self.instance):
             self._costs = tuple(StageCosts.of(self.instance, self.machine, self.lattice, d) for d in self.degrees)
 
@@ -109,8 +110,8 @@ class Sweep:
                 raise TimeoutError
             row, most = states[above], int(self.room.most[above])
             for pairs, d in self._ways(above):
-                kept = np.flatnonzero(pairs.fastest(d) < self.below) if d <= most else ()
-                if not len(kept):
+                kept = np.flatnonzero(pairs.fastest(d) < self.below)
+                if d > most or not len(kept):
                     continue
                 taken = pairs.times(kept, d, -(-np.arange(d, most + 1) // d))
                 behind = states[pairs.below[kept], : most + 1 - d]
@@ -125,7 +126,7 @@ class Sweep:
         at, s = len(states) - 1, states.shape[1] - 1
         while at:
             s = int(np.searchsorted(-states[at], -states[at, s]))  # the smallest sum with this state
-            for pairs, d in self._ways(at):
+            for pairs, d in self._ways(at, alone=True):
                 if d > s:
                     continue
                 every = np.arange(len(pairs.below))
@@ -138,18 +139,18 @@ class Sweep:
             at, s = cuts[-1].below, s - cuts[-1].replicas
         return tuple(cuts)
 
-    def _ways(self, above: int) -> Iterator[tuple[Pairs | PlainPairs, int]]:
-        """The stages that begin in an ideal, by tensor degree and data degree."""
-        for pairs in self._pairs(above):
+    def _ways(self, above: int, alone: bool = False) -> Iterator[tuple[Pairs | PlainPairs, int]]:
+        """The stages that begin in an ideal, by tensor degree and data degree; ``alone``: not the next ones too."""
+        for pairs in self._pairs(above, alone):
             for d in self.replicas:
                 if d * pairs.degree <= self.machine.devices and len(pairs.below):
                     yield pairs, d
 
-    def _pairs(self, above: int) -> list[Pairs | PlainPairs]:
+    def _pairs(self, above: int, alone: bool) -> list[Pairs | PlainPairs]:
         if not self._costs:
             return [PlainPairs.of(self.instance, self.machine, self.lattice, d, above) for d in self.degrees]
         if not self._tables or above not in self._tables[0].ends:
-            cells = _CELLS / len(self.degrees)
+            cells = 1 if alone else _CELLS / len(self.degrees)
             self._tables = tuple(costs.pairs(self.room, above, cells, self.fractional) for costs in self._costs)
             ends = min((table.ends for table in self._tables), key=len)
             self._tables = tuple(replace(table, ends=ends) for table in self._tables)

@@ -20,15 +20,16 @@ from planner.costs.layouts import LayoutPrices
 from planner.costs.shards import Option
 from planner.costs.stage import PriceBook
 from planner.ir.errors import InfeasibleError
-from planner.ir.graph import SAMPLE
 from planner.ir.plan import Plan
 from planner.ir.problem import SAMPLE_DIMS, SPATIAL_DIMS, Problem
 from planner.solvers import data_parallel
-from planner.solvers.candidates.answer import heuristic_plan, size_text
+from planner.solvers.candidates.answer import heuristic_plan, infeasible
+from planner.solvers.candidates.assemble import Candidate
 from planner.solvers.candidates.choose import best_of
-from planner.solvers.candidates.evaluate import Evaluator
-from planner.solvers.candidates.space import micro_batch_sizes, require_divisible
-from planner.solvers.inner.one_stage import OneStage, one_stage, plan_of_stage
+from planner.solvers.candidates.evaluate import Evaluation, Evaluator
+from planner.solvers.candidates.laid_out import gives_all_work, with_options
+from planner.solvers.candidates.shares import equal_shares
+from planner.solvers.candidates.space import micro_batch_sizes, micro_batches, require_divisible, schedule_names
 from planner.solvers.inner.paths import by_shortest_paths
 from planner.solvers.inner.stage import Question, labelled_graph
 from planner.solvers.progress import Progress
@@ -45,22 +46,28 @@ def solve(problem: Problem, progress: Progress | None = None) -> Plan:
         InfeasibleError: no micro-batch fits, or samples alone may be cut and the model mixes them.
         MissingMeasurementError: the profile says nothing about any size that may be used.
     """
-    book = PriceBook(problem.profile)
+    evaluator = Evaluator(problem, PriceBook(problem.profile))
     if len(problem.ranks) == 1 or SPATIAL_DIMS not in problem.allow:
-        return _by_samples(problem, book)
-    closest: OneStage | None = None
-    for size in reversed(micro_batch_sizes(problem, book)):
-        if size > min(book.tables.largest_measured(book.kind(rank)) for rank in problem.ranks):
+        return _by_samples(evaluator)
+    closest: Evaluation | None = None
+    for size in reversed(micro_batch_sizes(problem, evaluator.book)):
+        if size > min(evaluator.book.tables.largest_measured(evaluator.book.kind(rank)) for rank in problem.ranks):
             continue
-        chosen = distributions(problem, book, size)
-        if all(dict(option.cuts).keys() == {SAMPLE} for option in chosen.values()):
-            return _by_samples(problem, book)
-        found = one_stage(problem, book, chosen, size)
-        if found is not None and found.fits:
-            return plan_of_stage(problem, found, NAME, METHOD)
-        if found is not None and (closest is None or found.excess_bytes < closest.excess_bytes):
+        chosen = distributions(problem, evaluator.book, size)
+        candidate = _candidate(problem, chosen, size)
+        if not candidate.cuts:
+            return _by_samples(evaluator)
+        if not gives_all_work(evaluator.layouts, problem.ranks, chosen, set(candidate.micro_batches)):
+            continue
+        found = evaluator.evaluate(candidate)
+        if found.fits:
+            return heuristic_plan(evaluator, found, NAME, METHOD)
+        if closest is None or evaluator.excess(found) < evaluator.excess(closest):
             closest = found
-    raise _nothing_fits(problem, closest)
+    if closest is not None:
+        raise infeasible(problem, closest, ["use more devices, or a solver that makes stages"])
+    details = [f"{len(problem.ranks)} ranks, global batch {problem.global_batch}"]
+    raise InfeasibleError("no micro-batch can be distributed over all ranks", details, ["use fewer ranks"])
 
 
 def distributions(problem: Problem, book: PriceBook, size: int) -> Mapping[int, Option]:
@@ -74,11 +81,19 @@ def distributions(problem: Problem, book: PriceBook, size: int) -> Mapping[int, 
     return {index: each[k] for index, each, k in zip(layers, options, picked, strict=True)}
 
 
-def _by_samples(problem: Problem, book: PriceBook) -> Plan:
+def _candidate(problem: Problem, chosen: Mapping[int, Option], size: int) -> Candidate:
+    batches = micro_batches(problem, size)
+    shares = equal_shares(max(batches), len(problem.ranks))
+    schedule = schedule_names(problem)[0]
+    last = len(problem.profile.graph.layers)
+    return with_options(Candidate.chain((0, last), (problem.ranks,), (shares,), batches, schedule), chosen)
+
+
+def _by_samples(evaluator: Evaluator) -> Plan:
+    problem = evaluator.problem
     if len(problem.ranks) > 1:
         require_divisible(problem.profile.graph)
-    evaluator = Evaluator(problem, book)
-    found = best_of(evaluator, data_parallel.candidates(problem, book), first_that_fits=True)
+    found = best_of(evaluator, data_parallel.candidates(problem, evaluator.book), first_that_fits=True)
     return heuristic_plan(evaluator, found, NAME, METHOD)
 
 
@@ -93,16 +108,3 @@ def _replicas(option: Option) -> int:
     for dim, parts in option.grid:
         found *= parts if dim.startswith(REPLICA) else 1
     return found
-
-
-def _nothing_fits(problem: Problem, closest: OneStage | None) -> InfeasibleError:
-    if closest is None:
-        details = [f"{len(problem.ranks)} ranks, global batch {problem.global_batch}"]
-        return InfeasibleError("no micro-batch can be distributed over all ranks", details, ["use fewer ranks"])
-    rank, needed, limit = closest.fullest
-    device = problem.profile.cluster.devices[rank]
-    details = [
-        f"rank {rank}, {device.name} ({device.kind}): the leanest distribution needs {size_text(needed)}",
-        f"usable {size_text(limit)}",
-    ]
-    return InfeasibleError("no plan fits", details, ["use more devices, or a solver that makes stages"])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -18,6 +18,9 @@ from planner.layers.boundary import Boundaries
 from planner.passes import lower
 from planner.schedules import schedule as schedule_named
 
+Cuts = tuple[tuple[str, tuple[int, ...]], ...]
+"""Cut points by dim, in the order of the grid of ranks, as something to compare and to hash."""
+
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
@@ -31,6 +34,7 @@ class Candidate:
         schedule: its name.
         windows: most forwards before the first backward, by stage; empty: the schedule's own.
         recompute: by stage, whether activations are computed again before the backward; empty: nowhere.
+        cuts: by layer: its cut points by dim where its stage is not cut along samples alone, else None; empty: nowhere.
     """
 
     stage_of: tuple[int, ...]
@@ -40,6 +44,7 @@ class Candidate:
     schedule: str
     windows: tuple[int, ...] = ()
     recompute: tuple[bool, ...] = ()
+    cuts: tuple[Cuts | None, ...] = ()
 
     @classmethod
     def chain(
@@ -72,6 +77,10 @@ class Candidate:
         """The layout of each stage; nothing is cut on a stage of one rank."""
         return tuple(Layout({SAMPLE: cut_points(share)} if len(share) > 1 else {}) for share in self.shares)
 
+    def cuts_of(self, layer: int) -> Cuts | None:
+        """The layer's own cut points; None if it is divided as its stage's shares say."""
+        return self.cuts[layer] if self.cuts else None
+
     def stage_names(self, graph: Graph) -> dict[str, int]:
         """The stage of each layer by name."""
         return {layer.name: stage for layer, stage in zip(graph.layers, self.stage_of, strict=True)}
@@ -89,7 +98,12 @@ def split_batch(global_batch: int, size: int) -> tuple[int, ...]:
 
 def boundaries_of(graph: Graph, candidate: Candidate) -> Boundaries:
     """Who owns, needs and sends what."""
-    return Boundaries.of(graph, candidate.stage_names(graph), candidate.layouts(), candidate.groups)
+    own = {
+        layer.name: Layout(dict(cuts))
+        for layer, cuts in zip(graph.layers, candidate.cuts, strict=False)
+        if cuts is not None
+    }
+    return Boundaries.of(graph, candidate.stage_names(graph), candidate.layouts(), candidate.groups, own)
 
 
 def program_of(graph: Graph, candidate: Candidate) -> Program:
@@ -106,8 +120,7 @@ def program_of(graph: Graph, candidate: Candidate) -> Program:
 def decision_of(profile: Profile, candidate: Candidate) -> Decision:
     """The candidate as a plan writes it down."""
     devices = profile.cluster.devices
-    cuts: list[Mapping[str, tuple[int, ...]]] = [layout.cuts for layout in candidate.layouts()]
-    program = program_of(profile.graph, candidate)
+    program, boundaries = program_of(profile.graph, candidate), boundaries_of(profile.graph, candidate)
     return Decision(
         schedule=candidate.schedule,
         micro_batches=candidate.micro_batches,
@@ -115,7 +128,7 @@ def decision_of(profile: Profile, candidate: Candidate) -> Decision:
             Stage(group, tuple(devices[rank].name for rank in group), candidate.recomputes(stage))
             for stage, group in enumerate(candidate.groups)
         ),
-        layers={name: Placement(stage, cuts[stage]) for name, stage in candidate.stage_names(profile.graph).items()},
+        layers={name: Placement(stage, boundaries.layout(name).cuts) for name, stage in boundaries.stage_of.items()},
         program=tuple(tuple(str(action) for action in row) for row in program.rows),
     )
 

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 
 from planner.costs.compiled import CompiledProgram, compile_program
 from planner.costs.memory import RankMemory, rank_memories
+from planner.costs.placement import LayoutBook
+from planner.costs.shards import Option
 from planner.costs.simulate import execute, prices, resources, transfer_prices
 from planner.costs.stage import PriceBook, StageCosts, StagePlacement
 from planner.costs.tables import runs_of, span
@@ -61,9 +63,11 @@ class Evaluator:
     _pieces: dict[object, Pieces] = field(init=False, default_factory=dict, repr=False)
     _samples: dict[tuple[tuple[int, ...], int], tuple[int, ...]] = field(init=False, default_factory=dict, repr=False)
     _readers: tuple[tuple[str, int, tuple[int, ...]], ...] = field(init=False, repr=False)
+    layouts: LayoutBook = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         self._readers = _readers(self.problem.profile.graph)
+        self.layouts = LayoutBook(self.book, self.problem.allow)
 
     @property
     def schedules(self) -> tuple[str, ...]:
@@ -119,13 +123,19 @@ class Evaluator:
         found = []
         for stage, (group, shares) in enumerate(zip(candidate.groups, candidate.shares, strict=True)):
             runs = runs_of(layers[stage])
+            own = {
+                index: Option(cuts, recompute=candidate.recomputes(stage))
+                for index in layers[stage]
+                if (cuts := candidate.cuts_of(index)) is not None
+            }
             found.append(
                 StagePlacement(
                     runs,
                     group,
-                    {rows: self.samples(shares, rows) for rows in sizes},
+                    {} if own else {rows: self.samples(shares, rows) for rows in sizes},
                     round(span(parameters, runs)),
                     candidate.recomputes(stage),
+                    self.layouts.costs(group, own, sizes) if own else {},
                 )
             )
         return tuple(found)
@@ -143,7 +153,8 @@ class Evaluator:
             for dst, read_by in by_stage.items():
                 for rows in set(candidate.micro_batches):
                     ends = (candidate.groups[src], candidate.shares[src], candidate.groups[dst], candidate.shares[dst])
-                    key = (value, tuple(read_by), rows, ends)
+                    cuts = tuple(candidate.cuts[index] for index in (made_by, *read_by)) if candidate.cuts else ()
+                    key = (value, tuple(read_by), rows, ends, cuts)
                     if key not in self._pieces:
                         boundaries = boundaries or boundaries_of(self.problem.profile.graph, candidate)
                         self._pieces[key] = _pieces(boundaries, Edge(src, dst, (value,)), rows)

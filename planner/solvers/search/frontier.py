@@ -237,18 +237,17 @@ class Frontier:
         firsts = np.array([first])
         parts = []
         for number, choice in enumerate(choices):
-            lasts = suffixes.lasts(choice)
-            lasts = lasts[suffixes.prices.cuts.inside[first, lasts]]
+            begin, lasts = suffixes.pairs(choice, firsts)
             if not len(lasts):
                 continue
-            stage, labels = suffixes.stages(choice, firsts, lasts)
-            kept = np.flatnonzero(np.isfinite(labels.total[0]) & (labels.free[0] <= suffixes.upper_s))
+            stage, labels = suffixes.stages(choice, begin, lasts)
+            kept = np.flatnonzero(np.isfinite(labels.total) & (labels.free <= suffixes.upper_s))
             parts.append(
                 (
                     np.full(len(kept), number),
                     lasts[kept],
-                    [np.broadcast_to(getattr(stage, f.name), labels.total.shape)[0, kept] for f in fields(Stage)],
-                    [getattr(labels, f.name)[0, kept] for f in fields(Labels)],
+                    [getattr(stage, f.name)[kept] for f in fields(Stage)],
+                    [getattr(labels, f.name)[kept] for f in fields(Labels)],
                 )
             )
         if not parts:

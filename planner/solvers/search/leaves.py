@@ -130,7 +130,7 @@ class Leaves:
             return set()
         depth = range(num_stages, 0, -1)
         known = {
-            "1f1b": [d for d in depth],
+            "1f1b": list(depth),
             "1f1b-so": [2 * d - 1 for d in depth],
             "gpipe": [num_microbatches for _ in depth],
         }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
 from dataclasses import dataclass, field, fields
 
 import numpy as np
@@ -10,7 +10,7 @@ import numpy as np
 from planner.costs.network import transfer_s
 from planner.costs.tables import Array
 from planner.ir.cluster import ACROSS_HOSTS, WITHIN_HOST, Link
-from planner.solvers.search.cuts import Handed, Numbers
+from planner.solvers.search.cuts import Handed
 from planner.solvers.search.prices import Group, Prices
 
 Pieces = frozenset[tuple[str, int]]
@@ -74,8 +74,8 @@ class Links:
                 for second in destination.orders
                 for pattern in self._patterns(source, first, destination, second).values()
             ]
-            there = min(self._slowest(rank, handed.forward_bytes) for p in patterns for rank in set(p.by_receiver))
-            back = min(self._slowest(rank, handed.backward_bytes) for p in patterns for rank in set(p.by_sender))
+            there = min(self._slowest(rank, handed.forward_bytes) for p in patterns for rank in p.by_receiver)
+            back = min(self._slowest(rank, handed.backward_bytes) for p in patterns for rank in p.by_sender)
             found = self._handed[key] = (there, back)
         return found
 
@@ -86,11 +86,13 @@ class Links:
         self, source: Group, first: tuple[int, ...], destination: Group, second: tuple[int, ...]
     ) -> dict[int, _Pieces]:
         """Who hands what to whom, by samples of the micro-batch, if members are in the orders given."""
-        hosts = [[self.prices.pools[pool].host for pool in order] for order in (first, second)]
+        hosts = [tuple(self.prices.pools[pool].host for pool in order) for order in (first, second)]
         if not (source.orders_known and destination.orders_known) and set(hosts[0]) & set(hosts[1]):
-            hosts = [["" for _ in members] for members in hosts]  # any two members might be on one host
+            hosts = [("",) * len(members) for members in hosts]  # any two members might be on one host
+        if len(set(hosts[0])) == len(set(hosts[1])) == 1 or not set(hosts[0]) & set(hosts[1]):
+            hosts = [("",) * source.size, ("" if hosts[0][0] == hosts[1][0] else "other",) * destination.size]
         return {
-            rows: _pieces(_overlaps(source.samples[rows], destination.samples[rows]), hosts[0], hosts[1])
+            rows: _pieces(source.samples[rows], destination.samples[rows], hosts[0], hosts[1])
             for rows in set(self.prices.micro_batches)
         }
 
@@ -153,29 +155,28 @@ class Links:
 
 @dataclass(frozen=True, slots=True)
 class _Pieces:
-    """The messages of one micro-batch: of each receiver, and of each sender."""
+    """The messages of one micro-batch: those of each receiver, and of each sender, equal ones once."""
 
-    by_receiver: tuple[Pieces, ...]
-    by_sender: tuple[Pieces, ...]
+    by_receiver: frozenset[Pieces]
+    by_sender: frozenset[Pieces]
 
 
-def _pieces(overlap: Numbers, sources: Sequence[str], destinations: Sequence[str]) -> _Pieces:
-    """The messages, given the samples that each member (on that host) hands to each member behind."""
-    by_receiver: list[set[tuple[str, int]]] = [set() for _ in destinations]
-    by_sender: list[set[tuple[str, int]]] = [set() for _ in sources]
-    for i, j in np.argwhere(overlap > 0):
-        piece = (WITHIN_HOST if sources[i] == destinations[j] else ACROSS_HOSTS, int(overlap[i, j]))
+@functools.lru_cache(maxsize=65536)
+def _pieces(
+    source: tuple[int, ...], destination: tuple[int, ...], sources: tuple[str, ...], destinations: tuple[str, ...]
+) -> _Pieces:
+    """The messages, given the samples of each member before and behind, and the hosts they are on."""
+    starts, ends = np.cumsum([0, *source]), np.cumsum([0, *destination])
+    borders = np.union1d(starts, ends)
+    first = np.searchsorted(starts, borders[:-1], side="right") - 1
+    second = np.searchsorted(ends, borders[:-1], side="right") - 1
+    by_receiver: list[set[tuple[str, int]]] = [set() for _ in destination]
+    by_sender: list[set[tuple[str, int]]] = [set() for _ in source]
+    for i, j, size in zip(first.tolist(), second.tolist(), np.diff(borders).tolist(), strict=True):
+        piece = (WITHIN_HOST if sources[i] == destinations[j] else ACROSS_HOSTS, size)
         by_receiver[j].add(piece)
         by_sender[i].add(piece)
-    return _Pieces(tuple(map(frozenset, by_receiver)), tuple(map(frozenset, by_sender)))
-
-
-def _overlaps(source: tuple[int, ...], destination: tuple[int, ...]) -> Numbers:
-    """Samples that each member of the source hands to each member of the destination."""
-    starts, ends = np.cumsum([0, *source]), np.cumsum([0, *destination])
-    low = np.maximum(starts[:-1, None], ends[None, :-1])
-    high = np.minimum(starts[1:, None], ends[None, 1:])
-    return np.maximum(high - low, 0).astype(np.int64)
+    return _Pieces(frozenset(map(frozenset, by_receiver)), frozenset(map(frozenset, by_sender)))
 
 
 def least_link(link: Link) -> Link:

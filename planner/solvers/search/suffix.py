@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from planner.costs.tables import Array
-from planner.solvers.search.cuts import Numbers
+from planner.solvers.search.cuts import Flags, Numbers
 from planner.solvers.search.devices import Counts, Devices, Option
 from planner.solvers.search.links import Links
 from planner.solvers.search.prices import Group, Prices, Stage
@@ -75,6 +75,7 @@ class Suffixes:
     upper_s: float = float("inf")
     _capacity: _Capacity = field(init=False, repr=False)
     _known: dict[Counts, tuple[tuple[Choice, ...], Array]] = field(init=False, default_factory=dict, repr=False)
+    _timely: dict[int, Flags] = field(init=False, default_factory=dict, repr=False)
     _continuations: dict[tuple[Counts, Counts], Continuation] = field(init=False, default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
@@ -107,20 +108,19 @@ class Suffixes:
         slots = self.prices.cuts.slots[0]
         return float(labels[2:, :, slots[slots >= 0]].max(axis=0).min(initial=np.inf))
 
-    def stages(self, choice: Choice, firsts: Numbers, lasts: Numbers) -> tuple[Stage, Labels]:
-        """Stages of ``choice`` between any of ``firsts`` and ``lasts``, with the best that may follow: (first, last).
+    def stages(self, choice: Choice, first: Numbers, last: Numbers) -> tuple[Stage, Labels]:
+        """Stages of ``choice`` between the cuts ``first`` and ``last``, elementwise, with the best that may follow.
 
         Labels are infinite where the stage is not possible.
         """
         group, cuts, count = choice.group, self.prices.cuts, len(self.prices.micro_batches)
-        first, last = firsts[:, None], lasts[None, :]
         stage = group.stage(first, last)
         is_end = last == cuts.last
         may_follow = any(choice.option.left)
         least, most = self.prices.freedom.in_flight(1 + sum(choice.option.left), count)
         window = np.minimum(stage.window, most)
         fits = cuts.inside[first, last] & (window >= least)
-        fits &= is_end if not may_follow else np.ones_like(is_end)
+        fits &= is_end if not may_follow else True
         rounds = -(-count // np.maximum(window, 1))
         trip = stage.head + stage.back
         end = np.maximum(stage.work, rounds * trip)
@@ -156,24 +156,42 @@ class Suffixes:
         possible = (column >= 0) & np.isfinite(behind.total[column])
         return np.where(possible, np.stack([trip, end, total, free]), np.inf)
 
-    def lasts(self, choice: Choice) -> Numbers:
-        """The cuts at which the choice's stage may end."""
-        return np.flatnonzero(self._capacity.fits_after(choice.option.left, self.upper_s))
+    def pairs(self, choice: Choice, firsts: Numbers) -> tuple[Numbers, Numbers]:
+        """The stages that the choice may have in time: first cuts, each of ``firsts``, in order, and last cuts."""
+        lasts = np.flatnonzero(self._capacity.fits_after(choice.option.left, self.upper_s))
+        rows, columns = np.nonzero(self._in_time(choice.group)[np.ix_(firsts, lasts)])
+        return firsts[rows], lasts[columns]
+
+    def _in_time(self, group: Group) -> Flags:
+        """By first and last cut, whether the group does the layers between in less than the upper bound."""
+        key = id(group.prices)
+        found = self._timely.get(key)
+        if found is None:
+            found = self.prices.cuts.inside
+            if np.isfinite(self.upper_s):
+                every = np.arange(len(found))
+                found = found & (group.prices.works.most(every[:, None], every[None, :]) <= self.upper_s)
+            self._timely[key] = found
+        return found
 
     def _fill(self, labels: Array, choice: Choice, firsts: Numbers) -> None:
         """Writes the choice's labels: (sort of label, slot)."""
-        cuts, lasts = self.prices.cuts, self.lasts(choice)
-        if not len(lasts):
+        cuts = self.prices.cuts
+        first, last = self.pairs(choice, firsts)
+        if not len(first):
             return
-        _, found = self.stages(choice, firsts, lasts)
-        stacked = np.stack([found.trip, found.end, found.total, found.free])
-        stacked[:, found.free > self.upper_s] = np.inf
-        content = cuts.content[firsts[:, None], lasts[None, :]]
-        for sort in range(cuts.slots.shape[1]):
-            slots = cuts.slots[firsts, sort]
-            there = slots >= 0
-            least = np.where(content == sort, stacked, np.inf).min(axis=2)
-            labels[:, slots[there]] = least[:, there]
+        _, found = self.stages(choice, first, last)
+        possible = found.free <= self.upper_s
+        first, last = first[possible], last[possible]
+        if not len(first):
+            return
+        slots = cuts.slots[first, cuts.content[first, last]]
+        stacked = np.stack([found.trip, found.end, found.total, found.free])[:, possible]
+        if cuts.slots.shape[1] > 1:
+            order = np.argsort(slots, kind="stable")
+            slots, stacked = slots[order], stacked[:, order]
+        starts = np.flatnonzero(np.concatenate(([True], slots[1:] != slots[:-1])))
+        labels[:, slots[starts]] = np.minimum.reduceat(stacked, starts, axis=1)
 
     def _continuation(self, choice: Choice) -> Continuation:
         key = (choice.option.left, choice.option.renamed)
@@ -183,25 +201,23 @@ class Suffixes:
         return found
 
     def _best_after(self, choice: Choice) -> Continuation:
-        columns = self.prices.cuts.columns
+        slots = self.prices.cuts.columns.slot
         others, labels = self.of(choice.option.left)
-        best = np.full((len(SORTS), len(columns.slot)), np.inf)
+        best = np.full((len(SORTS), len(slots)), np.inf)
         source = self._renamed(choice)
-        for number, other in enumerate(others):
-            trip, end, total, free = labels[:, number, columns.slot]
-            if not np.isfinite(total).any():
-                continue
-            link = self.links.between(source, other.group)
-            trips = link.path + trip + link.back
-            ends = np.maximum.reduce(
-                [
-                    link.there + end + link.back,
-                    link.load_there + trip + link.back,
-                    link.there + trip + link.load_back,
-                    np.where(np.isfinite(trip), link.load_both, np.inf),
-                ]
+        for number in np.flatnonzero(np.isfinite(labels[2]).any(axis=1)):
+            trip, end, total, free = labels[:, number].take(slots, axis=1)
+            link = self.links.between(source, others[number].group)
+            back = link.back
+            ends = np.maximum(
+                link.there + (end + back), trip + np.maximum(link.load_there + back, link.there + link.load_back)
             )
-            best = np.minimum(best, np.stack([trips, ends, link.there + total, free]))
+            if link.load_both.any():
+                ends = np.maximum(ends, np.where(np.isfinite(trip), link.load_both, np.inf))
+            np.minimum(best[0], link.path + trip + back, out=best[0])
+            np.minimum(best[1], ends, out=best[1])
+            np.minimum(best[2], link.there + total, out=best[2])
+            np.minimum(best[3], free, out=best[3])
         return Continuation(*best)
 
     def _renamed(self, choice: Choice) -> Group:

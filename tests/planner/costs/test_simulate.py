@@ -29,7 +29,7 @@ def program_of(profile: Profile, decision: Decision) -> Program:
 
 def run(profile: Profile, decision: Decision, program: Program | None = None) -> Timeline:
     book = PriceBook(profile)
-    costs = StageCosts(book, placements(profile, decision), decision.micro_batches)
+    costs = StageCosts(book, placements(book, decision), decision.micro_batches)
     return simulate(program or program_of(profile, decision), costs, book.network)
 
 

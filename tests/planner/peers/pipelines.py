@@ -9,7 +9,7 @@ from math import ceil, inf
 
 from planner.formats.piper import Instance, Node, Option
 from planner.peers.piper_plain import Stage, choose_options, value_of
-from planner.peers.piper_stages import Machine
+from planner.peers.piper_room import Machine
 
 
 def random_instance(seed: int, largest: int = 5, degrees: tuple[int, ...] = (1,), alike: bool = True) -> Instance:
@@ -32,7 +32,9 @@ def random_instance(seed: int, largest: int = 5, degrees: tuple[int, ...] = (1,)
                 options[degree] = _options(draw, number, edges, degree, scale, alike)
         nodes.append(Node(number, f"n{number}", options))
     memory = draw.choice([inf, draw.uniform(4, 30), draw.uniform(2, 60)])
-    return Instance("random", draw.randint(1, 5), memory, draw.uniform(2, 9), draw.choice([2, 4, 6, 12]), tuple(nodes), edges)
+    return Instance(
+        "random", draw.randint(1, 5), memory, draw.uniform(2, 9), draw.choice([2, 4, 6, 12]), tuple(nodes), edges
+    )
 
 
 def _options(
@@ -49,7 +51,9 @@ def _options(
     if draw.random() < 0.2:
         return (quick,)
     other = same if alike else synced()
-    lean = Option("activation recomp", 1.4 * time, other[0], 0.2 * held, quick.fixed_bytes + 0.5 * held, other[1], other[2])
+    lean = Option(
+        "activation recomp", 1.4 * time, other[0], 0.2 * held, quick.fixed_bytes + 0.5 * held, other[1], other[2]
+    )
     return (quick, lean)
 
 
@@ -78,9 +82,7 @@ def _splits(count: int) -> Iterator[tuple[int, ...]]:
             yield split
 
 
-def _by_rule(
-    instance: Instance, machine: Machine, sets: list[tuple[int, ...]], shape: list[tuple[int, int]]
-) -> float:
+def _by_rule(instance: Instance, machine: Machine, sets: list[tuple[int, ...]], shape: list[tuple[int, int]]) -> float:
     """Where the rule does better for more in flight than there are, that counts, as in the public code."""
     slowest = 0.0
     most = min(instance.micro_batches, machine.devices)
@@ -93,9 +95,7 @@ def _by_rule(
     return slowest
 
 
-def _by_any(
-    instance: Instance, machine: Machine, sets: list[tuple[int, ...]], shape: list[tuple[int, int]]
-) -> float:
+def _by_any(instance: Instance, machine: Machine, sets: list[tuple[int, ...]], shape: list[tuple[int, int]]) -> float:
     per_stage = [
         list(product(*(range(len(instance.nodes[k].options[t])) for k in nodes)))
         for nodes, (_, t) in zip(sets, shape, strict=True)

@@ -14,7 +14,7 @@ Edges = Sequence[tuple[int, int]]
 
 
 def random_instance(seed: int, largest: int = 6, training: bool = False) -> Instance:
-    """At most ``largest`` forward nodes, some without time, with shared colours, memory that binds, nodes for CPUs only."""
+    """At most ``largest`` forward nodes: some take no time, share colours, or need a CPU; memory may bind."""
     draw = random.Random(seed)
     count = draw.randint(2, largest)
     scale = draw.choice([0.1, 1.0, 5.0])  # of transfers

@@ -17,7 +17,8 @@ from planner.peers.answer import INFEASIBLE, OPTIMAL, TIME_LIMIT
 from planner.peers.ideals import Ideals, lattice_of
 from planner.peers.piper import solve
 from planner.peers.piper_plain import PlainPairs, Stage, value_of
-from planner.peers.piper_stages import Machine, Room, StageCosts, are_alike
+from planner.peers.piper_room import Machine, Room
+from planner.peers.piper_stages import StageCosts, are_alike
 from tests.planner.peers.pipelines import best_plan, random_instance
 
 DATA = Path(__file__).parents[2] / "data"
@@ -112,9 +113,9 @@ def test_the_table_of_stages_has_each_stage_s_time(seed: int) -> None:
     assert lattice is not None
     in_flight = np.arange(1, 9)
     for degree in (1, 2):
-        room = Room.of(instance, replace(machine, devices=8), lattice, inf)
+        room = Room.of(instance, machine.with_endless_memory(), lattice, inf, (1,))
         table = StageCosts.of(instance, machine, lattice, degree).pairs(
-            replace(room, most=np.full_like(room.most, 8)), 1
+            replace(room, devices=99, most=np.full_like(room.most, 8)), 1
         )
         for above in range(1, len(lattice.bits)):
             quick, plain = table.of(above), PlainPairs.of(instance, machine, lattice, degree, above)

@@ -64,7 +64,8 @@ def check_plan(instance: Instance, value: float, plan: object, contiguous: bool 
     placed = [-1] * len(instance.nodes)
     for at, device in enumerate(devices):
         nodes = [number[n] for n in device["nodes"]]  # type: ignore[attr-defined]
-        assert nodes and all(placed[node] < 0 for node in nodes)
+        assert nodes
+        assert all(placed[node] < 0 for node in nodes)
         for node in nodes:
             placed[node] = at
         assert device["load_ms"] == pytest.approx(load_of(instance, nodes, str(device["kind"])))
@@ -213,7 +214,9 @@ def test_too_many_ideals_still_give_a_plan_and_a_bound() -> None:
     assert answer.status == TIME_LIMIT
     total = sum(node.accelerator_ms for node in instance.nodes)
     assert total / 3 - 1e-6 <= answer.bound <= answer.value < total
-    check_plan(replace(instance, nodes=tuple(replace(n, colour=n.number) for n in instance.nodes)), answer.value, answer.plan)
+    check_plan(
+        replace(instance, nodes=tuple(replace(n, colour=n.number) for n in instance.nodes)), answer.value, answer.plan
+    )
 
 
 def test_no_time_still_gives_a_plan_and_a_bound() -> None:
