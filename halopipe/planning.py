@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from planner.solvers import Progress
 
 DEFAULT_SOLVER = "suffix-dp"
-_RULE_SOLVER = "span-ilp"
-"""Keeps to every side constraint; asked where the default solver does not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,11 +42,9 @@ def solve(problem: Problem, name: str = DEFAULT_SOLVER, progress: Progress | Non
     require_known("solver", [name], solvers.names())
     plan = solvers.solver(name)(problem, progress)
     unmet = _broken_rules(plan, problem)
-    if unmet and name == DEFAULT_SOLVER:
-        return solve(problem, _RULE_SOLVER, progress)
     if unmet:
         raise InfeasibleError(
-            f"solver {name} found no plan that keeps to the side constraints", unmet, [f"--solver {_RULE_SOLVER}"]
+            f"solver {name} found no plan that keeps to the side constraints", unmet, [f"--solver {DEFAULT_SOLVER}"]
         )
     return plan
 

@@ -7,10 +7,8 @@ from typing import TypedDict
 
 from halopipe.naming import require_known
 from planner.ir.errors import RankCountError, UsageError
-from planner.ir.graph import SAMPLE
 from planner.ir.plan import Plan
 from planner.ir.problem import (
-    AUTO,
     CHANNEL_DIMS,
     NEVER,
     OBJECTIVES,
@@ -152,4 +150,3 @@ def _require_memory(profile: Profile, memory_bytes: int) -> None:
         raise UsageError(
             "--memory is more than the devices have", [f"asked: {memory_bytes} bytes, there: {most} bytes"]
         )
-

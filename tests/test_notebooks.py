@@ -51,7 +51,11 @@ def test_a_notebook_is_committed_with_its_outputs_and_no_machine_of_ours(path: P
 
 
 def test_there_are_notebooks() -> None:
-    assert [path.name for path in NOTEBOOKS] == ["01_first_plan.ipynb", "02_compare_strategies.ipynb"]
+    assert [path.name for path in NOTEBOOKS] == [
+        "01_first_plan.ipynb",
+        "02_compare_strategies.ipynb",
+        "03_certified_planning.ipynb",
+    ]
 
 
 def test_a_cell_that_fails_is_an_error(tmp_path: Path, copy: Path) -> None:

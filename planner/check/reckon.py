@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from planner.check.laid_out import LaidOut
 from planner.check.reading import at_samples, from_points
 from planner.ir.cluster import ALL_REDUCE, STATISTICS
-from planner.ir.graph import BYTES_PER_ELEMENT, Layer
+from planner.ir.graph import BYTES_PER_ELEMENT, SAMPLE, Layer
 from planner.ir.plan import Decision
 from planner.ir.profile import Measurement, Profile
 from planner.ir.program import Message, Program, receive_window
@@ -57,6 +58,7 @@ class _Plain:
         for device_kind, measurements in profile.measurements.items():
             for measurement in measurements:
                 self.measured.setdefault((device_kind, measurement.layer), []).append(measurement)
+        self.laid_out: dict[tuple[int, int], LaidOut] = {}
         self.known: dict[tuple[str, str, int, str], float] = {}
 
     def step_s(self) -> float:
@@ -95,11 +97,14 @@ class _Plain:
         parameters = {
             name
             for stage, group in enumerate(self.program.ranks)
-            if rank in group
+            if rank in group and not self._has_layouts(stage)
             for layer in self.layers[stage]
             for name in layer.parameters
         }
         weights = sum(self.profile.graph.parameters[name].num_bytes for name in parameters)
+        weights += sum(
+            self._laid_out_bytes(stage, rank) for stage, group in enumerate(self.program.ranks) if rank in group
+        )
         state = round(weights * self.profile.optimizer.state_bytes_per_parameter_byte)
         mine = [stage for stage, group in enumerate(self.program.ranks) if rank in group]
         buffers = sum(layer.buffer_bytes for stage in mine for layer in self.layers[stage])
@@ -153,6 +158,8 @@ class _Plain:
         device_kind = self.profile.cluster.devices[rank].kind
         overhead = self.profile.action_overhead_s.get(device_kind, 0.0)
         group = self.program.ranks[action.stage]
+        if self._has_layouts(action.stage) and (action.op in _SECONDS or action.op in (Op.REDUCE_GRAD, Op.UPDATE)):
+            return overhead + self._laid_out_s(rank, action, index)
         if action.op is Op.REDUCE_GRAD:
             names = {name for layer in self.layers[action.stage] for name in layer.parameters}
             size = sum(self.profile.graph.parameters[name].num_bytes for name in names)
@@ -162,15 +169,53 @@ class _Plain:
             return overhead + sum(costs[x.name].update_s for x in self.layers[action.stage] if x.name in costs)
         if action.op not in _SECONDS:
             return overhead
-        adds = (Op.BACKWARD, Op.BACKWARD_WEIGHT)
-        before = self.program.rows[rank][:index]
-        accumulates = action.op in adds and any(a.op in adds and a.stage == action.stage for a in before)
+        accumulates = self._accumulates(rank, action, index)
         stage_layers, recompute = self.layers[action.stage], self.decision.stages[action.stage].recompute
         exchanges = [self._exchange_s(layer, group, action.op) for layer in stage_layers]
         if recompute and action.op in (Op.BACKWARD, Op.BACKWARD_INPUT):
             exchanges += [self._exchange_s(layer, group, Op.FORWARD) for layer in stage_layers]
         members = group if sum(exchanges) > 0 else (rank,)
         return overhead + sum(exchanges) + max(self._compute_s(m, action, accumulates) for m in members)
+
+    def _accumulates(self, rank: int, action: Action, index: int) -> bool:
+        """Whether gradients of an earlier micro-batch are there to add to."""
+        adds = (Op.BACKWARD, Op.BACKWARD_WEIGHT)
+        before = self.program.rows[rank][:index]
+        return action.op in adds and any(a.op in adds and a.stage == action.stage for a in before)
+
+    def _has_layouts(self, stage: int) -> bool:
+        """Whether the stage's layers are not all cut alike along samples."""
+        cuts = [tuple(self.decision.layers[layer.name].cuts.items()) for layer in self.layers[stage]]
+        return len(set(cuts)) > 1 or any(dim != SAMPLE for each in cuts for dim, _ in each)
+
+    def _laid_out(self, stage: int, samples: int) -> LaidOut:
+        found = self.laid_out.get((stage, samples))
+        if found is None:
+            found = self.laid_out[stage, samples] = LaidOut(
+                self.profile,
+                tuple(self.layers[stage]),
+                {layer.name: self.decision.layers[layer.name].layout for layer in self.layers[stage]},
+                self.program.ranks[stage],
+                samples,
+                self.decision.stages[stage].recompute,
+                self._cost,
+                self._sum_s,
+            )
+        return found
+
+    def _laid_out_s(self, rank: int, action: Action, index: int) -> float:
+        if action.microbatch is None or action.op not in _SECONDS:
+            once = self._laid_out(action.stage, max(self.decision.micro_batches))
+            return once.reduction_s() if action.op is Op.REDUCE_GRAD else once.update_s()
+        of_size = self._laid_out(action.stage, self.decision.micro_batches[action.microbatch])
+        return of_size.action_s(_SECONDS[action.op], self._accumulates(rank, action, index))
+
+    def _laid_out_bytes(self, stage: int, rank: int) -> int:
+        """Of parameters of a stage whose layers have layouts of their own."""
+        if not self._has_layouts(stage):
+            return 0
+        once = self._laid_out(stage, max(self.decision.micro_batches))
+        return round(once.parameter_bytes(self.program.ranks[stage].index(rank)))
 
     def _compute_s(self, rank: int, action: Action, accumulates: bool) -> float:
         device_kind = self.profile.cluster.devices[rank].kind
@@ -210,9 +255,14 @@ class _Plain:
     def _activation(self, rank: int, stage: int, microbatch: int) -> tuple[int, int, int]:
         """(bytes that layers save, bytes received and sent, workspace)."""
         device_kind = self.profile.cluster.devices[rank].kind
-        samples = self._samples(rank, stage, microbatch)
-        saved = sum(self._cost(device_kind, layer, samples, "saved_bytes") for layer in self.layers[stage])
-        workspace = max(self._cost(device_kind, layer, samples, "workspace_bytes") for layer in self.layers[stage])
+        if self._has_layouts(stage):
+            of_size = self._laid_out(stage, self.decision.micro_batches[microbatch])
+            member = self.program.ranks[stage].index(rank)
+            saved, workspace = of_size.saved_bytes(member), of_size.workspace_bytes(member)
+        else:
+            samples = self._samples(rank, stage, microbatch)
+            saved = sum(self._cost(device_kind, layer, samples, "saved_bytes") for layer in self.layers[stage])
+            workspace = max(self._cost(device_kind, layer, samples, "workspace_bytes") for layer in self.layers[stage])
         handed = sum(
             message.forward_bytes
             for (src, dst, m), messages in self.program.messages.items()

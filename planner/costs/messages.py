@@ -14,6 +14,8 @@ from planner.ir.graph import BYTES_PER_ELEMENT
 
 Array = NDArray[np.float64]
 
+_ROUNDING = 1e-9  # ways that differ by less are equally cheap
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Crossing:
@@ -127,9 +129,10 @@ def _contractions(reader: Shards) -> tuple[NDArray[np.int64], Boxes, Counts, NDA
 
 
 def _cheapest(seconds: Array, number: NDArray[np.int64], shape: tuple[int, int]) -> NDArray[np.intp]:
-    """The cheapest way (by position in the flat list) for each pair of options."""
+    """The cheapest way (by position in the flat list) for each pair of options; of equal ones the first."""
     found = np.zeros(shape, dtype=np.intp)
     for k in range(shape[1]):
         rows = np.flatnonzero(number == k)
-        found[:, k] = rows[np.argmin(seconds[:, rows], axis=1)]
+        least = seconds[:, rows].min(axis=1, keepdims=True)
+        found[:, k] = rows[np.argmax(seconds[:, rows] <= least * (1 + _ROUNDING), axis=1)]
     return found

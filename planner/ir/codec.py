@@ -215,7 +215,11 @@ def _corrupt(source: str, name: str, faults: list[str]) -> CorruptFileError:
 
 
 def _describe(fault: Any, cls: type) -> str:
-    location = [part for part in fault["loc"][1:] if part not in ("bool", "int", "float", "str", "tuple[int, ...]")]
+    names_a_key = fault["type"] in ("unexpected_keyword_argument", "missing")
+    parts = fault["loc"][1:]
+    branches = parts[:-1] if names_a_key else parts  # a union names the branch it tried, a key may be called so
+    location = [part for part in branches if part not in ("bool", "int", "float", "str", "tuple[int, ...]")]
+    location += parts[len(branches) :]
     path = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in location).lstrip(".")
     if fault["type"] == "unexpected_keyword_argument":
         close = difflib.get_close_matches(str(location[-1]), _field_names(cls), n=1)

@@ -19,6 +19,7 @@ PipeDream-2BW-like planner of the paper's tables; ``released``, where the bound 
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from math import ceil, inf
@@ -42,7 +43,7 @@ def solve(
     memory_bytes: float | None = None,
     bandwidth_bytes_per_s: float | None = None,
     variant: str = "piper",
-    data_parallel: bool = True,
+    most_replicas: int = sys.maxsize,
     time_limit_s: float = 60.0,
 ) -> Answer:
     """The smallest time per micro-batch, in the unit of the file.
@@ -50,7 +51,7 @@ def solve(
     Args:
         devices, memory_bytes, bandwidth_bytes_per_s: instead of those of the file.
         variant: one of ``VARIANTS``.
-        data_parallel: whether a stage may have more than one replica.
+        most_replicas: of a stage.
         time_limit_s: then the best so far is returned, with the bound that is proved.
 
     Raises:
@@ -61,9 +62,9 @@ def solve(
         instance.devices if devices is None else devices,
         instance.memory_bytes if memory_bytes is None else memory_bytes,
         instance.bandwidth_bytes_per_s if bandwidth_bytes_per_s is None else bandwidth_bytes_per_s,
-        data_parallel,
+        most_replicas,
     )
-    if machine.devices < 1 or machine.memory_bytes < 0 or not machine.bandwidth_bytes_per_s > 0:
+    if min(machine.devices, most_replicas) < 1 or machine.memory_bytes < 0 or not machine.bandwidth_bytes_per_s > 0:
         words = f"{machine.devices} devices, {machine.memory_bytes:g} bytes, {machine.bandwidth_bytes_per_s:g} bytes/s"
         raise UsageError("nothing to plan for", [words], ["give at least one device, and a bandwidth above 0"])
     if variant not in VARIANTS:

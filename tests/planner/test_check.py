@@ -89,7 +89,7 @@ SPOILS: dict[str, Callable[[], Plan]] = {
     "is cut in 3 parts for 2 ranks": lambda: decided(
         replicas(), layers={name: Placement(0, {"sample": (0, 2, 4, 8)}) for name in replicas().decision.layers}
     ),
-    "has several layouts": lambda: decided(
+    "the predicted step is": lambda: decided(
         replicas(), layers=moved(replicas().decision, "l1", Placement(0, {"sample": (0, 1, 8)}))
     ),
     "leaves rank 1 none": lambda: decided(

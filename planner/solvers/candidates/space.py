@@ -13,6 +13,7 @@ from planner.ir.graph import Graph
 from planner.ir.problem import LATENCY, Problem
 from planner.layers import check_samples_apart
 from planner.solvers.candidates.assemble import split_batch
+from planner.solvers.candidates.rules import Constraints
 
 FEW_SAMPLES = 12
 """Up to this global batch every micro-batch size is looked at, also those that leave a smaller last one."""
@@ -20,40 +21,63 @@ FEW_SAMPLES = 12
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """Devices that nothing tells apart: one kind, host and memory size; ``whole_host``: the host has no others."""
+    """Devices that nothing tells apart: one kind, host and memory size.
+
+    Attributes:
+        whole_host: the host has no others.
+        told_apart: what side constraints say of them, see ``Constraints.device_class``.
+    """
 
     kind: str
     host: str
     memory_limit_bytes: int
     ranks: tuple[int, ...]
     whole_host: bool
+    told_apart: tuple[bool, ...] = ()
 
     def interchangeable(self, other: Pool) -> bool:
         """Whether exchanging the two hosts changes nothing."""
-        mine = (self.kind, self.memory_limit_bytes, len(self.ranks))
-        theirs = (other.kind, other.memory_limit_bytes, len(other.ranks))
+        mine = (self.kind, self.memory_limit_bytes, len(self.ranks), self.told_apart)
+        theirs = (other.kind, other.memory_limit_bytes, len(other.ranks), other.told_apart)
         return self is other or (self.whole_host and other.whole_host and mine == theirs)
 
 
-def pools(problem: Problem) -> tuple[Pool, ...]:
-    """The usable ranks as pools, in order of their first rank."""
-    found: dict[tuple[str, str, int], list[int]] = {}
+def pools(problem: Problem, constraints: Constraints | None = None) -> tuple[Pool, ...]:
+    """The usable ranks as pools, in order of their first rank; ranks that ``constraints`` tell apart are so."""
+    found: dict[tuple[str, str, int, tuple[bool, ...]], list[int]] = {}
     for rank in problem.ranks:
         device = problem.profile.cluster.devices[rank]
-        found.setdefault((device.kind, device.host, problem.memory_limit_bytes(rank)), []).append(rank)
-    hosts = [host for _, host, _ in found]
+        told_apart = constraints.device_class(rank) if constraints is not None else ()
+        key = (device.kind, device.host, problem.memory_limit_bytes(rank), told_apart)
+        found.setdefault(key, []).append(rank)
+    hosts = [host for _, host, *_ in found]
     return tuple(
-        Pool(kind, host, limit, tuple(ranks), hosts.count(host) == 1) for (kind, host, limit), ranks in found.items()
+        Pool(kind, host, limit, tuple(ranks), hosts.count(host) == 1, told_apart)
+        for (kind, host, limit, told_apart), ranks in found.items()
     )
 
 
 def schedule_names(problem: Problem) -> tuple[str, ...]:
-    """The schedules that may be used.
+    """The schedules that may be used with one stage a position.
 
     Raises:
-        UnknownNameError: one of them does not exist.
+        UnknownNameError: one of those asked for does not exist.
         UsageError: the objective is latency, and none of them has forward passes alone.
     """
+    return tuple(name for name in _schedules(problem) if not _several_a_position(name))
+
+
+def virtual_schedule_names(problem: Problem) -> tuple[str, ...]:
+    """The schedules that may be used and are meant for several stages a position; raises as above."""
+    return tuple(name for name in _schedules(problem) if _several_a_position(name))
+
+
+def _several_a_position(name: str) -> bool:
+    traits = schedules.traits(name)
+    return traits.trains and traits.stages_per_position != 1
+
+
+def _schedules(problem: Problem) -> tuple[str, ...]:
     for name in problem.schedules:
         schedules.schedule(name)
     if problem.objective != LATENCY:

@@ -22,13 +22,15 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.costs.layouts import BACKWARD, FORWARD, LayerTable, LayoutPrices
+from planner.costs.layouts import BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT, FORWARD, LayerTable, LayoutPrices
 from planner.costs.messages import Crossing
 from planner.costs.shards import Option
 from planner.costs.staged import StageCost, stage_cost
 from planner.ir.problem import ALWAYS, NEVER
 from planner.solvers.inner.certified import Answer, minimise
 from planner.solvers.inner.labelled import Array, LabelledGraph
+
+WHOLE, LEAST, NONE = "whole", "least", "none"
 
 Options = tuple[Option, ...]
 Flags = NDArray[np.bool_]
@@ -47,6 +49,9 @@ class Question:
         recompute: ``never``, ``auto`` or ``always`` (``Problem.recompute``).
         overlap: whether halos travel while the layer that reads them computes (Dryden et al. 2019); messages between
             different layouts never do.
+        backward: ``whole``, ``none`` (forward passes alone: no gradients either), or ``least``: the less, layer by
+            layer, of a whole one and its two halves, which no schedule beats.
+        once_a_step: whether the sum of gradients, the update and additions of gradients count.
     """
 
     layers: tuple[int, ...]
@@ -55,6 +60,8 @@ class Question:
     memory_limit_bytes: tuple[int, ...] = ()
     recompute: str = NEVER
     overlap: bool = False
+    backward: str = WHOLE
+    once_a_step: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,10 +173,17 @@ def labelled_graph(
 
 
 def _node_cost(question: Question, table: LayerTable) -> Array:
-    compute = table.seconds[FORWARD].max(axis=-1) + table.seconds[BACKWARD].max(axis=-1)
-    often = question.micro_batches * (compute + table.statistics_s.sum(axis=0))
+    slowest = table.seconds.max(axis=-1)
+    found: Array = question.micro_batches * (slowest[FORWARD] + table.statistics_s[0])
+    if question.backward == NONE:
+        return found
+    halves = slowest[BACKWARD_INPUT] + slowest[BACKWARD_WEIGHT]
+    backward = slowest[BACKWARD] if question.backward == WHOLE else np.minimum(slowest[BACKWARD], halves)
+    found = found + question.micro_batches * (backward + table.statistics_s[1])
+    if not question.once_a_step:
+        return found
     more = max(0.0, question.micro_batches - 1) * table.accumulate_s.max(axis=-1)
-    found: Array = often + more + table.reduction_s + table.update_s.max(axis=-1)
+    found = found + more + table.reduction_s + table.update_s.max(axis=-1)
     return found
 
 
@@ -181,7 +195,7 @@ def _edge_cost(question: Question, crossing: Crossing, reader: LayerTable) -> Ar
             np.where(crossing.is_halo, np.maximum(0.0, moved - computing), moved)
             for moved, computing in zip((forward, backward), hidden, strict=True)
         )
-    found: Array = question.micro_batches * (forward + backward)
+    found: Array = question.micro_batches * (forward if question.backward == NONE else forward + backward)
     return found
 
 

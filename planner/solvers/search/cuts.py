@@ -314,7 +314,8 @@ def _contents(
     sizes = np.array([sum(found.values()) for found in read])
     for cut in range(count - 1):
         ends = np.flatnonzero(inside[cut])
-        behind = [layer for layer in np.flatnonzero(members[cut] == 0) if reads[layer] & ideals[cut]]
+        outside = np.flatnonzero(members[cut] == 0).tolist()
+        behind = [layer for layer in outside if reads[layer] & ideals[cut]]
         readers = sorted(behind, key=lambda layer: -sizes[layer])
         kept: list[int] = []
         sorts, which = np.zeros((1, 0), dtype=bool), np.zeros(len(ends), dtype=np.int64)

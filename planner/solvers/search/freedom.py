@@ -12,7 +12,7 @@ from planner.ir.problem import ALWAYS, AUTO, SAMPLE_DIMS, Problem
 from planner.schedules import traits
 from planner.solvers.candidates.assemble import Candidate
 from planner.solvers.candidates.rules import Constraints
-from planner.solvers.candidates.space import mixing_layers, schedule_names
+from planner.solvers.candidates.space import mixing_layers, schedule_names, virtual_schedule_names
 from planner.solvers.search.cuts import Cuts, Flags
 from planner.solvers.search.windows import most_in_flight
 
@@ -22,7 +22,8 @@ class Freedom:
     """The schedules and side constraints of a problem.
 
     Attributes:
-        schedules: names.
+        schedules: names of those that are searched with one stage a position.
+        virtual: names of those that are meant for several.
         trains: whether there are backwards at all.
         splits: whether a schedule may cut backwards in two, I and W.
         recompute: the choices of a stage.
@@ -32,6 +33,7 @@ class Freedom:
 
     problem: Problem
     schedules: tuple[str, ...]
+    virtual: tuple[str, ...]
     trains: bool
     splits: bool
     recompute: tuple[bool, ...]
@@ -47,11 +49,12 @@ class Freedom:
     @classmethod
     def of(cls, problem: Problem) -> Freedom:
         """What ``problem`` leaves open."""
-        names = schedule_names(problem)
-        known = [traits(name) for name in names]
+        names, virtual = schedule_names(problem), virtual_schedule_names(problem)
+        known = [traits(name) for name in (*names, *virtual)]
         return cls(
             problem,
             names,
+            virtual,
             all(found.trains for found in known),
             any(found.splits_backward for found in known),
             {ALWAYS: (True,), AUTO: (False, True)}.get(problem.recompute, (False,)),

@@ -80,8 +80,16 @@ class Expansion:
 
     def only(self, positions: Numbers) -> Expansion:
         """The children at ``positions``."""
-        of_child = (self.bound_s, self.row, self.started_s, self.returns_s, self.own_s, self.window)
-        return Expansion(self.parent, self.table, *(values[positions] for values in of_child))
+        return Expansion(
+            self.parent,
+            self.table,
+            self.bound_s[positions],
+            self.row[positions],
+            self.started_s[positions],
+            self.returns_s[positions],
+            self.own_s[positions],
+            self.window[positions],
+        )
 
     def child(self, position: int) -> Prefix:
         """The prefix number ``position``."""
@@ -252,7 +260,8 @@ class Frontier:
             )
         if not parts:
             nothing, none = np.zeros(0), np.zeros(0, dtype=np.int64)
-            return Table(choices, none, none, Stage(*[nothing] * 8, none), Labels(*[nothing] * 4))
+            stage = Stage(nothing, nothing, nothing, nothing, nothing, nothing, nothing, nothing, none)
+            return Table(choices, none, none, stage, Labels(nothing, nothing, nothing, nothing))
         number, last, stages, labels_of = zip(*parts, strict=True)
         return Table(
             choices,

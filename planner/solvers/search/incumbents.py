@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 
+import numpy as np
+
 from planner.costs.stage import PriceBook, StageCosts, StagePlacement
 from planner.ir.errors import InfeasibleError, MissingMeasurementError
 from planner.ir.problem import Problem
@@ -20,6 +22,9 @@ from planner.solvers.candidates.choose import Choice, choose
 from planner.solvers.candidates.evaluate import Evaluator
 from planner.solvers.candidates.shares import replica_shares, samples_of, usable
 from planner.solvers.candidates.space import Pool, micro_batches, mixing_layers, schedule_names
+
+MANY_RANKS = 64
+"""On more ranks, replicas are tried on whole pools only."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,9 +53,11 @@ def mixed_replicas(
     problem: Problem, book: PriceBook, pools: tuple[Pool, ...], sizes: tuple[int, ...]
 ) -> Iterator[Replicas]:
     """Replicas on the first 2, 3, ... ranks where these are no pool's own, for every micro-batch size."""
-    if mixing_layers(problem.profile.graph):
+    if mixing_layers(problem.profile.graph) or len({pool.kind for pool in pools}) == 1:
         return
-    for count in range(2, len(problem.ranks) + 1):
+    ends = np.cumsum([len(pool.ranks) for pool in pools]).tolist()
+    counts = range(2, len(problem.ranks) + 1) if len(problem.ranks) <= MANY_RANKS else ends
+    for count in counts:
         ranks = problem.ranks[:count]
         if any(set(ranks) <= set(pool.ranks) for pool in pools):
             continue

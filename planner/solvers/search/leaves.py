@@ -165,7 +165,7 @@ class Leaves:
                 wire[edge] = np.maximum(wire[edge], now[0]) + seconds[edge]
                 arrived[forward, edge, microbatch] = wire[edge].copy()
         end = (clock.max(axis=1) + self.tails[:, numbers]).max(axis=0)
-        return np.maximum(self.bound[numbers], end)
+        return np.asarray(np.maximum(self.bound[numbers], end))
 
     def _windows(self, schedule: str, num_microbatches: int) -> Iterator[tuple[tuple[int, ...], Numbers]]:
         """The windows to try under a schedule, and the pipelines to try them on."""
@@ -193,7 +193,7 @@ def windows_to_try(most: tuple[int, ...], num_microbatches: int) -> tuple[tuple[
     if comb(num_microbatches + num_stages - 1, num_stages) <= FEW_WINDOWS:
         every = product(*(range(1, window + 1) for window in most))
         return tuple(windows for windows in every if all(a >= b for a, b in pairwise(windows)))
-    found = {}
+    found: dict[tuple[int, ...], None] = {}
     for cap in CAPS:
         capped = [min(window, cap * (num_stages - 1 - s) + 1) for s, window in enumerate(most)]
         found[tuple(capped)] = None

@@ -136,13 +136,13 @@ class Links:
 
     def _least_of_most(self, ranks: frozenset[Pieces], forward: bool) -> Array:
         """The least, over ranks, of the longest of a rank's pieces."""
-        return np.minimum.reduce([self._most(pieces, forward) for pieces in ranks])
+        return np.asarray(np.minimum.reduce([self._most(pieces, forward) for pieces in ranks]))
 
     def _most(self, pieces: Pieces, forward: bool) -> Array:
-        return np.maximum.reduce([self._of(link, samples, forward) for link, samples in pieces])
+        return np.asarray(np.maximum.reduce([self._of(link, samples, forward) for link, samples in pieces]))
 
     def _least(self, pieces: Pieces, forward: bool) -> Array:
-        return np.minimum.reduce([self._of(link, samples, forward) for link, samples in pieces])
+        return np.asarray(np.minimum.reduce([self._of(link, samples, forward) for link, samples in pieces]))
 
     def _of(self, link: str, samples: int, forward: bool) -> Array:
         found = self._seconds.get((link, samples, forward))

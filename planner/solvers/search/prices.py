@@ -36,14 +36,14 @@ class Spread:
 
     def least(self, first: Numbers, last: Numbers) -> Array:
         """The least of all members, for stages between ``first`` and ``last`` (arrays that broadcast)."""
-        found = self.sums[0][last] - self.sums[0][first]
+        found: Array = self.sums[0][last] - self.sums[0][first]
         for row in self.sums[1:]:
             np.minimum(found, row[last] - row[first], out=found)
         return found
 
     def most(self, first: Numbers, last: Numbers) -> Array:
         """The most of all members."""
-        found = self.sums[0][last] - self.sums[0][first]
+        found: Array = self.sums[0][last] - self.sums[0][first]
         for row in self.sums[1:]:
             np.maximum(found, row[last] - row[first], out=found)
         return found

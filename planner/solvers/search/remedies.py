@@ -9,7 +9,8 @@ import numpy as np
 
 from planner.costs.stage import PriceBook
 from planner.costs.tables import Array
-from planner.ir.errors import HalopipeError, MissingMeasurementError
+from planner.ir.constraints import format_rule
+from planner.ir.errors import HalopipeError, InfeasibleError, MissingMeasurementError
 from planner.ir.problem import Problem
 from planner.schedules import traits
 from planner.solvers.candidates.answer import infeasible, size_text
@@ -28,6 +29,13 @@ _QUICKLY_S = 5.0
 def no_plan_fits(evaluator: Evaluator) -> HalopipeError:
     """The error for a problem of which no plan fits."""
     closest = leanest(evaluator)
+    rules = (*evaluator.problem.fix, *evaluator.problem.forbid)
+    if closest is None and rules:
+        return InfeasibleError(
+            "no plan keeps to the side constraints",
+            [f"{len(evaluator.problem.fix)} fixed, {len(evaluator.problem.forbid)} forbidden"],
+            ["leave one of them out: " + ", ".join(format_rule(rule) for rule in rules)],
+        )
     if closest is None:
         batch, count = evaluator.problem.global_batch, len(evaluator.problem.ranks)
         return MissingMeasurementError(

@@ -21,6 +21,7 @@ from planner.solvers.search.incumbents import Replicas, mixed_replicas, strategi
 from planner.solvers.search.links import Links
 from planner.solvers.search.prices import Prices
 from planner.solvers.search.suffix import Suffixes
+from planner.solvers.search.virtual import virtual_pipelines
 
 FEW_CUTS = 24
 """Cuts of the first quick look."""
@@ -36,11 +37,15 @@ class Start:
     Attributes:
         choices: the everyday strategies, by name.
         rejected: what the search need not look at, or does not.
+        capacity_s: all work over all devices.
+        least_work_s: what every plan takes, where pipelines without a bound of their own are looked at; else infinity.
     """
 
     evaluator: Evaluator
     choices: dict[str, Choice] = field(init=False, default_factory=dict)
     rejected: list[Rejected] = field(init=False, default_factory=list)
+    capacity_s: float = field(init=False, default=0.0)
+    least_work_s: float = field(init=False, default=float("inf"))
 
     def items(self) -> Iterator[Choice | Evaluation | Space | Replicas]:
         """Strategies first, as their steps prune what follows."""
@@ -48,15 +53,23 @@ class Start:
         freedom = Freedom.of(problem)
         for name, choice in strategies(self.evaluator):
             self.choices[name] = choice
-            yield choice
-        sizes, found_pools = micro_batch_sizes(problem, book), pools(problem)
+            if choice.best is not None and freedom.allows(choice.best.candidate):
+                yield choice
+        sizes, found_pools = micro_batch_sizes(problem, book), pools(problem, freedom.constraints)
         devices = Devices(found_pools, freedom.may_replicate)
         cuts = cuts_of(book)
         self._note(cuts, devices)
         spaces = list(self._spaces(sizes, found_pools, devices, cuts, freedom))
+        self.capacity_s = min((space.bound_s for space, _ in spaces), default=0.0)
+        if freedom.virtual:
+            self.least_work_s = self.capacity_s
+            for _, prices in spaces:
+                yield from virtual_pipelines(self.evaluator, prices, freedom.virtual)
+        if not freedom.schedules:
+            return
         yield from self._quick_look(spaces, devices)
         yield from (space for space, _ in spaces)
-        if not devices.mixes_kinds:
+        if not devices.mixes_kinds and not freedom.constraints.rules:
             yield from mixed_replicas(problem, book, found_pools, sizes)
 
     def _spaces(
@@ -107,7 +120,7 @@ class Start:
 def spaces(evaluator: Evaluator) -> Iterator[Frontier]:
     """Every way to cut the batch that can be priced."""
     problem, freedom = evaluator.problem, Freedom.of(evaluator.problem)
-    found_pools, cuts = pools(problem), cuts_of(evaluator.book)
+    found_pools, cuts = pools(problem, freedom.constraints), cuts_of(evaluator.book)
     devices = Devices(found_pools, freedom.may_replicate)
     for size in micro_batch_sizes(problem, evaluator.book):
         prices = Prices(problem, evaluator.book, found_pools, cuts, micro_batches(problem, size), freedom)

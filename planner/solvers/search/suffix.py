@@ -245,8 +245,8 @@ class _Capacity:
         """Read off the prices."""
         kinds = list(dict.fromkeys(pool.kind for pool in prices.pools))
         least = prices.capacity_s()
-        usable = np.isfinite(least).all(axis=1)
-        reference = least[usable][0] if usable.any() else np.zeros(least.shape[1])
+        usable = [bool(np.isfinite(seconds).all()) for seconds in least]
+        reference = least[usable.index(True)] if any(usable) else np.zeros(least.shape[1])
         speeds = {}
         for kind, seconds, known in zip(kinds, least, usable, strict=True):
             if not known:
@@ -269,12 +269,12 @@ class _Capacity:
             found[1:] = False
         return np.flatnonzero(found)
 
-    def fits_after(self, state: Counts, upper_s: float) -> np.ndarray:
+    def fits_after(self, state: Counts, upper_s: float) -> Flags:
         """By cut, whether the devices ``state`` can do all layers behind it in time."""
         if not np.isfinite(upper_s):
             return np.ones(len(self.weight), dtype=bool)
-        return self._done(np.array(state), upper_s) >= self.weight[-1] - self.weight
+        return np.asarray(self._done(np.array(state), upper_s) >= self.weight[-1] - self.weight)
 
-    def _done(self, counts: np.ndarray, upper_s: float) -> float:
+    def _done(self, counts: Numbers, upper_s: float) -> float:
         speed = self.speed[counts > 0]
         return float((speed * counts[counts > 0]).sum() * upper_s * (1 + 1e-9) + 1e-12 * self.weight[-1])

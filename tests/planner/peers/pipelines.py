@@ -45,16 +45,14 @@ def _options(
         readers = {dst: scale * draw.random() for src, dst, _ in edges if src == number}
         return scale * draw.uniform(0, 3), reads, readers
 
-    time, held = draw.uniform(0.5, 4) / degree, draw.uniform(0, 4) / degree
+    time, held, always = draw.uniform(0.5, 4) / degree, draw.uniform(0, 4) / degree, draw.uniform(0, 3)
     same = synced()
-    quick = Option("vanilla", time, same[0], held, draw.uniform(0, 3), same[1], same[2])
+    quick = Option("vanilla", time, same[0], held, always, same[1], same[2])
     if draw.random() < 0.2:
         return (quick,)
     other = same if alike else synced()
-    lean = Option(
-        "activation recomp", 1.4 * time, other[0], 0.2 * held, quick.fixed_bytes + 0.5 * held, other[1], other[2]
-    )
-    return (quick, lean)
+    less, more, slower = draw.uniform(0, 0.9), draw.uniform(0, 1.2), draw.uniform(1, 2)
+    return (quick, Option("activation recomp", slower * time, other[0], less * held, more * always, *other[1:]))
 
 
 def best_plan(instance: Instance, machine: Machine) -> tuple[float, float]:
@@ -104,3 +102,29 @@ def _by_any(instance: Instance, machine: Machine, sets: list[tuple[int, ...]], s
         value_of(instance, machine, [Stage(n, d, t, o) for n, (d, t), o in zip(sets, shape, options, strict=True)])
         for options in product(*per_stage)
     )
+
+
+def plain_programme(instance: Instance, machine: Machine) -> float:
+    """The smallest time by the rule of thumb, by the published programme: over (ideal, devices, data degrees)."""
+    count = len(instance.nodes)
+    readers = [sum(1 << dst for src, dst, _ in instance.edges if src == k) for k in range(count)]
+    ideals = [b for b in range(1 << count) if all(not b >> k & 1 or not readers[k] & ~b for k in range(count))]
+    ideals.sort(key=int.bit_count)
+    most = min(instance.micro_batches, machine.devices)
+    replicas = [d for d in range(1, most + 1) if instance.micro_batches % d == 0]
+    degrees = sorted({t for node in instance.nodes for t in node.options})
+    best = {(0, k, s): 0.0 for k in range(machine.devices + 1) for s in range(most + 1)}
+    for above, below in product(ideals, ideals):
+        if below == above or below & ~above:
+            continue
+        nodes = tuple(k for k in range(count) if (above & ~below) >> k & 1)
+        for t, d in product(degrees, replicas):
+            if d * t > machine.devices or not all(t in instance.nodes[k].options for k in nodes):
+                continue
+            found = [choose_options(instance, machine, nodes, t, d, y) for y in range(1, ceil(most / d) + 1)]
+            for k, s in product(range(d * t, machine.devices + 1), range(d, most + 1)):
+                chosen = found[ceil(s / d) - 1]
+                value = max(best.get((below, k - d * t, s - d), inf), chosen[1] if chosen else inf)
+                best[above, k, s] = min(best.get((above, k, s), inf), value)
+    whole = (1 << count) - 1
+    return min(best.get((whole, k, s), inf) for k in range(machine.devices + 1) for s in range(most + 1))

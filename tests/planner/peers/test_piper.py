@@ -14,12 +14,12 @@ from planner.formats import piper as piper_format
 from planner.formats.piper import Instance
 from planner.ir.errors import UnknownNameError, UsageError
 from planner.peers.answer import INFEASIBLE, OPTIMAL, TIME_LIMIT
-from planner.peers.ideals import Ideals, lattice_of
+from planner.peers.ideals import Ideals, chain_of, lattice_of
 from planner.peers.piper import solve
-from planner.peers.piper_plain import PlainPairs, Stage, value_of
+from planner.peers.piper_plain import PlainPairs, Stage, choose_options, value_of
 from planner.peers.piper_room import Machine, Room
 from planner.peers.piper_stages import StageCosts, are_alike
-from tests.planner.peers.pipelines import best_plan, random_instance
+from tests.planner.peers.pipelines import best_plan, plain_programme, random_instance
 
 DATA = Path(__file__).parents[2] / "data"
 GIB = 2**30
@@ -92,6 +92,14 @@ def test_no_plan_is_better(block: int, degrees: tuple[int, ...]) -> None:
         assert released.value <= answer.value
 
 
+@pytest.mark.parametrize("degrees", [(1,), (1, 2), (1, 2, 4)])
+@pytest.mark.parametrize("seed", range(15))
+def test_the_published_programme_finds_the_same(seed: int, degrees: tuple[int, ...]) -> None:
+    instance = replace(random_instance(seed, 6, degrees), devices=7, micro_batches=24)
+    for each in (instance, replace(instance, memory_bytes=4.0 + seed)):
+        assert solve(each).value == pytest.approx(plain_programme(each, machine_of(each)), rel=2e-9)
+
+
 @pytest.mark.parametrize("block", range(3))
 def test_options_of_every_kind_are_planned_with(block: int) -> None:
     for seed in range(6 * block, 6 * block + 6):
@@ -127,6 +135,19 @@ def test_the_table_of_stages_has_each_stage_s_time(seed: int) -> None:
                 found = plain.times(every, replicas, in_flight)
                 expected = np.minimum.accumulate(found[:, ::-1], axis=1)[:, ::-1]
                 assert quick.times(every, replicas, in_flight) == pytest.approx(expected)
+
+
+def test_a_better_choice_for_more_in_flight_is_taken_for_fewer() -> None:
+    instance = replace(random_instance(0, 6), memory_bytes=16.0, edges=())
+    machine, every = machine_of(instance), tuple(range(len(instance.nodes)))
+    by_rule = [choose_options(instance, machine, every, 1, 1, y) for y in (2, 3)]
+    assert by_rule[0] is not None
+    assert by_rule[1] is not None
+    assert by_rule[0][1] > by_rule[1][1]
+    lattice = chain_of(every)
+    room = replace(Room.of(instance, machine, lattice, inf, (1,)), devices=9, most=np.full(len(lattice.bits), 4))
+    whole = StageCosts.of(instance, machine, lattice, 1).pairs(room, 1).of(len(every))
+    assert whole.times(np.array([0]), 1, np.array([2, 3]))[0] == pytest.approx([by_rule[1][1]] * 2)
 
 
 @pytest.mark.parametrize("seed", range(12))

@@ -137,10 +137,11 @@ def test_no_placement_without_contiguity_is_better(seed: int) -> None:
     check_plan(instance, answer.value, answer.plan, contiguous=False)
 
 
-@pytest.mark.parametrize("seed", range(40))
-def test_the_walk_finds_what_the_table_of_all_pairs_has(seed: int) -> None:
-    instance = random_instance(1000 + seed, 11)
-    a, c = max(1, instance.accelerators), instance.cpus
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("seed", range(60))
+def test_the_walk_finds_what_the_table_of_all_pairs_has(seed: int, training: bool) -> None:
+    instance = random_instance(1000 + seed, 12, training)
+    a, c = 2 + seed % 4, instance.cpus if seed % 3 else 0
     blocks = blocks_of(instance, instance.memory_bytes).blocks
     lattice = lattice_of(Ideals.of(blocks.successors), 10_000)
     assert lattice is not None
@@ -199,6 +200,13 @@ def test_the_order_of_nodes_in_the_file_changes_nothing(seed: int) -> None:
         edges=tuple((count - 1 - a, count - 1 - b) for a, b in reversed(instance.edges)),
     )
     assert solve(backwards).value == pytest.approx(solve(instance).value)
+
+
+def test_a_node_without_time_stays_where_moving_it_would_close_a_cycle() -> None:
+    """0 feeds 1 feeds 2, and 3, which takes no time, reads 0 and 2: with 0 it would join all to one block."""
+    nodes = tuple(Node(k, f"n{k}", ms, ms, 0.0, 1.0, True, False, k) for k, ms in enumerate((4.0, 4.0, 4.0, 0.0)))
+    instance = Instance("triangle", 3, 0, 1e9, nodes, ((0, 1), (1, 2), (2, 3), (0, 3)))
+    assert solve(instance).value == 4.0
 
 
 def parallel(width: int, length: int) -> Instance:

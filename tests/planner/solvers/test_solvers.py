@@ -41,8 +41,9 @@ def test_a_plan_survives_its_file(name: str) -> None:
 
 
 def test_the_registry_knows_solvers_and_baselines() -> None:
-    assert set(baselines()) == {"data-parallel", "even-split", "one-device"}
-    assert set(names()) == {*baselines(), "suffix-dp"}
+    published = {"bapipe", "dapple", "dryden", "pipedream", "pipedream-hierarchical", "piper", "sparsepipe", "tarnawski"}
+    assert set(baselines()) == {"data-parallel", "even-split", "one-device", *published}
+    assert set(names()) == {*baselines(), "span-ilp", "suffix-dp"}
     with pytest.raises(UnknownNameError, match="no solver 'magic'"):
         solver("magic")
 

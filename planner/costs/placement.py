@@ -1,0 +1,111 @@
+"""The stages of a plan as the prices see them: cut alike along samples, or each layer in its own way."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+
+from planner.costs.book import PriceBook
+from planner.costs.layouts import LayoutPrices
+from planner.costs.shards import Option
+from planner.costs.staged import StageCost, stage_cost
+from planner.costs.tables import Run, runs_of
+from planner.ir.graph import SAMPLE
+from planner.ir.plan import Decision
+from planner.ir.problem import SAMPLE_DIMS
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StagePlacement:
+    """A stage as the prices see it.
+
+    Attributes:
+        runs: its layers, as runs of indices.
+        ranks: its ranks.
+        samples: of each rank, by samples of the micro-batch; empty if ``laid_out``.
+        parameter_bytes: of its distinct parameters.
+        recompute: whether its activations are computed again before the backward.
+        laid_out: its price by samples of the micro-batch, if its layers have layouts of their own; else empty.
+    """
+
+    runs: tuple[Run, ...]
+    ranks: tuple[int, ...]
+    samples: Mapping[int, tuple[int, ...]]
+    parameter_bytes: int
+    recompute: bool = False
+    laid_out: Mapping[int, StageCost] = field(default_factory=dict)
+
+    @property
+    def once(self) -> StageCost | None:
+        """The price of a full micro-batch, which holds what is done once a step; None if cut along samples alone."""
+        return self.laid_out[max(self.laid_out)] if self.laid_out else None
+
+
+def placements(book: PriceBook, decision: Decision) -> tuple[StagePlacement, ...]:
+    """The stages of a plan.
+
+    Raises:
+        MissingMeasurementError: the profile says nothing about a number of samples that a layout uses.
+    """
+    graph = book.profile.graph
+    index = {layer.name: position for position, layer in enumerate(graph.layers)}
+    sizes, layouts = set(decision.micro_batches), LayoutBook(book)
+    found = []
+    for stage, group in enumerate(decision.stages):
+        names = decision.layers_of(stage)
+        layout = decision.layout_of(stage)
+        options = {
+            index[name]: Option(tuple(decision.layers[name].cuts.items()), recompute=group.recompute) for name in names
+        }
+        plain = cut_alike(tuple(option.cuts for option in options.values()))
+        found.append(
+            StagePlacement(
+                runs_of(options),
+                group.ranks,
+                {rows: layout.samples(rows) for rows in sizes} if plain else {},
+                graph.parameter_bytes(frozenset(names)),
+                group.recompute,
+                {} if plain else layouts.costs(group.ranks, options, sizes),
+            )
+        )
+    return tuple(found)
+
+
+def cut_alike(cuts: Collection[object]) -> bool:
+    """Whether layers are all cut in the same way, along samples at most (cuts as in :class:`Option`)."""
+    kinds = set(cuts)
+    return len(kinds) <= 1 and all(dim == SAMPLE for each in kinds if isinstance(each, tuple) for dim, _ in each)
+
+
+@dataclass(slots=True, eq=False)
+class LayoutBook:
+    """Prices of layouts by group and size of the micro-batch, each looked up once.
+
+    Attributes:
+        allow: families of dims that may be cut (``Problem.allow``).
+    """
+
+    book: PriceBook
+    allow: tuple[str, ...] = (SAMPLE_DIMS,)
+    _prices: dict[tuple[tuple[int, ...], int], LayoutPrices] = field(init=False, default_factory=dict, repr=False)
+    _costs: dict[object, StageCost] = field(init=False, default_factory=dict, repr=False)
+
+    def prices(self, ranks: tuple[int, ...], samples: int) -> LayoutPrices:
+        """The prices of layers on ``ranks``."""
+        found = self._prices.get((ranks, samples))
+        if found is None:
+            found = self._prices[ranks, samples] = LayoutPrices(self.book, ranks, samples, self.allow)
+        return found
+
+    def costs(
+        self, ranks: tuple[int, ...], options: Mapping[int, Option], sizes: Collection[int]
+    ) -> dict[int, StageCost]:
+        """The price of a stage whose layers (by index) have layouts of their own, by samples of the micro-batch."""
+        found = {}
+        chosen = tuple(sorted(options.items()))
+        for rows in sorted(sizes):
+            key = (ranks, rows, chosen)
+            if key not in self._costs:
+                self._costs[key] = stage_cost(self.prices(ranks, rows), options)
+            found[rows] = self._costs[key]
+        return found

@@ -1,0 +1,117 @@
+"""Piper (Tarnawski, Narayanan, Phanishayee, NeurIPS 2021): stages, data degrees and recomputation, within memory.
+
+``peers.piper`` is its programme, with tensor degree 1 alone.  As there all ranks are used as alike (the slowest kind's
+costs count), any two are joined alike (the slowest link), and data degrees divide the number of micro-batches.  Its
+replicas take whole micro-batches in turn; ours share the samples of each.  Recomputation, if the problem allows it, is
+chosen by layer there and by stage here: a stage of which some layers compute their activations again does so as a
+whole.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from math import inf
+
+from planner.costs.stage import PriceBook
+from planner.formats.piper import Instance, Node, Option
+from planner.ir.plan import Plan
+from planner.ir.problem import ALWAYS, NEVER, Problem
+from planner.peers import piper
+from planner.peers.answer import Answer
+from planner.solvers.candidates.answer import heuristic_plan
+from planner.solvers.candidates.assemble import Candidate
+from planner.solvers.candidates.choose import best_of
+from planner.solvers.candidates.evaluate import Evaluator
+from planner.solvers.candidates.space import micro_batch_sizes, micro_batches, mixing_layers
+from planner.solvers.progress import Progress
+from planner.solvers.published.held import Held, held
+from planner.solvers.published.network import Network, network, searchable
+from planner.solvers.published.plans import Placed, bandwidth_bytes_per_s, candidates, slowest_kind, stages_in
+
+BASELINE = True
+
+_SHARE, _MOST_S = 0.5, 10.0
+"""What the programmes of all sizes may take together: of the time limit, and in seconds."""
+
+_AGAIN = "activation recomp"
+
+
+def solve(problem: Problem, progress: Progress | None = None) -> Plan:
+    """Piper's stages at the best micro-batch size.
+
+    Raises:
+        InfeasibleError: they do not fit.
+    """
+    evaluator = Evaluator(problem, PriceBook(problem.profile))
+    found = best_of(evaluator, pipelines(problem, evaluator.book))
+    return heuristic_plan(evaluator, found, "piper", "least time per sample of stages, data degrees and recomputation")
+
+
+def pipelines(problem: Problem, book: PriceBook) -> Iterator[Candidate]:
+    """Every micro-batch size, with memory counted as Piper does, and as if there were enough."""
+    together = bool(mixing_layers(problem.profile.graph))
+    least = float(min(problem.memory_limit_bytes(rank) for rank in problem.ranks))
+    sizes = micro_batch_sizes(problem, book)
+    stop_at = time.monotonic() + min(_SHARE * problem.time_limit_s, _MOST_S)
+    for number, size in enumerate(reversed(sizes)):
+        kind = slowest_kind(problem, book, size)
+        found = searchable(network(problem, book, kind, size), len(problem.ranks))
+        made = instance(problem, found, held(book, found, kind, size), size)
+        limit_s = max(0.0, stop_at - time.monotonic()) / (len(sizes) - number)
+        most = 1 if together else min(micro_batches(problem, size))
+        seen: list[Chosen] = []
+        for memory_bytes in (least, inf):
+            answer = piper.solve(made, memory_bytes=memory_bytes, most_replicas=most, time_limit_s=limit_s / 2)
+            chosen = _chosen(problem, found, answer)
+            if chosen.stages and chosen not in seen:
+                seen.append(chosen)
+                for candidate in candidates(problem, book, chosen.stages, size):
+                    yield replace(candidate, recompute=chosen.recompute) if any(chosen.recompute) else candidate
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """Stages, and whether each computes its activations again."""
+
+    stages: tuple[Placed, ...]
+    recompute: tuple[bool, ...]
+
+
+def _chosen(problem: Problem, found: Network, answer: Answer) -> Chosen:
+    used = 0
+    stages: list[Placed] = []
+    recompute: list[bool] = []
+    for stage in stages_in(answer):
+        count, nodes, options = stage["data_degree"], stage["nodes"], stage["options"]
+        if isinstance(count, int) and isinstance(nodes, list):
+            stages.append((found.layers([f"n{node}" for node in nodes]), problem.ranks[used : used + count]))
+            recompute.append(problem.recompute == ALWAYS or bool(options))
+            used += count
+    return Chosen(tuple(stages), tuple(recompute))
+
+
+def instance(problem: Problem, found: Network, memory: Held, size: int) -> Instance:
+    """The network in the planner's own form, with the options that the problem allows."""
+    graph = found.graph
+    nodes = []
+    for k, node in enumerate(graph.nodes):
+        reads = {src: 0.0 for src, dst in graph.edges if dst == k}
+        readers = {dst: 0.0 for src, dst in graph.edges if src == k}
+        once = node.forward_s + node.backward_s
+        always, saved, inputs = memory.always[k], memory.saved[k], memory.inputs[k]
+        plain = Option("vanilla", once, node.parameter_bytes, saved, always, reads, readers)
+        again = replace(
+            plain,
+            name=_AGAIN,
+            time_per_sample=once + node.forward_s,
+            bytes_per_in_flight=inputs,
+            fixed_bytes=always + saved - inputs,
+        )
+        options = {NEVER: (plain,), ALWAYS: (again,)}.get(problem.recompute, (plain, again))
+        nodes.append(Node(k, node.name, {1: options}))
+    edges = tuple((src, dst, graph.nodes[src].activation_bytes) for src, dst in graph.edges)
+    bandwidth = bandwidth_bytes_per_s(problem, problem.ranks)
+    batches = len(micro_batches(problem, size))
+    return Instance(graph.source, len(problem.ranks), inf, bandwidth, batches, tuple(nodes), edges)

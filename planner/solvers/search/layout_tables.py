@@ -1,0 +1,226 @@
+"""Least times of every stretch of layers on a group, whatever the layouts of its layers: what the bounds are made of.
+
+For layers i ... j - 1 of the graph's order on one group of ranks, and M full micro-batches a step,
+
+    step_s[i, j]   all F and B, additions, the sum of gradients, the update, the executor's overhead
+    once_s[i, j]   one F and one B
+
+are the least over all choices of layouts (``inner.spans``: exact) and over samples shared as in any other plan, which is
+priced otherwise.  Memory is ignored, and so is a last micro-batch that is smaller.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from planner.costs.layouts import LayoutPrices
+from planner.costs.network import collective_s
+from planner.costs.shards import Option
+from planner.costs.tables import Array, SizeTable
+from planner.ir.cluster import ALL_REDUCE
+from planner.ir.constraints import Ways
+from planner.ir.errors import MissingMeasurementError
+from planner.ir.problem import ALWAYS, NEVER, SAMPLE_DIMS, Problem
+from planner.schedules import traits
+from planner.solvers.candidates.evaluate import Evaluator
+from planner.solvers.candidates.rules import Constraints
+from planner.solvers.candidates.shares import group_shares, usable
+from planner.solvers.candidates.space import micro_batches, mixing_layers, schedule_names
+from planner.solvers.inner.labelled import LabelledGraph
+from planner.solvers.inner.spans import all_spans
+from planner.solvers.inner.elimination import eliminate
+from planner.solvers.inner.stage import LEAST, NONE, WHOLE, Options, Question, labelled_graph, options_of
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class GroupTable:
+    """One group of ranks at one size of the micro-batch.
+
+    Attributes:
+        step_s, once_s: ``[first, last]``: the least of any stage of these layers.
+        by_samples_s: of one cut along samples alone; infinity where there is none.
+        options: of each layer; empty on one rank.
+        graph: of all layers, a step.
+    """
+
+    ranks: tuple[int, ...]
+    step_s: Array
+    once_s: Array
+    by_samples_s: Array
+    options: tuple[Options, ...]
+    graph: LabelledGraph | None
+
+    def layouts(self, first: int, last: int) -> dict[int, Option]:
+        """The layouts of least ``step_s``, by layer; empty where samples alone are as good."""
+        if self.graph is None:
+            return {}
+        found = eliminate(self.graph.part(range(first, last)))
+        if not found.cost < self.by_samples_s[first, last]:
+            return {}
+        return {first + k: self.options[first + k][choice] for k, choice in enumerate(found.assignment)}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TableMaker:
+    """Makes tables for one problem and one size of the micro-batch."""
+
+    evaluator: Evaluator
+    constraints: Constraints
+    size: int
+
+    @property
+    def problem(self) -> Problem:
+        """What is asked."""
+        return self.evaluator.problem
+
+    @property
+    def num_full(self) -> int:
+        """Micro-batches of the full size, M."""
+        return self.problem.global_batch // self.size
+
+    @property
+    def backward(self) -> str:
+        """Which backward passes the schedules that may be used have (``Question.backward``)."""
+        known = [traits(name) for name in schedule_names(self.problem)]
+        if not all(one.trains for one in known):
+            return NONE
+        return LEAST if any(one.splits_backward for one in known) else WHOLE
+
+    def table(self, ranks: tuple[int, ...]) -> GroupTable | None:
+        """The table of a group; None if nothing can be priced on it.
+
+        Raises:
+            MemoryError: the network is too far from a chain.
+        """
+        count = len(self.problem.profile.graph.layers)
+        try:
+            step_s, once_s = self._by_samples(ranks)
+        except MissingMeasurementError:
+            step_s, once_s = np.full((2, count + 1, count + 1), np.inf)
+        plain_s = step_s
+        options: tuple[Options, ...] = ()
+        graph = None
+        if len(ranks) > 1:
+            try:
+                prices = self.evaluator.layouts.prices(ranks, self.size)
+                options = self._options(prices)
+                if all(options):
+                    graph = self._graph(prices, options, True)
+                    once = self._graph(prices, options, False)
+                    step_s = np.minimum(step_s, all_spans(graph).cost + self._overhead_s(ranks))
+                    once_s = np.minimum(once_s, all_spans(once).cost)
+            except MissingMeasurementError:
+                graph = None
+        if not np.isfinite(step_s[0, 1:]).any() and not np.isfinite(np.diagonal(step_s, 1)).any():
+            return None
+        return GroupTable(ranks, step_s, once_s, plain_s - self._overhead_s(ranks), options, graph)
+
+    def _options(self, prices: LayoutPrices) -> tuple[Options, ...]:
+        recompute = ALWAYS if self.problem.recompute == ALWAYS else NEVER
+        found = options_of(prices, Question(tuple(range(len(prices.layers))), recompute=recompute))
+        if not self.constraints.rules:
+            return found
+        return tuple(
+            tuple(option for option in each if self.constraints.allows_layer(index, Ways.of(dict(option.cuts))))
+            for index, each in enumerate(found)
+        )
+
+    def _graph(self, prices: LayoutPrices, options: tuple[Options, ...], step: bool) -> LabelledGraph:
+        layers = tuple(range(len(prices.layers)))
+        often = self.num_full if step else 1
+        return labelled_graph(prices, Question(layers, often, backward=self.backward, once_a_step=step), options)
+
+    def _overhead_s(self, ranks: tuple[int, ...]) -> float:
+        """Of the actions of a step: F and B, the sum of gradients, the update."""
+        tables = self.evaluator.book.tables
+        each = max(tables.overhead_s(self.evaluator.book.kind(rank)) for rank in ranks)
+        passes = 1 if self.backward == NONE else 2
+        return each * (passes * self.num_full + (0 if self.backward == NONE else 1 + (len(ranks) > 1)))
+
+    def _by_samples(self, ranks: tuple[int, ...]) -> tuple[Array, Array]:
+        """(a step, one F and B) of stages cut along samples alone, or of one rank; infinity where there are none."""
+        problem, book = self.problem, self.evaluator.book
+        count = len(problem.profile.graph.layers)
+        step_s, once_s = np.full((2, count + 1, count + 1), np.inf)
+        shares = group_shares(problem, book, ranks, self.size)
+        batches = micro_batches(problem, self.size)
+        if len(ranks) > 1 and SAMPLE_DIMS not in problem.allow or not usable(problem, book, ranks, shares, batches):
+            return step_s, once_s
+        exchanged = self._exchanged(ranks)
+        each = [
+            self._member(book.tables.at(book.kind(rank), samples), book.kind(rank), exchanged)
+            for rank, samples in zip(ranks, shares, strict=True)
+        ]
+        step_s, once_s = (np.max([pair[k] for pair in each], axis=0) for k in (0, 1))
+        if len(ranks) > 1:
+            if self.backward != NONE:
+                size = _between(book.tables.graph.parameter_bytes)
+                step_s += collective_s(problem.profile.cluster, ALL_REDUCE, ranks, np.maximum(size, 0.0))
+            mixing = mixing_layers(problem.profile.graph)
+            mixes = _between(_sums(np.array([layer.name in mixing for layer in problem.profile.graph.layers], float)))
+            step_s[mixes > 0], once_s[mixes > 0] = np.inf, np.inf
+        step_s += self._overhead_s(ranks)
+        return step_s, once_s
+
+    def _exchanged(self, ranks: tuple[int, ...]) -> Array:
+        """Exchanges of statistics of one F and B."""
+        if len(ranks) < 2:
+            return np.zeros((1, 1))
+        forward, backward = self.evaluator.book.norms_s(ranks)
+        times = 2 if self.problem.recompute == ALWAYS and self.backward != NONE else 1
+        return _between(forward) * times + (0.0 if self.backward == NONE else _between(backward))
+
+    def _member(self, table: SizeTable, kind: str, exchanged: Array) -> tuple[Array, Array]:
+        once_s = _between(table.forward_s)
+        if self.backward == NONE:
+            once_s = once_s + exchanged
+            return self.num_full * once_s, once_s
+        whole, halves = table.backward_s, table.backward_input_s + table.backward_weight_s
+        least = whole if self.backward == WHOLE else _sums(np.minimum(np.diff(whole), np.diff(halves)))
+        again = _between(table.forward_s) if self.problem.recompute == ALWAYS else 0.0
+        once_s = once_s + _between(least) + again + exchanged
+        costs = self.evaluator.book.tables.parameters(kind)
+        step_s = self.num_full * once_s + (self.num_full - 1) * _between(costs.accumulate_s) + _between(costs.update_s)
+        return step_s, once_s
+
+
+def least_work_s(evaluator: Evaluator, size: int, backward: str) -> Array:
+    """By layer: the least device time of a step, however it is cut: no fewer samples at once cost less a sample.
+
+    Between measured sizes, and beyond, the cost of a sample rises or falls, so that its least is at one of them.
+    """
+    problem, book = evaluator.problem, evaluator.book
+    layers = len(problem.profile.graph.layers)
+    least = np.full(layers, np.inf)
+    for kind in {book.kind(rank) for rank in problem.ranks}:
+        measured = {m.samples for m in problem.profile.measurements.get(kind, ()) if m.samples < size}
+        for samples in sorted({1, size} | measured):
+            try:
+                table = book.tables.at(kind, samples)
+            except MissingMeasurementError:
+                continue
+            seconds = np.diff(table.forward_s)
+            if backward != NONE:
+                whole = np.diff(table.backward_s)
+                halves = np.diff(table.backward_input_s) + np.diff(table.backward_weight_s)
+                seconds = seconds + (whole if backward == WHOLE else np.minimum(whole, halves))
+            least = np.minimum(least, np.maximum(seconds, 0.0) / samples)
+    return least * problem.global_batch if np.isfinite(least).all() else np.zeros(layers)
+
+
+def _between(sums: Array) -> Array:
+    """``[first, last]`` of a running sum."""
+    found: Array = sums[None, :] - sums[:, None]
+    return found
+
+
+def _sums(values: Array) -> Array:
+    return np.concatenate(([0.0], np.cumsum(values)))
+
+
+def restricted(options: Mapping[int, Option], first: int, last: int) -> dict[int, Option]:
+    """The options of layers ``first ... last - 1``."""
+    return {index: option for index, option in options.items() if first <= index < last}
