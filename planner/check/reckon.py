@@ -5,6 +5,7 @@ Follows the same model as ``planner.costs`` (its module docstrings say what that
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from planner.check.laid_out import LaidOut
@@ -80,17 +81,23 @@ class _Plain:
                     position[member] += 1
                 continue
             clock[rank] = start + self._action_s(rank, action, position[rank])
+            if action.blocking and action.op in RECEIVE:  # it takes as long again to take what was sent
+                moves = [self._transfer(action, message)[1:] for message in self.program.messages_of(rank, action)]
+                clock[rank] += sum(self._travel_s(*move) for move in moves)
             position[rank] += 1
             for message in self.program.messages_of(rank, action) if action.op in SEND else ():
                 key, src, dst, size = self._transfer(action, message)
-                link = self.profile.cluster.link(src, dst)
-                wire = (src, dst) if link.duplex else frozenset((src, dst))
+                wire = (src, dst) if self.profile.cluster.link(src, dst).duplex else frozenset((src, dst))
                 begin = max(clock[rank], wire_free.get(wire, 0.0))
-                seconds = from_points(link.points, size) if link.points else None
-                if seconds is None:
-                    seconds = link.latency_s + size / link.bandwidth_bytes_per_s
-                arrived[key] = wire_free[wire] = begin + seconds
+                arrived[key] = wire_free[wire] = begin + self._travel_s(src, dst, size)
+                if action.blocking:
+                    clock[rank] = arrived[key]
         return max(clock)
+
+    def _travel_s(self, src: int, dst: int, num_bytes: int) -> float:
+        link = self.profile.cluster.link(src, dst)
+        seconds = from_points(link.points, num_bytes) if link.points else None
+        return link.latency_s + num_bytes / link.bandwidth_bytes_per_s if seconds is None else seconds
 
     def peak_bytes(self, rank: int) -> int:
         """The most that ``rank`` holds."""
@@ -105,7 +112,11 @@ class _Plain:
         weights += sum(
             self._laid_out_bytes(stage, rank) for stage, group in enumerate(self.program.ranks) if rank in group
         )
-        state = round(weights * self.profile.optimizer.state_bytes_per_parameter_byte)
+        row = self.program.rows[rank]
+        trains = any(action.op in (Op.BACKWARD, Op.BACKWARD_INPUT, Op.BACKWARD_WEIGHT) for action in row)
+        gradients = weights if trains else 0
+        state = round(gradients * self.profile.optimizer.state_bytes_per_parameter_byte)
+        weights += sum(self._older_bytes(stage, row) for stage, group in enumerate(self.program.ranks) if rank in group)
         mine = [stage for stage, group in enumerate(self.program.ranks) if rank in group]
         buffers = sum(layer.buffer_bytes for stage in mine for layer in self.layers[stage])
         incoming = [
@@ -114,7 +125,7 @@ class _Plain:
             if action.op in RECEIVE
             for message in self.program.messages_of(rank, action)
         ]
-        resident = 2 * weights + state + buffers + sum(sorted(incoming)[-receive_window(incoming) :])
+        resident = weights + gradients + state + buffers + sum(sorted(incoming)[-receive_window(incoming) :])
         held = most = 0
         for action in self.program.rows[rank]:
             if action.op not in _SECONDS or action.microbatch is None:
@@ -124,8 +135,26 @@ class _Plain:
             kept = saved + handed - again
             held += {Op.FORWARD: kept, Op.BACKWARD: again, Op.BACKWARD_INPUT: again}.get(action.op, 0)
             most = max(most, held + workspace)
-            held -= kept + again if action.op in (Op.BACKWARD, Op.BACKWARD_WEIGHT) else 0
+            ends = action.op in (Op.BACKWARD, Op.BACKWARD_WEIGHT) or not trains
+            held -= kept + again if ends else 0
         return resident + most
+
+    def _older_bytes(self, stage: int, row: Sequence[Action]) -> int:
+        """Of the parameters that micro-batches under way still need, beside the newest."""
+        newest = most = 0
+        under_way: dict[int | None, int] = {}
+        for action in row:
+            if action.stage != stage:
+                continue
+            if action.op is Op.UPDATE:
+                newest += 1
+            elif action.op is Op.FORWARD:
+                under_way[action.microbatch] = action.version
+            elif action.op in (Op.BACKWARD, Op.BACKWARD_WEIGHT):
+                under_way.pop(action.microbatch, None)
+            most = max(most, len({newest, *under_way.values()}) - 1)
+        names = {name for layer in self.layers[stage] for name in layer.parameters}
+        return most * sum(self.profile.graph.parameters[name].num_bytes for name in names)
 
     def _start(
         self, rank: int, clock: list[float], position: list[int], arrived: dict[tuple[object, ...], float]
@@ -180,8 +209,9 @@ class _Plain:
     def _accumulates(self, rank: int, action: Action, index: int) -> bool:
         """Whether gradients of an earlier micro-batch are there to add to."""
         adds = (Op.BACKWARD, Op.BACKWARD_WEIGHT)
-        before = self.program.rows[rank][:index]
-        return action.op in adds and any(a.op in adds and a.stage == action.stage for a in before)
+        before = [a.op for a in self.program.rows[rank][:index] if a.stage == action.stage]
+        since = before[len(before) - before[::-1].index(Op.UPDATE) :] if Op.UPDATE in before else before
+        return action.op in adds and any(op in adds for op in since)
 
     def _has_layouts(self, stage: int) -> bool:
         """Whether the stage's layers are not all cut alike along samples."""

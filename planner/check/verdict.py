@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import pairwise
 
+from planner import schedules
 from planner.check.layouts import has_layouts, layer_faults
 from planner.check.reckon import Reckoning, reckon
 from planner.ir.errors import HalopipeError
@@ -54,7 +55,7 @@ def _own_faults(decision: Decision) -> Iterator[str]:
         if not stage.ranks or len(stage.ranks) != len(stage.devices):
             yield f"stage {number} has {len(stage.ranks)} ranks and {len(stage.devices)} devices"
         for rank in stage.ranks:
-            if rank in taken:
+            if rank in taken and not _shares_a_position(decision, taken[rank], number):
                 yield f"rank {rank} is in stage {taken[rank]} and in stage {number}"
             taken[rank] = number
             if not 0 <= rank < decision.num_ranks:
@@ -63,6 +64,12 @@ def _own_faults(decision: Decision) -> Iterator[str]:
     for name, placement in decision.layers.items():
         if not 0 <= placement.stage < len(decision.stages):
             yield f"layer {name} is in stage {placement.stage} of {len(decision.stages)} stages"
+
+
+def _shares_a_position(decision: Decision, first: int, second: int) -> bool:
+    """Whether the schedule may run both stages on the same ranks."""
+    several = decision.schedule in schedules.names() and schedules.traits(decision.schedule).stages_per_position != 1
+    return several and decision.stages[first].ranks == decision.stages[second].ranks
 
 
 def _layout_faults(decision: Decision, number: int) -> Iterator[str]:

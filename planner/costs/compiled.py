@@ -14,6 +14,7 @@ from planner.ir.errors import IllegalProgramError
 from planner.ir.program import Program, Route
 from planner.ir.schedule import COMPUTE, MESSAGE, SEND, Action, Op, format_grid
 from planner.passes.numbering import Numbering
+from planner.passes.versions import versions_kept
 
 COMPUTE_STEP, SEND_STEP, RECEIVE_STEP, REDUCE_STEP = range(4)
 Step = tuple[int, int, tuple[int, ...]]
@@ -21,6 +22,8 @@ Step = tuple[int, int, tuple[int, ...]]
 Hold = tuple[int, int, int]
 """(position in the row, activation slot, +1 where its memory is taken, -1 where it is given back, else 0); a forward
 that nothing follows takes it and gives it back."""
+
+_BACKWARD = (Op.BACKWARD, Op.BACKWARD_INPUT, Op.BACKWARD_WEIGHT)
 
 T = TypeVar("T")
 
@@ -66,6 +69,8 @@ class CompiledProgram:
         holds: by rank, where memory is taken and given back.
         grid: the program's rows, for error texts.
         blocking: whether messages hold their ranks while they travel: the sender first, then the receiver.
+        trains: by rank, whether it has backwards.
+        versions: by stage, how many versions of its weights are in use at once.
     """
 
     rows: tuple[tuple[Step, ...], ...]
@@ -78,6 +83,8 @@ class CompiledProgram:
     holds: tuple[tuple[Hold, ...], ...]
     grid: tuple[tuple[Action, ...], ...] = field(repr=False)
     blocking: bool = False
+    trains: tuple[bool, ...] = ()
+    versions: tuple[int, ...] = ()
 
 
 def compile_program(program: Program, micro_batches: Sequence[int]) -> CompiledProgram:
@@ -106,6 +113,8 @@ def compile_program(program: Program, micro_batches: Sequence[int]) -> CompiledP
         holds,
         program.rows,
         program.blocking,
+        tuple(any(action.op in _BACKWARD for action in row) for row in program.rows),
+        versions_kept(program.rows, program.stages.num_stages),
     )
 
 

@@ -1,6 +1,8 @@
 """How much memory a plan takes on each rank.
 
-    parameters + gradients + optimiser state + buffers                           all the time
+    parameters + gradients + optimiser state + buffers                           all the time; of forward passes alone
+                                                                                 neither gradients nor state; as many
+                                                                                 versions of parameters as are in use
     receive buffers                                                              all the time: receives are posted ahead
     saved activations + received inputs + sent outputs                           from F to B (or W), per micro-batch
     workspace of the hungriest layer                                             while F, B, I or W runs
@@ -76,14 +78,21 @@ def resident(costs: StageCosts, compiled: CompiledProgram, transfer_bytes: Seque
     received: list[list[int]] = [[] for _ in compiled.rows]
     for slot, _ in compiled.messages:
         received[compiled.transfers[slot].dst].append(transfer_bytes[slot])
+    versions = compiled.versions
     found = []
     for rank in range(len(compiled.rows)):
         stages = [stage for stage in costs.stages if rank in stage.ranks]
         parameters = costs.parameter_bytes(rank)
-        state = round(parameters * costs.book.profile.optimizer.state_bytes_per_parameter_byte)
+        gradients = parameters if compiled.trains[rank] else 0
+        state = round(gradients * costs.book.profile.optimizer.state_bytes_per_parameter_byte)
+        older = sum(
+            (versions[number] - 1) * stage.parameter_bytes
+            for number, stage in enumerate(costs.stages)
+            if rank in stage.ranks and versions[number] > 1
+        )
         buffers = round(sum(span(costs.book.tables.graph.buffer_bytes, stage.runs) for stage in stages))
         posted = sum(sorted(received[rank])[-receive_window(received[rank]) :])
-        found.append(Resident(parameters, parameters, state, buffers, posted))
+        found.append(Resident(parameters + older, gradients, state, buffers, posted))
     return tuple(found)
 
 

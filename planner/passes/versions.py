@@ -10,7 +10,7 @@ stage updates after every so many micro-batches, and after the last.  What is pr
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from planner.ir.program import Program
@@ -62,11 +62,11 @@ def staleness(program: Program) -> tuple[int, ...]:
     return tuple(most)
 
 
-def versions_kept(program: Program) -> tuple[int, ...]:
+def versions_kept(rows: Iterable[Sequence[Action]], num_stages: int) -> tuple[int, ...]:
     """By stage, the most versions of its weights that a rank needs at once, the newest included."""
-    most = [1] * program.stages.num_stages
-    for row in program.rows:
-        newest = [0] * program.stages.num_stages
+    most = [1] * num_stages
+    for row in rows:
+        newest = [0] * num_stages
         running: dict[tuple[int, int | None], int] = {}
         for action in row:
             key = (action.stage, action.microbatch)

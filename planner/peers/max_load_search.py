@@ -7,7 +7,8 @@
 
 :func:`direct` is the dynamic program over pairs of ideals, device by device, as published; it holds a table of all
 pairs.  :func:`search` is for large lattices: it asks "is there a chain of loads at most T?" (``max_load_walk``) for a T
-just below the best known, and then for some between that and the lower bound.
+just below the best known, and then for some between that and the lower bound.  What is found is first improved along
+an order of blocks that it follows (:func:`along`).
 """
 
 from __future__ import annotations
@@ -17,8 +18,12 @@ from math import inf
 
 import numpy as np
 
+from planner.peers.ideals import bits_of, chain_of
 from planner.peers.max_load import Blocks, Floats, Loads
-from planner.peers.max_load_walk import ACCELERATOR, CPU, SAME, Chain, Walk, most_left_to_cpus
+from planner.peers.max_load_walk import ACCELERATOR, CPU, SAME, Chain, Walk, most_left_to_cpus, value_of
+
+MOST_IN_TABLE = 3000
+"""Ideals of which a table of all pairs is made."""
 
 
 def direct(loads: Loads, accelerators: int, cpus: int) -> Chain | None:
@@ -51,6 +56,18 @@ def direct(loads: Loads, accelerators: int, cpus: int) -> Chain | None:
                 used, at = before, source
                 break
     return Chain(largest, tuple(reversed(stages)))
+
+
+def along(blocks: Blocks, memory_bytes: float, accelerators: int, cpus: int, chain: Chain) -> Chain:
+    """The best chain in an order of all blocks that ``chain`` follows: its stages' borders move."""
+    order = [block for inside, _ in chain.stages for block in bits_of(inside)]
+    if len(order) > MOST_IN_TABLE:
+        return chain
+    found = direct(Loads.of(blocks, chain_of(order), memory_bytes), accelerators, cpus)
+    if found is None:
+        return chain
+    value = value_of(blocks, found.stages)
+    return Chain(value, found.stages) if value < chain.value else chain
 
 
 def lower_bound(blocks: Blocks, accelerators: int, cpus: int) -> float:
@@ -100,7 +117,8 @@ def search(
             found = Walk(blocks, loads, accelerators, cpus, limit, out_of_time).chain()
             step += 1
             if found is not None:
-                best, high = found, min(high, found.value)
+                best = along(blocks, loads.memory_bytes, accelerators, cpus, found)
+                high = min(high, best.value)
             elif best is None:
                 return None, inf
             else:

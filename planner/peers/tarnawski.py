@@ -30,15 +30,12 @@ from planner.ir.errors import UnknownNameError, UsageError
 from planner.peers.answer import OPTIMAL, TIME_LIMIT, Answer, Json, infeasible
 from planner.peers.ideals import Ideals, bits_of, chain_of, lattice_of
 from planner.peers.max_load import Blocks, Loads
-from planner.peers.max_load_search import direct, lower_bound, search
+from planner.peers.max_load_search import MOST_IN_TABLE, direct, lower_bound, search
 from planner.peers.max_load_walk import ACCELERATOR, CPU, SAME, Chain
 from planner.peers.tarnawski_blocks import Coloured, blocks_of, crowded_groups, depth_first
 
 _MOST_CELLS = 60_000_000
 """Numbers that the tables over all ideals may have."""
-
-_MOST_CHAIN = 3000
-"""A chain of up to so many blocks is solved from a table of all pairs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +147,7 @@ def _of_chain(instance: Instance, coloured: Coloured, devices: Devices, order: S
 def _on_chain(blocks: Blocks, devices: Devices, order: Sequence[int]) -> tuple[Chain | None, float]:
     """The best pipeline whose stages follow one another in ``order``, and a bound for such pipelines."""
     loads = Loads.of(blocks, chain_of(order), devices.memory_bytes)
-    if blocks.num_blocks <= _MOST_CHAIN:
+    if blocks.num_blocks < MOST_IN_TABLE:
         found = direct(loads, devices.accelerators, devices.cpus)
         return found, found.value if found else inf
     bound = lower_bound(blocks, devices.accelerators, devices.cpus)

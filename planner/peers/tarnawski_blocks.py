@@ -181,7 +181,7 @@ def _moves(blocks: Blocks, careful: bool, ordered: bool) -> list[tuple[int, int]
     for block in np.flatnonzero(idle).tolist():
         homes = sharing[block]
         if ordered and near[block]:
-            homes &= near[block]
+            homes &= near[block] if near[block].bit_count() == 1 else 0
         homes &= ~moved
         if homes and not moved >> block & 1:
             home = next(bits_of(homes))

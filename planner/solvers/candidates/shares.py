@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
+from planner.costs.grids import proportional
 from planner.costs.stage import PriceBook
 from planner.ir.graph import SAMPLE
 from planner.ir.layout import Layout, cut_points
@@ -15,16 +14,6 @@ def equal_shares(samples: int, num_ranks: int) -> tuple[int, ...]:
     """As equal as can be, the first ones larger."""
     each, more = divmod(samples, num_ranks)
     return (each + 1,) * more + (each,) * (num_ranks - more)
-
-
-def proportional_shares(samples: int, speeds: Sequence[float]) -> tuple[int, ...]:
-    """In proportion to ``speeds``, rounded by the largest remainder, ties to the first."""
-    exact = [samples * speed / sum(speeds) for speed in speeds]
-    shares = [int(share) for share in exact]
-    by_remainder = sorted(range(len(exact)), key=lambda k: (shares[k] - exact[k], k))
-    for k in by_remainder[: samples - sum(shares)]:
-        shares[k] += 1
-    return tuple(shares)
 
 
 def samples_of(shares: tuple[int, ...], rows: int) -> tuple[int, ...]:
@@ -45,7 +34,7 @@ def usable(
 
 def replica_shares(problem: Problem, book: PriceBook, ranks: tuple[int, ...], size: int) -> tuple[int, ...]:
     """Samples of each rank that holds the whole model, in proportion to its speed."""
-    return proportional_shares(size, [_samples_per_s(book, book.kind(rank)) for rank in ranks])
+    return proportional(size, [_samples_per_s(book, book.kind(rank)) for rank in ranks])
 
 
 def _samples_per_s(book: PriceBook, kind: str) -> float:

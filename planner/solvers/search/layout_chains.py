@@ -6,17 +6,18 @@ and before the B of what it reads from, so that
 
     step >= max over s of  R_s + M o_s,   R_s = sum over earlier stages of (o + 2 c)       and   step >= max W_s
 
-A stage need not read from the one before; R starts anew where the layers behind a cut do not all hang on the layer just
-before it (``_Links.joined``).  The least values over all ways to go on, A(i, free devices) and B(i, free devices), are a
-DP from the back; pipelines are then built from the front, the one of least bound first.
+A stage need not read from the one before; R starts anew where the layer behind a cut does not read from the layer just
+before it (``Links.joined``).  The least values over all ways to go on, A(i, free devices) and B(i, free devices),
+are a DP from the back; pipelines are then built from the front, the one of least bound first.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,21 +28,26 @@ from planner.ir.graph import Graph, TensorSpec, producer
 from planner.ir.problem import Problem
 from planner.layers import kind
 from planner.solvers.candidates.space import Pool
+from planner.solvers.inner.stage import NONE, WHOLE
 from planner.solvers.search.layout_tables import GroupTable
 
-MOST_STATES = 60_000
+MOST_STATES = 30_000
 """Cuts x free devices x groups that the DP looks at; beyond it only work over capacity bounds."""
 
 Free = tuple[int, ...]
 """Devices that are left, by pool."""
 
 
-@dataclass(frozen=True, slots=True)
+Placed = tuple[int, int, tuple[int, ...], GroupTable]
+"""A stage: first layer, last layer + 1, ranks, and the table of ranks like these."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Chain:
-    """A whole pipeline: (first layer, last layer + 1, ranks) of each stage, and what it takes at least."""
+    """A whole pipeline, and what it takes at least."""
 
     bound_s: float
-    stages: tuple[tuple[int, int, tuple[int, ...]], ...]
+    stages: tuple[Placed, ...]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -49,7 +55,7 @@ class Links:
     """What is known of messages at each place to cut.
 
     Attributes:
-        joined: whether all behind it hangs on the layer before it.
+        joined: whether the layer behind it reads from the layer before it, and answers with gradients.
         message_s: F's way in and B's way back, at least.
     """
 
@@ -86,15 +92,15 @@ class Chains:
         chain, bottleneck = self._solved(self.all_free)
         return max(float(chain[first]), float(bottleneck[first]))
 
-    def best_first(self, upper_s: float) -> Iterator[Chain]:
-        """Pipelines by their bound, as long as it is below ``upper_s``."""
+    def best_first(self, upper_s: Callable[[], float]) -> Iterator[Chain]:
+        """Pipelines by their bound, as long as it is below ``upper_s()``."""
         first, last = self.positions[0], self.positions[-1]
         number = itertools.count()
-        heap: list[tuple[float, int, int, Free, float, float, tuple[tuple[int, int, tuple[int, ...]], ...]]] = []
+        heap: list[tuple[float, int, int, Free, float, float, tuple[Placed, ...]]] = []
         heappush(heap, (self.bound_s(), next(number), first, self.all_free, 0.0, 0.0, ()))
         while heap:
             bound_s, _, at, free, before_s, most_s, stages = heappop(heap)
-            if bound_s >= upper_s:
+            if bound_s >= upper_s():
                 return
             if at == last:
                 yield Chain(bound_s, stages)
@@ -116,8 +122,16 @@ class Chains:
                     there_s = before_s + once_s + self.links.message_s[stop] if self.links.joined[stop] else 0.0
                     rest_s = 0.0 if stop == last else max(there_s + chain[stop], bottleneck[stop])
                     bound = max(bound_s, most, float(rest_s))
-                    if bound < upper_s:
-                        entry = (bound, next(number), stop, rest, float(there_s), most, (*stages, (at, stop, ranks)))
+                    if bound < upper_s():
+                        entry = (
+                            bound,
+                            next(number),
+                            stop,
+                            rest,
+                            float(there_s),
+                            most,
+                            (*stages, (at, stop, ranks, table)),
+                        )
                         heappush(heap, entry)
 
     def _groups(self, free: Free) -> Iterator[tuple[int, int, Free]]:
@@ -156,44 +170,36 @@ def num_states(pools: tuple[Pool, ...], positions: tuple[int, ...]) -> int:
     return len(positions) * states * sum(len(pool.ranks) for pool in pools)
 
 
-def links_of(problem: Problem, samples: int, trains: bool) -> Links:
-    """What is known of messages at each place between two layers, for micro-batches of ``samples``."""
+def links_of(problem: Problem, samples: int, backward: str) -> Links:
+    """What is known of messages at each place between two layers, for micro-batches of ``samples``.
+
+    Nothing where gradients do not come back, or weights' gradients may be left for later: then the stage before need
+    not wait for the end of the stage behind.
+
+    Args:
+        backward: ``Question.backward``.
+    """
     graph = problem.profile.graph
     values = graph.values()
-    index = {layer.name: number for number, layer in enumerate(graph.layers)}
-    count = len(graph.layers)
-    joined, message_s = np.zeros(count + 1, dtype=bool), np.zeros(count + 1)
-    last_read = {value: max(readers) for value, readers in _readers(graph).items()}
-    for at in range(1, count):
-        crossing = [value for value, last in last_read.items() if index[producer(value)] < at <= last]
-        reads = [value for value in crossing if value in graph.layers[at].inputs]
-        hangs = all(index[producer(value)] == at - 1 for value in crossing)
-        joined[at] = hangs and bool(reads) and not _reads_inputs_alone(graph, at)
-        if joined[at]:
+    joined, message_s = np.zeros(len(graph.layers) + 1, dtype=bool), np.zeros(len(graph.layers) + 1)
+    for at, (before, behind) in enumerate(pairwise(graph.layers), start=1):
+        reads = {value for value in behind.inputs if producer(value) == before.name}
+        if backward != NONE:
+            reads = {value for value in reads if values[value].is_float and backward == WHOLE}
+        joined[at] = bool(reads)
+        if reads:
             size = max(_bytes_read(graph, at, value, values, samples) for value in reads)
-            back = trains and all(values[value].is_float for value in reads)
-            message_s[at] = _least_message_s(problem, size) * (2 if back else 1)
+            message_s[at] = _least_message_s(problem, size) * (1 if backward == NONE else 2)
     return Links(joined, message_s)
 
 
-def _reads_inputs_alone(graph: Graph, at: int) -> bool:
-    """Whether a layer from ``at`` on does not hang on what is before it."""
-    behind: set[str] = set()
-    before = {layer.name for layer in graph.layers[:at]}
-    for layer in graph.layers[at:]:
-        if not any(producer(value) in before or producer(value) in behind for value in layer.inputs):
-            return True
-        behind.add(layer.name)
-    return False
-
-
 def _bytes_read(graph: Graph, at: int, value: str, values: Mapping[str, TensorSpec], samples: int) -> float:
-    """What the layer certainly reads of the value: as much as it makes, if it reads element by element; else a few."""
+    """What is certainly read of the value, whatever the parts: all by layers that skip nothing, else something."""
     layer = graph.layers[at]
-    is_plain = layer.kind == "pointwise" and layer.outputs[0].shape == values[value].shape
-    strides, kernel = layer.attributes.get("stride"), layer.attributes.get("kernel")
-    covers = isinstance(strides, tuple) and isinstance(kernel, tuple) and all(map(int.__le__, strides, kernel))
-    whole = kind(layer.kind).REDUCTION == "statistics" or is_plain or (layer.kind in ("conv", "pool") and covers)
+    same = layer.kind == "pointwise" and layer.outputs[0].shape == values[value].shape
+    stride = layer.attributes.get("stride")
+    sliding = layer.kind == "conv" and isinstance(stride, tuple) and set(stride) == {1} and layer.inputs[0] == value
+    whole = same or sliding or kind(layer.kind).REDUCTION == "statistics"
     return float(values[value].at(samples, graph.samples).num_bytes) if whole else 1.0
 
 
@@ -202,13 +208,3 @@ def _least_message_s(problem: Problem, num_bytes: float) -> float:
     links = problem.profile.cluster.links.values()
     pairs = (len(problem.ranks) // 2) * (len(problem.ranks) - len(problem.ranks) // 2)
     return min((float(transfer_s(link, num_bytes / max(1, pairs))) for link in links), default=0.0)
-
-
-def _readers(graph: Graph) -> dict[str, list[int]]:
-    made = {layer.name for layer in graph.layers}
-    found: dict[str, list[int]] = {}
-    for number, layer in enumerate(graph.layers):
-        for value in layer.inputs:
-            if producer(value) in made:
-                found.setdefault(value, []).append(number)
-    return found

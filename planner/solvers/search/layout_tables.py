@@ -5,13 +5,12 @@ For layers i ... j - 1 of the graph's order on one group of ranks, and M full mi
     step_s[i, j]   all F and B, additions, the sum of gradients, the update, the executor's overhead
     once_s[i, j]   one F and one B
 
-are the least over all choices of layouts (``inner.spans``: exact) and over samples shared as in any other plan, which is
-priced otherwise.  Memory is ignored, and so is a last micro-batch that is smaller.
+are the least over all choices of layouts (``inner.spans``: exact) and over samples shared as in any other plan, which
+is priced otherwise.  Memory is ignored.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,15 +23,14 @@ from planner.ir.cluster import ALL_REDUCE
 from planner.ir.constraints import Ways
 from planner.ir.errors import MissingMeasurementError
 from planner.ir.problem import ALWAYS, NEVER, SAMPLE_DIMS, Problem
-from planner.schedules import traits
 from planner.solvers.candidates.evaluate import Evaluator
 from planner.solvers.candidates.rules import Constraints
-from planner.solvers.candidates.shares import group_shares, usable
-from planner.solvers.candidates.space import micro_batches, mixing_layers, schedule_names
+from planner.solvers.candidates.shares import group_shares, samples_of, usable
+from planner.solvers.candidates.space import micro_batches, mixing_layers
+from planner.solvers.inner.elimination import eliminate
 from planner.solvers.inner.labelled import LabelledGraph
 from planner.solvers.inner.spans import all_spans
-from planner.solvers.inner.elimination import eliminate
-from planner.solvers.inner.stage import LEAST, NONE, WHOLE, Options, Question, labelled_graph, options_of
+from planner.solvers.inner.stage import NONE, WHOLE, Options, Question, labelled_graph, options_of
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -42,11 +40,13 @@ class GroupTable:
     Attributes:
         step_s, once_s: ``[first, last]``: the least of any stage of these layers.
         by_samples_s: of one cut along samples alone; infinity where there is none.
+        shares: samples of each rank of a stage cut along samples alone.
         options: of each layer; empty on one rank.
         graph: of all layers, a step.
     """
 
     ranks: tuple[int, ...]
+    shares: tuple[int, ...]
     step_s: Array
     once_s: Array
     by_samples_s: Array
@@ -65,11 +65,16 @@ class GroupTable:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TableMaker:
-    """Makes tables for one problem and one size of the micro-batch."""
+    """Makes tables for one problem and one size of the micro-batch.
+
+    Attributes:
+        backward: which backward passes the schedules that may be used have (``Question.backward``).
+    """
 
     evaluator: Evaluator
     constraints: Constraints
     size: int
+    backward: str
 
     @property
     def problem(self) -> Problem:
@@ -82,12 +87,9 @@ class TableMaker:
         return self.problem.global_batch // self.size
 
     @property
-    def backward(self) -> str:
-        """Which backward passes the schedules that may be used have (``Question.backward``)."""
-        known = [traits(name) for name in schedule_names(self.problem)]
-        if not all(one.trains for one in known):
-            return NONE
-        return LEAST if any(one.splits_backward for one in known) else WHOLE
+    def rest(self) -> int:
+        """Samples of a last, smaller micro-batch; 0: there is none."""
+        return self.problem.global_batch % self.size
 
     def table(self, ranks: tuple[int, ...]) -> GroupTable | None:
         """The table of a group; None if nothing can be priced on it.
@@ -108,15 +110,15 @@ class TableMaker:
                 prices = self.evaluator.layouts.prices(ranks, self.size)
                 options = self._options(prices)
                 if all(options):
-                    graph = self._graph(prices, options, True)
-                    once = self._graph(prices, options, False)
+                    graph = self._graph(prices, options)
                     step_s = np.minimum(step_s, all_spans(graph).cost + self._overhead_s(ranks))
-                    once_s = np.minimum(once_s, all_spans(once).cost)
+                    once_s = np.minimum(once_s, all_spans(self._once(prices, options)).cost)
             except MissingMeasurementError:
                 graph = None
         if not np.isfinite(step_s[0, 1:]).any() and not np.isfinite(np.diagonal(step_s, 1)).any():
             return None
-        return GroupTable(ranks, step_s, once_s, plain_s - self._overhead_s(ranks), options, graph)
+        shares = group_shares(self.problem, self.evaluator.book, ranks, self.size)
+        return GroupTable(ranks, shares, step_s, once_s, plain_s - self._overhead_s(ranks), options, graph)
 
     def _options(self, prices: LayoutPrices) -> tuple[Options, ...]:
         recompute = ALWAYS if self.problem.recompute == ALWAYS else NEVER
@@ -128,17 +130,37 @@ class TableMaker:
             for index, each in enumerate(found)
         )
 
-    def _graph(self, prices: LayoutPrices, options: tuple[Options, ...], step: bool) -> LabelledGraph:
+    def _graph(self, prices: LayoutPrices, options: tuple[Options, ...]) -> LabelledGraph:
+        """A step of all layers: full micro-batches, then the rest of the batch at its own price."""
         layers = tuple(range(len(prices.layers)))
-        often = self.num_full if step else 1
-        return labelled_graph(prices, Question(layers, often, backward=self.backward, once_a_step=step), options)
+        full = labelled_graph(prices, Question(layers, self.num_full, backward=self.backward), options)
+        if not self.rest:
+            return full
+        smaller = self.evaluator.layouts.prices(prices.ranks, self.rest)
+        asked = Question(layers, 1, backward=self.backward, once_a_step=False)
+        rest = labelled_graph(smaller, asked, options)
+        nodes = []
+        for index, each in enumerate(options):
+            table = smaller.layer(index, each)
+            more = 0.0 if self.backward == NONE else table.accumulate_s.max(axis=-1)
+            nodes.append(np.where((table.shards.share > 0).all(axis=-1), rest.node_cost[index] + more, np.inf))
+        return LabelledGraph(
+            tuple(a + b for a, b in zip(full.node_cost, nodes, strict=True)),
+            {edge: cost + rest.edge_cost[edge] for edge, cost in full.edge_cost.items()},
+        )
+
+    def _once(self, prices: LayoutPrices, options: tuple[Options, ...]) -> LabelledGraph:
+        layers = tuple(range(len(prices.layers)))
+        return labelled_graph(prices, Question(layers, 1, backward=self.backward, once_a_step=False), options)
 
     def _overhead_s(self, ranks: tuple[int, ...]) -> float:
         """Of the actions of a step: F and B, the sum of gradients, the update."""
         tables = self.evaluator.book.tables
         each = max(tables.overhead_s(self.evaluator.book.kind(rank)) for rank in ranks)
         passes = 1 if self.backward == NONE else 2
-        return each * (passes * self.num_full + (0 if self.backward == NONE else 1 + (len(ranks) > 1)))
+        return each * (
+            passes * (self.num_full + (self.rest > 0)) + (0 if self.backward == NONE else 1 + (len(ranks) > 1))
+        )
 
     def _by_samples(self, ranks: tuple[int, ...]) -> tuple[Array, Array]:
         """(a step, one F and B) of stages cut along samples alone, or of one rank; infinity where there are none."""
@@ -147,12 +169,13 @@ class TableMaker:
         step_s, once_s = np.full((2, count + 1, count + 1), np.inf)
         shares = group_shares(problem, book, ranks, self.size)
         batches = micro_batches(problem, self.size)
-        if len(ranks) > 1 and SAMPLE_DIMS not in problem.allow or not usable(problem, book, ranks, shares, batches):
+        if (len(ranks) > 1 and SAMPLE_DIMS not in problem.allow) or not usable(problem, book, ranks, shares, batches):
             return step_s, once_s
         exchanged = self._exchanged(ranks)
+        least = samples_of(shares, self.rest) if self.rest else (0,) * len(ranks)
         each = [
-            self._member(book.tables.at(book.kind(rank), samples), book.kind(rank), exchanged)
-            for rank, samples in zip(ranks, shares, strict=True)
+            self._member(book.kind(rank), samples, rest, exchanged)
+            for rank, samples, rest in zip(ranks, shares, least, strict=True)
         ]
         step_s, once_s = (np.max([pair[k] for pair in each], axis=0) for k in (0, 1))
         if len(ranks) > 1:
@@ -173,18 +196,24 @@ class TableMaker:
         times = 2 if self.problem.recompute == ALWAYS and self.backward != NONE else 1
         return _between(forward) * times + (0.0 if self.backward == NONE else _between(backward))
 
-    def _member(self, table: SizeTable, kind: str, exchanged: Array) -> tuple[Array, Array]:
-        once_s = _between(table.forward_s)
+    def _member(self, kind: str, samples: int, rest: int, exchanged: Array) -> tuple[Array, Array]:
+        """(a step, one F and B) of a rank with so many samples, and so many of the last micro-batch."""
+        tables = self.evaluator.book.tables
+        once_s = self._pass(tables.at(kind, samples)) + exchanged
+        step_s = self.num_full * once_s + (self._pass(tables.at(kind, rest)) + exchanged if rest else 0.0)
         if self.backward == NONE:
-            once_s = once_s + exchanged
-            return self.num_full * once_s, once_s
+            return step_s, once_s
+        costs = tables.parameters(kind)
+        again = self.num_full - (not self.rest)
+        return step_s + again * _between(costs.accumulate_s) + _between(costs.update_s), once_s
+
+    def _pass(self, table: SizeTable) -> Array:
+        """One F and B."""
+        if self.backward == NONE:
+            return _between(table.forward_s)
         whole, halves = table.backward_s, table.backward_input_s + table.backward_weight_s
         least = whole if self.backward == WHOLE else _sums(np.minimum(np.diff(whole), np.diff(halves)))
-        again = _between(table.forward_s) if self.problem.recompute == ALWAYS else 0.0
-        once_s = once_s + _between(least) + again + exchanged
-        costs = self.evaluator.book.tables.parameters(kind)
-        step_s = self.num_full * once_s + (self.num_full - 1) * _between(costs.accumulate_s) + _between(costs.update_s)
-        return step_s, once_s
+        return _between(least) + _between(table.forward_s) * (2 if self.problem.recompute == ALWAYS else 1)
 
 
 def least_work_s(evaluator: Evaluator, size: int, backward: str) -> Array:
@@ -219,8 +248,3 @@ def _between(sums: Array) -> Array:
 
 def _sums(values: Array) -> Array:
     return np.concatenate(([0.0], np.cumsum(values)))
-
-
-def restricted(options: Mapping[int, Option], first: int, last: int) -> dict[int, Option]:
-    """The options of layers ``first ... last - 1``."""
-    return {index: option for index, option in options.items() if first <= index < last}

@@ -188,7 +188,7 @@ def test_forwards_alone_keep_nothing_behind() -> None:
     profile, decision = pipeline(2, 5, "forward", saved_bytes=1000, workspace_bytes=10, bandwidth_bytes_per_s=1e15)
     timeline = run(profile, decision)
     assert timeline.step_s == pytest.approx(6e-3, rel=1e-6)
-    assert timeline.peak_bytes(0) == 2 * TINY + 1000 + TINY + 10
+    assert timeline.peak_bytes(0) == TINY + 1000 + TINY + 10  # no gradients
     assert timeline.memory[-1].num_bytes == 2 * TINY + 5 * TINY
 
 

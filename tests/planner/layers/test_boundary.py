@@ -30,10 +30,28 @@ def shape_of(boundaries: Boundaries, value: str, samples: int) -> tuple[int, ...
     return boundaries.graph.values()[value].at(samples, boundaries.graph.samples).shape
 
 
+def made(seed: int, own: bool) -> Boundaries:
+    """Random stages; with ``own`` every layer of a group has a layout of its own, sometimes held by several ranks."""
+    draw = random.Random(seed)
+    found = random_boundaries(draw, spatial=True)
+    layouts = {}
+    for layer in found.graph.layers:
+        parts = found.layout(layer.name).num_parts
+        shares = cut_points(tuple(draw.randint(1, 3) for _ in range(parts)))
+        choices = [{"sample": shares}, {"feature": shares}, {"replica": shares}]
+        if parts == 4:
+            choices.append({"sample": (0, 1, 2), "feature": (0, 1, 3)})
+        layouts[layer.name] = Layout(draw.choice(choices) if parts > 1 else {})
+    if not own:
+        return found
+    return Boundaries.of(found.graph, found.stage_of, found.layouts, found.ranks, layouts)
+
+
+@pytest.mark.parametrize("own", [False, True])
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("samples", SAMPLES)
-def test_every_needed_element_arrives_exactly_once_from_an_owner(seed: int, samples: int) -> None:
-    boundaries = random_boundaries(random.Random(seed), spatial=True)
+def test_every_needed_element_arrives_exactly_once_from_an_owner(seed: int, samples: int, own: bool) -> None:
+    boundaries = made(seed, own)
     for edge in boundaries.edges():
         for value in edge.values:
             shape = shape_of(boundaries, value, samples)
@@ -54,9 +72,10 @@ def test_every_needed_element_arrives_exactly_once_from_an_owner(seed: int, samp
                 assert (arrived[rank] == expected).all()
 
 
+@pytest.mark.parametrize("own", [False, True])
 @pytest.mark.parametrize("seed", SEEDS)
-def test_bytes_are_no_more_than_what_is_needed(seed: int) -> None:
-    boundaries = random_boundaries(random.Random(seed), spatial=True)
+def test_bytes_are_no_more_than_what_is_needed(seed: int, own: bool) -> None:
+    boundaries = made(seed, own)
     for edge in boundaries.edges():
         messages = boundaries.messages(edge, 4)
         needed = sum(volume(box) for value in edge.values for box in boundaries.needed(value, edge.dst, 4).values())
@@ -64,11 +83,12 @@ def test_bytes_are_no_more_than_what_is_needed(seed: int) -> None:
         assert [(m.src, m.dst) for m in messages] == sorted({(m.src, m.dst) for m in messages})
 
 
+@pytest.mark.parametrize("own", [False, True])
 @pytest.mark.parametrize("seed", SEEDS)
-def test_gradients_go_back_as_the_adjoint(seed: int) -> None:
+def test_gradients_go_back_as_the_adjoint(seed: int, own: bool) -> None:
     """<F x, y> = <x, F* y>, where F sends and F* sends back and adds."""
     rng = np.random.default_rng(seed)
-    boundaries = random_boundaries(random.Random(seed), spatial=True)
+    boundaries = made(seed, own)
     for edge in boundaries.edges():
         messages = boundaries.messages(edge, 4)
         for value in edge.values:
@@ -127,6 +147,43 @@ def test_rows_that_a_stride_skips_come_along_where_the_dim_is_not_cut(shares: tu
     assert [box[1:] for box in found.values()] == [(Interval(0, 3), Interval(0, 8))] * len(shares)
     by_width = Boundaries.of(graph, boundaries.stage_of, boundaries.layouts, boundaries.ranks).needed("relu", 1, 2)
     assert [box[2] for box in by_width.values()] == [Interval(0, 3), Interval(4, 7)]
+
+
+def test_layers_of_a_stage_may_each_be_cut_in_their_own_way() -> None:
+    """The maker is cut along channels, held twice each; one reader along the width, one along samples."""
+    boundaries = conv_boundaries()
+    relu, conv = boundaries.graph.layers
+    also = Layer("also", "pointwise", ("relu",), relu.outputs)
+    graph = Graph(2, boundaries.graph.inputs, (relu, conv, also), {}, "conv")
+    own = {
+        "relu": Layout({"channel": (0, 2, 3), "replica": (0, 1, 2)}),
+        "conv": Layout({"width": (0, 4, 8)}),
+        "also": Layout({"sample": (0, 1, 2)}),
+    }
+    stage_of = {"relu": 0, "conv": 1, "also": 1}
+    found = Boundaries.of(graph, stage_of, (Layout(), Layout()), ((0, 1, 2, 3), (4, 5)), own)
+    assert found.owned("relu", 2) == {
+        rank: (Interval(0, 2), channels, Interval(0, 8))
+        for rank, channels in enumerate([Interval(0, 2), Interval(0, 2), Interval(2, 3), Interval(2, 3)])
+    }
+    # The hull of both readers is all there is: each rank gets all samples for its width, and all width for its sample.
+    everything = (Interval(0, 2), Interval(0, 3), Interval(0, 8))
+    assert found.needed("relu", 1, 2) == {4: everything, 5: everything}
+    (edge,) = found.edges()
+    assert {(m.src, m.dst): m.forward_bytes for m in found.messages(edge, 2)} == {
+        (0, 4): 4 * 2 * 2 * 8,
+        (2, 4): 4 * 2 * 1 * 8,
+        (1, 5): 4 * 2 * 2 * 8,
+        (3, 5): 4 * 2 * 1 * 8,
+    }
+
+
+def test_of_ranks_that_hold_the_same_the_reader_itself_is_asked() -> None:
+    boundaries = conv_boundaries()
+    own = {"relu": Layout({"replica": (0, 1, 2)})}
+    same = Boundaries.of(boundaries.graph, boundaries.stage_of, boundaries.layouts, ((0, 1), (1, 0)), own)
+    (edge,) = same.edges()
+    assert [(m.src, m.dst) for m in same.messages(edge, 2)] == [(0, 0), (1, 1)]
 
 
 def test_several_readers_share_one_message() -> None:

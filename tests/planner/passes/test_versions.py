@@ -30,7 +30,7 @@ def test_each_backward_uses_the_weights_of_its_forward() -> None:
     validate(program)
     assert updates_of(program) == (0, 1, 2)
     assert staleness(program) == (1,)
-    assert versions_kept(program) == (2,)
+    assert versions_kept(program.rows, program.stages.num_stages) == (2,)
 
 
 @pytest.mark.parametrize(
@@ -76,6 +76,6 @@ def test_weights_older_than_claimed_are_refused() -> None:
 def test_one_update_a_step_is_not_old_at_all() -> None:
     program = lowered(chain("1f1b", 3, 6), "1f1b")
     assert staleness(program) == (0, 0, 0)
-    assert versions_kept(program) == (1, 1, 1)
+    assert versions_kept(program.rows, program.stages.num_stages) == (1, 1, 1)
     assert updates_of(program) == (None,)
     validate(program, staleness=(0, 0, 0))

@@ -13,7 +13,7 @@ from planner.peers.piper_room import Machine
 
 
 def random_instance(seed: int, largest: int = 5, degrees: tuple[int, ...] = (1,), alike: bool = True) -> Instance:
-    """At most ``largest`` layers with one or two options of each degree.
+    """At most ``largest`` layers with one or two options of each degree (three if they need not be alike).
 
     Args:
         alike: whether options of a degree differ in time and memory alone.
@@ -51,8 +51,11 @@ def _options(
     if draw.random() < 0.2:
         return (quick,)
     other = same if alike else synced()
-    less, more, slower = draw.uniform(0, 0.9), draw.uniform(0, 1.2), draw.uniform(1, 2)
-    return (quick, Option("activation recomp", slower * time, other[0], less * held, more * always, *other[1:]))
+    found = [quick]
+    for name in ("activation recomp",) if alike else ("activation recomp", "sharded")[: draw.randint(1, 2)]:
+        less, more, slower = draw.uniform(0, 0.9), draw.uniform(0, 1.2), draw.uniform(1, 2)
+        found.append(Option(name, slower * time, other[0], less * held, more * always, *other[1:]))
+    return tuple(found)
 
 
 def best_plan(instance: Instance, machine: Machine) -> tuple[float, float]:

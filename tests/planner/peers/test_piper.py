@@ -100,16 +100,19 @@ def test_the_published_programme_finds_the_same(seed: int, degrees: tuple[int, .
         assert solve(each).value == pytest.approx(plain_programme(each, machine_of(each)), rel=2e-9)
 
 
-@pytest.mark.parametrize("block", range(3))
-def test_options_of_every_kind_are_planned_with(block: int) -> None:
-    for seed in range(6 * block, 6 * block + 6):
-        instance = random_instance(seed, 3, (1, 2), alike=False)
-        answer = solve(instance)
-        best, by_any = best_plan(instance, machine_of(instance))
-        assert best * (1 - 1e-9) <= answer.value or by_any * (1 - 1e-9) <= answer.value, seed
-        assert answer.value <= best * (1 + 1e-9) or not are_alike(instance), seed
-        if answer.found:
-            assert value_of(instance, machine_of(instance), stages_of(instance, answer.plan)) == answer.value
+@pytest.mark.parametrize("seed", range(15))
+def test_options_of_every_kind_are_planned_with(seed: int) -> None:
+    instance = replace(random_instance(seed, 5, (1, 2), alike=False), devices=4, memory_bytes=5.0 + 2 * seed)
+    answer = solve(instance)
+    assert answer.value == pytest.approx(plain_programme(instance, machine_of(instance)), rel=2e-9)
+    if answer.found:
+        assert value_of(instance, machine_of(instance), stages_of(instance, answer.plan)) == answer.value
+
+
+def test_there_are_options_of_every_kind() -> None:
+    found = [random_instance(seed, 5, (1, 2), alike=False) for seed in range(15)]
+    assert not all(are_alike(instance) for instance in found)
+    assert any(len(options) > 2 for instance in found for node in instance.nodes for options in node.options.values())
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -158,6 +158,4 @@ def _in_order(group: tuple[int, ...], problem: Problem) -> tuple[int, ...]:
     pool = {rank: (devices[rank].kind, devices[rank].host, devices[rank].memory_bytes) for rank in problem.ranks}
     pools = list(dict.fromkeys(pool.values()))
     count = Counter(pool[rank] for rank in group)
-    return tuple(
-        sorted(group, key=lambda r: (kinds.index(devices[r].kind), -count[pool[r]], pools.index(pool[r]), r))
-    )
+    return tuple(sorted(group, key=lambda r: (kinds.index(devices[r].kind), -count[pool[r]], pools.index(pool[r]), r)))

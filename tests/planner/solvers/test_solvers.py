@@ -7,12 +7,13 @@ from pathlib import Path
 import pytest
 
 from planner.check import check
+from planner.costs.grids import proportional
 from planner.ir.codec import dumps, load, loads
 from planner.ir.errors import InfeasibleError, UnknownNameError
 from planner.ir.plan import Plan
 from planner.ir.problem import Problem
 from planner.solvers import baselines, names, solver
-from planner.solvers.candidates.shares import equal_shares, proportional_shares
+from planner.solvers.candidates.shares import equal_shares
 from tests.planner.factories import chain_profile
 from tests.planner.solvers.instances import random_problem
 
@@ -41,7 +42,16 @@ def test_a_plan_survives_its_file(name: str) -> None:
 
 
 def test_the_registry_knows_solvers_and_baselines() -> None:
-    published = {"bapipe", "dapple", "dryden", "pipedream", "pipedream-hierarchical", "piper", "sparsepipe", "tarnawski"}
+    published = {
+        "bapipe",
+        "dapple",
+        "dryden",
+        "pipedream",
+        "pipedream-hierarchical",
+        "piper",
+        "sparsepipe",
+        "tarnawski",
+    }
     assert set(baselines()) == {"data-parallel", "even-split", "one-device", *published}
     assert set(names()) == {*baselines(), "span-ilp", "suffix-dp"}
     with pytest.raises(UnknownNameError, match="no solver 'magic'"):
@@ -72,8 +82,8 @@ def test_even_split_counts_layers_and_not_costs() -> None:
 
 def test_shares() -> None:
     assert equal_shares(7, 3) == (3, 2, 2)
-    assert proportional_shares(8, (1.0, 1.0, 1.0)) == (3, 3, 2)
-    assert proportional_shares(10, (3.0, 1.0, 1.0)) == (6, 2, 2)
+    assert proportional(8, (1.0, 1.0, 1.0)) == (3, 3, 2)
+    assert proportional(10, (3.0, 1.0, 1.0)) == (6, 2, 2)
 
 
 def golden_problem() -> Problem:

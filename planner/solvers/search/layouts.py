@@ -1,0 +1,187 @@
+"""The search beyond samples: stages whose layers are cut along space and channels as well.
+
+What the search over samples found goes on in two ways.  The stages of its best pipelines get the best layouts of their
+layers (``inner.stage``, exact for a stage alone).  And pipelines of stretches of layers are built by the least that
+stages take under any layouts (``layout_chains``), the one of least bound first, given the layouts of least time, and
+simulated; those that do not fit get layouts for the memory there is.
+
+The searched space is that of samples, and beside it: stages of stretches of the graph's order, each on ranks of one
+pool, or all layers on all ranks; every option of each layer; every schedule with windows of its own.  The bound of the
+step is the least of
+
+    the bound of the search over samples
+    for each size of the micro-batch: work over capacity (no cut makes a sample of a layer cheaper than the cheapest
+    measured), and what is open of the chains, among them those simulated whose bound is below the best step
+
+so that a plan is proven only where its step meets it: one stage on alike ranks does, several stages rarely.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+
+from planner.ir.problem import SAMPLE_DIMS, Problem
+from planner.solvers.candidates.choose import ROUNDING, better
+from planner.solvers.candidates.evaluate import Evaluation, Evaluator
+from planner.solvers.candidates.rules import Constraints
+from planner.solvers.candidates.space import Pool, cut_positions, micro_batch_sizes, pools
+from planner.solvers.search.best_first import Outcome
+from planner.solvers.search.layout_chains import MOST_STATES, Chain, Chains, links_of, num_states
+from planner.solvers.search.layout_plans import LayoutPlans
+from planner.solvers.search.layout_tables import TableMaker, least_work_s
+
+MOST_CHAINS = 300
+"""Pipelines that are simulated for one size of the micro-batch."""
+
+
+def beyond_samples(problem: Problem) -> bool:
+    """Whether layers may be cut along more than samples."""
+    return len(problem.ranks) > 1 and any(family != SAMPLE_DIMS for family in problem.allow)
+
+
+def with_layouts(evaluator: Evaluator, outcome: Outcome, time_limit_s: float) -> Outcome:
+    """``outcome`` of the search over samples, continued over layouts; as it is where samples alone may be cut.
+
+    Args:
+        time_limit_s: for this part of the search.
+    """
+    if not beyond_samples(evaluator.problem):
+        return outcome
+    return _Search(evaluator, outcome, time.monotonic() + time_limit_s).run()
+
+
+@dataclass(slots=True, eq=False)
+class _Search:
+    """The search's state.
+
+    Attributes:
+        stops: when to end, by ``time.monotonic``.
+        is_cut_short: whether anything was left out for want of time.
+    """
+
+    evaluator: Evaluator
+    outcome: Outcome
+    stops: float
+    plans: LayoutPlans = field(init=False)
+    best: Evaluation | None = field(init=False)
+    by_num_stages: dict[int, Evaluation] = field(init=False)
+    num_candidates: int = field(init=False, default=0)
+    is_cut_short: bool = field(init=False, default=False)
+
+    def __post_init__(self) -> None:
+        self.plans = LayoutPlans(self.evaluator, Constraints.of(self.evaluator.problem))
+        self.best = self.outcome.best
+        self.by_num_stages = dict(self.outcome.by_num_stages)
+
+    def run(self) -> Outcome:
+        """Everything in turn; Ctrl-C ends it with the best so far."""
+        problem = self.evaluator.problem
+        works = {
+            size: float(least_work_s(self.evaluator, size, self.plans.backward).sum()) / len(problem.ranks)
+            for size in micro_batch_sizes(problem, self.evaluator.book)
+        }
+        bounds = dict(works)
+        stopped = False
+        try:
+            self._refine()
+            for size, work_s in sorted(works.items(), key=lambda item: item[1]):
+                bounds[size] = self._bound_of_size(size, work_s)
+        except KeyboardInterrupt:
+            if self.best is None:
+                raise
+            stopped = True
+        return self._outcome(min([self.outcome.bound_s, *bounds.values()]), stopped)
+
+    @property
+    def upper_s(self) -> float:
+        """Plans from here on are of no interest."""
+        return self._wanted_s * (1 - ROUNDING)
+
+    @property
+    def _wanted_s(self) -> float:
+        return float("inf") if self.best is None else self.best.step_s * (1 - self.evaluator.problem.gap)
+
+    def _refine(self) -> None:
+        """The best pipelines of the search over samples, with the best layouts of their stages."""
+        known = [found for found in (self.outcome.best, *self.outcome.by_num_stages.values()) if found is not None]
+        for candidate in dict.fromkeys(found.candidate for found in known):
+            if self._is_late():
+                return
+            self._take(self.plans.refined(candidate))
+
+    def _bound_of_size(self, size: int, work_s: float) -> float:
+        """Looks at the chains of one size of the micro-batch: no plan of it is faster than what is returned."""
+        if work_s >= self.upper_s or self._is_late():
+            return work_s
+        problem = self.evaluator.problem
+        found_pools, positions = pools(problem), cut_positions(problem.profile.graph)
+        maker = TableMaker(self.evaluator, self.plans.constraints, size, self.plans.backward)
+        if num_states(found_pools, positions) > MOST_STATES:
+            self.is_cut_short = True
+            return work_s
+        try:
+            chains = self._chains(maker, found_pools, positions)
+            open_s = self._look_at(maker, chains, work_s)
+        except MemoryError:
+            self.is_cut_short = True
+            return work_s
+        return max(work_s, min(open_s, self._wanted_s))
+
+    def _chains(self, maker: TableMaker, found_pools: tuple[Pool, ...], positions: tuple[int, ...]) -> Chains:
+        problem = self.evaluator.problem
+        tables = {
+            (number, count): maker.table(pool.ranks[:count])
+            for number, pool in enumerate(found_pools)
+            for count in range(1, len(pool.ranks) + 1)
+        }
+        links = links_of(problem, maker.size, self.plans.backward)
+        return Chains(found_pools, tables, positions, links, maker.num_full, problem.max_stages)
+
+    def _look_at(self, maker: TableMaker, chains: Chains, work_s: float) -> float:
+        """Simulates chains by their bounds: what those that are open or could have been better take at least."""
+        open_s = float("inf")
+        for number, chain in enumerate(self._in_order(maker, chains)):
+            if number >= MOST_CHAINS or self._is_late():
+                self.is_cut_short = True
+                return min(open_s, chain.bound_s)
+            self.num_candidates += 1
+            open_s = min(open_s, max(chain.bound_s, work_s))
+            for found in self.plans.of_chain(maker.size, chain):
+                self._take(found)
+        return open_s
+
+    def _in_order(self, maker: TableMaker, chains: Chains) -> Iterator[Chain]:
+        """One stage on ranks of several pools, then chains by their bound, while that is below the best step."""
+        ranks, last = self.evaluator.problem.ranks, chains.positions[-1]
+        whole = maker.table(ranks) if len(chains.pools) > 1 else None
+        if whole is not None and whole.step_s[0, last] < self.upper_s:
+            yield Chain(float(whole.step_s[0, last]), ((0, last, ranks, whole),))
+        yield from chains.best_first(lambda: self.upper_s)
+
+    def _take(self, found: Evaluation | None) -> None:
+        if found is not None and found.fits:
+            self.best = better(self.best, found)
+            stages = found.candidate.num_stages
+            self.by_num_stages[stages] = better(self.by_num_stages.get(stages), found)
+
+    def _is_late(self) -> bool:
+        late = time.monotonic() >= self.stops
+        self.is_cut_short = self.is_cut_short or late
+        return late
+
+    def _outcome(self, bound_s: float, stopped: bool) -> Outcome:
+        found = replace(
+            self.outcome,
+            best=self.best,
+            bound_s=bound_s,
+            num_candidates=self.outcome.num_candidates + self.num_candidates,
+            by_num_stages=self.by_num_stages,
+        )
+        if stopped or self.outcome.status == "stopped":
+            return replace(found, status="stopped")
+        if self.best is None or bound_s >= self.best.step_s * (1 - 2 * ROUNDING):
+            return replace(found, status="proven")
+        cut_short = self.is_cut_short or self.outcome.status == "time limit"
+        return replace(found, status="time limit" if cut_short and bound_s < self.upper_s else "within gap")

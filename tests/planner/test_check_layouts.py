@@ -1,0 +1,111 @@
+"""Every way to spoil a plan whose layers have layouts of their own is found by the independent checker."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from planner.check import check
+from planner.check.layouts import layer_faults
+from planner.ir.codec import load
+from planner.ir.plan import Plan
+from planner.ir.problem import Problem
+from planner.ir.profile import Profile
+from planner.solvers import solver
+from tests.planner.networks import Network, priced
+
+GOLDEN = Path(__file__).parents[1] / "data" / "golden" / "plan_cut_along_space.json"
+
+
+def made() -> Profile:
+    """Convolutions on large images, a pool, and a classifier; two devices."""
+    network = Network(2, 4, 48)
+    x = network.relu(network.norm(network.conv(network.image, 8)))
+    return priced(network, network.head(network.pool(network.conv(x, 8)), 6), speeds=(1.0, 1.0), latency_s=1e-7)
+
+
+@functools.cache
+def profile() -> Profile:
+    return made()
+
+
+@functools.cache
+def problem() -> Problem:
+    return Problem(profile(), 4, allow=("sample", "spatial"), micro_batch_sizes=(1,))
+
+
+@functools.cache
+def plan() -> Plan:
+    return solver("dryden")(problem())
+
+
+def recut(**cuts: Mapping[str, tuple[int, ...]]) -> Plan:
+    """The plan with other cut points for some layers."""
+    layers = {
+        name: replace(placed, cuts=cuts[name]) if name in cuts else placed
+        for name, placed in plan().decision.layers.items()
+    }
+    return replace(plan(), decision=replace(plan().decision, layers=layers))
+
+
+def test_the_plan_is_cut_along_space_and_good() -> None:
+    cuts = {name: tuple(placed.cuts) for name, placed in plan().decision.layers.items()}
+    assert cuts["conv0"] == ("width",)
+    assert cuts["linear7"] == ("replica",)
+    assert check(plan(), profile()) == ()
+    assert check(plan(), None) == ()
+
+
+SPOILS: dict[str, Mapping[str, Mapping[str, tuple[int, ...]]]] = {
+    "conv0 is cut in 3 parts for 2 ranks": {"conv0": {"height": (0, 16, 32, 48)}},
+    "is cut in 1 parts for 2 ranks": {"conv0": {}},
+    "do not ascend": {"conv0": {"width": (0, 30, 20)}},
+    "do not ascend from 0": {"conv0": {"height": (1, 24, 48)}},
+    "conv0 is cut along depth, and has sample, channel, height, width": {"conv0": {"depth": (0, 1, 2)}},
+    "reshape6 is cut along feature, and each part would do all of its work": {"reshape6": {"feature": (0, 4, 8)}},
+    "conv0 leaves rank 1 none of a micro-batch of 1": {"conv0": {"width": (0, 48, 48)}},
+    "leaves rank 0 none of a micro-batch of 1": {"conv0": {"sample": (0, 0, 1)}},
+    "the predicted step is": {"conv0": {"width": (0, 23, 48)}},
+    "rank 0 is predicted to hold": {"conv0": {"width": (0, 25, 48)}},
+}
+
+
+@pytest.mark.parametrize("words", SPOILS)
+def test_a_spoilt_layout_is_found_out(words: str) -> None:
+    faults = check(recut(**SPOILS[words]), profile())
+    assert any(words in fault for fault in faults), faults
+
+
+def test_a_layer_that_mixes_samples_is_not_cut_along_them() -> None:
+    graph = profile().graph
+    mixing = tuple(
+        replace(x, attributes={**x.attributes, "mixes_samples": True}) if x.name == "conv0" else x for x in graph.layers
+    )
+    other = replace(profile(), graph=replace(graph, layers=mixing))
+    spoilt = recut(conv0={"sample": (0, 1, 2)})
+    spoilt = replace(spoilt, decision=replace(spoilt.decision, micro_batches=(2, 2)))
+    assert "layer conv0 mixes samples and is cut along them" in list(layer_faults(spoilt.decision, other.graph))
+
+
+@pytest.mark.parametrize("what", ["step_s", "peak_bytes"])
+def test_what_is_predicted_is_reckoned_again(what: str) -> None:
+    seen = plan().prediction
+    if what == "step_s":
+        wrong = replace(seen, step_s=seen.step_s * (1 + 1e-6), samples_per_s=seen.samples_per_s / (1 + 1e-6))
+    else:
+        first = replace(seen.ranks[0], peak_bytes=seen.ranks[0].peak_bytes - 100)
+        wrong = replace(seen, ranks=(first, *seen.ranks[1:]))
+    assert any("recomputed" in fault for fault in check(replace(plan(), prediction=wrong), profile()))
+
+
+def test_a_whole_plan_is_what_it_was() -> None:
+    golden = load(GOLDEN, Plan)
+    assert plan().decision == golden.decision
+    assert plan().inputs == golden.inputs
+    assert plan().prediction.step_s == pytest.approx(golden.prediction.step_s, rel=1e-9)
+    assert [rank.peak_bytes for rank in plan().prediction.ranks] == [r.peak_bytes for r in golden.prediction.ranks]
+    assert check(golden, profile()) == ()
