@@ -90,7 +90,7 @@ class Decision:
         return tuple(name for name, placement in self.layers.items() if placement.stage == stage)
 
     def layout_of(self, stage: int) -> Layout:
-        """The layout shared by the layers of ``stage``."""
+        """The layout of the first layer of ``stage``: of all of them, where they are cut along samples alone."""
         return next((p.layout for p in self.layers.values() if p.stage == stage), Layout())
 
     def rows(self) -> tuple[tuple[Action, ...], ...]:

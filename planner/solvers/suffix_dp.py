@@ -34,6 +34,8 @@ Complete ones are simulated many at once, never too slow, and exactly where memb
 still be the best are simulated by the true simulator                                         ``search.leaves``
 The search ends with a proof when no bound in the queue is below the best step.
 
+Where layers may be cut along more than samples, the search goes on over layouts              ``search.layouts``
+
 Objectives: ``throughput`` as above; ``latency`` the same with forward passes alone; ``memory`` the least limit under
 which a plan is found, by bisection to 0.1 %, and the fastest plan under it             ``search.leanest``
 
@@ -55,6 +57,7 @@ from planner.solvers.candidates.compare import alternatives
 from planner.solvers.candidates.evaluate import Evaluator
 from planner.solvers.progress import Progress
 from planner.solvers.search.best_first import Outcome, Queue
+from planner.solvers.search.layouts import with_layouts
 from planner.solvers.search.leanest import least_memory
 from planner.solvers.search.remedies import no_plan_fits
 from planner.solvers.search.start import Start
@@ -77,7 +80,7 @@ def solve(problem: Problem, progress: Progress | None = None) -> Plan:
         limited, words = least_memory(problem)
     evaluator = Evaluator(limited, PriceBook(problem.profile))
     start = Start(evaluator)
-    outcome = Queue(evaluator, progress).run(start.items)
+    outcome = with_layouts(evaluator, Queue(evaluator, progress).run(start.items), limited.time_limit_s)
     if outcome.best is None:
         raise _nothing_found(evaluator, outcome)
     decision = decision_of(problem.profile, outcome.best.candidate)

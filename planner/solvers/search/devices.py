@@ -58,12 +58,15 @@ class Devices:
     """The states and options of one search.
 
     Attributes:
+        groups_allowed: whether a stage may have several devices.
+        most_options: (state, option) pairs, about, before groups become coarser.
         unit: groups take multiples of so many devices of a pool (or all that remain).
         mixes_kinds: whether a group may have devices of several kinds.
     """
 
     pools: tuple[Pool, ...]
     groups_allowed: bool = True
+    most_options: int = MANY_OPTIONS
     unit: int = field(init=False, default=1)
     mixes_kinds: bool = field(init=False)
     _options: dict[Counts, tuple[Option, ...]] = field(init=False, default_factory=dict, repr=False)
@@ -72,7 +75,7 @@ class Devices:
         counts = [len(pool.ranks) for pool in self.pools]
         self.mixes_kinds = prod(count + 1 for count in counts) <= FEW_COMPOSITIONS
         largest = max(counts)
-        while self.unit < largest and self._estimate() > MANY_OPTIONS:
+        while self.unit < largest and self._estimate() > self.most_options:
             self.unit = min(largest, 2 * self.unit)
 
     @property

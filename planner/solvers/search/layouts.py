@@ -19,9 +19,9 @@ so that a plan is proven only where its step meets it: one stage on alike ranks 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
+from planner.ir.plan import Rejected
 from planner.ir.problem import SAMPLE_DIMS, Problem
 from planner.solvers.candidates.choose import ROUNDING, better
 from planner.solvers.candidates.evaluate import Evaluation, Evaluator
@@ -30,10 +30,12 @@ from planner.solvers.candidates.space import Pool, cut_positions, micro_batch_si
 from planner.solvers.search.best_first import Outcome
 from planner.solvers.search.layout_chains import MOST_STATES, Chain, Chains, links_of, num_states
 from planner.solvers.search.layout_plans import LayoutPlans
-from planner.solvers.search.layout_tables import TableMaker, least_work_s
+from planner.solvers.search.layout_tables import GroupTable, TableMaker, least_work_s
 
 MOST_CHAINS = 300
 """Pipelines that are simulated for one size of the micro-batch."""
+
+_FAR = float("inf")
 
 
 def beyond_samples(problem: Problem) -> bool:
@@ -50,6 +52,17 @@ def with_layouts(evaluator: Evaluator, outcome: Outcome, time_limit_s: float) ->
     if not beyond_samples(evaluator.problem):
         return outcome
     return _Search(evaluator, outcome, time.monotonic() + time_limit_s).run()
+
+
+def left_out(problem: Problem) -> tuple[Rejected, ...]:
+    """What the search over layouts does not look at; nothing where samples alone may be cut."""
+    if not beyond_samples(problem):
+        return ()
+    found = [Rejected("rows computed twice to save halos", "a plan file says nothing of margins")]
+    if len(pools(problem)) > 1:
+        why = "all ranks together are looked at, else groups within a host and kind"
+        found.append(Rejected("layers cut along space or channels over ranks of several pools", why))
+    return tuple(found)
 
 
 @dataclass(slots=True, eq=False)
@@ -118,47 +131,56 @@ class _Search:
         problem = self.evaluator.problem
         found_pools, positions = pools(problem), cut_positions(problem.profile.graph)
         maker = TableMaker(self.evaluator, self.plans.constraints, size, self.plans.backward)
-        if num_states(found_pools, positions) > MOST_STATES:
-            self.is_cut_short = True
-            return work_s
+        few = num_states(found_pools, positions) <= MOST_STATES
+        alone = [problem.ranks] if few else [problem.ranks, *(pool.ranks for pool in found_pools)]
         try:
-            chains = self._chains(maker, found_pools, positions)
-            open_s = self._look_at(maker, chains, work_s)
+            alone_s = min(self._one_stage(maker, ranks) for ranks in alone) if len(found_pools) > 1 or not few else _FAR
+            chains = self._chains(maker, found_pools, positions) if few else None
         except MemoryError:
+            chains = None
+        if chains is None:
             self.is_cut_short = True
             return work_s
-        return max(work_s, min(open_s, self._wanted_s))
+        return max(work_s, min(alone_s, self._look_at(maker, chains), self._wanted_s))
 
-    def _chains(self, maker: TableMaker, found_pools: tuple[Pool, ...], positions: tuple[int, ...]) -> Chains:
+    def _one_stage(self, maker: TableMaker, ranks: tuple[int, ...]) -> float:
+        """Looks at one stage on ``ranks``: the least that it takes."""
+        last = len(self.evaluator.problem.profile.graph.layers)
+        table = None if self._is_late() else maker.table(ranks)
+        if table is None:
+            return 0.0 if self._is_late() else _FAR
+        chain = Chain(float(table.step_s[0, last]), ((0, last, ranks, table),))
+        if chain.bound_s < self.upper_s:
+            self._simulate(maker, chain)
+        return chain.bound_s
+
+    def _chains(self, maker: TableMaker, found_pools: tuple[Pool, ...], positions: tuple[int, ...]) -> Chains | None:
+        """The pipelines of one size of the micro-batch; None if time is up before they are known."""
         problem = self.evaluator.problem
-        tables = {
-            (number, count): maker.table(pool.ranks[:count])
-            for number, pool in enumerate(found_pools)
-            for count in range(1, len(pool.ranks) + 1)
-        }
+        tables: dict[tuple[int, int], GroupTable | None] = {}
+        for number, pool in enumerate(found_pools):
+            for count in range(1, len(pool.ranks) + 1):
+                if self._is_late():
+                    return None
+                tables[number, count] = maker.table(pool.ranks[:count])
         links = links_of(problem, maker.size, self.plans.backward)
         return Chains(found_pools, tables, positions, links, maker.num_full, problem.max_stages)
 
-    def _look_at(self, maker: TableMaker, chains: Chains, work_s: float) -> float:
+    def _look_at(self, maker: TableMaker, chains: Chains) -> float:
         """Simulates chains by their bounds: what those that are open or could have been better take at least."""
-        open_s = float("inf")
-        for number, chain in enumerate(self._in_order(maker, chains)):
+        open_s = _FAR
+        for number, chain in enumerate(chains.best_first(lambda: self.upper_s)):
+            open_s = min(open_s, chain.bound_s)
             if number >= MOST_CHAINS or self._is_late():
                 self.is_cut_short = True
-                return min(open_s, chain.bound_s)
-            self.num_candidates += 1
-            open_s = min(open_s, max(chain.bound_s, work_s))
-            for found in self.plans.of_chain(maker.size, chain):
-                self._take(found)
+                break
+            self._simulate(maker, chain)
         return open_s
 
-    def _in_order(self, maker: TableMaker, chains: Chains) -> Iterator[Chain]:
-        """One stage on ranks of several pools, then chains by their bound, while that is below the best step."""
-        ranks, last = self.evaluator.problem.ranks, chains.positions[-1]
-        whole = maker.table(ranks) if len(chains.pools) > 1 else None
-        if whole is not None and whole.step_s[0, last] < self.upper_s:
-            yield Chain(float(whole.step_s[0, last]), ((0, last, ranks, whole),))
-        yield from chains.best_first(lambda: self.upper_s)
+    def _simulate(self, maker: TableMaker, chain: Chain) -> None:
+        self.num_candidates += 1
+        for found in self.plans.of_chain(maker.size, chain):
+            self._take(found)
 
     def _take(self, found: Evaluation | None) -> None:
         if found is not None and found.fits:

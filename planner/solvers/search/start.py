@@ -26,6 +26,9 @@ from planner.solvers.search.virtual import virtual_pipelines
 FEW_CUTS = 24
 """Cuts of the first quick look."""
 
+FEW_OPTIONS = 1_500
+"""Groups of devices that it looks at, about."""
+
 _FEW_SPACES = 3  # ways to cut the batch that are looked at quickly
 _FEW = 400  # partial plans that it looks at
 
@@ -67,7 +70,8 @@ class Start:
                 yield from virtual_pipelines(self.evaluator, prices, freedom.virtual)
         if not freedom.schedules:
             return
-        yield from self._quick_look(spaces, devices)
+        few = Devices(found_pools, freedom.may_replicate, FEW_OPTIONS)
+        yield from self._quick_look(spaces, few)
         yield from (space for space, _ in spaces)
         if not devices.mixes_kinds and not freedom.constraints.rules:
             yield from mixed_replicas(problem, book, found_pools, sizes)
