@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TypedDict
 
 from halopipe.naming import require_known
 from planner.ir.errors import RankCountError, UsageError
+from planner.ir.graph import SAMPLE
 from planner.ir.plan import Plan
 from planner.ir.problem import (
+    AUTO,
     CHANNEL_DIMS,
     NEVER,
     OBJECTIVES,
@@ -107,8 +110,19 @@ def make_problem(
 
 
 def problem_of(plan: Plan, profile: Profile) -> Problem:
-    """The problem that ``plan`` answers."""
-    return Problem.of(profile, plan.decision.global_batch, plan.inputs.request)
+    """The problem that ``plan`` answers; what a decision edited by hand makes use of is allowed as well."""
+    decision, asked = plan.decision, Problem.of(profile, plan.decision.global_batch, plan.inputs.request)
+    dims = {dim for placement in decision.layers.values() for dim in placement.cuts}
+    again = asked.recompute == NEVER and any(stage.recompute for stage in decision.stages)
+    schedules = asked.schedules
+    if decision.schedule in schedule_names() and decision.schedule not in (schedules or default_schedules()):
+        schedules = (*(schedules or default_schedules()), decision.schedule)
+    return replace(
+        asked,
+        schedules=schedules,
+        allow=FAMILIES if dims - {SAMPLE} else asked.allow,
+        recompute=AUTO if again else asked.recompute,
+    )
 
 
 def rules_of(texts: Sequence[str | Rule], profile: Profile) -> tuple[Rule, ...]:
@@ -132,6 +146,13 @@ def schedule_names() -> tuple[str, ...]:
     from planner import schedules
 
     return tuple(schedules.names())
+
+
+def default_schedules() -> tuple[str, ...]:
+    """Names of the schedules that are searched where nobody names any."""
+    from planner import schedules
+
+    return tuple(schedules.default_names())
 
 
 def _require_ranks(profile: Profile, num_ranks: int) -> None:

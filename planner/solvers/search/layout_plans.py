@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
@@ -28,10 +29,15 @@ Layouts = dict[int, Option]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LayoutPlans:
-    """Makes and simulates plans with layouts, as far as side constraints allow them."""
+    """Makes and simulates plans with layouts, as far as side constraints allow them.
+
+    Attributes:
+        stops: when to end, by ``time.monotonic``.
+    """
 
     evaluator: Evaluator
     constraints: Constraints
+    stops: float
 
     @property
     def backward(self) -> str:
@@ -148,7 +154,8 @@ class LayoutPlans:
         options = self._options(layers, options_of(prices, question))
         if not all(options):
             return {}
-        return dict(best_layouts(prices, question, _FITTING_S, options=options).chosen)
+        left_s = min(_FITTING_S, max(0.1, self.stops - time.monotonic()))
+        return dict(best_layouts(prices, question, left_s, options=options).chosen)
 
     def _options(self, layers: tuple[int, ...], options: tuple[Options, ...]) -> tuple[Options, ...]:
         """Those that side constraints allow."""

@@ -84,7 +84,7 @@ class _Search:
     is_cut_short: bool = field(init=False, default=False)
 
     def __post_init__(self) -> None:
-        self.plans = LayoutPlans(self.evaluator, Constraints.of(self.evaluator.problem))
+        self.plans = LayoutPlans(self.evaluator, Constraints.of(self.evaluator.problem), self.stops)
         self.best = self.outcome.best
         self.by_num_stages = dict(self.outcome.by_num_stages)
 
@@ -168,14 +168,23 @@ class _Search:
 
     def _look_at(self, maker: TableMaker, chains: Chains) -> float:
         """Simulates chains by their bounds: what those that are open or could have been better take at least."""
-        open_s = _FAR
-        for number, chain in enumerate(chains.best_first(lambda: self.upper_s)):
-            open_s = min(open_s, chain.bound_s)
-            if number >= MOST_CHAINS or self._is_late():
-                self.is_cut_short = True
-                break
-            self._simulate(maker, chain)
+        open_s, next_s = _FAR, chains.bound_s()
+        try:
+            for number, chain in enumerate(chains.best_first(self._upper_in_time)):
+                open_s, next_s = min(open_s, chain.bound_s), chain.bound_s
+                if number >= MOST_CHAINS:
+                    self.is_cut_short = True
+                    break
+                self._simulate(maker, chain)
+        except TimeoutError:
+            return min(open_s, next_s)
         return open_s
+
+    def _upper_in_time(self) -> float:
+        """As ``upper_s``; raises TimeoutError once time is up, so that a long enumeration ends."""
+        if self._is_late():
+            raise TimeoutError
+        return self.upper_s
 
     def _simulate(self, maker: TableMaker, chain: Chain) -> None:
         self.num_candidates += 1
