@@ -45,6 +45,9 @@ Not in the space: windows other than those of ``leaves.windows_to_try``, several
 
 from __future__ import annotations
 
+import time
+from dataclasses import replace
+
 from planner.costs.predict import forecast
 from planner.costs.stage import PriceBook
 from planner.ir.errors import InfeasibleError
@@ -57,7 +60,7 @@ from planner.solvers.candidates.compare import alternatives
 from planner.solvers.candidates.evaluate import Evaluator
 from planner.solvers.progress import Progress
 from planner.solvers.search.best_first import Outcome, Queue
-from planner.solvers.search.layouts import with_layouts
+from planner.solvers.search.layouts import beyond_samples, left_out, with_layouts
 from planner.solvers.search.leanest import least_memory
 from planner.solvers.search.remedies import no_plan_fits
 from planner.solvers.search.start import Start
@@ -78,9 +81,13 @@ def solve(problem: Problem, progress: Progress | None = None) -> Plan:
     limited = problem
     if problem.objective == MEMORY:
         limited, words = least_memory(problem)
+    ends_s = time.monotonic() + limited.time_limit_s
+    if beyond_samples(limited):
+        limited = replace(limited, time_limit_s=limited.time_limit_s / 2)
     evaluator = Evaluator(limited, PriceBook(problem.profile))
     start = Start(evaluator)
-    outcome = with_layouts(evaluator, Queue(evaluator, progress).run(start.items), limited.time_limit_s)
+    outcome = Queue(evaluator, progress).run(start.items)
+    outcome = with_layouts(evaluator, outcome, max(0.0, ends_s - time.monotonic()))
     if outcome.best is None:
         raise _nothing_found(evaluator, outcome)
     decision = decision_of(problem.profile, outcome.best.candidate)
@@ -102,7 +109,7 @@ def solve(problem: Problem, progress: Progress | None = None) -> Plan:
             "work over capacity": min(start.capacity_s, bound_s),
         },
         binding=words + binding(decision, seen),
-        rejected=tuple(start.rejected),
+        rejected=(*start.rejected, *left_out(limited)),
     )
     others = alternatives(evaluator, outcome.best, start.choices, outcome.by_num_stages)
     return plan_of(problem, decision, seen.prediction, search, others)
