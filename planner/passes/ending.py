@@ -68,6 +68,8 @@ class _Run:
         self.taken: list[int] = []  # how many of them were received
         self.steps = [list(self._steps(rank)) for rank in ranks]
         self.at = [0] * len(self.steps)
+        self.woken: set[int] = set()  # ranks that may have something to do again
+        self.meeting: dict[int, set[int]] = {}  # ranks that have come to a step of several, by number of the action
         self.windows: Sequence[int] = ()
         self.num_received = [0] * len(self.steps)
         self.place: dict[tuple[int, int], int] = {}  # of a receive among those of its rank, by channel and micro-batch
@@ -79,17 +81,22 @@ class _Run:
         """Advances everybody until nobody can."""
         at, steps_of = self.at, self.steps
         ready = list(range(len(steps_of)))
-        asleep: list[int] = []
+        waits = [False] * len(steps_of)  # whether the rank is asleep
         while ready:
             rank = ready.pop()
+            waits[rank] = False
             before, steps = at[rank], steps_of[rank]
             while at[rank] < len(steps) and self._pass(rank, steps[at[rank]]):
                 continue
-            if at[rank] > before:  # somebody may wait for what it sent, for it to come, or to post
-                ready += asleep
-                asleep.clear()
-            if at[rank] < len(steps):
-                asleep.append(rank)
+            waits[rank] = at[rank] < len(steps)
+            woken = self.woken
+            if self.held_sends and at[rank] > before:  # somebody may wait for it to post a receive
+                woken = {other for other, asleep in enumerate(waits) if asleep and other != rank}
+            for other in woken:
+                if waits[other]:
+                    waits[other] = False
+                    ready.append(other)
+            self.woken.clear()
         return tuple(self._waiting(rank) for rank, steps in enumerate(steps_of) if at[rank] < len(steps))
 
     def _pass(self, rank: int, step: _Step) -> bool:
@@ -109,12 +116,15 @@ class _Run:
                 return False
             for channel in channels:
                 self.sent[channel].append(microbatch)
+                self.woken.add(self.ends[channel][1])
         else:
-            members = self._members(number)
-            if any(self._next_number(member) != number for member in members):
+            members, there = self._members(number), self.meeting.setdefault(number, set())
+            there.add(rank)
+            if len(there) < len(members):
                 return False
             for member in members:
                 self.at[member] += 1
+            self.woken.update(members)
             return True
         self.at[rank] += 1
         return True
@@ -174,11 +184,6 @@ class _Run:
     def _members(self, number: int) -> tuple[int, ...]:
         """The ranks that do something together."""
         return self.program.ranks[self.numbering.kinds[number // self.numbering.span][0]]
-
-    def _next_number(self, rank: int) -> int:
-        """The next step of a rank, as the number of its action."""
-        steps, at = self.steps[rank], self.at[rank]
-        return steps[at][3] if at < len(steps) else -1
 
     def _waiting(self, rank: int) -> Waiting:
         """What the rank waits in, and what it finds instead."""

@@ -16,7 +16,7 @@ from planner.solvers.search.cuts import Numbers
 from planner.solvers.search.frontier import Expansion, Frontier, Prefix
 from planner.solvers.search.incumbents import Replicas, replica_candidate
 from planner.solvers.search.leaves import Leaf, Leaves
-from planner.solvers.search.suffix import Suffixes
+from planner.solvers.search.suffix import OutOfTimeError, Suffixes
 
 _REPORT_EVERY_S = 0.2
 _FEW_LEAVES, _MANY_LEAVES = 64, 8192  # looked at together, at first and later: many at once are cheaper
@@ -32,7 +32,7 @@ class Outcome:
     Attributes:
         status: ``proven``, ``within gap``, ``time limit`` or ``stopped``.
         bound_s: no plan of the space is faster; infinity if the space is empty.
-        root_s: the bound before anything was decided.
+        root_s: the bound of the suffix DPs alone.
         by_num_stages: the best plan seen with each number of stages.
     """
 
@@ -50,11 +50,11 @@ class Space:
 
     Attributes:
         bound_s: none is faster.
-        suffixes: makes their DP, given an upper bound on the step.
+        suffixes: makes their DP, given an upper bound on the step and when to give up.
     """
 
     bound_s: float
-    suffixes: Callable[[float], Suffixes]
+    suffixes: Callable[[float, float], Suffixes]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -90,12 +90,14 @@ class Queue:
     Attributes:
         any_fit: stop at the first plan that fits.
         most_candidates: stop after so many partial plans; 0: never.
+        time_limit_s: stop after so long; 0: the problem's limit.
     """
 
     evaluator: Evaluator
     progress: Progress | None
     any_fit: bool = False
     most_candidates: int = 0
+    time_limit_s: float = 0.0
     best: Evaluation | None = field(init=False, default=None)
     root_s: float = field(init=False, default=float("inf"))
     num_candidates: int = field(init=False, default=0)
@@ -123,13 +125,14 @@ class Queue:
                     self.take(item)
                 else:
                     self._push(item.bound_s, item)
-            self.root_s = self._bound_s()
             status = self._search()
         except KeyboardInterrupt:
             if self.best is None:
                 raise
             status = "stopped"
-        return Outcome(status, self.best, self._bound_s(), self.root_s, self.num_candidates, self.by_num_stages)
+        unopened = [bound_s for bound_s, _, item, _ in self._heap if isinstance(item, Space)]
+        root_s = min(self.root_s, self.upper_s, *unopened) if unopened else min(self.root_s, self.upper_s)
+        return Outcome(status, self.best, self._bound_s(), root_s, self.num_candidates, self.by_num_stages)
 
     @property
     def upper_s(self) -> float:
@@ -137,6 +140,10 @@ class Queue:
         if self.best is None:
             return float("inf")
         return self.best.step_s * (1 - self.evaluator.problem.gap) * (1 - ROUNDING)
+
+    @property
+    def _ends_s(self) -> float:
+        return self._started_s + (self.time_limit_s or self.evaluator.problem.time_limit_s)
 
     def take(self, found: Evaluation | None) -> None:
         """Remembers a plan."""
@@ -146,14 +153,13 @@ class Queue:
             self.by_num_stages[stages] = better(self.by_num_stages.get(stages), found)
 
     def _search(self) -> str:
-        problem = self.evaluator.problem
         while True:
             if self._leaves_wait():
                 self._look_at_leaves()
             if self._is_done():
                 break
             enough = 0 < self.most_candidates < self.num_candidates
-            if enough or time.monotonic() - self._started_s > problem.time_limit_s:
+            if enough or time.monotonic() > self._ends_s:
                 return "time limit"
             self._report()
             self._advance()
@@ -165,8 +171,15 @@ class Queue:
         bound_s, _, item, position = heappop(self._heap)
         self.num_candidates += 1
         if isinstance(item, Space):
-            suffixes = item.suffixes(self.upper_s)
-            self._push(max(bound_s, suffixes.root_s()), Opening(Frontier(suffixes)))
+            suffixes = item.suffixes(self.upper_s, self._ends_s)
+            try:
+                root_s = max(bound_s, suffixes.root_s())
+            except OutOfTimeError:
+                self._push(bound_s, item)
+                return
+            suffixes.ends_s = float("inf")  # what is still missing of the tables is little
+            self.root_s = min(self.root_s, root_s)
+            self._push(root_s, Opening(Frontier(suffixes)))
         elif isinstance(item, Opening):
             self._open(item.frontier, item.frontier.root())
             self._look_ahead(item.frontier)

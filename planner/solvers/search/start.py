@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import functools
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from planner.ir.plan import Rejected
+from planner.schedules import traits
 from planner.solvers.candidates.choose import Choice
 from planner.solvers.candidates.evaluate import Evaluation, Evaluator
-from planner.solvers.candidates.space import Pool, micro_batch_sizes, micro_batches, pools
+from planner.solvers.candidates.space import Pool, micro_batch_sizes, micro_batches, pools, schedule_names
 from planner.solvers.search.best_first import Queue, Space
 from planner.solvers.search.cuts import Cuts, cuts_of, thinned
 from planner.solvers.search.devices import Devices
 from planner.solvers.search.freedom import Freedom
 from planner.solvers.search.frontier import Frontier
 from planner.solvers.search.incumbents import Replicas, mixed_replicas, strategies
+from planner.solvers.search.leaves import CAPS
 from planner.solvers.search.links import Links
 from planner.solvers.search.prices import Prices
 from planner.solvers.search.suffix import Suffixes
@@ -29,6 +32,7 @@ FEW_CUTS = 24
 FEW_OPTIONS = 1_500
 """Groups of devices that it looks at, about."""
 
+_SHARE_OF_TIME = 0.3  # that may be spent on it
 _FEW_SPACES = 3  # ways to cut the batch that are looked at quickly
 _FEW = 400  # partial plans that it looks at
 
@@ -49,6 +53,7 @@ class Start:
     rejected: list[Rejected] = field(init=False, default_factory=list)
     capacity_s: float = field(init=False, default=0.0)
     least_work_s: float = field(init=False, default=float("inf"))
+    _started_s: float = field(init=False, default_factory=time.monotonic)
 
     def items(self) -> Iterator[Choice | Evaluation | Space | Replicas]:
         """Strategies first, as their steps prune what follows."""
@@ -106,7 +111,12 @@ class Start:
             if space.bound_s >= upper_s:
                 return
             thin = Prices(prices.problem, book, prices.pools, few, prices.micro_batches, prices.freedom)
-            found = Queue(self.evaluator, None, most_candidates=_FEW).run(functools.partial(_only, thin, devices))
+            left_s = self._started_s + _SHARE_OF_TIME * self.evaluator.problem.time_limit_s - time.monotonic()
+            if left_s <= 0:
+                return
+            found = Queue(self.evaluator, None, time_limit_s=left_s, most_candidates=_FEW).run(
+                functools.partial(_only, thin, devices)
+            )
             if found.best is not None:
                 upper_s = min(upper_s, found.best.step_s)
                 yield found.best
@@ -115,6 +125,10 @@ class Start:
         if cuts.num_left_out:
             why = f"next to layers that cost nothing, or between tied ones; {cuts.last - 1} places remain"
             self.rejected.append(Rejected(f"{cuts.num_left_out} places to cut", why))
+        if any(traits(name).windowed for name in schedule_names(self.evaluator.problem)):
+            multiples = ", ".join(map(str, CAPS))
+            why = f"where these are many: {multiples} times the stages downstream are tried, as memory allows"
+            self.rejected.append(Rejected("other windows of micro-batches in flight", why))
         if not cuts.complete:
             why = "the network has too many; stages are stretches of its own order of layers"
             self.rejected.append(Rejected("stages of any set of layers", why))
@@ -143,8 +157,8 @@ class _Maker:
     prices: Prices
     devices: Devices
 
-    def __call__(self, upper_s: float) -> Suffixes:
-        return Suffixes(self.prices, self.devices, Links(self.prices), upper_s)
+    def __call__(self, upper_s: float, ends_s: float) -> Suffixes:
+        return Suffixes(self.prices, self.devices, Links(self.prices), upper_s, ends_s)
 
 
 def _work_s(prices: Prices) -> float:

@@ -8,6 +8,7 @@ and left (the window).
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -61,18 +62,24 @@ class Continuation:
     free: Array
 
 
+class OutOfTimeError(Exception):
+    """The tables were not ready in time."""
+
+
 @dataclass(slots=True, eq=False)
 class Suffixes:
     """The DP's tables for one way to cut the batch; filled as they are asked for.
 
     Attributes:
         upper_s: steps from here on are of no interest.
+        ends_s: when to give up building tables, by ``time.monotonic``.
     """
 
     prices: Prices
     devices: Devices
     links: Links
     upper_s: float = float("inf")
+    ends_s: float = float("inf")
     _capacity: _Capacity = field(init=False, repr=False)
     _known: dict[Counts, tuple[tuple[Choice, ...], Array]] = field(init=False, default_factory=dict, repr=False)
     _timely: dict[int, Flags] = field(init=False, default_factory=dict, repr=False)
@@ -93,6 +100,8 @@ class Suffixes:
         """The choices with the devices ``state``, and their labels by (sort of label, choice, first slot)."""
         found = self._known.get(state)
         if found is None:
+            if time.monotonic() > self.ends_s:
+                raise OutOfTimeError
             choices = self.choices(state)
             firsts = self._capacity.window(state, self.upper_s)
             labels = np.full((len(SORTS), len(choices), self.prices.cuts.num_slots), np.inf)
