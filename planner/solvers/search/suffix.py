@@ -100,12 +100,12 @@ class Suffixes:
         """The choices with the devices ``state``, and their labels by (sort of label, choice, first slot)."""
         found = self._known.get(state)
         if found is None:
-            if time.monotonic() > self.ends_s:
-                raise OutOfTimeError
             choices = self.choices(state)
             firsts = self._capacity.window(state, self.upper_s)
             labels = np.full((len(SORTS), len(choices), self.prices.cuts.num_slots), np.inf)
             for number, choice in enumerate(choices):
+                if time.monotonic() > self.ends_s:
+                    raise OutOfTimeError
                 if len(firsts):
                     self._fill(labels[:, number], choice, firsts)
             found = self._known[state] = (choices, labels)
