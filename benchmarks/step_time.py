@@ -89,12 +89,12 @@ def _pipeline(problem: Problem, book: PriceBook, schedule: str, size: int) -> Pl
     best: tuple[float, Candidate] | None = None
     for cut in range(1, layers):
         candidate = Candidate.chain((0, cut, layers), ((0,), (1,)), ((size,), (size,)), micro_batches, schedule)
-        seen = forecast(book, decision_of(problem.profile, candidate), problem.memory_margin)
+        seen = forecast(book, decision_of(problem, candidate), problem.memory_margin)
         if best is None or seen.prediction.step_s < best[0]:
             best = seen.prediction.step_s, candidate
     if best is None:
         raise ValueError("a network of one layer cannot be cut")
-    decision = decision_of(problem.profile, best[1])
+    decision = decision_of(problem, best[1])
     prediction = forecast(book, decision, problem.memory_margin).prediction
     search = Search("every cut simulated", "benchmark", "proven", best[0], 0.0, layers - 1, layers - 1)
     return plan_of(problem, decision, prediction, search)

@@ -93,7 +93,7 @@ def plan(
         cluster: machines one does not have: a cluster file, or a :class:`Cluster`; see :mod:`halopipe.clusters`.
         memory: most that a plan may use on any device: bytes, or text such as ``2GiB``; 0: what the device has.
         asked: ``global_batch``, ``micro_batch``, ``schedules``, ``num_ranks``, ``max_stages``, ``gap``,
-            ``time_limit_s``, ``objective``, ``allow``, ``recompute``, ``fix``, ``forbid``: see
+            ``time_limit_s``, ``objective``, ``allow``, ``recompute``, ``shard``, ``fix``, ``forbid``: see
             :func:`halopipe.problems.make_problem`.
 
     Raises:

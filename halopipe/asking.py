@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from planner.solvers import Progress
 
 _SEARCHED = (
-    "schedule=..., micro-batch=..., stages=..., dp=..., ranks=..., recompute=..., PATTERN=spatial:2, a solver's name; "
-    "several with commas"
+    "schedule=..., micro-batch=..., stages=..., dp=..., ranks=..., recompute=..., shard=..., PATTERN=spatial:2, "
+    "a solver's name; several with commas"
 )
 _SAME = 5e-4  # relative; smaller differences are not shown in the digits printed
 

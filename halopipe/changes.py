@@ -1,6 +1,6 @@
 """Changes to a problem as people write them: ``stages=4,schedule=gpipe``, ``n1/gpu0.memory=32GiB``, ``devices=8``.
 
-schedule= micro-batch= ranks= stages= dp= recompute= allow= objective= memory= global-batch= gap= solver=
+schedule= micro-batch= ranks= stages= dp= recompute= shard= allow= objective= memory= global-batch= gap= solver=
     what a plan must be, or is asked for; stages and dp are exact, memory is the most on any device
 PATTERN=stage:0, PATTERN=spatial:2, ...
     a side constraint, as of --fix
@@ -26,7 +26,7 @@ from halopipe.naming import require_known
 from halopipe.planning import DEFAULT_SOLVER
 from planner.catalogue.quantities import BYTES, BYTES_PER_S, SECONDS, parse_quantity
 from planner.ir.errors import RankCountError, UnknownNameError, UsageError
-from planner.ir.problem import OBJECTIVES, RECOMPUTE, Problem, Rule
+from planner.ir.problem import OBJECTIVES, RECOMPUTE, SHARD, Problem, Rule
 
 _LINK = re.compile(r"link\s+(\S+)\.(\w+)")
 
@@ -152,6 +152,11 @@ def _recompute(problem: Problem, value: str) -> Problem:
     return replace(problem, recompute=value)
 
 
+def _shard(problem: Problem, value: str) -> Problem:
+    require_known("way to shard", [value], SHARD)
+    return replace(problem, shard=value)
+
+
 def _allow(problem: Problem, value: str) -> Problem:
     families = value.split("+")
     require_known("family of dims", families, problems.FAMILIES)
@@ -208,6 +213,7 @@ _CHANGES: Mapping[str, Callable[[Problem, str], Problem]] = {
     "stages": _stages,
     "dp": _replicas,
     "recompute": _recompute,
+    "shard": _shard,
     "allow": _allow,
     "objective": _objective,
     "memory": lambda problem, value: replace(problem, memory_bytes=int(_quantity(value, BYTES))),

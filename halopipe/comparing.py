@@ -98,14 +98,18 @@ def _stage_changes(a: Decision, b: Decision) -> list[str]:
     lines = []
     for number, stage in enumerate(b.stages):
         if stage.devices not in before:
-            if stage.recompute:
-                lines.append(f"stage {number} on {' and '.join(stage.devices)}: computes activations again")
+            where = f"stage {number} on {' and '.join(stage.devices)}"
+            lines += [f"{where}: computes activations again"] if stage.recompute else []
+            lines += [f"{where}: its ranks divide the optimiser's state"] if stage.sharded else []
             continue
         other = before[stage.devices]
         where = f"stage {number} on {' and '.join(stage.devices)}"
         if stage.recompute != a.stages[other].recompute:
             again = "computes activations again" if stage.recompute else "keeps its activations"
             lines.append(f"{where}: {again}")
+        if stage.sharded != a.stages[other].sharded:
+            divided = "divide the optimiser's state" if stage.sharded else "keep the optimiser's state whole"
+            lines.append(f"{where}: its ranks {divided}")
         here, there = in_flight(b, number), in_flight(a, other)
         if here != there and number == other:  # elsewhere in the pipeline it follows from the place
             lines.append(f"{where}: {here} micro-batches in flight instead of {there}")

@@ -23,6 +23,8 @@ def describe_layer(plan: Plan, profile: Profile | None, name: str) -> str:
         lines.append(f"  divided over the ranks: {layout_text(placement, plan.decision.micro_batches[0])}")
     if stage.recompute:
         lines.append("  its activations are computed again before the backward")
+    if stage.sharded:
+        lines.append(f"  its {len(stage.ranks)} ranks divide the optimiser's state among them")
     if profile is None:
         return "\n".join([*lines, "  what it costs is in the profile: add --profile profile.json"])
     layer = profile.graph.by_name()[name]

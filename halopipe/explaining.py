@@ -101,8 +101,9 @@ def _stale(cached: Prediction, fresh: Prediction) -> str:
 
 def _stages(rows: tuple[StageRow, ...]) -> str:
     known = any(row.sends is not None for row in rows)
-    again = any(row.recompute for row in rows)
+    again, divided = any(row.recompute for row in rows), any(row.sharded for row in rows)
     header = ["stage", "devices", "samples", "layers", "from", "to", "in flight", *(["recompute"] if again else [])]
+    header += ["optimiser"] if divided else []
     if known:
         header += ["F", "B", "parameters", "sends per micro-batch"]
     cells = []
@@ -116,6 +117,7 @@ def _stages(rows: tuple[StageRow, ...]) -> str:
             row.last_layer,
             str(row.in_flight),
             *(["yes" if row.recompute else "no"] if again else []),
+            *(["divided" if row.sharded else "whole"] if divided else []),
         ]
         if known:
             sends = [f"{units.size(h.forward_bytes)} to stage {h.dst}" for h in row.sends or ()]

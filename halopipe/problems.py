@@ -17,6 +17,7 @@ from planner.ir.problem import (
     OBJECTIVES,
     RECOMPUTE,
     SAMPLE_DIMS,
+    SHARD,
     SPATIAL_DIMS,
     THROUGHPUT,
     Problem,
@@ -40,6 +41,7 @@ class Asked(TypedDict, total=False):
     objective: str
     allow: Sequence[str]
     recompute: str
+    shard: str
     fix: Sequence[str | Rule]
     forbid: Sequence[str | Rule]
 
@@ -58,6 +60,7 @@ def make_problem(
     objective: str = THROUGHPUT,
     allow: Sequence[str] = (),
     recompute: str = NEVER,
+    shard: str = NEVER,
     fix: Sequence[str | Rule] = (),
     forbid: Sequence[str | Rule] = (),
 ) -> Problem:
@@ -72,6 +75,8 @@ def make_problem(
         objective: ``throughput``, ``memory`` or ``latency``.
         allow: families of dims that layers may be cut along, of ``sample``, ``spatial``, ``channel``; empty: samples.
         recompute: ``never``, ``auto`` or ``always``.
+        shard: whether ranks of a stage divide the optimiser's state: ``never``, ``auto`` (if nothing else fits) or
+            ``always``.
         fix, forbid: side constraints, such as ``enc.*=spatial:2``; see :mod:`planner.ir.constraints`.
 
     Raises:
@@ -82,6 +87,7 @@ def make_problem(
     require_known("objective", [objective], OBJECTIVES)
     require_known("family of dims", allow, FAMILIES)
     require_known("way to recompute", [recompute], RECOMPUTE)
+    require_known("way to shard", [shard], SHARD)
     _require_ranks(profile, num_ranks)
     _require_memory(profile, memory_bytes)
     too_large = [size for size in micro_batch if size > batch]
@@ -104,6 +110,7 @@ def make_problem(
         objective=objective,
         allow=tuple(name for name in FAMILIES if name in allow) or (SAMPLE_DIMS,),
         recompute=recompute,
+        shard=shard,
         fix=rules_of(fix, profile),
         forbid=rules_of(forbid, profile),
     )
@@ -122,6 +129,7 @@ def problem_of(plan: Plan, profile: Profile) -> Problem:
         schedules=schedules,
         allow=FAMILIES if dims - {SAMPLE} else asked.allow,
         recompute=AUTO if again else asked.recompute,
+        shard=AUTO if asked.shard == NEVER and any(stage.sharded for stage in decision.stages) else asked.shard,
     )
 
 

@@ -30,6 +30,9 @@ def plan(
     recompute: Annotated[
         str, typer.Option(metavar="WHEN", help="Compute activations again before the backward: never, auto, always.")
     ] = "never",
+    shard: Annotated[
+        str, typer.Option(metavar="WHEN", help="Divide a stage's optimiser state over its ranks: never, auto, always.")
+    ] = "never",
     allow: Annotated[
         str, typer.Option(metavar="DIM,...", help="Dims that layers may be cut along: sample, spatial, channel.")
     ] = "sample",
@@ -73,6 +76,7 @@ def plan(
         objective=objective,
         allow=[part.strip() for part in allow.split(",") if part.strip()],
         recompute=recompute,
+        shard=shard,
         fix=fix or (),
         forbid=forbid or (),
     )

@@ -5,6 +5,7 @@ Follows the same model as ``planner.costs`` (its module docstrings say what that
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -115,7 +116,9 @@ class _Plain:
         row = self.program.rows[rank]
         trains = any(action.op in (Op.BACKWARD, Op.BACKWARD_INPUT, Op.BACKWARD_WEIGHT) for action in row)
         gradients = weights if trains else 0
-        state = round(gradients * self.profile.optimizer.state_bytes_per_parameter_byte)
+        elsewhere = sum(self._held_elsewhere(stage) for stage, group in enumerate(self.program.ranks) if rank in group)
+        held = gradients - elsewhere if trains else 0
+        state = round(held * self.profile.optimizer.state_bytes_per_parameter_byte)
         weights += sum(self._older_bytes(stage, row) for stage, group in enumerate(self.program.ranks) if rank in group)
         mine = [stage for stage, group in enumerate(self.program.ranks) if rank in group]
         buffers = sum(layer.buffer_bytes for stage in mine for layer in self.layers[stage])
@@ -190,12 +193,16 @@ class _Plain:
         if self._has_layouts(action.stage) and (action.op in _SECONDS or action.op in (Op.REDUCE_GRAD, Op.UPDATE)):
             return overhead + self._laid_out_s(rank, action, index)
         if action.op is Op.REDUCE_GRAD:
-            names = {name for layer in self.layers[action.stage] for name in layer.parameters}
-            size = sum(self.profile.graph.parameters[name].num_bytes for name in names)
-            return overhead + self._sum_s(group, size, (ALL_REDUCE,))
+            size = self._stage_bytes(action.stage)
+            summed_s = self._sum_s(group, size, (ALL_REDUCE,))
+            return overhead + (summed_s / 2 if self._sharded(action.stage) else summed_s)
         costs = self.profile.parameters.get(device_kind, {})
         if action.op is Op.UPDATE:
-            return overhead + sum(costs[x.name].update_s for x in self.layers[action.stage] if x.name in costs)
+            update_s = sum(costs[x.name].update_s for x in self.layers[action.stage] if x.name in costs)
+            if self._sharded(action.stage):  # a part of it, then the parts are gathered: half a sum of gradients
+                gathered_s = self._sum_s(group, self._stage_bytes(action.stage), (ALL_REDUCE,)) / 2
+                return overhead + update_s / len(group) + gathered_s
+            return overhead + update_s
         if action.op not in _SECONDS:
             return overhead
         accumulates = self._accumulates(rank, action, index)
@@ -212,6 +219,21 @@ class _Plain:
         before = [a.op for a in self.program.rows[rank][:index] if a.stage == action.stage]
         since = before[len(before) - before[::-1].index(Op.UPDATE) :] if Op.UPDATE in before else before
         return action.op in adds and any(op in adds for op in since)
+
+    def _sharded(self, stage: int) -> bool:
+        """Whether the stage's ranks divide the optimiser's state among them."""
+        divided = self.decision.stages[stage].sharded and len(self.program.ranks[stage]) > 1
+        return divided and not self._has_layouts(stage)
+
+    def _stage_bytes(self, stage: int) -> int:
+        """Of the stage's distinct parameters."""
+        names = {name for layer in self.layers[stage] for name in layer.parameters}
+        return sum(self.profile.graph.parameters[name].num_bytes for name in names)
+
+    def _held_elsewhere(self, stage: int) -> int:
+        """Bytes of the stage's parameters whose state another rank of it holds."""
+        size, ranks = self._stage_bytes(stage), len(self.program.ranks[stage])
+        return size - math.ceil(size / ranks) if self._sharded(stage) else 0
 
     def _has_layouts(self, stage: int) -> bool:
         """Whether the stage's layers are not all cut alike along samples."""

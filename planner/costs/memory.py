@@ -1,6 +1,6 @@
 """How much memory a plan takes on each rank.
 
-    parameters + gradients + optimiser state + buffers                           all the time; of forward passes alone
+    parameters + gradients + optimiser state (or a part of it) + buffers         all the time; of forward passes alone
                                                                                  neither gradients nor state; as many
                                                                                  versions of parameters as are in use
     receive buffers                                                              all the time: receives are posted ahead
@@ -22,7 +22,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from planner.costs.compiled import CompiledProgram
-from planner.costs.stage import StageCosts
+from planner.costs.stage import StageCosts, StagePlacement
 from planner.costs.tables import span
 from planner.ir.program import receive_window
 
@@ -84,7 +84,8 @@ def resident(costs: StageCosts, compiled: CompiledProgram, transfer_bytes: Seque
         stages = [stage for stage in costs.stages if rank in stage.ranks]
         parameters = costs.parameter_bytes(rank)
         gradients = parameters if compiled.trains[rank] else 0
-        state = round(gradients * costs.book.profile.optimizer.state_bytes_per_parameter_byte)
+        divided = sum(_left_to_others(stage) for stage in stages) if compiled.trains[rank] else 0
+        state = round((gradients - divided) * costs.book.profile.optimizer.state_bytes_per_parameter_byte)
         older = sum(
             (versions[number] - 1) * stage.parameter_bytes
             for number, stage in enumerate(costs.stages)
@@ -94,6 +95,11 @@ def resident(costs: StageCosts, compiled: CompiledProgram, transfer_bytes: Seque
         posted = sum(sorted(received[rank])[-receive_window(received[rank]) :])
         found.append(Resident(parameters + older, gradients, state, buffers, posted))
     return tuple(found)
+
+
+def _left_to_others(stage: StagePlacement) -> int:
+    """Bytes of parameters whose optimiser's state other ranks of the stage hold."""
+    return stage.parameter_bytes - -(-stage.parameter_bytes // len(stage.ranks)) if stage.sharded else 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,6 +25,7 @@ class StagePlacement:
         samples: of each rank, by samples of the micro-batch; empty if ``laid_out``.
         parameter_bytes: of its distinct parameters.
         recompute: whether its activations are computed again before the backward.
+        sharded: whether its ranks divide the optimiser's state among them.
         laid_out: its price by samples of the micro-batch, if its layers have layouts of their own; else empty.
     """
 
@@ -33,6 +34,7 @@ class StagePlacement:
     samples: Mapping[int, tuple[int, ...]]
     parameter_bytes: int
     recompute: bool = False
+    sharded: bool = False
     laid_out: Mapping[int, StageCost] = field(default_factory=dict)
 
     @property
@@ -65,6 +67,7 @@ def placements(book: PriceBook, decision: Decision) -> tuple[StagePlacement, ...
                 {rows: layout.samples(rows) for rows in sizes} if plain else {},
                 graph.parameter_bytes(frozenset(names)),
                 group.recompute,
+                group.sharded and plain and len(group.ranks) > 1,
                 {} if plain else layouts.costs(group.ranks, options, sizes),
             )
         )

@@ -5,7 +5,9 @@ stage that recomputes runs its forward once more in B or I.  Every backward but 
 into those that are there.  On a stage of several ranks each normalisation over the batch exchanges statistics
 (``runtime.normalisation``: one all-reduce of 1 + 2 channels float64 numbers a rank forward, one of 2 channels
 backward), so its ranks go at the pace of the slowest.  Where layers have layouts of their own all ranks go at one pace,
-layer by layer, messages between layers included (``costs.staged``).
+layer by layer, messages between layers included (``costs.staged``).  Where ranks divide the optimiser's state, the sum
+of gradients is a reduce-scatter and the update is of one part, then an all-gather: each half of an all-reduce (a ring
+is made of the two; Patarasuk and Yuan 2009).
 """
 
 from __future__ import annotations
@@ -46,10 +48,15 @@ class StageCosts:
         if once is not None and action.op in (Op.REDUCE_GRAD, Op.UPDATE):
             return overhead + (once.reduction_s if action.op is Op.REDUCE_GRAD else once.paced_update_s)
         if action.op is Op.REDUCE_GRAD:
-            return overhead + self.book.network.all_reduce_s(stage.ranks, stage.parameter_bytes)
+            return overhead + self._reduce_s(stage) / (2 if stage.sharded else 1)
         if action.op is Op.UPDATE:
-            return overhead + span(self.book.tables.parameters(self.book.kind(rank)).update_s, stage.runs)
+            update_s = span(self.book.tables.parameters(self.book.kind(rank)).update_s, stage.runs)
+            parted = stage.sharded
+            return overhead + (update_s / len(stage.ranks) + self._reduce_s(stage) / 2 if parted else update_s)
         return overhead
+
+    def _reduce_s(self, stage: StagePlacement) -> float:
+        return self.book.network.all_reduce_s(stage.ranks, stage.parameter_bytes)
 
     def held_bytes(self, stage: int, member: int, microbatch: int) -> tuple[int, int, int]:
         """What the stage's rank number ``member`` holds of a micro-batch, messages between stages apart.

@@ -242,7 +242,13 @@ def _field_names(cls: type) -> tuple[str, ...]:
 
 
 def _plain_fields(value: Any) -> dict[str, Any]:
-    return {field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    """The fields by name.  One that was added to a format later (its metadata says so) is left out at its default: older
+    releases read such a file, and fingerprints stay what they were."""
+    return {
+        field.name: plain(found)
+        for field in dataclasses.fields(value)
+        if (found := getattr(value, field.name)) != field.default or "added" not in field.metadata
+    }
 
 
 def _is_row(value: Any) -> bool:

@@ -33,11 +33,14 @@ class Stage:
 
     Attributes:
         recompute: whether activations are dropped after the forward and computed again before the backward.
+        sharded: whether the ranks divide the optimiser's state among them, each updating its part of the parameters
+            (ZeRO stage 1, Rajbhandari et al. 2020).
     """
 
     ranks: tuple[int, ...]
     devices: tuple[str, ...]
     recompute: bool = False
+    sharded: bool = field(default=False, metadata={"added": "0.1"})
 
 
 @dataclass(frozen=True, slots=True)

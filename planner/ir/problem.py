@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 
 from planner.ir.profile import Profile
 
@@ -14,6 +14,9 @@ SAMPLE_DIMS, SPATIAL_DIMS, CHANNEL_DIMS = "sample", "spatial", "channel"
 
 NEVER, AUTO, ALWAYS = RECOMPUTE = ("never", "auto", "always")
 """Whether a stage drops its activations after the forward and computes them again before the backward."""
+
+SHARD = (NEVER, AUTO, ALWAYS)
+"""Whether the ranks of a stage divide the optimiser's state among them (``Stage.sharded``); auto: where it must be."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +48,7 @@ class Request:
     gap: float = 0.0
     allow: tuple[str, ...] = (SAMPLE_DIMS,)
     recompute: str = NEVER
+    shard: str = field(default=NEVER, metadata={"added": "0.1"})
     fix: tuple[Rule, ...] = ()
     forbid: tuple[Rule, ...] = ()
 
@@ -66,6 +70,7 @@ class Problem:
         objective: one of ``OBJECTIVES``.
         allow: families of dims that layers may be cut along.
         recompute: one of ``RECOMPUTE``.
+        shard: one of ``SHARD``; solvers get ``never`` or ``always`` (``planner.solvers.solver`` settles ``auto``).
         fix, forbid: side constraints.
     """
 
@@ -82,6 +87,7 @@ class Problem:
     objective: str = THROUGHPUT
     allow: tuple[str, ...] = (SAMPLE_DIMS,)
     recompute: str = NEVER
+    shard: str = NEVER
     fix: tuple[Rule, ...] = ()
     forbid: tuple[Rule, ...] = ()
 
@@ -94,6 +100,10 @@ class Problem:
     def request(self) -> Request:
         """The problem without its profile."""
         return Request(**{one.name: getattr(self, one.name) for one in fields(Request)})
+
+    def shards(self, num_ranks: int) -> bool:
+        """Whether a stage on so many ranks divides its optimiser's state among them."""
+        return self.shard == ALWAYS and num_ranks > 1
 
     @property
     def ranks(self) -> tuple[int, ...]:

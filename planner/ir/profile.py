@@ -18,12 +18,15 @@ class ModelSource:
         arguments: keyword arguments of the factory, as JSON text by name.
         input_shape: what ``--input`` gave, samples first; empty if the factory's own example was used.
         dtype: of parameters and activations.
+        autocast: dtype in which operators that gain by it compute (``bfloat16``), parameters staying as they are; empty
+            for none.
     """
 
     factory: str
     arguments: Mapping[str, str] = field(default_factory=dict)
     input_shape: tuple[int, ...] = ()
     dtype: str = "float32"
+    autocast: str = field(default="", metadata={"added": "0.1"})
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,11 +10,12 @@ import functools
 import importlib
 import pkgutil
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from types import ModuleType
 
-from planner.ir.errors import UnknownNameError
+from planner.ir.errors import InfeasibleError, UnknownNameError
 from planner.ir.plan import Plan
-from planner.ir.problem import Problem
+from planner.ir.problem import ALWAYS, AUTO, NEVER, Problem
 from planner.solvers.progress import Progress, SearchProgress
 
 __all__ = ["Progress", "SearchProgress", "Solver", "baselines", "names", "solver"]
@@ -33,7 +34,7 @@ def baselines() -> tuple[str, ...]:
 
 
 def solver(name: str) -> Solver:
-    """The solver called ``name``.
+    """The solver called ``name``; where the optimiser's state may be divided (``auto``), only if nothing else fits.
 
     Raises:
         UnknownNameError: there is none.
@@ -41,8 +42,16 @@ def solver(name: str) -> Solver:
     found = _modules().get(name)
     if found is None:
         raise UnknownNameError(f"no solver {name!r}", [f"known: {', '.join(names())}"])
-    solve: Solver = found.solve
-    return solve
+    return functools.partial(_settled, found.solve)
+
+
+def _settled(solve: Solver, problem: Problem, progress: Progress | None = None) -> Plan:
+    if problem.shard != AUTO:
+        return solve(problem, progress)
+    try:
+        return solve(replace(problem, shard=NEVER), progress)
+    except InfeasibleError:
+        return solve(replace(problem, shard=ALWAYS), progress)
 
 
 @functools.cache

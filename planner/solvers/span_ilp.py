@@ -88,7 +88,7 @@ def solve(problem: Problem, progress: Progress | None = None) -> Plan:
         if closest is not None:
             raise infeasible(problem, closest)
         raise InfeasibleError("no plan fits", [f"on {len(problem.ranks)} devices"], ["use more devices"])
-    decision = decision_of(problem.profile, found.best.candidate)
+    decision = decision_of(problem, found.best.candidate)
     seen = forecast(evaluator.book, decision, problem.memory_margin)
     step_s = seen.prediction.step_s
     bound_s = min(found.bound_s, step_s)

@@ -90,7 +90,7 @@ def solve(problem: Problem, progress: Progress | None = None) -> Plan:
     outcome = with_layouts(evaluator, outcome, max(0.0, ends_s - time.monotonic()))
     if outcome.best is None:
         raise _nothing_found(evaluator, outcome)
-    decision = decision_of(problem.profile, outcome.best.candidate)
+    decision = decision_of(problem, outcome.best.candidate)
     seen = forecast(evaluator.book, decision, problem.memory_margin, problem.memory_bytes)
     step_s = seen.prediction.step_s
     bound_s = min(outcome.bound_s, start.least_work_s, step_s)

@@ -21,7 +21,7 @@ _GIB = 2.0**30
 
 def heuristic_plan(evaluator: Evaluator, found: Evaluation, solver: str, method: str) -> Plan:
     """The plan of a solver that knows no bound."""
-    decision = decision_of(evaluator.problem.profile, found.candidate)
+    decision = decision_of(evaluator.problem, found.candidate)
     seen = forecast(evaluator.book, decision, evaluator.problem.memory_margin, evaluator.problem.memory_bytes)
     search = Search(
         method=method,

@@ -11,7 +11,6 @@ from planner.ir.graph import SAMPLE, Graph
 from planner.ir.layout import Layout, cut_points
 from planner.ir.plan import Alternative, Decision, Placement, Plan, PlanInputs, Prediction, Search, Stage
 from planner.ir.problem import Problem
-from planner.ir.profile import Profile
 from planner.ir.program import Program
 from planner.ir.schedule import Pipeline, StageGraph
 from planner.layers.boundary import Boundaries
@@ -90,6 +89,11 @@ class Candidate:
         return bool(self.recompute) and self.recompute[stage]
 
 
+def has_own_cuts(candidate: Candidate, stage: int) -> bool:
+    """Whether layers of ``stage`` have cut points of their own."""
+    return any(cuts is not None for cuts, at in zip(candidate.cuts, candidate.stage_of, strict=False) if at == stage)
+
+
 def split_batch(global_batch: int, size: int) -> tuple[int, ...]:
     """Micro-batches of ``size`` samples, the last one of what remains."""
     full, rest = divmod(global_batch, size)
@@ -117,15 +121,21 @@ def program_of(graph: Graph, candidate: Candidate) -> Program:
     return lower(order, stages, candidate.groups, routes, num_ranks)
 
 
-def decision_of(profile: Profile, candidate: Candidate) -> Decision:
+def decision_of(problem: Problem, candidate: Candidate) -> Decision:
     """The candidate as a plan writes it down."""
+    profile = problem.profile
     devices = profile.cluster.devices
     program, boundaries = program_of(profile.graph, candidate), boundaries_of(profile.graph, candidate)
     return Decision(
         schedule=candidate.schedule,
         micro_batches=candidate.micro_batches,
         stages=tuple(
-            Stage(group, tuple(devices[rank].name for rank in group), candidate.recomputes(stage))
+            Stage(
+                group,
+                tuple(devices[rank].name for rank in group),
+                candidate.recomputes(stage),
+                problem.shards(len(group)) and not has_own_cuts(candidate, stage),
+            )
             for stage, group in enumerate(candidate.groups)
         ),
         layers={name: Placement(stage, boundaries.layout(name).cuts) for name, stage in boundaries.stage_of.items()},

@@ -135,6 +135,7 @@ class Evaluator:
                     {} if own else {rows: self.samples(shares, rows) for rows in sizes},
                     round(span(parameters, runs)),
                     candidate.recomputes(stage),
+                    self.problem.shards(len(group)) and not own,
                     self.layouts.costs(group, own, sizes) if own else {},
                 )
             )

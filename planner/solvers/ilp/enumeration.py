@@ -157,7 +157,7 @@ class Enumeration:
             found_groups = groups(problem, book, classes, batches)
             messages = Messages(problem.profile.cluster, crossing, batches, overhead)
             for splits, by_flight in self._schedules(most, len(batches)).items():
-                pricing = Pricing(book, cuts, crossing, batches, splits)
+                pricing = Pricing(book, cuts, crossing, batches, splits, problem.shards(2))
                 builder = Builder(problem, self.constraints, pricing, messages, classes, found_groups, mixing)
                 handovers = builder.handovers()
                 for flight, names in by_flight.items():

@@ -74,6 +74,7 @@ class Pricing:
 
     Attributes:
         splits: whether backwards may be cut in two.
+        shard: whether the ranks of a stage divide the optimiser's state among them.
     """
 
     book: PriceBook
@@ -81,6 +82,7 @@ class Pricing:
     crossing: Crossing
     micro_batches: tuple[int, ...]
     splits: bool
+    shard: bool = False
 
     def of(self, group: Group, recompute: bool) -> Prices:
         """Of all stretches on ``group``.
@@ -90,15 +92,19 @@ class Pricing:
         """
         exchange_there, exchange_back = self._exchange_s(group, recompute)
         exchanges = len(self.micro_batches) * (exchange_there + exchange_back)
-        found = [self._member(member, recompute) for member in self._members(group)]
+        found = [self._member(member, recompute, self._parts(group)) for member in self._members(group)]
         return Prices(
             forward_s=np.minimum.reduce([times.forward_s for times in found]) + exchange_there,
             backward_s=np.minimum.reduce([times.backward_s for times in found]) + exchange_back,
             turn_s=np.maximum.reduce([times.turn_s for times in found]) + exchanges,
             work_s=np.maximum.reduce([times.work_s for times in found]) + exchanges,
             last_s=np.maximum.reduce([times.update_s for times in found]) + self._reduce_s(group),
-            holdings=tuple(self._holding(member, recompute) for member in self._members(group)),
+            holdings=tuple(self._holding(member, recompute, self._parts(group)) for member in self._members(group)),
         )
+
+    def _parts(self, group: Group) -> int:
+        """Among how many ranks the optimiser's state is divided."""
+        return group.size if self.shard else 1
 
     def _members(self, group: Group) -> tuple[Member, ...]:
         """Members that differ."""
@@ -106,7 +112,7 @@ class Pricing:
         samples = zip(*(samples_of(group.shares, n) for n in rows), strict=True)
         return tuple(dict.fromkeys(zip(group.classes, samples, strict=True)))
 
-    def _member(self, member: Member, recompute: bool) -> _Times:
+    def _member(self, member: Member, recompute: bool, parts: int) -> _Times:
         """What the member does, without exchanges."""
         kind, samples = member[0].kind, member[1]
         overhead, count = self.book.tables.overhead_s(kind), len(self.micro_batches)
@@ -132,7 +138,7 @@ class Pricing:
             np.minimum.reduce([b for b, _ in backward]) + overhead,
             turn if self.splits else work,
             work,
-            self._matrix(parameters.update_s) + overhead,
+            self._matrix(parameters.update_s) / parts + overhead,
         )
 
     def _reduce_s(self, group: Group) -> Array:
@@ -142,11 +148,11 @@ class Pricing:
         overhead = min(self.book.tables.overhead_s(member.kind) for member in group.classes)
         return overhead + collective_s(self.book.profile.cluster, ALL_REDUCE, group.ranks, size)
 
-    def _holding(self, member: Member, recompute: bool) -> Holding:
+    def _holding(self, member: Member, recompute: bool, parts: int) -> Holding:
         """Lower bounds, as the simulator counts: receive buffers and gradients on their way apart."""
         device, samples = member
         graph, tables = self.book.tables.graph, [self.book.tables.at(device.kind, n) for n in samples]
-        state = 2 + self.book.profile.optimizer.state_bytes_per_parameter_byte
+        state = 2 + self.book.profile.optimizer.state_bytes_per_parameter_byte / parts
         always = state * self._matrix(graph.parameter_bytes) + self._matrix(graph.buffer_bytes)
         always = always + largest_between(tables[0].workspace_bytes, self.cuts)
         saved = [self._matrix(table.saved_bytes) for table in tables]

@@ -71,15 +71,17 @@ def holder_of(
     limit_bytes: int,
     trains: bool,
     recompute: bool,
+    parts: int,
     workspaces: dict[tuple[str, int, bool], Workspace],
 ) -> Holder:
     """What a member that gets ``sizes`` samples of the micro-batches holds.
 
     Args:
+        parts: among how many members the optimiser's state is divided.
         workspaces: those worked out before, by kind, samples and recompute; added to.
     """
     graph, full, rest = book.tables.graph, book.tables.at(kind, sizes[0]), book.tables.at(kind, sizes[-1])
-    state = 2 + book.profile.optimizer.state_bytes_per_parameter_byte if trains else 1
+    state = 2 + book.profile.optimizer.state_bytes_per_parameter_byte / parts if trains else 1
     resident = cuts.sums(state * np.diff(graph.parameter_bytes) + np.diff(graph.buffer_bytes))
     keeps = trains and not recompute
     key = (kind, sizes[0], recompute)

@@ -289,7 +289,8 @@ class Prices:
         soon = {key: forward[key] + path[key] for key in sized}  # F, and B or I
         whole = {key: forward[key] + freedom.backward(tables.at(*key)) + again[key] for key in sized}
         adds = {kind: np.diff(tables.parameters(kind).accumulate_s) for kind, _ in members}
-        updates = {kind: np.diff(tables.parameters(kind).update_s) for kind, _ in members}
+        parts = len(ranks) if self.problem.shards(len(ranks)) else 1
+        updates = {kind: np.diff(tables.parameters(kind).update_s) / parts for kind, _ in members}
         count, overhead_s = len(batches), min(tables.overhead_s(kind) for kind, _ in members)
 
         def spread(rows: list[Array]) -> Spread:
@@ -317,10 +318,10 @@ class Prices:
             overhead_s=overhead_s,
             actions=2 if freedom.trains else 1,
             is_even=batches[0] == batches[-1],
-            memory=self._memory(members, recompute),
+            memory=self._memory(members, recompute, parts),
         )
 
-    def _memory(self, members: Mapping[Member, int], recompute: bool) -> Memory | None:
+    def _memory(self, members: Mapping[Member, int], recompute: bool, parts: int) -> Memory | None:
         trains, count = self.freedom.trains, len(self.micro_batches)
         limits = {member: self.pools[pool].memory_limit_bytes for member, pool in members.items()}
         sizes = [(kind, max(samples), limits[kind, samples]) for kind, samples in members]
@@ -328,7 +329,7 @@ class Prices:
             return None
         return Memory(
             tuple(
-                holder_of(self.book, self.cuts, kind, samples, limit, trains, recompute, self._workspaces)
+                holder_of(self.book, self.cuts, kind, samples, limit, trains, recompute, parts, self._workspaces)
                 for (kind, samples), limit in limits.items()
             )
         )

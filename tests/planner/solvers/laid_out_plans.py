@@ -81,6 +81,6 @@ def random_candidate(draw: random.Random, evaluator: Evaluator) -> Candidate:
 def plan_of_candidate(evaluator: Evaluator, candidate: Candidate) -> Plan:
     """The candidate as a plan file."""
     problem: Problem = evaluator.problem
-    decision = decision_of(problem.profile, candidate)
+    decision = decision_of(problem, candidate)
     seen = forecast(evaluator.book, decision, problem.memory_margin)
     return plan_of(problem, decision, seen.prediction, Search("by chance", "test", "heuristic", 0.0, 0.0, 1, 1))

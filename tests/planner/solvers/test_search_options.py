@@ -13,9 +13,12 @@ from planner.ir.constraints import broken, parse_rule
 from planner.ir.errors import InfeasibleError, UsageError
 from planner.ir.plan import Plan
 from planner.ir.problem import Problem, Rule
+from planner.ir.profile import Optimizer
 from planner.schedules import names, traits
+from planner.solvers import solver
 from planner.solvers.candidates.assemble import decision_of
 from planner.solvers.candidates.evaluate import Evaluator
+from planner.solvers.span_ilp import solve as solve_by_ilp
 from planner.solvers.suffix_dp import solve
 from tests.planner.solvers.instances import best_by_exhaustion, branching_problem, plans, random_problem
 from tests.planner.solvers.test_suffix_dp import heavy
@@ -44,6 +47,40 @@ def test_with_recomputation_the_plan_is_the_best_of_all_plans(make: Callable[[in
     assert recomputed > 0
 
 
+@MAKERS
+def test_with_a_divided_optimiser_the_plan_is_the_best_of_all_plans(make: Callable[[int], Problem]) -> None:
+    divided = 0
+    for seed in (0, 1, 3, 8, 11, 12, 13):
+        problem = replace(with_adam(make(seed)), shard="always")
+        best, _ = best_by_exhaustion(problem)
+        for solve_it in (solve, solve_by_ilp) if make is random_problem else (solve,):
+            try:
+                plan = solve_it(problem)
+            except InfeasibleError:
+                assert best is None, seed
+                continue
+            assert best is not None, seed
+            assert plan.prediction.step_s == pytest.approx(best.step_s, rel=1e-9), seed
+            assert all(stage.sharded == (len(stage.ranks) > 1) for stage in plan.decision.stages)
+            assert check(plan, problem.profile) == (), seed
+            divided += any(stage.sharded for stage in plan.decision.stages)
+    assert divided > 2
+
+
+def test_the_optimiser_is_divided_where_nothing_else_fits() -> None:
+    problem = replace(with_adam(heavy()), fix=(parse_rule("l*=replicas:2"),), shard="auto")
+    whole, divided = (solver("suffix-dp")(replace(problem, shard=way)) for way in ("never", "always"))
+    assert peak_bytes(divided) < peak_bytes(whole)
+    roomy = solver("suffix-dp")(replace(problem, memory_bytes=peak_bytes(whole)))
+    tight = solver("suffix-dp")(replace(problem, memory_bytes=peak_bytes(divided)))
+    assert not any(stage.sharded for stage in roomy.decision.stages)
+    assert all(stage.sharded for stage in tight.decision.stages)
+
+
+def with_adam(problem: Problem) -> Problem:
+    return replace(problem, profile=replace(problem.profile, optimizer=Optimizer("Adam", {}, 2.0)))
+
+
 RULES = ("l0=together", "l*=replicas:1", "l0=stage:0", "l1=stage:1", "l1=device:*/cpu0", "l1=kind:kind-1")
 
 
@@ -67,7 +104,7 @@ def best_that_keeps_to(problem: Problem, fix: tuple[Rule, ...], forbid: tuple[Ru
     for candidate in plans(problem):
         found = evaluator.evaluate(candidate)
         if found.fits and (best is None or found.step_s < best):
-            decision = decision_of(problem.profile, candidate)
+            decision = decision_of(problem, candidate)
             if not broken(fix, forbid, decision, problem.profile.cluster):
                 best = found.step_s
     return best

@@ -116,7 +116,7 @@ def test_the_fast_evaluation_is_what_predict_says() -> None:
         evaluator = Evaluator(problem, PriceBook(problem.profile))
         for candidate in list(plans(problem))[::397]:
             found = evaluator.evaluate(candidate)
-            prediction, _ = predict(problem.profile, decision_of(problem.profile, candidate), problem.memory_margin)
+            prediction, _ = predict(problem.profile, decision_of(problem, candidate), problem.memory_margin)
             assert [m.peak_bytes for m in found.memories] == [rank.peak_bytes for rank in prediction.ranks]
             if found.fits:
                 assert found.step_s == pytest.approx(prediction.step_s, rel=1e-12)
