@@ -31,6 +31,11 @@ def at_most(name: str, value: float, unit: str, limit: float) -> Row:
     return Row(name, value, unit, f"<= {limit:g}", value <= limit)
 
 
+def at_least(name: str, value: float, unit: str, limit: float) -> Row:
+    """A row that should reach ``limit``."""
+    return Row(name, value, unit, f">= {limit:g}", value >= limit)
+
+
 def run(description: str, measure: Callable[[bool], Sequence[Row]], arguments: Sequence[str] | None = None) -> int:
     """Parse ``--json`` and ``--quick``, measure, print; the exit code is 0 whether or not the goals hold."""
     parser = argparse.ArgumentParser(description=description)

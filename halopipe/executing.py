@@ -1,4 +1,4 @@
-"""A plan inside a training script of one's own: every process that torchrun starts is one rank of it.
+"""A plan inside a training script of one's own: every process that torchrun or Slurm starts is one rank of it.
 
 The script builds the whole model in every process, under the same seed; a rank trains its own stages of it in place.
 """
@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping
-from datetime import timedelta
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.rendezvous import rendezvous
 
+from halopipe.joining import job_stores
+from halopipe.slurm import job_variables
 from halopipe.support import require_executable
 from planner.ir.errors import RankCountError, UsageError
 from planner.ir.fingerprint import fingerprint, require_match
@@ -23,28 +22,31 @@ from planner.layers.boundary import Boundaries
 from planner.passes import validate
 from profiler import LoadedModel, capture, load_model
 from profiler.source import Loss, mean_of_squares
-from runtime.build import groups_of
+from runtime.build import captured_model, groups_of
 from runtime.engine import Engine
+from runtime.launch import SETUP_S
 from runtime.optimizer import maker_of
 from runtime.transport import open_gloo
+from runtime.voice import Voice
 
 Tensors = Tensor | tuple[Tensor, ...]
 MakeOptimizer = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
 
-_SETUP_S = 600.0
-
 
 class Execution:
     """One rank of a running plan; use as a context, or call ``close`` at the end.
+
+    Until then it says what it does, so that a rank that waits in vain can tell for whom.
 
     Attributes:
         rank, num_ranks: in the job.
         model: the user's module; parameters of this rank's stages are trained, the others stay as they were.
     """
 
-    def __init__(self, engine: Engine, model: nn.Module, rank: int, num_ranks: int) -> None:
-        self._engine = engine
+    def __init__(self, engine: Engine, model: nn.Module, rank: int, num_ranks: int, voice: Voice) -> None:
+        self._engine, self._voice = engine, voice
         self.model, self.rank, self.num_ranks = model, rank, num_ranks
+        voice.__enter__()
 
     def __enter__(self) -> Execution:
         return self
@@ -67,6 +69,7 @@ class Execution:
 
     def close(self) -> None:
         """Leaves the job."""
+        self._voice.__exit__(None, None, None)
         self._engine.close()
 
 
@@ -106,24 +109,25 @@ def execute(
         "profile and plan this model, or run the plan with the model it was made for",
     )
     validate(Boundaries.of_decision(captured.graph, plan.decision).program(plan.decision))
-    store, _, _ = next(iter(rendezvous("env://", rank, num_ranks, timeout=timedelta(seconds=_SETUP_S))))
-    transport = open_gloo(rank, num_ranks, dist.PrefixStore("halopipe", store), _SETUP_S, groups_of(plan.decision))
+    store, board = job_stores(rank, num_ranks)
+    transport = open_gloo(rank, num_ranks, store, SETUP_S, groups_of(plan.decision, captured.graph))
+    voice = Voice(board, plan.decision, rank, deadline_s, deadline_s)
     engine = Engine(
         plan.decision,
-        captured.graph,
-        captured.graph_module,
-        captured.layer_of_node,
-        captured.node_of_value,
+        captured_model(captured),
         loaded.module,
         transport,
         maker_of(plan.inputs.optimizer) if optimizer is None else _maker(optimizer),
         deadline_s=deadline_s,
+        activity=voice.activity,
+        others=voice.others,
     )
-    return Execution(engine, loaded.module, rank, num_ranks)
+    return Execution(engine, loaded.module, rank, num_ranks, voice)
 
 
 def _position(plan: Plan) -> tuple[int, int]:
-    """Rank and number of ranks, from what torchrun left in the environment."""
+    """Rank and number of ranks, from what torchrun or Slurm left in the environment."""
+    os.environ.update(job_variables(os.environ))
     needed = plan.decision.num_ranks
     command = f"torchrun --nproc-per-node {needed} your_script.py"
     try:

@@ -6,6 +6,7 @@ import json
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from halopipe.interfaces import LOOPBACK
 from halopipe.runs import RunOptions
 from planner.ir.codec import dumps, loads, plain, write_text
 from planner.ir.plan import Plan
@@ -15,6 +16,9 @@ from planner.ir.timeline import Span
 NUM_COMPARED = 5
 """Steps that ``check_numerics`` compares."""
 
+REFERENCE = "reference"
+"""In place of a rank: the worker that runs these steps on one device."""
+
 
 @dataclass(frozen=True, slots=True)
 class Job:
@@ -22,13 +26,14 @@ class Job:
 
     Attributes:
         folder: for results and errors; removed by the launcher.
-        port: of the launcher's store on this host; 0 where the environment says where to meet.
+        address, port: of the launcher's store; port 0 where the environment says where to meet.
         parent: process to die with.
     """
 
     plan: Plan
     options: RunOptions
     folder: Path
+    address: str = LOOPBACK
     port: int = 0
     parent: int = 0
 
@@ -46,14 +51,15 @@ class Job:
     def write(self, path: Path) -> None:
         """Write the job for a worker to read."""
         record = {"plan": dumps(self.plan), "options": plain(self.options), "folder": str(self.folder)}
-        write_text(path, json.dumps({**record, "port": self.port, "parent": self.parent}))
+        where = {"address": self.address, "port": self.port, "parent": self.parent}
+        write_text(path, json.dumps(record | where))
 
     @classmethod
     def read(cls, path: Path) -> Job:
         """The job that :meth:`write` wrote."""
         record = json.loads(path.read_text(encoding="utf-8"))
         plan, options = loads(record["plan"], Plan), RunOptions(**record["options"])
-        return cls(plan, options, Path(record["folder"]), record["port"], record["parent"])
+        return cls(plan, options, Path(record["folder"]), record["address"], record["port"], record["parent"])
 
 
 @dataclass(frozen=True, slots=True)

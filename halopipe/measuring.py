@@ -23,7 +23,11 @@ DEFAULT_WORKERS = 2
 
 
 def source_of(
-    model: str | Callable[..., Any], input_shape: Sequence[int], arguments: Mapping[str, Any], dtype: str
+    model: str | Callable[..., Any],
+    input_shape: Sequence[int],
+    arguments: Mapping[str, Any],
+    dtype: str,
+    autocast: str = "",
 ) -> ModelSource:
     """Where workers find the model.
 
@@ -35,7 +39,7 @@ def source_of(
     except (TypeError, ValueError) as error:
         raise UsageError(f"an argument of the factory cannot be written as JSON: {error}") from None
     factory = model if isinstance(model, str) else _factory_name(model)
-    return ModelSource(factory, texts, tuple(input_shape), dtype)
+    return ModelSource(factory, texts, tuple(input_shape), dtype, autocast)
 
 
 def num_workers(cluster: int | str) -> int:

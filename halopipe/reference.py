@@ -1,5 +1,8 @@
 """The first steps of a job on one device, kept in a file for the ranks to compare with.
 
+They are the user's own module's; where that draws random numbers, its captured graph's, since the numbers that a plan
+draws belong to the nodes of that.
+
 They are done twice where the job is not in float64: how far the two are apart is one device's own rounding error.
 """
 
@@ -16,11 +19,14 @@ from halopipe.batches import batches, take
 from halopipe.job import NUM_COMPARED, Compared, Job
 from planner.ir.codec import plain
 from planner.ir.profile import ModelSource
-from profiler.source import load_model
+from profiler.capture import capture
+from profiler.source import LoadedModel, load_model
+from runtime.captured import captured_model
+from runtime.draws import Draw, Draws
 from runtime.engine import Engine
 from runtime.numerics import TOLERANCES, Difference, Tolerance, loss_differences, relative_error, tensor_differences
 from runtime.optimizer import maker_of
-from runtime.serial import serial_step
+from runtime.serial import LossOf, drawing_loss, serial_step
 
 EXACT = "float64"
 
@@ -46,10 +52,10 @@ class Reference:
 
 
 def make_reference(job: Job) -> None:
-    """Run the first steps on the user's own module and write what came out."""
+    """Run the first steps and write what came out."""
     found = _run(job, job.source)
-    if job.source.dtype != EXACT:
-        exact = _run(job, replace(job.source, dtype=EXACT))
+    if job.source.dtype != EXACT or job.source.autocast:
+        exact = _run(job, replace(job.source, dtype=EXACT, autocast=""))
         found = replace(found, rounding=_rounding(found, exact))
     torch.save({field.name: getattr(found, field.name) for field in fields(found)}, job.reference_path)
 
@@ -87,10 +93,13 @@ def _run(job: Job, source: ModelSource) -> Reference:
     model = load_model(source, options.seed)
     optimizer = maker_of(job.plan.inputs.optimizer)(model.module.parameters())
     stream = batches(options.data, model, decision.global_batch, options.seed)
+    draw = Draw(options.seed)
+    loss_of = _loss_of(model, draw)
     losses: list[float] = []
     first: dict[str, dict[str, Tensor]] = {}
     for step in range(min(NUM_COMPARED, options.steps)):
-        losses.append(serial_step(model.loss, optimizer, *take(stream, step), decision.micro_batches))
+        draw.step = step
+        losses.append(serial_step(loss_of, optimizer, *take(stream, step), decision.micro_batches, draw))
         if step == 0:
             parameters = dict(model.module.named_parameters(remove_duplicate=False))
             state = {name: tensor.detach().clone() for name, tensor in model.module.state_dict().items()}
@@ -100,6 +109,11 @@ def _run(job: Job, source: ModelSource) -> Reference:
                 "buffer": {name: tensor for name, tensor in state.items() if name not in parameters},
             }
     return Reference(source.dtype, tuple(losses), **first, rounding={})
+
+
+def _loss_of(model: LoadedModel, draw: Draw) -> LossOf:
+    captured = captured_model(capture(model))
+    return drawing_loss(captured, draw) if Draws(captured).layers else model.loss
 
 
 def _rounding(found: Reference, exact: Reference) -> dict[str, dict[str, float]]:

@@ -1,4 +1,4 @@
-"""Running a plan: its workers on this host, or one rank of a job that torchrun or Slurm started.
+"""Running a plan: its workers on this host or on others, or one rank of a job that torchrun or Slurm started.
 
 result = run_plan(plan, RunOptions(steps=20))
 result.losses, result.measured(plan.prediction)
@@ -8,30 +8,49 @@ from __future__ import annotations
 
 import os
 
+from halopipe.hosts import Hosts
 from halopipe.runs import Progress, RunOptions, RunProgress, RunResult
+from halopipe.slurm import job_variables
 from halopipe.support import require_executable
+from planner.ir.errors import UsageError
 from planner.ir.plan import Plan
 
-__all__ = ["RunOptions", "RunProgress", "RunResult", "run_plan"]
+__all__ = ["Hosts", "RunOptions", "RunProgress", "RunResult", "run_plan"]
 
 
-def run_plan(plan: Plan, options: RunOptions | None = None, progress: Progress | None = None) -> RunResult | None:
+def run_plan(
+    plan: Plan, options: RunOptions | None = None, progress: Progress | None = None, hosts: Hosts | None = None
+) -> RunResult | None:
     """Trains by the plan and returns what was measured; nothing is left behind, whatever happens.
 
-    Spawns a process for each rank on this host; where torchrun or Slurm started this process (``RANK`` is set), runs
-    that rank of the job.  There only rank 0 gets a result, the others None.
+    Spawns a process for each rank, on this host or on ``hosts``; where torchrun or Slurm started this process (``RANK``
+    or ``SLURM_PROCID`` is set), runs that rank of the job.  There only rank 0 gets a result, the others None.
 
     Raises:
-        RankCountError: the job has another number of ranks than the plan.
-        UsageError: the runtime cannot execute such a plan yet.
+        RankCountError: the job has another number of ranks than the plan, or the hosts are not as many as the plan's.
+        UsageError: the runtime cannot execute such a plan yet, or hosts are named inside such a job.
         StaleFileError: the plan was made for another model.
         WorkerError: a worker failed; NumericsError: it computes something else than one device.
     """
     require_executable(plan)
     options = options or RunOptions()
-    joins = "RANK" in os.environ and "WORLD_SIZE" in os.environ
-    if joins:
+    if joins():
+        if hosts is not None:
+            raise UsageError(
+                "hosts cannot be named inside a job",
+                ["torchrun or Slurm started this process as one rank"],
+                ["leave out --hosts", "run outside the job"],
+            )
         os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # torch's profiler writes to the terminal
+        from halopipe.joining import join  # loads torch
+
+        return join(plan, options, progress)
     from halopipe import crew  # loads torch
 
-    return (crew.join if joins else crew.spawn)(plan, options, progress)
+    return crew.spawn(plan, options, progress) if hosts is None else crew.spawn_on(hosts, plan, options, progress)
+
+
+def joins() -> bool:
+    """Whether this process is a rank of a job; Slurm's variables are then set as torchrun sets its own."""
+    os.environ.update(job_variables(os.environ))
+    return "RANK" in os.environ and "WORLD_SIZE" in os.environ

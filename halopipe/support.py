@@ -7,12 +7,8 @@ from collections.abc import Iterator
 from planner.ir.errors import UsageError
 from planner.ir.graph import SAMPLE
 from planner.ir.plan import Decision, Plan
-from planner.ir.schedule import Op
 
-_SUPPORTED = (
-    "executed today: layers cut along samples alone, activations kept, "
-    "training steps whose micro-batches all see the same weights"
-)
+_SUPPORTED = "executed today: layers cut along samples alone, all layers of a stage alike"
 
 
 def require_executable(plan: Plan) -> None:
@@ -22,7 +18,7 @@ def require_executable(plan: Plan) -> None:
         raise UsageError(
             "this plan cannot be run yet",
             [*reasons, _SUPPORTED],
-            ["plan again without --allow, --recompute and --schedule", "halopipe explain shows what it would do"],
+            ["plan again without --allow", "halopipe explain shows what it would do"],
         )
 
 
@@ -34,10 +30,6 @@ def _reasons(decision: Decision) -> Iterator[str]:
     odd = _several_layouts(decision)
     if odd and not cut:
         yield f"stage {odd[0][0]} divides {odd[0][1]} otherwise than its other layers"
-    recomputing = [str(number) for number, stage in enumerate(decision.stages) if stage.recompute]
-    if recomputing:
-        yield f"stage {', '.join(recomputing)} computes activations again before the backward"
-    yield from _schedule_reasons(decision)
 
 
 def _several_layouts(decision: Decision) -> list[tuple[int, str]]:
@@ -48,16 +40,3 @@ def _several_layouts(decision: Decision) -> list[tuple[int, str]]:
         if dict(placement.cuts) != first.setdefault(placement.stage, dict(placement.cuts)):
             found.append((placement.stage, name))
     return found
-
-
-def _schedule_reasons(decision: Decision) -> Iterator[str]:
-    from planner import schedules
-
-    try:
-        ops = {action.op for row in decision.rows() for action in row}
-    except ValueError:  # no action at all: the program's own check names it
-        return
-    if not ops & {Op.BACKWARD, Op.BACKWARD_INPUT}:
-        yield f"schedule {decision.schedule} has forward passes alone"
-    elif decision.schedule in schedules.names() and not schedules.traits(decision.schedule).synchronous:
-        yield f"schedule {decision.schedule} changes the optimisation: micro-batches see weights of different age"

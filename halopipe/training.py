@@ -14,14 +14,15 @@ from planner.ir.plan import Plan
 from planner.ir.timeline import Timeline
 
 if TYPE_CHECKING:
+    from halopipe.hosts import Hosts
     from halopipe.running import RunOptions, RunProgress, RunResult
 
 _AVERAGED = 5
 """Steps whose losses are averaged, since one batch says little."""
 
 
-def train(plan: Plan, options: RunOptions) -> RunResult | None:
-    """Runs the plan; None on ranks other than 0 of a job that torchrun started.
+def train(plan: Plan, options: RunOptions, hosts: Hosts | None = None) -> RunResult | None:
+    """Runs the plan, on this host or on ``hosts``; None on ranks other than 0 of a job that torchrun or Slurm started.
 
     Raises:
         HalopipeError: what the workers raised.
@@ -35,7 +36,7 @@ def train(plan: Plan, options: RunOptions) -> RunResult | None:
             loss = "" if at.loss is None else f", loss {at.loss:.4g}"
             reporter.update(at.step, at.num_steps, f"step {at.step}{loss}, {units.seconds(at.step_s)}")
 
-        result = run_plan(plan, options, show)
+        result = run_plan(plan, options, show, hosts)
     if result is not None:
         _require_finite(result.losses)
     return result

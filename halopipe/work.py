@@ -21,14 +21,15 @@ from planner.layers.boundary import Boundaries
 from planner.passes import validate
 from profiler.capture import Captured, capture
 from profiler.source import LoadedModel, load_model
-from runtime.activity import Activity, Heartbeat, describe, fresh_board
-from runtime.build import check_layers, groups_of
+from runtime.activity import Activity
+from runtime.build import captured_model, check_layers, groups_of
 from runtime.cut import random_layers
 from runtime.engine import Engine, StepResult
 from runtime.launch import SETUP_S
 from runtime.memory import storage_bytes, with_peak
 from runtime.optimizer import maker_of
 from runtime.transport import Transport
+from runtime.voice import Voice
 
 KEPT_STEPS = 64
 """Last steps whose spans are kept."""
@@ -53,19 +54,8 @@ def work(
         open_transport: joins the ranks, with these groups.
         after_step: told of each step.
     """
-    activity = Activity(deadline_s=SETUP_S)
-    activity.begin("starting")
-    heartbeat = Heartbeat(board, rank, activity, min(0.5, job.options.deadline_s / 4))
-    heartbeat.start()
-
-    def others() -> str:
-        heartbeat.publish()
-        return describe(fresh_board(board, job.plan.decision.num_ranks, 2 * heartbeat.interval_s), but=rank)
-
-    try:
-        return _Work(job, rank, store, activity, others, after_step).run(open_transport)
-    finally:
-        heartbeat.stop()
+    with Voice(board, job.plan.decision, rank, job.options.deadline_s, SETUP_S) as voice:
+        return _Work(job, rank, store, voice.activity, voice.others, after_step).run(open_transport)
 
 
 class _Work:
@@ -90,17 +80,15 @@ class _Work:
         stream = batches(options.data, model, decision.global_batch, options.seed)
         self._activity.begin("meeting the others")
         self._agree()
-        transport = open_transport(groups_of(decision))
+        transport = open_transport(groups_of(decision, captured.graph))
         self._activity.begin("building the stages")
         engine = Engine(
             decision,
-            captured.graph,
-            captured.graph_module,
-            captured.layer_of_node,
-            captured.node_of_value,
+            captured_model(captured),
             model.module,
             transport,
             maker_of(job.plan.inputs.optimizer),
+            seed=options.seed,
             deadline_s=options.deadline_s,
             activity=self._activity,
             others=self._others,

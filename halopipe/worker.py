@@ -13,10 +13,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from cuda_ops.host import core_of, die_with_parent, prepare_process
-from halopipe.job import Job
+from halopipe.job import REFERENCE, Job
+from halopipe.processes import error_path, result_path
 from planner.ir.codec import write_text
-
-REFERENCE = "reference"
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -26,14 +25,13 @@ def main(arguments: Sequence[str]) -> int:
     rank = 0 if arguments[1] == REFERENCE else int(arguments[1])
     prepare_process(core_of(rank))
 
-    from runtime.failure import write_error  # these load torch: the process must be prepared before
-    from runtime.launch import error_path, result_path
+    from runtime.failure import write_error  # late: it loads torch, and the process must be prepared before
 
     try:
         text = _reference(job) if arguments[1] == REFERENCE else _rank(job, rank)
         write_text(result_path(job.folder, rank), text)
     except Exception as error:  # noqa: BLE001  # whatever it is, the launcher must hear of it
-        write_error(error_path(job.folder, rank), error)
+        write_text(error_path(job.folder, rank), write_error(error))
         traceback.print_exception(error)
         return 1
     return 0
@@ -50,11 +48,11 @@ def _rank(job: Job, rank: int) -> str:
     from torch.distributed import PrefixStore
 
     from halopipe.work import work
-    from runtime.launch import LOOPBACK, SETUP_S, join_store
+    from runtime.launch import SETUP_S, join_store
     from runtime.transport import open_gloo
 
-    board = join_store(LOOPBACK, job.port)
-    store = PrefixStore("job", join_store(LOOPBACK, job.port))
+    board = join_store(job.address, job.port)
+    store = PrefixStore("job", join_store(job.address, job.port))
     num_ranks = job.plan.decision.num_ranks
     return work(job, rank, store, board, lambda groups: open_gloo(rank, num_ranks, store, SETUP_S, groups)).to_json()
 

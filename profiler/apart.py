@@ -1,6 +1,6 @@
-"""Checks of a captured graph: it computes the module's loss, and a sample's values do not depend on other samples.
+"""Which layers of a captured graph keep samples apart: what lets a batch be cut.
 
-The second is what lets a batch be cut: the graph is run on two samples together and on each of them alone, and every
+The graph is run on two samples together and on each of them alone, and every
 layer's values are compared.  Values without a sample dim must be means over samples, as a loss is.  Batch norms are
 run as in evaluation, since their statistics are combined over ranks; dropout is switched off.
 
@@ -10,42 +10,20 @@ one piece.  Such a value may be computed from any share of the samples, but a sh
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, fx
 
-from planner.ir.errors import UnsupportedModelError
 from planner.ir.graph import INTERLEAVES_SAMPLES, MIXES_SAMPLES
+from profiler.example import example_of, is_alike
 from profiler.grouping import Group
 from profiler.source import LoadedModel
-from profiler.trace import NUM_SAMPLES, Traced, proportion
+from profiler.trace import Traced
 
 _OFF = {"train": False, "training": False, "dropout_p": 0.0}
 _PAIR = 2
-
-
-@torch.no_grad()
-def require_same_loss(traced: Traced, model: LoadedModel) -> None:
-    """Raises :class:`UnsupportedModelError` unless the graph gives the module's own loss; buffers are put back."""
-    samples = _PAIR if traced.symbol is not None else traced.samples
-    tensors = tuple(example_of(traced.inputs, model, samples).values())
-    inputs, targets = tensors[: len(model.inputs)], tensors[len(model.inputs) :]
-    state = {name: buffer.clone() for name, buffer in model.module.named_buffers()}
-    losses = []
-    for run in (lambda: model.loss(inputs, targets), lambda: traced.module(*_counted(traced, tensors))):
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(0)
-            losses.append(run())
-        for name, buffer in model.module.named_buffers():
-            buffer.copy_(state[name])
-    if not _alike(*losses):
-        raise UnsupportedModelError(
-            "the captured graph computes another loss than the module",
-            [f"module: {losses[0].item()}", f"graph: {losses[1].item()}"],
-            ["random or data-dependent behaviour in forward is not supported"],
-        )
 
 
 @torch.no_grad()
@@ -54,15 +32,20 @@ def dependence(traced: Traced, found: tuple[Group, ...], model: LoadedModel) -> 
 
     If the number of samples is fixed, nothing is known, and all layers are said to mix them.
     """
-    if traced.symbol is None:
+    if not traced.is_polymorphic:
         return (MIXES_SAMPLES,) * len(found)
-    both = _distinct(tuple(example_of(traced.inputs, model, _PAIR).values()))
-    inputs = [node for node in traced.module.graph.nodes if node.op == "placeholder" and node.target in traced.inputs]
-    cut = [bool(node.meta["val"].ndim) and proportion(node.meta["val"].shape[0], traced.symbol) == 1 for node in inputs]
+    with model.precision():
+        return _dependence(traced, found, model)
+
+
+def _dependence(traced: Traced, found: tuple[Group, ...], model: LoadedModel) -> tuple[str, ...]:
+    both = _distinct(example_of(traced.inputs, model, _PAIR))
+    values = {node.target: node.meta["val"] for node in traced.module.graph.nodes if node.target in traced.inputs}
+    cut = {name for name, value in values.items() if value.ndim and traced.symbols.per_sample(value.shape[0]) == 1}
     runs = [_Run(traced, _PAIR, both)]
     for sample in range(_PAIR):
-        alone = (t[sample : sample + 1] if is_cut else t for t, is_cut in zip(both, cut, strict=True))
-        runs.append(_Run(traced, 1, tuple(alone)))
+        alone = {name: t[sample : sample + 1] if name in cut else t for name, t in both.items()}
+        runs.append(_Run(traced, 1, alone))
     answers = dict.fromkeys((group.main for group in found), "")
     unknown: set[fx.Node] = set()
     for node in traced.module.graph.nodes:
@@ -80,23 +63,12 @@ def dependence(traced: Traced, found: tuple[Group, ...], model: LoadedModel) -> 
     return tuple(answers.values())
 
 
-def example_of(names: Iterable[str], model: LoadedModel, samples: int) -> dict[str, Tensor]:
-    """Inputs and targets by name, for ``samples`` samples: the model's example, cut or repeated."""
-    result = {}
-    for name, tensor in zip(names, (*model.inputs, *model.targets), strict=True):
-        if tensor.ndim and tensor.shape[0] == model.samples:
-            repeats = -(-samples // model.samples)
-            tensor = (torch.cat([tensor] * repeats) if repeats > 1 else tensor)[:samples]
-        result[name] = tensor
-    return result
-
-
 class _Run:
     """One execution of the graph, node by node; buffers are copies."""
 
-    def __init__(self, traced: Traced, samples: int, tensors: tuple[Tensor, ...]) -> None:
+    def __init__(self, traced: Traced, samples: int, tensors: Mapping[str, Tensor]) -> None:
         self.traced = traced
-        self.given: dict[str, Any] = {NUM_SAMPLES: samples, **dict(zip(traced.inputs, tensors, strict=True))}
+        self.given = traced.given(tensors, samples)
         self.values: dict[fx.Node, Any] = {}
         self.readers = {node: len(node.users) for node in traced.module.graph.nodes}
 
@@ -118,19 +90,15 @@ class _Run:
                 del self.values[argument]
 
 
-def _counted(traced: Traced, tensors: tuple[Tensor, ...]) -> tuple[Any, ...]:
-    return (tensors[0].shape[0], *tensors) if traced.symbol is not None else tensors
-
-
-def _distinct(tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+def _distinct(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The same, but with numbers that tell the samples apart where the example has one sample repeated."""
-    result = []
-    for tensor in tensors:
+    result = {}
+    for name, tensor in tensors.items():
         if tensor.ndim and tensor.shape[0] == _PAIR and torch.equal(tensor[0], tensor[1]):
             other = tensor[1] * 0.75 if tensor.is_floating_point() else tensor[1].flip(tuple(range(tensor.ndim - 1)))
             tensor = torch.stack((tensor[0], other))
-        result.append(tensor)
-    return tuple(result)
+        result[name] = tensor
+    return result
 
 
 def _calm(node: fx.Node) -> tuple[Any, ...]:
@@ -161,15 +129,15 @@ def _leaves(value: Any) -> list[Tensor]:
     return [item for item in value or () if isinstance(item, Tensor)] if isinstance(value, (tuple, list)) else []
 
 
-def _sample_dims(value: Tensor) -> list[int]:
-    return [dim for dim, size in enumerate(value.shape) if isinstance(size, torch.SymInt)]
+def _sample_dims(value: Tensor, traced: Traced) -> list[int]:
+    return [dim for dim, size in enumerate(value.shape) if traced.symbols.depends_on_samples(size)]
 
 
 def _comparable(node: fx.Node, traced: Traced) -> bool:
     """Whether every output has one sample dim at most, a multiple of the number of samples."""
     for value in _leaves(node.meta["val"]):
-        dims = _sample_dims(value)
-        if len(dims) > 1 or any(proportion(value.shape[dim], traced.symbol) is None for dim in dims):
+        dims = _sample_dims(value, traced)
+        if len(dims) > 1 or any(traced.symbols.per_sample(value.shape[dim]) is None for dim in dims):
             return False
     return True
 
@@ -180,7 +148,7 @@ def _compare(node: fx.Node, runs: list[_Run], traced: Traced) -> str:
     parts: list[list[Tensor]] = [[], []]
     outputs = [_leaves(run.values.get(node)) for run in runs]
     for meta, together, *alone in zip(_leaves(node.meta["val"]), *outputs, strict=True):
-        dims = _sample_dims(meta)
+        dims = _sample_dims(meta, traced)
         if not dims:
             found, halves = _without_samples(together, alone)
         else:
@@ -197,7 +165,7 @@ def _compare(node: fx.Node, runs: list[_Run], traced: Traced) -> str:
 def _without_samples(together: Tensor, alone: list[Tensor]) -> tuple[str, list[Tensor]]:
     """The pair's value must be the mean of its samples'; then these go on with their own."""
     mean = (alone[0] + alone[1]) / _PAIR if together.is_floating_point() else alone[0]
-    return ("", alone) if _alike(together, mean) else (MIXES_SAMPLES, [together, together])
+    return ("", alone) if is_alike(together, mean) else (MIXES_SAMPLES, [together, together])
 
 
 def _with_samples(together: Tensor, alone: list[Tensor], dim: int) -> tuple[str, list[Tensor]]:
@@ -206,16 +174,6 @@ def _with_samples(together: Tensor, alone: list[Tensor], dim: int) -> tuple[str,
     for pieces in (number for number in range(1, rows + 1) if rows % number == 0):
         apart = together.unflatten(dim, (pieces, _PAIR, rows // pieces))
         halves = [apart.select(dim + 1, sample).flatten(dim, dim + 1).contiguous() for sample in range(_PAIR)]
-        if all(_alike(half, value) for half, value in zip(halves, alone, strict=True)):
+        if all(is_alike(half, value) for half, value in zip(halves, alone, strict=True)):
             return (INTERLEAVES_SAMPLES if pieces > 1 else ""), halves
     return MIXES_SAMPLES, [half.contiguous() for half in together.chunk(_PAIR, dim)]
-
-
-def _alike(a: Tensor, b: Tensor) -> bool:
-    if a.shape != b.shape:
-        return False
-    if not a.is_floating_point():
-        return torch.equal(a, b)
-    tolerance = min(1000 * torch.finfo(a.dtype).eps, 0.05)
-    scale = a.abs().nan_to_num(posinf=0.0).max().item() if a.numel() else 0.0
-    return torch.allclose(a, b, rtol=tolerance, atol=tolerance * scale, equal_nan=True)

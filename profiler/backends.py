@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from planner.ir.graph import TensorSpec
 from profiler.capture import Captured
 from profiler.kinds import arguments_of
 
@@ -22,14 +21,16 @@ def back_end_keys(captured: Captured, samples: int) -> dict[str, str]:
         layer = kinds.get(captured.layer_of_node.get(node.name, ""))
         if layer is not None and layer.kind in ("conv", "transposed_conv") and "conv" in str(node.target):
             spec = values[layer.inputs[0]].at(samples, captured.graph.samples)
-            keys[layer.name] = _back_end(node, spec, layer.kind == "transposed_conv", layer.attributes)
+            dtype = captured.autocast or getattr(torch, spec.dtype)
+            keys[layer.name] = _back_end(node, spec.shape, dtype, layer.kind == "transposed_conv", layer.attributes)
     return keys
 
 
-def _back_end(node: fx.Node, spec: TensorSpec, transposed: bool, attributes: Mapping[str, Any]) -> str:
+def _back_end(
+    node: fx.Node, shape: tuple[int, ...], dtype: torch.dtype, transposed: bool, attributes: Mapping[str, Any]
+) -> str:
     weight = arguments_of(node)["weight"].meta["val"]
-    dtype = getattr(torch, spec.dtype)
-    data, filters = _stand_in(spec.shape, dtype), _stand_in(tuple(weight.shape), dtype)
+    data, filters = _stand_in(shape, dtype), _stand_in(tuple(weight.shape), dtype)
     padding = attributes["output_padding"] if transposed else (0,) * len(attributes["kernel"])
     chosen = torch._C._select_conv_backend(
         data,

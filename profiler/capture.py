@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor, fx
 
 from planner.ir.graph import MIXES_SAMPLES, SAMPLE, Attribute, Graph, Layer, TensorSpec, value_name
-from profiler.apart import dependence, require_same_loss
-from profiler.dims import input_names, output_names, specify
+from profiler.apart import dependence
+from profiler.dims import output_names, specify, specify_input
 from profiler.grouping import Group, groups, is_output_of, tensor_arguments
 from profiler.kinds import LOSS, OPAQUE, POINTWISE, kind_of
 from profiler.naming import layer_names
+from profiler.same import correct_dtypes, require_same_loss
 from profiler.source import LoadedModel
 from profiler.trace import Traced, attribute, trace
 
@@ -28,14 +30,19 @@ class Captured:
 
     Attributes:
         graph: for the planner.
-        graph_module: for execution: placeholders are ``num_samples`` (an int; only if ``polymorphic``) and the graph's
-            inputs by name, the output is the loss.  Its parameters and buffers are those of the user's module.
-            In-place operators are rewritten, guards dropped.  Sizes depend on ``num_samples`` alone, in no layer.
+        graph_module: for execution: placeholders are ``num_samples`` (an int; only if ``polymorphic``), those of
+            ``sizes`` (ints) and the graph's inputs by name, the output is the loss.  Its parameters and buffers are
+            those of the user's module.  In-place operators are rewritten, guards dropped.  Integers follow from
+            ``num_samples`` and ``sizes`` alone, and are in no layer.
         layer_of_node: the layer of every node that makes a tensor.
         node_of_value: the node that makes each value: an input, ``conv1``, ``lstm:1``.
         polymorphic: whether other numbers of samples than ``graph.samples`` may be run.
         mixing: layers whose result for a sample depends on other samples; their attribute ``mixes_samples`` is set.
             (Layers with the attribute ``interleaves_samples`` keep samples apart, but not each in one piece.)
+        sizes: sizes that vary beside the number of samples: by placeholder, a graph input and the dim whose extent it
+            is.  All dims of the graph's inputs that bear the name have that extent; ``graph`` is for the example's.
+        autocast: the dtype that operators run in where torch's autocast says so; None: no autocast.  Whoever runs
+            ``graph_module``, or parts of it, does so under ``torch.autocast``; dtypes in ``graph`` are those of then.
     """
 
     graph: Graph
@@ -44,6 +51,8 @@ class Captured:
     node_of_value: Mapping[str, str]
     polymorphic: bool
     mixing: tuple[str, ...] = ()
+    sizes: Mapping[str, tuple[str, int]] = field(default_factory=dict)
+    autocast: torch.dtype | None = None
 
 
 def capture(model: LoadedModel) -> Captured:
@@ -52,21 +61,26 @@ def capture(model: LoadedModel) -> Captured:
     An example of one sample is repeated to two.
 
     Raises:
-        UnsupportedModelError: ``torch.export`` refuses the model, or the captured graph computes something else.
+        UnsupportedModelError: ``torch.export`` refuses the model, the captured graph computes something else, or a size
+            that was said to vary cannot.
     """
     traced = trace(model)
+    require_same_loss(traced, model)
+    if model.autocast is not None:
+        correct_dtypes(traced, model)
     found = groups(traced)
     names = _names(traced, found)
     values = _value_names(traced, found, names)
-    require_same_loss(traced, model)
     marks = {name: mark for name, mark in zip(names, dependence(traced, found, model), strict=True) if mark}
     return Captured(
         _marked(_graph(traced, found, names, values), marks),
         traced.module,
         {node.name: name for group, name in zip(found, names, strict=True) for node in group.nodes},
         {value: node.name for node, value in values.items() if isinstance(node.meta.get("val"), Tensor)},
-        traced.symbol is not None,
+        traced.is_polymorphic,
         tuple(name for name, mark in marks.items() if mark == MIXES_SAMPLES),
+        traced.sizes,
+        model.autocast,
     )
 
 
@@ -94,7 +108,7 @@ def _graph(traced: Traced, found: tuple[Group, ...], names: tuple[str, ...], val
     specs: dict[str, TensorSpec] = {}
     for node, name in values.items():
         if node.op == "placeholder":
-            specs[name] = specify(node.meta["val"], input_names(node.meta["val"]), traced.samples, traced.symbol)
+            specs[name] = specify_input(node.meta["val"], name, traced)
     inputs = dict(specs)
     layers = []
     for group, name in zip(found, names, strict=True):
@@ -117,8 +131,7 @@ def _layer(
     read = tuple(specs[value] for value in inputs)
     kind, details = _kind(traced, group, read)
     outputs = tuple(
-        specify(value, output_names(kind, value.ndim, read), traced.samples, traced.symbol)
-        for value in _tensors(group.main.meta["val"])
+        specify(value, output_names(kind, value.ndim, read), traced) for value in _tensors(group.main.meta["val"])
     )
     buffer_bytes = sum(buffer.nbytes for buffer in buffers if isinstance(buffer, Tensor))
     return Layer(name, kind, tuple(inputs), outputs, parameters, details, buffer_bytes)

@@ -2,30 +2,45 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import replace
 
-import torch
 from torch import Tensor
 
 from planner.ir.graph import SAMPLE, TensorSpec
-from profiler.trace import proportion
+from profiler.trace import Traced
 
 _SPACE = {1: ("width",), 2: ("height", "width"), 3: ("depth", "height", "width")}
+_FIRM = frozenset({SAMPLE, "channel", "depth", "height", "width", "head"})  # access relations and layouts go by these
 _SPATIAL_KINDS = frozenset({"conv", "transposed_conv", "pool", "adaptive_pool", "batch_norm"})
 _SAME_AS_INPUT = frozenset({"pointwise", "concat", "softmax", "layer_norm", "opaque"})
 
 
-def specify(value: Tensor, names: tuple[str, ...], samples: int, symbol: Any | None) -> TensorSpec:
-    """The spec of a traced ``value`` for ``samples`` samples; ``names`` are those of its dims if no dim is special.
+def specify(value: Tensor, names: tuple[str, ...], traced: Traced) -> TensorSpec:
+    """The spec of a traced ``value`` in the example; ``names`` are those of its dims if no dim is special.
 
-    Where the number of samples is fixed (no ``symbol``), dim 0 holds the samples if it is that long.
+    Where the number of samples is fixed, dim 0 holds the samples if it is that long.  Sizes that vary give their names
+    to dims of no firm meaning.
     """
-    shape = tuple(_extent(size, samples, symbol) for size in value.shape)
-    if symbol is None:
-        places = [0] if shape and shape[0] == samples else []
+    symbols = traced.symbols
+    shape = tuple(symbols.extent(size, traced.samples) for size in value.shape)
+    sizes = [symbols.name_of(size) for size in value.shape]
+    if traced.is_polymorphic:
+        places = [dim for dim, size in enumerate(value.shape) if symbols.per_sample(size)][:1]
     else:
-        places = [dim for dim, size in enumerate(value.shape) if proportion(size, symbol)][:1]
-    return TensorSpec(_placed(names, places, len(shape)), shape, str(value.dtype).removeprefix("torch."))
+        places = [0] if shape and shape[0] == traced.samples and sizes[0] is None else []
+    dims = list(_placed(names, places, len(shape)))
+    for dim, (name, size) in enumerate(zip(dims, sizes, strict=True)):
+        if name not in _FIRM and size != name and (name in traced.varying or (size and size not in dims)):
+            dims[dim] = size if size and size not in dims else f"dim{dim}"
+    return TensorSpec(tuple(dims), shape, str(value.dtype).removeprefix("torch."))
+
+
+def specify_input(value: Tensor, tensor: str, traced: Traced) -> TensorSpec:
+    """The spec of the graph input called ``tensor``: just those dims bear the name of a size that vary with it."""
+    spec = specify(value, input_names(value), traced)
+    places = {dim: name for name, found in traced.varying.items() for where, dim in found if where == tensor}
+    dims = tuple(places.get(dim, f"dim{dim}" if name in traced.varying else name) for dim, name in enumerate(spec.dims))
+    return replace(spec, dims=dims)
 
 
 def input_names(value: Tensor) -> tuple[str, ...]:
@@ -64,9 +79,3 @@ def _placed(names: tuple[str, ...], places: list[int], rank: int) -> tuple[str, 
     if len(names) == rank and places == [0]:
         return names
     return tuple(SAMPLE if dim in places else f"dim{dim}" for dim in range(rank))
-
-
-def _extent(size: Any, samples: int, symbol: Any | None) -> int:
-    if symbol is not None and isinstance(size, torch.SymInt):
-        return int(size.node.expr.subs(symbol, samples))
-    return int(size)

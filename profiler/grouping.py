@@ -18,7 +18,7 @@ from torch import Tensor, fx
 from profiler.functional import is_write
 from profiler.kinds import kind_of
 from profiler.naming import place
-from profiler.trace import NUM_SAMPLES, Traced
+from profiler.trace import Traced
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,14 +74,15 @@ def _is_tensor(node: fx.Node) -> bool:
 
 
 def _is_tensor_source(node: fx.Node) -> bool:
-    return makes_tensors(node) or (node.op == "placeholder" and node.target != NUM_SAMPLES)
+    return makes_tensors(node) or (node.op == "placeholder" and _is_tensor(node))
 
 
 def _depends_on_inputs(traced: Traced) -> set[fx.Node]:
     fed: set[fx.Node] = set()
     for node in traced.module.graph.nodes:
-        is_input = node.op == "placeholder" and node.target != NUM_SAMPLES
-        if is_input or (makes_tensors(node) and any(argument in fed for argument in node.all_input_nodes)):
+        if node.target in traced.inputs or (
+            makes_tensors(node) and any(argument in fed for argument in node.all_input_nodes)
+        ):
             fed.add(node)
     return fed
 

@@ -105,7 +105,7 @@ def kind_of(node: fx.Node) -> tuple[str, Attributes]:
     arguments = arguments_of(node)
     if name in _RULES:
         kind, rule = _RULES[name]
-        found = rule(node, arguments)
+        found = None if _varies(arguments) else rule(node, arguments)
         return (OPAQUE, op) if found is None else (kind, {**found, **op})
     if name in _LOSSES and _rank(node) == 0 and _is_mean_over_all(arguments):
         return LOSS, op
@@ -123,6 +123,13 @@ def arguments_of(node: fx.Node) -> dict[str, Any]:
     found.update((argument.name, value) for argument, value in zip(schema, node.args, strict=False))
     found.update(node.kwargs)
     return found
+
+
+def _varies(arguments: Arguments) -> bool:
+    """Whether an argument is a size that varies, so that the attributes would hold for the example alone."""
+    found: list[fx.Node] = []
+    fx.node.map_arg(tuple(arguments.values()), lambda node: found.append(node) or node)
+    return any(isinstance(node.meta.get("val"), (int, float, torch.SymInt, torch.SymFloat)) for node in found)
 
 
 def _rank(value: Any) -> int:
@@ -177,7 +184,10 @@ def _pool(node: fx.Node, arguments: Arguments) -> Attributes | None:
 
 def _adaptive_pool(node: fx.Node, arguments: Arguments) -> Attributes | None:
     space = int(operation(node).split("pool")[1][0])
-    return {"output_size": tuple(int(size) for size in node.meta["val"].shape[-space:])} if _rank(node) > 0 else {}
+    sizes = node.meta["val"].shape[-space:] if _rank(node) > 0 else ()
+    if any(isinstance(size, torch.SymInt) for size in sizes):
+        return None
+    return {"output_size": tuple(int(size) for size in sizes)} if sizes else {}
 
 
 def _batch_norm(node: fx.Node, arguments: Arguments) -> Attributes | None:

@@ -2,17 +2,22 @@
 
 Layers run in order on each other's real values (a hot loop over one layer is off by -18 ... +11 %, this by 3 %).  A
 layer's inputs are detached, so that its backward ends there; gradients are handed on and added up as autograd would.
+
+Backward in halves is the runtime's own: weight gradients that can be deferred (:mod:`cuda_ops.deferred`) are the second
+half, everything else is the first.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
 
+from cuda_ops.deferred import Current, WeightGradients, deferred
 from profiler.capture import Captured
 from profiler.grouping import is_output_of, makes_tensors, tensor_arguments
 from profiler.trace import NUM_SAMPLES, attribute
@@ -59,7 +64,10 @@ def segments(captured: Captured) -> tuple[Segment, ...]:
 
 @dataclass(frozen=True, slots=True)
 class BackwardTimes:
-    """Seconds of a layer's backward: in one go, or its two halves, each on its own."""
+    """Seconds of a layer's backward: in one go, or its two halves, each on its own.
+
+    ``weight_s`` is 0 where nothing can be deferred; then ``input_s`` is the whole.
+    """
 
     both_s: float = 0.0
     input_s: float = 0.0
@@ -72,15 +80,26 @@ class SegmentedPass:
     Args:
         tensors: by name, the graph's inputs for ``samples`` samples.
         clock: seconds; thread CPU time, for the processor.
+        split: run backward in halves, one after another.
     """
 
-    def __init__(self, captured: Captured, tensors: Mapping[str, Tensor], samples: int, clock: Clock) -> None:
+    def __init__(
+        self, captured: Captured, tensors: Mapping[str, Tensor], samples: int, clock: Clock, split: bool = False
+    ) -> None:
         self._clock = clock
+        self._split = split
+        self._autocast = captured.autocast
+        self._device = next((tensor.device.type for tensor in tensors.values()), "cpu")
+        self._current = Current()
+        self._queues: dict[str, WeightGradients] = {}
         self._values: dict[fx.Node, Any] = {}
         self._leaves: dict[str, list[tuple[fx.Node, Tensor]]] = {}
         self._gradients: dict[fx.Node, Tensor] = {}
         for node in captured.graph_module.graph.nodes:
-            if node.op == "placeholder":
+            if node.op == "placeholder" and node.target in captured.sizes:
+                name, dim = captured.sizes[node.target]
+                self._values[node] = tensors[name].shape[dim]
+            elif node.op == "placeholder":
                 self._values[node] = samples if node.target == NUM_SAMPLES else tensors[node.target]
             elif node.op == "get_attr":
                 self._values[node] = attribute(captured.graph_module, node.target)
@@ -107,13 +126,16 @@ class SegmentedPass:
         def read(node: fx.Node) -> Any:
             return local[node] if node in local else self._values[node]
 
+        self._current.queue = self._queues[segment.name] = WeightGradients()
         spent_s = 0.0
-        for node in segment.calls:
-            arguments, keywords = fx.node.map_arg(node.args, read), fx.node.map_arg(node.kwargs, read)
-            start_s = self._clock()
-            value = node.target(*arguments, **keywords)
-            spent_s += 0.0 if is_output_of(node) else self._clock() - start_s
-            self._values[node] = value
+        with self._precision():
+            for node in segment.calls:
+                arguments, keywords = fx.node.map_arg(node.args, read), fx.node.map_arg(node.kwargs, read)
+                function = (deferred(node, self._current) if self._split else None) or node.target
+                start_s = self._clock()
+                value = function(*arguments, **keywords)
+                spent_s += 0.0 if is_output_of(node) else self._clock() - start_s
+                self._values[node] = value
         return spent_s
 
     def start_backward(self) -> None:
@@ -129,45 +151,34 @@ class SegmentedPass:
         ]
         return [value for value, _ in pairs], [gradient for _, gradient in pairs]
 
-    def backward(self, segment: Segment, split: bool = False) -> BackwardTimes:
-        """Runs the backward of ``segment``, adding into ``.grad`` of its parameters; frees what it kept.
-
-        Args:
-            split: run the halves one after another, where there are two, instead of both at once.
-        """
+    def backward(self, segment: Segment) -> BackwardTimes:
+        """Runs the backward of ``segment``, adding into ``.grad`` of its parameters; frees what it kept."""
         outputs, gradients = self.gradients_of(segment)
-        leaves = self._leaves.pop(segment.name)
+        leaves, queue = self._leaves.pop(segment.name), self._queues.pop(segment.name)
         if not outputs:
             return BackwardTimes()
-        inputs = [leaf for _, leaf in leaves]
-        if split and inputs and segment.parameters:
-            times, found = self._halves(segment, outputs, gradients, inputs)
-        else:
-            start_s = self._clock()
-            torch.autograd.backward(outputs, gradients)
-            times = BackwardTimes(both_s=self._clock() - start_s)
-            found = tuple(leaf.grad for leaf in inputs)
+        start_s = self._clock()
+        torch.autograd.backward(outputs, gradients)
+        middle_s = self._clock()
         for node in segment.results:
             self._gradients.pop(node, None)
-        return _added(times, self._hand_on(leaves, found))
-
-    def _halves(
-        self, segment: Segment, outputs: list[Tensor], gradients: list[Tensor], inputs: list[Tensor]
-    ) -> tuple[BackwardTimes, tuple[Tensor | None, ...]]:
+        first_s = middle_s - start_s + self._hand_on(leaves)
+        if not self._split:
+            return BackwardTimes(both_s=first_s)
+        del gradients
+        is_deferred = len(queue) > 0
         start_s = self._clock()
-        found = torch.autograd.grad(outputs, inputs, gradients, retain_graph=True, allow_unused=True)
-        middle_s = self._clock()
-        weights = torch.autograd.grad(outputs, segment.parameters, gradients, allow_unused=True)
-        stop_s = self._clock()
-        for parameter, gradient in zip(segment.parameters, weights, strict=True):
-            if gradient is not None:
-                parameter.grad = gradient if parameter.grad is None else parameter.grad.add_(gradient)
-        return BackwardTimes(input_s=middle_s - start_s, weight_s=stop_s - middle_s), found
+        queue.run()
+        return BackwardTimes(input_s=first_s, weight_s=self._clock() - start_s if is_deferred else 0.0)
 
-    def _hand_on(self, leaves: list[tuple[fx.Node, Tensor]], found: tuple[Tensor | None, ...]) -> float:
+    def _precision(self) -> AbstractContextManager[Any]:
+        return nullcontext() if self._autocast is None else torch.autocast(self._device, self._autocast)
+
+    def _hand_on(self, leaves: list[tuple[fx.Node, Tensor]]) -> float:
         """Adds gradients to those that other readers gave; the seconds that took."""
         spent_s = 0.0
-        for (node, _), gradient in zip(leaves, found, strict=True):
+        for node, leaf in leaves:
+            gradient, leaf.grad = leaf.grad, None
             if gradient is None:
                 continue
             if node in self._gradients:
@@ -177,10 +188,3 @@ class SegmentedPass:
             else:
                 self._gradients[node] = gradient
         return spent_s
-
-
-def _added(times: BackwardTimes, handing_s: float) -> BackwardTimes:
-    """Adding up an input's gradients is part of the backward for the input."""
-    if times.both_s:
-        return BackwardTimes(both_s=times.both_s + handing_s)
-    return BackwardTimes(input_s=times.input_s + handing_s, weight_s=times.weight_s)

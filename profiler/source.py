@@ -5,9 +5,20 @@ MODEL is ``pkg.mod:factory`` or ``path/file.py:factory``.  A factory is called w
     module
     (module, inputs)
     (module, (inputs, targets), loss_fn)
+    (module, (inputs, targets), loss_fn, varying)
 
 with ``inputs`` and ``targets`` a tensor or a tuple of tensors, samples first, and ``output = module(*inputs)``.
 ``loss_fn(output, targets)`` is a mean over samples; without one it is :func:`mean_of_squares`.
+
+``varying`` says which other sizes than the number of samples differ from batch to batch (the length of sequences, the
+number of points, the height and width of images), and where they are:
+
+    {"time": [("inputs", 1), ("targets", 1)]}
+
+is a size called ``time``, the extent of dim 1 of the inputs and of dim 1 of the targets.  Tensors are called
+``inputs``, ``inputs_2``, ... and ``targets``, ``targets_2``, ..., as in the profile.  Within a batch all places of a
+name have one extent, and the example has at least 2 there.  Names are those of dims; ``time``, ``height``, ``width``
+and ``depth`` are known to the planner.  Dims not named here have the example's extent in every batch.
 """
 
 from __future__ import annotations
@@ -17,68 +28,19 @@ import inspect
 import json
 import traceback
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
 
 from planner.ir.errors import FactoryError
 from planner.ir.profile import ModelSource
 from profiler.factory import find_factory
+from profiler.model import LoadedModel, Loss, graph_inputs, mean_of_squares
+from profiler.varying import parse_varying
 
-
-@dataclass(frozen=True, slots=True)
-class Loss:
-    """The user's loss function, called the same way whether it wants one target or a tuple.
-
-    Attributes:
-        function: as the factory gave it.
-        unpacked: the factory gave a bare tensor of targets, so that is what ``function`` gets.
-    """
-
-    function: Callable[..., Tensor]
-    unpacked: bool = False
-
-    def __call__(self, output: Any, targets: tuple[Tensor, ...]) -> Tensor:
-        return self.function(output, targets[0] if self.unpacked else targets)
-
-
-@dataclass(frozen=True, slots=True)
-class LoadedModel:
-    """A model, ready to train: ``loss_fn(module(*inputs), targets)`` is the loss of its example.
-
-    Attributes:
-        module: in training mode.
-        inputs, targets: the example; samples first.
-        loss_fn: takes the module's output and the tuple of targets; a mean over samples.
-    """
-
-    module: nn.Module
-    inputs: tuple[Tensor, ...]
-    targets: tuple[Tensor, ...]
-    loss_fn: Callable[[Any, tuple[Tensor, ...]], Tensor]
-
-    def loss(self, inputs: tuple[Tensor, ...], targets: tuple[Tensor, ...]) -> Tensor:
-        """The loss of a batch."""
-        return self.loss_fn(self.module(*inputs), targets)
-
-    @property
-    def samples(self) -> int:
-        """Number of samples of the example."""
-        return self.inputs[0].shape[0] if self.inputs[0].ndim else 1
-
-
-def mean_of_squares(output: Any, targets: tuple[Tensor, ...] = ()) -> Tensor:
-    """The loss where a factory gives none: for each float tensor of ``output`` the mean of its squares, summed."""
-    floats = [leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor) and leaf.is_floating_point()]
-    if not floats:
-        raise TypeError("the module's output holds no float tensor, so a loss function is needed")
-    total = floats[0].square().mean()
-    for tensor in floats[1:]:
-        total = total + tensor.square().mean()
-    return total
+__all__ = ["LoadedModel", "Loss", "graph_inputs", "load_model", "mean_of_squares", "where"]
 
 
 def load_model(source: ModelSource, seed: int = 0) -> LoadedModel:
@@ -91,16 +53,22 @@ def load_model(source: ModelSource, seed: int = 0) -> LoadedModel:
         FactoryError: the factory raised, or returned something that is not a model.
     """
     dtype = _float_dtype(source.dtype)
+    autocast = _autocast_dtype(source)
     with torch.random.fork_rng(devices=[]):
         factory = find_factory(source.factory)
         arguments = _arguments(source, factory)
         torch.manual_seed(seed)  # last, since importing the user's module may have drawn numbers
-        result = _call(source, factory, arguments)
-        module, inputs, targets, loss_fn = _parts(source, result, "input_shape" in arguments)
-    if not module.training:
-        module.train()
-    module.to(dtype)
-    return LoadedModel(module, _cast(inputs, dtype), _cast(targets, dtype), loss_fn)
+        model, varying = _parts(source, _call(source, factory, arguments), "input_shape" in arguments)
+    if not model.module.training:
+        model.module.train()
+    model.module.to(dtype)
+    return replace(
+        model,
+        inputs=_cast(model.inputs, dtype),
+        targets=_cast(model.targets, dtype),
+        varying=parse_varying(source.factory, varying, model.tensors),
+        autocast=autocast,
+    )
 
 
 def _float_dtype(name: str) -> torch.dtype:
@@ -108,6 +76,18 @@ def _float_dtype(name: str) -> torch.dtype:
     if isinstance(dtype, torch.dtype) and dtype.is_floating_point:
         return dtype
     raise FactoryError(f"{name!r} is no floating-point dtype", remedies=["float32, float64, bfloat16 or float16"])
+
+
+def _autocast_dtype(source: ModelSource) -> torch.dtype | None:
+    if source.autocast not in ("", "bfloat16"):
+        raise FactoryError(f"autocast to {source.autocast!r} is not supported", remedies=["bfloat16, or none"])
+    if source.autocast and source.dtype != "float32":
+        raise FactoryError(
+            f"autocast to {source.autocast} is for parameters in float32",
+            [f"they are asked for in {source.dtype}"],
+            ["--dtype float32 --autocast bfloat16", f"--dtype {source.dtype} without --autocast"],
+        )
+    return torch.bfloat16 if source.autocast else None
 
 
 def _arguments(source: ModelSource, factory: Callable[..., Any]) -> dict[str, Any]:
@@ -160,38 +140,39 @@ def where(error: BaseException) -> str:
     return f"at {frames[-1].filename}:{frames[-1].lineno} in {frames[-1].name}" if frames else "at an unknown place"
 
 
-def _parts(
-    source: ModelSource, result: Any, shaped: bool
-) -> tuple[nn.Module, tuple[Tensor, ...], tuple[Tensor, ...], Loss]:
-    """Module, inputs, targets and loss of what a factory returned; ``shaped``: it was told the input shape."""
+def _parts(source: ModelSource, result: Any, shaped: bool) -> tuple[LoadedModel, Any]:
+    """The model that a factory returned, and what it said varies; ``shaped``: it was told the input shape."""
     default = Loss(mean_of_squares)
+    varying: Any = {}
     match result:
         case nn.Module() as module:
             if not source.input_shape:
                 raise FactoryError(
                     f"{source.factory} returned a module and no example inputs", remedies=["give --input 8,3,64,64"]
                 )
-            return module, (torch.randn(source.input_shape),), (), default
+            return LoadedModel(module, (torch.randn(source.input_shape),), (), default), varying
         case (nn.Module() as module, inputs):
-            found = module, _tensors(source, "inputs", inputs), (), default
-        case (nn.Module() as module, (inputs, targets), loss_fn) if callable(loss_fn):
+            found = LoadedModel(module, _tensors(source, "inputs", inputs), (), default)
+        case (nn.Module() as module, (inputs, targets), loss_fn, *rest) if callable(loss_fn) and len(rest) <= 1:
             loss = Loss(loss_fn, unpacked=isinstance(targets, Tensor))
-            found = module, _tensors(source, "inputs", inputs), _tensors(source, "targets", targets), loss
+            varying = rest[0] if rest else {}
+            found = LoadedModel(module, _tensors(source, "inputs", inputs), _tensors(source, "targets", targets), loss)
         case _:
             raise FactoryError(
                 f"{source.factory} returned no model",
                 [f"it returned {_describe(result)}"],
                 ["return module, (module, inputs) or (module, (inputs, targets), loss_fn)"],
             )
-    if not found[1]:
+    if not found.inputs:
         raise FactoryError(f"{source.factory} returned no example inputs")
-    if source.input_shape and not shaped and tuple(found[1][0].shape) != source.input_shape:
+    shape = tuple(found.inputs[0].shape)
+    if source.input_shape and not shaped and shape != source.input_shape:
         raise FactoryError(
             f"{source.factory} cannot be given an input shape",
-            [f"asked for {source.input_shape}, its example has {tuple(found[1][0].shape)}"],
+            [f"asked for {source.input_shape}, its example has {shape}"],
             ["give the factory a keyword argument input_shape"],
         )
-    return found
+    return found, varying
 
 
 def _tensors(source: ModelSource, what: str, value: Any) -> tuple[Tensor, ...]:

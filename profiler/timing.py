@@ -99,9 +99,9 @@ def time_layers(
         if index:  # the first one warms up
             for name, (_, backward) in times.items():
                 found[name].input_s.append(max(0.0, backward.input_s - call_s))
-                found[name].weight_s.append(max(0.0, backward.weight_s - call_s))
+                found[name].weight_s.append(backward.weight_s)
         after_pass(*_slowest(found))
-    return {part.name: _summary(part, found[part.name], captured) for part in parts}
+    return {part.name: _summary(found[part.name]) for part in parts}
 
 
 def trimmed_mean(values: Sequence[float]) -> float:
@@ -154,10 +154,10 @@ def _pass(
     gc.collect()
     gc.disable()
     try:
-        run = SegmentedPass(captured, tensors, samples, time.thread_time)
+        run = SegmentedPass(captured, tensors, samples, time.thread_time, split)
         forward_s = {part.name: run.forward(part) for part in parts}
         run.start_backward()
-        backward = {part.name: run.backward(part, split) for part in reversed(parts)}
+        backward = {part.name: run.backward(part) for part in reversed(parts)}
     finally:
         gc.enable()
     return {part.name: (forward_s[part.name], backward[part.name]) for part in parts}
@@ -178,11 +178,11 @@ def _whole(values: _Samples) -> list[float]:
     return [forward_s + backward_s for forward_s, backward_s in zip(values.forward_s, values.backward_s, strict=True)]
 
 
-def _summary(part: Segment, values: _Samples, captured: Captured) -> LayerTimes:
+def _summary(values: _Samples) -> LayerTimes:
     backward_s = trimmed_mean(values.backward_s)
     input_s, weight_s = trimmed_mean(values.input_s), trimmed_mean(values.weight_s)
-    if not (input_s or weight_s):  # there is one half only, and it is the whole
-        input_s, weight_s = (0.0, backward_s) if part.parameters else (backward_s, 0.0)
+    if not weight_s:  # there is one half only, and it is the whole
+        input_s = backward_s
     whole = _whole(values)
     return LayerTimes(
         trimmed_mean(values.forward_s), backward_s, input_s, weight_s, len(whole), round(spread(whole), 4)

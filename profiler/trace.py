@@ -1,26 +1,29 @@
 """From a module and its loss to one clean operator graph, by ``torch.export``.
 
 ``torch.export(strict=False)`` takes what symbolic tracing and hooks do not (33 of 33 models tried, gradients equal to
-the bit).  It is asked for a graph in which the number of samples is a symbol; where the model's own code fixes that
-number, the graph holds for the example's number alone.  Guards are dropped: the callers keep shapes straight.
+the bit).  It is asked for a graph in which the number of samples is a symbol, and each size that the factory says
+varies; where the model's own code fixes the number of samples, the graph holds for the example's number alone.  Guards
+are dropped: the callers keep shapes straight (for what stays of them see ``profiler.sizes``).  Under autocast the
+model sees the dtypes that its values have then; the graph holds its operators, which cast when they are run under it.
 """
 
 from __future__ import annotations
 
-import operator
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
 
+from cuda_ops.recurrent import recurrence_by_shape
 from planner.ir.errors import UnsupportedModelError
 from profiler.functional import rewrite_in_place
-from profiler.source import LoadedModel
+from profiler.sizes import NUM_SAMPLES, FixedSamplesError, Places, SizeNodes, Symbols, read_symbols, require
+from profiler.source import LoadedModel, graph_inputs
 
-NUM_SAMPLES = "num_samples"
+__all__ = ["NUM_SAMPLES", "Traced", "attribute", "trace"]
 
 _PREFIX = "module."
 _REFUSALS = (RuntimeError, ValueError, TypeError, AssertionError)  # what torch.export raises for a fixed sample dim
@@ -32,18 +35,37 @@ class Traced:
     """The forward pass with its loss.
 
     Attributes:
-        module: placeholders are ``num_samples`` (if ``symbol`` is there), then ``inputs``; the output is the loss.
+        module: placeholders are ``num_samples`` (if that may vary), then ``sizes``, then ``inputs``; the output is the
+            loss.
         inputs: names of the placeholders of inputs and targets.
         samples: of the example it was traced with.
-        symbol: the number of samples in the shapes of ``node.meta["val"]`` (sympy's); None if that number is fixed.
+        symbols: in the shapes of ``node.meta["val"]``.
         parameters: trained parameters by the user's names, each once; the tensors of the user's module.
+        varying: the places of each further size that varies, by its placeholder.
     """
 
     module: fx.GraphModule
     inputs: tuple[str, ...]
     samples: int
-    symbol: Any | None
+    symbols: Symbols
     parameters: Mapping[str, Tensor]
+    varying: Mapping[str, Places] = field(default_factory=dict)
+
+    @property
+    def sizes(self) -> dict[str, tuple[str, int]]:
+        """By placeholder, an input and the dim whose extent it is."""
+        return {name: places[0] for name, places in self.varying.items()}
+
+    @property
+    def is_polymorphic(self) -> bool:
+        """Whether it may be run for other numbers of samples."""
+        return self.symbols.samples is not None
+
+    def given(self, tensors: Mapping[str, Tensor], samples: int) -> dict[str, Any]:
+        """What the placeholders stand for, in their order, where ``tensors`` are the inputs for ``samples`` samples."""
+        count = {NUM_SAMPLES: samples} if self.is_polymorphic else {}
+        sizes = {name: tensors[tensor].shape[dim] for name, (tensor, dim) in self.sizes.items()}
+        return {**count, **sizes, **{name: tensors[name] for name in self.inputs}}
 
 
 class _WithLoss(nn.Module):
@@ -61,45 +83,39 @@ class _WithLoss(nn.Module):
         return self.loss(output, tensors[self.num_inputs :])
 
 
-class _FixedError(Exception):
-    """A size in the graph is no multiple of the number of samples."""
-
-
 def trace(model: LoadedModel) -> Traced:
     """The graph of ``model`` in training mode; an example of one sample is repeated to two, as 1 is special to export.
 
     Raises:
-        UnsupportedModelError: ``torch.export`` refuses the model; the text holds its reason.
+        UnsupportedModelError: ``torch.export`` refuses the model; the text holds its reason.  Or a size that was said
+            to vary cannot.
     """
     samples = max(2, model.samples)
     tensors = tuple(_repeated(tensor, model.samples, samples) for tensor in (*model.inputs, *model.targets))
-    names = (*_numbered("inputs", len(model.inputs)), *_numbered("targets", len(model.targets)))
     wrapper = _WithLoss(model).train(model.module.training)
+    varying = _varying(model)
     try:
         dim = torch.export.Dim("samples")
-        shapes = tuple({0: dim} if tensor.ndim and tensor.shape[0] == samples else {} for tensor in tensors)
-        return _clean(model, _export(wrapper, tensors, (shapes,)), names, samples)
-    except (*_REFUSALS, _FixedError):
+        shapes = tuple(
+            {**({0: dim} if tensor.ndim and tensor.shape[0] == samples else {}), **dims}
+            for tensor, dims in zip(tensors, varying, strict=True)
+        )
+        return _clean(model, _export(model, wrapper, tensors, (shapes,)), samples)
+    except (*_REFUSALS, FixedSamplesError):
         pass  # the second try says what is wrong, if it is more than a fixed number of samples
     try:
-        return _clean(model, _export(wrapper, tensors, None), names, samples)
+        return _clean(model, _export(model, wrapper, tensors, (varying,) if model.varying else None), samples)
     except Exception as error:
         if isinstance(error, UnsupportedModelError):
             raise
         lines = str(error).strip().splitlines()
         reason = [*lines[:2], *[line.strip() for line in lines[2:] if line.lstrip().startswith('File "')][-1:]]
+        names = ", ".join(model.varying)
         raise UnsupportedModelError(
-            "the model cannot be captured", [f"torch.export: {type(error).__name__}", *reason]
+            "the model cannot be captured" + (f" with sizes that vary: {names}" if names else ""),
+            [f"torch.export: {type(error).__name__}", *reason],
+            [f"leave out of what varies: {names}"] if names else [],
         ) from error
-
-
-def proportion(size: Any, symbol: Any | None) -> int | None:
-    """``k`` where ``size`` is ``k`` times the number of samples; None where it does not depend on it in this way."""
-    if symbol is None or not isinstance(size, torch.SymInt):
-        return None
-    expression = size.node.expr
-    factor = expression.coeff(symbol)
-    return int(factor) if factor.is_Integer and (expression - factor * symbol).expand() == 0 else None
 
 
 def attribute(module: nn.Module, target: str) -> Any:
@@ -116,32 +132,38 @@ def _repeated(tensor: Tensor, samples: int, wanted: int) -> Tensor:
     return torch.cat([tensor] * wanted)
 
 
-def _numbered(name: str, count: int) -> tuple[str, ...]:
-    return tuple(name if index == 0 else f"{name}_{index + 1}" for index in range(count))
+def _varying(model: LoadedModel) -> tuple[dict[int, Any], ...]:
+    """For each input the dims that vary, as torch.export is told: torch finds their range and how they are related."""
+    names = graph_inputs(len(model.inputs), len(model.targets))
+    dims: dict[str, dict[int, Any]] = {name: {} for name in names}
+    for places in model.varying.values():
+        for tensor, dim in places:
+            dims[tensor][dim] = torch.export.Dim.AUTO
+    return tuple(dims.values())
 
 
-def _export(wrapper: nn.Module, tensors: tuple[Tensor, ...], shapes: Any) -> fx.GraphModule:
-    with warnings.catch_warnings():
+def _export(model: LoadedModel, wrapper: nn.Module, tensors: tuple[Tensor, ...], shapes: Any) -> fx.GraphModule:
+    with warnings.catch_warnings(), recurrence_by_shape(), model.precision():
         # nn.LSTM assigns its own flat list of weights in forward; the tensors in it are the parameters
         warnings.filterwarnings("ignore", message="The tensor attributes? ")
         exported = torch.export.export(wrapper, tensors, strict=False, dynamic_shapes=shapes)
         return exported.module()
 
 
-def _clean(model: LoadedModel, exported: fx.GraphModule, names: tuple[str, ...], samples: int) -> Traced:
+def _clean(model: LoadedModel, exported: fx.GraphModule, samples: int) -> Traced:
+    names = graph_inputs(len(model.inputs), len(model.targets))
     found = [node for node in exported.graph.nodes if node.op == "placeholder"]
-    symbols = {symbol for node in found for symbol in _symbols(node.meta["val"])}
-    if len(symbols) > 1:
-        raise _FixedError
-    symbol = next(iter(symbols), None)
+    placeholders = {name: node.meta["val"] for name, node in zip(names, found, strict=True)}
+    symbols = read_symbols(placeholders, model.varying, model.extents)
     canonical = _canonical_names(model)
     attributes: dict[str, Any] = {}
     graph = fx.Graph()
     copies: dict[fx.Node, fx.Node] = {}
-    count = graph.placeholder(NUM_SAMPLES) if symbol is not None else None
+    sizes = SizeNodes(graph, symbols, tuple(model.varying))
     for node, name in zip(found, names, strict=True):
         copies[node] = graph.placeholder(name)
         copies[node].meta = dict(node.meta)
+    sizes.require_all(placeholders)
     for node in exported.graph.nodes:
         if node.op in ("placeholder", "call_module"):  # the only module called is that of the guards
             continue
@@ -153,26 +175,25 @@ def _clean(model: LoadedModel, exported: fx.GraphModule, names: tuple[str, ...],
                 attributes[target] = value
             copies[node] = graph.get_attr(target)
             copies[node].meta = dict(node.meta)
-        elif count is not None and str(node.target).startswith("aten.sym_"):
-            copies[node] = _size(graph, count, proportion(node.meta["val"], symbol))
+        elif isinstance(node.meta.get("val"), torch.SymInt) and str(node.target).startswith("aten.sym_"):
+            copies[node] = sizes.node(node.meta["val"])
         elif node.op == "output":
             graph.output(copies[_only_output(node)])
         elif not _is_check(node):
             copies[node] = graph.node_copy(node, copies.__getitem__)
     rewrite_in_place(graph, attributes)
-    graph.eliminate_dead_code(lambda node: node.is_impure() or isinstance(node.target, torch._ops.HigherOrderOperator))
+    graph.eliminate_dead_code(_has_effects)
     module = fx.GraphModule(attributes, graph)
     parameters = {name: value for name, value in attributes.items() if _is_trained(value)}
-    return Traced(module, names, samples, symbol, parameters)
+    return Traced(module, names, samples, symbols, parameters, model.varying)
+
+
+def _has_effects(node: fx.Node) -> bool:
+    return node.is_impure() or node.target is require or isinstance(node.target, torch._ops.HigherOrderOperator)
 
 
 def _loss_function(model: LoadedModel) -> Callable[..., Any]:
     return getattr(model.loss_fn, "function", model.loss_fn)
-
-
-def _symbols(value: Any) -> set[Any]:
-    sizes = value.shape if isinstance(value, Tensor) else ()
-    return {symbol for size in sizes if isinstance(size, torch.SymInt) for symbol in size.node.expr.free_symbols}
 
 
 def _canonical_names(model: LoadedModel) -> dict[int, str]:
@@ -187,12 +208,6 @@ def _canonical_names(model: LoadedModel) -> dict[int, str]:
 
 def _is_trained(value: Any) -> bool:
     return isinstance(value, nn.Parameter) and value.requires_grad
-
-
-def _size(graph: fx.Graph, count: fx.Node, factor: int | None) -> fx.Node:
-    if factor is None:
-        raise _FixedError
-    return count if factor == 1 else graph.call_function(operator.mul, (count, factor))
 
 
 def _only_output(node: fx.Node) -> fx.Node:

@@ -74,7 +74,7 @@ def iteration_s(
         gc.collect()
         gc.disable()
         start_s = time.thread_time()
-        model.loss_fn(model.module(*inputs), targets).backward()
+        model.loss(inputs, targets).backward()
         if update is not None:
             update.step()
             update.zero_grad(set_to_none=True)

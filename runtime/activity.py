@@ -1,7 +1,8 @@
 """What each rank is doing, told to the others: a line on a notice board (the store), renewed by a thread.
 
 Where a rank hangs, nobody can ask it.  Hence each one says all the time what it does, and whoever meets a failure
-(the peer that waits, or the launcher) reads the board.
+(the peer that waits, or the launcher) reads the board.  The board may be gone, or behind a link that is cut: then a
+question to it never returns, hence nobody waits for an answer longer than ``PATIENCE_S``.
 """
 
 from __future__ import annotations
@@ -10,12 +11,19 @@ import json
 import logging
 import threading
 import time
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import TypeVar
 
 import torch.distributed as dist
 
 INTERVAL_S = 0.5
+PATIENCE_S = 1.5
+
+SILENT_S = 0.9
+"""A rank that said nothing for so long is stopped, or its host or link is gone."""
+
+T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
 
@@ -50,7 +58,11 @@ class Activity:
 
 @dataclass(frozen=True, slots=True)
 class Beat:
-    """What a rank said last: as in :class:`Activity`, with how long it had lasted then and the number of this beat."""
+    """What a rank said last: as in :class:`Activity`, with how long it had lasted then and the number of this beat.
+
+    Attributes:
+        silent_s: how long ago that was, as far as the reader knows.
+    """
 
     rank: int
     number: int
@@ -61,10 +73,26 @@ class Beat:
     num_done: int
     loss: float | None
     step_s: float
+    silent_s: float = 0.0
 
     def __str__(self) -> str:
         where = f"step {self.step}, " if self.step >= 0 else ""
-        return f"rank {self.rank} in {self.what} ({where}{self.for_s:.1f} s)"
+        silent = f", silent since {self.silent_s:.1f} s" if self.is_silent else ""
+        return f"rank {self.rank} in {self.what} ({where}{self.lasted_s:.1f} s{silent})"
+
+    @property
+    def lasted_s(self) -> float:
+        """How long it has been doing this by now, if it still is."""
+        return self.for_s + self.silent_s
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether it should have spoken again long ago."""
+        return self.silent_s >= SILENT_S
+
+    def aged(self, silent_s: float) -> Beat:
+        """The same, said ``silent_s`` ago."""
+        return replace(self, silent_s=silent_s)
 
 
 class Heartbeat:
@@ -90,8 +118,8 @@ class Heartbeat:
     def stop(self) -> None:
         """Publish a last time and end the thread."""
         self._stop.set()
-        self._thread.join()
-        self.publish()
+        self._thread.join(PATIENCE_S)
+        within(PATIENCE_S, self.publish, None)
 
     def publish(self) -> None:
         """Say now what is done; a board that is gone (its host ended) is no error of this rank."""
@@ -126,16 +154,31 @@ def read_board(store: dist.Store, num_ranks: int) -> Mapping[int, Beat]:
 
 def fresh_board(store: dist.Store, num_ranks: int, patience_s: float) -> Mapping[int, Beat]:
     """The board once every rank has spoken again, or after ``patience_s``: what a rank said before is out of date."""
+    start_s = time.monotonic()
     before = read_board(store, num_ranks)
-    end_s = time.monotonic() + patience_s
     while True:
         now = read_board(store, num_ranks)
-        if (
-            all(rank not in now or now[rank].number > beat.number for rank, beat in before.items())
-            or time.monotonic() > end_s
-        ):
-            return now
+        waited_s = time.monotonic() - start_s
+        silent = {rank for rank, beat in before.items() if rank in now and now[rank].number == beat.number}
+        if not silent or waited_s > patience_s:
+            return {rank: beat.aged(waited_s if rank in silent else 0.0) for rank, beat in now.items()}
         time.sleep(0.02)
+
+
+def within(limit_s: float, question: Callable[[], T], otherwise: T) -> T:
+    """The answer of a store, or ``otherwise`` if it is gone or silent for ``limit_s``; the thread that asks is left."""
+    answers: list[T] = []
+
+    def ask() -> None:
+        try:
+            answers.append(question())
+        except RuntimeError as error:
+            _log.debug("no answer: %s", error)
+
+    thread = threading.Thread(target=ask, name="question", daemon=True)
+    thread.start()
+    thread.join(limit_s)
+    return answers[0] if answers else otherwise
 
 
 def describe(beats: Mapping[int, Beat], but: int | None = None) -> str:

@@ -3,16 +3,18 @@
         captured:  x -> [conv] -> [bn] -> [relu] -> [fc] -> loss          stage 1 = {relu, fc, loss}
         stage 1:   (num_samples, bn, targets; fc.weight, fc.bias) -> (loss,)
 
-The nodes of the stage's layers are copied as they are.  Integers (sizes that follow from the number of samples) belong
-to no layer and are copied wherever they are read.  Parameters, buffers and constants become arguments, so that the
-function holds no state and a rank keeps alive only what its own stages use.
+The nodes of the stage's layers are copied as they are, but for those that a rule replaces.  Integers (sizes that follow
+from the number of samples, and from other sizes that vary) belong to no layer and are copied wherever they are read.
+Parameters, buffers and constants become arguments, so that the function holds no state and a rank keeps alive only what
+its own stages use.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import reduce
+from typing import Any
 
 import torch
 from torch import fx, nn
@@ -22,10 +24,17 @@ from planner.ir.errors import UnsupportedModelError
 NUM_SAMPLES = "num_samples"
 """The captured graph's first argument, where it may be run for any number of samples."""
 
-BatchNorm = Callable[..., torch.Tensor]
-"""(x, weight, bias, running_mean, running_var, momentum, eps) -> y."""
+Rule = Callable[[fx.Node], Callable[..., Any] | None]
+"""From a node of the captured graph to what is called in its place, with the node's own arguments; None: itself."""
 
-_BATCH_NORM = torch.ops.aten.batch_norm.default  # x, weight, bias, mean, variance, training, momentum, eps, cudnn
+_STATISTICS = {
+    torch.ops.aten.batch_norm.default: ("training", 3),
+    torch.ops.aten.instance_norm.default: ("use_input_stats", 3),
+}
+"""Operators that write running statistics, which their schema does not tell: when, and where the two stand."""
+
+
+Run = Callable[..., tuple[torch.Tensor, ...]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,18 +42,20 @@ class StageFunction:
     """What one stage computes.
 
     Attributes:
-        function: ``(num_samples, *inputs, *attributes) -> outputs``, all tuples in the orders below.
+        function: ``(num_samples, *sizes, *inputs, *attributes) -> outputs``, all tuples in the orders below.
         inputs: values read: graph inputs, and what other stages make.
         outputs: values that others read, and the loss.
         attributes: parameters, buffers and constants by name, shared with the user's module.
         mutated: names of the attributes that the function writes (running statistics).
+        sizes: further integers that it reads, by name.
     """
 
-    function: Callable[..., tuple[torch.Tensor, ...]]
+    function: Run
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     attributes: Mapping[str, torch.Tensor]
     mutated: frozenset[str]
+    sizes: tuple[str, ...] = ()
 
     @property
     def parameters(self) -> dict[str, nn.Parameter]:
@@ -62,7 +73,10 @@ def cut_stage(
     layer_of_node: Mapping[str, str],
     node_of_value: Mapping[str, str],
     outputs: tuple[str, ...],
-    batch_norm: BatchNorm | None = None,
+    replace: Rule | None = None,
+    sizes: Collection[str] = (),
+    *,
+    late: bool = False,
 ) -> StageFunction:
     """The function of the stage that holds ``layers``.
 
@@ -70,13 +84,15 @@ def cut_stage(
         layer_of_node: the layer of each node that makes tensors.
         node_of_value: the node of each value, graph inputs included.
         outputs: the values wanted, in order.
-        batch_norm: used in place of batch normalisation in training mode; None leaves it as it is.
+        replace: asked for every node of the stage; None leaves all as they are.
+        sizes: placeholders of the captured graph that are integers, beside ``NUM_SAMPLES``.
+        late: compile the function when it is first called, rather than now.
 
     Raises:
         UnsupportedModelError: the stage reads a node of another stage that is no value of the graph.
     """
-    cut = _Cut(graph_module, frozenset(layers), layer_of_node, node_of_value)
-    return cut.function(outputs, batch_norm)
+    cut = _Cut(graph_module, frozenset(layers), layer_of_node, node_of_value, frozenset(sizes))
+    return cut.function(outputs, replace or _as_it_is, _compiled_late if late else _compiled)
 
 
 class _Cut:
@@ -86,6 +102,7 @@ class _Cut:
         layers: frozenset[str],
         layer_of_node: Mapping[str, str],
         node_of_value: Mapping[str, str],
+        sizes: frozenset[str],
     ) -> None:
         self._module = graph_module
         self._nodes = {node.name: node for node in graph_module.graph.nodes}
@@ -93,38 +110,41 @@ class _Cut:
         self._value_of_node = {node: value for value, node in node_of_value.items()}
         self._own = {name for name, layer in layer_of_node.items() if layer in layers}
         self._layer_of_node = layer_of_node
+        self._sizes = sizes
 
-    def function(self, outputs: tuple[str, ...], batch_norm: BatchNorm | None) -> StageFunction:
+    def function(self, outputs: tuple[str, ...], replace: Rule, compiled: Callable[[fx.Graph], Run]) -> StageFunction:
         graph, copies = fx.Graph(), {}
-        body, values, attributes, samples = self._needed()
+        body, values, attributes, sizes = self._needed()
         number = graph.placeholder(NUM_SAMPLES)
-        copies.update(dict.fromkeys(samples, number))
+        for name, nodes in sizes.items():
+            copies.update(dict.fromkeys(nodes, number if name == NUM_SAMPLES else graph.placeholder(name)))
         for index, node in enumerate(values):
             copies[node] = graph.placeholder(f"value_{index}")
         for index, nodes in enumerate(attributes.values()):
             copies.update(dict.fromkeys(nodes, graph.placeholder(f"state_{index}")))
-        mutated = set()
+        mutated: set[str] = set()
         for node in body:
-            mutated.update(arg.target for arg in _written(node) if arg.op == "get_attr")
-            if batch_norm is not None and _is_training_batch_norm(node):
-                x, weight, bias, mean, variance, _, momentum, eps, _ = fx.map_arg(node.args, copies.__getitem__)
-                arguments = (x, weight, bias, mean, variance, momentum, eps)
-                copies[node] = graph.call_function(batch_norm, arguments)
-            else:
+            mutated.update(str(arg.target) for arg in written(node) if arg.op == "get_attr")
+            function = replace(node)
+            if function is None:
                 copies[node] = graph.node_copy(node, copies.__getitem__)
+            else:
+                arguments = fx.map_arg(node.args, copies.__getitem__), fx.map_arg(node.kwargs, copies.__getitem__)
+                copies[node] = graph.call_function(_named(function), *arguments)
         graph.output(tuple(copies[self._nodes[self._node_of_value[value]]] for value in outputs))
         for node in graph.nodes:
             node.meta.clear()  # what the capture noted there would keep the whole model alive
         return StageFunction(
-            fx.GraphModule(nn.Module(), graph, "Stage").forward,
+            compiled(graph),
             tuple(self._value_of_node[node.name] for node in values),
             outputs,
             {name: self._attribute(name) for name in attributes},
             frozenset(mutated),
+            tuple(name for name in sizes if name != NUM_SAMPLES),
         )
 
-    def _needed(self) -> tuple[list[fx.Node], list[fx.Node], dict[str, list[fx.Node]], list[fx.Node]]:
-        """Nodes to copy, values and attributes to be given, and nodes that stand for the number of samples."""
+    def _needed(self) -> tuple[list[fx.Node], list[fx.Node], dict[str, list[fx.Node]], dict[str, list[fx.Node]]]:
+        """Nodes to copy, values, and attributes and sizes to be given."""
         found: set[fx.Node] = set()
         reading = [self._nodes[name] for name in self._own]
         while reading:
@@ -136,7 +156,7 @@ class _Cut:
         body: list[fx.Node] = []
         values: list[fx.Node] = []
         attributes: dict[str, list[fx.Node]] = {}
-        samples: list[fx.Node] = []
+        sizes: dict[str, list[fx.Node]] = {}
         for node in self._module.graph.nodes:
             if node not in found:
                 continue
@@ -144,8 +164,8 @@ class _Cut:
                 body.append(node)
             elif node.op == "get_attr":
                 attributes.setdefault(str(node.target), []).append(node)
-            elif node.op == "placeholder" and node.target == NUM_SAMPLES:
-                samples.append(node)
+            elif node.op == "placeholder" and (node.target == NUM_SAMPLES or node.target in self._sizes):
+                sizes.setdefault(str(node.target), []).append(node)
             elif node.name in self._value_of_node:
                 values.append(node)
             else:
@@ -153,7 +173,7 @@ class _Cut:
                 raise UnsupportedModelError(
                     "a stage reads something that is no value of the graph", [f"node {node.name} of layer {layer}"]
                 )
-        return body, values, attributes, samples
+        return body, values, attributes, sizes
 
     def _is_copied(self, node: fx.Node) -> bool:
         return node.name in self._own or (node.op == "call_function" and node.name not in self._layer_of_node)
@@ -163,17 +183,12 @@ class _Cut:
         return found
 
 
-def _is_training_batch_norm(node: fx.Node) -> bool:
-    return node.target is _BATCH_NORM and node.args[5] is True
-
-
-def _written(node: fx.Node) -> list[fx.Node]:
-    """The arguments that a node writes: those its operator says, and batch normalisation's running statistics.
-
-    (The schema of ``aten::batch_norm`` does not tell.)
-    """
-    if _is_training_batch_norm(node):
-        return [arg for arg in node.args[3:5] if isinstance(arg, fx.Node)]
+def written(node: fx.Node) -> list[fx.Node]:
+    """The arguments that a node writes: those its operator says, and the running statistics of a normalisation."""
+    if node.target in _STATISTICS:
+        when, first = _STATISTICS[node.target]
+        writes = arguments_of(node)[when] is True
+        return [arg for arg in node.args[first : first + 2] if isinstance(arg, fx.Node)] if writes else []
     schema = getattr(node.target, "_schema", None)
     if schema is None:
         return []
@@ -182,6 +197,44 @@ def _written(node: fx.Node) -> list[fx.Node]:
         for argument, value in zip(schema.arguments, node.args, strict=False)
         if argument.alias_info is not None and argument.alias_info.is_write and isinstance(value, fx.Node)
     ]
+
+
+def arguments_of(node: fx.Node) -> dict[str, Any]:
+    """A node's arguments by the names that its operator gives them; those left at their defaults are not there."""
+    schema = getattr(node.target, "_schema", None)
+    names = [] if schema is None else [argument.name for argument in schema.arguments]
+    return {**dict(zip(names, node.args, strict=False)), **node.kwargs}
+
+
+def _compiled(graph: fx.Graph) -> Run:
+    run: Run = fx.GraphModule(nn.Module(), graph, "Stage").forward
+    return run
+
+
+def _compiled_late(graph: fx.Graph) -> Run:
+    made: list[Run] = []
+
+    def run(*arguments: Any) -> tuple[torch.Tensor, ...]:
+        if not made:
+            made.append(_compiled(graph))
+        return made[0](*arguments)
+
+    return run
+
+
+def _as_it_is(node: fx.Node) -> None:
+    """The rule that replaces nothing."""
+
+
+def _named(function: Callable[..., Any]) -> Callable[..., Any]:
+    """``function`` as fx wants it, which writes its name into code; partial functions have none."""
+    if hasattr(function, "__name__"):
+        return function
+
+    def call(*arguments: Any, **keywords: Any) -> Any:
+        return function(*arguments, **keywords)
+
+    return call
 
 
 def random_layers(graph_module: fx.GraphModule, layer_of_node: Mapping[str, str]) -> tuple[str, ...]:
@@ -198,7 +251,5 @@ def random_layers(graph_module: fx.GraphModule, layer_of_node: Mapping[str, str]
 
 
 def _is_idle_dropout(node: fx.Node) -> bool:
-    schema = getattr(node.target, "_schema", None)
-    arguments = {} if schema is None else dict(zip((a.name for a in schema.arguments), node.args, strict=False))
-    arguments.update(node.kwargs)
+    arguments = arguments_of(node)
     return any(arguments.get(name) == 0 for name in ("p", "dropout", "dropout_p")) or arguments.get("train") is False

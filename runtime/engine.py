@@ -3,25 +3,39 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import chain
 
 import torch
-from torch import fx, nn
+from torch import Tensor, nn
 
 from planner.ir.errors import UsageError
-from planner.ir.graph import SAMPLE, Graph, producer
+from planner.ir.graph import Graph, producer
 from planner.ir.plan import Decision
-from planner.ir.program import Program
-from planner.ir.schedule import Op
+from planner.ir.schedule import Action, Op
 from planner.ir.timeline import Span
 from planner.layers.boundary import Boundaries
+from planner.passes.versions import is_versioned
 from runtime.activity import Activity
-from runtime.build import Builder, CapturedModel, MakeOptimizer, check_layers
+from runtime.batch import Batch, InputSpecs, MicroBatches, WholeBatch
+from runtime.binding import Binder, Binding
+from runtime.build import Builder, CapturedModel, MakeOptimizer, check_layers, ties_in
+from runtime.checkpoint.state import RankState
 from runtime.context import Context
-from runtime.executor import Executor
-from runtime.plumbing import Plumbing
+from runtime.executor import Executor, Surroundings
+from runtime.finishing import Finishing, check_finishing
+from runtime.optimizer import MakeScheduler
+from runtime.optimizer_state import StateSource
+from runtime.shapes import graph_at, varying_dims, without_data
+from runtime.training_state import load_rank_state, rank_state
 from runtime.transport import Transport
+
+_MOST_KEPT = 64
+"""Combinations of sizes whose executors are kept."""
+
+_FORWARD = frozenset({Op.FORWARD, Op.SEND_FORWARD, Op.RECV_FORWARD})
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,12 +47,31 @@ class StepResult:
         step_s: from the common start to this rank's end.
         spans: when each action ran, in order.
         thread_s: this thread's processor time in each of them.
+        gradient_norm: of all gradients before they were clipped; None where they are not, or not yet.
+        learning_rates: that this step used, of this rank's optimisers' groups.
     """
 
     loss: float | None
     step_s: float
     spans: tuple[Span, ...]
     thread_s: tuple[float, ...]
+    gradient_norm: float | None = None
+    learning_rates: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """What forward passes in evaluation mode gave on one rank.
+
+    Attributes:
+        loss: of the whole batch; None on ranks that do not make it.
+        num_samples: of the whole batch.
+        outputs: what the loss is computed from, this rank's rows, by micro-batch and name of the value.
+    """
+
+    loss: float | None
+    num_samples: int
+    outputs: Mapping[int, Mapping[str, Tensor]]
 
 
 class Engine:
@@ -48,11 +81,14 @@ class Engine:
     of each weighted by its rows, gradients added, batch normalisation within each micro-batch, one update.
 
     Args:
-        graph, graph_module, layer_of_node, node_of_value: what ``profiler.capture`` gives.
-        module: the user's; its parameters and buffers are those of ``graph_module``, and those of this rank's stages
-            are trained in place.  The engine keeps no other part of it alive.
-        transport: with ``runtime.build.groups_of(decision)`` declared.
+        model: its parameters and buffers are those of ``module``.  The engine keeps of it what this rank's stages use.
+        module: the user's; what this rank's stages hold of it is trained in place.
+        transport: with ``runtime.build.groups_of(decision, model.graph)`` declared.
         optimizer: makes an optimiser of the parameters it is given; called once for each stage of this rank.
+        scheduler: makes a schedule of learning rates of an optimiser; stepped once an update.
+        seed: of what layers draw (dropout): the same numbers under every plan.
+        clip_norm: largest norm of all gradients together; 0: they are not clipped.
+        accumulate: steps whose gradients make up one update.
         deadline_s: longest wait for another rank.
         lookahead: receives announced ahead; 0: as many as the memory model counts.
         activity: told what is done, for a heartbeat.
@@ -61,71 +97,141 @@ class Engine:
     Raises:
         CorruptFileError: the decision's layers are not the graph's.
         UnsupportedModelError: the model cannot be cut that way.
-        UsageError: the schedule changes the weights within a step.
+        UsageError: what is asked for does not go with the plan's schedule.
     """
 
     def __init__(
         self,
         decision: Decision,
-        graph: Graph,
-        graph_module: fx.GraphModule,
-        layer_of_node: Mapping[str, str],
-        node_of_value: Mapping[str, str],
+        model: CapturedModel,
         module: nn.Module,
         transport: Transport,
         optimizer: MakeOptimizer,
         *,
+        scheduler: MakeScheduler | None = None,
+        seed: int = 0,
+        clip_norm: float = 0.0,
+        accumulate: int = 1,
         deadline_s: float = 120.0,
         lookahead: int = 0,
         activity: Activity | None = None,
         others: Callable[[], str] = str,
     ) -> None:
-        check_layers(decision, graph)
-        self._decision, self._graph, self._transport = decision, graph, transport
+        check_layers(decision, model.graph)
+        self._decision, self._transport = decision, transport
         self._activity = activity or Activity()
-        boundaries = Boundaries.of_decision(graph, decision)
-        self._program = boundaries.program(decision)
-        _refuse_updates_within_a_step(self._program, decision.schedule)
-        model = CapturedModel(graph, graph_module, layer_of_node, node_of_value)
-        builder = Builder(decision, model, boundaries, self._program.stages, transport, optimizer, deadline_s)
+        boundaries = Boundaries.of_decision(model.graph, decision)
+        program = boundaries.program(decision)
+        ties = ties_in(decision, model.graph)
+        if ties or clip_norm:
+            check_finishing(program)
+        self._versioned, self._trains = is_versioned(program), program.trains
+        self._refuse_what_versions_forbid(accumulate)
+        builder = Builder(decision, model, boundaries, program.stages, transport, optimizer, deadline_s, seed=seed)
         self._residents = builder.residents()
-        self._loss_stage = decision.layers[producer(graph.loss)].stage
-        self._state = self._named_state(module)
-        self._executor = Executor(
-            self._program,
+        for resident in self._residents.values():
+            if scheduler is not None and resident.optimizer is not None:
+                resident.optimizer.schedule(scheduler)
+        self._finishing = Finishing(
             self._residents,
-            Plumbing(boundaries, self._program, decision.micro_batches, transport.rank),
+            ties,
             transport,
-            context=Context(self._program, transport.rank, device_of(decision, transport.rank), others),
+            clip_norm=clip_norm,
+            accumulate=accumulate,
             deadline_s=deadline_s,
-            lookahead=lookahead or self._program.receive_window(transport.rank),
-            activity=self._activity,
         )
-        self._step = 0
+        self._norm: float | None = None
+        self._loss_stage = decision.layers[producer(model.graph.loss)].stage
+        self._judged = _read_by_loss(model.graph)
+        self._state = self._named_state(module)
+        self._inputs = InputSpecs(model.graph.inputs, model.graph.samples, varying_dims(model))
+        # Shapes that are not the capture's are found on a copy without parameters.
+        reshape = partial(graph_at, without_data(model)) if model.sizes else None
+        self._binder = Binder(decision, model, boundaries, transport.rank, reshape)
+        self._binder.require_possible(self._residents)
+        self._around = Surroundings(
+            transport,
+            Context(program, transport.rank, device_of(decision, transport.rank), others),
+            deadline_s,
+            self._activity,
+            lookahead,
+            self._device(),
+            self._finish,
+        )
+        self._executors: dict[tuple[Binding, bool], Executor] = {}
+        self._step = self._turn = 0
 
-    def step(self, inputs: tuple[torch.Tensor, ...], targets: tuple[torch.Tensor, ...]) -> StepResult:
-        """One training step on a global batch, which every rank is given whole.
+    @property
+    def num_steps(self) -> int:
+        """Training steps done, those before a checkpoint that was loaded included."""
+        return self._step
+
+    def step(self, inputs: tuple[Tensor, ...], targets: tuple[Tensor, ...]) -> StepResult:
+        """One training step on a batch that every rank is given whole.
+
+        Fewer rows than planned fill the first micro-batches.
 
         Raises:
-            UsageError: the batch has another number of tensors or rows than the plan.
+            UsageError: the tensors are not what the model takes, or more rows than planned.
             StageFailedError, DeadlineError, TransportError: the step failed; the engine cannot be used any more.
         """
-        batch = (*inputs, *targets)
-        self._check(batch)
-        self._executor.prepare(self._step, batch)
-        start = time.perf_counter()
-        spans, thread_s = self._executor.run()
-        step_s = time.perf_counter() - start
-        loss = self._loss()
-        self._step += 1
-        self._activity.num_done, self._activity.loss, self._activity.step_s = self._step, loss, step_s
-        return StepResult(loss, step_s, tuple(spans), tuple(thread_s))
+        return self.step_on(WholeBatch(self._inputs, (*inputs, *targets), self._decision.micro_batches))
 
-    def state_dict(self) -> dict[str, torch.Tensor]:
+    def step_each(self, micro_batches: Sequence[tuple[tuple[Tensor, ...], tuple[Tensor, ...]]]) -> StepResult:
+        """One training step on micro-batches given one by one, as (inputs, targets), each of its own size and shape."""
+        tensors = [(*inputs, *targets) for inputs, targets in micro_batches]
+        return self.step_on(MicroBatches(self._inputs, tensors, len(self._decision.micro_batches)))
+
+    def step_on(self, batch: Batch) -> StepResult:
+        """One training step on ``batch``, which is the same on all ranks."""
+        if not self._trains:
+            raise UsageError("this plan has forward passes alone, it cannot train", [], ["evaluate", "plan again"])
+        if self._versioned and batch.rows != self._decision.micro_batches:
+            raise UsageError(
+                f"schedule {self._decision.schedule} updates the weights within a step, which needs a full batch",
+                [f"the batch has micro-batches of {batch.rows}, the plan {self._decision.micro_batches}"],
+            )
+        rates = tuple(
+            chain.from_iterable(r.optimizer.learning_rates() for r in self._residents.values() if r.optimizer)
+        )
+        executor = self._executor(batch, evaluates=False)
+        self._finishing.begin()
+        self._norm = None
+        executor.prepare(self._step, self._turn, batch)
+        start = time.perf_counter()
+        ran = executor.run()
+        step_s = time.perf_counter() - start
+        loss = self._loss(batch)
+        self._step += 1
+        self._turn += 1
+        self._activity.num_done, self._activity.loss, self._activity.step_s = self._step, loss, step_s
+        return StepResult(loss, step_s, ran.spans, ran.thread_s, self._norm, rates)
+
+    def evaluate(self, inputs: tuple[Tensor, ...], targets: tuple[Tensor, ...]) -> Evaluation:
+        """Forward passes in evaluation mode (running statistics, nothing dropped); nothing is changed by them."""
+        return self.evaluate_on(WholeBatch(self._inputs, (*inputs, *targets), self._decision.micro_batches))
+
+    def evaluate_on(self, batch: Batch) -> Evaluation:
+        """As :meth:`evaluate`, on any batch."""
+        executor = self._executor(batch, evaluates=True)
+        executor.prepare(self._step, self._turn, batch)
+        executor.run()
+        self._turn += 1
+        return Evaluation(self._loss(batch), sum(batch.rows), dict(executor.outputs))
+
+    def state_dict(self) -> dict[str, Tensor]:
         """Parameters and buffers of this rank's stages, by the user's own names; tied ones under each name."""
         return {name: tensor.detach() for name, tensor in self._state.items()}
 
-    def gradients(self) -> dict[str, torch.Tensor]:
+    def state(self) -> RankState:
+        """All that this rank has to save for training to go on, also under another plan; no copies."""
+        return rank_state(self._residents, self._state, self._transport.rank, self._step)
+
+    def load_state(self, source: StateSource) -> None:
+        """Goes on from what was saved, under whatever plan of the same model."""
+        self._step = load_rank_state(self._residents, self._state, source)
+
+    def gradients(self) -> dict[str, Tensor]:
         """Gradients of the last step's parameters on this rank, by the user's own names."""
         return {
             name: parameter.grad
@@ -139,31 +245,52 @@ class Engine:
         for resident in self._residents.values():
             resident.reset()
 
-    def held_tensors(self) -> list[torch.Tensor]:
+    def held_tensors(self) -> list[Tensor]:
         """What stays between steps, but gradients: parameters, buffers and the optimisers' state."""
-        held: list[torch.Tensor] = []
+        held: list[Tensor] = []
         for resident in self._residents.values():
             held += [*resident.parameters.values(), *resident.buffers.values()]
             states = resident.optimizer.state.values() if resident.optimizer is not None else ()
-            held += [value for state in states for value in state.values() if isinstance(value, torch.Tensor)]
+            held += [value for state in states for value in state.values() if isinstance(value, Tensor)]
         return held
 
     def close(self) -> None:
         """Leave the transport."""
         self._transport.close()
 
-    def _loss(self) -> float | None:
+    def _executor(self, batch: Batch, *, evaluates: bool) -> Executor:
+        binding = self._binder.bind(self._residents, batch)
+        key = (binding, evaluates)
+        if key not in self._executors:
+            if len(self._executors) >= _MOST_KEPT:
+                self._executors.pop(next(iter(self._executors)))
+            bound = _forward_only(binding) if evaluates else binding
+            kept = self._judged if evaluates else ()
+            self._executors[key] = Executor(bound, self._around, evaluates=evaluates, kept=kept)
+        return self._executors[key]
+
+    def _finish(self) -> None:
+        self._norm = self._finishing.run()
+
+    def _loss(self, batch: Batch) -> float | None:
         resident = self._residents.get(self._loss_stage)
         if resident is None:
             return None
-        loss = resident.loss()
+        bound = self._binder.bind(self._residents, batch).residents[self._loss_stage]
+        loss = bound.loss()
         if len(resident.ranks) > 1:
             total = torch.tensor([loss], dtype=torch.float64)
             resident.add(total)
             loss = total.item()
-        return loss
+        return loss / sum(batch.rows)
 
-    def _named_state(self, module: nn.Module) -> dict[str, torch.Tensor]:
+    def _device(self) -> torch.device:
+        tensors = chain.from_iterable(
+            (*resident.parameters.values(), *resident.buffers.values()) for resident in self._residents.values()
+        )
+        return next((tensor.device for tensor in tensors), torch.device("cpu"))
+
+    def _named_state(self, module: nn.Module) -> dict[str, Tensor]:
         here = {
             id(tensor)
             for resident in self._residents.values()
@@ -172,27 +299,29 @@ class Engine:
         everything = module.state_dict(keep_vars=True)
         return {name: tensor for name, tensor in everything.items() if id(tensor) in here}
 
-    def _check(self, batch: tuple[torch.Tensor, ...]) -> None:
-        names = list(self._graph.inputs)
-        if len(batch) != len(names):
-            raise UsageError(f"a step takes {len(names)} tensors ({', '.join(names)}), it was given {len(batch)}")
-        for tensor, (name, spec) in zip(batch, self._graph.inputs.items(), strict=True):
-            expected = spec.at(self._decision.global_batch, self._graph.samples).shape
-            if tuple(tensor.shape) != expected:
-                dim = f" (the plan's global batch is {self._decision.global_batch})" if SAMPLE in spec.dims else ""
-                raise UsageError(f"{name} has shape {tuple(tensor.shape)}, the plan expects {expected}{dim}")
+    def _refuse_what_versions_forbid(self, accumulate: int) -> None:
+        if self._versioned and accumulate > 1:
+            raise UsageError(
+                f"schedule {self._decision.schedule} updates the weights within a step",
+                [f"gradients of {accumulate} steps cannot be gathered for one update"],
+                ["a larger global batch", "--schedule 1f1b"],
+            )
 
 
-def _refuse_updates_within_a_step(program: Program, schedule: str) -> None:
-    """Raises :class:`UsageError` where micro-batches of a step see different weights: stages keep one version."""
-    for rank, row in enumerate(program.rows):
-        for action in row:
-            if action.version or (action.op is Op.UPDATE and action.microbatch is not None):
-                raise UsageError(
-                    f"schedule {schedule} updates weights within a step, which cannot be run",
-                    [f"rank {rank} has {action}; every rank keeps one version of its weights"],
-                    ["--schedule 1f1b"],
-                )
+def _forward_only(binding: Binding) -> Binding:
+    """The same, without what training adds; it ends if the whole did, since what is left waits for less."""
+    rows = tuple(tuple(_at_newest(a) for a in row if a.op in _FORWARD) for row in binding.program.rows)
+    return replace(binding, program=replace(binding.program, rows=rows))
+
+
+def _at_newest(action: Action) -> Action:
+    return replace(action, version=0)
+
+
+def _read_by_loss(graph: Graph) -> tuple[str, ...]:
+    """The values that layers make and the loss reads."""
+    loss = graph.by_name()[producer(graph.loss)]
+    return tuple(value for value in loss.inputs if value not in graph.inputs)
 
 
 def device_of(decision: Decision, rank: int) -> str:

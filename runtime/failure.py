@@ -6,28 +6,27 @@ import json
 import signal
 import traceback
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 
 from planner.ir import errors
-from planner.ir.codec import write_text
 from planner.ir.errors import DeadlineError, HalopipeError, TransportError, WorkerDiedError, WorkerError
 
 STDERR_LINES = 12
 """Last lines of a dead worker's standard error that are shown."""
 
 
-def write_error(path: Path, error: BaseException) -> None:
-    """Writes ``error`` as JSON; what is not ours becomes a WorkerError with the end of its traceback."""
+def write_error(error: BaseException) -> str:
+    """``error`` as JSON; what is not ours becomes a WorkerError with the end of its traceback."""
     known = error if isinstance(error, HalopipeError) else _foreign(error)
     record = {"type": type(known).__name__, "title": known.title, "details": known.details, "remedies": known.remedies}
-    write_text(path, json.dumps(record))
+    return json.dumps(record)
 
 
-def read_error(path: Path) -> HalopipeError:
-    """The error that :func:`write_error` wrote."""
-    record = json.loads(path.read_text(encoding="utf-8"))
-    cls: type[HalopipeError] = getattr(errors, record["type"])
-    return cls(record["title"], record["details"], record["remedies"])
+def read_error(text: str) -> HalopipeError:
+    """The error that :func:`write_error` spelled; a kind that this release does not know is a WorkerError."""
+    record = json.loads(text)
+    cls = getattr(errors, record["type"], WorkerError)
+    known = isinstance(cls, type) and issubclass(cls, HalopipeError)
+    return (cls if known else WorkerError)(record["title"], record["details"], record["remedies"])
 
 
 def died(title: str, code: int, last: str, stderr: str) -> WorkerDiedError:

@@ -1,127 +1,203 @@
-"""Starts the worker processes of a plan on this host, watches them, and ends all of them when one fails.
+"""Watches the worker processes of a plan, on this host or others, and ends all of them when one fails.
 
-Each worker leaves ``result-RANK.json`` or ``error-RANK.json`` in the job's folder; one that leaves neither died.  They
-meet in a store that the launcher hosts on the loopback interface; on it they also say what they do, so that a worker
+The workers meet in a store that the launcher hosts on one interface; on it they also say what they do, so that a worker
 that hangs is found although it says nothing any more.
 """
 
 from __future__ import annotations
 
-import os
+import errno
 import socket
-import subprocess
 import time
+import uuid
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import timedelta
-from pathlib import Path
+from typing import Protocol
 
 import torch.distributed as dist
 
-from planner.ir.errors import DeadlineError, HalopipeError
+from planner.ir.errors import DeadlineError, HalopipeError, TransportError
 from runtime.activity import Beat, describe, read_board
 from runtime.failure import also, blame, cause, died, read_error
+from runtime.waits import Waits
 
 LOOPBACK = "127.0.0.1"
 SETUP_S = 600.0
 """Longest time until a worker says its first word, and that each part of its set-up may take."""
 
-_POLL_S = 0.02
-_BOARD_S = 0.25
-_PATIENCE_S = {0: 0.0, 1: 0.1, 2: 0.3, 3: 1.0}
+CONNECT_S = 60.0
+"""Longest time until a store answers."""
+
+PATIENCE_S = {0: 0.0, 1: 0.1, 2: 0.3, 3: 1.0}
 """How long to wait for a better explanation, by :func:`runtime.failure.blame`."""
 
-_GRACE_S = 1.0
+_POLL_S = 0.02
+_BOARD_S = 0.2
+_GRACE_S = 1.2
 """Beyond its deadline a wait should have ended by itself; later the launcher ends it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Member:
-    """One worker to start.
+class Ended(Protocol):
+    """What a worker that has ended left behind: its exit code, its result or its error, and the end of its output."""
 
-    Attributes:
-        title: such as ``rank 1 (n0/cpu1, stage 1)``, for errors.
-    """
+    @property
+    def code(self) -> int: ...
 
-    rank: int
-    command: tuple[str, ...]
-    title: str
+    @property
+    def result(self) -> str: ...
 
+    @property
+    def error(self) -> str: ...
 
-def result_path(folder: Path, rank: int) -> Path:
-    """Where a worker that succeeds writes what it found."""
-    return folder / f"result-{rank}.json"
+    @property
+    def output(self) -> str: ...
 
 
-def error_path(folder: Path, rank: int) -> Path:
-    """Where a worker that fails says why."""
-    return folder / f"error-{rank}.json"
+class Workers(Protocol):
+    """The processes of some ranks, wherever they are."""
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """Those that they are."""
+        ...
+
+    def start(self) -> None:
+        """Start all of them."""
+        ...
+
+    def ended(self) -> Mapping[int, Ended]:
+        """Those that have ended by now."""
+        ...
+
+    def end(self) -> None:
+        """End those that still run; none is alive afterwards, as far as can be known."""
+        ...
 
 
-def host_store() -> tuple[dist.TCPStore, int]:
-    """A store on a free port of the loopback interface (by itself torch listens on every interface), and its port."""
-    listener = socket.create_server((LOOPBACK, 0))
+def host_store(address: str = LOOPBACK) -> tuple[dist.TCPStore, int]:
+    """A store on a free port of one address of this host, and its port; by itself torch listens on every interface."""
+    listener = socket.create_server((address, 0), family=_family(address))
     port = listener.getsockname()[1]
-    store = dist.TCPStore(LOOPBACK, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())
+    store = dist.TCPStore(address, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())
     return store, port
 
 
-def join_store(host: str, port: int) -> dist.TCPStore:
-    """One more client of a store."""
-    return dist.TCPStore(host, port, is_master=False, timeout=timedelta(seconds=SETUP_S))
+def host_store_at(host: str, port: int) -> dist.TCPStore:
+    """The store at one address and port of this host, for those that were told where it is.
+
+    Raises:
+        TransportError: the port is not to be had, or ``host`` is not this one.
+    """
+    try:
+        listener = socket.create_server((host, port), family=_family(host))
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:  # a training script has made torch's store there itself
+            return join_store(host, port)
+        raise TransportError(
+            f"rank 0 cannot listen at {host}, port {port}",
+            [str(error)],
+            ["set MASTER_ADDR to an address of the host of rank 0, and MASTER_PORT to a free port"],
+        ) from error
+    fd = listener.detach()
+    return dist.TCPStore(host, port, is_master=True, wait_for_workers=False, master_listen_fd=fd)
+
+
+def join_store(host: str, port: int, timeout_s: float = CONNECT_S) -> dist.TCPStore:
+    """One more client of a store.
+
+    Raises:
+        TransportError: nobody answers there within ``timeout_s``.
+    """
+    try:
+        store = dist.TCPStore(host, port, is_master=False, timeout=timedelta(seconds=timeout_s))
+    except RuntimeError as error:
+        raise TransportError(
+            f"no store answers at {host}, port {port}",
+            [str(error).splitlines()[0]],
+            ["see whether this host can reach that address, and whether a firewall lies between"],
+        ) from error
+    store.set_timeout(timedelta(seconds=SETUP_S))
+    return store
+
+
+def meet(store: dist.Store, rank: int, num_ranks: int, timeout_s: float = SETUP_S) -> str:
+    """The prefix of what ``store`` holds of this attempt of the job, once all of its ranks are there.
+
+    A store may outlive the ranks: torchrun's holds the keys of every attempt before a restart, and attempts are not
+    numbered alike on all hosts.  So rank 0 makes a name for the attempt up and tells it to the others, each of which
+    asks under a name of its own; what dead ranks asked is answered too, and nobody hears it.
+
+    Raises:
+        DeadlineError: not all were there in time.
+    """
+    end_s = time.monotonic() + timeout_s
+    if rank:
+        asked = uuid.uuid4().hex
+        store.set(f"halopipe/ask/{rank}", asked)
+        _until(store, f"halopipe/answer/{asked}", end_s, "rank 0", rank)
+        attempt = store.get(f"halopipe/answer/{asked}").decode()
+        store.set(f"{attempt}/here/{rank}", "")
+        return attempt
+    attempt, answered, missing = f"halopipe/{uuid.uuid4().hex}", set(), set(range(1, num_ranks))
+    while missing:
+        for other in sorted(missing):
+            if store.check([f"halopipe/ask/{other}"]):
+                asked = store.get(f"halopipe/ask/{other}").decode()
+                if asked not in answered:
+                    store.set(f"halopipe/answer/{asked}", attempt)
+                    answered.add(asked)
+        missing = {other for other in missing if not store.check([f"{attempt}/here/{other}"])}
+        if missing and time.monotonic() > end_s:
+            raise _nobody(", ".join(f"rank {other}" for other in sorted(missing)), rank)
+        time.sleep(_POLL_S if missing else 0.0)
+    return attempt
 
 
 def run_workers(
-    members: Sequence[Member],
-    folder: Path,
-    environment: Mapping[str, str],
+    workers: Sequence[Workers],
+    titles: Mapping[int, str],
     store: dist.Store,
     watch: Callable[[Mapping[int, Beat]], None] = lambda beats: None,
-) -> None:
-    """Start all members and return when each has left its result; none is alive afterwards, whatever happens.
+    waits: Waits | None = None,
+) -> dict[int, str]:
+    """Start all workers and return each rank's result; none is alive afterwards, whatever happens.
 
     Args:
-        folder: for results, errors and the workers' output.
+        titles: by rank, such as ``rank 1 (n0/cpu1, stage 1)``, for errors.
         store: that the workers publish their activity on.
         watch: called a few times a second with what each rank does.
+        waits: tells who waits for whom.
 
     Raises:
         HalopipeError: what the worker that failed first raised; WorkerDiedError if it could not say.
         DeadlineError: a worker did one thing for longer than its deadline, or went silent for so long.
     """
-    crew = _Crew(members, folder, store, watch)
+    crew = _Crew(workers, titles, store, watch, waits or Waits((), ()))
     try:
-        crew.start(environment)
-        crew.wait()
+        for each in workers:
+            each.start()
+        return crew.wait()
     finally:
-        crew.end()
+        with ThreadPoolExecutor(max(1, len(workers))) as pool:
+            list(pool.map(lambda each: each.end(), workers))
 
 
 @dataclass(slots=True)
 class _Crew:
-    members: Sequence[Member]
-    folder: Path
+    workers: Sequence[Workers]
+    titles: Mapping[int, str]
     store: dist.Store
     watch: Callable[[Mapping[int, Beat]], None]
-    processes: dict[int, subprocess.Popen[bytes]] = field(default_factory=dict)
+    waits: Waits
     beats: Mapping[int, Beat] = field(default_factory=dict)
     heard_s: dict[int, float] = field(default_factory=dict)
+    results: dict[int, str] = field(default_factory=dict)
     failures: dict[int, HalopipeError] = field(default_factory=dict)
 
-    def start(self, environment: Mapping[str, str]) -> None:
-        for member in self.members:
-            with self._output(member.rank).open("wb") as output:
-                self.processes[member.rank] = subprocess.Popen(
-                    member.command,
-                    env=dict(environment),
-                    stdin=subprocess.DEVNULL,
-                    stdout=output,
-                    stderr=output,
-                    start_new_session=True,  # Ctrl-C is for the launcher, which then ends them all
-                )
-            self.heard_s[member.rank] = time.monotonic()
-
-    def wait(self) -> None:
+    def wait(self) -> dict[int, str]:
+        self.heard_s = dict.fromkeys(self.titles, time.monotonic())
         read_s = 0.0
         while self._look():
             if time.monotonic() - read_s >= _BOARD_S:
@@ -130,83 +206,82 @@ class _Crew:
             if self.failures:
                 self._raise_cause()
             time.sleep(_POLL_S)
-
-    def end(self) -> None:
-        for process in self.processes.values():
-            if process.poll() is None:
-                process.kill()
-        for process in self.processes.values():
-            process.wait()
+        return self.results
 
     def _look(self) -> bool:
-        """Whether anybody still runs, or failed; failures of those that ended are noted."""
-        for member in self.members:
-            code = self.processes[member.rank].poll()
-            if code is not None and member.rank not in self.failures:
-                if error_path(self.folder, member.rank).exists():
-                    self.failures[member.rank] = read_error(error_path(self.folder, member.rank))
-                elif not result_path(self.folder, member.rank).exists():
-                    self.failures[member.rank] = self._death(member, code)
-        return bool(self.failures) or any(process.poll() is None for process in self.processes.values())
+        """Whether anybody still runs, or failed; results and failures of those that ended are noted."""
+        for each in self.workers:
+            for rank, ended in each.ended().items():
+                if rank in self.failures or rank in self.results:
+                    continue
+                if ended.error:
+                    self.failures[rank] = read_error(ended.error)
+                elif ended.result:
+                    self.results[rank] = ended.result
+                else:
+                    self.failures[rank] = self._death(rank, ended)
+        return bool(self.failures) or len(self.results) < len(self.titles)
 
     def _raise_cause(self) -> None:
         """Wait a little for the rank that failed first to be heard, then raise."""
         first_s = time.monotonic()
         while True:
             error = cause(self.failures)
-            if time.monotonic() - first_s >= _PATIENCE_S[blame(error)]:
+            if time.monotonic() - first_s >= PATIENCE_S[blame(error)]:
                 raise error
             self._look()
             time.sleep(_POLL_S)
 
     def _read_board(self) -> None:
         now_s = time.monotonic()
-        before, self.beats = self.beats, read_board(self.store, len(self.members))
-        for rank, beat in self.beats.items():
-            if rank not in before or before[rank].number != beat.number:
+        found = read_board(self.store, len(self.titles))
+        for rank, beat in found.items():
+            if rank not in self.beats or self.beats[rank].number != beat.number:
                 self.heard_s[rank] = now_s
+        self.beats = {rank: beat.aged(now_s - self.heard_s[rank]) for rank, beat in found.items()}
         self.watch(self.beats)
-        for member in self.members:
-            if self.processes[member.rank].poll() is None and member.rank not in self.failures:
-                self._check_alive(member, now_s)
+        for rank in self.titles:
+            if rank not in self.failures and rank not in self.results:
+                self._check_alive(rank, now_s)
 
-    def _check_alive(self, member: Member, now_s: float) -> None:
-        beat = self.beats.get(member.rank)
+    def _check_alive(self, rank: int, now_s: float) -> None:
+        beat = self.beats.get(rank)
         deadline_s = beat.deadline_s if beat else SETUP_S
-        silent_s = now_s - self.heard_s[member.rank]
+        silent_s = now_s - self.heard_s[rank]
         busy_s = beat.for_s + silent_s if beat else silent_s
         if busy_s <= deadline_s + _GRACE_S:
             return
         doing = f"in {beat.what}" if beat else "starting"
         where = f", step {beat.step}" if beat and beat.step >= 0 else ""
+        hangs = "waits in vain" if beat and self.waits.is_waiting(rank, self.beats) else "hangs"
         said = "nothing was heard of it for" if silent_s > deadline_s else "it has been there for"
         error = DeadlineError(
-            f"{member.title} hangs {doing}{where}: {said} {busy_s:.1f} s, deadline {deadline_s:g} s",
+            f"{self.titles[rank]} {hangs} {doing}{where}: {said} {busy_s:.1f} s, deadline {deadline_s:g} s",
             remedies=["if it is only slow, raise --deadline"],
         )
-        others = describe(self.beats, but=member.rank)
-        self.failures[member.rank] = also(error, [f"the others: {others}"] if others else [])
+        others = describe(self.beats, but=rank)
+        self.failures[rank] = also(
+            error, [*self.waits.lines(self.beats), *([f"the others: {others}"] if others else [])]
+        )
 
-    def _death(self, member: Member, code: int) -> HalopipeError:
-        self.beats = read_board(self.store, len(self.members))
-        beat = self.beats.get(member.rank)
-        stderr = self._output(member.rank).read_text(encoding="utf-8", errors="replace")
-        return died(member.title, code, str(beat) if beat else "", stderr)
-
-    def _output(self, rank: int) -> Path:
-        return self.folder / f"output-{rank}.txt"
+    def _death(self, rank: int, ended: Ended) -> HalopipeError:
+        beat = read_board(self.store, len(self.titles)).get(rank)
+        return died(self.titles[rank], ended.code, str(beat) if beat else "", ended.output)
 
 
-def worker_environment(root: Path) -> dict[str, str]:
-    """This process's environment for workers: our packages first, one thread, loopback, no job of somebody else's."""
-    foreign = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "GROUP_RANK", "LOCAL_WORLD_SIZE")
-    environment = {
-        name: value
-        for name, value in os.environ.items()
-        if name not in foreign and not name.startswith(("TORCHELASTIC_", "SLURM_"))
-    }
-    paths = [str(root), *filter(None, [environment.get("PYTHONPATH")])]
-    environment |= {"PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}
-    if Path("/sys/class/net/lo").exists():
-        environment["GLOO_SOCKET_IFNAME"] = "lo"
-    return environment
+def _until(store: dist.Store, key: str, end_s: float, whom: str, rank: int) -> None:
+    while not store.check([key]):
+        if time.monotonic() > end_s:
+            raise _nobody(whom, rank)
+        time.sleep(_POLL_S)
+
+
+def _nobody(whom: str, rank: int) -> DeadlineError:
+    return DeadlineError(
+        f"rank {rank} waited in vain for {whom} to join the job",
+        remedies=["see whether all ranks were started, with one MASTER_ADDR and MASTER_PORT"],
+    )
+
+
+def _family(address: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in address else socket.AF_INET

@@ -17,9 +17,37 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
+from torch import fx
 from torch.autograd.function import FunctionCtx, once_differentiable
 
 from planner.ir.errors import StageFailedError
+from runtime.cut import Rule, arguments_of
+
+_BATCH_NORM = torch.ops.aten.batch_norm.default
+
+
+def synchronise(reduce: Callable[[torch.Tensor], None], group_size: int, index: int) -> Rule:
+    """The rule that puts :func:`synchronised_batch_norm` in place of batch normalisation in training mode."""
+
+    def batch_norm(
+        x: torch.Tensor,
+        weight: torch.Tensor | None,
+        bias: torch.Tensor | None,
+        running_mean: torch.Tensor | None,
+        running_var: torch.Tensor | None,
+        training: bool,
+        momentum: float,
+        eps: float,
+        cudnn_enabled: bool,
+    ) -> torch.Tensor:
+        return synchronised_batch_norm(
+            x, weight, bias, running_mean, running_var, momentum, eps, reduce, group_size, index
+        )
+
+    def rule(node: fx.Node) -> Callable[..., torch.Tensor] | None:
+        return batch_norm if node.target is _BATCH_NORM and arguments_of(node)["training"] is True else None
+
+    return rule
 
 
 def synchronised_batch_norm(

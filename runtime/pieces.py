@@ -8,6 +8,8 @@ import torch
 
 from planner.ir.box import Box, volume
 
+CPU = torch.device("cpu")
+
 Piece = tuple[Box, torch.Tensor]
 """Where a tensor lies, in the coordinates of its micro-batch, and the tensor."""
 
@@ -17,7 +19,7 @@ def slices(box: Box, origin: Box) -> tuple[slice, ...]:
     return tuple(slice(a.start - o.start, a.stop - o.start) for a, o in zip(box, origin, strict=True))
 
 
-def assemble(pieces: Sequence[Piece], box: Box, dtype: torch.dtype) -> torch.Tensor:
+def assemble(pieces: Sequence[Piece], box: Box, dtype: torch.dtype, device: torch.device = CPU) -> torch.Tensor:
     """The tensor that covers ``box``, made of disjoint pieces of it; zero where no piece lies, as nothing reads there.
 
     One piece that is the whole box is returned as it is.
@@ -26,17 +28,17 @@ def assemble(pieces: Sequence[Piece], box: Box, dtype: torch.dtype) -> torch.Ten
         return pieces[0][1]
     shape = [len(interval) for interval in box]
     is_covered = sum(volume(part) for part, _ in pieces) == volume(box)
-    whole = torch.empty(shape, dtype=dtype) if is_covered else torch.zeros(shape, dtype=dtype)
+    whole = (torch.empty if is_covered else torch.zeros)(shape, dtype=dtype, device=device)
     for part, tensor in pieces:
         whole[slices(part, box)] = tensor
     return whole
 
 
-def add_up(pieces: Sequence[Piece], box: Box, dtype: torch.dtype) -> torch.Tensor:
+def add_up(pieces: Sequence[Piece], box: Box, dtype: torch.dtype, device: torch.device = CPU) -> torch.Tensor:
     """The sum of pieces that may overlap, over ``box``: the adjoint of handing the same boxes out."""
     if len(pieces) == 1 and pieces[0][0] == box:
         return pieces[0][1]
-    total = torch.zeros([len(interval) for interval in box], dtype=dtype)
+    total = torch.zeros([len(interval) for interval in box], dtype=dtype, device=device)
     for part, tensor in pieces:
         total[slices(part, box)] += tensor
     return total

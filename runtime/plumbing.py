@@ -5,14 +5,14 @@ The messages are the program's own (:mod:`planner.layers.boundary`); here they b
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
 
 from planner.ir.box import Box, intersect
 from planner.ir.errors import UnsupportedModelError
-from planner.ir.graph import SAMPLE, TensorSpec
+from planner.ir.graph import TensorSpec
 from planner.ir.program import Message, Part, Program, Route
 from planner.layers.boundary import Boundaries
 from runtime.pieces import slices
@@ -43,6 +43,10 @@ Wires = dict[Route, tuple[Wire, ...]]
 class Plumbing:
     """The wires of ``rank``, by route (source stage, destination stage, micro-batch).
 
+    Args:
+        boundaries: by micro-batch, of the graph in the shapes that the micro-batch has.
+        rows: samples of each micro-batch; those without any move nothing.
+
     Attributes:
         forward_out, forward_in: activations that leave and that come.
         backward_out, backward_in: gradients, which go from the route's destination to its source.
@@ -51,10 +55,10 @@ class Plumbing:
         UnsupportedModelError: a stage on several ranks reads samples that its ranks do not share out.
     """
 
-    def __init__(self, boundaries: Boundaries, program: Program, micro_batches: tuple[int, ...], rank: int) -> None:
-        self._boundaries, self._micro_batches, self._rank = boundaries, micro_batches, rank
-        self._values = boundaries.graph.values()
-        self._held: dict[tuple[str, int, int], Box] = {}
+    def __init__(self, boundaries: Sequence[Boundaries], program: Program, rows: tuple[int, ...], rank: int) -> None:
+        self._boundaries, self._rows, self._rank = boundaries, rows, rank
+        self._values = {id(graph): graph.values() for graph in (each.graph for each in boundaries)}
+        self._held: dict[tuple[str, int, int, int], Box] = {}
         self.forward_out: Wires = {}
         self.forward_in: Wires = {}
         self.backward_out: Wires = {}
@@ -70,18 +74,18 @@ class Plumbing:
 
     def held(self, value: str, stage: int, microbatch: int) -> Box:
         """The box of ``value`` that this rank has while it runs ``stage``: its share of the samples, else all."""
-        samples = self._micro_batches[microbatch]
-        box = self._held.get((value, stage, samples))
+        samples, boundaries = self._rows[microbatch], self._boundaries[microbatch]
+        key = (value, stage, samples, id(boundaries))
+        box = self._held.get(key)
         if box is None:
-            spec = self._values[value].at(samples, self._boundaries.graph.samples)
-            position = self._boundaries.ranks[stage].index(self._rank)
-            box = self._boundaries.layouts[stage].boxes(spec, samples)[position]
-            self._held[value, stage, samples] = box
+            spec = self._values[id(boundaries.graph)][value].at(samples, boundaries.graph.samples)
+            position = boundaries.ranks[stage].index(self._rank)
+            box = self._held[key] = boundaries.layouts[stage].boxes(spec, samples)[position]
         return box
 
     def dtype(self, value: str) -> torch.dtype:
         """The dtype of ``value``."""
-        return dtype_of(self._values[value])
+        return dtype_of(self._values[id(self._boundaries[0].graph)][value])
 
     def _wires(self, route: Route, stage: int, ends: Iterable[tuple[int, tuple[Part, ...]]]) -> tuple[Wire, ...]:
         return tuple(self._wire(route, stage, peer, parts) for peer, parts in ends)
@@ -108,19 +112,6 @@ def dtype_of(spec: TensorSpec) -> torch.dtype:
     """The spec's dtype as torch's."""
     dtype: torch.dtype = getattr(torch, spec.dtype)
     return dtype
-
-
-def narrow_samples(tensor: torch.Tensor, spec: TensorSpec, captured: int, start: int, count: int) -> torch.Tensor:
-    """Samples ``start`` to ``start + count`` of a graph input; whole if it has no samples.
-
-    Args:
-        spec: of the input, at ``captured`` samples.
-    """
-    if not spec.has_samples:
-        return tensor
-    dim = spec.dims.index(SAMPLE)
-    per_sample = spec.shape[dim] // captured
-    return tensor.narrow(dim, start * per_sample, count * per_sample)
 
 
 def _gradients(ends: Iterable[tuple[int, Message]]) -> Iterable[tuple[int, tuple[Part, ...]]]:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import nn
-from torch.optim import Optimizer
 
-from runtime.reduction import GradientBuckets
+from runtime.batch import Batch
+from runtime.manner import Portion
+from runtime.optimizer import StageOptimizer
+from runtime.sharding import ShardedParameters
 from runtime.stage import StageProgram
+from runtime.updates import Updates
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,16 +21,38 @@ class Share:
     """This rank's part of one micro-batch.
 
     Attributes:
-        num_samples: rows that this rank has of the micro-batch; may be 0.
-        loss_weight: those over all rows of the step.
+        portion: its rows.
+        loss_weight: those over all rows whose gradients make up the same update.
     """
 
-    num_samples: int
+    portion: Portion
     loss_weight: float
 
 
-Feed = Callable[[tuple[torch.Tensor, ...]], torch.Tensor]
-"""From the global batch, this rank's part of one graph input."""
+@dataclass(slots=True)
+class Phase:
+    """Where a step stands among the ``count`` steps whose gradients make up one update."""
+
+    count: int = 1
+    number: int = 0
+
+    @property
+    def is_first(self) -> bool:
+        """Whether the gradients of earlier steps are used up."""
+        return self.number == 0
+
+    @property
+    def is_last(self) -> bool:
+        """Whether gradients are summed and weights updated."""
+        return self.number == self.count - 1
+
+    def advance(self) -> None:
+        """The next step."""
+        self.number = (self.number + 1) % self.count
+
+
+Feed = Callable[[Batch], torch.Tensor]
+"""From the batch of a step, this rank's part of one graph input."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +66,9 @@ class Resident:
         handed_on: names of the differentiable outputs that other stages read.
         feeds: by micro-batch, how each graph input that the stage reads is cut from the global batch.
         parameters, buffers: by the user's names.
-        optimizer: None where there is nothing to train.
+        updates: how the parameters are updated.
         add: sums a tensor over ``ranks``, in place.
+        phase: of the running step.
     """
 
     program: StageProgram
@@ -53,38 +79,72 @@ class Resident:
     feeds: tuple[Mapping[str, Feed], ...]
     parameters: Mapping[str, nn.Parameter]
     buffers: Mapping[str, torch.Tensor]
-    buckets: GradientBuckets
-    optimizer: Optimizer | None
+    updates: Updates
     add: Callable[[torch.Tensor], None]
+    phase: Phase = field(default_factory=Phase)
 
-    def feed(self, inputs: tuple[torch.Tensor, ...], microbatch: int) -> dict[str, torch.Tensor]:
+    @property
+    def optimizer(self) -> StageOptimizer | None:
+        """None where there is nothing to train."""
+        return self.updates.optimizer
+
+    def feed(self, batch: Batch, microbatch: int) -> dict[str, torch.Tensor]:
         """The graph inputs that the stage reads, this rank's part of a micro-batch."""
-        return {name: cut(inputs) for name, cut in self.feeds[microbatch].items()}
+        return {name: cut(batch) for name, cut in self.feeds[microbatch].items()}
 
-    def forward(self, microbatch: int, values: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Run the stage forward on this rank's share."""
+    def forward(self, microbatch: int, values: Mapping[str, torch.Tensor], version: int = 0) -> dict[str, torch.Tensor]:
+        """Run the stage forward on this rank's share, on ``version`` of its weights."""
         share = self.shares[microbatch]
-        return self.program.forward(microbatch, share.num_samples, values, share.loss_weight)
+        return self.program.forward(share.portion, values, share.loss_weight / self.phase.count, version)
+
+    def evaluate(self, microbatch: int, values: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Run the stage forward in evaluation mode on this rank's share."""
+        return self.program.evaluate(self.shares[microbatch].portion, values)
+
+    def expect_last(self, microbatch: int) -> None:
+        """Call before the last action of the stage that adds to its gradients, that of ``microbatch``.
+
+        From there on each sum of gradients starts as soon as they are complete.
+        """
+        if self.phase.is_last and self.updates.reduction is not None:
+            self.updates.reduction.arm()
 
     def reduce_gradients(self) -> None:
-        """Sum the gradients over the stage's ranks."""
-        self.buckets.reduce(self.add)
+        """Sum the gradients over the stage's ranks; without effect until the last step before an update."""
+        if self.phase.is_last and self.updates.reduction is not None:
+            self.updates.reduction.reduce()
 
     def update(self) -> None:
-        """One step of the optimiser."""
-        if self.optimizer is not None:
+        """One step of the optimiser and of its schedule; without effect until the last step before an update."""
+        if self.phase.is_last and self.optimizer is not None:
+            self.program.before_update()
             self.optimizer.step()
 
     def reset(self) -> None:
-        """Forget the last step: its micro-batches and its gradients."""
+        """Forget the last step: its micro-batches, and its gradients unless this step adds to them."""
         self.program.reset()
+        if self.phase.is_first:
+            self.forget_gradients()
+        if self.updates.reduction is not None:
+            self.updates.reduction.reset()
+
+    def forget_gradients(self) -> None:
+        """The gradients that were there have been used."""
         for parameter in self.parameters.values():
             parameter.grad = None
 
+    def gradients(self) -> dict[str, torch.Tensor]:
+        """The last step's, by name; where ranks divide the optimiser, all of the stage have to call this together."""
+        reduction = self.updates.reduction
+        found = reduction.gradients() if isinstance(reduction, ShardedParameters) else {}
+        return {
+            name: gradient
+            for name, parameter in self.parameters.items()
+            if (gradient := found.get(name, parameter.grad)) is not None
+        }
+
     def loss(self) -> float:
-        """This rank's part of the step's loss, weighted; an empty share has none."""
-        return sum(
-            loss.item() * share.loss_weight
-            for microbatch, loss in self.program.losses.items()
-            if (share := self.shares[microbatch]).num_samples
-        )
+        """The sum of the last step's losses on this rank, each times its samples; an empty share has none."""
+        samples = (share.portion.num_samples for share in self.shares)
+        losses = self.program.losses
+        return sum(losses[m].item() * count for m, count in enumerate(samples) if count and m in losses)

@@ -1,14 +1,39 @@
-"""One stage on one rank: forward and backward of micro-batches, in whatever order the program says."""
+"""One stage on one rank: forward and backward of micro-batches, in whatever order the program says.
+
+F keeps the graph of autograd; with recompute its inputs only, and without a backward in the program nothing.
+B makes the gradients of inputs and parameters.
+I makes those of the inputs, and of the parameters of operators that cannot be halved; the others are left to W.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
+from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
+from cuda_ops.deferred import Current
+from runtime.calls import Call, StageCalls, Variant
 from runtime.cut import StageFunction
+from runtime.draws import Draw
+from runtime.halving import Added, LeftGradients
+from runtime.manner import Manner, Portion
+from runtime.weights import Weights
+
+
+@dataclass(frozen=True, slots=True)
+class _Recorded:
+    """What a forward with gradients leaves.
+
+    Attributes:
+        leaves: differentiable inputs received from other stages.
+        edges: where each output enters the autograd graph; the outputs themselves need not stay alive for it.
+    """
+
+    leaves: dict[str, Tensor]
+    edges: dict[str, GradientEdge]
 
 
 @dataclass(slots=True)
@@ -16,16 +41,19 @@ class _Held:
     """What a micro-batch leaves behind between its forward and the end of its backward.
 
     Attributes:
-        leaves: differentiable inputs received from other stages.
-        edges: where each output enters the autograd graph; the outputs themselves need not stay alive for it.
-        loss_weight: seed of the loss's gradient.
-        seeds: gradients of the outputs, kept by a backward for the input for the backward for the weights.
+        weights: what it runs on in place of the parameters, of which ``version``.
+        seed: gradient of the loss.
+        left: what a backward for the input leaves; None where backward is whole.
+        again: with recompute, until forward has been run again.
+        recorded: otherwise, until the backward for the input.
     """
 
-    leaves: dict[str, torch.Tensor]
-    edges: dict[str, GradientEdge]
-    loss_weight: float
-    seeds: dict[str, torch.Tensor]
+    weights: tuple[Tensor, ...]
+    version: int
+    seed: Tensor | None = None
+    left: LeftGradients | None = None
+    again: Call | None = None
+    recorded: _Recorded | None = None
 
 
 class StageProgram:
@@ -35,99 +63,182 @@ class StageProgram:
         function: what the stage computes; gradients are added to ``.grad`` of its parameters.
         received: names of those inputs that another stage made; the floating ones among them get a gradient.
         loss: name of the output that is the loss; None on a stage that does not make it.
+        current: where operators of ``function`` that can be halved leave their weight gradients; None: there are none.
+        variant: the same stage in another mode.
+        draw: what layers draw by.
+        added: told of parameters whose ``.grad`` has been added to by other means than autograd's.
+
+    Attributes:
+        losses: by micro-batch.
+        weights: the versions of the parameters.
     """
 
-    def __init__(self, function: StageFunction, received: frozenset[str], loss: str | None) -> None:
-        self._function = function
-        self._received = received
-        self._loss = loss
+    def __init__(
+        self,
+        function: StageFunction,
+        received: frozenset[str],
+        loss: str | None,
+        manner: Manner | None = None,
+        *,
+        current: Current | None = None,
+        variant: Variant | None = None,
+        draw: Draw | None = None,
+        added: Added | None = None,
+    ) -> None:
+        manner = manner or Manner()
+        self._function, self._received, self._loss, self._manner = function, received, loss, manner
+        self._current, self._draw, self._added = current or Current(), draw, added
+        self._calls = StageCalls(function, manner.autocast, variant, draw)
+        parameters = function.parameters
         self._state = tuple(function.attributes.values())
-        self._parameters = tuple(function.parameters.values())
+        self._trained = tuple(index for index, name in enumerate(function.attributes) if name in parameters)
+        self._written = tuple(index for index, name in enumerate(function.attributes) if name in function.mutated)
+        self.weights = Weights(tuple(parameters.values()), manner.version_uses, added)
         self._held: dict[int, _Held] = {}
-        self.losses: dict[int, torch.Tensor] = {}
+        self.losses: dict[int, Tensor] = {}
 
     @property
     def inputs(self) -> tuple[str, ...]:
         """Names of the values that ``forward`` needs."""
         return self._function.inputs
 
+    @property
+    def sizes(self) -> tuple[str, ...]:
+        """Names of the sizes that ``forward`` needs, beside the number of samples."""
+        return self._function.sizes
+
+    @property
+    def num_held(self) -> int:
+        """Micro-batches on their way."""
+        return len(self._held)
+
     def forward(
-        self, microbatch: int, num_samples: int, values: Mapping[str, torch.Tensor], loss_weight: float
-    ) -> dict[str, torch.Tensor]:
+        self, portion: Portion, values: Mapping[str, Tensor], loss_weight: float, version: int = 0
+    ) -> dict[str, Tensor]:
         """The outputs but the loss, detached; the loss goes to ``losses[microbatch]``.
 
         Args:
-            num_samples: this rank's share of the micro-batch; may be 0.
+            portion: this rank's rows of a micro-batch; there may be none.
             values: by name, this rank's share of each.
-            loss_weight: what the loss counts for in the step's loss, this rank's rows over all rows of the step.
+            loss_weight: what the loss counts for in the gradients: this rank's rows over all rows that the next update
+                counts.
+            version: of the weights.
         """
-        leaves = {
-            name: values[name].detach().requires_grad_()
-            for name in self._function.inputs
-            if name in self._received and _is_differentiable(values[name])
-        }
-        arguments = (leaves.get(name, values[name]) for name in self._function.inputs)
-        outputs = dict(
-            zip(self._function.outputs, self._function.function(num_samples, *arguments, *self._state), strict=True)
-        )
-        edges = {name: get_gradient_edge(output) for name, output in outputs.items() if output.requires_grad}
-        self._held[microbatch] = _Held(leaves, edges, loss_weight, {})
+        microbatch, call = portion.microbatch, self._call(portion, values)
+        if not self._manner.trains:
+            return self._handed_out(microbatch, self._calls.run_without_gradients(call))
+        held = _Held(self.weights.leaves(version), version)
+        if microbatch in self._manner.split:
+            held.left = LeftGradients(held.weights, None if self.weights.is_versioned else self._added)
+        call = replace(call, state=self._with(self._trained, held.weights))
+        if self._manner.recompute:
+            held.again = replace(call, state=self._unwritten(call.state))
+            outputs = self._calls.run_without_gradients(call)
+        else:
+            held.recorded, outputs = self._record(call, held.left)
         if self._loss is not None:
-            self.losses[microbatch] = outputs.pop(self._loss).detach()
-        return {name: output.detach() for name, output in outputs.items()}
+            held.seed = torch.full_like(outputs[self._loss], loss_weight, requires_grad=False)
+        self._held[microbatch] = held
+        return self._handed_out(microbatch, outputs)
 
-    def backward(self, microbatch: int, gradients: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    def backward(self, microbatch: int, gradients: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Adds to the parameters' gradients; returns those of the received inputs, zeros where nothing flows back.
 
         Args:
             gradients: of the outputs, by name; an output without one takes no part.
         """
-        held = self._held.pop(microbatch)
-        seeds = self._seeds(microbatch, held, gradients)
-        if seeds:
-            torch.autograd.backward([held.edges[name] for name in seeds], list(seeds.values()))
-        return {name: torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for name, leaf in held.leaves.items()}
+        found = self.backward_input(microbatch, gradients)
+        self.backward_weight(microbatch)
+        return found
 
-    def backward_input(self, microbatch: int, gradients: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """The gradients of the received inputs alone; everything stays alive for :meth:`backward_weight`."""
+    def backward_input(self, microbatch: int, gradients: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The gradients of the received inputs; those of weights are left to :meth:`backward_weight` where they can be.
+
+        What that one does not need is let go.
+        """
         held = self._held[microbatch]
-        held.seeds = self._seeds(microbatch, held, gradients)
-        found = _gradients(held, list(held.leaves.values()), retain_graph=True)
+        if held.again is not None:
+            held.recorded, _ = self._record(held.again, held.left)
+            held.again = None
+        if held.recorded is None:
+            raise KeyError(f"micro-batch {microbatch} has had its backward for the input")
+        recorded, held.recorded = held.recorded, None
+        seeds = {name: gradients[name] for name in recorded.edges if name in gradients}
+        if self._loss in recorded.edges and held.seed is not None:
+            seeds[self._loss] = held.seed
+        if seeds:
+            torch.autograd.backward([recorded.edges[name] for name in seeds], list(seeds.values()))
         return {
-            name: torch.zeros_like(leaf) if gradient is None else gradient
-            for (name, leaf), gradient in zip(held.leaves.items(), found, strict=True)
+            name: torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for name, leaf in recorded.leaves.items()
         }
 
     def backward_weight(self, microbatch: int) -> None:
-        """Adds to the parameters' gradients what :meth:`backward_input` left out.
-
-        The chain of input gradients is walked again: exact, and what a split backward costs without support inside the
-        operators.
-        """
+        """Adds to the parameters' gradients what :meth:`backward_input` left, and forgets the micro-batch."""
         held = self._held.pop(microbatch)
-        found = _gradients(held, list(self._parameters), retain_graph=False)
-        for parameter, gradient in zip(self._parameters, found, strict=True):
-            if gradient is not None:
-                parameter.grad = gradient if parameter.grad is None else parameter.grad.add_(gradient)
+        if held.left is not None:
+            held.left.run()
+        self.weights.collect(held.weights, held.version)
 
-    def reset(self) -> None:
-        """Forget the micro-batches of the last step."""
+    def evaluate(self, portion: Portion, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """As :meth:`forward`, in evaluation mode and on the newest weights; nothing is kept, no buffer is written.
+
+        Raises:
+            UnsupportedModelError: it is not known what the stage computes in evaluation mode.
+        """
+        call = self._call(portion, values)
+        call = replace(call, state=self._unwritten(call.state))
+        return self._handed_out(portion.microbatch, self._calls.run_without_gradients(call, training=False))
+
+    def before_update(self) -> None:
+        """Call before the optimiser changes the parameters."""
+        self.weights.before_update()
+
+    def reset(self, step: int = 0) -> None:
+        """Forget the micro-batches of the last step; the next ones are of ``step``, counted from 0."""
+        if self._draw is not None:
+            self._draw.step = step
         self._held.clear()
         self.losses.clear()
+        self.weights.reset()
 
-    def _seeds(self, microbatch: int, held: _Held, gradients: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        seeds = {name: gradients[name] for name in held.edges if name in gradients}
-        if self._loss in held.edges:
-            seeds[self._loss] = torch.full_like(self.losses[microbatch], held.loss_weight)
-        return seeds
+    def _call(self, portion: Portion, values: Mapping[str, Tensor]) -> Call:
+        return Call(portion, tuple(values[name] for name in self._function.inputs), self._state)
+
+    def _record(self, call: Call, left: LeftGradients | None) -> tuple[_Recorded, dict[str, Tensor]]:
+        """Runs with gradients."""
+        inputs = dict(zip(self._function.inputs, call.values, strict=True))
+        leaves = {
+            name: value.detach().requires_grad_()
+            for name, value in inputs.items()
+            if name in self._received and _is_differentiable(value)
+        }
+        self._current.queue = left
+        try:
+            outputs = self._calls.run(replace(call, values=tuple({**inputs, **leaves}.values())))
+        finally:
+            self._current.queue = None
+        edges = {name: get_gradient_edge(output) for name, output in outputs.items() if output.requires_grad}
+        return _Recorded(leaves, edges), outputs
+
+    def _handed_out(self, microbatch: int, outputs: dict[str, Tensor]) -> dict[str, Tensor]:
+        if self._loss is not None:
+            self.losses[microbatch] = outputs.pop(self._loss).detach()
+        return {name: output.detach() for name, output in outputs.items()}
+
+    def _with(self, places: tuple[int, ...], tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        state = list(self._state)
+        for place, tensor in zip(places, tensors, strict=True):
+            state[place] = tensor
+        return tuple(state)
+
+    def _unwritten(self, state: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """``state``, but with copies of what the function writes."""
+        if not self._written:
+            return state
+        return tuple(
+            tensor.detach().clone() if place in self._written else tensor for place, tensor in enumerate(state)
+        )
 
 
-def _gradients(held: _Held, wanted: list[torch.Tensor], retain_graph: bool) -> tuple[torch.Tensor | None, ...]:
-    if not held.seeds or not wanted:
-        return (None,) * len(wanted)
-    edges = [held.edges[name] for name in held.seeds]
-    return torch.autograd.grad(edges, wanted, list(held.seeds.values()), retain_graph, allow_unused=True)
-
-
-def _is_differentiable(value: torch.Tensor) -> bool:
+def _is_differentiable(value: Tensor) -> bool:
     return value.is_floating_point() or value.is_complex()

@@ -3,44 +3,98 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from halopipe.commands.options import ClusterOption, PlanPath, ProfileOption
 
-_FORMATS = ("chrome-trace",)
+if TYPE_CHECKING:
+    from planner.ir.plan import Plan
+    from planner.ir.profile import Profile
+
+_TRACE, _TORCH = "chrome-trace", "torch-pipelining"
+_FORMATS = {_TRACE: Path("trace.json"), _TORCH: Path("pipeline.json")}
+"""Formats, and the file that each is written to unless another is named."""
 
 
 def export(
     plan: PlanPath,
-    to: Annotated[str, typer.Option("--to", metavar="FORMAT", help="chrome-trace (Perfetto reads it).")],
+    to: Annotated[str, typer.Option("--to", metavar="FORMAT", help=f"{' or '.join(_FORMATS)}.")],
     timeline: Annotated[
         Path | None, typer.Option(metavar="TIMELINE", help="A timeline file, as written by 'halopipe run'.")
     ] = None,
     profile: ProfileOption = None,
     cluster: ClusterOption = None,
-    output: Annotated[Path, typer.Option("-o", "--output", help="File to write.")] = Path("trace.json"),
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "-o", "--output", help=f"File to write; {', '.join(map(str, _FORMATS.values()))} unless it is named."
+        ),
+    ] = None,
 ) -> None:
-    """Write a plan for another tool: predicted and measured steps as a trace for ui.perfetto.dev."""
-    from halopipe import console, naming, planning
+    """Write a plan for another tool.
+
+    chrome-trace: the predicted step, and the measured one of a timeline, as a trace for ui.perfetto.dev.
+
+    torch-pipelining: pipeline.json with the split points for torch.distributed.pipelining.pipeline and the rank of each
+    stage, beside it pipeline.csv with the schedule, as its _PipelineScheduleRuntime._load_csv reads it.  For chains of
+    stages on one rank each; what torch cannot express is named.  Needs the profile.
+    """
+    from halopipe import naming, planning
+
+    naming.require_known("export format", [to], tuple(_FORMATS))
+    found = planning.load_plan(plan)
+    source = planning.profile_of(found, plan, profile, cluster) if to == _TORCH or timeline is None else None
+    target = output or _FORMATS[to]
+    if to == _TORCH:
+        _write_torch(found, source, target)
+    else:
+        _write_trace(found, source, timeline, target)
+
+
+def _write_trace(plan: Plan, profile: Profile | None, timeline: Path | None, output: Path) -> None:
+    from halopipe import console, planning
     from planner.export.chrome_trace import chrome_trace
     from planner.ir.codec import load, write_text
     from planner.ir.errors import UsageError
     from planner.ir.timeline import TimelineFile
 
-    naming.require_known("export format", [to], _FORMATS)
-    found = planning.load_plan(plan)
     if timeline is not None:
         file = load(timeline, TimelineFile)
         timelines = [t for t in (file.predicted, file.measured) if t.spans]
-    elif (source := planning.profile_of(found, plan, profile, cluster)) is not None:
-        timelines = [planning.predict_again(found, source)[1]]
+    elif profile is not None:
+        timelines = [planning.predict_again(plan, profile)[1]]
     else:
         raise UsageError(
             "a trace needs a timeline",
             ["a plan file holds the order of actions, not their times"],
             ["--timeline timeline.json (of a run)", "--profile profile.json (predicted)"],
         )
-    write_text(output, chrome_trace(timelines, planning.device_names(found)))
+    write_text(output, chrome_trace(timelines, planning.device_names(plan)))
     console.wrote(output, "open it at https://ui.perfetto.dev")
+
+
+def _write_torch(plan: Plan, profile: Profile | None, output: Path) -> None:
+    from halopipe import console
+    from planner.export.torch_pipelining import torch_pipelining
+    from planner.ir.codec import write_text
+    from planner.ir.errors import UsageError
+
+    if profile is None:
+        raise UsageError(
+            "split points need the model's graph",
+            ["a plan file holds the names of layers, not what they read and whose parameters they use"],
+            ["--profile profile.json (that the plan was made from)"],
+        )
+    folder, name = (output, _FORMATS[_TORCH].name) if output.is_dir() else (output.parent, output.name)
+    schedule = (folder / name).with_suffix(".csv")
+    if schedule.name == name:
+        raise UsageError(f"{output} is the name of the schedule", ["the split points are JSON"], ["-o pipeline.json"])
+    found = torch_pipelining(plan, profile.graph, schedule.name)
+    write_text(schedule, found.schedule)
+    write_text(folder / name, found.description)
+    console.wrote(schedule)
+    console.wrote(folder / name)
+    for text in found.inside_modules:
+        console.remark(f"{text}: inside a module, where torch cannot split")

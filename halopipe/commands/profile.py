@@ -28,6 +28,9 @@ def profile(
         str, typer.Option(metavar="NAME[:KEY=N,...]", help="Of torch.optim, such as SGD:lr=0.1,momentum=0.9.")
     ] = "SGD",
     dtype: Annotated[str, typer.Option(help="Of parameters and activations.")] = "float32",
+    autocast: Annotated[
+        str, typer.Option(metavar="DTYPE", help="Mixed precision: bfloat16, with parameters in float32.")
+    ] = "",
     quick: Annotated[bool, typer.Option("--quick", help="Fewer repetitions: faster, less exact.")] = False,
     output: Annotated[Path, typer.Option("-o", "--output", help="File to write.")] = Path("profile.json"),
     json: Json = False,
@@ -38,7 +41,7 @@ def profile(
 
     shape = units.parse_integers(input_shape, "--input", "8,3,64,64")
     found = measuring.measure(
-        measuring.source_of(model, shape, units.parse_arguments(arg or []), dtype),
+        measuring.source_of(model, shape, units.parse_arguments(arg or []), dtype, autocast),
         num_workers=workers,
         optimizer=optimizer,
         sizes=units.parse_integers(sizes, "--sizes", "1,2,4,8"),

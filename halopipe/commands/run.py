@@ -24,14 +24,25 @@ def run(
     seed: Annotated[int, typer.Option(min=0, help="Of parameters and data.")] = 0,
     dtype: Annotated[str, typer.Option(help="Instead of the plan's, such as float64.")] = "",
     deadline: Annotated[float, typer.Option(min=1.0, help="Seconds that a wait may last.")] = 120.0,
+    hosts: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Hosts of the plan, in order: 'host [slots=N]' a line.")
+    ] = None,
+    launcher: Annotated[
+        str,
+        typer.Option(metavar="COMMAND", help="Starts a command on a {host} of --hosts; 'ssh {host}' if not given."),
+    ] = "",
+    interface: Annotated[
+        str, typer.Option(metavar="NAME", help="Network interface, or address, that the hosts of --hosts meet at.")
+    ] = "",
     output: Annotated[Path, typer.Option("-o", "--output", help="Timeline file to write.")] = Path("timeline.json"),
     trace: Annotated[Path | None, typer.Option(metavar="FILE", help="Trace for ui.perfetto.dev to write too.")] = None,
     json: Json = False,
 ) -> None:
-    """Train by the plan -> timeline.json; spawns local workers, or joins the torchrun job it was started in."""
+    """Train by the plan -> timeline.json; starts workers here or on --hosts, or joins its torchrun or Slurm job."""
     from dataclasses import replace
 
     from halopipe import console, planning, training
+    from halopipe.hosts import named
     from halopipe.running import RunOptions
     from halopipe.support import require_executable
     from planner.export.chrome_trace import chrome_trace
@@ -46,8 +57,8 @@ def run(
     options = RunOptions(
         steps=steps, seed=seed, data=data, check_numerics=check_numerics, dtype=dtype, deadline_s=deadline
     )
-    result = training.train(found, options)
-    if result is None:  # under torchrun, rank 0 reports for all
+    result = training.train(found, options, named(hosts, launcher, interface))
+    if result is None:  # in a job of torchrun or Slurm, rank 0 reports for all
         return
     file = result.timeline_file(predicted)
     dump(file, output)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -51,10 +51,12 @@ def split_points(graph: Graph, stage_of: Mapping[str, int]) -> tuple[SplitPoint,
     names = [layer.name for layer in graph.layers]
     stages = [stage_of[name] for name in names]
     modules = _Modules(graph.layers)
-    found = []
+    found: list[SplitPoint] = []
     for position, (a, b) in enumerate(pairwise(stages), 1):
         if a != b:
-            point, module = modules.boundary(position) if stages == sorted(stages) else (BEGINNING, "")
+            taken = {point.module for point in found}
+            candidates = (each for each in modules.boundaries(position) if each[1] not in taken)  # torch takes one each
+            point, module = next(candidates, (BEGINNING, "")) if stages == sorted(stages) else (BEGINNING, "")
             found.append(SplitPoint(b, module, point, names[position - 1], names[position]))
     return tuple(found)
 
@@ -69,20 +71,19 @@ class _Modules:
         self._num_owned = Counter(owner for owner in self._owners if owner)
         self._numbered = {_plain(name) for name in self._names if _plain(name) != name}
 
-    def boundary(self, position: int) -> tuple[str, str]:
-        """(point, module) at a cut before the layer of number ``position``; the module is empty if there is none."""
+    def boundaries(self, position: int) -> Iterator[tuple[str, str]]:
+        """(point, module) of all that begin or end at a cut before the layer of number ``position``."""
         before, after = position - 1, position
         if module := self._called(after):
-            return BEGINNING, module
+            yield BEGINNING, module
         if module := self._called(before):
-            return END, module
+            yield END, module
         for module in _around(self._names[after]):
             if self._encloses(module) and not any(_inside(name, module) for name in self._names[:after]):
-                return BEGINNING, module
+                yield BEGINNING, module
         for module in _around(self._names[before]):
             if self._encloses(module) and not any(_inside(name, module) for name in self._names[after:]):
-                return END, module
-        return BEGINNING, ""
+                yield END, module
 
     def _called(self, index: int) -> str:
         """The module that this layer is the only call of, if that is certain."""

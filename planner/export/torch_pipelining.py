@@ -6,7 +6,8 @@ reads and writes; torch adds the messages, so receives are announced where *it* 
     described = json.loads(open("pipeline.json").read())
     split_spec = {module: SplitPoint[point] for module, point in described["split_spec"].items()}
     pipe = pipeline(model, example_micro_batch, split_spec=split_spec)
-    stages = [pipe.build_stage(s, device) for s, on in enumerate(described["stage_to_rank"]) if on == rank]
+    on = described["stage_to_rank"]
+    stages = [PipelineStage(pipe.get_stage_module(s), s, len(on), device) for s in range(len(on)) if on[s] == rank]
     schedule = _PipelineScheduleRuntime(stages, described["num_microbatches"], loss_fn)
     schedule._load_csv("pipeline.csv", format=described["csv_format"])
 

@@ -20,7 +20,8 @@
     │   ├── WorkerDiedError          H501
     │   ├── StageFailedError         H502
     │   ├── DeadlineError            H503
-    │   └── TransportError           H504
+    │   ├── TransportError           H504
+    │   └── CheckpointError          H505
     └── CheckError                   H600    6   a check said no
         ├── NumericsError            H601
         └── PlanCheckError           H602
@@ -184,6 +185,12 @@ class TransportError(WorkerError):
     """A message did not arrive, or arrived as something else than the program says."""
 
     code = "H504"
+
+
+class CheckpointError(WorkerError):
+    """A checkpoint could not be saved, or what the ranks save does not fit together; the text names step and rank."""
+
+    code = "H505"
 
 
 class CheckError(HalopipeError):

@@ -6,8 +6,9 @@ are processes.  Both frame their messages alike (:mod:`~runtime.transport.frame`
 
 from __future__ import annotations
 
-from runtime.transport.base import Key, Spec, Transport
+from runtime.transport.base import Key, Pending, Spec, Transport
 from runtime.transport.gloo import GlooTransport, open_gloo
-from runtime.transport.inprocess import Hub, InProcessTransport
+from runtime.transport.hub import Hub
+from runtime.transport.inprocess import InProcessTransport
 
-__all__ = ["GlooTransport", "Hub", "InProcessTransport", "Key", "Spec", "Transport", "open_gloo"]
+__all__ = ["GlooTransport", "Hub", "InProcessTransport", "Key", "Pending", "Spec", "Transport", "open_gloo"]

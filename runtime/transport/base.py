@@ -33,8 +33,25 @@ class Key:
         return f"step {self.step} {self.kind} {self.src_stage}->{self.dst_stage} mb {self.microbatch}"
 
 
+class Pending(Protocol):
+    """Something between ranks that was started and goes on by itself."""
+
+    def wait(self) -> None:
+        """Return when the result is in place, once for each start; the deadline counts from here.
+
+        Raises:
+            DeadlineError, TransportError: as every wait of a :class:`Transport`.
+        """
+        ...
+
+
 class Transport(Protocol):
     """Point-to-point messages and sums among ``world_size`` ranks, used by one thread a rank.
+
+    What ranks do together (``all_reduce``, ``start_sum``, ``reduce_scatter``, ``all_gather``, ``all_max``) is among
+    ``ranks``, a declared group, whose members come in the same order; only sums that were started have an order of
+    their own.  All ranks get the same bits, whenever each of them came: the order of addition is fixed, but another
+    one in each transport.
 
     Raises:
         DeadlineError: a wait was longer than its ``deadline_s``, or could only become so.  The transport is then
@@ -50,27 +67,52 @@ class Transport(Protocol):
         ...
 
     def receive(self, key: Key, source: int, deadline_s: float) -> tuple[torch.Tensor, ...]:
-        """The tensors of an announced message; they are views of one buffer, which lives as long as any of them."""
+        """The tensors of an announced message; small ones are views of one buffer, which lives as long as any of them."""
         ...
 
     def send(self, key: Key, destination: int, tensors: Sequence[torch.Tensor]) -> None:
-        """Copy the tensors into one message and start to send it; the caller may change them at once."""
+        """Start to send the tensors in one message.
+
+        Nobody may write to them before the message was taken: small ones are copied, large ones need not be.
+        """
         ...
 
     def flush(self, deadline_s: float) -> None:
-        """Wait until every message sent from here was taken by its receiver, and free their buffers.
+        """Wait until every message sent from here was taken by its receiver, and let go of their buffers.
 
-        Nothing else is sure to free them: a step of many micro-batches flushes now and then, best where a reply has
-        come, since then there is nothing left to wait for.
+        Messages let go by themselves as soon as one comes back from their receiver that was sent after it had them.
         """
         ...
 
     def all_reduce(self, tensor: torch.Tensor, ranks: tuple[int, ...], deadline_s: float) -> None:
-        """Replace ``tensor`` by its sum over ``ranks``, a declared group.
+        """Replace ``tensor`` by its sum over ``ranks``."""
+        ...
 
-        All ranks get the same bits, whenever each of them came.  The order of addition is fixed, but another one in
-        each transport.
+    def start_sum(self, tensor: torch.Tensor, ranks: tuple[int, ...], deadline_s: float) -> Pending:
+        """As :meth:`all_reduce`, in the background; nobody may read or write ``tensor`` before the wait has returned.
+
+        The started sums of a group are matched with one another by order, never with what else the group does: a rank
+        may start a sum before or after an ``all_reduce`` of the same group.
         """
+        ...
+
+    def reduce_scatter(
+        self, flat: torch.Tensor, counts: Sequence[int], ranks: tuple[int, ...], deadline_s: float
+    ) -> None:
+        """Replace this rank's part of ``flat`` by its sum over ``ranks``; the other parts are left as they were.
+
+        Args:
+            flat: [sum of counts], contiguous.
+            counts: elements of each rank's part, in the order of ``ranks``; some may be 0.
+        """
+        ...
+
+    def all_gather(self, flat: torch.Tensor, counts: Sequence[int], ranks: tuple[int, ...], deadline_s: float) -> None:
+        """Replace the parts of ``flat`` that are others' by what those have there; as :meth:`reduce_scatter`."""
+        ...
+
+    def all_max(self, tensor: torch.Tensor, ranks: tuple[int, ...], deadline_s: float) -> None:
+        """Replace ``tensor``, a small one, by its largest elements over ``ranks``; NaN is larger than all."""
         ...
 
     def barrier(self, deadline_s: float) -> None:
@@ -109,6 +151,20 @@ def check_member(rank: int, ranks: tuple[int, ...], declared: Iterable[tuple[int
             [f"groups with rank {rank}: {', '.join(str(group) for group in known if rank in group)}"],
             ["declare every group when the transport is made, in the same order on all ranks"],
         )
+
+
+def parts(flat: torch.Tensor, counts: Sequence[int], ranks: tuple[int, ...]) -> tuple[torch.Tensor, ...]:
+    """Each rank's part of ``flat``, as views.
+
+    Raises:
+        TransportError: ``flat`` does not consist of such parts.
+    """
+    if flat.dim() != 1 or not flat.is_contiguous() or len(counts) != len(ranks) or sum(counts) != flat.numel():
+        raise TransportError(
+            f"parts of {list(counts)} elements for ranks {ranks} do not make up a tensor of shape {tuple(flat.shape)}",
+            ["expected a contiguous tensor of one dim, and a count for each rank"],
+        )
+    return flat.split(list(counts))
 
 
 @dataclass(frozen=True, slots=True)

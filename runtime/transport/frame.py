@@ -1,15 +1,17 @@
-"""One message = one buffer of bytes: a header of 64 bytes, then each tensor's bytes, aligned to 64.
+"""A message: a frame, that is a header of 64 bytes and tensors aligned to 64, and large tensors that travel alone.
 
-    | magic version kind count | step | src dst mb | checksum | payload bytes | dtypes | tensor 0 .. | tensor 1 .. |
+    | magic version kind count | step | src dst mb | checksum | bytes | dtypes | number taken guard | tensor 0 .. |
 
 gloo's messages have no frame of their own: a message of another shape or dtype than expected would pass silently.
+``number`` counts the messages from one rank to another, ``taken`` those that came back the other way: it tells the
+receiver which of its own messages have arrived, so that their buffers can be used again.
 """
 
 from __future__ import annotations
 
 import struct
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
@@ -22,14 +24,18 @@ from runtime.transport.base import Key, Spec
 ALIGNMENT_BYTES = 64
 """Of the header and of each tensor: a cache line, and what torch's own CPU allocator gives."""
 
-_HEADER = struct.Struct("<4sHcBqiiiIQ24s")
+_NAME = struct.Struct("<4sHcBqiiiIQ12s")
+_STAMP = struct.Struct("<III")
+_HEADER_BYTES = _NAME.size + _STAMP.size
+_STAMP_MASK = 0xFFFFFFFF
 _MAGIC = b"HALO"
-_VERSION = 1
+_VERSION = 2
 _DTYPES = (
     *(torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.complex128, torch.complex64),
     *(torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool),
 )
-_TAG_BITS = {"step": 2, "src_stage": 7, "dst_stage": 7, "microbatch": 10}
+_TAG_BITS = {"src_stage": 7, "dst_stage": 7, "microbatch": 10}
+_STEP_SHIFT, _KIND_SHIFT = 24, 26
 
 
 @dataclass(frozen=True, slots=True, eq=False)  # one object for equal specs, hence compared and hashed by identity
@@ -38,43 +44,66 @@ class Layout:
 
     Attributes:
         specs: shape and dtype of each tensor.
-        spans: first and last byte (exclusive) of each tensor in the message.
-        total_bytes: the whole message, header included.
+        spans: first and last byte (exclusive) of each tensor in the frame; None for one that travels alone.
+        total_bytes: of the frame, header included.
+        payload_bytes: of all tensors, with what aligns them.
         checksum: of all shapes and dtypes.
-        dtypes: a code for each of the first 24 tensors, so that an error can name what came.
+        dtypes: a code for each of the first 12 tensors, so that an error can name what came.
     """
 
     specs: tuple[Spec, ...]
-    spans: tuple[tuple[int, int], ...]
+    spans: tuple[tuple[int, int] | None, ...]
     total_bytes: int
+    payload_bytes: int
     checksum: int
     dtypes: bytes
 
+    @property
+    def alone(self) -> Iterator[Spec]:
+        """The tensors that travel alone, in order."""
+        return (spec for spec, span in zip(self.specs, self.spans, strict=True) if span is None)
 
-def layout_of(specs: Sequence[Spec]) -> Layout:
-    """The layout of a message with these tensors."""
-    return _layout_of(tuple((tuple(shape), dtype) for shape, dtype in specs))
+
+def layout_of(specs: Sequence[Spec], alone_bytes: int | None = None) -> Layout:
+    """The layout of a message with these tensors; those of ``alone_bytes`` and more travel alone, None: no tensor."""
+    return _layout_of(specs if isinstance(specs, tuple) else tuple(specs), alone_bytes)
+
+
+def layout_for(tensors: Sequence[torch.Tensor], alone_bytes: int | None = None) -> Layout:
+    """The layout of a message with tensors like these."""
+    return _layout_of(tuple([(tensor.shape, tensor.dtype) for tensor in tensors]), alone_bytes)
 
 
 @lru_cache(maxsize=4096)
-def _layout_of(specs: tuple[Spec, ...]) -> Layout:
+def _layout_of(specs: tuple[Spec, ...], alone_bytes: int | None) -> Layout:
+    specs = tuple((tuple(shape), dtype) for shape, dtype in specs)
     end = ALIGNMENT_BYTES
-    spans = []
+    apart_bytes = 0
+    spans: list[tuple[int, int] | None] = []
     for shape, dtype in specs:
+        num_bytes = prod(shape) * dtype.itemsize
+        if alone_bytes is not None and num_bytes >= alone_bytes:
+            spans.append(None)
+            apart_bytes += num_bytes
+            continue
         start = -(-end // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
-        end = start + prod(shape) * dtype.itemsize
+        end = start + num_bytes
         spans.append((start, end))
-    dtypes = bytes(_DTYPES.index(dtype) + 1 if dtype in _DTYPES else 255 for _, dtype in specs[:24])
-    return Layout(specs, tuple(spans), end, zlib.crc32(repr(specs).encode()), dtypes.ljust(24, b"\0"))
+    dtypes = bytes(_DTYPES.index(dtype) + 1 if dtype in _DTYPES else 255 for _, dtype in specs[:12])
+    payload_bytes = end - ALIGNMENT_BYTES + apart_bytes
+    return Layout(specs, tuple(spans), end, payload_bytes, zlib.crc32(repr(specs).encode()), dtypes.ljust(12, b"\0"))
 
 
 class Frame:
-    """One message in one buffer: what it carries, as views of it, and its header.
+    """A header and those tensors of a message that do not travel alone, in one buffer of bytes on the CPU.
 
     Args:
         layout: of the message.
-        message: the buffer, bytes on the CPU; a new one if None.
-        spare_bytes: room behind the message in a new buffer, in which a wrong, longer message can be judged.
+        message: the buffer; a new one if None.
+        spare_bytes: room behind the frame in a new buffer, in which a wrong, longer message can be judged.
+
+    Attributes:
+        tensors: views of the buffer, in order; without those that travel alone.
     """
 
     __slots__ = ("_header", "layout", "message", "tensors")
@@ -82,38 +111,58 @@ class Frame:
     def __init__(self, layout: Layout, message: torch.Tensor | None = None, spare_bytes: int = 0) -> None:
         self.layout = layout
         self.message = torch.empty(layout.total_bytes + spare_bytes, dtype=torch.uint8) if message is None else message
-        self.tensors = tuple(
-            self.message[start:end].view(dtype).view(shape)
-            for (shape, dtype), (start, end) in zip(layout.specs, layout.spans, strict=True)
-        )
-        self._header = memoryview(self.message.numpy())[: _HEADER.size]
+        self.tensors = [
+            self.message[span[0] : span[1]].view(dtype).view(shape)
+            for (shape, dtype), span in zip(layout.specs, layout.spans, strict=True)
+            if span is not None
+        ]
+        self._header = memoryview(self.message.numpy())[:_HEADER_BYTES]
 
-    def write(self, key: Key, tensors: Sequence[torch.Tensor]) -> None:
-        """Copy the tensors in, under the name ``key``."""
-        self._header[:] = _header(key, self.layout)
-        with torch.no_grad():
-            for slot, tensor in zip(self.tensors, tensors, strict=True):
-                slot.copy_(tensor)
+    def write(self, key: Key, tensors: Iterable[torch.Tensor], number: int = 0, taken: int = 0) -> None:
+        """Copy the tensors in, under the name ``key``; those that travel alone are left out."""
+        self._header[: _NAME.size] = _name(key, self.layout)
+        _STAMP.pack_into(self._header, _NAME.size, number, taken, _guard(number, taken))
+        for slot, tensor in zip(self.tensors, tensors, strict=True):
+            slot.copy_(tensor.detach())
 
-    def read(self, key: Key, source: int) -> tuple[torch.Tensor, ...]:
-        """The tensors of the message that came from rank ``source``, as views.
+    def check(self, key: Key, source: int) -> tuple[int, int]:
+        """``number`` and ``taken`` of the message that came from rank ``source``.
 
         Raises:
             TransportError: it is another message than ``key`` with this layout.
         """
-        _check(self._header, key, source, self.layout)
-        return self.tensors
+        return check(self._header, key, source, self.layout)
+
+    def whole(self, alone: Iterable[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        """All tensors of the message, ``alone`` being those that travelled alone."""
+        inside, outside = iter(self.tensors), iter(alone)
+        return tuple([next(outside if span is None else inside) for span in self.layout.spans])
 
 
 def unpack(message: torch.Tensor, key: Key, source: int, layout: Layout) -> tuple[torch.Tensor, ...]:
-    """The tensors of a message in somebody else's buffer, which may be of any size; as :meth:`Frame.read`."""
-    _check(memoryview(message.numpy())[: _HEADER.size], key, source, layout)
-    return Frame(layout, message).tensors
+    """The tensors of a frame in somebody else's buffer, which may be of any size.
+
+    Raises:
+        TransportError: as :meth:`Frame.check`.
+    """
+    check(memoryview(message.numpy())[:_HEADER_BYTES], key, source, layout)
+    return Frame(layout, message).whole(())
 
 
-def layout_for(tensors: Sequence[torch.Tensor]) -> Layout:
-    """The layout of a message with tensors like these."""
-    return _layout_of(tuple((tuple(tensor.shape), tensor.dtype) for tensor in tensors))
+def check(header: memoryview, key: Key, source: int, layout: Layout) -> tuple[int, int]:
+    """``number`` and ``taken`` in the header of a message from rank ``source``.
+
+    Raises:
+        TransportError: it is another message than ``key`` with this layout; the text names what differs.
+    """
+    expected = _name(key, layout)
+    number, taken, guard = _STAMP.unpack_from(header, _NAME.size)
+    if header[: _NAME.size] != expected or guard != _guard(number, taken):
+        faults = _faults(key, _NAME.unpack(expected), _NAME.unpack_from(header)) or [
+            f"number {number} and taken {taken}: expected guard {_guard(number, taken):08x}, came {guard:08x}"
+        ]
+        raise TransportError(f"{key}: rank {source} sent another message than expected", faults)
+    return number, taken
 
 
 def tag(key: Key) -> int:
@@ -125,32 +174,33 @@ def tag(key: Key) -> int:
     Raises:
         TransportError: the kind is not one capital letter, or a number is too large for its bits.
     """
-    if len(key.kind) != 1 or not "A" <= key.kind <= "Z":
-        raise TransportError(f"{key}: the kind is {key.kind!r}, expected one letter from A to Z")
-    number = ord(key.kind) - ord("A") + 1
-    for field, bits in _TAG_BITS.items():
-        value = getattr(key, field)
-        if field == "step":
-            value %= 1 << bits
+    return _numbered(key.kind, key.src_stage, key.dst_stage, key.microbatch) | key.step % 4 << _STEP_SHIFT
+
+
+@lru_cache(maxsize=1 << 16)
+def _numbered(kind: str, src_stage: int, dst_stage: int, microbatch: int) -> int:
+    """The tag of step 0."""
+    name = f"{kind} {src_stage}->{dst_stage} mb {microbatch}"
+    if len(kind) != 1 or not "A" <= kind <= "Z":
+        raise TransportError(f"{name}: the kind is {kind!r}, expected one letter from A to Z")
+    number = 0
+    for (field, bits), value in zip(_TAG_BITS.items(), (src_stage, dst_stage, microbatch), strict=True):
         if not 0 <= value < 1 << bits:
-            raise TransportError(f"{key}: {field} is {value}, expected 0 to {(1 << bits) - 1}")
+            raise TransportError(f"{name}: {field} is {value}, expected 0 to {(1 << bits) - 1}")
         number = number << bits | value
-    return number
+    return number | ord(kind) - ord("A") + 1 << _KIND_SHIFT
 
 
-def _header(key: Key, layout: Layout) -> bytes:
-    count, payload_bytes = min(len(layout.specs), 255), layout.total_bytes - ALIGNMENT_BYTES
+def _name(key: Key, layout: Layout) -> bytes:
+    count = min(len(layout.specs), 255)
     name = (key.step, key.src_stage, key.dst_stage, key.microbatch)
-    kind = key.kind.encode()
-    return _HEADER.pack(_MAGIC, _VERSION, kind, count, *name, layout.checksum, payload_bytes, layout.dtypes)
+    return _NAME.pack(
+        _MAGIC, _VERSION, key.kind.encode(), count, *name, layout.checksum, layout.payload_bytes, layout.dtypes
+    )
 
 
-def _check(header: memoryview, key: Key, source: int, layout: Layout) -> None:
-    """Raises :class:`TransportError` naming each field of the header that differs, what was expected and what came."""
-    expected = _header(key, layout)
-    if header != expected:
-        faults = _faults(key, _HEADER.unpack(expected), _HEADER.unpack(header))
-        raise TransportError(f"{key}: rank {source} sent another message than expected", faults)
+def _guard(number: int, taken: int) -> int:
+    return ~(number ^ taken) & _STAMP_MASK
 
 
 def _faults(key: Key, expected: tuple[bytes | int, ...], came: tuple[bytes | int, ...]) -> list[str]:

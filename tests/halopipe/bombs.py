@@ -33,6 +33,8 @@ def _explode(x: Tensor, deed: str) -> None:
             os._exit(0)
         case "sleep":
             time.sleep(600)
+        case "stop":
+            os.kill(os.getpid(), signal.SIGSTOP)
 
 
 @torch.library.custom_op("halopipe_tests::bomb", mutates_args=())

@@ -96,6 +96,12 @@ def test_a_worker_that_is_killed_is_named_with_the_signal() -> None:
     assert (error.code, error.exit_code) == ("H501", 5)
 
 
+def test_a_worker_that_exits_in_a_step_is_named_with_its_code() -> None:
+    with pytest.raises(WorkerDiedError) as caught:
+        run(mined(0, "exit", "B"))
+    assert caught.value.title == "rank 0 (n0/cpu0, stage 0) ended with exit code 0 without a word"
+
+
 def test_a_worker_that_hangs_is_a_deadline_that_names_who_waits_for_whom() -> None:
     with pytest.raises(DeadlineError) as caught:
         run(mined(0, "sleep"), deadline_s=2.0)
@@ -103,7 +109,18 @@ def test_a_worker_that_hangs_is_a_deadline_that_names_who_waits_for_whom() -> No
     assert f"rank 1 (n0/cpu1, stage 1) stopped at step {POISONED_STEP}, micro-batch 1, receiving the activation" in text
     assert "waited 2." in text
     assert f"the others: rank 0 in 0F1 (step {POISONED_STEP}, " in text
+    assert "for rank 0 (activation of micro-batch 1, stage 0 -> stage 1), " in text
+    assert f"which is computing stage 0 forward of micro-batch 1 (step {POISONED_STEP}) for " in text
     assert (caught.value.code, caught.value.exit_code) == ("H503", 5)
+
+
+def test_a_worker_that_is_stopped_is_found_by_its_silence() -> None:
+    with pytest.raises(DeadlineError) as caught:
+        run(mined(2, "stop", "B"), deadline_s=2.0)
+    text = str(caught.value)
+    assert f"step {POISONED_STEP}" in caught.value.title
+    assert "for rank 1 (gradient of micro-batch 1, stage 1 -> stage 0), which was last heard of " in text
+    assert "it is stopped, or its host or link is gone" in text
 
 
 def test_a_job_of_another_size_is_refused_with_the_command_to_use(monkeypatch: pytest.MonkeyPatch) -> None:

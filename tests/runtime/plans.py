@@ -21,7 +21,7 @@ from planner.passes import lower, validate
 from planner.schedules import schedule as schedule_named
 from profiler.capture import Captured, capture
 from profiler.source import LoadedModel, load_model
-from runtime.build import groups_of
+from runtime.build import captured_model, groups_of
 from runtime.engine import Engine, StepResult
 from runtime.failure import blame
 from runtime.numerics import Tolerance, loss_differences, tensor_differences
@@ -175,8 +175,8 @@ def run_ranks(
     """
     num_ranks = decision.num_ranks
     ranks = only or tuple(range(num_ranks))
-    hub = Hub(num_ranks, groups_of(decision), rendezvous=True)
     original = model, capture(model)
+    hub = Hub(num_ranks, groups_of(decision, original[1].graph), rendezvous=True)
     copies = [copy.deepcopy(original) for _ in ranks]  # together: they share parameters
     engines: dict[int, Engine] = {}
     results: dict[int, list[StepResult]] = {rank: [] for rank in ranks}
@@ -210,10 +210,7 @@ def engine_of(
     """The engine of one rank."""
     return Engine(
         decision,
-        captured.graph,
-        captured.graph_module,
-        captured.layer_of_node,
-        captured.node_of_value,
+        captured_model(captured),
         model.module,
         transport,
         options.pop("optimizer", sgd),

@@ -5,7 +5,7 @@ import time
 
 import torch.distributed as dist
 
-from runtime.activity import Activity, Beat, Heartbeat, describe, fresh_board, read_board
+from runtime.activity import Activity, Beat, Heartbeat, describe, fresh_board, read_board, within
 
 
 def beat(rank: int, what: str, step: int = 4) -> Beat:
@@ -38,7 +38,24 @@ def test_a_heartbeat_publishes_at_start_at_times_and_at_the_end() -> None:
 def test_a_rank_that_is_silent_is_not_waited_for_long() -> None:
     store = dist.HashStore()
     Heartbeat(store, 0, Activity()).publish()
-    assert list(fresh_board(store, 2, patience_s=0.05)) == [0]
+    found = fresh_board(store, 2, patience_s=0.05)
+    assert list(found) == [0]
+    assert found[0].silent_s >= 0.05
+
+
+def test_silence_is_told_and_counts_to_what_lasts() -> None:
+    aged = beat(1, "1F0").aged(3.0)
+    assert aged.is_silent
+    assert str(aged) == "rank 1 in 1F0 (step 4, 3.2 s, silent since 3.0 s)"
+    assert not beat(1, "1F0").aged(0.5).is_silent
+
+
+def test_a_question_is_not_waited_for_for_ever() -> None:
+    never = threading.Event()
+    assert within(0.05, never.wait, None) is None
+    assert within(10.0, lambda: 3, 0) == 3
+    assert within(10.0, lambda: Gone().get("a"), 0) == 0
+    never.set()
 
 
 class Gone:

@@ -1,7 +1,11 @@
 from __future__ import annotations
 
+import operator
+from collections.abc import Callable
+from functools import partial
+
 import torch
-from torch import nn
+from torch import fx, nn
 
 from planner.ir.profile import ModelSource
 from profiler.capture import Captured, capture
@@ -54,21 +58,38 @@ def test_stages_one_after_another_compute_the_loss() -> None:
         assert torch.equal(loss, expected)
 
 
-def test_batch_normalisation_may_be_replaced() -> None:
+def test_a_rule_replaces_nodes_and_gets_their_own_arguments() -> None:
     _, captured = captured_net()
     seen = []
 
-    def instead(x: torch.Tensor, *rest: object) -> torch.Tensor:
+    def instead(x: torch.Tensor, *rest: object, scale: float) -> torch.Tensor:
         seen.append(rest)
-        return x
+        return x * scale
+
+    def rule(node: fx.Node) -> Callable[..., torch.Tensor] | None:
+        return partial(instead, scale=2.0) if node.target is torch.ops.aten.batch_norm.default else None
 
     maps = captured.layer_of_node, captured.node_of_value
-    stage = cut_stage(captured.graph_module, ["norm"], *maps, ("norm",), instead)
+    stage = cut_stage(captured.graph_module, ["norm"], *maps, ("norm",), rule)
     x = torch.randn(3, 6, dtype=torch.float64)
     (y,) = stage.function(3, x, *stage.attributes.values())
-    assert torch.equal(x, y)
-    assert len(seen[0]) == 6
-    assert seen[0][-2:] == (0.1, 1e-5)
+    assert torch.equal(2 * x, y)
+    assert len(seen[0]) == 8
+    assert seen[0][4:7] == (True, 0.1, 1e-5)
+
+
+def test_sizes_that_vary_are_given_by_name() -> None:
+    graph = fx.Graph()
+    num_samples, time, x = (graph.placeholder(name) for name in ("num_samples", "time", "x"))
+    twice = graph.call_function(operator.mul, (num_samples, time))
+    flat = graph.call_function(torch.ops.aten.view.default, (x, [twice, 3]))
+    graph.output(flat)
+    module = fx.GraphModule(nn.Module(), graph)
+    stage = cut_stage(module, ["flat"], {flat.name: "flat"}, {"x": "x", "flat": flat.name}, ("flat",), None, ["time"])
+    assert (stage.sizes, stage.inputs) == (("time",), ("x",))
+    for rows, length in ((2, 5), (4, 1)):
+        (y,) = stage.function(rows, length, torch.ones(rows, length, 3))
+        assert y.shape == (rows * length, 3)
 
 
 def test_layers_that_draw_random_numbers_are_found_where_they_do() -> None:

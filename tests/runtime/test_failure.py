@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from pathlib import Path
+import json
 
 import pytest
 
@@ -17,19 +17,23 @@ from runtime.failure import also, cause, died, read_error, write_error
 
 
 @pytest.mark.parametrize("cls", [StageFailedError, NumericsError, HalopipeError])
-def test_an_error_comes_through_a_file_whole(tmp_path: Path, cls: type[HalopipeError]) -> None:
-    write_error(tmp_path / "e", cls("what", ["where", "two\nlines"], ["this"]))
-    found = read_error(tmp_path / "e")
+def test_an_error_comes_through_text_whole(cls: type[HalopipeError]) -> None:
+    found = read_error(write_error(cls("what", ["where", "two\nlines"], ["this"])))
     assert type(found) is cls
     assert (found.title, found.details, found.remedies) == ("what", ("where", "two\nlines"), ("this",))
 
 
-def test_a_foreign_error_keeps_its_text_and_place(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["ErrorOfALaterRelease", "annotations", "ClassVar"])
+def test_a_kind_of_error_that_is_not_known_is_a_worker_error(kind: str) -> None:
+    found = read_error(json.dumps({"type": kind, "title": "what", "details": [], "remedies": []}))
+    assert (type(found), found.title) == (WorkerError, "what")
+
+
+def test_a_foreign_error_keeps_its_text_and_place() -> None:
     try:
         [][1]
     except IndexError as error:
-        write_error(tmp_path / "e", error)
-    found = read_error(tmp_path / "e")
+        found = read_error(write_error(error))
     assert type(found) is WorkerError
     assert "IndexError: list index out of range" in found.title
     assert "test_failure.py" in "".join(found.details)

@@ -37,7 +37,7 @@ def test_a_flip_of_any_bit_of_the_header_is_noticed():
 
 def test_noise_is_not_taken_for_a_message():
     noise = torch.randint(0, 256, (136,), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
-    with pytest.raises(TransportError, match=r"magic and version: expected \(b'HALO', 1\), came"):
+    with pytest.raises(TransportError, match=r"magic and version: expected \(b'HALO', 2\), came"):
         unpack(noise, KEY, 0, layout_of(SPECS))
 
 

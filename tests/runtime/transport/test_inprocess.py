@@ -46,8 +46,8 @@ def test_ranks_that_wait_for_one_another_are_told_at_once_with_the_chain_of_wait
 
     for rank, text in enumerate(errors_of(Hub(3), [program] * 3)):
         assert f"rank {rank} waits for rank {(rank + 1) % 3} forever" in text
-        assert "rank 0 waits: receive step 1 B 1->0 mb 2" in text
-        assert "rank 2 waits: receive step 1 B 0->2 mb 2" in text
+        assert "rank 0 waits for rank 1: receive step 1 B 1->0 mb 2" in text
+        assert "rank 2 waits for rank 0: receive step 1 B 0->2 mb 2" in text
 
 
 def test_sends_before_receives_stall_under_rendezvous_and_pass_without():
@@ -121,4 +121,4 @@ def test_a_hub_keeps_nothing_of_messages_and_sums_that_are_done():
     hub = Hub(2)
     assert errors_of(hub, [program] * 2) == ["", ""]
     assert not hub.mailboxes
-    assert not hub.sums
+    assert not hub.meetings

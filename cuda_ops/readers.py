@@ -1,0 +1,164 @@
+"""How each operator with weights names its arguments, and what one call of it comes to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from cuda_ops.halves import Convolution, Embedding, Linear, Operator, Product
+
+_ATEN = torch.ops.aten
+_LINEAR, _PRODUCT = Linear(), Product()
+
+
+def _same(tensor: Tensor) -> Tensor:
+    return tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One call of an operator.
+
+    Attributes:
+        operator: computes ``after(operator(before(x), weight, bias))``.
+        autocasts: whether autocast runs it in its lower precision; None where that depends on the device.
+        before, after: differentiable changes of shape.
+    """
+
+    operator: Operator
+    x: Tensor
+    weight: Tensor
+    bias: Tensor | None = None
+    autocasts: bool | None = True
+    before: Callable[[Tensor], Tensor] = _same
+    after: Callable[[Tensor], Tensor] = _same
+
+
+@dataclass(frozen=True, slots=True)
+class Reader:
+    """How to read the calls of one operator.
+
+    Attributes:
+        read: takes the call's arguments; None where this call is not covered.
+        weight, bias: names of these arguments in the operator's schema; no bias: "".
+    """
+
+    read: Callable[..., Call | None]
+    weight: str = "weight"
+    bias: str = "bias"
+
+
+def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Call | None:
+    return Call(_LINEAR, input, weight, bias) if weight.ndim == 2 else None
+
+
+def _matmul(self: Tensor, other: Tensor) -> Call | None:
+    return Call(_PRODUCT, self, other) if other.ndim == 2 else None
+
+
+def _mm(self: Tensor, mat2: Tensor) -> Call | None:
+    return Call(_PRODUCT, self, mat2)
+
+
+def _addmm(self: Tensor, mat1: Tensor, mat2: Tensor, *, beta: float = 1, alpha: float = 1) -> Call | None:
+    return Call(_PRODUCT, mat1, mat2, self) if self.ndim == 1 and alpha == beta == 1 else None
+
+
+def _embedding(
+    weight: Tensor, indices: Tensor, padding_idx: int = -1, scale_grad_by_freq: bool = False, sparse: bool = False
+) -> Call | None:
+    return None if sparse else Call(Embedding(padding_idx, scale_grad_by_freq), indices, weight, autocasts=False)
+
+
+def _convolution(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    transposed: bool,
+    output_padding: Sequence[int],
+    groups: int,
+) -> Call | None:
+    each = [_each(value, weight) for value in (stride, padding, dilation, output_padding)]
+    operator = Convolution(each[0], each[1], each[2], transposed, each[3], groups)
+    return Call(operator, input, weight, bias, autocasts=None)
+
+
+def _conv(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: Any = 1,
+    padding: Any = 0,
+    dilation: Any = 1,
+    groups: int = 1,
+) -> Call:
+    steps, rates, none = _each(stride, weight), _each(dilation, weight), _each(0, weight)
+    margins = [0] * (weight.ndim - 2)
+    if padding == "same":
+        whole = [rate * (size - 1) for rate, size in zip(rates, weight.shape[2:], strict=True)]
+        padding, margins = [margin // 2 for margin in whole], [margin % 2 for margin in whole]
+    elif padding == "valid":
+        padding = 0
+    operator = Convolution(steps, _each(padding, weight), rates, False, none, groups)
+    extra = [margin for last in reversed(margins) for margin in (0, last)]  # an odd margin: one more at the end
+
+    def before(x: Tensor) -> Tensor:
+        return _batched(functional.pad(x, extra) if any(extra) else x, weight)
+
+    return Call(operator, input, weight, bias, True, before, _after(input, weight))
+
+
+def _transposed_conv(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: Any = 1,
+    padding: Any = 0,
+    output_padding: Any = 0,
+    groups: int = 1,
+    dilation: Any = 1,
+) -> Call:
+    steps, margins, more = _each(stride, weight), _each(padding, weight), _each(output_padding, weight)
+    operator = Convolution(steps, margins, _each(dilation, weight), True, more, groups)
+    return Call(operator, input, weight, bias, True, lambda x: _batched(x, weight), _after(input, weight))
+
+
+def _each(value: int | Sequence[int], weight: Tensor) -> tuple[int, ...]:
+    """One number a dim of space, as operators read it: a single number stands for all."""
+    numbers = tuple(value) if isinstance(value, (list, tuple)) else (int(value),)
+    return numbers * (weight.ndim - 2) if len(numbers) == 1 else numbers
+
+
+def _batched(x: Tensor, weight: Tensor) -> Tensor:
+    return x.unsqueeze(0) if x.ndim < weight.ndim else x
+
+
+def _after(x: Tensor, weight: Tensor) -> Callable[[Tensor], Tensor]:
+    return (lambda y: y.squeeze(0)) if x.ndim < weight.ndim else _same
+
+
+READERS: Mapping[Any, Reader] = {
+    _ATEN.linear.default: Reader(_linear),
+    _ATEN.matmul.default: Reader(_matmul, "other", ""),
+    _ATEN.mm.default: Reader(_mm, "mat2", ""),
+    _ATEN.addmm.default: Reader(_addmm, "mat2", "self"),
+    _ATEN.embedding.default: Reader(_embedding, bias=""),
+    _ATEN.convolution.default: Reader(_convolution),
+    **{
+        overload: Reader(_conv)
+        for packet in (_ATEN.conv1d, _ATEN.conv2d, _ATEN.conv3d)
+        for overload in (packet.default, packet.padding)
+    },
+    _ATEN.conv_transpose1d.default: Reader(_transposed_conv),
+    _ATEN.conv_transpose2d.input: Reader(_transposed_conv),
+    _ATEN.conv_transpose3d.input: Reader(_transposed_conv),
+}
+"""By operator, as ``torch.export`` writes it."""

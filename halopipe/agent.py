@@ -1,0 +1,188 @@
+"""What the launcher starts on another host: it starts that host's ranks, and ends them when its launcher is gone.
+
+It reads one line of its standard input, the order, and then waits for its end: a closed connection closes it, so that
+ranks that are stopped or hang are ended too.  It answers on its standard output in lines that begin with ``MARK`` (a
+login shell may write others).  Nothing is read from or written to files that hosts share.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from halopipe.folder import job_folder
+from halopipe.interfaces import interface_towards, interfaces, is_loopback
+from halopipe.job import REFERENCE, Job
+from halopipe.processes import Ended, Member, Processes, result_path, worker_environment
+from halopipe.runs import RunOptions
+from halopipe.version import version
+from planner.ir.codec import dumps, loads, plain
+from planner.ir.errors import HalopipeError, StaleFileError, UsageError
+from planner.ir.plan import Plan
+
+MARK = "halopipe-agent: "
+JOB = "job.json"
+
+ROOT = Path(__file__).resolve().parent.parent
+_POLL_S = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What a host is to do.
+
+    Attributes:
+        ranks: to start here.
+        address, port: of the launcher's store.
+        interface: that the ranks talk over; empty: the one that leads to the store.
+        several_hosts: whether there are ranks elsewhere.
+        folder: the launcher's working directory, used here too if there is one: models are looked for in it.
+        paths: the launcher's ``PYTHONPATH``.
+        version: of halopipe; this host must have the same.
+    """
+
+    plan: Plan
+    options: RunOptions
+    ranks: tuple[int, ...]
+    address: str
+    port: int
+    interface: str
+    several_hosts: bool
+    folder: str
+    paths: tuple[str, ...]
+    version: str
+
+    def to_json(self) -> str:
+        """As one line."""
+        others = {name: getattr(self, name) for name in self.__slots__ if name not in ("plan", "options")}
+        return json.dumps({"plan": dumps(self.plan), "options": plain(self.options), **others})
+
+    @classmethod
+    def from_json(cls, text: str) -> Order:
+        """What :meth:`to_json` spelled.
+
+        Raises:
+            StaleFileError: another release of halopipe spelled it.
+        """
+        record = json.loads(text)
+        if record["version"] != version():
+            raise StaleFileError(
+                "halopipe is not the same on all hosts",
+                [f"launcher: {record['version']}", f"{os.uname().nodename}: {version()}"],
+                ["install one release on all of them"],
+            )
+        tuples = {name: tuple(record.pop(name)) for name in ("ranks", "paths")}
+        plan, options = loads(record.pop("plan"), Plan), RunOptions(**record.pop("options"))
+        return cls(plan, options, **tuples, **record)
+
+
+def main() -> int:
+    """Do what the order says until all ranks have ended, or the launcher is gone."""
+    line = sys.stdin.buffer.readline()
+    if not line:
+        return 1
+    gone = threading.Event()
+    threading.Thread(target=_await_end, args=(gone,), name="launcher", daemon=True).start()
+    try:
+        with job_folder() as folder:
+            _follow(Order.from_json(line.decode()), folder, gone)
+    except (HalopipeError, OSError) as error:
+        _say({"failed": _spell(error)})
+        return 1
+    return 0
+
+
+def members_of(folder: Path, names: Mapping[int, str]) -> list[Member]:
+    """Workers of the job in ``folder``: by rank, what :mod:`halopipe.worker` calls their part."""
+    # -P: the working folder must not hide our packages; the model is looked for there all the same.
+    start = (sys.executable, "-P", "-m", "halopipe.worker", str(folder / JOB))
+    return [Member(rank, (*start, name)) for rank, name in names.items()]
+
+
+def environment_of(paths: Sequence[str], interface: str) -> dict[str, str]:
+    """For workers of this host."""
+    return worker_environment([str(ROOT), *paths], interface)
+
+
+def _follow(order: Order, folder: Path, gone: threading.Event) -> None:
+    if Path(order.folder).is_dir():
+        os.chdir(order.folder)
+    Job(order.plan, order.options, folder, order.address, order.port, os.getpid()).write(folder / JOB)
+    environment = environment_of(order.paths, _interface(order))
+    if order.options.check_numerics:
+        reference = _watch(Processes(members_of(folder, {0: REFERENCE}), folder, environment), gone)
+        if not reference or not reference[0].result:
+            _report(order.ranks[0], reference.get(0, Ended(1)))
+            return
+        result_path(folder, 0).unlink()
+    members = members_of(folder, {rank: str(rank) for rank in order.ranks})
+    _watch(Processes(members, folder, environment), gone, _report)
+
+
+def _watch(
+    processes: Processes, gone: threading.Event, heard: Callable[[int, Ended], None] = lambda rank, ended: None
+) -> dict[int, Ended]:
+    """Start the processes and wait for their end, or for the launcher's."""
+    known: dict[int, Ended] = {}
+    try:
+        processes.start()
+        while len(known) < len(processes.ranks) and not gone.is_set():
+            for rank in processes.ended().keys() - known.keys():
+                known[rank] = processes.ended()[rank]
+                heard(rank, known[rank])
+            time.sleep(_POLL_S)
+    finally:
+        processes.end()
+    return known
+
+
+def _interface(order: Order) -> str:
+    """The interface that this host's ranks talk over."""
+    if not order.several_hosts and is_loopback(order.address):
+        return "lo"
+    known = interfaces()
+    if order.interface and order.interface not in (*known, *known.values()):
+        if order.interface == order.address:
+            return interface_towards(order.address, several_hosts=True)
+        raise UsageError(
+            f"host {os.uname().nodename} has no interface {order.interface}",
+            [f"it has {', '.join(f'{name} ({address})' for name, address in known.items())}"],
+            ["name the launcher's address instead (--interface 10.0.0.1): each host then finds the way to it"],
+        )
+    if order.interface in known:
+        return order.interface
+    return interface_towards(order.address, order.several_hosts)
+
+
+def _await_end(gone: threading.Event) -> None:
+    sys.stdin.buffer.read()
+    gone.set()
+
+
+def _report(rank: int, ended: Ended) -> None:
+    _say({"rank": rank, **asdict(ended)})
+
+
+def _say(event: Mapping[str, object]) -> None:
+    with contextlib.suppress(OSError):  # the launcher is gone: nobody is left to hear it
+        sys.stdout.write(f"{MARK}{json.dumps(event)}\n")
+        sys.stdout.flush()
+
+
+def _spell(error: Exception) -> str:
+    from runtime.failure import write_error  # late: loads torch
+
+    return write_error(error)
+
+
+if __name__ == "__main__":
+    code = main()
+    sys.stderr.flush()
+    os._exit(code)  # a thread still waits for the launcher

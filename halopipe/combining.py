@@ -1,0 +1,46 @@
+"""The results of all ranks as one."""
+
+from __future__ import annotations
+
+from halopipe.job import RankResult
+from halopipe.runs import Progress, RunOptions, RunProgress, RunResult, stage_medians
+from planner.ir.codec import plain
+from planner.ir.plan import Plan
+from planner.ir.schedule import Op
+from planner.ir.timeline import MemorySample, Timeline
+from runtime.numerics import Difference, NumericsReport, report
+
+
+def combine(plan: Plan, options: RunOptions, results: list[RankResult], progress: Progress | None) -> RunResult:
+    """The run as a whole; NumericsError if it is not what one device computes."""
+    seconds = tuple(max(each) for each in zip(*(result.step_seconds for result in results), strict=True))
+    losses = next((result.losses for result in results if result.losses), ())
+    timelines = {step: _timeline(results, step, seconds[step]) for step in results[0].spans}
+    timed = [step for step in timelines if step >= options.warmup] or list(timelines)
+    median = sorted(timed, key=seconds.__getitem__)[len(timed) // 2]
+    num_stages = len(plan.decision.stages)
+    shown = [timelines[step] for step in timed]
+    result = RunResult(
+        losses,
+        seconds,
+        options.warmup,
+        timelines[median],
+        stage_medians(shown, num_stages, (Op.FORWARD,)),
+        stage_medians(shown, num_stages, (Op.BACKWARD, Op.BACKWARD_INPUT, Op.BACKWARD_WEIGHT)),
+        tuple(result.peak_bytes for result in results),
+        _numerics(options, plan, results) if options.check_numerics else None,
+    )
+    if progress is not None:
+        progress(RunProgress(len(seconds), options.steps, losses[-1], seconds[-1]))
+    return result
+
+
+def _timeline(results: list[RankResult], step: int, step_s: float) -> Timeline:
+    spans = tuple(span for result in results for span in result.spans[step])
+    memory = tuple(MemorySample(result.rank, 0.0, result.peak_bytes) for result in results if result.peak_bytes)
+    return Timeline("measured", step_s, spans, memory)
+
+
+def _numerics(options: RunOptions, plan: Plan, results: list[RankResult]) -> NumericsReport:
+    found = (Difference(**plain(each)) for result in results for each in result.compared)
+    return report(found, options.dtype or plan.inputs.model.dtype)

@@ -1,0 +1,90 @@
+"""A model with its example and its loss, as a factory describes it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """The user's loss function, called the same way whether it wants one target or a tuple.
+
+    Attributes:
+        function: as the factory gave it.
+        unpacked: the factory gave a bare tensor of targets, so that is what ``function`` gets.
+    """
+
+    function: Callable[..., Tensor]
+    unpacked: bool = False
+
+    def __call__(self, output: Any, targets: tuple[Tensor, ...]) -> Tensor:
+        return self.function(output, targets[0] if self.unpacked else targets)
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A model, ready to train: ``loss_fn(module(*inputs), targets)`` is the loss of its example.
+
+    Attributes:
+        module: in training mode.
+        inputs, targets: the example; samples first.
+        loss_fn: takes the module's output and the tuple of targets; a mean over samples.
+        varying: the places, (tensor, dim), of each size that varies from batch to batch, by name.
+        autocast: the dtype that operators run in where torch's autocast says so; None: no autocast.
+    """
+
+    module: nn.Module
+    inputs: tuple[Tensor, ...]
+    targets: tuple[Tensor, ...]
+    loss_fn: Callable[[Any, tuple[Tensor, ...]], Tensor]
+    varying: Mapping[str, tuple[tuple[str, int], ...]] = field(default_factory=dict)
+    autocast: torch.dtype | None = None
+
+    def loss(self, inputs: tuple[Tensor, ...], targets: tuple[Tensor, ...]) -> Tensor:
+        """The loss of a batch, under autocast if that is asked for."""
+        with self.precision():
+            return self.loss_fn(self.module(*inputs), targets)
+
+    def precision(self) -> AbstractContextManager[Any]:
+        """The context in which forward passes run."""
+        return nullcontext() if self.autocast is None else torch.autocast(self.inputs[0].device.type, self.autocast)
+
+    @property
+    def tensors(self) -> dict[str, Tensor]:
+        """The example's inputs and targets, by the names that the graph has for them."""
+        names = graph_inputs(len(self.inputs), len(self.targets))
+        return dict(zip(names, (*self.inputs, *self.targets), strict=True))
+
+    @property
+    def extents(self) -> dict[str, int]:
+        """The example's extent of each size that varies."""
+        return {name: self.tensors[places[0][0]].shape[places[0][1]] for name, places in self.varying.items()}
+
+    @property
+    def samples(self) -> int:
+        """Number of samples of the example."""
+        return self.inputs[0].shape[0] if self.inputs[0].ndim else 1
+
+
+def graph_inputs(num_inputs: int, num_targets: int) -> tuple[str, ...]:
+    """Names of the tensors that a step is given, inputs and targets."""
+    counts = (("inputs", num_inputs), ("targets", num_targets))
+    return tuple(name if index == 0 else f"{name}_{index + 1}" for name, count in counts for index in range(count))
+
+
+def mean_of_squares(output: Any, targets: tuple[Tensor, ...] = ()) -> Tensor:
+    """The loss where a factory gives none: for each float tensor of ``output`` the mean of its squares, summed."""
+    floats = [leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor) and leaf.is_floating_point()]
+    if not floats:
+        raise TypeError("the module's output holds no float tensor, so a loss function is needed")
+    total = floats[0].square().mean()
+    for tensor in floats[1:]:
+        total = total + tensor.square().mean()
+    return total

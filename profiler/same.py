@@ -1,0 +1,111 @@
+"""Check of a captured graph: it computes the module's loss, and its values have the dtypes that it says."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from planner.ir.errors import UnsupportedModelError
+from profiler.example import example_of, is_alike
+from profiler.source import LoadedModel
+from profiler.trace import Traced
+
+_PAIR = 2
+
+
+@torch.no_grad()
+def require_same_loss(traced: Traced, model: LoadedModel) -> None:
+    """Raises :class:`UnsupportedModelError` unless the graph gives the module's own loss; buffers are put back.
+
+    Sizes that vary are tried at about half the example's extents and at 1 as well, where the module runs with these.
+    """
+    samples = _PAIR if traced.is_polymorphic else traced.samples
+    whole = example_of(traced.inputs, model, samples)
+    _require_alike(traced, _module_loss(model, whole), _graph_loss(traced, model, whole, samples), {})
+    for divisor in (_PAIR, max(model.extents.values())) if traced.varying else ():
+        tensors = _shrunk(whole, traced, divisor)
+        try:
+            expected = _module_loss(model, tensors)
+        except Exception:  # noqa: BLE001 - the user's module may refuse such an extent in any way
+            continue
+        try:
+            found = _graph_loss(traced, model, tensors, samples)
+        except UnsupportedModelError:  # a condition under which it was captured
+            continue
+        _require_alike(traced, expected, found, traced.given(tensors, samples))
+
+
+@torch.no_grad()
+def correct_dtypes(traced: Traced, model: LoadedModel) -> None:
+    """Gives ``node.meta["val"]`` the dtypes that values really have under autocast; buffers are put back.
+
+    torch's shapes of composite operators cast where the operators themselves do not.
+    """
+    samples = _PAIR if traced.is_polymorphic else traced.samples
+    given = traced.given(example_of(traced.inputs, model, samples), samples)
+    with torch.random.fork_rng(devices=[]), _kept_buffers(model), model.precision():
+        _Correcting(traced.module).run(*given.values())
+
+
+class _Correcting(fx.Interpreter):
+    def run_node(self, n: fx.Node) -> Any:
+        value = super().run_node(n)
+        if n.op == "call_function":
+            n.meta["val"] = _with_dtype(n.meta["val"], value)
+        return value
+
+
+def _with_dtype(meta: Any, value: Any) -> Any:
+    if isinstance(value, Tensor) and isinstance(meta, Tensor):
+        return meta if meta.dtype == value.dtype else meta.new_empty(meta.shape, dtype=value.dtype)
+    if isinstance(value, (tuple, list)) and isinstance(meta, (tuple, list)):
+        return type(meta)(_with_dtype(*pair) for pair in zip(meta, value, strict=True))
+    return meta
+
+
+def _module_loss(model: LoadedModel, tensors: Mapping[str, Tensor]) -> Tensor:
+    values = tuple(tensors.values())
+    with torch.random.fork_rng(devices=[]), _kept_buffers(model):
+        torch.manual_seed(0)
+        return model.loss(values[: len(model.inputs)], values[len(model.inputs) :])
+
+
+def _graph_loss(traced: Traced, model: LoadedModel, tensors: Mapping[str, Tensor], samples: int) -> Tensor:
+    with torch.random.fork_rng(devices=[]), _kept_buffers(model), model.precision():
+        torch.manual_seed(0)
+        return traced.module(*traced.given(tensors, samples).values())
+
+
+def _require_alike(traced: Traced, expected: Tensor, found: Tensor, given: Mapping[str, Any]) -> None:
+    if is_alike(expected, found):
+        return
+    sizes = [f"where {name} is {size}" for name, size in given.items() if name in traced.varying]
+    raise UnsupportedModelError(
+        "the captured graph computes another loss than the module",
+        [f"module: {expected.item()}", f"graph: {found.item()}", *sizes],
+        ["random or data-dependent behaviour in forward is not supported"]
+        + ["code that does something else for such a size is not supported"] * bool(sizes),
+    )
+
+
+@contextmanager
+def _kept_buffers(model: LoadedModel) -> Iterator[None]:
+    state = {name: buffer.clone() for name, buffer in model.module.named_buffers()}
+    try:
+        yield
+    finally:
+        for name, buffer in model.module.named_buffers():
+            buffer.copy_(state[name])
+
+
+def _shrunk(tensors: Mapping[str, Tensor], traced: Traced, divisor: int) -> dict[str, Tensor]:
+    result = dict(tensors)
+    for places in traced.varying.values():
+        for tensor, dim in places:
+            extent = -(-result[tensor].shape[dim] // divisor)
+            result[tensor] = result[tensor].narrow(dim, 0, extent).contiguous()
+    return result

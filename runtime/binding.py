@@ -1,0 +1,190 @@
+"""A plan bound to the sizes of one batch: its messages, and every stage's share of every micro-batch.
+
+The order of actions is the plan's, whatever the sizes.  A micro-batch without rows is left out on all ranks.  What
+follows from the sizes is worked out once for each combination that comes along, and kept for the next such batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+from torch import Tensor
+
+from planner.ir.errors import UnsupportedModelError
+from planner.ir.graph import SAMPLE, Graph
+from planner.ir.plan import Decision
+from planner.ir.program import Program
+from planner.ir.schedule import PER_STEP, Action
+from planner.layers.boundary import Boundaries
+from planner.passes.versions import updates_of
+from runtime.batch import Batch, Shapes
+from runtime.build import CapturedModel
+from runtime.cut import NUM_SAMPLES
+from runtime.manner import Portion
+from runtime.plumbing import Plumbing
+from runtime.resident import Resident, Share
+
+_MOST_KEPT = 64
+"""Combinations of sizes whose bindings are kept."""
+
+GraphAt = Callable[[Shapes], Graph]
+"""The graph in the shapes of one micro-batch."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)  # one object for each combination of sizes
+class Binding:
+    """The plan for one combination of sizes, on one rank.
+
+    Attributes:
+        rows: samples of each micro-batch.
+        program: with the messages of these sizes; actions of micro-batches without rows are left out.
+        plumbing: this rank's messages.
+        residents: the stages of this rank, with their shares.
+    """
+
+    rows: tuple[int, ...]
+    program: Program
+    plumbing: Plumbing
+    residents: Mapping[int, Resident]
+
+
+class Binder:
+    """Makes bindings of a decision on ``rank``.
+
+    Args:
+        model: asked for its inputs and sizes alone; it is not kept.
+        graph_at: asked where an input's dims other than samples differ from the capture's.
+    """
+
+    def __init__(
+        self, decision: Decision, model: CapturedModel, boundaries: Boundaries, rank: int, graph_at: GraphAt | None
+    ) -> None:
+        _require_cut_by_samples(decision)
+        self._decision, self._boundaries, self._rank, self._graph_at = decision, boundaries, rank, graph_at
+        self._graph, self._sizes = model.graph, dict(model.sizes)
+        self._is_free = any(node.target == NUM_SAMPLES for node in model.graph_module.graph.nodes)
+        self._actions = decision.rows()
+        self._edges = boundaries.edges()
+        program = boundaries.program(decision)
+        self._stages, self._updates = program.stages, updates_of(program)
+        self._at: dict[object, Boundaries] = {}
+        self._found: dict[object, Binding] = {}
+
+    def require_possible(self, residents: Mapping[int, Resident]) -> None:
+        """Raises :class:`UnsupportedModelError` unless the model can be run with the samples that are planned."""
+        for stage, resident in residents.items():
+            layout, position = self._decision.layout_of(stage), resident.ranks.index(self._rank)
+            self._require_possible(stage, {layout.samples(n)[position] for n in self._decision.micro_batches})
+
+    def bind(self, residents: Mapping[int, Resident], batch: Batch) -> Binding:
+        """The binding to the sizes of ``batch``.
+
+        Raises:
+            UnsupportedModelError: the model cannot be run with so many samples.
+        """
+        shapes = [self._varying(batch.shapes(m)) if rows else () for m, rows in enumerate(batch.rows)]
+        key = (batch.rows, tuple(shapes))
+        found = self._found.get(key)
+        if found is None:
+            if len(self._found) >= _MOST_KEPT:
+                self._found.pop(next(iter(self._found)))
+            found = self._found[key] = self._bound(residents, batch)
+        return found
+
+    def _bound(self, residents: Mapping[int, Resident], batch: Batch) -> Binding:
+        rows = batch.rows
+        boundaries = [
+            self._boundaries_of(batch.shapes(m)) if count else self._boundaries for m, count in enumerate(rows)
+        ]
+        program = self._program(rows, boundaries)
+        return Binding(
+            rows,
+            program,
+            Plumbing(boundaries, program, rows, self._rank),
+            {stage: self._shared(stage, resident, batch) for stage, resident in residents.items()},
+        )
+
+    def _program(self, rows: tuple[int, ...], boundaries: Sequence[Boundaries]) -> Program:
+        messages = {
+            (edge.src, edge.dst, m): boundaries[m].messages(edge, count) if count else ()
+            for edge in self._edges
+            for m, count in enumerate(rows)
+        }
+
+        def runs(action: Action) -> bool:
+            return action.op in PER_STEP or action.microbatch is None or rows[action.microbatch] > 0
+
+        actions = tuple(tuple(action for action in row if runs(action)) for row in self._actions)
+        return Program(actions, self._stages, self._boundaries.ranks, messages)
+
+    def _boundaries_of(self, shapes: Shapes) -> Boundaries:
+        varying = self._varying(shapes)
+        if not varying or self._graph_at is None:
+            return self._boundaries
+        key = tuple(shapes.items())
+        if key not in self._at:
+            self._at[key] = Boundaries.of_decision(self._graph_at(shapes), self._decision)
+        return self._at[key]
+
+    def _varying(self, shapes: Shapes) -> tuple[tuple[str, tuple[int, ...]], ...]:
+        """The inputs that have other dims than the capture's, samples apart."""
+        return tuple(
+            (name, shape)
+            for name, shape in shapes.items()
+            if any(
+                extent != wanted and dim != SAMPLE
+                for extent, wanted, dim in zip(
+                    shape, self._graph.inputs[name].shape, self._graph.inputs[name].dims, strict=True
+                )
+            )
+        )
+
+    def _shared(self, stage: int, resident: Resident, batch: Batch) -> Resident:
+        layout, position = self._decision.layout_of(stage), resident.ranks.index(self._rank)
+        counts = [layout.samples(samples) for samples in batch.rows]
+        self._require_possible(stage, {count[position] for count, rows in zip(counts, batch.rows, strict=True) if rows})
+        weights = list(self._weights(batch.rows))
+        names = [name for name in resident.program.inputs if name in self._graph.inputs]
+        shares, feeds = [], []
+        for m, count in enumerate(counts):
+            start = sum(count[:position])
+            sizes = self._sizes_of(resident.program.sizes, batch.shapes(m)) if batch.rows[m] else ()
+            shares.append(Share(Portion(m, count[position], start, batch.rows[m], sizes), count[position] * weights[m]))
+            feeds.append({name: partial(_feed, name=name, m=m, start=start, count=count[position]) for name in names})
+        return replace(resident, shares=tuple(shares), feeds=tuple(feeds))
+
+    def _weights(self, rows: tuple[int, ...]) -> Iterator[float]:
+        """What one sample of each micro-batch counts for in the gradients of its update."""
+        ends = [len(rows) - 1 if last is None else last for last in self._updates]
+        first = 0
+        for last in ends:
+            total = sum(rows[first : last + 1])
+            yield from [1 / total if total else 0.0] * (last + 1 - first)
+            first = last + 1
+
+    def _sizes_of(self, names: Sequence[str], shapes: Shapes) -> tuple[int, ...]:
+        return tuple(shapes[source][dim] for source, dim in (self._sizes[name] for name in names))
+
+    def _require_possible(self, stage: int, counts: set[int]) -> None:
+        if not self._is_free and counts - {self._graph.samples}:
+            raise UnsupportedModelError(
+                f"the model was captured for {self._graph.samples} samples only",
+                [f"stage {stage} would run it with {', '.join(map(str, sorted(counts)))}"],
+                remedies=[f"plan with micro-batches of {self._graph.samples} and one rank a stage"],
+            )
+
+
+def _require_cut_by_samples(decision: Decision) -> None:
+    for name, placement in decision.layers.items():
+        if set(placement.cuts) - {SAMPLE} or placement.layout != decision.layout_of(placement.stage):
+            dims = ", ".join(placement.cuts) or "nothing"
+            raise UnsupportedModelError(
+                f"layer {name} of stage {placement.stage} is cut along {dims}",
+                ["what can be run: all layers of a stage cut alike, along samples"],
+            )
+
+
+def _feed(batch: Batch, name: str, m: int, start: int, count: int) -> Tensor:
+    return batch.part(name, m, start, count)

@@ -1,0 +1,25 @@
+"""Checkpoints that survive a crash at any moment, tell damage, and load under another plan.
+
+:func:`save` is called by every rank; :class:`Checkpoint` is read by any rank of any plan;
+:class:`BackgroundSaver` writes while training goes on.
+"""
+
+from __future__ import annotations
+
+from runtime.checkpoint.background import BackgroundSaver
+from runtime.checkpoint.folders import complete_steps
+from runtime.checkpoint.reader import Checkpoint, whole_state_dict
+from runtime.checkpoint.saving import save
+from runtime.checkpoint.state import Number, RankState, Slice, joined
+
+__all__ = [
+    "BackgroundSaver",
+    "Checkpoint",
+    "Number",
+    "RankState",
+    "Slice",
+    "complete_steps",
+    "joined",
+    "save",
+    "whole_state_dict",
+]

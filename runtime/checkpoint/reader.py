@@ -1,0 +1,220 @@
+"""A complete checkpoint, read piece by piece: nothing is trusted before its hash has been compared."""
+
+from __future__ import annotations
+
+import difflib
+import io
+import math
+import zipfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from planner.ir.errors import MissingFileError, StaleFileError
+from runtime.checkpoint.folders import complete_path, complete_steps
+from runtime.checkpoint.integrity import check_place, compare, damaged, read_file, read_manifest
+from runtime.checkpoint.manifest import Entry, Manifest, Part
+from runtime.checkpoint.metadata import DATA_FILE, METADATA_FILE, Location, locations_of
+from runtime.checkpoint.state import Number
+
+MODEL = "model/"
+"""How keys of parameters and buffers begin."""
+
+
+class Checkpoint:
+    """A complete checkpoint, which any plan may read: any number of ranks, each what it needs.
+
+    Of the data files it reads and hashes only the tensors that are asked for, in the parts that were saved.
+
+    Attributes:
+        path: of its own folder.
+        manifest: what it holds.
+    """
+
+    def __init__(self, path: Path, manifest: Manifest) -> None:
+        self.path, self.manifest = path, manifest
+        self._locations: dict[str, Mapping[str, Location]] = {}
+
+    @classmethod
+    def open(cls, folder: str | Path, step: int | None = None) -> Checkpoint:
+        """The checkpoint of ``step`` in ``folder``; without a step, the newest complete one.
+
+        Compares the manifest's hash and the sizes of all files.
+
+        Raises:
+            MissingFileError: there is none.
+            CorruptFileError: it is damaged; the text names the step before it, if there is one.
+            NewerFileError: a newer release wrote it.
+        """
+        home = Path(folder)
+        steps = complete_steps(home)
+        if not steps or (step is not None and step not in steps):
+            what = "checkpoint" if step is None else f"checkpoint of step {step}"
+            there = f"steps there: {', '.join(map(str, steps)) or 'none'}"
+            raise MissingFileError(f"{home} has no complete {what}", [there])
+        path = complete_path(home, steps[-1] if step is None else step)
+        checkpoint = cls(path, read_manifest(path))
+        for name, files in checkpoint.manifest.folders.items():
+            for file in (METADATA_FILE, DATA_FILE):
+                check_place(path, f"{name}/{file}")
+            found = (path / name / DATA_FILE).stat().st_size
+            if found != files.data_bytes:
+                fault = f"{name}/{DATA_FILE} has {found} bytes, the manifest says {files.data_bytes}"
+                raise damaged(path, fault)
+        return checkpoint
+
+    def __contains__(self, key: str) -> bool:
+        return key in self.manifest.tensors or key in self.manifest.numbers
+
+    def read(self, key: str) -> Tensor:
+        """The whole tensor, on the CPU, put together from its slices where it was saved in such.
+
+        Raises:
+            StaleFileError: it has no such tensor.
+            CorruptFileError: it is damaged.
+        """
+        entry = self._entry(key)
+        pieces = [self._load(key, entry, part) for part in entry.parts]
+        whole = pieces[0] if len(pieces) == 1 else torch.cat([piece.reshape(-1) for piece in pieces])
+        return whole.reshape(entry.shape)
+
+    def read_slice(self, key: str, start: int, stop: int) -> Tensor:
+        """The range ``start:stop`` of the tensor laid flat; only parts that overlap it are read.
+
+        Raises:
+            StaleFileError: it has no such tensor, or one of fewer elements.
+            CorruptFileError: it is damaged.
+        """
+        entry = self._entry(key)
+        numel = math.prod(entry.shape)
+        if not 0 <= start <= stop <= numel:
+            raise StaleFileError(f"{key} has {numel} elements, wanted are {start}:{stop}", [f"in {self.path}"])
+        pieces = []
+        for part in entry.parts:
+            first, last = max(start, part.start), min(stop, part.stop)
+            if first < last:
+                pieces.append(self._load(key, entry, part).reshape(-1)[first - part.start : last - part.start])
+        if not pieces:
+            return torch.empty(0, dtype=getattr(torch, entry.dtype))
+        return pieces[0].clone() if len(pieces) == 1 else torch.cat(pieces)
+
+    def number(self, key: str) -> Number:
+        """The number under ``key``.
+
+        Raises:
+            StaleFileError: it has no such number.
+        """
+        if key not in self.manifest.numbers:
+            raise self._unknown("number", key, self.manifest.numbers)
+        return self.manifest.numbers[key]
+
+    def shape(self, key: str) -> tuple[int, ...]:
+        """Shape of the whole tensor.
+
+        Raises:
+            StaleFileError: it has no such tensor.
+        """
+        return self._entry(key).shape
+
+    def require(self, fingerprints: Mapping[str, str]) -> None:
+        """Refuse a checkpoint of something else.
+
+        Raises:
+            StaleFileError: one of ``fingerprints`` (a new plan's is best left out) is not the one that was saved.
+        """
+        saved = self.manifest.fingerprints
+        wrong = [
+            f"{name}: the checkpoint has {saved.get(name, 'none')}, this run has {found}"
+            for name, found in fingerprints.items()
+            if saved.get(name) != found
+        ]
+        if wrong:
+            raise StaleFileError(f"{self.path} belongs to another {wrong[0].split(':')[0]}", wrong)
+
+    def verify(self) -> None:
+        """Read every byte and compare every hash.
+
+        Raises:
+            CorruptFileError: it is damaged; the first fault is named.
+        """
+        for folder, files in self.manifest.folders.items():
+            end = 0
+            for location in sorted(self._located(folder).values(), key=lambda location: location.offset):
+                if location.offset != end:
+                    raise damaged(self.path, f"{folder}/{DATA_FILE}: bytes {end}:{location.offset} belong to nothing")
+                end += location.length
+            if end != files.data_bytes:
+                raise damaged(self.path, f"{folder}/{DATA_FILE}: bytes {end}:{files.data_bytes} belong to nothing")
+        seen = set()
+        for key, part in self._parts():
+            if (part.folder, part.stored, part.sha256) not in seen:
+                seen.add((part.folder, part.stored, part.sha256))
+                self._bytes(key, part)
+
+    def _parts(self) -> Iterator[tuple[str, Part]]:
+        for key, entry in self.manifest.tensors.items():
+            yield from ((key, part) for part in entry.parts)
+
+    def _entry(self, key: str) -> Entry:
+        if key not in self.manifest.tensors:
+            raise self._unknown("tensor", key, self.manifest.tensors)
+        return self.manifest.tensors[key]
+
+    def _unknown(self, what: str, key: str, known: Mapping[str, object]) -> StaleFileError:
+        close = difflib.get_close_matches(key, list(known), n=1)
+        hint = f"it has {len(known)} {what}s" + (f", among them {close[0]}" if close else "")
+        return StaleFileError(f"{self.path} has no {what} {key}", [hint], ["the model that it was saved of"])
+
+    def _located(self, folder: str) -> Mapping[str, Location]:
+        if folder not in self._locations:
+            name = f"{folder}/{METADATA_FILE}"
+            content = read_file(self.path, name)
+            compare(self.path, name, content, self.manifest.folders[folder].metadata_sha256)
+            try:
+                self._locations[folder] = locations_of(content)
+            except ValueError as error:
+                raise damaged(self.path, f"{name}: {error}") from None
+        return self._locations[folder]
+
+    def _bytes(self, key: str, part: Part) -> bytes:
+        location = self._located(part.folder).get(part.stored)
+        name = f"{part.folder}/{DATA_FILE}"
+        if location is None:
+            raise damaged(self.path, f"{key}: {part.folder} has no tensor {part.stored}")
+        content = read_file(self.path, name, location.offset, location.length)
+        compare(self.path, f"{name}: {key}", content, part.sha256)
+        return content
+
+    def _load(self, key: str, entry: Entry, part: Part) -> Tensor:
+        content = self._bytes(key, part)
+        try:
+            tensor = _tensor(content)
+        except Exception as error:  # noqa: BLE001 - an archive that somebody made may raise anything
+            raise damaged(self.path, f"{key}: not a tensor: {error}") from None
+        found = f"{str(tensor.dtype).removeprefix('torch.')}, {tensor.numel()} elements"
+        expected = f"{entry.dtype}, {part.stop - part.start} elements"
+        if found != expected:
+            raise damaged(self.path, f"{key}: {found}; the manifest says {expected}")
+        return tensor
+
+
+def whole_state_dict(checkpoint: Checkpoint) -> dict[str, Tensor]:
+    """Parameters and buffers by the model's own names, for its ``load_state_dict``.
+
+    Raises:
+        CorruptFileError: the checkpoint is damaged.
+    """
+    keys = [key for key in checkpoint.manifest.tensors if key.startswith(MODEL)]
+    return {key.removeprefix(MODEL): checkpoint.read(key) for key in keys}
+
+
+def _tensor(content: bytes) -> Tensor:
+    with zipfile.ZipFile(io.BytesIO(content)) as archive:
+        if any(record.compress_type != zipfile.ZIP_STORED for record in archive.infolist()):
+            raise ValueError("it is compressed, which torch does not do")
+    tensor = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+    if type(tensor) is not Tensor or tensor.layout is not torch.strided:
+        raise ValueError(f"it holds a {type(tensor).__name__}")
+    return tensor

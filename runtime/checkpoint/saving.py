@@ -1,0 +1,259 @@
+"""Saving: every rank writes its folder, then rank 0 makes it a checkpoint, or nobody does.
+
+    rank 0          rank 1 ...
+    empty folder
+    ------------ barrier ------------
+    rank-0/         rank-1/               each forces its files to disk and leaves a manifest of its part
+    ------------ barrier ------------
+    one manifest, rename                  only where all parts are there and fit together
+    ------------ barrier ------------
+
+A rank that fails still comes to the barriers: no other waits for it, and all of them raise.
+"""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from planner.ir.errors import CheckpointError, HalopipeError, InputFileError, UsageError
+from runtime.checkpoint.folders import (
+    MANIFEST,
+    MANIFEST_HASH,
+    begin,
+    complete,
+    complete_path,
+    complete_steps,
+    discard,
+    incomplete_path,
+    incomplete_steps,
+    make,
+    rank_name,
+    remove,
+    set_aside,
+    write_file,
+)
+from runtime.checkpoint.integrity import manifest_hash
+from runtime.checkpoint.manifest import merged
+from runtime.checkpoint.manifest_text import from_text, to_text
+from runtime.checkpoint.reader import Checkpoint
+from runtime.checkpoint.state import RankState
+from runtime.checkpoint.writer import write_rank
+
+_log = logging.getLogger(__name__)
+_LOOK_AGAIN_S = 0.02
+_SHARE = "a folder that all hosts share"
+
+
+def save(
+    folder: str | Path,
+    step: int,
+    state: RankState,
+    rank: int,
+    num_ranks: int,
+    barrier: Callable[[], None],
+    fingerprints: Mapping[str, str],
+    *,
+    keep: int = 0,
+) -> None:
+    """Save a checkpoint; every rank calls this, and returns once it is complete and on disk.
+
+    Args:
+        folder: of all checkpoints of the run, the same for all ranks.
+        step: number of steps done; the checkpoint is ``folder/step-N``.
+        state: what this rank has.
+        barrier: waits for all ranks; called three times.
+        fingerprints: of model, plan, ...; the same on all ranks.
+        keep: this many checkpoints, this one included, are kept and older ones deleted; 0 keeps all.
+
+    Raises:
+        UsageError: there is a sound checkpoint of this step; it is never overwritten.  A damaged one is set aside.
+        CheckpointError: a rank could not save its part, or parts do not fit together; older checkpoints are as before.
+    """
+    part = SavedPart(Path(folder), step, rank, num_ranks)
+    failure = part.prepare() if rank == 0 else None
+    barrier()
+    failure = failure or part.write(state, fingerprints)
+    barrier()
+    if rank == 0:
+        failure = failure or part.finish()
+    barrier()
+    part.conclude(failure)
+    if rank == 0 and keep:
+        rotate(Path(folder), step, keep)
+
+
+class SavedPart:
+    """One rank's part in saving one checkpoint.
+
+    ``prepare``, ``write`` and ``finish`` return what went wrong instead of raising it, for the other ranks wait.
+    """
+
+    def __init__(self, folder: Path, step: int, rank: int, num_ranks: int) -> None:
+        if step < 0 or not 0 <= rank < num_ranks:
+            raise ValueError(f"step {step} of rank {rank} of {num_ranks}")
+        self._folder, self._step, self._rank, self._num_ranks = folder, step, rank, num_ranks
+        self._path = incomplete_path(folder, step)
+
+    def prepare(self) -> HalopipeError | None:
+        """Rank 0: make an empty folder."""
+        try:
+            make(self._folder)
+            if complete_path(self._folder, self._step).exists():
+                if _is_sound(self._folder, self._step):
+                    return self._exists()
+                aside = set_aside(self._folder, self._step)
+                _log.warning("the checkpoint of step %d is damaged; it is now %s", self._step, aside)
+            begin(self._folder, self._step)
+        except (OSError, InputFileError) as error:
+            return self._failed("rank 0 could not make its folder", error)
+        return None
+
+    def write(self, state: RankState, fingerprints: Mapping[str, str]) -> HalopipeError | None:
+        """Write this rank's folder and, last, the manifest of it."""
+        if complete_path(self._folder, self._step).exists():
+            return self._exists()
+        try:
+            manifest = write_rank(self._path, self._step, state, self._rank, self._num_ranks, fingerprints)
+            write_file(self._record(self._rank), to_text(manifest).encode())
+        except (OSError, RuntimeError, ValueError, CheckpointError) as error:
+            self._tell(error)
+            return self._failed(f"rank {self._rank} could not write its part", error)
+        return None
+
+    def finish(self) -> HalopipeError | None:
+        """Rank 0, when all ranks have written: make it a checkpoint, or take it away."""
+        try:
+            self._complete()
+        except (OSError, HalopipeError) as error:
+            return self._failed("rank 0 could not complete it", error)
+        return None
+
+    def all_written(self, deadline_s: float) -> None:
+        """Wait until every rank has left a manifest or word of its failure, or the deadline is over."""
+        end = time.monotonic() + deadline_s
+        ranks = range(self._num_ranks)
+        while time.monotonic() < end and not all(
+            self._record(rank).exists() or self._word(rank).exists() for rank in ranks
+        ):
+            time.sleep(_LOOK_AGAIN_S)
+
+    def conclude(self, failure: HalopipeError | None) -> None:
+        """Raise what went wrong, here or elsewhere; rank 0 takes away what is not complete.
+
+        Raises:
+            UsageError, CheckpointError: the checkpoint is not complete.
+        """
+        if failure is None and not complete_path(self._folder, self._step).exists():
+            failure = CheckpointError(
+                f"the checkpoint of step {self._step} was not saved",
+                [f"rank {self._rank} wrote its part; another rank says why it failed"],
+                [_SHARE],
+            )
+        if failure is None:
+            return
+        if self._rank == 0:
+            self._take_away()
+        raise failure
+
+    def _take_away(self) -> None:
+        try:
+            discard(self._folder, self._step)
+        except OSError as error:
+            _log.warning("%s could not be deleted: %s", self._path, error)
+
+    def _complete(self) -> None:
+        silent = [rank for rank in range(self._num_ranks) if not self._record(rank).exists()]
+        if silent:
+            raise CheckpointError(
+                f"ranks have not written their part: {', '.join(map(str, silent))}",
+                [f"rank {rank}: {self._word_of(rank)}" for rank in silent],
+                [_SHARE],
+            )
+        records = [self._record(rank) for rank in range(self._num_ranks)]
+        whole = merged(from_text(record.read_text("utf-8"), str(record)) for record in records)
+        content = to_text(whole).encode()
+        write_file(self._path / MANIFEST, content)
+        write_file(self._path / MANIFEST_HASH, manifest_hash(content))
+        for record in records:
+            record.unlink()
+        complete(self._folder, self._step)
+
+    def _record(self, rank: int) -> Path:
+        return self._path / f"{rank_name(rank)}.json"
+
+    def _word(self, rank: int) -> Path:
+        return self._path / f"{rank_name(rank)}.failed"
+
+    def _tell(self, error: Exception) -> None:
+        """Leave word for rank 0, if the disk takes it; without, rank 0 finds that there is no manifest."""
+        shutil.rmtree(self._path / rank_name(self._rank), ignore_errors=True)  # a full disk then has room for the word
+        try:
+            write_file(self._word(self._rank), str(error).encode())
+        except OSError as failure:
+            _log.debug("rank %d cannot leave word: %s", self._rank, failure)
+
+    def _word_of(self, rank: int) -> str:
+        try:
+            return self._word(rank).read_text("utf-8", errors="replace") or "it failed"
+        except OSError:
+            return "no word of it"
+
+    def _exists(self) -> UsageError:
+        path = complete_path(self._folder, self._step)
+        return UsageError(
+            f"there is a checkpoint of step {self._step}", [f"{path} is complete and sound; it is not overwritten"]
+        )
+
+    def _failed(self, what: str, error: Exception) -> CheckpointError:
+        title = f"the checkpoint of step {self._step} was not saved: {what}"
+        if isinstance(error, HalopipeError):
+            return CheckpointError(title, [error.title, *error.details], error.remedies)
+        try:
+            older = ", ".join(map(str, complete_steps(self._folder))) or "none"
+        except InputFileError as unreadable:
+            older = f"unknown, {unreadable.title}"
+        remedies = []
+        if isinstance(error, FileNotFoundError):
+            remedies = [_SHARE]
+        elif isinstance(error, OSError):
+            remedies = [f"free space, or another folder than {self._folder}"]
+        return CheckpointError(title, [str(error), f"complete checkpoints there: steps {older}"], remedies)
+
+
+def rotate(folder: Path, step: int, keep: int) -> None:
+    """Delete what is older than the last ``keep`` sound checkpoints up to ``step``, and what crashes left before it.
+
+    Later steps, of a run that went on from there, are left alone.  What cannot be deleted stays, with a warning.
+    """
+    kept = 1
+    try:
+        for other in reversed([other for other in complete_steps(folder) if other < step]):
+            if kept >= keep:
+                remove(folder, other)
+            elif _opens(folder, other):
+                kept += 1
+        for other in incomplete_steps(folder):
+            if other < step:
+                discard(folder, other)
+    except (OSError, InputFileError) as error:
+        _log.warning("old checkpoints in %s could not all be deleted: %s", folder, error)
+
+
+def _opens(folder: Path, step: int) -> bool:
+    try:
+        Checkpoint.open(folder, step)
+    except InputFileError:
+        return False
+    return True
+
+
+def _is_sound(folder: Path, step: int) -> bool:
+    try:
+        Checkpoint.open(folder, step).verify()
+    except InputFileError:
+        return False
+    return True

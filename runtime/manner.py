@@ -1,0 +1,76 @@
+"""How a stage is run, and on what part of a micro-batch."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+import torch
+
+from planner.ir.schedule import Action, Op
+
+
+@dataclass(frozen=True, slots=True)
+class Manner:
+    """How a stage is run in a program.
+
+    Attributes:
+        trains: whether there is a backward; if not, forward keeps nothing.
+        recompute: drop what forward made but the outputs, and make it again in backward.
+        split: micro-batches whose backward comes in two halves.
+        version_uses: how many micro-batches of a step run on each version of the weights; empty if on one alone.
+        autocast: the dtype of what torch's autocast runs in lower precision; None: no autocast.
+    """
+
+    trains: bool = True
+    recompute: bool = False
+    split: frozenset[int] = frozenset()
+    version_uses: Mapping[int, int] = field(default_factory=dict)
+    autocast: torch.dtype | None = None
+
+    @classmethod
+    def of(cls, actions: Iterable[Action], recompute: bool, autocast: torch.dtype | None) -> Manner:
+        """What ``actions``, those of one stage on one rank, ask for."""
+        split, uses = set(), Counter[int]()
+        trains = updates_within = False
+        for action in actions:
+            if action.op is Op.BACKWARD_INPUT and action.microbatch is not None:
+                split.add(action.microbatch)
+            elif action.op is Op.FORWARD:
+                uses[action.version] += 1
+            updates_within |= action.op is Op.UPDATE and action.microbatch is not None
+            trains |= action.op in (Op.BACKWARD, Op.BACKWARD_INPUT)
+        is_versioned = trains and (updates_within or any(uses))
+        return cls(trains, recompute and trains, frozenset(split), uses if is_versioned else {}, autocast)
+
+
+@dataclass(frozen=True, slots=True)
+class Mode:
+    """Which function of a stage is meant.
+
+    Attributes:
+        training: normalisation by the statistics of the micro-batch, and dropout; else for evaluation.
+        is_empty: for a rank without rows.
+    """
+
+    training: bool = True
+    is_empty: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Portion:
+    """A rank's part of a micro-batch.
+
+    Attributes:
+        num_samples: its rows; there may be none.
+        start: where they begin in the micro-batch.
+        total: rows of the micro-batch.
+        sizes: what varies between micro-batches beside the number of rows, in the order of the stage's ``sizes``.
+    """
+
+    microbatch: int
+    num_samples: int
+    start: int
+    total: int
+    sizes: tuple[int, ...] = ()

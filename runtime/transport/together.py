@@ -1,0 +1,192 @@
+"""What the ranks of a group do together over torch.distributed: sums, scattered sums, gathers, maxima.
+
+Each group has two communicators: what was started in the background never meets what is waited for at once.  On one
+communicator matching is by order.  A ring (the backend's own sum) adds each part in a fixed order on one rank and hands
+it on; in an exchange each rank adds what came from all, in the order of ranks: either way all get the same bits.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+import torch.distributed as dist
+
+from runtime.transport.base import Deadline, Pending, check_member, declare, parts
+from runtime.transport.works import Words, Works
+
+PAIR_SUM_BYTES = 256 * 1024
+"""Up to here two ranks exchange their terms and add, which takes half the time of gloo's ring.
+
+Measured on two cores of one host, median of both ways: 4 KiB 0.16 against 0.35 ms, 256 KiB 0.18 against 0.38 ms,
+1 MiB 0.70 against 0.67 ms, 64 MiB 74 against 37 ms.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class _Circle:
+    """One group on one of its two communicators, and what is done there now; ``None`` where the rank is alone."""
+
+    ranks: tuple[int, ...]
+    position: int
+    group: dist.ProcessGroup | None
+    what: Words
+
+    def peers(self) -> list[int]:
+        """Positions of the others."""
+        return [position for position in range(len(self.ranks)) if position != self.position]
+
+
+class Together:
+    """The groups of ``rank``; all ranks of the world make theirs together.
+
+    Args:
+        groups: besides the world; the same, in the same order, on all ranks.
+        backend: of the communicators.
+        device: where the backend's tensors are; others are copied there and back.
+        works: starts and waits.
+    """
+
+    def __init__(
+        self, rank: int, world_size: int, groups: Iterable[Sequence[int]], backend: str, device: str, works: Works
+    ) -> None:
+        self.rank = rank
+        self._works = works
+        self._device = torch.device(device)
+        self._numbers = declare(groups, world_size)
+        self._now, self._started = (
+            {ranks: _new_group(ranks, backend) for ranks in self._numbers if len(ranks) > 1} for _ in range(2)
+        )
+        self._counts: dict[tuple[str, tuple[int, ...]], int] = {}
+
+    def all_reduce(self, tensor: torch.Tensor, ranks: tuple[int, ...], deadline_s: float) -> None:
+        """See :class:`runtime.transport.base.Transport`."""
+        self._sum("sum", tensor, ranks, deadline_s).wait()
+
+    def start_sum(self, tensor: torch.Tensor, ranks: tuple[int, ...], deadline_s: float) -> Pending:
+        """See :class:`runtime.transport.base.Transport`."""
+        return self._sum("started sum", tensor, ranks, deadline_s)
+
+    @torch.no_grad()
+    def reduce_scatter(
+        self, flat: torch.Tensor, counts: Sequence[int], ranks: tuple[int, ...], deadline_s: float
+    ) -> None:
+        """See :class:`runtime.transport.base.Transport`."""
+        circle, pieces = self._circle("reduce-scatter", ranks), parts(flat, counts, ranks)
+        own = pieces[circle.position]
+        came = [own if p == circle.position else self._here(torch.empty_like(own)) for p in range(len(ranks))]
+        sent = [self._here(piece) for piece in pieces]
+        self._exchange(circle, {p: sent[p] for p in circle.peers()}, {p: came[p] for p in circle.peers()}, deadline_s)
+        total = came[0].clone()
+        for term in came[1:]:
+            total += term.to(total.device)
+        own.copy_(total)
+
+    @torch.no_grad()
+    def all_gather(self, flat: torch.Tensor, counts: Sequence[int], ranks: tuple[int, ...], deadline_s: float) -> None:
+        """See :class:`runtime.transport.base.Transport`."""
+        circle, pieces = self._circle("all-gather", ranks), parts(flat, counts, ranks)
+        buffers = [self._here(piece) for piece in pieces]
+        own = buffers[circle.position]
+        self._exchange(circle, dict.fromkeys(circle.peers(), own), {p: buffers[p] for p in circle.peers()}, deadline_s)
+        for piece, buffer in zip(pieces, buffers, strict=True):
+            if buffer.device != piece.device:
+                piece.copy_(buffer)
+
+    @torch.no_grad()
+    def all_max(self, tensor: torch.Tensor, ranks: tuple[int, ...], deadline_s: float) -> None:
+        """See :class:`runtime.transport.base.Transport`.  By a gather: a ring's maximum may lose NaN."""
+        count = tensor.numel()
+        check_member(self.rank, ranks, self._numbers)
+        everybody = tensor.new_empty(len(ranks) * count)
+        everybody.view(len(ranks), count)[ranks.index(self.rank)] = tensor.reshape(-1)
+        self.all_gather(everybody, [count] * len(ranks), ranks, deadline_s)
+        tensor.copy_(everybody.view(len(ranks), count).amax(0).view(tensor.shape))
+
+    @torch.no_grad()
+    def _sum(self, kind: str, tensor: torch.Tensor, ranks: tuple[int, ...], deadline_s: float) -> Pending:
+        circle = self._circle(kind, ranks)
+        term = self._here(tensor)
+        works: dict[dist.Work, Words] = {}
+        other = None
+        if circle.group is None:
+            pass
+        elif len(ranks) == 2 and term.nbytes <= PAIR_SUM_BYTES:
+            other, peer = torch.empty_like(term), 1 - circle.position
+            works = self._start_exchange(circle, {peer: term}, {peer: other})
+        else:
+            begin = partial(circle.group.allreduce, [term])
+            peers = ("one of", ", ".join(f"rank {ranks[position]}" for position in circle.peers()))
+            works = {self._works.start(begin, circle.what, peers): peers}
+        return _Sum(self._works, works, circle.what, tensor, term, other, deadline_s)
+
+    def _circle(self, kind: str, ranks: tuple[int, ...]) -> _Circle:
+        check_member(self.rank, ranks, self._numbers)
+        number = self._counts[kind, ranks] = self._counts.get((kind, ranks), 0) + 1
+        group = (self._started if kind == "started sum" else self._now).get(ranks)
+        return _Circle(ranks, ranks.index(self.rank), group, (f"{kind} over ranks {ranks}, number", number))
+
+    def _here(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.detach().to(self._device).contiguous()
+
+    def _exchange(
+        self,
+        circle: _Circle,
+        sent: dict[int, torch.Tensor],
+        received: dict[int, torch.Tensor],
+        deadline_s: float,
+    ) -> None:
+        deadline = Deadline(deadline_s)
+        for work, peer in self._start_exchange(circle, sent, received).items():
+            self._works.wait(work, circle.what, peer, deadline)
+
+    def _start_exchange(
+        self, circle: _Circle, sent: dict[int, torch.Tensor], received: dict[int, torch.Tensor]
+    ) -> dict[dist.Work, Words]:
+        """Receives, then sends, by position; with the peer of each."""
+        group, works = circle.group, {}
+        if group is None:
+            return works
+        for tensors, start in ((received, group.recv), (sent, group.send)):
+            for position, tensor in tensors.items():
+                if tensor.numel():
+                    peer = ("rank", circle.ranks[position])
+                    begin = partial(start, [tensor], position, _tag(tensor))
+                    works[self._works.start(begin, circle.what, peer)] = peer
+        return works
+
+
+@dataclass(frozen=True, slots=True)
+class _Sum:
+    """A sum on its way: ``term`` is added up in place, or ``other`` comes and is added to it."""
+
+    works: Works
+    pending: dict[dist.Work, Words]
+    what: Words
+    tensor: torch.Tensor
+    term: torch.Tensor
+    other: torch.Tensor | None
+    deadline_s: float
+
+    @torch.no_grad()
+    def wait(self) -> None:
+        deadline = Deadline(self.deadline_s)
+        for work, peer in self.pending.items():
+            self.works.wait(work, self.what, peer, deadline)
+        if self.other is not None:
+            self.term.add_(self.other)  # the addition of two numbers commutes: both ranks get the same bits
+        if self.term.data_ptr() != self.tensor.data_ptr():
+            self.tensor.copy_(self.term)
+
+
+def _new_group(ranks: tuple[int, ...], backend: str) -> dist.ProcessGroup | None:
+    group = dist.new_group(ranks, backend=backend)
+    return group if isinstance(group, dist.ProcessGroup) else None
+
+
+def _tag(tensor: torch.Tensor) -> int:
+    """Terms of different size must not meet: gloo has no frames, and a longer one would end the process."""
+    return zlib.crc32(f"{tensor.numel()} {tensor.dtype}".encode()) % (1 << 31)

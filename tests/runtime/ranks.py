@@ -1,0 +1,36 @@
+"""Ranks as threads, for tests of what they do together."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from runtime.transport import Hub, InProcessTransport
+
+T = TypeVar("T")
+
+
+def on_ranks(num_ranks: int, run: Callable[[InProcessTransport], T], groups: Sequence[tuple[int, ...]] = ()) -> list[T]:
+    """What ``run`` gives on each rank; the first error of any of them is raised."""
+    hub = Hub(num_ranks, groups)
+    found: dict[int, T] = {}
+    errors: list[BaseException] = []
+
+    def work(rank: int) -> None:
+        end = InProcessTransport(hub, rank)
+        try:
+            found[rank] = run(end)
+        except Exception as error:  # noqa: BLE001  # raised below, in the test's own thread
+            errors.append(error)
+        finally:
+            end.close()
+
+    threads = [threading.Thread(target=work, args=(rank,)) for rank in range(num_ranks)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[0]
+    return [found[rank] for rank in range(num_ranks)]

@@ -1,0 +1,214 @@
+"""What the ranks of a group do together; ``run`` executes a program on each rank, over each transport."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+import torch
+
+from planner.ir.errors import DeadlineError, TransportError
+
+DEADLINE_S = 20.0
+WORLD = (0, 1, 2, 3)
+
+
+def whole(rank: int, size: int) -> torch.Tensor:
+    """Of each rank, something else."""
+    return torch.rand(size, generator=torch.Generator().manual_seed(rank)) * 7.0**rank
+
+
+@pytest.mark.parametrize("size", [1, 1001, 300_000])
+def test_started_sums_end_as_sums_do_with_the_same_bits_on_all_ranks(run, size):
+    def program(transport):
+        ranks = WORLD if size == 1001 else (0, 2)
+        if transport.rank not in ranks:
+            return None
+        terms = [whole(transport.rank + 10 * number, size) for number in range(4)]
+        at_once = terms[0].clone()
+        pending = [transport.start_sum(term, ranks, DEADLINE_S) for term in terms]
+        transport.all_reduce(at_once, ranks, DEADLINE_S)
+        for sum_ in reversed(pending):
+            sum_.wait()
+        assert torch.equal(at_once, terms[0])
+        return terms
+
+    results = [terms for terms in run(4, program, [(0, 2)]) if terms is not None]
+    assert len(results) == (4 if size == 1001 else 2)
+    for number in range(4):
+        members = range(4) if size == 1001 else (0, 2)
+        total = sum(whole(rank + 10 * number, size).double() for rank in members)
+        torch.testing.assert_close(results[0][number].double(), total, rtol=1e-6, atol=1e-5)
+        assert all(torch.equal(terms[number], results[0][number]) for terms in results)
+
+
+def test_started_sums_never_meet_other_sums_whatever_comes_first_on_each_rank(run):
+    def program(transport):
+        found = []
+        for size in (5, 200_000):
+            started, at_once = torch.full((size,), 1.0 + transport.rank), torch.full((size,), 10.0 * transport.rank)
+            if transport.rank == 0:
+                pending = transport.start_sum(started, (0, 1), DEADLINE_S)
+                transport.all_reduce(at_once, (0, 1), DEADLINE_S)
+            else:
+                transport.all_reduce(at_once, (0, 1), DEADLINE_S)
+                pending = transport.start_sum(started, (0, 1), DEADLINE_S)
+            pending.wait()
+            found.append((started.unique().tolist(), at_once.unique().tolist()))
+        return found
+
+    assert run(2, program) == [[([3.0], [10.0])] * 2] * 2
+
+
+def test_sums_go_on_while_nobody_waits(run):
+    def program(transport):
+        term = torch.ones(300_000)
+        pending = transport.start_sum(term, (0, 1), DEADLINE_S)
+        if transport.rank == 1:
+            time.sleep(0.2)
+        transport.barrier(DEADLINE_S)
+        pending.wait()
+        return term.unique().tolist()
+
+    assert run(2, program) == [[2.0], [2.0]]
+
+
+COUNTS = [(1, 1, 1, 1), (3, 0, 5, 2), (0, 0, 7, 0), (100_001, 1, 70_000, 0), (0, 0, 0, 0)]
+
+
+@pytest.mark.parametrize("counts", COUNTS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64])
+def test_a_scattered_sum_then_a_gather_is_a_sum(run, counts, dtype):
+    def program(transport):
+        flat = (whole(transport.rank, sum(counts)) * 10).to(dtype)
+        before = flat.clone()
+        transport.reduce_scatter(flat, counts, WORLD, DEADLINE_S)
+        start = sum(counts[: transport.rank])
+        stop = start + counts[transport.rank]
+        assert torch.equal(flat[:start], before[:start])
+        assert torch.equal(flat[stop:], before[stop:])
+        flat[:start], flat[stop:] = 0, 0
+        transport.all_gather(flat, counts, WORLD, DEADLINE_S)
+        return flat
+
+    found = run(4, program)
+    terms = [(whole(rank, sum(counts)) * 10).to(dtype) for rank in WORLD]
+    assert all(torch.equal(flat, found[0]) for flat in found)
+    assert torch.equal(found[0], terms[0] + terms[1] + terms[2] + terms[3])  # in the order of ranks
+
+
+def test_a_group_of_one_keeps_what_it_has(run):
+    def program(transport):
+        ranks = (transport.rank,)
+        flat = torch.arange(3.0)
+        transport.start_sum(flat, ranks, DEADLINE_S).wait()
+        transport.reduce_scatter(flat, (3,), ranks, DEADLINE_S)
+        transport.all_gather(flat, (3,), ranks, DEADLINE_S)
+        transport.all_max(flat, ranks, DEADLINE_S)
+        return flat.tolist()
+
+    assert run(2, program, [(0,), (1,)]) == [[0.0, 1.0, 2.0]] * 2
+
+
+def test_the_largest_of_all_ranks_and_nan_above_all(run):
+    def program(transport):
+        numbers = torch.tensor([[float(transport.rank), 5.0 - transport.rank], [1.0, float("nan")]])
+        numbers[1, 1] = float("nan") if transport.rank == 1 else 5.0
+        transport.all_max(numbers, (0, 1, 2), DEADLINE_S)
+        scalar = torch.tensor(transport.rank)
+        transport.all_max(scalar, (0, 1, 2), DEADLINE_S)
+        return [str(value) for value in (*numbers.flatten().tolist(), scalar.item())]
+
+    assert run(3, program) == [["2.0", "5.0", "1.0", "nan", "2"]] * 3
+
+
+def test_started_sums_of_other_dtypes_of_a_transposed_tensor_and_of_a_parameter(run):
+    def program(transport):
+        terms = [torch.ones(3, dtype=dtype) for dtype in (torch.int64, torch.float16, torch.bfloat16, torch.float64)]
+        terms += [torch.arange(6.0).reshape(2, 3).t(), torch.tensor(1.0), torch.empty(0)]
+        terms.append(torch.nn.Parameter(torch.ones(2)))
+        for pending in [transport.start_sum(term, (0, 1), DEADLINE_S) for term in terms]:
+            pending.wait()
+        return [term.tolist() for term in terms]
+
+    doubled = [[2, 2, 2]] * 4 + [[[0.0, 6.0], [2.0, 8.0], [4.0, 10.0]], 2.0, [], [2.0, 2.0]]
+    assert run(2, program) == [doubled] * 2
+
+
+def _sum(transport, ranks, deadline_s):
+    transport.start_sum(torch.ones(2), ranks, deadline_s).wait()
+
+
+def _large_sum(transport, ranks, deadline_s):
+    transport.start_sum(torch.ones(300_000), ranks, deadline_s).wait()
+
+
+def _scatter(transport, ranks, deadline_s):
+    transport.reduce_scatter(torch.ones(4), (2,) * 2, ranks, deadline_s)
+
+
+def _gather(transport, ranks, deadline_s):
+    transport.all_gather(torch.ones(4), (2,) * 2, ranks, deadline_s)
+
+
+def _max(transport, ranks, deadline_s):
+    transport.all_max(torch.ones(1), ranks, deadline_s)
+
+
+WAYS = {"started sum": _sum, "large started sum": _large_sum, "reduce-scatter": _scatter, "all-gather": _gather}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_rank_that_does_not_join_is_named_when_the_deadline_is_over(run, way):
+    def program(transport):
+        if transport.rank == 1:
+            time.sleep(0.4)
+            return None
+        with pytest.raises(DeadlineError) as caught:
+            WAYS[way](transport, (0, 1), 0.1)
+        return str(caught.value)
+
+    text = run(2, program)[0]
+    assert f"error[H503] {way.removeprefix('large ')} over ranks (0, 1), number 1: rank 0 waited 0.1" in text
+    assert "rank 1, deadline 0.1 s" in text
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_rank_that_left_is_named_at_once(run, way):
+    def program(transport):
+        if transport.rank == 1:
+            return None
+        time.sleep(0.2)
+        with pytest.raises(TransportError) as caught:
+            WAYS[way](transport, (0, 1), DEADLINE_S)
+        return str(caught.value)
+
+    text = run(2, program)[0]
+    assert f"{way.removeprefix('large ')} over ranks (0, 1), number 1: rank 0 lost" in text
+    assert "rank 1" in text
+
+
+@pytest.mark.parametrize("way", [*WAYS.values(), _max])
+def test_a_group_that_was_not_declared_is_refused(run, way):
+    def program(transport):
+        for ranks in ((0, 1), (1, 2)):
+            if transport.rank in ranks:
+                with pytest.raises(TransportError, match="cannot sum over ranks|not one of its groups"):
+                    way(transport, ranks, DEADLINE_S)
+        transport.barrier(DEADLINE_S)
+
+    run(3, program)
+
+
+@pytest.mark.parametrize(
+    ("flat", "counts"),
+    [(torch.ones(3), (1, 1)), (torch.ones(2, 1), (1, 1)), (torch.ones(4)[::2], (1, 1)), (torch.ones(2), (2,))],
+)
+def test_parts_that_do_not_make_up_the_whole_are_refused(run, flat, counts):
+    def program(transport):
+        for together in (transport.reduce_scatter, transport.all_gather):
+            with pytest.raises(TransportError, match="do not make up a tensor"):
+                together(flat, counts, (0, 1), DEADLINE_S)
+        transport.barrier(DEADLINE_S)
+
+    run(2, program)
