@@ -199,6 +199,7 @@ class _Plain:
         costs = self.profile.parameters.get(device_kind, {})
         if action.op is Op.UPDATE:
             update_s = sum(costs[x.name].update_s for x in self.layers[action.stage] if x.name in costs)
+            overhead += self._ties_s(rank, action.stage)
             if self._sharded(action.stage):  # a part of it, then the parts are gathered: half a sum of gradients
                 gathered_s = self._sum_s(group, self._stage_bytes(action.stage), (ALL_REDUCE,)) / 2
                 return overhead + update_s / len(group) + gathered_s
@@ -226,9 +227,29 @@ class _Plain:
         return divided and not self._has_layouts(stage)
 
     def _stage_bytes(self, stage: int) -> int:
-        """Of the stage's distinct parameters."""
-        names = {name for layer in self.layers[stage] for name in layer.parameters}
-        return sum(self.profile.graph.parameters[name].num_bytes for name in names)
+        """Of the parameters that this stage alone uses."""
+        alone = [name for name, stages in self._users().items() if stages == {stage}]
+        return sum(self.profile.graph.parameters[name].num_bytes for name in alone)
+
+    def _users(self) -> dict[str, set[int]]:
+        """By parameter, the stages that use it."""
+        found: dict[str, set[int]] = {}
+        for stage, layers in enumerate(self.layers):
+            for layer in layers:
+                for name in layer.parameters:
+                    found.setdefault(name, set()).add(stage)
+        return found
+
+    def _ties_s(self, rank: int, stage: int) -> float:
+        """Seconds of the sums of gradients that several stages make, done with the lowest of them on each rank."""
+        sizes: dict[frozenset[int], int] = {}
+        for name, stages in self._users().items():
+            mine = [each for each in sorted(stages) if rank in self.program.ranks[each]]
+            if len(stages) > 1 and mine and mine[0] == stage:
+                key = frozenset(stages)
+                sizes[key] = sizes.get(key, 0) + self.profile.graph.parameters[name].num_bytes
+        groups = {key: tuple(sorted({r for each in key for r in self.program.ranks[each]})) for key in sizes}
+        return sum(self._sum_s(groups[key], size, (ALL_REDUCE,)) for key, size in sizes.items())
 
     def _held_elsewhere(self, stage: int) -> int:
         """Bytes of the stage's parameters whose state another rank of it holds."""

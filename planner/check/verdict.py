@@ -128,17 +128,12 @@ def _placement_faults(decision: Decision, graph: Graph) -> Iterator[str]:
     yield from (f"layer {name} is in no stage" for name in names if name not in decision.layers)
     yield from (f"layer {name} is not in the model" for name in decision.layers if name not in names)
     stage_of = {name: placement.stage for name, placement in decision.layers.items()}
-    owner: dict[str, str] = {}
     for layer in graph.layers:
         here = stage_of.get(layer.name)
         for value in layer.inputs:
             there = stage_of.get(producer(value))
             if here is not None and there is not None and there > here:
                 yield f"layer {layer.name} of stage {here} reads {value}, which stage {there} makes"
-        for parameter in layer.parameters:
-            first = owner.setdefault(parameter, layer.name)
-            if stage_of.get(first) != here:
-                yield f"parameter {parameter} is used in stage {stage_of.get(first)} and in stage {here}"
 
 
 def _device_faults(decision: Decision, profile: Profile) -> Iterator[str]:

@@ -99,7 +99,7 @@ def resident(costs: StageCosts, compiled: CompiledProgram, transfer_bytes: Seque
 
 def _left_to_others(stage: StagePlacement) -> int:
     """Bytes of parameters whose optimiser's state other ranks of the stage hold."""
-    return stage.parameter_bytes - -(-stage.parameter_bytes // len(stage.ranks)) if stage.sharded else 0
+    return stage.own_bytes - -(-stage.own_bytes // len(stage.ranks)) if stage.sharded else 0
 
 
 @dataclass(frozen=True, slots=True)

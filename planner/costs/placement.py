@@ -10,9 +10,23 @@ from planner.costs.layouts import LayoutPrices
 from planner.costs.shards import Option
 from planner.costs.staged import StageCost, stage_cost
 from planner.costs.tables import Run, runs_of
-from planner.ir.graph import SAMPLE
+from planner.ir.graph import SAMPLE, Graph
 from planner.ir.plan import Decision
 from planner.ir.problem import SAMPLE_DIMS
+
+
+@dataclass(frozen=True, slots=True)
+class Tie:
+    """Parameters of a stage that the same other stages use too; their gradients are summed before the updates.
+
+    Attributes:
+        ranks: of all these stages.
+        held_below: ranks that have them for a lower stage already.
+    """
+
+    ranks: tuple[int, ...]
+    num_bytes: int
+    held_below: frozenset[int]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -26,6 +40,7 @@ class StagePlacement:
         parameter_bytes: of its distinct parameters.
         recompute: whether its activations are computed again before the backward.
         sharded: whether its ranks divide the optimiser's state among them.
+        ties: its parameters that other stages use too.
         laid_out: its price by samples of the micro-batch, if its layers have layouts of their own; else empty.
     """
 
@@ -35,7 +50,13 @@ class StagePlacement:
     parameter_bytes: int
     recompute: bool = False
     sharded: bool = False
+    ties: tuple[Tie, ...] = ()
     laid_out: Mapping[int, StageCost] = field(default_factory=dict)
+
+    @property
+    def own_bytes(self) -> int:
+        """Of the parameters that no other stage uses: those summed over its ranks, and divided among them."""
+        return self.parameter_bytes - sum(tie.num_bytes for tie in self.ties)
 
     @property
     def once(self) -> StageCost | None:
@@ -51,7 +72,7 @@ def placements(book: PriceBook, decision: Decision) -> tuple[StagePlacement, ...
     """
     graph = book.profile.graph
     index = {layer.name: position for position, layer in enumerate(graph.layers)}
-    sizes, layouts = set(decision.micro_batches), LayoutBook(book)
+    sizes, layouts, ties = set(decision.micro_batches), LayoutBook(book), _ties(graph, decision)
     found = []
     for stage, group in enumerate(decision.stages):
         names = decision.layers_of(stage)
@@ -68,10 +89,32 @@ def placements(book: PriceBook, decision: Decision) -> tuple[StagePlacement, ...
                 graph.parameter_bytes(frozenset(names)),
                 group.recompute,
                 group.sharded and plain and len(group.ranks) > 1,
+                ties[stage],
                 {} if plain else layouts.costs(group.ranks, options, sizes),
             )
         )
     return tuple(found)
+
+
+def _ties(graph: Graph, decision: Decision) -> list[tuple[Tie, ...]]:
+    """By stage."""
+    stages_of: dict[str, set[int]] = {}
+    for layer in graph.layers:
+        for name in layer.parameters:
+            stages_of.setdefault(name, set()).add(decision.layers[layer.name].stage)
+    num_bytes: dict[tuple[int, ...], int] = {}
+    for name, stages in stages_of.items():
+        if len(stages) > 1:
+            key = tuple(sorted(stages))
+            num_bytes[key] = num_bytes.get(key, 0) + graph.parameters[name].num_bytes
+    found: list[list[Tie]] = [[] for _ in decision.stages]
+    for together, size in num_bytes.items():
+        ranks = {stage: decision.stages[stage].ranks for stage in together}
+        everyone = tuple(sorted({rank for group in ranks.values() for rank in group}))
+        for stage in together:
+            below = frozenset(rank for other in together if other < stage for rank in ranks[other])
+            found[stage].append(Tie(everyone, size, below))
+    return [tuple(each) for each in found]
 
 
 def cut_alike(cuts: Collection[object]) -> bool:

@@ -74,7 +74,9 @@ def _network_evidence(costs: StageCosts, compiled: CompiledProgram, sizes: Seque
     for slot, size in zip(compiled.transfers, sizes, strict=True):
         yield network.transfer_evidence(slot.src, slot.dst, size)
     for stage in costs.stages:
-        yield network.all_reduce_evidence(stage.ranks, stage.parameter_bytes)
+        yield network.all_reduce_evidence(stage.ranks, stage.own_bytes)
+        for tie in stage.ties:
+            yield network.all_reduce_evidence(tie.ranks, tie.num_bytes)
 
 
 def _rank(

@@ -7,7 +7,8 @@ into those that are there.  On a stage of several ranks each normalisation over 
 backward), so its ranks go at the pace of the slowest.  Where layers have layouts of their own all ranks go at one pace,
 layer by layer, messages between layers included (``costs.staged``).  Where ranks divide the optimiser's state, the sum
 of gradients is a reduce-scatter and the update is of one part, then an all-gather: each half of an all-reduce (a ring
-is made of the two; Patarasuk and Yuan 2009).
+is made of the two; Patarasuk and Yuan 2009).  Gradients of parameters that several stages use are summed over all their
+ranks before the update, and priced with it.
 """
 
 from __future__ import annotations
@@ -51,12 +52,17 @@ class StageCosts:
             return overhead + self._reduce_s(stage) / (2 if stage.sharded else 1)
         if action.op is Op.UPDATE:
             update_s = span(self.book.tables.parameters(self.book.kind(rank)).update_s, stage.runs)
-            parted = stage.sharded
-            return overhead + (update_s / len(stage.ranks) + self._reduce_s(stage) / 2 if parted else update_s)
+            ties_s = sum(
+                self.book.network.all_reduce_s(tie.ranks, tie.num_bytes)
+                for tie in stage.ties
+                if rank not in tie.held_below
+            )
+            divided_s = update_s / len(stage.ranks) + self._reduce_s(stage) / 2
+            return overhead + ties_s + (divided_s if stage.sharded else update_s)
         return overhead
 
     def _reduce_s(self, stage: StagePlacement) -> float:
-        return self.book.network.all_reduce_s(stage.ranks, stage.parameter_bytes)
+        return self.book.network.all_reduce_s(stage.ranks, stage.own_bytes)
 
     def held_bytes(self, stage: int, member: int, microbatch: int) -> tuple[int, int, int]:
         """What the stage's rank number ``member`` holds of a micro-batch, messages between stages apart.
@@ -176,4 +182,6 @@ def _exchanged_s(cost: StageCost, op: Op) -> float:
 
 def _parameters_held(stage: StagePlacement, rank: int) -> int:
     once = stage.once
-    return stage.parameter_bytes if once is None else round(float(once.parameter_bytes[stage.ranks.index(rank)]))
+    if once is not None:
+        return round(float(once.parameter_bytes[stage.ranks.index(rank)]))
+    return stage.parameter_bytes - sum(tie.num_bytes for tie in stage.ties if rank in tie.held_below)

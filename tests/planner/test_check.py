@@ -9,12 +9,13 @@ from dataclasses import replace
 import pytest
 
 from planner.check import check
+from planner.costs.predict import predict
 from planner.ir.errors import InfeasibleError
 from planner.ir.plan import Decision, Placement, Plan, RankPrediction, Stage
 from planner.ir.problem import Problem
-from planner.ir.profile import Profile
+from planner.ir.profile import Optimizer, Profile
 from planner.solvers import solver
-from tests.planner.factories import chain_profile
+from tests.planner.factories import chain_decision, chain_profile, plan_of
 from tests.planner.solvers.instances import random_problem
 
 
@@ -123,11 +124,20 @@ def test_a_spoilt_plan_is_found_out(words: str) -> None:
     assert any(words in fault for fault in faults), faults
 
 
-def test_a_parameter_in_two_stages_is_found_out() -> None:
-    graph = profile().graph
-    layers = tuple(replace(x, parameters=("l0.weight",)) if x.name == "l5" else x for x in graph.layers)
-    faults = check(pipeline(), replace(profile(), graph=replace(graph, layers=layers)))
-    assert "parameter l0.weight is used in stage 0 and in stage 1" in faults
+@pytest.mark.parametrize("ranks", [((0,), (1,), (2,)), ((0, 1), (2,), (3, 4))])
+@pytest.mark.parametrize("sharded", [False, True])
+def test_parameters_of_two_stages_are_summed_over_both(ranks: tuple[tuple[int, ...], ...], sharded: bool) -> None:
+    apart = chain_profile(6, 5, parameter_bytes=2**20, update_s=1e-3, bandwidth_bytes_per_s=1e8)
+    adam = replace(apart, optimizer=Optimizer("Adam", {}, 2.0))
+    layers = tuple(replace(x, parameters=("l0.weight",)) if x.name == "l5" else x for x in adam.graph.layers)
+    tied = replace(adam, graph=replace(adam.graph, layers=layers))
+    decision = chain_decision(tied, cuts=(2, 4), micro_batches=(4, 4), ranks=ranks, schedule="gpipe")
+    decision = replace(decision, stages=tuple(replace(stage, sharded=sharded) for stage in decision.stages))
+    alone, together = (predict(each, decision)[0] for each in (adam, tied))
+    assert together.step_s > alone.step_s
+    plan = plan_of(tied, decision)
+    plan = replace(plan, prediction=together, search=replace(plan.search, bound_s=0.0, gap=0.0))
+    assert check(plan, tied) == ()
 
 
 def test_the_checker_does_its_own_sums() -> None:

@@ -136,7 +136,7 @@ class Evaluator:
                     round(span(parameters, runs)),
                     candidate.recomputes(stage),
                     self.problem.shards(len(group)) and not own,
-                    self.layouts.costs(group, own, sizes) if own else {},
+                    laid_out=self.layouts.costs(group, own, sizes) if own else {},
                 )
             )
         return tuple(found)
