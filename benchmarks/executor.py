@@ -41,7 +41,7 @@ from runtime.transport import Transport
 
 OVERHEAD = [Case(name, width=16, num_layers=2, rows=2, num_microbatches=16) for name in ("gpipe", "1f1b")]
 REAL = [
-    Case(name, width=512, num_layers=16, rows=64, num_microbatches=8, stages_per_rank=per_rank)
+    Case(name, width=512, num_layers=8, rows=128, num_microbatches=8, stages_per_rank=per_rank)
     for name, per_rank in (("1f1b", 1), ("gpipe", 1), ("1f1b-so", 1), ("interleaved", 2), ("zb-h1", 1), ("zb-v", 2))
 ]
 GOAL_US, GOAL_IDEAL = 100.0, 0.97

@@ -25,7 +25,9 @@ ShapeRule = Callable[..., tuple[Tensor, ...]]
 
 def _lstm(input: Tensor, hx: list[Tensor], *options: Any, **names: Any) -> tuple[Tensor, ...]:
     dtype = _dtype(input)
-    return _sequence(input, hx[0], dtype, *options, **names), *(_like(state, dtype) for state in hx)
+    is_projected = hx[0].shape[-1] != hx[1].shape[-1]  # computed cell by cell then, where states are not cast
+    state_dtype = hx[1].dtype if is_projected and input.device.type == "cpu" else dtype
+    return _sequence(input, hx[0], dtype, *options, **names), _like(hx[0], dtype), _like(hx[1], state_dtype)
 
 
 def _elman(input: Tensor, hx: Tensor, *options: Any, **names: Any) -> tuple[Tensor, ...]:

@@ -22,7 +22,7 @@ from planner.ir.profile import ModelSource
 from profiler.capture import capture
 from profiler.source import LoadedModel, load_model
 from runtime.captured import captured_model
-from runtime.draws import Draw, Draws
+from runtime.draws import Draw
 from runtime.engine import Engine
 from runtime.numerics import TOLERANCES, Difference, Tolerance, loss_differences, relative_error, tensor_differences
 from runtime.optimizer import maker_of
@@ -112,8 +112,25 @@ def _run(job: Job, source: ModelSource) -> Reference:
 
 
 def _loss_of(model: LoadedModel, draw: Draw) -> LossOf:
-    captured = captured_model(capture(model))
-    return drawing_loss(captured, draw) if Draws(captured).layers else model.loss
+    return drawing_loss(captured_model(capture(model)), draw) if _draws(model) else model.loss
+
+
+@torch.no_grad()
+def _draws(model: LoadedModel) -> bool:
+    """Whether a forward pass draws random numbers; it leaves no trace."""
+    kept = [(buffer, buffer.clone()) for buffer in model.module.buffers()]
+    devices = {parameter.device for parameter in model.module.parameters() if parameter.is_cuda}
+    with torch.random.fork_rng(devices=devices):
+        before = _random_state(devices)
+        model.loss(model.inputs, model.targets)
+        after = _random_state(devices)
+    for buffer, value in kept:
+        buffer.copy_(value)
+    return not all(map(torch.equal, before, after))
+
+
+def _random_state(devices: Iterable[torch.device]) -> list[Tensor]:
+    return [torch.get_rng_state(), *map(torch.cuda.get_rng_state, devices)]
 
 
 def _rounding(found: Reference, exact: Reference) -> dict[str, dict[str, float]]:

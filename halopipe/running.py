@@ -34,6 +34,7 @@ def run_plan(
     """
     require_executable(plan)
     options = options or RunOptions()
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # torch warns of every address that has no name
     if joins():
         if hosts is not None:
             raise UsageError(

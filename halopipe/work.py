@@ -6,14 +6,13 @@ import hashlib
 from collections import deque
 from collections.abc import Callable, Iterator
 
-import torch
 from torch import distributed as dist
 
 from halopipe.batches import Batch, batches, take
 from halopipe.job import NUM_COMPARED, Compared, Job, RankResult
 from halopipe.reference import Reference, compare_losses, compare_tensors, read_reference
 from planner.ir.codec import dumps
-from planner.ir.errors import StaleFileError, UsageError
+from planner.ir.errors import StaleFileError
 from planner.ir.fingerprint import fingerprint, require_match
 from planner.ir.graph import Graph, producer
 from planner.ir.timeline import Span
@@ -23,7 +22,6 @@ from profiler.capture import Captured, capture
 from profiler.source import LoadedModel, load_model
 from runtime.activity import Activity
 from runtime.build import captured_model, check_layers, groups_of
-from runtime.cut import random_layers
 from runtime.engine import Engine, StepResult
 from runtime.launch import SETUP_S
 from runtime.memory import storage_bytes, with_peak
@@ -96,7 +94,6 @@ class _Work:
         del model, captured  # what other ranks train need not stay alive here
         if options.warmup:
             with_peak(lambda: None)  # the profiler takes seconds to start
-        torch.manual_seed(options.seed + self._rank)  # ranks that share a stage drop different units
         self._activity.begin("waiting for the others")
         transport.barrier(SETUP_S)
         try:
@@ -119,8 +116,6 @@ class _Work:
             captured = capture(model)
         self._loss_layer = producer(captured.graph.loss)
         _require_legal(self._job, captured.graph)
-        if options.check_numerics:
-            _require_repeatable(captured)
         return model, captured
 
     def _agree(self) -> None:
@@ -171,13 +166,3 @@ def _require_legal(job: Job, graph: Graph) -> None:
     decision = job.plan.decision
     check_layers(decision, graph)
     validate(Boundaries.of_decision(graph, decision).program(decision))
-
-
-def _require_repeatable(captured: Captured) -> None:
-    found = random_layers(captured.graph_module, captured.layer_of_node)
-    if found:
-        raise UsageError(
-            "numerics cannot be checked: the model draws random numbers, and not the same ones when it is cut",
-            [f"layers that do: {', '.join(found[:8])}"],
-            ["--arg dropout=0, or whatever turns it off, when profiling", "run without --check-numerics"],
-        )

@@ -29,8 +29,9 @@ def specify(value: Tensor, names: tuple[str, ...], traced: Traced) -> TensorSpec
     else:
         places = [0] if shape and shape[0] == traced.samples and sizes[0] is None else []
     dims = list(_placed(names, places, len(shape)))
+    guessed = {*traced.varying, "time"} if any(sizes) else set(traced.varying)
     for dim, (name, size) in enumerate(zip(dims, sizes, strict=True)):
-        if name not in _FIRM and size != name and (name in traced.varying or (size and size not in dims)):
+        if name not in _FIRM and size != name and (name in guessed or (size and size not in dims)):
             dims[dim] = size if size and size not in dims else f"dim{dim}"
     return TensorSpec(tuple(dims), shape, str(value.dtype).removeprefix("torch."))
 

@@ -17,6 +17,12 @@ from torch import fx
 from planner.ir.errors import UnsupportedModelError
 from profiler.naming import place
 
+_TWINS = {
+    torch.ops.aten.bernoulli_.float: torch.ops.aten.bernoulli.p,
+    torch.ops.aten.normal_.default: torch.ops.aten.normal_functional.default,
+}
+"""Of operators whose twin has another name."""
+
 
 def rewrite_in_place(graph: fx.Graph, attributes: Mapping[str, Any]) -> None:
     """Rewrites ``graph``; ``attributes`` holds what its ``get_attr`` nodes read.
@@ -94,7 +100,7 @@ def _reads(user: fx.Node) -> bool:
 def _functional(node: fx.Node) -> torch._ops.OpOverload:
     name = node.target._schema.name.removeprefix("aten::")
     packet = getattr(torch.ops.aten, name[:-1], None) if name.endswith("_") else None
-    overload = getattr(packet, node.target._overloadname, None)
+    overload = _TWINS.get(node.target) or getattr(packet, node.target._overloadname, None)
     if overload is None:
         raise UnsupportedModelError(
             f"{node.target} has no twin that is not in place", [f"in {place(node)}"], ["use an operator that returns"]

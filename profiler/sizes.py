@@ -168,7 +168,8 @@ class SizeNodes:
 
     def _text(self, expression: Any) -> str:
         words = {symbol: sympy.Symbol(str(self._made[symbol].target)) for symbol in expression.free_symbols}
-        return str(expression.xreplace(words))
+        shown = expression.xreplace(words)
+        return f"{shown.lhs} {shown.rel_op} {shown.rhs}" if isinstance(shown, sympy.Rel) else str(shown)
 
     def _node(self, expression: Any, value: Any) -> fx.Node:
         if expression not in self._made:

@@ -77,7 +77,7 @@ class Beat:
 
     def __str__(self) -> str:
         where = f"step {self.step}, " if self.step >= 0 else ""
-        silent = f", silent since {self.silent_s:.1f} s" if self.is_silent else ""
+        silent = f", silent for {self.silent_s:.1f} s or more" if self.is_silent else ""
         return f"rank {self.rank} in {self.what} ({where}{self.lasted_s:.1f} s{silent})"
 
     @property

@@ -7,20 +7,18 @@ not, and as the statistics of batch normalisation do not that are taken over all
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import torch
 from torch import fx
 
 from planner.ir.errors import UnsupportedModelError
 from planner.ir.plan import Decision
+from runtime.aliases import attributes_behind, written
 from runtime.captured import CapturedModel
-from runtime.cut import written
 
 
 def refuse_drifting_buffers(model: CapturedModel, decision: Decision) -> None:
     """Raises :class:`UnsupportedModelError` where copies of a buffer would drift apart."""
-    dependent = _dependent(model.graph_module.graph)
+    dependent, behind = _dependent(model.graph_module.graph), attributes_behind(model.graph_module.graph)
     writers: dict[str, tuple[int, str]] = {}
     users: dict[str, set[int]] = {}
     for node in model.graph_module.graph.nodes:
@@ -28,14 +26,15 @@ def refuse_drifting_buffers(model: CapturedModel, decision: Decision) -> None:
         if layer is None:
             continue
         stage = decision.layers[layer].stage
-        for argument in _state(node.all_input_nodes):
-            users.setdefault(str(argument.target), set()).add(stage)
-        for argument in _state(written(node)):
-            writers[str(argument.target)] = stage, layer
+        for argument in node.all_input_nodes:
+            if argument in behind:
+                users.setdefault(behind[argument], set()).add(stage)
+        for name in sorted(written(node, behind)):
+            writers[name] = stage, layer
             is_summed = node.target is torch.ops.aten.batch_norm.default
             if len(decision.stages[stage].ranks) > 1 and node in dependent and not is_summed:
                 raise UnsupportedModelError(
-                    f"layer {layer} writes the buffer {argument.target} from the rows it sees",
+                    f"layer {layer} writes the buffer {name} from the rows it sees",
                     [f"stage {stage} runs it on {len(decision.stages[stage].ranks)} ranks, each with other rows"],
                     ["put that layer on a stage of one rank"],
                 )
@@ -46,10 +45,6 @@ def refuse_drifting_buffers(model: CapturedModel, decision: Decision) -> None:
                 ["a buffer that layers write must be on one stage"],
                 ["put all layers that use it on one stage"],
             )
-
-
-def _state(nodes: list[fx.Node]) -> Iterator[fx.Node]:
-    return (node for node in nodes if node.op == "get_attr")
 
 
 def _dependent(graph: fx.Graph) -> set[fx.Node]:

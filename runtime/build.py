@@ -101,7 +101,8 @@ class Builder:
         ranks = tuple(sorted(decision.stages[stage].ranks))
         add = partial(transport.all_reduce, ranks=ranks, deadline_s=self._deadline_s)
         draws = self._draws.rule(self._draw, len(ranks))
-        functions = StageFunctions(self._cut(stage), add, len(ranks), ranks.index(transport.rank), draws)
+        index, manner = ranks.index(transport.rank), self._manner(stage)
+        functions = StageFunctions(self._cut(stage), add, len(ranks), index, draws, halves=bool(manner.split))
         function = functions.training
         received = tuple(name for name in function.inputs if name not in graph.inputs)
         self._check_received(stage, received)
@@ -118,7 +119,7 @@ class Builder:
             deadline_s=self._deadline_s,
         )
         return Resident(
-            self._program(stage, functions, frozenset(received), loss, updates),
+            self._program(stage, functions, manner, frozenset(received), loss, updates),
             ranks,
             (),
             received,
@@ -130,11 +131,19 @@ class Builder:
             add,
         )
 
-    def _program(
-        self, stage: int, functions: StageFunctions, received: frozenset[str], loss: str | None, updates: Updates
-    ) -> StageProgram:
+    def _manner(self, stage: int) -> Manner:
         actions = [action for action in self._row if action.stage == stage]
-        manner = Manner.of(actions, self._decision.stages[stage].recompute, self._model.autocast)
+        return Manner.of(actions, self._decision.stages[stage].recompute, self._model.autocast)
+
+    def _program(
+        self,
+        stage: int,
+        functions: StageFunctions,
+        manner: Manner,
+        received: frozenset[str],
+        loss: str | None,
+        updates: Updates,
+    ) -> StageProgram:
         if manner.version_uses and isinstance(updates.reduction, ShardedParameters):
             raise UsageError(
                 f"stage {stage} keeps several versions of its weights and divides its optimiser over its ranks",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -55,8 +54,13 @@ class StageCalls:
         function = self._function(Mode(training, not call.portion.num_samples))
         if self._draw is not None:
             self._draw.at(call.portion)
-        with self._precision(call):
-            outputs = function.function(call.portion.num_samples, *call.portion.sizes, *call.values, *call.state)
+        arguments = (call.portion.num_samples, *call.portion.sizes, *call.values, *call.state)
+        if self._autocast is None:
+            outputs = function.function(*arguments)
+        else:
+            device = next((tensor.device.type for tensor in (*call.state, *call.values)), "cpu")
+            with torch.autocast(device, self._autocast):
+                outputs = function.function(*arguments)
         return dict(zip(function.outputs, outputs, strict=True))
 
     def run_without_gradients(self, call: Call, training: bool = True) -> dict[str, Tensor]:
@@ -69,9 +73,3 @@ class StageCalls:
         if found is None:
             found = self._functions[mode] = self._functions[Mode()] if self._variant is None else self._variant(mode)
         return found
-
-    def _precision(self, call: Call) -> torch.autocast | nullcontext[None]:
-        if self._autocast is None:
-            return nullcontext()
-        device = next((tensor.device.type for tensor in (*call.state, *call.values)), "cpu")
-        return torch.autocast(device, self._autocast)

@@ -20,19 +20,13 @@ import torch
 from torch import fx, nn
 
 from planner.ir.errors import UnsupportedModelError
+from runtime.aliases import attributes_behind, written
 
 NUM_SAMPLES = "num_samples"
 """The captured graph's first argument, where it may be run for any number of samples."""
 
 Rule = Callable[[fx.Node], Callable[..., Any] | None]
 """From a node of the captured graph to what is called in its place, with the node's own arguments; None: itself."""
-
-_STATISTICS = {
-    torch.ops.aten.batch_norm.default: ("training", 3),
-    torch.ops.aten.instance_norm.default: ("use_input_stats", 3),
-}
-"""Operators that write running statistics, which their schema does not tell: when, and where the two stand."""
-
 
 Run = Callable[..., tuple[torch.Tensor, ...]]
 
@@ -122,9 +116,9 @@ class _Cut:
             copies[node] = graph.placeholder(f"value_{index}")
         for index, nodes in enumerate(attributes.values()):
             copies.update(dict.fromkeys(nodes, graph.placeholder(f"state_{index}")))
-        mutated: set[str] = set()
+        mutated, behind = set[str](), attributes_behind(self._module.graph)
         for node in body:
-            mutated.update(str(arg.target) for arg in written(node) if arg.op == "get_attr")
+            mutated |= written(node, behind)
             function = replace(node)
             if function is None:
                 copies[node] = graph.node_copy(node, copies.__getitem__)
@@ -183,29 +177,6 @@ class _Cut:
         return found
 
 
-def written(node: fx.Node) -> list[fx.Node]:
-    """The arguments that a node writes: those its operator says, and the running statistics of a normalisation."""
-    if node.target in _STATISTICS:
-        when, first = _STATISTICS[node.target]
-        writes = arguments_of(node)[when] is True
-        return [arg for arg in node.args[first : first + 2] if isinstance(arg, fx.Node)] if writes else []
-    schema = getattr(node.target, "_schema", None)
-    if schema is None:
-        return []
-    return [
-        value
-        for argument, value in zip(schema.arguments, node.args, strict=False)
-        if argument.alias_info is not None and argument.alias_info.is_write and isinstance(value, fx.Node)
-    ]
-
-
-def arguments_of(node: fx.Node) -> dict[str, Any]:
-    """A node's arguments by the names that its operator gives them; those left at their defaults are not there."""
-    schema = getattr(node.target, "_schema", None)
-    names = [] if schema is None else [argument.name for argument in schema.arguments]
-    return {**dict(zip(names, node.args, strict=False)), **node.kwargs}
-
-
 def _compiled(graph: fx.Graph) -> Run:
     run: Run = fx.GraphModule(nn.Module(), graph, "Stage").forward
     return run
@@ -235,21 +206,3 @@ def _named(function: Callable[..., Any]) -> Callable[..., Any]:
         return function(*arguments, **keywords)
 
     return call
-
-
-def random_layers(graph_module: fx.GraphModule, layer_of_node: Mapping[str, str]) -> tuple[str, ...]:
-    """Layers that draw random numbers (dropout): two runs of them, cut differently, are not comparable."""
-    found = {
-        layer_of_node[node.name]: None
-        for node in graph_module.graph.nodes
-        if node.op == "call_function"
-        and node.name in layer_of_node
-        and torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
-        and not _is_idle_dropout(node)
-    }
-    return tuple(found)
-
-
-def _is_idle_dropout(node: fx.Node) -> bool:
-    arguments = arguments_of(node)
-    return any(arguments.get(name) == 0 for name in ("p", "dropout", "dropout_p")) or arguments.get("train") is False

@@ -1,7 +1,8 @@
 """Random numbers that depend on the seed, the step, the micro-batch and the node that draws them, and on nothing else.
 
-        micro-batch 2, node dropout_1, 6 rows      0 1 1 0 1 1          drawn whole by every rank of the stage
-        rank 0 with 4 rows, rank 1 with 2          0 1 1 0 | 1 1        and cut as its rows are
+        micro-batch 2, node dropout_1, 6 rows      011 001 | 101 110 | 010 111      in blocks of 2
+        rank 0 with 3 rows draws                   011 001 | 101                    the first two
+        rank 1 with 3 rows draws                               110 | 010 111        the last two
 
 So a plan draws what one device draws, whatever its stages, shares, schedule and recomputation.  Floats are drawn with
 32 bits whatever the model's dtype: a run in float64 is the exact twin of one in float32.
@@ -10,6 +11,7 @@ So a plan draws what one device draws, whatever its stages, shares, schedule and
 from __future__ import annotations
 
 import hashlib
+import math
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -20,14 +22,18 @@ import torch
 from torch import Tensor, fx
 
 from planner.ir.errors import StageFailedError
+from runtime.aliases import arguments_of
 from runtime.captured import CapturedModel
-from runtime.cut import Rule, arguments_of
+from runtime.cut import Rule
 from runtime.drawing import OPERATORS
 from runtime.manner import Portion
 from runtime.numbers import Filled
 from runtime.sample_dims import SampleDims, cannot_share
 
 Shape = tuple[int, ...]
+_BLOCK = 1 << 14
+"""Least numbers of a block: few enough to waste little where a rank has a part of one, enough to outweigh its start."""
+
 _DEFAULT_GENERATOR = threading.Lock()  # a process has one, and a plan's ranks may be threads
 
 
@@ -55,9 +61,9 @@ class Draw:
         self.microbatch, self.total = portion.microbatch, portion.total
         self.start, self.count = portion.start, portion.num_samples
 
-    def key(self, name: str, index: int = 0) -> int:
-        """64 bits for the draw ``index`` of the node ``name``."""
-        text = f"{self.seed}/{self.step}/{self.microbatch}/{name}/{index}"
+    def key(self, name: str, index: int = 0, first: int = 0) -> int:
+        """64 bits for the draw ``index`` of the node ``name``, of the rows from ``first`` on."""
+        text = f"{self.seed}/{self.step}/{self.microbatch}/{name}/{index}/{first}"
         return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
 
     def generator(self, device: torch.device, key: int) -> torch.Generator:
@@ -91,7 +97,9 @@ class Noise:
         index: int = 0,
         num_dims: int | None = None,
     ) -> Tensor:
-        """A tensor of this rank's rows, drawn by ``filled`` for the whole micro-batch.
+        """A tensor of this rank's rows, drawn by ``filled``.
+
+        Rows are drawn in blocks, which are the same however they are shared out.
 
         Args:
             shape: of this rank's part; the samples lie along ``dim``.
@@ -101,18 +109,29 @@ class Noise:
         draw, dim = self.draw, self.dim
         if not all(shape):
             return torch.empty(shape, dtype=dtype, device=device)
-        generator = draw.generator(device, draw.key(self.node, index))
-        if dim is None or draw.count == draw.total or (num_dims is not None and dim >= num_dims):
+        if dim is None or (num_dims is not None and dim >= num_dims):
+            generator = draw.generator(device, draw.key(self.node, index))
             return filled(torch.empty(shape, dtype=dtype, device=device), generator)
         each, rest = divmod(shape[dim], draw.count)
         if rest:
             raise StageFailedError(
-                f"node {self.node} draws numbers of shape {shape} for {draw.count} samples",
-                [f"they lie along dim {dim}"],
+                f"node {self.node} draws numbers of shape {shape} for {draw.count} samples", [f"along dim {dim}"]
             )
-        whole = (*shape[:dim], each * draw.total, *shape[dim + 1 :])
-        drawn = filled(torch.empty(whole, dtype=dtype, device=device), generator)
-        return drawn.narrow(dim, each * draw.start, shape[dim]).clone()  # else the whole would stay for backward
+        rows = math.ceil(_BLOCK * draw.count / math.prod(shape))
+        stop = draw.start + draw.count
+        found = torch.empty(shape, dtype=dtype, device=device)
+        for first in range(draw.start - draw.start % rows, stop, rows):
+            last = min(first + rows, draw.total)
+            begin, end = max(first, draw.start), min(last, stop)
+            part = found.narrow(dim, each * (begin - draw.start), each * (end - begin))
+            generator = draw.generator(device, draw.key(self.node, index, first))
+            if (begin, end) == (first, last) and part.is_contiguous():
+                filled(part, generator)
+            else:
+                block = (*shape[:dim], each * (last - first), *shape[dim + 1 :])
+                drawn = filled(torch.empty(block, dtype=dtype, device=device), generator)
+                part.copy_(drawn.narrow(dim, each * (begin - first), each * (end - begin)))
+        return found
 
     def run(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """``function`` on the process's own generator, which is put back afterwards."""
@@ -152,7 +171,7 @@ class Draws:
             layer = self._layer_of_node.get(node.name, node.name)
             if operator is None and num_ranks > 1:
                 raise cannot_share(layer, f"its numbers cannot be drawn in parts ({node.target})")
-            noise = Noise(draw, node.name, self._dims.of(node, layer) if num_ranks > 1 else None)
+            noise = Noise(draw, node.name, self._dims.of(node, layer, num_ranks))
             return partial(noise.run, node.target) if operator is None else partial(operator, noise)
 
         return rule

@@ -15,7 +15,7 @@ import torch
 from torch import fx
 
 from planner.ir.errors import UnsupportedModelError
-from runtime.cut import arguments_of
+from runtime.aliases import arguments_of
 
 _SWITCHES = ("training", "train", "use_input_stats")
 """Names under which operators take whether they train."""

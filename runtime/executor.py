@@ -120,7 +120,7 @@ class Executor:
         self._step, self._batch = step, batch
         self.outputs.clear()
         for resident in self._residents.values():
-            resident.program.reset() if self._evaluates else resident.reset()
+            resident.program.reset(step) if self._evaluates else resident.reset(step)
         self._post.begin(turn)
         try:
             self._around.transport.barrier(self._around.deadline_s)

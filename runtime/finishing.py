@@ -64,6 +64,11 @@ class Finishing:
         for phase in self._phases:
             phase.advance()
 
+    @property
+    def is_last(self) -> bool:
+        """Whether the step ends with an update; after others, training goes on from the gradients too."""
+        return self._phases[0].is_last
+
     @torch.no_grad()
     def run(self) -> float | None:
         """Call before the first update of the step, on every rank; without effect until the last step before an update.
@@ -74,7 +79,7 @@ class Finishing:
         Raises:
             StageFailedError: the norm is not finite and was asked to be.
         """
-        if not self._phases[0].is_last:
+        if not self.is_last:
             return None
         self._sum_ties()
         if not self._clip_norm:

@@ -45,10 +45,6 @@ class StageCut:
         outputs = self.outputs if training else tuple(dict.fromkeys((*self.outputs, *self.judged)))
         return cut_stage(model.graph_module, self.layers, *maps, outputs, rule, model.sizes, late=late)
 
-    def is_inside(self, node: fx.Node) -> bool:
-        """Whether the stage computes ``node``."""
-        return self.model.layer_of_node.get(node.name) in self.layers
-
 
 class StageFunctions:
     """The functions of one stage on a rank; none of them keeps the model alive.
@@ -57,13 +53,16 @@ class StageFunctions:
         add: sums over the ranks of the stage.
         group_size, index: their number, and this rank's place among them.
         draws: the rule for layers that draw random numbers.
+        halves: whether some backward comes in two halves.
 
     Attributes:
         current: where operators that can be halved leave their weight gradients.
         training: for shares with rows.
     """
 
-    def __init__(self, cut: StageCut, add: Add, group_size: int, index: int, draws: Rule) -> None:
+    def __init__(
+        self, cut: StageCut, add: Add, group_size: int, index: int, draws: Rule, *, halves: bool = False
+    ) -> None:
         self.current = Current()
         together = [synchronise(add, group_size, index)] if group_size > 1 else []
         halved = [partial(deferred, current=self.current)]

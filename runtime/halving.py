@@ -26,7 +26,6 @@ class LeftGradients(WeightGradients):
         super().__init__(self._add_and_tell)
         self._parameters, self._added = tuple(parameters), added
         self._parts: Counter[Tensor] = Counter()
-        self._is_known = True
         self._told: set[Tensor] = set()
 
     def note(self, targets: tuple[Tensor | None, Tensor | None], compute: Callable[[], Gradients]) -> None:
@@ -34,19 +33,17 @@ class LeftGradients(WeightGradients):
         for target in targets:
             if target is not None:
                 self._parts[target] += 1
-                self._is_known &= target.is_leaf  # else what it was computed from gets its part at the end
 
     @torch.no_grad()
     def run(self) -> None:
-        if self._is_known:
-            self._tell(parameter for parameter in self._parameters if not self._parts[parameter])
+        self._tell(parameter for parameter in self._parameters if not self._parts[parameter])
         super().run()
         self._tell(self._parameters)
 
     def _add_and_tell(self, parameter: Tensor, gradient: Tensor) -> None:
         accumulate(parameter, gradient)
         self._parts[parameter] -= 1
-        if self._is_known and not self._parts[parameter]:
+        if not self._parts[parameter]:
             self._tell([parameter])
 
     def _tell(self, parameters: Iterable[Tensor]) -> None:

@@ -21,7 +21,8 @@ from torch import fx
 from torch.autograd.function import FunctionCtx, once_differentiable
 
 from planner.ir.errors import StageFailedError
-from runtime.cut import Rule, arguments_of
+from runtime.aliases import arguments_of
+from runtime.cut import Rule
 
 _BATCH_NORM = torch.ops.aten.batch_norm.default
 

@@ -120,9 +120,9 @@ class Resident:
             self.program.before_update()
             self.optimizer.step()
 
-    def reset(self) -> None:
-        """Forget the last step: its micro-batches, and its gradients unless this step adds to them."""
-        self.program.reset()
+    def reset(self, step: int = 0) -> None:
+        """Forget the last step: its micro-batches, and its gradients unless this one, ``step``, adds to them."""
+        self.program.reset(step)
         if self.phase.is_first:
             self.forget_gradients()
         if self.updates.reduction is not None:

@@ -25,18 +25,21 @@ class SampleDims:
             if mixed and any(factor != 1 for _, factor in self._found(node)):
                 self._interleaved.add(node.name)
 
-    def of(self, node: fx.Node, layer: str) -> int | None:
-        """The dim; None if the result is the same for all samples.
+    def of(self, node: fx.Node, layer: str, num_ranks: int) -> int | None:
+        """The dim; None if the result is the same for all samples, or no share of them is an interval of it.
 
         Raises:
-            UnsupportedModelError: a share of the samples is no interval of the result.
+            UnsupportedModelError: the latter, and several ranks have the samples.
         """
-        if not self._symbols:
-            raise cannot_share(layer, "the model was captured for one number of samples")
         found = self._found(node)
-        if len(found) > 1 or any(factor is None for _, factor in found) or node.name in self._interleaved:
-            raise cannot_share(layer, "a share of the samples is no interval of what it draws")
-        return found[0][0] if found else None
+        reason = ""
+        if not self._symbols:
+            reason = "the model was captured for one number of samples"
+        elif len(found) > 1 or any(factor is None for _, factor in found) or node.name in self._interleaved:
+            reason = "a share of the samples is no interval of what it draws"
+        if reason and num_ranks > 1:
+            raise cannot_share(layer, reason)
+        return found[0][0] if found and not reason else None
 
     def _found(self, node: fx.Node) -> list[tuple[int, Any]]:
         """Dims that depend on the number of samples, and the factor that each is of it; None: it is no multiple."""

@@ -26,7 +26,7 @@ from runtime.cut import NUM_SAMPLES
 def graph_at(model: CapturedModel, input_shapes: Mapping[str, tuple[int, ...]]) -> Graph:
     """The graph for one micro-batch; its ``samples`` are the rows of that.
 
-    Takes about 0.1 ms a node where a size varies; callers keep the result.  No tensor of ``model`` is read or written.
+    Takes about 1 ms a node where a size varies; callers keep the result.  No tensor of ``model`` is read or written.
 
     Args:
         model: the capture, or :func:`without_data` of it.
@@ -129,14 +129,14 @@ def _run(model: CapturedModel, sizes: _Sizes, shapes: Mapping[str, tuple[int, ..
                 values[node] = torch.empty(value.shape, dtype=value.dtype) if _is_tensor(value) else value
             elif node.op == "call_function":
                 values[node] = _call(model, node, values, shapes)
-    whole = {node: values[node.args[0]] if _is_part(node, values) else value for node, value in values.items()}
+    whole = {n: values[n.all_input_nodes[0]] if _is_part(n, values) else value for n, value in values.items()}
     return {node.name: _tensors(value) for node, value in whole.items()}
 
 
 def _call(
     model: CapturedModel, node: fx.Node, values: Mapping[fx.Node, Any], shapes: Mapping[str, tuple[int, ...]]
 ) -> Any:
-    function = RECURRENT_SHAPES.get(node.target, node.target)
+    function: Any = RECURRENT_SHAPES.get(node.target) or node.target
     try:
         return function(*fx.map_arg(node.args, values.__getitem__), **fx.map_arg(node.kwargs, values.__getitem__))
     except HalopipeError:
@@ -157,7 +157,7 @@ def _precision(model: CapturedModel) -> AbstractContextManager[Any]:
 
 
 def _is_part(node: fx.Node, values: Mapping[fx.Node, Any]) -> bool:
-    return node.target is operator.getitem and not _is_tensor(values[node.args[0]])
+    return node.target is operator.getitem and not _is_tensor(values[node.all_input_nodes[0]])
 
 
 def _tensors(value: Any) -> tuple[Tensor, ...]:

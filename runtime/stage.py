@@ -8,7 +8,7 @@ I makes those of the inputs, and of the parameters of operators that cannot be h
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -130,9 +130,10 @@ class StageProgram:
         held = _Held(self.weights.leaves(version), version)
         if microbatch in self._manner.split:
             held.left = LeftGradients(held.weights, None if self.weights.is_versioned else self._added)
-        call = replace(call, state=self._with(self._trained, held.weights))
+        if self.weights.is_versioned:
+            call = Call(portion, call.values, self._with(held.weights))
         if self._manner.recompute:
-            held.again = replace(call, state=self._unwritten(call.state))
+            held.again = Call(portion, call.values, self._unwritten(call.state))
             outputs = self._calls.run_without_gradients(call)
         else:
             held.recorded, outputs = self._record(call, held.left)
@@ -158,7 +159,7 @@ class StageProgram:
         """
         held = self._held[microbatch]
         if held.again is not None:
-            held.recorded, _ = self._record(held.again, held.left)
+            held.recorded = self._record(held.again, held.left)[0]  # the outputs are needed no more
             held.again = None
         if held.recorded is None:
             raise KeyError(f"micro-batch {microbatch} has had its backward for the input")
@@ -186,7 +187,7 @@ class StageProgram:
             UnsupportedModelError: it is not known what the stage computes in evaluation mode.
         """
         call = self._call(portion, values)
-        call = replace(call, state=self._unwritten(call.state))
+        call = Call(portion, call.values, self._unwritten(call.state))
         return self._handed_out(portion.microbatch, self._calls.run_without_gradients(call, training=False))
 
     def before_update(self) -> None:
@@ -206,15 +207,13 @@ class StageProgram:
 
     def _record(self, call: Call, left: LeftGradients | None) -> tuple[_Recorded, dict[str, Tensor]]:
         """Runs with gradients."""
-        inputs = dict(zip(self._function.inputs, call.values, strict=True))
-        leaves = {
-            name: value.detach().requires_grad_()
-            for name, value in inputs.items()
-            if name in self._received and _is_differentiable(value)
-        }
+        values, leaves = list(call.values), {}
+        for index, name in enumerate(self._function.inputs):
+            if name in self._received and _is_differentiable(values[index]):
+                values[index] = leaves[name] = values[index].detach().requires_grad_()
         self._current.queue = left
         try:
-            outputs = self._calls.run(replace(call, values=tuple({**inputs, **leaves}.values())))
+            outputs = self._calls.run(Call(call.portion, tuple(values), call.state))
         finally:
             self._current.queue = None
         edges = {name: get_gradient_edge(output) for name, output in outputs.items() if output.requires_grad}
@@ -225,9 +224,10 @@ class StageProgram:
             self.losses[microbatch] = outputs.pop(self._loss).detach()
         return {name: output.detach() for name, output in outputs.items()}
 
-    def _with(self, places: tuple[int, ...], tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    def _with(self, weights: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """The attributes, with ``weights`` in place of the parameters."""
         state = list(self._state)
-        for place, tensor in zip(places, tensors, strict=True):
+        for place, tensor in zip(self._trained, weights, strict=True):
             state[place] = tensor
         return tuple(state)
 

@@ -88,9 +88,9 @@ class Waits:
                 return walked, f"{text}{of_whom}nothing is known: it has ended, or never started"
             wait = self._wait(rank, beats)
             if beat.is_silent:
-                last = f"waiting for {wait.what}" if wait else self._doing(beat)
-                heard = f"last heard of {beat.silent_s:.1f} s ago ({last}): it is stopped, or its host or link is gone"
-                return walked, f"{text}{who}was {heard}"
+                last = f"waiting for {wait.what}{_step(beat)}" if wait else self._doing(beat)
+                silent = f"has said nothing for {beat.silent_s:.1f} s or more (its last word: {last})"
+                return walked, f"{text}{who}{silent}: it is stopped, or its host or link is gone"
             if wait is None:
                 return walked, f"{text}{who}is {self._doing(beat)} for {beat.lasted_s:.1f} s"
             text += f"{who}waits {beat.lasted_s:.1f} s for "
@@ -115,7 +115,7 @@ class Waits:
         if beat.what == END:
             return self._takers(rank, beats)
         action = _action(beat.what)
-        if action is None:
+        if action is None or rank >= len(self.rows) or action not in self._index[rank]:
             return None
         if action.op in RECEIVE and action.peer is not None:
             forward = action.op is Op.RECV_FORWARD
@@ -187,7 +187,7 @@ class Waits:
 
     def _doing(self, beat: Beat) -> str:
         action = _action(beat.what)
-        where = f" (step {beat.step})" if beat.step >= 0 else ""
+        where = _step(beat)
         if action is None:
             return f"{beat.what}{where}"
         if action.op in COMPUTE:
@@ -204,6 +204,10 @@ def _action(text: str) -> Action | None:
 
 def _of(action: Action) -> str:
     return "" if action.microbatch is None else f" of micro-batch {action.microbatch}"
+
+
+def _step(beat: Beat) -> str:
+    return f" (step {beat.step})" if beat.step >= 0 else ""
 
 
 def _names(ranks: Sequence[int]) -> str:

@@ -35,11 +35,11 @@ def export(
 ) -> None:
     """Write a plan for another tool.
 
-    chrome-trace: the predicted step, and the measured one of a timeline, as a trace for ui.perfetto.dev.
+    chrome-trace: the predicted step, and a run's measured one, for ui.perfetto.dev.
 
-    torch-pipelining: pipeline.json with the split points for torch.distributed.pipelining.pipeline and the rank of each
-    stage, beside it pipeline.csv with the schedule, as its _PipelineScheduleRuntime._load_csv reads it.  For chains of
-    stages on one rank each; what torch cannot express is named.  Needs the profile.
+    torch-pipelining: for a chain of stages on one rank each. A JSON with the split
+    points of torch.distributed.pipelining.pipeline and each stage's rank; beside it a
+    CSV that _PipelineScheduleRuntime._load_csv reads. Needs the profile.
     """
     from halopipe import naming, planning
 

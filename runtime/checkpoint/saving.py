@@ -29,10 +29,8 @@ from runtime.checkpoint.folders import (
     complete_steps,
     discard,
     incomplete_path,
-    incomplete_steps,
     make,
     rank_name,
-    remove,
     set_aside,
     write_file,
 )
@@ -40,6 +38,7 @@ from runtime.checkpoint.integrity import manifest_hash
 from runtime.checkpoint.manifest import merged
 from runtime.checkpoint.manifest_text import from_text, to_text
 from runtime.checkpoint.reader import Checkpoint
+from runtime.checkpoint.rotation import rotate
 from runtime.checkpoint.state import RankState
 from runtime.checkpoint.writer import write_rank
 
@@ -129,6 +128,9 @@ class SavedPart:
         try:
             self._complete()
         except (OSError, HalopipeError) as error:
+            if complete_path(self._folder, self._step).exists():  # and the other ranks will see it
+                _log.warning("the checkpoint of step %d may not outlive a loss of power: %s", self._step, error)
+                return None
             return self._failed("rank 0 could not complete it", error)
         return None
 
@@ -222,33 +224,6 @@ class SavedPart:
         elif isinstance(error, OSError):
             remedies = [f"free space, or another folder than {self._folder}"]
         return CheckpointError(title, [str(error), f"complete checkpoints there: steps {older}"], remedies)
-
-
-def rotate(folder: Path, step: int, keep: int) -> None:
-    """Delete what is older than the last ``keep`` sound checkpoints up to ``step``, and what crashes left before it.
-
-    Later steps, of a run that went on from there, are left alone.  What cannot be deleted stays, with a warning.
-    """
-    kept = 1
-    try:
-        for other in reversed([other for other in complete_steps(folder) if other < step]):
-            if kept >= keep:
-                remove(folder, other)
-            elif _opens(folder, other):
-                kept += 1
-        for other in incomplete_steps(folder):
-            if other < step:
-                discard(folder, other)
-    except (OSError, InputFileError) as error:
-        _log.warning("old checkpoints in %s could not all be deleted: %s", folder, error)
-
-
-def _opens(folder: Path, step: int) -> bool:
-    try:
-        Checkpoint.open(folder, step)
-    except InputFileError:
-        return False
-    return True
 
 
 def _is_sound(folder: Path, step: int) -> bool:

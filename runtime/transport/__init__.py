@@ -1,14 +1,30 @@
 """Moving tensors between ranks: every message carries its key, every wait has a deadline.
 
-:mod:`~runtime.transport.inprocess` has ranks that are threads of one process, :mod:`~runtime.transport.gloo` ranks that
-are processes.  Both frame their messages alike (:mod:`~runtime.transport.frame`) and pass the same tests.
+:mod:`~runtime.transport.inprocess` has ranks that are threads of one process; over :mod:`~runtime.transport.gloo` and
+:mod:`~runtime.transport.nccl` they are processes.  All frame their messages alike (:mod:`~runtime.transport.frame`) and
+pass the same tests.
 """
 
 from __future__ import annotations
 
 from runtime.transport.base import Key, Pending, Spec, Transport
+from runtime.transport.edges import Edge, EdgeTransport, edges_of
 from runtime.transport.gloo import GlooTransport, open_gloo
 from runtime.transport.hub import Hub
 from runtime.transport.inprocess import InProcessTransport
+from runtime.transport.nccl import open_nccl
 
-__all__ = ["GlooTransport", "Hub", "InProcessTransport", "Key", "Pending", "Spec", "Transport", "open_gloo"]
+__all__ = [
+    "Edge",
+    "EdgeTransport",
+    "GlooTransport",
+    "Hub",
+    "InProcessTransport",
+    "Key",
+    "Pending",
+    "Spec",
+    "Transport",
+    "edges_of",
+    "open_gloo",
+    "open_nccl",
+]

@@ -67,7 +67,7 @@ class Transport(Protocol):
         ...
 
     def receive(self, key: Key, source: int, deadline_s: float) -> tuple[torch.Tensor, ...]:
-        """The tensors of an announced message; small ones are views of one buffer, which lives as long as any of them."""
+        """The tensors of an announced message; small ones share a buffer, which lives as long as any of them."""
         ...
 
     def send(self, key: Key, destination: int, tensors: Sequence[torch.Tensor]) -> None:

@@ -26,7 +26,7 @@ ALIGNMENT_BYTES = 64
 
 _NAME = struct.Struct("<4sHcBqiiiIQ12s")
 _STAMP = struct.Struct("<III")
-_HEADER_BYTES = _NAME.size + _STAMP.size
+HEADER_BYTES = _NAME.size + _STAMP.size  # 64
 _STAMP_MASK = 0xFFFFFFFF
 _MAGIC = b"HALO"
 _VERSION = 2
@@ -111,17 +111,12 @@ class Frame:
     def __init__(self, layout: Layout, message: torch.Tensor | None = None, spare_bytes: int = 0) -> None:
         self.layout = layout
         self.message = torch.empty(layout.total_bytes + spare_bytes, dtype=torch.uint8) if message is None else message
-        self.tensors = [
-            self.message[span[0] : span[1]].view(dtype).view(shape)
-            for (shape, dtype), span in zip(layout.specs, layout.spans, strict=True)
-            if span is not None
-        ]
-        self._header = memoryview(self.message.numpy())[:_HEADER_BYTES]
+        self.tensors = views(self.message, layout)
+        self._header = memoryview(self.message.numpy())[:HEADER_BYTES]
 
     def write(self, key: Key, tensors: Iterable[torch.Tensor], number: int = 0, taken: int = 0) -> None:
         """Copy the tensors in, under the name ``key``; those that travel alone are left out."""
-        self._header[: _NAME.size] = _name(key, self.layout)
-        _STAMP.pack_into(self._header, _NAME.size, number, taken, _guard(number, taken))
+        self._header[:] = header_of(key, self.layout, number, taken)
         for slot, tensor in zip(self.tensors, tensors, strict=True):
             slot.copy_(tensor.detach())
 
@@ -133,10 +128,31 @@ class Frame:
         """
         return check(self._header, key, source, self.layout)
 
-    def whole(self, alone: Iterable[torch.Tensor]) -> tuple[torch.Tensor, ...]:
-        """All tensors of the message, ``alone`` being those that travelled alone."""
-        inside, outside = iter(self.tensors), iter(alone)
-        return tuple([next(outside if span is None else inside) for span in self.layout.spans])
+
+def views(message: torch.Tensor, layout: Layout) -> list[torch.Tensor]:
+    """The tensors inside a frame, in order."""
+    return [
+        message[span[0] : span[1]].view(dtype).view(shape)
+        for (shape, dtype), span in zip(layout.specs, layout.spans, strict=True)
+        if span is not None
+    ]
+
+
+def alone_buffer(spec: Spec, spare_bytes: int, device: str | torch.device = "cpu") -> torch.Tensor:
+    """Room for a tensor that travels alone, and behind it at most ``spare_bytes`` for a wrong, longer one."""
+    num_bytes = prod(spec[0]) * spec[1].itemsize
+    return torch.empty(num_bytes + min(num_bytes // 8, spare_bytes), dtype=torch.uint8, device=device)
+
+
+def whole(layout: Layout, inside: Iterable[torch.Tensor], buffers: Iterable[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    """All tensors of a message: those inside the frame, and those that came alone, from their buffers."""
+    here, apart = iter(inside), iter(buffers)
+    return tuple(
+        [
+            next(apart)[: prod(shape) * dtype.itemsize].view(dtype).view(shape) if span is None else next(here)
+            for (shape, dtype), span in zip(layout.specs, layout.spans, strict=True)
+        ]
+    )
 
 
 def unpack(message: torch.Tensor, key: Key, source: int, layout: Layout) -> tuple[torch.Tensor, ...]:
@@ -145,8 +161,8 @@ def unpack(message: torch.Tensor, key: Key, source: int, layout: Layout) -> tupl
     Raises:
         TransportError: as :meth:`Frame.check`.
     """
-    check(memoryview(message.numpy())[:_HEADER_BYTES], key, source, layout)
-    return Frame(layout, message).whole(())
+    check(memoryview(message.numpy())[:HEADER_BYTES], key, source, layout)
+    return tuple(views(message, layout))
 
 
 def check(header: memoryview, key: Key, source: int, layout: Layout) -> tuple[int, int]:
@@ -189,6 +205,11 @@ def _numbered(kind: str, src_stage: int, dst_stage: int, microbatch: int) -> int
             raise TransportError(f"{name}: {field} is {value}, expected 0 to {(1 << bits) - 1}")
         number = number << bits | value
     return number | ord(kind) - ord("A") + 1 << _KIND_SHIFT
+
+
+def header_of(key: Key, layout: Layout, number: int, taken: int) -> bytes:
+    """The header of a message."""
+    return _name(key, layout) + _STAMP.pack(number, taken, _guard(number, taken))
 
 
 def _name(key: Key, layout: Layout) -> bytes:

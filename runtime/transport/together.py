@@ -41,40 +41,48 @@ class _Circle:
 
 
 class Together:
-    """The groups of ``rank``; all ranks of the world make theirs together.
+    """The part of a transport that does things in groups; all ranks of ``world`` make theirs together.
 
     Args:
         groups: besides the world; the same, in the same order, on all ranks.
+        works: starts and waits.
         backend: of the communicators.
         device: where the backend's tensors are; others are copied there and back.
-        works: starts and waits.
+        pair_bytes: sums of two ranks up to this size are exchanged; larger ones, and those of more ranks, are rings.
+        batched: what is exchanged at once starts at once; on a stream of its own, as NCCL's, it would block itself.
     """
 
     def __init__(
-        self, rank: int, world_size: int, groups: Iterable[Sequence[int]], backend: str, device: str, works: Works
+        self,
+        world: dist.ProcessGroup,
+        groups: Iterable[Sequence[int]],
+        works: Works,
+        *,
+        backend: str = "gloo",
+        device: str = "cpu",
+        pair_bytes: int = 0,
+        batched: bool = False,
     ) -> None:
-        self.rank = rank
-        self._works = works
+        self.rank, self.world_size = world.rank(), world.size()
+        self._works, self._pair_bytes, self._batched = works, pair_bytes, batched
         self._device = torch.device(device)
-        self._numbers = declare(groups, world_size)
+        self._numbers = declare(groups, self.world_size)
         self._now, self._started = (
             {ranks: _new_group(ranks, backend) for ranks in self._numbers if len(ranks) > 1} for _ in range(2)
         )
         self._counts: dict[tuple[str, tuple[int, ...]], int] = {}
 
     def all_reduce(self, tensor: torch.Tensor, ranks: tuple[int, ...], deadline_s: float) -> None:
-        """See :class:`runtime.transport.base.Transport`."""
+        """See :class:`runtime.transport.base.Transport`, also for the others."""
         self._sum("sum", tensor, ranks, deadline_s).wait()
 
     def start_sum(self, tensor: torch.Tensor, ranks: tuple[int, ...], deadline_s: float) -> Pending:
-        """See :class:`runtime.transport.base.Transport`."""
         return self._sum("started sum", tensor, ranks, deadline_s)
 
     @torch.no_grad()
     def reduce_scatter(
         self, flat: torch.Tensor, counts: Sequence[int], ranks: tuple[int, ...], deadline_s: float
     ) -> None:
-        """See :class:`runtime.transport.base.Transport`."""
         circle, pieces = self._circle("reduce-scatter", ranks), parts(flat, counts, ranks)
         own = pieces[circle.position]
         came = [own if p == circle.position else self._here(torch.empty_like(own)) for p in range(len(ranks))]
@@ -87,7 +95,6 @@ class Together:
 
     @torch.no_grad()
     def all_gather(self, flat: torch.Tensor, counts: Sequence[int], ranks: tuple[int, ...], deadline_s: float) -> None:
-        """See :class:`runtime.transport.base.Transport`."""
         circle, pieces = self._circle("all-gather", ranks), parts(flat, counts, ranks)
         buffers = [self._here(piece) for piece in pieces]
         own = buffers[circle.position]
@@ -98,8 +105,7 @@ class Together:
 
     @torch.no_grad()
     def all_max(self, tensor: torch.Tensor, ranks: tuple[int, ...], deadline_s: float) -> None:
-        """See :class:`runtime.transport.base.Transport`.  By a gather: a ring's maximum may lose NaN."""
-        count = tensor.numel()
+        count = tensor.numel()  # by a gather: a ring's maximum may lose NaN
         check_member(self.rank, ranks, self._numbers)
         everybody = tensor.new_empty(len(ranks) * count)
         everybody.view(len(ranks), count)[ranks.index(self.rank)] = tensor.reshape(-1)
@@ -114,7 +120,7 @@ class Together:
         other = None
         if circle.group is None:
             pass
-        elif len(ranks) == 2 and term.nbytes <= PAIR_SUM_BYTES:
+        elif len(ranks) == 2 and term.nbytes <= self._pair_bytes:
             other, peer = torch.empty_like(term), 1 - circle.position
             works = self._start_exchange(circle, {peer: term}, {peer: other})
         else:
@@ -150,13 +156,27 @@ class Together:
         group, works = circle.group, {}
         if group is None:
             return works
-        for tensors, start in ((received, group.recv), (sent, group.send)):
-            for position, tensor in tensors.items():
-                if tensor.numel():
-                    peer = ("rank", circle.ranks[position])
-                    begin = partial(start, [tensor], position, _tag(tensor))
-                    works[self._works.start(begin, circle.what, peer)] = peer
+        moves = [(False, position, tensor) for position, tensor in received.items() if tensor.numel()]
+        moves += [(True, position, tensor) for position, tensor in sent.items() if tensor.numel()]
+        if self._batched and moves:
+            everybody = ("one of", ", ".join(f"rank {circle.ranks[position]}" for _, position, _ in moves))
+            return dict.fromkeys(self._start_batch(circle, moves, everybody), everybody)
+        for sends, position, tensor in moves:
+            peer = ("rank", circle.ranks[position])
+            begin = partial(group.send if sends else group.recv, [tensor], position, _tag(tensor))
+            works[self._works.start(begin, circle.what, peer)] = peer
         return works
+
+    def _start_batch(
+        self, circle: _Circle, moves: list[tuple[bool, int, torch.Tensor]], peers: Words
+    ) -> list[dist.Work]:
+        operations = [
+            dist.P2POp(
+                dist.isend if sends else dist.irecv, tensor, group=circle.group, tag=_tag(tensor), group_peer=position
+            )
+            for sends, position, tensor in moves
+        ]
+        return self._works.start(partial(dist.batch_isend_irecv, operations), circle.what, peers)
 
 
 @dataclass(frozen=True, slots=True)

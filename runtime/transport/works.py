@@ -3,25 +3,30 @@
 from __future__ import annotations
 
 import math
+import time
+from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from datetime import timedelta
+from typing import TypeVar
 
 import torch.distributed as dist
 
 from runtime.transport.base import Deadline, gone
 
+T = TypeVar("T")
 Words = tuple[object, ...]
 """What an error would say, put together only if there is one."""
 
+_SHORTEST_PAUSE_S, _LONGEST_PAUSE_S = 20e-6, 2e-3
 
-@dataclass(frozen=True, slots=True)
+
 class Works:
-    """Starts and waits on behalf of ``rank``."""
+    """Starts and waits on behalf of ``rank``, where a wait holds the thread, as gloo's does."""
 
-    rank: int
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
 
-    def start(self, begin: Callable[[], dist.Work], what: Words, peer: Words) -> dist.Work:
+    def start(self, begin: Callable[[], T], what: Words, peer: Words) -> T:
         """What ``begin`` starts.
 
         Raises:
@@ -33,7 +38,7 @@ class Works:
             raise gone(words(what), self.rank, words(peer), str(error)) from error
 
     def wait(self, work: dist.Work, what: Words, peer: Words, deadline: Deadline) -> None:
-        """Until it is done.
+        """Until what follows on this thread may use what ``work`` brings.
 
         Raises:
             DeadlineError: too late; gloo then closes every connection of this rank, so that peers fail at once too.
@@ -47,6 +52,41 @@ class Works:
             if deadline.waited_s() >= deadline.limit_s:
                 raise deadline.error(words(what), self.rank, words(peer)) from error
             raise gone(words(what), self.rank, words(peer), str(error)) from error
+
+    def finish(self, work: dist.Work, what: Words, peer: Words, deadline: Deadline) -> None:
+        """Until ``work`` is done; raises as :meth:`wait`."""
+        self.wait(work, what, peer, deadline)
+
+    def settle(self, deadline: Deadline) -> None:
+        """Until everything that was waited for is done; raises as :meth:`wait`."""
+
+
+class StreamWorks(Works):
+    """Works of a device's streams: a wait holds the stream, not the thread, and what went wrong is found by ``settle``.
+
+    A backend as NCCL's has no deadline of its own that leaves the process alive: works are asked until they are done.
+    """
+
+    def __init__(self, rank: int) -> None:
+        super().__init__(rank)
+        self._waited_for: deque[tuple[dist.Work, Words, Words]] = deque()
+
+    def wait(self, work: dist.Work, what: Words, peer: Words, deadline: Deadline) -> None:
+        self.start(work.wait, what, peer)
+        self._waited_for.append((work, what, peer))
+
+    def finish(self, work: dist.Work, what: Words, peer: Words, deadline: Deadline) -> None:
+        pause_s = _SHORTEST_PAUSE_S
+        while not self.start(work.is_completed, what, peer):
+            if deadline.waited_s() >= deadline.limit_s:
+                raise deadline.error(words(what), self.rank, words(peer))
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+        self.start(work.wait, what, peer)  # raises if it was not done but failed
+
+    def settle(self, deadline: Deadline) -> None:
+        while self._waited_for:
+            self.finish(*self._waited_for.popleft(), deadline)
 
 
 def words(said: Words) -> str:

@@ -119,7 +119,7 @@ def test_a_worker_that_is_stopped_is_found_by_its_silence() -> None:
         run(mined(2, "stop", "B"), deadline_s=2.0)
     text = str(caught.value)
     assert f"step {POISONED_STEP}" in caught.value.title
-    assert "for rank 1 (gradient of micro-batch 1, stage 1 -> stage 0), which was last heard of " in text
+    assert "for rank 1 (gradient of micro-batch 1, stage 1 -> stage 0), which has said nothing for " in text
     assert "it is stopped, or its host or link is gone" in text
 
 

@@ -32,6 +32,13 @@ def two_targets():
 def two(output, targets):
     return (output - targets[0] * targets[1]).square().mean()
 
+def with_lengths():
+    inputs, targets = (torch.ones(2, 6, 3),), torch.ones(2, 6, 2)
+    return nn.Linear(3, 2), (inputs, targets), nn.MSELoss(), {"time": [("inputs", 1), ("targets", 1)]}
+
+def with_wrong_lengths():
+    return nn.Linear(3, 2), (torch.ones(2, 6, 3), ()), two, {"time": [("targets", 1)]}
+
 def evaluating():
     return nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3).eval()).eval(), torch.ones(2, 3)
 
@@ -109,6 +116,30 @@ def test_a_bare_target_and_a_tuple_of_targets_reach_the_loss_as_they_were(folder
     for model, targets in ((one, one.targets[0]), (several, several.targets)):
         expected = model.loss_fn.function(model.module(*model.inputs), targets)
         assert torch.equal(model.loss_fn(model.module(*model.inputs), model.targets), expected)
+
+
+def test_sizes_that_vary_are_a_fourth_part(folder: Path) -> None:
+    model = load("nets_for_tests:with_lengths")
+    assert model.varying == {"time": (("inputs", 1), ("targets", 1))}
+    assert model.extents == {"time": 6}
+    assert list(model.tensors) == ["inputs", "targets"]
+    assert load("nets_for_tests:shaped").varying == {}
+    with pytest.raises(FactoryError, match=r"time is said to be in 'targets'[\s\S]*there are inputs"):
+        load("nets_for_tests:with_wrong_lengths")
+
+
+def test_autocast_is_for_parameters_in_float32(folder: Path) -> None:
+    model = load_model(ModelSource("nets_for_tests:shaped", autocast="bfloat16"))
+    assert model.autocast is torch.bfloat16
+    assert model.module.weight.dtype is model.inputs[0].dtype is torch.float32
+    with torch.autocast("cpu", torch.bfloat16):
+        expected = model.loss_fn(model.module(*model.inputs), model.targets)
+    assert torch.equal(model.loss(model.inputs, model.targets), expected)
+    assert not torch.equal(load("nets_for_tests:shaped").loss(model.inputs, model.targets), expected)
+    with pytest.raises(FactoryError, match=r"float32[\s\S]*asked for in float64"):
+        load_model(ModelSource("nets_for_tests:shaped", dtype="float64", autocast="bfloat16"))
+    with pytest.raises(FactoryError, match="autocast to 'float16' is not supported"):
+        load_model(ModelSource("nets_for_tests:shaped", autocast="float16"))
 
 
 def test_a_model_is_put_into_training_mode_as_a_whole_or_left_as_it_is(folder: Path) -> None:

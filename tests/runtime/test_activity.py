@@ -46,7 +46,7 @@ def test_a_rank_that_is_silent_is_not_waited_for_long() -> None:
 def test_silence_is_told_and_counts_to_what_lasts() -> None:
     aged = beat(1, "1F0").aged(3.0)
     assert aged.is_silent
-    assert str(aged) == "rank 1 in 1F0 (step 4, 3.2 s, silent since 3.0 s)"
+    assert str(aged) == "rank 1 in 1F0 (step 4, 3.2 s, silent for 3.0 s or more)"
     assert not beat(1, "1F0").aged(0.5).is_silent
 
 

@@ -16,10 +16,10 @@ import pickle
 import traceback
 import warnings
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cache
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +58,7 @@ TELLING = {"aten.add.Tensor", "aten.flatten.using_ints", "aten.max_pool2d.defaul
 
 @cache
 def network() -> tuple[LoadedModel, Captured]:
-    model = model_of("gpt:gpt", (2, 6), vocabulary=17, width=8, layers=2, heads=2)
+    model = model_of("gpt:gpt", (8, 6), vocabulary=17, width=8, layers=2, heads=2)
     return model, capture(model)
 
 
@@ -79,12 +79,18 @@ def exported(name: str) -> TorchPipeline:
     return torch_pipelining(plan, network()[1].graph, f"{name}.csv")
 
 
-def split_by_torch(model: LoadedModel, described: dict[str, Any]) -> Any:
-    """torch's own split of the model at the exported points."""
-    split_spec = {module: SplitPoint[point] for module, point in described["split_spec"].items()}
+@cache
+def split_at(points: tuple[tuple[str, str], ...]) -> Any:
+    """torch's own split of the network at exported points; on a copy, which it marks."""
+    return split_by_torch(copy.deepcopy(network()[0]), dict(points))
+
+
+def split_by_torch(model: LoadedModel, points: Mapping[str, str]) -> Any:
+    """torch's own split of ``model``."""
+    split_spec = {module: SplitPoint[point] for module, point in points.items()}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # torch 2.13 warns of its own use of LeafSpec
-        return pipeline(model.module, (model.inputs[0],), split_spec=split_spec)
+        return pipeline(model.module, (model.inputs[0][:2],), split_spec=split_spec)
 
 
 def run_by_torch(rank: int, folder: Path) -> dict[str, dict[str, torch.Tensor]]:
@@ -94,8 +100,9 @@ def run_by_torch(rank: int, folder: Path) -> dict[str, dict[str, torch.Tensor]]:
     found = {}
     for name in CUTS:
         described = json.loads((folder / f"{name}.json").read_text())
-        model = copy.deepcopy(network()[0])
-        pipe = split_by_torch(model, described)
+        model = network()[0]
+        pipe = split_at(tuple(described["split_spec"].items()))
+        pipe.zero_grad()
         stages = [
             PipelineStage(pipe.get_stage_module(number), number, pipe.num_stages, torch.device("cpu"))
             for number, on in enumerate(described["stage_to_rank"])
@@ -120,6 +127,7 @@ def by_torch(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, to
     folder = tmp_path_factory.mktemp("torch")
     for name in CUTS:
         (folder / f"{name}.json").write_text(exported(name).description)
+        split_at(tuple(json.loads(exported(name).description)["split_spec"].items()))  # once, before the fork
         (folder / f"{name}.csv").write_text(exported(name).schedule)
     gradients: dict[str, dict[str, torch.Tensor]] = {name: {} for name in CUTS}
     for of_rank in in_processes(lambda rank: run_by_torch(rank, folder)):
@@ -179,19 +187,24 @@ NETWORKS = {
 }
 
 
+@pytest.mark.parametrize("where", ["everywhere", "before layers without parameters"])
 @pytest.mark.parametrize("name", NETWORKS)
-def test_torch_splits_a_model_exactly_where_the_points_say(name: str) -> None:
+def test_torch_splits_a_model_exactly_where_the_points_say(name: str, where: str) -> None:
     factory, shape, arguments = NETWORKS[name]
     model = model_of(factory, shape, **arguments)
     graph = capture(model).graph
     layers = [layer for layer in graph.layers if not is_loss(graph, layer.name)]
-    last = len(layers) - 1
-    finest = {layer.name: min(number, last) for number, layer in enumerate(graph.layers)}
-    points = [point for point in split_points(graph, finest) if point.module]
-    assert len(points) > len(layers) / 3
-    pipe = split_by_torch(model, {"split_spec": {point.module: point.point for point in points}})
+    begins = [number > 0 and (where == "everywhere" or not layer.parameters) for number, layer in enumerate(layers)]
+    stage_of = dict(zip((layer.name for layer in layers), accumulate(map(int, begins)), strict=True))
+    last = max(stage_of.values())
+    points = [
+        point for point in split_points(graph, {layer.name: last for layer in graph.layers} | stage_of) if point.module
+    ]
+    assert len(points) > sum(begins) / 4
+    pipe = split_by_torch(model, {point.module: point.point for point in points})
     assert pipe.num_stages == 1 + len(points)
-    starts = [0, *(point.stage for point in points), len(layers)]
+    names = [layer.name for layer in layers]
+    starts = [0, *(names.index(point.after) for point in points), len(layers)]
     for stage, (first, end) in enumerate(pairwise(starts)):
         wanted = {parameter for layer in layers[first:end] for parameter in layer.parameters}
         assert {key for key, _ in pipe.get_stage_module(stage).named_parameters()} == wanted

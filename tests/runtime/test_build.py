@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import weakref
 from collections.abc import Callable
@@ -11,25 +12,33 @@ from functools import cache
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from planner.ir.errors import UnsupportedModelError, UsageError
 from planner.ir.plan import Decision
 from planner.ir.profile import ModelSource
 from planner.ir.schedule import Action, Op, Pipeline, Schedule
+from planner.layers.boundary import Boundaries
 from planner.schedules import schedule
 from profiler.capture import Captured, capture
+from profiler.models.example import Example
 from profiler.source import LoadedModel, load_model
-from runtime.build import Builder
+from runtime.build import Builder, captured_model, groups_of
+from runtime.engine import Engine, Evaluation
+from runtime.manner import Portion
+from runtime.transport import Hub, InProcessTransport
 from tests.runtime.plans import (
     Trained,
     assert_equal,
     batch_of,
     decide,
+    engine_of,
     model_of,
-    run_ranks,
+    sgd,
     train_by_plan,
     train_serially,
 )
+from tests.runtime.ranks import on_ranks
 from tests.runtime.versioned import train_on_versions
 
 MICRO_BATCHES = (2, 1, 3, 2)
@@ -53,9 +62,10 @@ class Net(nn.Module):
         return self.last(y.view(y.shape[0], -1))
 
 
-def net(*, input_shape: tuple[int, ...] = (4, 2, 4, 4)) -> nn.Module:
+def net(*, input_shape: tuple[int, ...] = (4, 2, 4, 4)) -> Example:
     torch.manual_seed(0)
-    return Net()
+    x, target = torch.randn(input_shape), torch.arange(input_shape[0]) % 3
+    return Net(), (x, target), functional.cross_entropy
 
 
 @pytest.fixture(autouse=True)
@@ -103,7 +113,7 @@ def recomputing(decision: Decision) -> Decision:
 
 LAYOUTS = {
     "chain": {"cuts": ["group"], "ranks": [(0,), (1,)]},
-    "replicas, once without rows": {"cuts": ["group"], "ranks": [(0, 1), (2,)], "shares": [(3, 1), (1,)]},
+    "replicas, once without rows": {"cuts": ["group"], "ranks": [(0, 1), (2, 3)], "shares": [(3, 1), (3, 1)]},
 }
 
 
@@ -155,18 +165,108 @@ def test_the_comparison_notices_another_version() -> None:
         )
 
 
-def test_evaluation_is_that_of_the_module_and_leaves_no_trace() -> None:
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_evaluation_is_that_of_the_module_and_leaves_no_trace(layout: str) -> None:
     model, captured = network()
-    for layout in LAYOUTS.values():
-        decision = decide(captured.graph, micro_batches=MICRO_BATCHES, **layout)
-        batch = batch_of(model, decision.global_batch, 0)
-        engines, _ = run_ranks(model, decision, [batch])
-        twin = train_state(engines)
-        grads = [engine.gradients() for engine in engines]
-        found = evaluate(engines, batch)
-        model_twin = load_into(model, twin)
-        expected = model_twin.loss(*batch).item()
-        assert {round(loss, 12) for loss in found if loss is not None} == {round(expected, 12)}
-        again = train_state(engines)
-        assert all(torch.equal(again[name], tensor) for name, tensor in twin.items())
-        assert [list(engine.gradients()) for engine in engines] == [list(each) for each in grads]
+    decision = recomputing(decide(captured.graph, micro_batches=MICRO_BATCHES, **LAYOUTS[layout]))
+    batch, other = (batch_of(model, decision.global_batch, step) for step in range(2))
+    twins = [copy.deepcopy((model, captured)) for _ in range(decision.num_ranks)]
+
+    def run(end: InProcessTransport) -> tuple[Evaluation, Snapshot, Snapshot]:
+        engine = engine_of(decision, *twins[end.rank], end)
+        engine.step(*batch)
+        before = snapshot(engine)
+        return engine.evaluate(*other), before, snapshot(engine)
+
+    found = on_ranks(decision.num_ranks, run, groups_of(decision, captured.graph))
+    whole = copy.deepcopy(model)
+    for _, before, after in found:
+        whole.module.load_state_dict(before[0], strict=False)
+        for here, there in zip(before, after, strict=True):
+            assert list(here) == list(there)
+            assert all(torch.equal(here[name], tensor) for name, tensor in there.items())
+    whole.module.eval()
+    losses = {each.loss for each, _, _ in found if each.loss is not None}
+    assert list(losses) == pytest.approx([whole.loss(*other).item()], rel=1e-12)
+    ends = [each.outputs for each, _, _ in found if each.loss is not None]
+    joined = torch.cat([outputs[m]["last"] for m in range(len(MICRO_BATCHES)) for outputs in ends])
+    torch.testing.assert_close(joined, whole.module(*other[0]), rtol=1e-12, atol=1e-12)
+
+
+Snapshot = tuple[dict[str, Tensor], dict[str, Tensor]]
+
+
+def snapshot(engine: Engine) -> Snapshot:
+    """Copies of parameters and buffers, and of gradients."""
+    state, gradients = engine.state_dict(), engine.gradients()
+    return {name: each.clone() for name, each in state.items()}, {n: each.clone() for n, each in gradients.items()}
+
+
+def builder(decision: Decision, captured: Captured, rank: int = 0) -> Builder:
+    hub = Hub(decision.num_ranks, groups_of(decision, captured.graph))
+    boundaries = Boundaries.of_decision(captured.graph, decision)
+    stages = boundaries.program(decision).stages
+    return Builder(
+        decision, captured_model(captured), boundaries, stages, InProcessTransport(hub, rank), sgd, deadline_s=5.0
+    )
+
+
+def test_a_rank_keeps_alive_nothing_of_other_stages() -> None:
+    model, captured = copy.deepcopy(network())
+    alive = weakref.ref(model.module.last.weight), weakref.ref(captured.graph_module)
+    decision = decide(captured.graph, ["group"], MICRO_BATCHES, [(0, 1), (2,)], [(3, 1), (1,)])
+    residents = builder(decision, captured).residents()
+    del model, captured
+    gc.collect()
+    assert list(residents) == [0]
+    assert alive[0]() is None
+    assert alive[1]() is None
+
+
+class Noisy(nn.Module):
+    """Draws on its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.first(x) + torch.randn_like(x))
+
+
+def noisy(*, input_shape: tuple[int, ...] = (4, 4)) -> nn.Module:
+    return Noisy()
+
+
+def test_what_cannot_be_evaluated_can_be_trained_and_says_so_when_it_is_evaluated() -> None:
+    captured = capture(load_model(ModelSource(f"{__name__}:noisy", {}, (4, 4), "float64")))
+    decision = decide(captured.graph, ["last"], (2, 2))
+    alive = weakref.ref(captured.graph_module)
+    (resident,) = builder(decision, captured).residents().values()
+    del captured
+    gc.collect()
+    assert alive() is None
+    values = {"inputs": torch.ones(2, 4, dtype=torch.float64)}
+    portion = Portion(0, 2, 0, 2)
+    resident.program.forward(portion, values, 1.0)
+    with pytest.raises(UnsupportedModelError, match="randn_like"):
+        resident.program.evaluate(portion, values)
+
+
+def test_versions_of_divided_weights_are_refused() -> None:
+    _, captured = transformer()
+    decision = decide(captured.graph, [0.5], (3, 2), [(0, 1), (2,)], [(2, 1), (1,)], schedule="pipedream")
+    decision = replace(decision, stages=tuple(replace(stage, sharded=True) for stage in decision.stages))
+    with pytest.raises(UsageError, match="several versions"):
+        builder(decision, captured).residents()
+
+
+def test_only_the_program_says_what_a_stage_keeps() -> None:
+    """Forward passes alone hold nothing, whatever else is asked for."""
+    _, captured = network()
+    decision = recomputing(decide(captured.graph, ["group"], MICRO_BATCHES, schedule="forward"))
+    (resident,) = builder(decision, captured).residents().values()
+    x = torch.randn(2, 2, 4, 4, dtype=torch.float64)
+    outputs = resident.program.forward(Portion(0, 2, 0, 2), {"inputs": x}, 1.0)
+    assert not any(output.requires_grad for output in outputs.values())
+    assert resident.program.num_held == 0

@@ -10,30 +10,29 @@ from torch import fx, nn
 from planner.ir.profile import ModelSource
 from profiler.capture import Captured, capture
 from profiler.source import LoadedModel, load_model
-from runtime.cut import cut_stage, random_layers
+from runtime.cut import cut_stage
 
 
 class Net(nn.Module):
     """Three layers; the last reshapes by the number of samples, and the second is normalised."""
 
-    def __init__(self, dropout: float) -> None:
+    def __init__(self) -> None:
         super().__init__()
         self.first = nn.Linear(4, 6)
         self.norm = nn.BatchNorm1d(6)
-        self.dropout = nn.Dropout(dropout)
         self.last = nn.Linear(3, 2)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        y = self.dropout(self.norm(self.first(x)))
+        y = self.norm(self.first(x))
         return self.last(y.view(x.shape[0] * 2, 3)).view(x.shape[0], 4)
 
 
-def net(*, input_shape: tuple[int, ...] = (4, 4), dropout: float = 0.0) -> nn.Module:
-    return Net(dropout)
+def net(*, input_shape: tuple[int, ...] = (4, 4)) -> nn.Module:
+    return Net()
 
 
-def captured_net(**arguments: str) -> tuple[LoadedModel, Captured]:
-    model = load_model(ModelSource(f"{__name__}:net", arguments, (4, 4), "float64"))
+def captured_net() -> tuple[LoadedModel, Captured]:
+    model = load_model(ModelSource(f"{__name__}:net", {}, (4, 4), "float64"))
     return model, capture(model)
 
 
@@ -90,9 +89,3 @@ def test_sizes_that_vary_are_given_by_name() -> None:
     for rows, length in ((2, 5), (4, 1)):
         (y,) = stage.function(rows, length, torch.ones(rows, length, 3))
         assert y.shape == (rows * length, 3)
-
-
-def test_layers_that_draw_random_numbers_are_found_where_they_do() -> None:
-    for dropout, expected in (("0.5", ("dropout",)), ("0.0", ())):
-        _, captured = captured_net(dropout=dropout)
-        assert random_layers(captured.graph_module, captured.layer_of_node) == expected

@@ -12,56 +12,17 @@ from torch import Tensor, nn
 from torch.optim import lr_scheduler
 
 from planner.ir.errors import UsageError
-from runtime.checkpoint.state import Number, RankState
+from runtime.checkpoint.state import RankState
 from runtime.optimizer import StageOptimizer
 from runtime.optimizer_state import load_state, state_of
 from runtime.sharding import ELEMENTWISE, ShardedParameters
 from runtime.transport import InProcessTransport
 from tests.runtime.ranks import on_ranks
+from tests.runtime.saved import Saved
 
 SHAPES = {"first.weight": (4, 3), "first.bias": (4,), "scale": (), "last.weight": (2, 4), "last.bias": (2,)}
 Parameters = dict[str, nn.Parameter]
 Make = Callable[..., torch.optim.Optimizer]
-
-
-class Saved:
-    """What ranks wrote, as a checkpoint gives it back."""
-
-    def __init__(self, *states: RankState) -> None:
-        self.parts: dict[str, list[tuple[int, int, Tensor]]] = {}
-        self.shapes: dict[str, tuple[int, ...]] = {}
-        self.values: dict[str, Number] = {}
-        for state in states:
-            for key in state.writes:
-                if key in state.numbers:
-                    assert key not in self.values, f"{key} is written twice"
-                    self.values[key] = state.numbers[key]
-                    continue
-                tensor = state.tensors[key].clone()
-                start, stop, shape = state.slices.get(key, (0, tensor.numel(), tuple(tensor.shape)))
-                self.parts.setdefault(key, []).append((start, stop, tensor.reshape(-1)))
-                self.shapes[key] = shape
-        for key, parts in self.parts.items():
-            parts.sort(key=lambda part: part[0])
-            assert [part[0] for part in parts] == [0, *(part[1] for part in parts[:-1])], f"{key} is written twice"
-
-    def tensors(self) -> set[str]:
-        return set(self.parts)
-
-    def numbers(self) -> set[str]:
-        return set(self.values)
-
-    def shape(self, key: str) -> tuple[int, ...]:
-        return self.shapes[key]
-
-    def read(self, key: str) -> Tensor:
-        return torch.cat([part for _, _, part in self.parts[key]]).reshape(self.shapes[key])
-
-    def read_slice(self, key: str, start: int, stop: int) -> Tensor:
-        return self.read(key).reshape(-1)[start:stop]
-
-    def number(self, key: str) -> Number:
-        return self.values[key]
 
 
 @pytest.fixture(autouse=True)
@@ -192,6 +153,7 @@ def train_sharded(
     optimizer.schedule(cosine)
     if source is not None:
         load_state(optimizer, source)
+        assert all(state["step"].shape == () for state in optimizer.state.values())
     for step in range(first, last):
         gradients(parameters, step)
         for parameter in parameters.values():

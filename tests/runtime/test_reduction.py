@@ -131,6 +131,18 @@ def test_a_gradient_that_comes_after_its_sum_has_started_is_refused() -> None:
         loss().backward()
 
 
+def test_one_bucket_is_summed_when_all_is_over() -> None:
+    module, loss = network()
+    sums = Sums()
+    buckets = GradientBuckets(module.parameters(), sums.start)
+    buckets.arm()
+    loss().backward()
+    assert sums.sizes == []
+    assert not any(parameter._post_accumulate_grad_hooks for parameter in module.parameters())
+    buckets.reduce()
+    assert sums.sizes == [53]
+
+
 def test_after_a_step_nothing_is_left_behind() -> None:
     module, loss = network()
     sums = Sums()

@@ -135,13 +135,19 @@ def test_parameters_of_several_dtypes_are_divided_apart() -> None:
             torch.testing.assert_close(found[name], parameter)
 
 
-def test_each_rank_keeps_its_part_of_the_state() -> None:
+@pytest.mark.parametrize(
+    "cls", [torch.optim.Adam, torch.optim.Adagrad]
+)  # state from the first step, and from the start
+def test_each_rank_keeps_its_part_of_the_state(cls: type[torch.optim.Optimizer]) -> None:
+    make = partial(cls, lr=0.1)
+
     def run(end: InProcessTransport) -> int:
-        optimizer = train_sharded(end, OPTIMIZERS["adam"], named_parameters())
+        optimizer = train_sharded(end, make, named_parameters())
         states = optimizer.state.values()
+        assert all(state["step"].shape == () for state in states)
         return storage_bytes([value for state in states for key, value in state.items() if key != "step"])
 
-    alone = train_alone(OPTIMIZERS["adam"], named_parameters(), 4)
+    alone = train_alone(make, named_parameters(), 4)
     whole = sum(value.nbytes for state in alone.state.values() for key, value in state.items() if key != "step")
     found = on_ranks(4, run)
     assert sum(found) == whole

@@ -144,6 +144,26 @@ def test_memory_is_held_from_forward_to_backward_and_with_recompute_only_in_back
     stage.backward_weight(0)
 
 
+def test_outputs_that_are_made_again_are_not_kept_while_backward_runs() -> None:
+    weight = nn.Parameter(torch.tensor(2.0, dtype=F64))
+    outputs: list[weakref.ref] = []
+    alive: list[bool] = []
+
+    def function(num_samples: int, x: Tensor, w: Tensor) -> tuple[Tensor, ...]:
+        inside = x.exp()
+        if inside.requires_grad:
+            inside.register_hook(lambda gradient: alive.append(is_alive(outputs[-1])))
+        y = w * inside
+        outputs.append(weakref.ref(y.untyped_storage()))
+        return (y,)
+
+    stage = StageFunction(function, ("x",), ("y",), {"w": weight}, frozenset())
+    runs = StageProgram(stage, frozenset({"x"}), None, Manner(recompute=True))
+    runs.forward(ONE_ROW[0], X, 1.0)
+    runs.backward(0, {"y": GY})
+    assert alive == [False]
+
+
 def is_alive(reference: weakref.ref) -> bool:
     return reference() is not None
 

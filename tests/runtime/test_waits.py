@@ -51,11 +51,11 @@ def test_a_chain_ends_at_a_rank_that_is_silent() -> None:
     text = waits().chain(2, beats("0RECV_B1<1", "1F2", "2RECV_F2<1", silent=1))
     assert text == (
         "rank 2 waits 2.0 s for rank 1 (activation of micro-batch 2, stage 1 -> stage 2), "
-        "which was last heard of 3.0 s ago (computing stage 1 forward of micro-batch 2 (step 7)): "
+        "which has said nothing for 3.0 s or more (its last word: computing stage 1 forward of micro-batch 2 (step 7)): "
         "it is stopped, or its host or link is gone"
     )
     waiting = waits().chain(2, beats("0F2", "1RECV_F2<0", "2RECV_F2<1", silent=1))
-    assert "3.0 s ago (waiting for activation of micro-batch 2, stage 0 -> stage 1)" in waiting
+    assert "(its last word: waiting for activation of micro-batch 2, stage 0 -> stage 1 (step 7))" in waiting
 
 
 def test_a_chain_ends_at_a_rank_that_never_spoke() -> None:

@@ -64,13 +64,15 @@ def installed(faults: Faults) -> Iterator[Faults]:
 
 
 class _Written:
-    """A file whose writes may fail half way."""
+    """A file whose writes may fail half way: the first, second, fourth, eighth ... of them count."""
 
     def __init__(self, file: Any, faults: Faults) -> None:
         self._file, self._faults = file, faults
+        self._num_writes = 0
 
     def write(self, data: Any) -> int:
-        if self._faults.meet():
+        self._num_writes += 1
+        if not self._num_writes & (self._num_writes - 1) and self._faults.meet():
             self._file.write(memoryview(data)[: len(data) // 2])
             self._file.flush()
             self._faults.fail()

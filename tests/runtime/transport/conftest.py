@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 import multiprocessing
 import os
 import pickle
@@ -7,6 +8,7 @@ import threading
 import traceback
 import warnings
 from collections.abc import Callable, Sequence
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from runtime.transport import Hub, InProcessTransport, Transport, open_gloo
+from runtime.transport import Edge, EdgeTransport, Hub, InProcessTransport, Transport, open_gloo
+from runtime.transport.joining import join
 
 Program = Callable[[Transport], Any]
 Outcome = tuple[bool, Any]  # (True, what the program returned) or (False, its traceback)
@@ -52,12 +55,32 @@ def run_in_threads(world_size: int, program: Program, hub: Hub) -> list[Any]:
     return _results(outcomes)
 
 
-def run_in_processes(world_size: int, program: Program, groups: Sequence[tuple[int, ...]], store: Path) -> list[Any]:
+def over_gloo(rank: int, world_size: int, groups: Sequence[tuple[int, ...]], store: Path) -> Transport:
+    return open_gloo(rank, world_size, dist.FileStore(str(store), world_size), 20.0, groups)
+
+
+def over_edges(rank: int, world_size: int, groups: Sequence[tuple[int, ...]], store: Path) -> Transport:
+    """All that NCCL's transport does, over gloo on the CPU."""
+    pairs = list(itertools.permutations(range(world_size), 2))
+    edges = [Edge("F", *pair, *pair) for pair in pairs] + [Edge("F", 0, 1, 1, 0)]
+    edges += [Edge("F", 1, 0, 0, 1), Edge("B", 0, 1, 0, 1), Edge("B", 1, 0, 0, 1)]
+    make = partial(EdgeTransport, edges, groups, backend="gloo", device="cpu", timeout_s=20.0, owns_group=True)
+    transport = join("gloo", rank, world_size, dist.FileStore(str(store), world_size), 20.0, make)
+    transport.barrier(20.0)
+    return transport
+
+
+Opened = Callable[[int, int, Sequence[tuple[int, ...]], Path], Transport]
+
+
+def run_in_processes(
+    world_size: int, program: Program, groups: Sequence[tuple[int, ...]], store: Path, opened: Opened = over_gloo
+) -> list[Any]:
     """What ``program`` returns on each rank, the ranks being forked processes; None where one ended by itself."""
 
     def work(rank: int, channel: Connection) -> None:
         torch.set_num_threads(1)
-        transport = open_gloo(rank, world_size, dist.FileStore(str(store), world_size), 20.0, groups)
+        transport = opened(rank, world_size, groups, store)
         channel.send_bytes(pickle.dumps(_attempt(program, transport)))
         os._exit(0)  # not pytest's own clean-up
 
@@ -88,13 +111,17 @@ def _outcome(channel: Connection) -> Outcome:
         return True, None
 
 
-@pytest.fixture(params=["inprocess", "rendezvous", "gloo"])
+PROCESSES: dict[str, Opened] = {"gloo": over_gloo, "edges": over_edges}
+
+
+@pytest.fixture(params=["inprocess", "rendezvous", "gloo", "edges"])
 def run(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[..., list[Any]]:
     """``run(world_size, program, groups)``: the program on every rank of each transport."""
 
     def run(world_size: int, program: Program, groups: Sequence[tuple[int, ...]] = ()) -> list[Any]:
-        if request.param == "gloo":
-            return run_in_processes(world_size, program, groups, tmp_path / f"store-{len(list(tmp_path.iterdir()))}")
+        if request.param in PROCESSES:
+            store = tmp_path / f"store-{len(list(tmp_path.iterdir()))}"
+            return run_in_processes(world_size, program, groups, store, PROCESSES[request.param])
         hub = Hub(world_size, groups, rendezvous=request.param == "rendezvous")
         return run_in_threads(world_size, program, hub)
 

@@ -193,7 +193,7 @@ def test_a_group_that_was_not_declared_is_refused(run, way):
     def program(transport):
         for ranks in ((0, 1), (1, 2)):
             if transport.rank in ranks:
-                with pytest.raises(TransportError, match="cannot sum over ranks|not one of its groups"):
+                with pytest.raises(TransportError, match="cannot sum over ranks"):
                     way(transport, ranks, DEADLINE_S)
         transport.barrier(DEADLINE_S)
 

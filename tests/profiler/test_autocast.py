@@ -1,0 +1,180 @@
+"""Capture of models in mixed precision: torch's autocast to bfloat16, parameters in float32."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import time
+from collections.abc import Callable
+from typing import Any, cast
+
+import pytest
+import torch
+from torch import Tensor, fx, nn
+
+from cuda_ops.recurrent import RECURRENT_SHAPES
+from planner.ir.profile import ModelSource, Optimizer
+from profiler import Captured, LoadedModel, capture
+from profiler.measuring import Job, measure_model
+from profiler.segments import SegmentedPass, segments
+from tests.profiler.test_capture import loaded
+from tests.profiler.test_models import TINY
+from tests.profiler.varying_models import model_of
+
+FACTORIES = [factory for factory in TINY if factory.__name__ in ("gpt", "resnet18", "gnmt")]
+
+each_network = pytest.mark.parametrize("factory", FACTORIES, ids=lambda factory: factory.__name__)
+
+
+@pytest.fixture(autouse=True)
+def _one_thread_and_a_seed() -> None:
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+
+
+@functools.cache
+def captured(factory: Callable[..., Any]) -> tuple[Captured, LoadedModel]:
+    plain = loaded(factory, 2)
+    model = LoadedModel(plain.module, plain.inputs, plain.targets, plain.loss_fn, autocast=torch.bfloat16)
+    return capture(model), model
+
+
+class Watched(fx.Interpreter):
+    """A run that notes the dtype of what every node makes."""
+
+    def __init__(self, module: fx.GraphModule) -> None:
+        super().__init__(module)
+        self.dtypes: dict[str, str] = {}
+
+    def run_node(self, n: fx.Node) -> Any:
+        value = super().run_node(n)
+        if isinstance(value, Tensor):
+            self.dtypes[n.name] = str(value.dtype).removeprefix("torch.")
+        return value
+
+
+def dtypes_of(graph: Captured, *tensors: Tensor) -> dict[str, str]:
+    watched = Watched(graph.graph_module)
+    with torch.autocast("cpu", torch.bfloat16):
+        watched.run(tensors[0].shape[0], *tensors)
+    return watched.dtypes
+
+
+@each_network
+@pytest.mark.parametrize("samples", [2, 3])
+def test_loss_gradients_and_buffers_equal_the_modules_to_the_bit(factory: Callable[..., Any], samples: int) -> None:
+    graph, model = captured(factory)
+    batch = loaded(factory, samples)
+    twin, exact = copy.deepcopy(model.module), copy.deepcopy(model.module)
+    with torch.autocast("cpu", torch.bfloat16):
+        expected = model.loss_fn(twin(*batch.inputs), batch.targets)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = graph.graph_module(samples, *batch.inputs, *batch.targets)
+    assert torch.equal(found, expected)
+    assert not torch.equal(found, model.loss_fn(exact(*batch.inputs), batch.targets))
+    mine = torch.autograd.grad(found, list(model.module.parameters()))
+    others = torch.autograd.grad(expected, list(twin.parameters()))
+    for name, a, b in zip(dict(twin.named_parameters()), mine, others, strict=True):
+        assert torch.equal(a, b), name
+        assert a.dtype is torch.float32
+    for a, b in zip(model.module.buffers(), twin.buffers(), strict=True):
+        assert torch.equal(a, b)
+
+
+@each_network
+def test_every_value_has_the_dtype_that_its_spec_says(factory: Callable[..., Any]) -> None:
+    graph, _ = captured(factory)
+    batch = loaded(factory, 3)
+    found = dtypes_of(graph, *batch.inputs, *batch.targets)
+    specs = graph.graph.values()
+    assert {value: specs[value].dtype for value in graph.node_of_value} == {
+        value: found[node] for value, node in graph.node_of_value.items()
+    }
+    assert "bfloat16" in {spec.dtype for spec in specs.values()}
+    assert {spec.dtype for spec in graph.graph.parameters.values()} == {"float32"}
+
+
+@each_network
+def test_layers_run_by_themselves_give_the_same_loss(factory: Callable[..., Any]) -> None:
+    graph, model = captured(factory)
+    tensors = dict(zip(graph.graph.inputs, (*model.inputs, *model.targets), strict=True))
+    twin = copy.deepcopy(model)
+    run = SegmentedPass(graph, tensors, 2, time.thread_time)
+    parts = segments(graph)
+    for part in parts:
+        run.forward(part)
+    expected = twin.loss(twin.inputs, twin.targets)
+    assert torch.equal(run.loss, expected)
+    run.start_backward()
+    for part in reversed(parts):
+        run.backward(part)
+    expected.backward()
+    for mine, other in zip(model.module.parameters(), twin.module.parameters(), strict=True):
+        torch.testing.assert_close(mine.grad, other.grad, rtol=0.05, atol=0.02 * other.grad.abs().max().item() + 1e-6)
+        mine.grad = None
+
+
+def test_a_model_is_measured_in_mixed_precision() -> None:
+    arguments = {"vocabulary": "17", "width": "64", "layers": "1", "heads": "2", "context": "32"}
+    measured = {}
+    for autocast in ("", "bfloat16"):
+        source = ModelSource("profiler.models.gpt:gpt", arguments, (4, 32), autocast=autocast)
+        costs = measure_model(lambda report: None, Job(source, Optimizer(), (4,), quick=True))
+        measured[autocast] = {each.layer: each for each in costs.measurements}
+        assert costs.iteration_s["4"] > 0
+        assert all(each.forward_s > 0 for each in costs.measurements if each.layer.endswith("query"))
+    plain, mixed = (found["blocks.0.gelu"] for found in measured.values())
+    assert mixed.saved_bytes == plain.saved_bytes / 2  # its input, in half as many bytes
+
+
+def autocast_model(function: Callable[..., Any], *inputs: Tensor, **parts: Any) -> LoadedModel:
+    model = model_of(function, *inputs, varying={}, **parts)
+    return LoadedModel(model.module, model.inputs, (), model.loss_fn, autocast=torch.bfloat16)
+
+
+def test_code_that_asks_for_dtypes_is_told_those_of_autocast() -> None:
+    def forward(m: Any, x: Tensor) -> Tensor:
+        y = m.layer(x)
+        if y.dtype is torch.bfloat16:
+            y = y * 2
+        return torch.cat((y, torch.ones(x.shape[0], 1, dtype=y.dtype)), 1).float().softmax(-1)
+
+    model = autocast_model(forward, torch.randn(3, 4), layer=nn.Linear(4, 4))
+    graph = capture(model)
+    dtypes = {name: spec.dtype for name, spec in graph.graph.values().items()}
+    assert [dtypes[name] for name in ("layer", "mul", "cat", "to", "softmax")] == ["bfloat16"] * 3 + ["float32"] * 2
+    with model.precision():
+        found = graph.graph_module(3, *model.inputs)
+    assert torch.equal(found, model.loss(model.inputs, ()))
+
+
+def test_operators_that_autocast_passes_over_keep_their_dtype() -> None:
+    def forward(m: Any, x: Tensor) -> Tensor:
+        return m.layer(m.gru(x)[0])
+
+    parts = {"gru": nn.GRU(4, 5, batch_first=True), "layer": nn.Linear(5, 3)}
+    graph = capture(autocast_model(forward, torch.randn(3, 6, 4), **parts))
+    dtypes = {name: spec.dtype for name, spec in graph.graph.values().items()}
+    assert (dtypes["gru"], dtypes["layer"]) == ("float32", "bfloat16")
+
+
+def test_a_dtype_that_torch_foresees_wrongly_is_corrected(monkeypatch: pytest.MonkeyPatch) -> None:
+    wrong = RECURRENT_SHAPES[torch.ops.aten.rnn_tanh.input]  # says bfloat16
+    monkeypatch.setitem(cast(dict[Any, Any], RECURRENT_SHAPES), torch.ops.aten.gru.input, wrong)
+    test_operators_that_autocast_passes_over_keep_their_dtype()
+
+
+def test_batch_norms_and_their_statistics_stay_in_float32() -> None:
+    parts = {"conv": nn.Conv2d(3, 4, 3), "norm": nn.BatchNorm2d(4)}
+    model = autocast_model(lambda m, x: m.norm(m.conv(x)).relu(), torch.randn(2, 3, 6, 6), **parts)
+    graph = capture(model)
+    before = copy.deepcopy(dict(model.module.named_buffers()))
+    assert dtypes_of(graph, *model.inputs)["batch_norm"] == graph.graph.values()["norm"].dtype
+    assert not torch.equal(model.module.norm.running_mean, before["norm.running_mean"])
+    assert model.module.norm.running_mean.dtype is torch.float32
+
+
+def test_capture_without_autocast_is_in_float32() -> None:
+    graph = capture(loaded(FACTORIES[0], 2))
+    assert graph.autocast is None
+    assert {spec.dtype for spec in graph.graph.values().values()} <= {"float32", "int64"}
