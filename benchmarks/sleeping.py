@@ -208,8 +208,8 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
-def _message(transport: Any, number: int, num_bytes: int) -> list[float]:
-    """When rank 0 began to send (there), and when rank 1 had received (there), for some messages one by one."""
+def _message(transport: Any, number: int, num_bytes: int) -> list[tuple[float, float]]:
+    """When rank 0 began to send and was free again (there); when rank 1 had received (there, twice); several times."""
     import torch
 
     from runtime.transport import Key
@@ -222,11 +222,12 @@ def _message(transport: Any, number: int, num_bytes: int) -> list[float]:
         transport.barrier(DEADLINE_S)
         time.sleep(2e-3)  # both are there, and the link is idle
         if transport.rank == 0:
-            moments.append(time.perf_counter())
+            start = time.perf_counter()
             transport.send(key, 1, (tensor,))
+            moments.append((start, time.perf_counter()))
         elif transport.rank == 1:
             transport.receive(key, 0, DEADLINE_S)
-            moments.append(time.perf_counter())
+            moments.append((time.perf_counter(),) * 2)
         transport.flush(DEADLINE_S)
     return moments
 
@@ -273,12 +274,18 @@ def step_s(by_rank: Sequence[Sequence[tuple[float, float]]]) -> list[float]:
     return [max(stop for _, stop in each) - min(start for start, _ in each) for each in zip(*by_rank, strict=True)]
 
 
-def link_points(sizes: Sequence[int], sent: Sequence[Sequence[float]], received: Sequence[Sequence[float]]) -> Any:
-    """(bytes, median seconds) of each size."""
-    return tuple(
-        (size, statistics.median(stop - start for start, stop in zip(*each, strict=True)))
-        for size, each in zip(sizes, zip(sent, received, strict=True), strict=True)
-    )
+Points = tuple[tuple[int, float], ...]
+
+
+def link_points(sizes: Sequence[int], by_rank: Sequence[Mapping[str, Any]]) -> tuple[Points, Points]:
+    """(bytes, median seconds) until a message has arrived, and until its sender is free again."""
+    arrival, sending = [], []
+    for size, sent, received in zip(sizes, by_rank[0]["link"], by_rank[1]["link"], strict=True):
+        arrival.append(
+            (size, statistics.median(there[0] - here[0] for here, there in zip(sent, received, strict=True)))
+        )
+        sending.append((size, statistics.median(free - start for start, free in sent)))
+    return tuple(arrival), tuple(sending)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from planner.ir.plan import Decision
 from planner.ir.schedule import StageGraph
 from planner.layers.boundary import Boundaries
 from runtime.buffers import refuse_drifting_buffers
-from runtime.captured import CapturedModel as CapturedModel  # names of old, from here
+from runtime.captured import CapturedModel as CapturedModel
 from runtime.captured import captured_model as captured_model
 from runtime.draws import Draw, Draws
 from runtime.functions import StageCut, StageFunctions

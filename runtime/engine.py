@@ -166,6 +166,11 @@ class Engine:
         """Training steps done, those before a checkpoint that was loaded included."""
         return self._step
 
+    @property
+    def is_updated(self) -> bool:
+        """Whether the last step ended with an update."""
+        return self._finishing.is_last
+
     def step(self, inputs: tuple[Tensor, ...], targets: tuple[Tensor, ...]) -> StepResult:
         """One training step on a batch that every rank is given whole.
 
@@ -224,7 +229,17 @@ class Engine:
         return {name: tensor.detach() for name, tensor in self._state.items()}
 
     def state(self) -> RankState:
-        """All that this rank has to save for training to go on, also under another plan; no copies."""
+        """All that this rank has to save for training to go on, also under another plan; no copies.
+
+        Raises:
+            UsageError: gradients wait for those of the next steps (``accumulate``), which is not part of the state.
+        """
+        if not self.is_updated:
+            raise UsageError(
+                f"after step {self._step} gradients wait for the update",
+                ["they are not saved"],
+                ["save after an update"],
+            )
         return rank_state(self._residents, self._state, self._transport.rank, self._step)
 
     def load_state(self, source: StateSource) -> None:
@@ -232,13 +247,12 @@ class Engine:
         self._step = load_rank_state(self._residents, self._state, source)
 
     def gradients(self) -> dict[str, Tensor]:
-        """Gradients of the last step's parameters on this rank, by the user's own names."""
-        return {
-            name: parameter.grad
-            for resident in self._residents.values()
-            for name, parameter in resident.parameters.items()
-            if parameter.grad is not None
-        }
+        """Gradients of the last step's parameters on this rank, by the user's own names.
+
+        Where the ranks of a stage divide its optimiser, all of them have to call this together.
+        """
+        found = (resident.gradients() for resident in self._residents.values())
+        return {name: gradient for gradients in found for name, gradient in gradients.items()}
 
     def forget_step(self) -> None:
         """Let go of the last step's gradients and losses; each step does so first."""

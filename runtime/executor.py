@@ -96,6 +96,8 @@ class Executor:
             lookahead=around.lookahead or binding.program.receive_window(self._rank),
             device=around.device,
         )
+        # All ranks finish a step together, also those that have nothing to update.
+        self._finishes_at_end = not evaluates and not any(_ends_step(action) for action in row)
         self._last, self._final = _last_gradients(row), _last_updates(row)
         self._tasks = self._made(row)
         self._batch: Batch | None = None
@@ -146,6 +148,8 @@ class Executor:
                 raise context.of_action(error, self._step, task.action) from error
             spans.append(Span(self._rank, task.text, start - origin, time.perf_counter() - origin))
             thread_s.append(time.thread_time() - cpu)
+        if self._finishes_at_end and self._around.finish is not None:
+            self._around.finish()
         activity.begin("waiting until all messages are taken")
         try:
             self._post.flush()
@@ -233,7 +237,7 @@ class Executor:
             **dict.fromkeys(SEND, self._post.send),
             **dict.fromkeys(RECEIVE, self._post.receive),
         }
-        first = next((action for action in row if action.op is Op.UPDATE and action.microbatch is None), None)
+        first = next(filter(_ends_step, row), None)
         return tuple(
             _Task(
                 action,
@@ -254,6 +258,11 @@ def _last_gradients(row: Sequence[Action]) -> frozenset[Action]:
         elif action.op in (Op.REDUCE_GRAD, Op.UPDATE) and action.stage in latest:
             found.add(latest.pop(action.stage))
     return frozenset(found)
+
+
+def _ends_step(action: Action) -> bool:
+    """Whether it is an update of the whole step."""
+    return action.op is Op.UPDATE and action.microbatch is None
 
 
 def _last_updates(row: Sequence[Action]) -> frozenset[Action]:

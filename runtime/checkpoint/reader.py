@@ -6,7 +6,7 @@ import difflib
 import io
 import math
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 
 import torch
@@ -67,6 +67,14 @@ class Checkpoint:
 
     def __contains__(self, key: str) -> bool:
         return key in self.manifest.tensors or key in self.manifest.numbers
+
+    def tensors(self) -> Collection[str]:
+        """The keys of all tensors."""
+        return self.manifest.tensors.keys()
+
+    def numbers(self) -> Collection[str]:
+        """The keys of all numbers."""
+        return self.manifest.numbers.keys()
 
     def read(self, key: str) -> Tensor:
         """The whole tensor, on the CPU, put together from its slices where it was saved in such.

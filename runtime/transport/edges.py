@@ -211,9 +211,9 @@ class EdgeTransport(Together):
         channels = {}
         for edge in sorted(set(edges)):
             ends = sorted((edge.source, edge.destination))
+            group = dist.new_group(ends, backend=backend)  # by all ranks: torch names local ones by a count of each rank
             if self.rank not in ends:
                 continue
-            group = dist.new_group(ends, backend=backend, use_local_synchronization=True)
             token = torch.zeros(1, dtype=torch.uint8, device=self._device)
             begin = partial(group.send if self.rank == edge.source else group.recv, [token], _other(group), 0)
             peer = ("rank", edge.destination if self.rank == edge.source else edge.source)

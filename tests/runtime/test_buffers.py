@@ -94,9 +94,7 @@ def names(name: str) -> list[str]:
 
 
 def test_a_buffer_that_is_written_must_be_on_one_stage() -> None:
-    with pytest.raises(
-        UnsupportedModelError, match=r"buffer count is written by layer .* on stage 1 and used by"
-    ):
+    with pytest.raises(UnsupportedModelError, match=r"buffer count is written by layer .* on stage 1 and used by"):
         check("shared", ["last"])
 
 

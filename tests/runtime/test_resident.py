@@ -28,7 +28,7 @@ def resident(log: Log, count: int = 1) -> Resident:
     parameters = dict(layer.named_parameters())
     program = SimpleNamespace(
         layer=layer,
-        reset=lambda: log.append("reset"),
+        reset=lambda step: log.append("reset"),
         before_update=lambda: log.append("before"),
     )
     optimizer = SimpleNamespace(step=lambda: log.append("step"))

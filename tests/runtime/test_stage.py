@@ -246,6 +246,7 @@ def test_autocast_lowers_what_it_lowers_and_parameters_stay() -> None:
         return nn.functional.linear(x, w), x.softmax(-1)
 
     stage = StageFunction(function, ("x",), ("y", "z"), {"w": weight}, frozenset())
+    gradients = []
     for recompute in (False, True):
         weight.grad = None
         runs = StageProgram(stage, frozenset({"x"}), None, Manner(recompute=recompute, autocast=torch.bfloat16))
@@ -253,4 +254,6 @@ def test_autocast_lowers_what_it_lowers_and_parameters_stay() -> None:
         assert {name: output.dtype for name, output in outputs.items()} == {"y": torch.bfloat16, "z": torch.float32}
         found = runs.backward(0, {"y": torch.ones(1, 3, dtype=torch.bfloat16)})
         assert found["x"].dtype == weight.grad.dtype == torch.float32
+        gradients.append((found["x"], weight.grad))
+    assert all(torch.equal(here, there) for here, there in zip(*gradients, strict=True))
     assert not torch.is_autocast_enabled("cpu")

@@ -9,6 +9,8 @@ import torch
 
 from planner.ir.errors import DeadlineError, TransportError
 
+pytestmark = pytest.mark.parametrize("run", ["inprocess", "gloo", "edges"], indirect=True)
+
 DEADLINE_S = 20.0
 WORLD = (0, 1, 2, 3)
 
@@ -76,10 +78,13 @@ def test_sums_go_on_while_nobody_waits(run):
 COUNTS = [(1, 1, 1, 1), (3, 0, 5, 2), (0, 0, 7, 0), (100_001, 1, 70_000, 0), (0, 0, 0, 0)]
 
 
-@pytest.mark.parametrize("counts", COUNTS)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64])
-def test_a_scattered_sum_then_a_gather_is_a_sum(run, counts, dtype):
+def test_a_scattered_sum_then_a_gather_is_a_sum(run):
+    cases = [(counts, dtype) for counts in COUNTS for dtype in (torch.float32, torch.bfloat16, torch.int64)]
+
     def program(transport):
+        return [scatter_and_gather(transport, counts, dtype) for counts, dtype in cases]
+
+    def scatter_and_gather(transport, counts, dtype):
         flat = (whole(transport.rank, sum(counts)) * 10).to(dtype)
         before = flat.clone()
         transport.reduce_scatter(flat, counts, WORLD, DEADLINE_S)
@@ -91,10 +96,11 @@ def test_a_scattered_sum_then_a_gather_is_a_sum(run, counts, dtype):
         transport.all_gather(flat, counts, WORLD, DEADLINE_S)
         return flat
 
-    found = run(4, program)
-    terms = [(whole(rank, sum(counts)) * 10).to(dtype) for rank in WORLD]
-    assert all(torch.equal(flat, found[0]) for flat in found)
-    assert torch.equal(found[0], terms[0] + terms[1] + terms[2] + terms[3])  # in the order of ranks
+    results = run(4, program)
+    for number, (counts, dtype) in enumerate(cases):
+        terms = [(whole(rank, sum(counts)) * 10).to(dtype) for rank in WORLD]
+        total = terms[0] + terms[1] + terms[2] + terms[3]  # in the order of ranks
+        assert all(torch.equal(found[number], total) for found in results)
 
 
 def test_a_group_of_one_keeps_what_it_has(run):
