@@ -49,6 +49,7 @@ def profile(
     optimizer: str | Optimizer = "SGD",
     sizes: Sequence[int] = (),
     dtype: str = "float32",
+    autocast: str = "",
     quick: bool = False,
 ) -> Profile:
     """Measures what every layer, device and link of this machine costs for ``model``.
@@ -61,6 +62,8 @@ def profile(
         cluster: number of workers on this host (a worker is one core), or ``auto`` for two.
         optimizer: an :class:`Optimizer`, or text such as ``SGD:lr=0.1,momentum=0.9``.
         sizes: micro-batch sizes to measure; empty: the divisors of the example's batch.
+        dtype: of parameters and activations.
+        autocast: ``bfloat16``: operators that gain by it compute in that dtype, parameters stay in float32.
         quick: fewer repetitions: faster, less exact.
 
     Raises:
@@ -69,7 +72,7 @@ def profile(
     from halopipe import measuring
 
     return measuring.measure(
-        measuring.source_of(model, input_shape, arguments or {}, dtype),
+        measuring.source_of(model, input_shape, arguments or {}, dtype, autocast),
         num_workers=measuring.num_workers(cluster),
         optimizer=optimizer,
         sizes=tuple(sizes),

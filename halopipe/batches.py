@@ -1,37 +1,50 @@
-"""The batches that a run trains on: of a data factory, or the model's own example again and again."""
+"""The batches that a run trains on, in order.
+
+``--data`` names a factory, ``pkg.mod:factory`` or ``path/file.py:factory``, called with (global_batch, input_shape,
+seed).  It gives one of
+
+    an iterator     of batches (inputs, targets) of up to ``global_batch`` samples, until it ends
+    a DataLoader    or another iterable of batches, passed over again and again
+    a Dataset       of samples (inputs, targets), shuffled each epoch; the last batch of an epoch may be smaller
+
+with ``inputs`` and ``targets`` a tensor or a tuple of tensors, samples first; floats are cast to the model's dtype.  A
+batch may also be a list of micro-batches, each an (inputs, targets) tuple of its own size and shape.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Sequence
 
-import torch
-from torch import Tensor
-
-from planner.ir.errors import FactoryError, UsageError
-from profiler.factory import find_factory
-from profiler.source import LoadedModel, where
-
-Tensors = tuple[Tensor, ...]
-Batch = tuple[Tensors, Tensors]
-"""Inputs and targets, samples first."""
+from halopipe.datasets import Data, Item, Position, open_data
+from planner.ir.errors import UsageError
+from profiler.source import LoadedModel
+from runtime.batch import Batch, InputSpecs, MicroBatches, WholeBatch
 
 
-def batches(data: str, model: LoadedModel, global_batch: int, seed: int) -> Iterator[Batch]:
-    """Batches of ``global_batch`` samples, the same on every rank; floats in the dtype of the model's example.
-
-    Args:
-        data: ``pkg.mod:factory`` or ``path/file.py:factory``; empty for the example.
+def batches(data: str, model: LoadedModel, global_batch: int, seed: int) -> Iterator[Item]:
+    """What every step trains on, from the first on.
 
     Raises:
         ModelNotFoundError, FactoryError: the factory is not there, or fails.
     """
-    if not data:
-        return _repeated(model, global_batch)
-    return _made(data, model, global_batch, seed)
+    for _, item in read(open_data(data, model, global_batch, seed), Position()):
+        yield item
 
 
-def take(stream: Iterator[Batch], step: int) -> Batch:
+def read(data: Data, start: Position, epochs: int = 0) -> Iterator[tuple[int, Item]]:
+    """The epoch of each batch and the batch, from ``start`` on; ``epochs`` of them in all, 0: as many as there are."""
+    at = start
+    while True:
+        is_empty = True
+        for item in data.epoch(at):
+            is_empty = False
+            yield at.epoch, item
+        if not data.repeats or (is_empty and not at.batches) or (epochs and at.epoch + 1 >= epochs):
+            return
+        at = Position(at.epoch + 1)
+
+
+def take(stream: Iterator[Item], step: int) -> Item:
     """The next batch.
 
     Raises:
@@ -39,45 +52,23 @@ def take(stream: Iterator[Batch], step: int) -> Batch:
     """
     batch = next(stream, None)
     if batch is None:
-        raise UsageError(
-            f"the data ended after {step} batches", ["one is needed for every step"], [f"--steps {max(step, 1)}"]
-        )
+        raise ended(step)
     return batch
 
 
-def _repeated(model: LoadedModel, global_batch: int) -> Iterator[Batch]:
-    rows = torch.arange(global_batch) % model.samples
-    inputs, targets = (
-        tuple(t[rows] if t.ndim and t.shape[0] == model.samples else t for t in tensors)
-        for tensors in (model.inputs, model.targets)
+def ended(step: int) -> UsageError:
+    """The error of data that ends before the run."""
+    return UsageError(
+        f"the data ended after {step} batches", ["one is needed for every step"], [f"--steps {max(step, 1)}"]
     )
-    while True:
-        yield inputs, targets
 
 
-def _made(data: str, model: LoadedModel, global_batch: int, seed: int) -> Iterator[Batch]:
-    factory = find_factory(data)
-    floats = [tensor.dtype for tensor in model.module.parameters() if tensor.is_floating_point()]
-    dtype = floats[0] if floats else torch.get_default_dtype()
-    try:
-        for item in factory(global_batch, tuple(model.inputs[0].shape), seed):
-            yield _batch(data, item, dtype)
-    except (FactoryError, UsageError):
-        raise
-    except Exception as error:
-        raise FactoryError(f"{data} raised {type(error).__name__}", [str(error), where(error)]) from error
+def bound(item: Item, inputs: InputSpecs, planned: Sequence[int]) -> Batch:
+    """What the engine takes.
 
-
-def _batch(data: str, item: Any, dtype: torch.dtype) -> Batch:
-    match item:
-        case (inputs, targets):
-            return _tensors(data, inputs, dtype), _tensors(data, targets, dtype)
-    raise FactoryError(f"{data} gave no (inputs, targets)", [f"it gave {type(item).__name__}"])
-
-
-def _tensors(data: str, value: Any, dtype: torch.dtype) -> Tensors:
-    values = value if isinstance(value, tuple) else (value,)
-    if not all(isinstance(each, Tensor) for each in values):
-        types = ", ".join(type(each).__name__ for each in values)
-        raise FactoryError(f"{data} gave something else than tensors", [f"it gave {types}"])
-    return tuple(each.to(dtype) if each.is_floating_point() else each for each in values)
+    Raises:
+        UsageError: it is not what the model takes, or more than planned.
+    """
+    if isinstance(item, list):
+        return MicroBatches(inputs, [(*given, *targets) for given, targets in item], len(planned))
+    return WholeBatch(inputs, (*item[0], *item[1]), tuple(planned))

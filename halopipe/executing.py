@@ -22,7 +22,8 @@ from planner.layers.boundary import Boundaries
 from planner.passes import validate
 from profiler import LoadedModel, capture, load_model
 from profiler.source import Loss, mean_of_squares
-from runtime.build import captured_model, groups_of
+from runtime.build import groups_of
+from runtime.captured import captured_model
 from runtime.engine import Engine
 from runtime.launch import SETUP_S
 from runtime.optimizer import maker_of

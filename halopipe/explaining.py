@@ -59,10 +59,11 @@ def data(plan: Plan, profile: Profile | None = None) -> dict[str, Any]:
 
 
 def model_text(model: ModelSource) -> str:
-    """``pkg.mod:factory(num_classes=10), input 8x3x64x64, float32``."""
+    """``pkg.mod:factory(num_classes=10), input 8x3x64x64, float32``; ``float32 with autocast to bfloat16``."""
     arguments = ", ".join(f"{key}={value}" for key, value in model.arguments.items())
     shape = f", input {'x'.join(map(str, model.input_shape))}" if model.input_shape else ""
-    return f"{model.factory}{f'({arguments})' if arguments else ''}{shape}, {model.dtype}"
+    autocast = f" with autocast to {model.autocast}" if model.autocast else ""
+    return f"{model.factory}{f'({arguments})' if arguments else ''}{shape}, {model.dtype}{autocast}"
 
 
 def headline(plan: Plan, fresh: Prediction | None = None, objective: str = THROUGHPUT) -> str:

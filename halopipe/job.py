@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from halopipe.interfaces import LOOPBACK
-from halopipe.runs import RunOptions
+from halopipe.runs import RunOptions, Score
 from planner.ir.codec import dumps, loads, plain, write_text
 from planner.ir.plan import Plan
 from planner.ir.profile import ModelSource
@@ -15,6 +15,8 @@ from planner.ir.timeline import Span
 
 NUM_COMPARED = 5
 """Steps that ``check_numerics`` compares."""
+
+FLOAT32 = "float32"
 
 REFERENCE = "reference"
 """In place of a rank: the worker that runs these steps on one device."""
@@ -39,9 +41,9 @@ class Job:
 
     @property
     def source(self) -> ModelSource:
-        """The model, in the dtype asked for."""
-        model = self.plan.inputs.model
-        return replace(model, dtype=self.options.dtype) if self.options.dtype else model
+        """The model, in the dtype asked for; autocast is for parameters in float32 alone."""
+        model, dtype = self.plan.inputs.model, self.options.dtype
+        return replace(model, dtype=dtype, autocast=model.autocast if dtype == FLOAT32 else "") if dtype else model
 
     @property
     def reference_path(self) -> Path:
@@ -85,6 +87,9 @@ class RankResult:
         spans: of the last steps, by step.
         peak_bytes: 0 if not known.
         compared: this rank's tensors beside one device's.
+        first_step: steps done before.
+        scores: of the evaluations; the same on all ranks.
+        trained: whether the steps were training steps.
     """
 
     rank: int
@@ -93,6 +98,9 @@ class RankResult:
     spans: dict[int, tuple[Span, ...]]
     peak_bytes: int
     compared: tuple[Compared, ...]
+    first_step: int = 0
+    scores: tuple[Score, ...] = ()
+    trained: bool = True
 
     def to_json(self) -> str:
         """As text."""
@@ -113,4 +121,7 @@ class RankResult:
             {int(step): tuple(Span(rank, *span) for span in spans) for step, spans in record["spans"].items()},
             record["peak_bytes"],
             tuple(Compared(**each) for each in record["compared"]),
+            record["first_step"],
+            tuple(Score(**each) for each in record["scores"]),
+            record["trained"],
         )

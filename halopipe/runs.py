@@ -19,19 +19,38 @@ if TYPE_CHECKING:
     from runtime.numerics import NumericsReport
 
 
+EACH, FIRST, SHARE = DATA_FROM = ("each", "first", "share")
+"""Who reads the data of a run."""
+
+
 @dataclass(frozen=True, slots=True)
 class RunOptions:
     """What to run.
 
     Attributes:
-        steps: training steps in all.
-        warmup: the first of them, which no median counts; the last one of these is watched for its memory.
-        seed: of parameters and data.
-        data: ``pkg.mod:factory``, called with (global_batch, input_shape, seed), gives an iterator of (inputs,
-            targets); if empty, every batch is the model's own example, repeated to the global batch.
+        steps: training steps in all, those before a checkpoint included.
+        warmup: the first of them that are run here, which no median counts; the last one of these is watched for its
+            memory.
+        seed: of parameters and data; where a run goes on, that of the checkpoint counts.
+        data: ``pkg.mod:factory``, called with (global_batch, input_shape, seed), gives batches, a Dataset or a
+            DataLoader, see :mod:`halopipe.batches`; if empty, every batch is the model's own example, repeated to the
+            global batch.
         check_numerics: compare the losses of the first steps, and gradients and state of the first, with one device.
         dtype: in place of the plan's.
         deadline_s: the longest that one rank may wait for another, or do one thing.
+        data_from: who reads the data: ``each`` rank all of it, the ``first`` rank for all others, or the ranks
+            ``share`` the samples of a Dataset, each reading those that it needs.
+        optimizer: in place of the plan's, see :mod:`halopipe.optimizer`.
+        scheduler: of learning rates, stepped once an update; empty for none.
+        clip_norm: largest norm of all gradients together; 0: they are not clipped.
+        accumulate: steps whose gradients make up one update.
+        eval_data: as ``data``; its mean loss is found at the end, and every ``eval_every`` steps unless that is 0.
+        eval_batches: of ``eval_data`` that are looked at each time; 0: all.
+        metrics: file that gets a line of JSON a step; empty for none.
+        checkpoint: folder of checkpoints; empty for none.
+        checkpoint_every: steps from one to the next; 0: one at the end alone.
+        keep: the newest so many checkpoints are kept, older ones deleted; 0: all.
+        resume: go on from the newest checkpoint in that folder, whatever plan it was made under.
     """
 
     steps: int = 20
@@ -41,6 +60,35 @@ class RunOptions:
     check_numerics: bool = False
     dtype: str = ""
     deadline_s: float = 120.0
+    data_from: str = EACH
+    optimizer: str = ""
+    scheduler: str = ""
+    clip_norm: float = 0.0
+    accumulate: int = 1
+    eval_data: str = ""
+    eval_every: int = 0
+    eval_batches: int = 0
+    metrics: str = ""
+    checkpoint: str = ""
+    checkpoint_every: int = 0
+    keep: int = 0
+    resume: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """What an evaluation showed.
+
+    Attributes:
+        step: training steps done before.
+        loss: the mean over all samples.
+        accuracy: share of right answers; None where the model does not classify.
+    """
+
+    step: int
+    loss: float
+    num_samples: int
+    accuracy: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +96,7 @@ class RunProgress:
     """How far a run is.
 
     Attributes:
-        step: complete steps.
+        step: complete steps, those before a checkpoint included.
         loss: of the last one, where it is known already.
         step_s: how long it took.
     """
@@ -75,6 +123,9 @@ class RunResult:
         peak_bytes: by rank, the most memory in use in one step: what stays between steps, and what torch allocated on
             top in the last warm-up step; 0 where there was none.
         numerics: how far the first steps were from one device's; None if that was not asked.
+        first_step: steps done before, by a run that this one went on from.
+        scores: of the evaluations, in order.
+        trained: whether the steps were training steps; those of a plan of forward passes are not.
     """
 
     losses: tuple[float, ...]
@@ -85,6 +136,9 @@ class RunResult:
     stage_backward_s: tuple[float, ...]
     peak_bytes: tuple[int, ...]
     numerics: NumericsReport | None = None
+    first_step: int = 0
+    scores: tuple[Score, ...] = ()
+    trained: bool = True
 
     @property
     def timed_seconds(self) -> tuple[float, ...]:

@@ -21,7 +21,8 @@ from planner.passes import validate
 from profiler.capture import Captured, capture
 from profiler.source import LoadedModel, load_model
 from runtime.activity import Activity
-from runtime.build import captured_model, check_layers, groups_of
+from runtime.build import check_layers, groups_of
+from runtime.captured import captured_model
 from runtime.engine import Engine, StepResult
 from runtime.launch import SETUP_S
 from runtime.memory import storage_bytes, with_peak

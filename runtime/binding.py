@@ -20,7 +20,7 @@ from planner.ir.schedule import PER_STEP, Action
 from planner.layers.boundary import Boundaries
 from planner.passes.versions import updates_of
 from runtime.batch import Batch, Shapes
-from runtime.build import CapturedModel
+from runtime.captured import CapturedModel
 from runtime.cut import NUM_SAMPLES
 from runtime.manner import Portion
 from runtime.plumbing import Plumbing

@@ -20,15 +20,12 @@ def refuse_drifting_buffers(model: CapturedModel, decision: Decision) -> None:
     """Raises :class:`UnsupportedModelError` where copies of a buffer would drift apart."""
     dependent, behind = _dependent(model.graph_module.graph), attributes_behind(model.graph_module.graph)
     writers: dict[str, tuple[int, str]] = {}
-    users: dict[str, set[int]] = {}
+    users = stages_using(model, decision)
     for node in model.graph_module.graph.nodes:
         layer = model.layer_of_node.get(node.name)
         if layer is None:
             continue
         stage = decision.layers[layer].stage
-        for argument in node.all_input_nodes:
-            if argument in behind:
-                users.setdefault(behind[argument], set()).add(stage)
         for name in sorted(written(node, behind)):
             writers[name] = stage, layer
             is_summed = node.target is torch.ops.aten.batch_norm.default
@@ -45,6 +42,18 @@ def refuse_drifting_buffers(model: CapturedModel, decision: Decision) -> None:
                 ["a buffer that layers write must be on one stage"],
                 ["put all layers that use it on one stage"],
             )
+
+
+def stages_using(model: CapturedModel, decision: Decision) -> dict[str, set[int]]:
+    """By parameter, buffer or constant, the stages whose layers read or write it."""
+    behind = attributes_behind(model.graph_module.graph)
+    users: dict[str, set[int]] = {}
+    for node in model.graph_module.graph.nodes:
+        layer = model.layer_of_node.get(node.name)
+        for argument in node.all_input_nodes if layer is not None else ():
+            if argument in behind:
+                users.setdefault(behind[argument], set()).add(decision.layers[layer].stage)
+    return users
 
 
 def _dependent(graph: fx.Graph) -> set[fx.Node]:

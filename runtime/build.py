@@ -8,7 +8,7 @@ from functools import partial
 from torch import nn
 from torch.optim import Optimizer
 
-from planner.ir.errors import CorruptFileError, UnsupportedModelError, UsageError
+from planner.ir.errors import CorruptFileError, UnsupportedModelError
 from planner.ir.graph import Graph, producer
 from planner.ir.plan import Decision
 from planner.ir.schedule import StageGraph
@@ -20,7 +20,6 @@ from runtime.draws import Draw, Draws
 from runtime.functions import StageCut, StageFunctions
 from runtime.manner import Manner
 from runtime.resident import Resident
-from runtime.sharding import ShardedParameters
 from runtime.stage import StageProgram
 from runtime.ties import Tie, groups_of_ties, ties_of
 from runtime.transport import Transport
@@ -144,12 +143,6 @@ class Builder:
         loss: str | None,
         updates: Updates,
     ) -> StageProgram:
-        if manner.version_uses and isinstance(updates.reduction, ShardedParameters):
-            raise UsageError(
-                f"stage {stage} keeps several versions of its weights and divides its optimiser over its ranks",
-                ["of divided weights there is one version"],
-                ["a schedule that updates once a step, or no divided optimiser"],
-            )
         return StageProgram(
             functions.training,
             received,

@@ -21,7 +21,8 @@ from planner.passes.versions import is_versioned
 from runtime.activity import Activity
 from runtime.batch import Batch, InputSpecs, MicroBatches, WholeBatch
 from runtime.binding import Binder, Binding
-from runtime.build import Builder, CapturedModel, MakeOptimizer, check_layers, ties_in
+from runtime.build import Builder, MakeOptimizer, check_layers, ties_in
+from runtime.captured import CapturedModel
 from runtime.checkpoint.state import RankState
 from runtime.context import Context
 from runtime.executor import Executor, Surroundings
@@ -29,7 +30,7 @@ from runtime.finishing import Finishing, check_finishing
 from runtime.optimizer import MakeScheduler
 from runtime.optimizer_state import StateSource
 from runtime.shapes import graph_at, varying_dims, without_data
-from runtime.training_state import load_rank_state, rank_state
+from runtime.training_state import load_rank_state, rank_state, speakers
 from runtime.transport import Transport
 
 _MOST_KEPT = 64
@@ -143,7 +144,7 @@ class Engine:
         self._norm: float | None = None
         self._loss_stage = decision.layers[producer(model.graph.loss)].stage
         self._judged = _read_by_loss(model.graph)
-        self._state = self._named_state(module)
+        self._state, self._speaks = self._named_state(module), speakers(model, decision)
         self._inputs = InputSpecs(model.graph.inputs, model.graph.samples, varying_dims(model))
         # Shapes that are not the capture's are found on a copy without parameters.
         reshape = partial(graph_at, without_data(model)) if model.sizes else None
@@ -240,7 +241,7 @@ class Engine:
                 ["they are not saved"],
                 ["save after an update"],
             )
-        return rank_state(self._residents, self._state, self._transport.rank, self._step)
+        return rank_state(self._residents, self._state, self._speaks, self._transport.rank, self._step)
 
     def load_state(self, source: StateSource) -> None:
         """Goes on from what was saved, under whatever plan of the same model."""

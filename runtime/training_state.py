@@ -7,6 +7,9 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from planner.ir.plan import Decision
+from runtime.buffers import stages_using
+from runtime.captured import CapturedModel
 from runtime.checkpoint.state import Number, RankState, joined
 from runtime.optimizer_state import StateSource, load_state, state_of
 from runtime.resident import Resident
@@ -15,13 +18,25 @@ STEP = "run/step"
 """Key of the number of training steps done."""
 
 
-def rank_state(residents: Mapping[int, Resident], named: Mapping[str, Tensor], rank: int, step: int) -> RankState:
+def speakers(model: CapturedModel, decision: Decision) -> dict[str, int]:
+    """By parameter, buffer or constant, the rank that saves it where it is not trained: one of all that have a copy."""
+    return {name: min(decision.stages[min(stages)].ranks) for name, stages in stages_using(model, decision).items()}
+
+
+def rank_state(
+    residents: Mapping[int, Resident],
+    named: Mapping[str, Tensor],
+    speaks: Mapping[str, int],
+    rank: int,
+    step: int,
+) -> RankState:
     """Parameters, buffers, the optimisers' state and the number of steps.
 
     Args:
+        speaks: see :func:`speakers`.
         named: parameters and buffers of this rank's stages that belong to the model's state dict, by each of its names.
     """
-    owned = _owned(residents, rank)
+    owned = _owned(residents, speaks, rank)
     tensors = {f"model/{name}": tensor.detach() for name, tensor in named.items()}
     writes = {f"model/{name}" for name, tensor in named.items() if tensor in owned}
     numbers: dict[str, Number] = {STEP: step}
@@ -51,11 +66,10 @@ def load_rank_state(residents: Mapping[int, Resident], named: Mapping[str, Tenso
     return int(step or 0)
 
 
-def _owned(residents: Mapping[int, Resident], rank: int) -> set[Tensor]:
+def _owned(residents: Mapping[int, Resident], speaks: Mapping[str, int], rank: int) -> set[Tensor]:
     """What this rank saves on behalf of all that have a copy."""
     found: set[Tensor] = set()
     for resident in residents.values():
         found |= {resident.parameters[name] for name in resident.updates.speaks_for}
-        if resident.ranks[0] == rank:
-            found |= set(resident.buffers.values())
+        found |= {buffer for name, buffer in resident.buffers.items() if speaks[name] == rank}
     return found

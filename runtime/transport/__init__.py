@@ -8,15 +8,15 @@ pass the same tests.
 from __future__ import annotations
 
 from runtime.transport.base import Key, Pending, Spec, Transport
-from runtime.transport.edges import Edge, EdgeTransport, edges_of
+from runtime.transport.channels import Channel, ChannelTransport, channels_of
 from runtime.transport.gloo import GlooTransport, open_gloo
 from runtime.transport.hub import Hub
 from runtime.transport.inprocess import InProcessTransport
 from runtime.transport.nccl import open_nccl
 
 __all__ = [
-    "Edge",
-    "EdgeTransport",
+    "Channel",
+    "ChannelTransport",
     "GlooTransport",
     "Hub",
     "InProcessTransport",
@@ -24,7 +24,7 @@ __all__ = [
     "Pending",
     "Spec",
     "Transport",
-    "edges_of",
+    "channels_of",
     "open_gloo",
     "open_nccl",
 ]

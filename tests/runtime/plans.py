@@ -21,7 +21,8 @@ from planner.passes import lower, validate
 from planner.schedules import schedule as schedule_named
 from profiler.capture import Captured, capture
 from profiler.source import LoadedModel, load_model
-from runtime.build import captured_model, groups_of
+from runtime.build import groups_of
+from runtime.captured import captured_model
 from runtime.engine import Engine, StepResult
 from runtime.failure import blame
 from runtime.numerics import Tolerance, loss_differences, tensor_differences
@@ -145,11 +146,12 @@ def train_serially(model: LoadedModel, micro_batches: tuple[int, ...], steps: in
 def train_by_plan(model: LoadedModel, decision: Decision, steps: int = 3, **options: object) -> Trained:
     """All ranks as threads; what they share must be the same on each of them."""
     batches = [batch_of(model, decision.global_batch, step) for step in range(steps)]
-    engines, results = run_ranks(model, decision, batches, **options)
+    of_rank: dict[int, dict[str, Tensor]] = {}
+    engines, results = run_ranks(model, decision, batches, gradients=of_rank, **options)
     gradients: dict[str, Tensor] = {}
     state: dict[str, Tensor] = {}
-    for engine in engines:
-        for found, more in ((gradients, engine.gradients()), (state, engine.state_dict())):
+    for rank, engine in enumerate(engines):
+        for found, more in ((gradients, of_rank[rank]), (state, engine.state_dict())):
             for name, tensor in more.items():
                 assert torch.equal(found.setdefault(name, tensor), tensor), f"ranks differ in {name}"
     losses = [{result[step].loss for result in results if result[step].loss is not None} for step in range(steps)]
@@ -165,12 +167,14 @@ def run_ranks(
     transport: type[InProcessTransport] = InProcessTransport,
     only: tuple[int, ...] = (),
     errors: list[BaseException] | None = None,
+    gradients: dict[int, dict[str, Tensor]] | None = None,
     **options: object,
 ) -> tuple[list[Engine], list[list[StepResult]]]:
     """Every rank in a thread, on a copy of the model of its own.
 
     Args:
         only: the ranks that take part; all if empty.
+        gradients: gets those of the last step, by rank.
         errors: gets the errors of all ranks; the one to blame for the others is raised.
     """
     num_ranks = decision.num_ranks
@@ -188,6 +192,8 @@ def run_ranks(
             engines[rank] = engine_of(decision, twin, captured, end, **options)
             for inputs, targets in batches:
                 results[rank].append(engines[rank].step(inputs, targets))
+            if gradients is not None:  # all ranks together: some may have slices
+                gradients[rank] = engines[rank].gradients()
         except Exception as error:  # noqa: BLE001  # raised below, in the test's own thread
             found.append(error)
         finally:

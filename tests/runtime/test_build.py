@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from planner.ir.errors import UnsupportedModelError, UsageError
+from planner.ir.errors import UnsupportedModelError
 from planner.ir.plan import Decision
 from planner.ir.profile import ModelSource
 from planner.ir.schedule import Action, Op, Pipeline, Schedule
@@ -23,7 +23,8 @@ from planner.schedules import schedule
 from profiler.capture import Captured, capture
 from profiler.models.example import Example
 from profiler.source import LoadedModel, load_model
-from runtime.build import Builder, captured_model, groups_of
+from runtime.build import Builder, groups_of
+from runtime.captured import captured_model
 from runtime.engine import Engine, Evaluation
 from runtime.manner import Portion
 from runtime.transport import Hub, InProcessTransport
@@ -253,12 +254,12 @@ def test_what_cannot_be_evaluated_can_be_trained_and_says_so_when_it_is_evaluate
         resident.program.evaluate(portion, values)
 
 
-def test_versions_of_divided_weights_are_refused() -> None:
-    _, captured = transformer()
-    decision = decide(captured.graph, [0.5], (3, 2), [(0, 1), (2,)], [(2, 1), (1,)], schedule="pipedream")
-    decision = replace(decision, stages=tuple(replace(stage, sharded=True) for stage in decision.stages))
-    with pytest.raises(UsageError, match="several versions"):
-        builder(decision, captured).residents()
+@pytest.mark.parametrize("name", ["pipedream", "pipedream-2bw"])
+def test_versions_of_divided_weights_are_those_of_whole_ones(name: str) -> None:
+    model, captured = transformer()
+    whole = decide(captured.graph, [0.5], (3, 2), [(0, 1), (2,)], [(2, 1), (1,)], schedule=name)
+    divided = replace(whole, stages=tuple(replace(stage, sharded=True) for stage in whole.stages))
+    assert_equal(train_by_plan(model, divided, 2), train_by_plan(model, whole, 2), 1e-12)
 
 
 def test_only_the_program_says_what_a_stage_keeps() -> None:

@@ -78,6 +78,15 @@ def test_an_operator_gives_what_torch_s_own_gives_from_the_same_numbers(name: st
         assert not torch.equal(OPERATORS[operator](noise(1), *args, **kwargs), found)
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("name", ["rand_like", "randn_like", "uniform", "normal", "exponential", "dropout"])
+def test_numbers_are_the_same_in_every_precision(name: str, dtype: torch.dtype) -> None:
+    operator, (x, *others), kwargs = CALLS[name]
+    found = OPERATORS[operator](noise(), x.to(dtype), *others, **kwargs)
+    assert found.dtype == dtype
+    torch.testing.assert_close(found.float(), OPERATORS[operator](noise(), x, *others, **kwargs), rtol=1e-2, atol=1e-2)
+
+
 def test_native_dropout_tells_what_it_kept() -> None:
     y, mask = OPERATORS[ATEN.native_dropout.default](noise(), X, 0.3, True)
     torch.testing.assert_close(y, X * mask / 0.7)

@@ -206,6 +206,11 @@ def test_the_generator_of_the_process_is_left_alone() -> None:
     before = torch.get_rng_state()
     run_ranks(network("gpt")[0], plan("gpt", "two ranks"), [batch_of(network("gpt")[0], 6, 0)], seed=SEED)
     assert torch.equal(torch.get_rng_state(), before)
+    noise, rates = Noise(Draw(1), "node", None), torch.full((99,), 3.0)
+    first = noise.run(torch.poisson, rates)
+    assert torch.equal(torch.get_rng_state(), before)
+    torch.rand(1)
+    assert torch.equal(noise.run(torch.poisson, rates), first)
 
 
 class Masks(nn.Module):

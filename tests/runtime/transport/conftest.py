@@ -17,7 +17,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from runtime.transport import Edge, EdgeTransport, Hub, InProcessTransport, Transport, open_gloo
+from runtime.transport import Channel, ChannelTransport, Hub, InProcessTransport, Transport, open_gloo
 from runtime.transport.joining import join
 
 Program = Callable[[Transport], Any]
@@ -59,12 +59,12 @@ def over_gloo(rank: int, world_size: int, groups: Sequence[tuple[int, ...]], sto
     return open_gloo(rank, world_size, dist.FileStore(str(store), world_size), 20.0, groups)
 
 
-def over_edges(rank: int, world_size: int, groups: Sequence[tuple[int, ...]], store: Path) -> Transport:
+def over_channels(rank: int, world_size: int, groups: Sequence[tuple[int, ...]], store: Path) -> Transport:
     """All that NCCL's transport does, over gloo on the CPU."""
     pairs = list(itertools.permutations(range(world_size), 2))
-    edges = [Edge("F", *pair, *pair) for pair in pairs] + [Edge("F", 0, 1, 1, 0)]
-    edges += [Edge("F", 1, 0, 0, 1), Edge("B", 0, 1, 0, 1), Edge("B", 1, 0, 0, 1)]
-    make = partial(EdgeTransport, edges, groups, backend="gloo", device="cpu", timeout_s=20.0, owns_group=True)
+    channels = [Channel("F", *pair, *pair) for pair in pairs] + [Channel("F", 0, 1, 1, 0)]
+    channels += [Channel("F", 1, 0, 0, 1), Channel("B", 0, 1, 0, 1), Channel("B", 1, 0, 0, 1)]
+    make = partial(ChannelTransport, channels, groups, backend="gloo", device="cpu", timeout_s=20.0, owns_group=True)
     transport = join("gloo", rank, world_size, dist.FileStore(str(store), world_size), 20.0, make)
     transport.barrier(20.0)
     return transport
@@ -111,10 +111,10 @@ def _outcome(channel: Connection) -> Outcome:
         return True, None
 
 
-PROCESSES: dict[str, Opened] = {"gloo": over_gloo, "edges": over_edges}
+PROCESSES: dict[str, Opened] = {"gloo": over_gloo, "channels": over_channels}
 
 
-@pytest.fixture(params=["inprocess", "rendezvous", "gloo", "edges"])
+@pytest.fixture(params=["inprocess", "rendezvous", "gloo", "channels"])
 def run(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[..., list[Any]]:
     """``run(world_size, program, groups)``: the program on every rank of each transport."""
 

@@ -1,4 +1,4 @@
-"""Messages over a communicator for each directed edge, in the order sent: what NCCL can do, on any backend.
+"""Messages in the order sent, over a communicator for each channel: what NCCL can do, on any backend.
 
 A message is a frame on the device, and large tensors that follow it.  Nothing here stops the device's stream: a receive
 makes what follows on the stream wait, and the headers of all messages are looked at together, by ``flush``.
@@ -37,8 +37,8 @@ from runtime.transport.works import StreamWorks, Works
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Edge:
-    """What one rank sends to another for one edge of the stages, in one direction: a channel that keeps its order.
+class Channel:
+    """What one rank sends to another for one edge of the stages in one direction: it keeps its order.
 
     ``kind`` and the stages are those of the messages' keys.
     """
@@ -50,8 +50,8 @@ class Edge:
     destination: int
 
 
-def edges_of(program: Program) -> tuple[Edge, ...]:
-    """The edges over which the ranks of ``program`` send, in order."""
+def channels_of(program: Program) -> tuple[Channel, ...]:
+    """The channels over which the ranks of ``program`` send, in order."""
     found = set()
     for rank, row in enumerate(program.rows):
         for action in row:
@@ -59,7 +59,7 @@ def edges_of(program: Program) -> tuple[Edge, ...]:
                 forward = action.op is Op.SEND_FORWARD
                 for message in program.messages_of(rank, action):
                     other = message.dst if forward else message.src
-                    found.add(Edge("F" if forward else "B", action.stage, action.peer, rank, other))
+                    found.add(Channel("F" if forward else "B", action.stage, action.peer, rank, other))
     return tuple(sorted(found))
 
 
@@ -92,29 +92,29 @@ class _Unchecked:
     header: torch.Tensor
 
 
-class EdgeTransport(Together):
+class ChannelTransport(Together):
     """The transport of one process, see :class:`runtime.transport.base.Transport`.
 
     It has limits of its own:
 
-    - messages of an edge must be announced in the order in which they are sent, which every valid program does;
+    - messages of a channel must be announced in the order in which they are sent, which every valid program does;
     - a message that is not what was announced is an error of the next ``flush``, as is a late one where the backend
       works on streams;
     - what is sent is not copied where it is large, whatever its device; what comes is on ``device``.
 
     Args:
-        edges: those of the program; all ranks of the world make their transport together, with the same edges.
+        channels: those of the program; all ranks of the world make their transport together, with the same channels.
         groups: as in :func:`runtime.transport.gloo.open_gloo`.
         backend: of all communicators but the world's, which must be gloo for CPU tensors.
         device: where the backend's tensors are.
         works: starts and waits; by default as fits the device.
-        timeout_s: longest time in which an edge comes to life.
+        timeout_s: longest time in which a channel comes to life.
         owns_group: leave the default process group in ``close``.
     """
 
     def __init__(
         self,
-        edges: Iterable[Edge],
+        channels: Iterable[Channel],
         groups: Iterable[Sequence[int]] = (),
         *,
         backend: str,
@@ -131,17 +131,17 @@ class EdgeTransport(Together):
         self._receives: dict[tuple[Key, int], _Receive] = {}
         self._sends: deque[_Send] = deque()
         self._unchecked: list[_Unchecked] = []
-        self._channels = self._connect(edges, backend, Deadline(timeout_s))
+        self._links = self._connect(channels, backend, Deadline(timeout_s))
 
     def post_receive(self, key: Key, source: int, specs: Sequence[Spec]) -> None:
         if (key, source) in self._receives:
             raise TransportError(f"{key} from rank {source} is announced twice")
-        channel = self._channel(key, source, self.rank)
+        link = self._link(key, source, self.rank)
         layout = layout_of(specs, ALONE_BYTES)
         size = layout.total_bytes + min(layout.total_bytes, SPARE_BYTES)
         buffers = [torch.empty(size, dtype=torch.uint8, device=self._device)]
         buffers += [alone_buffer(spec, SPARE_BYTES, self._device) for spec in layout.alone]
-        begin = partial(_each, channel.recv, buffers, _other(channel))
+        begin = partial(_each, link.recv, buffers, _other(link))
         works = self._works.start(begin, ("receive", key), ("rank", source))
         self._receives[key, source] = _Receive(layout, buffers, works)
 
@@ -159,7 +159,7 @@ class EdgeTransport(Together):
     def send(self, key: Key, destination: int, tensors: Sequence[torch.Tensor]) -> None:
         while self._sends and all(work.is_completed() for work in self._sends[0].works):
             self._sends.popleft()
-        channel = self._channel(key, self.rank, destination)
+        link = self._link(key, self.rank, destination)
         layout = layout_for(tensors, ALONE_BYTES)
         frame = self._frame(key, layout)
         inside = iter(views(frame, layout))
@@ -169,7 +169,7 @@ class EdgeTransport(Together):
                 buffers.append(self._here(tensor))
             else:
                 next(inside).copy_(tensor.detach())
-        begin = partial(_each, channel.send, buffers, _other(channel))
+        begin = partial(_each, link.send, buffers, _other(link))
         works = self._works.start(begin, ("send", key), ("rank", destination))
         self._sends.append(_Send(key, destination, buffers, works))
 
@@ -188,12 +188,12 @@ class EdgeTransport(Together):
 
     def close(self) -> None:
         is_stuck = bool(self._sends or self._receives) and self._device.type != "cpu"
-        for channel in self._channels.values() if is_stuck else ():
-            channel.abort()  # a kernel that waits for a peer would keep the process
+        for link in self._links.values() if is_stuck else ():
+            link.abort()  # a kernel that waits for a peer would keep the process
         self._receives.clear()
         self._sends.clear()
         self._unchecked.clear()
-        self._channels.clear()
+        self._links.clear()
         if self._owns_group and dist.is_initialized():
             dist.destroy_process_group()
 
@@ -202,34 +202,34 @@ class EdgeTransport(Together):
         return len(self._receives), len(self._sends)
 
     def _connect(
-        self, edges: Iterable[Edge], backend: str, deadline: Deadline
+        self, channels: Iterable[Channel], backend: str, deadline: Deadline
     ) -> dict[tuple[str, int, int, int, int], dist.ProcessGroup]:
-        """A communicator for each edge of this rank; the first message connects it, here, in the order of edges.
+        """A communicator for each channel of this rank; the first message connects it, here, in the order of channels.
 
-        Both ends of an edge must come to it, so that a first message within a step might wait for another edge.
+        Both ends of a channel must come to it, so that a first message within a step might wait for another channel.
         """
-        channels = {}
-        for edge in sorted(set(edges)):
-            ends = sorted((edge.source, edge.destination))
-            group = dist.new_group(ends, backend=backend)  # by all ranks: torch names local ones by a count of each rank
+        links = {}
+        for channel in sorted(set(channels)):
+            ends = sorted((channel.source, channel.destination))
+            group = dist.new_group(ends, backend=backend)  # by all ranks: names of local ones depend on each rank
             if self.rank not in ends:
                 continue
             token = torch.zeros(1, dtype=torch.uint8, device=self._device)
-            begin = partial(group.send if self.rank == edge.source else group.recv, [token], _other(group), 0)
-            peer = ("rank", edge.destination if self.rank == edge.source else edge.source)
-            work = self._works.start(begin, ("connect", edge), peer)
-            self._works.finish(work, ("connect", edge), peer, deadline)
-            channels[edge.kind, edge.src_stage, edge.dst_stage, edge.source, edge.destination] = group
-        return channels
+            begin = partial(group.send if self.rank == channel.source else group.recv, [token], _other(group), 0)
+            peer = ("rank", channel.destination if self.rank == channel.source else channel.source)
+            work = self._works.start(begin, ("connect", channel), peer)
+            self._works.finish(work, ("connect", channel), peer, deadline)
+            links[channel.kind, channel.src_stage, channel.dst_stage, channel.source, channel.destination] = group
+        return links
 
-    def _channel(self, key: Key, source: int, destination: int) -> dist.ProcessGroup:
-        channel = self._channels.get((key.kind, key.src_stage, key.dst_stage, source, destination))
-        if channel is None:
+    def _link(self, key: Key, source: int, destination: int) -> dist.ProcessGroup:
+        link = self._links.get((key.kind, key.src_stage, key.dst_stage, source, destination))
+        if link is None:
             raise TransportError(
-                f"{key} from rank {source} to rank {destination} belongs to no edge",
-                remedies=["declare every edge when the transport is made: edges_of(program)"],
+                f"{key} from rank {source} to rank {destination} belongs to no channel",
+                remedies=["declare every channel when the transport is made: channels_of(program)"],
             )
-        return channel
+        return link
 
     def _frame(self, key: Key, layout: Layout) -> torch.Tensor:
         frame = torch.empty(layout.total_bytes, dtype=torch.uint8, device=self._device)

@@ -1,0 +1,119 @@
+"""What only a communicator for each channel does; over gloo on the CPU, and with NCCL where there are two GPUs."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from planner.ir.box import Interval
+from planner.ir.errors import TransportError
+from planner.ir.program import Message, Part, Program
+from planner.ir.schedule import Action, Edge, StageGraph
+from runtime.transport import Channel, Key, channels_of, open_nccl
+
+from .conftest import run_in_processes
+
+DEADLINE_S = 20.0
+SPECS = [((2, 3), torch.float32)]
+
+
+def key(microbatch: int) -> Key:
+    return Key(0, "F", 0, 1, microbatch)
+
+
+def test_the_edges_of_a_program_are_its_sends_by_pair_of_ranks():
+    part = Part("x", (Interval(0, 2),), 8)
+    rows = (("0F0", "0SEND_F0>1", "0RECV_B0<1", "0B0"), ("1RECV_F0<0", "1F0", "1B0", "1SEND_B0>0"))
+    program = Program(
+        tuple(tuple(Action.parse(text) for text in row) for row in rows),
+        StageGraph(2, 1, (Edge(0, 1, ("x",)),)),
+        ((0,), (1,)),
+        {(0, 1, 0): (Message(0, 1, (part,), (part,)),)},
+    )
+    assert channels_of(program) == (Channel("B", 1, 0, 1, 0), Channel("F", 0, 1, 0, 1))
+
+
+@pytest.mark.parametrize("run", ["channels"], indirect=True)
+def test_messages_announced_in_another_order_are_found_by_flush(run):
+    def program(transport):
+        if transport.rank == 0:
+            for microbatch in range(2):
+                transport.send(key(microbatch), 1, [torch.full((2, 3), float(microbatch))])
+            return transport.flush(DEADLINE_S)
+        for microbatch in (1, 0):
+            transport.post_receive(key(microbatch), 0, SPECS)
+        transport.receive(key(1), 0, DEADLINE_S)
+        with pytest.raises(TransportError) as caught:
+            transport.flush(DEADLINE_S)
+        transport.receive(key(0), 0, DEADLINE_S)
+        return str(caught.value)
+
+    text = run(2, program)[1]
+    assert "step 0 F 0->1 mb 1: rank 0 sent another message than expected" in text
+    assert "key: expected step 0 F 0->1 mb 1, came step 0 F 0->1 mb 0" in text
+
+
+@pytest.mark.parametrize("run", ["channels"], indirect=True)
+def test_a_message_of_an_edge_that_was_not_declared_is_refused(run):
+    def program(transport):
+        peer = 1 - transport.rank
+        for act in (
+            lambda: transport.post_receive(Key(0, "F", 5, 6, 0), peer, SPECS),
+            lambda: transport.send(Key(0, "F", 5, 6, 0), peer, []),
+        ):
+            with pytest.raises(TransportError, match="belongs to no channel"):
+                act()
+
+    run(2, program)
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="NCCL needs two GPUs")
+def test_messages_and_sums_over_nccl(tmp_path):
+    channels = [Channel("F", 0, 1, 0, 1), Channel("B", 1, 0, 1, 0)]
+
+    def opened(rank, world_size, groups, store):
+        return open_nccl(
+            f"cuda:{rank}", channels, rank, world_size, dist.FileStore(str(store), world_size), 60.0, groups
+        )
+
+    def program(transport):
+        device = f"cuda:{transport.rank}"
+        for microbatch in range(4):
+            value = torch.full((2, 300_000), float(microbatch), device=device)
+            if transport.rank == 0:
+                transport.post_receive(Key(0, "B", 1, 0, microbatch), 1, [((2, 300_000), torch.float32)])
+                transport.send(key(microbatch), 1, [value])
+                (came,) = transport.receive(Key(0, "B", 1, 0, microbatch), 1, DEADLINE_S)
+                assert torch.equal(came, value + 1)
+            else:
+                transport.post_receive(key(microbatch), 0, [((2, 300_000), torch.float32)])
+                (came,) = transport.receive(key(microbatch), 0, DEADLINE_S)
+                transport.send(Key(0, "B", 1, 0, microbatch), 0, [came + 1])
+        transport.flush(DEADLINE_S)
+        total = torch.ones(5, device=device)
+        pending = transport.start_sum(total, (0, 1), DEADLINE_S)
+        flat = torch.arange(5.0, device=device)
+        transport.reduce_scatter(flat, (2, 3), (0, 1), DEADLINE_S)
+        transport.all_gather(flat, (2, 3), (0, 1), DEADLINE_S)
+        pending.wait()
+        transport.barrier(DEADLINE_S)
+        transport.flush(DEADLINE_S)
+        return total.tolist(), flat.tolist()
+
+    expected = ([2.0] * 5, [0.0, 2.0, 4.0, 6.0, 8.0])
+    assert run_in_processes(2, program, [], tmp_path / "store", opened) == [expected] * 2
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+def test_tensors_of_a_gpu_come_as_tensors_of_the_cpu():
+    from runtime.transport import Hub, InProcessTransport
+
+    hub = Hub(2)
+    sender, receiver = InProcessTransport(hub, 0), InProcessTransport(hub, 1)
+    value = torch.randn(2, 3, device="cuda", requires_grad=True)
+    receiver.post_receive(key(0), 0, SPECS)
+    sender.send(key(0), 1, [value])
+    (came,) = receiver.receive(key(0), 0, DEADLINE_S)
+    assert came.device.type == "cpu"
+    assert torch.equal(came, value.detach().cpu())
