@@ -135,11 +135,11 @@ class _Plain:
                 continue
             saved, handed, workspace = self._activation(rank, action.stage, action.microbatch)
             again = saved if self.decision.stages[action.stage].recompute else 0
-            kept = saved + handed - again
-            held += {Op.FORWARD: kept, Op.BACKWARD: again, Op.BACKWARD_INPUT: again}.get(action.op, 0)
+            kept, left = saved + handed - again, max(0, self._left_bytes(rank, action.stage, action.microbatch) - saved)
+            held += {Op.FORWARD: kept, Op.BACKWARD: again, Op.BACKWARD_INPUT: again + left}.get(action.op, 0)
             most = max(most, held + workspace)
             ends = action.op in (Op.BACKWARD, Op.BACKWARD_WEIGHT) or not trains
-            held -= kept + again if ends else 0
+            held -= kept + again + (left if action.op is Op.BACKWARD_WEIGHT else 0) if ends else 0
         return resident + most
 
     def _older_bytes(self, stage: int, row: Sequence[Action]) -> int:
@@ -346,6 +346,19 @@ class _Plain:
             and stage in (src, dst)
         )
         return round(saved), handed, round(workspace)
+
+    def _left_bytes(self, rank: int, stage: int, microbatch: int) -> int:
+        """Inputs, and gradients of outputs, of the layers whose weight gradients may come later than their inputs'."""
+        if self._has_layouts(stage):
+            return 0
+        device_kind = self.profile.cluster.devices[rank].kind
+        samples, captured = self._samples(rank, stage, microbatch), self.profile.graph.samples
+        values, total = self.profile.graph.values(), 0
+        for layer in self.layers[stage]:
+            if any(m.backward_weight_s > 0 for m in self.measured.get((device_kind, layer.name), ())):
+                floats = [s for s in (*(values[name] for name in layer.inputs), *layer.outputs) if s.is_float]
+                total += sum(spec.at(samples, captured).num_bytes for spec in floats)
+        return total
 
     def _samples(self, rank: int, stage: int, microbatch: int) -> int:
         shares = self.decision.layout_of(stage).samples(self.decision.micro_batches[microbatch])

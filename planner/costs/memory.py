@@ -7,7 +7,8 @@
     saved activations + received inputs + sent outputs                           from F to B (or W), per micro-batch
     workspace of the hungriest layer                                             while F, B, I or W runs
 
-A stage that recomputes keeps received inputs and sent outputs alone, and has its activations back while B runs, or from
+A backward in two halves keeps, from I to W, the inputs and the gradients of the outputs of layers whose weight gradients
+come later, where that is more than what was saved.  A stage that recomputes keeps received inputs and sent outputs alone, and has its activations back while B runs, or from
 I to W.
 What a rank holds depends on the order of its row alone, not on times.  Ignored: what a process takes before it has a
 model (interpreter, libraries), the batch itself, gradients that wait to be sent, buckets of the gradient reduction, and
@@ -110,11 +111,13 @@ class Activation:
         kept: between forward and backward.
         again: computed again for the backward.
         workspace: of the hungriest layer, while an action runs.
+        left: what a backward for the input leaves beyond the others until that for the weights.
     """
 
     kept: int
     again: int
     workspace: int
+    left: int = 0
 
 
 def activations(costs: StageCosts, compiled: CompiledProgram, transfer_bytes: Sequence[int]) -> tuple[Activation, ...]:
@@ -130,10 +133,10 @@ def activations(costs: StageCosts, compiled: CompiledProgram, transfer_bytes: Se
     for activation in compiled.activations:
         stage = costs.stages[activation.stage]
         member = stage.ranks.index(activation.rank)
-        saved, again, workspace = costs.held_bytes(activation.stage, member, activation.microbatch)
+        saved, again, workspace, left = costs.held_bytes(activation.stage, member, activation.microbatch)
         size = costs.micro_batches[activation.microbatch]
         handed = kept.get((activation.rank, activation.stage, size), 0)
-        found.append(Activation(saved + handed, again, workspace))
+        found.append(Activation(saved + handed, again, workspace, left))
     return tuple(found)
 
 
@@ -157,15 +160,17 @@ def walk(compiled: CompiledProgram, rank: int, found: Sequence[Activation]) -> I
             held += activation.kept
             yield Held(position, held, held, activation.workspace)
         elif sign == 0:
-            held += activation.again
+            held += activation.again + activation.left
             computed_again[slot] += 1
             yield Held(position, held, held, activation.workspace)
         else:
             if computed_again[slot]:
                 computed_again[slot] -= 1
+                left = activation.left
             else:
                 held += activation.again
-            after = held - activation.again - activation.kept
+                left = 0
+            after = held - activation.again - activation.kept - left
             yield Held(position, held, after, activation.workspace)
             held = after
 

@@ -64,23 +64,26 @@ class StageCosts:
     def _reduce_s(self, stage: StagePlacement) -> float:
         return self.book.network.all_reduce_s(stage.ranks, stage.own_bytes)
 
-    def held_bytes(self, stage: int, member: int, microbatch: int) -> tuple[int, int, int]:
+    def held_bytes(self, stage: int, member: int, microbatch: int) -> tuple[int, int, int, int]:
         """What the stage's rank number ``member`` holds of a micro-batch, messages between stages apart.
 
         Returns:
-            Bytes between forward and backward, bytes computed again for the backward, workspace while an action runs.
+            Bytes between forward and backward, bytes computed again for the backward, workspace while an action runs,
+            and what a backward for the input leaves beyond those bytes until that for the weights.
         """
         placed = self.stages[stage]
         if placed.laid_out:
             cost = placed.laid_out[self.micro_batches[microbatch]]
             parts = (cost.saved_bytes, cost.transient_bytes, cost.workspace_bytes)
             saved, again, workspace = (round(float(part[member])) for part in parts)
-            return saved, again, workspace
+            return saved, again, workspace, 0
         table = self.table(stage, member, microbatch)
         saved = round(span(table.saved_bytes, placed.runs))
         workspace = round(max((table.workspace_bytes[a:b].max() for a, b in placed.runs if a < b), default=0))
         again = saved if placed.recompute else 0
-        return saved - again, again, workspace
+        samples = placed.samples[self.micro_batches[microbatch]][member]
+        left = round(self.book.tables.left_bytes(self.book.kind(placed.ranks[member]), samples, placed.runs))
+        return saved - again, again, workspace, max(0, left - saved)
 
     def parameter_bytes(self, rank: int) -> int:
         """What the rank holds of parameters."""

@@ -91,6 +91,7 @@ class CostTables:
     _parameters: dict[str, ParameterTable] = field(init=False, default_factory=dict, repr=False)
     _measured: dict[str, tuple[Sequence[Measurement], ...]] = field(init=False, default_factory=dict, repr=False)
     _largest: dict[str, int] = field(init=False, default_factory=dict, repr=False)
+    _left: dict[str, tuple[Array, Array]] = field(init=False, default_factory=dict, repr=False)
     _alike: dict[str, tuple[MeasuredAlike, ...]] = field(init=False, default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
@@ -117,6 +118,17 @@ class CostTables:
         if found is None:
             found = self._parameters[kind] = _parameter_table(self.profile, kind, self.graph)
         return found
+
+    def left_bytes(self, kind: str, samples: int, runs: Iterable[Run]) -> float:
+        """What the layers of ``runs`` keep between a backward for the input and the one for the weights.
+
+        A layer whose weight gradient is left for later keeps its inputs and the gradient of its outputs.
+        """
+        found = self._left.get(kind)
+        if found is None:
+            found = self._left[kind] = _left(self.profile, kind)
+        fixed, each = found
+        return span(fixed, runs) + samples * span(each, runs)
 
     def largest_measured(self, kind: str) -> int:
         """The most samples at which every layer was measured on ``kind``."""
@@ -155,6 +167,19 @@ class CostTables:
         if found is None:
             found = self._measured[kind] = _by_layer(self.profile, kind)
         return found
+
+
+def _left(profile: Profile, kind: str) -> tuple[Array, Array]:
+    """By layer, as running sums: bytes whatever the number of samples, and bytes a sample."""
+    graph, values = profile.graph, profile.graph.values()
+    later = {m.layer for m in profile.measurements.get(kind, ()) if m.backward_weight_s > 0}
+    fixed, each = [], []
+    for layer in graph.layers:
+        specs = [values[name] for name in layer.inputs] + list(layer.outputs) if layer.name in later else []
+        floats = [spec for spec in specs if spec.is_float]
+        fixed.append(float(sum(spec.num_bytes for spec in floats if not spec.has_samples)))
+        each.append(sum(spec.num_bytes for spec in floats if spec.has_samples) / graph.samples)
+    return _running(np.array(fixed)), _running(np.array(each))
 
 
 def _by_layer(profile: Profile, kind: str) -> tuple[Sequence[Measurement], ...]:
