@@ -42,7 +42,6 @@ class Order:
         ranks: to start here.
         address, port: of the launcher's store.
         interface: that the ranks talk over; empty: the one that leads to the store.
-        several_hosts: whether there are ranks elsewhere.
         folder: the launcher's working directory, used here too if there is one: models are looked for in it.
         paths: the launcher's ``PYTHONPATH``.
         version: of halopipe; this host must have the same.
@@ -54,7 +53,6 @@ class Order:
     address: str
     port: int
     interface: str
-    several_hosts: bool
     folder: str
     paths: tuple[str, ...]
     version: str
@@ -145,20 +143,18 @@ def _watch(
 
 def _interface(order: Order) -> str:
     """The interface that this host's ranks talk over."""
-    if not order.several_hosts and is_loopback(order.address):
-        return "lo"
     known = interfaces()
-    if order.interface and order.interface not in (*known, *known.values()):
-        if order.interface == order.address:
-            return interface_towards(order.address, several_hosts=True)
+    if is_loopback(order.address):  # then all hosts are this one
+        return "lo"
+    if order.interface in known:
+        return order.interface
+    if order.interface not in ("", order.address):
         raise UsageError(
             f"host {os.uname().nodename} has no interface {order.interface}",
             [f"it has {', '.join(f'{name} ({address})' for name, address in known.items())}"],
             ["name the launcher's address instead (--interface 10.0.0.1): each host then finds the way to it"],
         )
-    if order.interface in known:
-        return order.interface
-    return interface_towards(order.address, order.several_hosts)
+    return interface_towards(order.address, several_hosts=True)
 
 
 def _await_end(gone: threading.Event) -> None:

@@ -15,7 +15,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from halopipe.datasets import Data, Item, Position, open_data
+from halopipe.datasets import Data, Position, open_data
+from halopipe.forms import Item
 from planner.ir.errors import UsageError
 from profiler.source import LoadedModel
 from runtime.batch import Batch, InputSpecs, MicroBatches, WholeBatch

@@ -1,7 +1,7 @@
 """The command line: ``profile``, ``plan``, ``run``, and the verbs that read their files.
 
 Each verb lives in ``halopipe/commands/`` and imports what it needs when it is called: ``--help`` is quick, and only
-``profile``, ``run`` and ``demo`` load torch.
+``profile``, ``run``, ``checkpoint`` and ``demo`` load torch.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import typer
 
 from halopipe.commands import (
     check,
+    checkpoint,
     cluster,
     compare,
     demo,
@@ -38,6 +39,7 @@ app = typer.Typer(
 )
 for _verb in (profile.profile, plan.plan, explain.explain, compare.compare, check.check, run.run, export.export):
     app.command()(reported(_verb))
+app.command()(reported(checkpoint.checkpoint))
 app.command()(reported(devices.devices))
 app.command()(reported(cluster.cluster))
 app.command("import")(reported(importing.import_))

@@ -29,9 +29,12 @@ def combine(plan: Plan, options: RunOptions, results: list[RankResult], progress
         stage_medians(shown, num_stages, (Op.BACKWARD, Op.BACKWARD_INPUT, Op.BACKWARD_WEIGHT)),
         tuple(result.peak_bytes for result in results),
         _numerics(options, plan, results) if options.check_numerics else None,
+        results[0].first_step,
+        results[0].scores,
+        results[0].trained,
     )
     if progress is not None:
-        progress(RunProgress(len(seconds), options.steps, losses[-1], seconds[-1]))
+        progress(RunProgress(result.first_step + len(seconds), options.steps, losses[-1], seconds[-1]))
     return result
 
 

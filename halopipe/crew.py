@@ -51,9 +51,7 @@ def spawn_on(hosts: Hosts, plan: Plan, options: RunOptions, progress: Progress |
     start = ("env", f"PYTHONPATH={ROOT}", sys.executable, "-P", "-m", "halopipe.agent")
     paths = tuple(filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep)))
     orders = {
-        host: Order(
-            plan, options, ranks, address, port, hosts.interface, len(ranks_of) > 1, os.getcwd(), paths, version()
-        )
+        host: Order(plan, options, ranks, address, port, hosts.interface, os.getcwd(), paths, version())
         for host, ranks in ranks_of.items()
     }
     workers = [RemoteWorkers(host, hosts.command(host, start), order) for host, order in orders.items()]

@@ -1,18 +1,29 @@
 """A plan inside a training script of one's own: every process that torchrun or Slurm starts is one rank of it.
 
 The script builds the whole model in every process, under the same seed; a rank trains its own stages of it in place.
+
+    with hp.execute(plan, model, loss_fn, optimizer, example=example, clip_norm=1.0) as run:
+        for batch in loader:
+            loss = run.step(batch)
+        print(run.evaluate(held_out).loss)
+        run.save("checkpoints")
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from halopipe.execution import Batch as Batch
+from halopipe.execution import Execution as Execution
+from halopipe.execution import Tensors
+from halopipe.feeding import consumer_of
 from halopipe.joining import job_stores
+from halopipe.optimizer import make_optimizer_of, make_scheduler_of, parse_optimizer, parse_scheduler
 from halopipe.slurm import job_variables
 from halopipe.support import require_executable
 from planner.ir.errors import RankCountError, UsageError
@@ -26,61 +37,22 @@ from runtime.build import groups_of
 from runtime.captured import captured_model
 from runtime.engine import Engine
 from runtime.launch import SETUP_S
-from runtime.optimizer import maker_of
+from runtime.optimizer import MakeOptimizer, MakeScheduler
 from runtime.transport import open_gloo
 from runtime.voice import Voice
-
-Tensors = Tensor | tuple[Tensor, ...]
-MakeOptimizer = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
-
-
-class Execution:
-    """One rank of a running plan; use as a context, or call ``close`` at the end.
-
-    Until then it says what it does, so that a rank that waits in vain can tell for whom.
-
-    Attributes:
-        rank, num_ranks: in the job.
-        model: the user's module; parameters of this rank's stages are trained, the others stay as they were.
-    """
-
-    def __init__(self, engine: Engine, model: nn.Module, rank: int, num_ranks: int, voice: Voice) -> None:
-        self._engine, self._voice = engine, voice
-        self.model, self.rank, self.num_ranks = model, rank, num_ranks
-        voice.__enter__()
-
-    def __enter__(self) -> Execution:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def step(self, batch: tuple[Tensors, Tensors]) -> float | None:
-        """One training step on the global batch ``(inputs, targets)``, which every rank is given whole.
-
-        Returns:
-            The loss of the batch; None on ranks that do not compute it.
-        """
-        inputs, targets = batch
-        return self._engine.step(_tuple(inputs), _tuple(targets)).loss
-
-    def state_dict(self) -> dict[str, Tensor]:
-        """Parameters and buffers of this rank's stages, by the module's own names."""
-        return self._engine.state_dict()
-
-    def close(self) -> None:
-        """Leaves the job."""
-        self._voice.__exit__(None, None, None)
-        self._engine.close()
 
 
 def execute(
     plan: Plan,
     model: nn.Module | None = None,
     loss_fn: Callable[..., Tensor] | None = None,
-    optimizer: torch.optim.Optimizer | MakeOptimizer | None = None,
+    optimizer: str | torch.optim.Optimizer | MakeOptimizer | None = None,
     *,
     example: tuple[Tensors, Tensors] | None = None,
+    scheduler: str | MakeScheduler | None = None,
+    clip_norm: float = 0.0,
+    accumulate: int = 1,
+    seed: int = 0,
     deadline_s: float = 120.0,
 ) -> Execution:
     """Joins the job that torchrun started, as the rank that it gave this process.
@@ -89,8 +61,13 @@ def execute(
         model: the module that the plan was made for; None: made by the plan's own factory.
         loss_fn: ``loss_fn(output, targets)``, a mean over samples; None: the factory's, or the profiler's default.
         optimizer: an optimiser of the model's parameters, whose class and settings are used for each stage's own; or a
-            function that makes one of parameters; None: the plan's.
+            function that makes one of parameters; or text such as ``AdamW:lr=0.001``; None: the plan's.
         example: (inputs, targets) to capture the model with; None: the factory's.
+        scheduler: a function that makes a schedule of an optimiser, or text such as ``CosineAnnealingLR:T_max=100``;
+            stepped once an update.
+        clip_norm: largest norm of all gradients together; 0: they are not clipped.
+        accumulate: steps whose gradients make up one update.
+        seed: of what layers draw, such as dropout: the same numbers under every plan.
         deadline_s: the longest that this rank waits for another.
 
     Raises:
@@ -113,17 +90,22 @@ def execute(
     store, board = job_stores(rank, num_ranks)
     transport = open_gloo(rank, num_ranks, store, SETUP_S, groups_of(plan.decision, captured.graph))
     voice = Voice(board, plan.decision, rank, deadline_s, deadline_s)
+    model_given = captured_model(captured)
     engine = Engine(
         plan.decision,
-        captured_model(captured),
+        model_given,
         loaded.module,
         transport,
-        maker_of(plan.inputs.optimizer) if optimizer is None else _maker(optimizer),
+        _maker(optimizer) if optimizer is not None else make_optimizer_of(plan.inputs.optimizer),
+        scheduler=make_scheduler_of(parse_scheduler(scheduler)) if isinstance(scheduler, str) else scheduler,
+        seed=seed,
+        clip_norm=clip_norm,
+        accumulate=accumulate,
         deadline_s=deadline_s,
         activity=voice.activity,
         others=voice.others,
     )
-    return Execution(engine, loaded.module, rank, num_ranks, voice)
+    return Execution(engine, consumer_of(plan.decision, model_given, transport, deadline_s), loaded.module, voice, seed)
 
 
 def _position(plan: Plan) -> tuple[int, int]:
@@ -159,12 +141,14 @@ def _loaded(
     return LoadedModel(made.module if model is None else model, inputs, targets, loss)
 
 
-def _maker(optimizer: torch.optim.Optimizer | MakeOptimizer) -> MakeOptimizer:
+def _maker(optimizer: str | torch.optim.Optimizer | MakeOptimizer) -> MakeOptimizer:
     """A function that makes an optimiser like the one given.
 
     Raises:
         UsageError: it treats its parameters in different ways, or has taken steps already.
     """
+    if isinstance(optimizer, str):
+        return make_optimizer_of(parse_optimizer(optimizer))
     if not isinstance(optimizer, torch.optim.Optimizer):
         return optimizer
     settings = [_settings(group) for group in optimizer.param_groups]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from statistics import fmean
 from typing import Any
 
 from halopipe import planning, text, units
@@ -199,25 +201,34 @@ def _measured(measured: Measured, prediction: Prediction) -> str:
     return "Measured\n" + text.table(header, [row]) + "\n" + note
 
 
-def timeline_table(predicted: Timeline, measured: Timeline, step_s: float, num_stages: int) -> str:
-    """Predicted beside measured: the step, then forward and backward of each stage.
+def timeline_table(predicted: Timeline, measured: Timeline, step_s: float, ranks: Sequence[Sequence[int]]) -> str:
+    """Predicted beside measured: the step, then forward and backward of each stage, and how long its ranks are idle.
 
     Args:
         step_s: measured (a median over steps, where ``measured`` is one of them).
+        ranks: of each stage.
     """
     from planner.export.rows import stage_seconds
 
     lines: list[tuple[str, float | None, float | None]] = [("step", predicted.step_s or None, step_s)]
-    for stage in range(num_stages):
-        before, after = stage_seconds(predicted, stage), stage_seconds(measured, stage)
-        lines += [
-            (f"stage {stage} {word}", a, b) for word, a, b in zip(("forward", "backward"), before, after, strict=True)
-        ]
+    for stage, of_stage in enumerate(ranks):
+        before, after = (
+            (*stage_seconds(timeline, stage), _idle_s(timeline, of_stage)) for timeline in (predicted, measured)
+        )
+        words = ("forward", "backward", "idle")
+        lines += [(f"stage {stage} {word}", a, b) for word, a, b in zip(words, before, after, strict=True)]
     cells = [
         [name, _time(a), _time(b), units.signed_percent(b / a - 1) if a and b is not None else "–"]
         for name, a, b in lines
     ]
     return text.table(["", "predicted", "measured", "difference"], cells)
+
+
+def _idle_s(timeline: Timeline, ranks: Sequence[int]) -> float | None:
+    """How long ``ranks`` compute nothing in a step, on average; None where it is not known when they compute."""
+    if not any(span.rank in ranks for span in timeline.spans):
+        return None
+    return fmean(max(0.0, timeline.step_s - timeline.busy_s(rank)) for rank in ranks)
 
 
 def _time(value_s: float | None) -> str:

@@ -6,9 +6,14 @@ no other.
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import os
 import socket
+import sys
+import threading
 import time
+from collections.abc import Iterator
 from functools import partial
 
 from torch import distributed as dist
@@ -31,6 +36,13 @@ from runtime.transport import open_gloo
 _POLL_S = 0.05
 _FAREWELL_S = 1.0
 """How long a rank that failed listens for errors of others, which may explain its own."""
+
+_FAILED = "failed"
+_WATCH_S = 1.0
+_HANGING_S = 15.0
+"""How long a rank may go on after another failed before it ends itself: it hangs where no message can wake it."""
+
+_log = logging.getLogger(__name__)
 
 
 def join(plan: Plan, options: RunOptions, progress: Progress | None) -> RunResult | None:
@@ -94,7 +106,8 @@ def _work_with(job: Job, rank: int, num_ranks: int, progress: Progress | None) -
     store, board = job_stores(rank, num_ranks)
     open_transport = partial(open_gloo, rank, num_ranks, store, SETUP_S)
     try:
-        store.set(f"result/{rank}", work(job, rank, store, board, open_transport, after_step).to_json())
+        with _ended_if_it_hangs(board):
+            store.set(f"result/{rank}", work(job, rank, store, board, open_transport, after_step).to_json())
     except Exception as error:
         raise _explained(board, rank, num_ranks, error) from error
     if rank != 0:
@@ -106,7 +119,7 @@ def _work_with(job: Job, rank: int, num_ranks: int, progress: Progress | None) -
 def _explained(board: dist.Store, rank: int, num_ranks: int, error: Exception) -> Exception:
     """Tell the others what happened here, hear what happened there, and return what came first."""
     mine = write_error(error)
-    within(PATIENCE_S, lambda: board.set(f"error/{rank}", mine), None)
+    within(PATIENCE_S, lambda: (board.set(f"error/{rank}", mine), board.set(_FAILED, "")), None)
     time.sleep(_FAREWELL_S)  # also because rank 0 may host the store
     failures = {rank: read_error(mine)}
     for other in range(num_ranks):
@@ -115,6 +128,32 @@ def _explained(board: dist.Store, rank: int, num_ranks: int, error: Exception) -
             failures[other] = read_error(text)
     first = cause(failures)
     return error if first is failures[rank] else first
+
+
+@contextlib.contextmanager
+def _ended_if_it_hangs(board: dist.Store) -> Iterator[None]:
+    """Ends this process where another rank has failed and this one neither fails nor succeeds.
+
+    torchrun ends such a rank itself, Slurm only if it was told to.
+    """
+    over = threading.Event()
+
+    def watch() -> None:
+        try:
+            while not board.check([_FAILED]) and not over.wait(_WATCH_S):
+                pass
+        except RuntimeError as error:
+            _log.debug("the store of the job is gone: %s", error)
+        if not over.wait(_HANGING_S):
+            sys.stderr.write(f"another rank failed {_HANGING_S:g} s ago, and this one hangs: it is ended\n")
+            sys.stderr.flush()
+            os._exit(1)
+
+    threading.Thread(target=watch, name="others", daemon=True).start()
+    try:
+        yield
+    finally:
+        over.set()
 
 
 def _result(store: dist.Store, rank: int) -> str:

@@ -20,6 +20,7 @@ from planner.ir.errors import FactoryError, HalopipeError, UsageError
 from planner.ir.profile import Optimizer
 
 if TYPE_CHECKING:
+    from halopipe.runs import RunOptions
     from runtime.optimizer import MakeOptimizer, MakeScheduler
 
 _DEFAULTS: Mapping[str, Mapping[str, float]] = {
@@ -110,6 +111,17 @@ def make_scheduler_of(spec: Scheduler) -> MakeScheduler:
     from runtime.optimizer import scheduler_maker_of
 
     return _calling(spec.name, spec.arguments) if ":" in spec.name else scheduler_maker_of(spec.name, spec.arguments)
+
+
+def makers_of(options: RunOptions, planned: Optimizer) -> tuple[MakeOptimizer, MakeScheduler | None]:
+    """What makes the optimiser and the schedule of a run; the plan's optimiser unless another is asked for.
+
+    Raises:
+        UnknownNameError, ModelNotFoundError, UsageError: one of them is not known, or cannot be made.
+    """
+    spec = parse_optimizer(options.optimizer) if options.optimizer else planned
+    schedule = make_scheduler_of(parse_scheduler(options.scheduler)) if options.scheduler else None
+    return make_optimizer_of(spec), schedule
 
 
 def _calling(name: str, arguments: Mapping[str, float]) -> Callable[[Any], Any]:

@@ -16,16 +16,20 @@ import torch
 from torch import Tensor
 
 from halopipe.batches import batches, take
+from halopipe.forms import Item, Pair, Tensors
 from halopipe.job import NUM_COMPARED, Compared, Job
+from halopipe.optimizer import makers_of
 from planner.ir.codec import plain
+from planner.ir.errors import UsageError
 from planner.ir.profile import ModelSource
 from profiler.capture import capture
 from profiler.source import LoadedModel, load_model
+from runtime.batch import filled
 from runtime.captured import captured_model
 from runtime.draws import Draw
 from runtime.engine import Engine
 from runtime.numerics import TOLERANCES, Difference, Tolerance, loss_differences, relative_error, tensor_differences
-from runtime.optimizer import maker_of
+from runtime.optimizer import StageOptimizer
 from runtime.serial import LossOf, drawing_loss, serial_step
 
 EXACT = "float64"
@@ -38,7 +42,7 @@ class Reference:
     Attributes:
         dtype: as the job's.
         losses: of the compared steps.
-        gradient, parameter, buffer: after the first step, by name.
+        gradient, parameter, buffer: after the first update, by name.
         rounding: relative error of each of them against float64, by kind, then by name (``0``, ``1``, ... for the
             losses); empty in float64.
     """
@@ -91,16 +95,19 @@ def compare_losses(reference: Reference, losses: tuple[float, ...]) -> tuple[Com
 def _run(job: Job, source: ModelSource) -> Reference:
     options, decision = job.options, job.plan.decision
     model = load_model(source, options.seed)
-    optimizer = maker_of(job.plan.inputs.optimizer)(model.module.parameters())
+    optimizer = _Optimizer(job, model)
     stream = batches(options.data, model, decision.global_batch, options.seed)
     draw = Draw(options.seed)
-    loss_of = _loss_of(model, draw)
+    loss_of = _shared(_loss_of(model, draw), options.accumulate)
     losses: list[float] = []
     first: dict[str, dict[str, Tensor]] = {}
-    for step in range(min(NUM_COMPARED, options.steps)):
+    for step in range(min(max(NUM_COMPARED, options.accumulate), options.steps)):
         draw.step = step
-        losses.append(serial_step(loss_of, optimizer, *take(stream, step), decision.micro_batches, draw))
-        if step == 0:
+        inputs, targets = _whole(take(stream, step))
+        rows = inputs[0].shape[0] if inputs[0].ndim else decision.global_batch
+        planned = filled(min(rows, decision.global_batch), decision.micro_batches)
+        losses.append(serial_step(loss_of, optimizer, inputs, targets, tuple(filter(None, planned)), draw))
+        if step == options.accumulate - 1:
             parameters = dict(model.module.named_parameters(remove_duplicate=False))
             state = {name: tensor.detach().clone() for name, tensor in model.module.state_dict().items()}
             first = {
@@ -109,6 +116,52 @@ def _run(job: Job, source: ModelSource) -> Reference:
                 "buffer": {name: tensor for name, tensor in state.items() if name not in parameters},
             }
     return Reference(source.dtype, tuple(losses), **first, rounding={})
+
+
+class _Optimizer:
+    """The run's optimiser on one device, as :func:`runtime.serial.serial_step` uses it."""
+
+    def __init__(self, job: Job, model: LoadedModel) -> None:
+        optimizer, scheduler = makers_of(job.options, job.plan.inputs.optimizer)
+        self._parameters = dict(model.module.named_parameters())
+        self._optimizer = StageOptimizer(self._parameters, optimizer)
+        if scheduler is not None:
+            self._optimizer.schedule(scheduler)
+        self._clip_norm, self._accumulate, self._number = job.options.clip_norm, job.options.accumulate, 0
+
+    def zero_grad(self, set_to_none: bool) -> None:
+        if self._number % self._accumulate == 0:
+            for parameter in self._parameters.values():
+                parameter.grad = None
+
+    def step(self) -> None:
+        self._number += 1
+        if self._number % self._accumulate == 0:
+            if self._clip_norm:
+                torch.nn.utils.clip_grad_norm_(self._parameters.values(), self._clip_norm)
+            self._optimizer.step()
+
+
+def _shared(loss_of: LossOf, accumulate: int) -> LossOf:
+    """The same loss, whose gradient is that of one of ``accumulate`` steps that make up an update."""
+    if accumulate == 1:
+        return loss_of
+
+    def shared(inputs: Tensors, targets: Tensors) -> Tensor:
+        loss = loss_of(inputs, targets)
+        return loss.detach() + (loss - loss.detach()) / accumulate
+
+    return shared
+
+
+def _whole(item: Item) -> Pair:
+    if isinstance(item, list):
+        raise UsageError(
+            "one device cannot follow micro-batches given one by one",
+            ["the data gave a list of them"],
+            ["leave out --check-numerics"],
+        )
+    return item
 
 
 def _loss_of(model: LoadedModel, draw: Draw) -> LossOf:

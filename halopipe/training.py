@@ -16,6 +16,7 @@ from planner.ir.timeline import Timeline
 if TYPE_CHECKING:
     from halopipe.hosts import Hosts
     from halopipe.running import RunOptions, RunProgress, RunResult
+    from halopipe.runs import Score
 
 _AVERAGED = 5
 """Steps whose losses are averaged, since one batch says little."""
@@ -38,7 +39,7 @@ def train(plan: Plan, options: RunOptions, hosts: Hosts | None = None) -> RunRes
 
         result = run_plan(plan, options, show, hosts)
     if result is not None:
-        _require_finite(result.losses)
+        _require_finite(result.losses, result.first_step)
     return result
 
 
@@ -55,19 +56,35 @@ def report(plan: Plan, result: RunResult, predicted: Timeline) -> str:
     steps = units.count(len(result.losses), "step")
     lines = [
         f"{steps}, {units.seconds(measured.step_s)} a step (median), {units.rate(samples_per_s)} samples/s",
-        explaining.timeline_table(predicted, file.measured, measured.step_s, len(plan.decision.stages)),
+        explaining.timeline_table(
+            predicted, file.measured, measured.step_s, [stage.ranks for stage in plan.decision.stages]
+        ),
     ]
     for timeline in (predicted, file.measured):
         if timeline.spans:
             lines += ["", f"{timeline.source}:", text.gantt(timeline, planning.device_names(plan)), ""]
     if result.losses:
-        lines.append(f"loss {result.losses[0]:.4f} at step 1, {result.losses[-1]:.4f} at step {len(result.losses)}")
-        if len(result.losses) >= 2 * _AVERAGED:
-            first, last = fmean(result.losses[:_AVERAGED]), fmean(result.losses[-_AVERAGED:])
-            lines[-1] += f"; mean of the first {_AVERAGED} {first:.4f}, of the last {_AVERAGED} {last:.4f}"
+        lines.append(_losses(result))
+    lines += map(_score, result.scores)
     if result.numerics is not None:
         lines.append(f"numerics: {result.numerics}")
     return "\n".join(lines)
+
+
+def _losses(result: RunResult) -> str:
+    losses, first = result.losses, result.first_step + 1
+    if not result.trained:
+        return f"mean loss of {units.count(len(losses), 'step')} {fmean(losses):.4f}; forward passes alone, no training"
+    text = f"loss {losses[0]:.4f} at step {first}, {losses[-1]:.4f} at step {result.first_step + len(losses)}"
+    if len(losses) >= 2 * _AVERAGED:
+        start, end = fmean(losses[:_AVERAGED]), fmean(losses[-_AVERAGED:])
+        text += f"; mean of the first {_AVERAGED} {start:.4f}, of the last {_AVERAGED} {end:.4f}"
+    return text
+
+
+def _score(score: Score) -> str:
+    accuracy = "" if score.accuracy is None else f", {units.percent(score.accuracy)} right"
+    return f"evaluation after step {score.step}: loss {score.loss:.4f}{accuracy} ({score.num_samples} samples)"
 
 
 def data(plan: Plan, result: RunResult) -> dict[str, Any]:
@@ -75,17 +92,19 @@ def data(plan: Plan, result: RunResult) -> dict[str, Any]:
     return {
         "measured": plain(result.measured(plan.prediction)),
         "predicted_step_s": plan.prediction.step_s,
+        "first_step": result.first_step,
         "losses": list(result.losses),
+        "evaluations": plain(result.scores),
         "step_seconds": list(result.step_seconds),
         "numerics": plain(result.numerics),
     }
 
 
-def _require_finite(losses: tuple[float, ...]) -> None:
-    for step, loss in enumerate(losses, start=1):
+def _require_finite(losses: tuple[float, ...], first_step: int) -> None:
+    for step, loss in enumerate(losses, start=first_step + 1):
         if not isfinite(loss):
             raise NumericsError(
                 f"the loss is {loss} from step {step} on",
-                [f"it was {losses[0]:.4g} at step 1"],
-                ["profile with a smaller learning rate (--optimizer SGD:lr=0.001) and plan again"],
+                [f"it was {losses[0]:.4g} at step {first_step + 1}"],
+                ["a smaller learning rate (--optimizer SGD:lr=0.001)", "--clip-norm 1"],
             )

@@ -49,9 +49,9 @@ def rate(per_s: float) -> str:
     return _three_digits(per_s) if per_s < 100 else f"{per_s:,.0f}"
 
 
-def count(number: int, word: str) -> str:
-    """``1 stage``, ``2 stages``."""
-    return f"{number} {word}" if number == 1 else f"{number} {word}s"
+def count(number: int, word: str, words: str = "") -> str:
+    """``1 stage``, ``2 stages``; ``words`` where the plural is another."""
+    return f"{number} {word}" if number == 1 else f"{number} {words or f'{word}s'}"
 
 
 def micro_batches(sizes: tuple[int, ...]) -> str:

@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import hashlib
-from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from dataclasses import replace
 
 from torch import distributed as dist
 
-from halopipe.batches import Batch, batches, take
-from halopipe.job import NUM_COMPARED, Compared, Job, RankResult
+from halopipe.checkpoints import Checkpoints, resumed
+from halopipe.consistency import trains
+from halopipe.datasets import Position
+from halopipe.evaluating import loss_rank
+from halopipe.feeding import Consumer, consumer_of
+from halopipe.job import Job, RankResult
+from halopipe.looping import AfterStep, Loop
+from halopipe.metrics import Metrics
+from halopipe.optimizer import makers_of
 from halopipe.reference import Reference, compare_losses, compare_tensors, read_reference
+from halopipe.supply import Supply
 from planner.ir.codec import dumps
 from planner.ir.errors import StaleFileError
 from planner.ir.fingerprint import fingerprint, require_match
-from planner.ir.graph import Graph, producer
-from planner.ir.timeline import Span
+from planner.ir.graph import Graph
 from planner.layers.boundary import Boundaries
 from planner.passes import validate
 from profiler.capture import Captured, capture
@@ -23,18 +30,13 @@ from profiler.source import LoadedModel, load_model
 from runtime.activity import Activity
 from runtime.build import check_layers, groups_of
 from runtime.captured import captured_model
-from runtime.engine import Engine, StepResult
+from runtime.engine import Engine
 from runtime.launch import SETUP_S
-from runtime.memory import storage_bytes, with_peak
-from runtime.optimizer import maker_of
+from runtime.memory import with_peak
 from runtime.transport import Transport
 from runtime.voice import Voice
 
-KEPT_STEPS = 64
-"""Last steps whose spans are kept."""
-
 OpenTransport = Callable[[tuple[tuple[int, ...], ...]], Transport]
-AfterStep = Callable[[int, StepResult], None]
 
 
 def work(
@@ -69,38 +71,83 @@ class _Work:
     ) -> None:
         self._job, self._rank, self._store, self._activity = job, rank, store, activity
         self._others, self._after_step = others, after_step
-        self._loss_layer = ""
 
     def run(self, open_transport: OpenTransport) -> RankResult:
         job = self._job
         decision, options = job.plan.decision, job.options
         reference = read_reference(job.reference_path) if options.check_numerics else None
         model, captured = self._model()
-        stream = batches(options.data, model, decision.global_batch, options.seed)
-        self._activity.begin("meeting the others")
         self._agree()
+        saved = resumed(options, captured.graph, self._store, self._rank)
+        seed = options.seed if saved is None else saved.seed(options.seed)
+        position = Position() if saved is None else saved.position
+        self._activity.begin("meeting the others")
         transport = open_transport(groups_of(decision, captured.graph))
-        self._activity.begin("building the stages")
-        engine = Engine(
-            decision,
+        try:
+            consumer = consumer_of(decision, captured_model(captured), transport, options.deadline_s)
+            self._activity.begin("opening the data")
+            supply = Supply(consumer, options, model, seed)
+            self._activity.begin("building the stages")
+            engine = self._engine(model, captured, transport, seed)
+            del model, captured  # what other ranks train need not stay alive here
+            if saved is not None:
+                self._activity.begin("reading the checkpoint")
+                engine.load_state(saved)
+            if options.warmup:
+                with_peak(lambda: None)  # the profiler takes seconds to start
+            self._activity.begin("waiting for the others")
+            transport.barrier(SETUP_S)
+            return self._steps(engine, consumer, supply, position, reference, seed)
+        finally:
+            transport.close()
+
+    def _engine(self, model: LoadedModel, captured: Captured, transport: Transport, seed: int) -> Engine:
+        job = self._job
+        optimizer, scheduler = makers_of(job.options, job.plan.inputs.optimizer)
+        return Engine(
+            job.plan.decision,
             captured_model(captured),
             model.module,
             transport,
-            maker_of(job.plan.inputs.optimizer),
-            seed=options.seed,
-            deadline_s=options.deadline_s,
+            optimizer,
+            scheduler=scheduler,
+            seed=seed,
+            clip_norm=job.options.clip_norm,
+            accumulate=job.options.accumulate,
+            deadline_s=job.options.deadline_s,
             activity=self._activity,
             others=self._others,
         )
-        del model, captured  # what other ranks train need not stay alive here
-        if options.warmup:
-            with_peak(lambda: None)  # the profiler takes seconds to start
-        self._activity.begin("waiting for the others")
-        transport.barrier(SETUP_S)
-        try:
-            return self._train(engine, stream, reference)
-        finally:
-            engine.close()
+
+    def _steps(
+        self,
+        engine: Engine,
+        consumer: Consumer,
+        supply: Supply,
+        position: Position,
+        reference: Reference | None,
+        seed: int,
+    ) -> RankResult:
+        options, teller = self._job.options, loss_rank(consumer)
+        metrics = Metrics(options.metrics, self._store, self._rank, teller, engine.num_steps)
+        loop = Loop(
+            options,
+            engine,
+            consumer,
+            supply,
+            supply.training(position),
+            metrics,
+            Checkpoints(options, engine, consumer.graph, consumer.transport, options.deadline_s, seed),
+            self._after_step,
+            lambda: compare_tensors(reference, engine) if reference is not None else (),
+            trains(self._job.plan),
+        )
+        with metrics:
+            result = loop.run()
+        if reference is not None and self._rank == teller:
+            compared = compare_losses(reference, result.losses[: len(reference.losses)])
+            result = replace(result, compared=result.compared + compared)
+        return result
 
     def _model(self) -> tuple[LoadedModel, Captured]:
         """The model and its graph, which must be the one that was planned."""
@@ -115,7 +162,6 @@ class _Work:
         if self._job.source != plan.inputs.model:
             model = load_model(self._job.source, options.seed)
             captured = capture(model)
-        self._loss_layer = producer(captured.graph.loss)
         _require_legal(self._job, captured.graph)
         return model, captured
 
@@ -130,36 +176,6 @@ class _Work:
                 [f"rank 0: sha256:{first}", f"rank {self._rank}: sha256:{mine}"],
                 ["copy one plan file to all hosts"],
             )
-
-    def _train(self, engine: Engine, stream: Iterator[Batch], reference: Reference | None) -> RankResult:
-        options = self._job.options
-        results: list[StepResult] = []
-        compared: tuple[Compared, ...] = ()
-        spans: deque[tuple[int, tuple[Span, ...]]] = deque(maxlen=KEPT_STEPS)
-        peak_bytes = 0
-        for step in range(options.steps):
-            batch = take(stream, step)
-            if step == options.warmup - 1:
-                engine.forget_step()
-                held_bytes = storage_bytes(engine.held_tensors())
-                result, more_bytes = with_peak(lambda batch=batch: engine.step(*batch))
-                peak_bytes = held_bytes + more_bytes
-            else:
-                result = engine.step(*batch)
-            if step == 0 and reference is not None:
-                compared = compare_tensors(reference, engine)
-            results.append(StepResult(result.loss, result.step_s, (), ()))
-            spans.append((step, result.spans))
-            self._after_step(step, result)
-        losses = tuple(result.loss for result in results if result.loss is not None)
-        if reference is not None and losses and self._rank == self._first_loss_rank():
-            compared += compare_losses(reference, losses[:NUM_COMPARED])
-        seconds = tuple(result.step_s for result in results)
-        return RankResult(self._rank, losses, seconds, dict(spans), peak_bytes, compared)
-
-    def _first_loss_rank(self) -> int:
-        decision = self._job.plan.decision
-        return min(decision.stages[decision.layers[self._loss_layer].stage].ranks)
 
 
 def _require_legal(job: Job, graph: Graph) -> None:

@@ -68,11 +68,14 @@ class Evaluation:
         loss: of the whole batch; None on ranks that do not make it.
         num_samples: of the whole batch.
         outputs: what the loss is computed from, this rank's rows, by micro-batch and name of the value.
+        step_s, spans: as of a :class:`StepResult`.
     """
 
     loss: float | None
     num_samples: int
     outputs: Mapping[int, Mapping[str, Tensor]]
+    step_s: float = 0.0
+    spans: tuple[Span, ...] = ()
 
 
 class Engine:
@@ -221,9 +224,11 @@ class Engine:
         """As :meth:`evaluate`, on any batch."""
         executor = self._executor(batch, evaluates=True)
         executor.prepare(self._step, self._turn, batch)
-        executor.run()
+        start = time.perf_counter()
+        ran = executor.run()
+        step_s = time.perf_counter() - start
         self._turn += 1
-        return Evaluation(self._loss(batch), sum(batch.rows), dict(executor.outputs))
+        return Evaluation(self._loss(batch), sum(batch.rows), dict(executor.outputs), step_s, ran.spans)
 
     def state_dict(self) -> dict[str, Tensor]:
         """Parameters and buffers of this rank's stages, by the user's own names; tied ones under each name."""

@@ -98,7 +98,7 @@ class Executor:
         )
         # All ranks finish a step together, also those that have nothing to update.
         self._finishes_at_end = not evaluates and not any(_ends_step(action) for action in row)
-        self._last, self._final = _last_gradients(row), _last_updates(row)
+        self._last, self._final = _last_gradients(row, binding.program.ranks), _last_updates(row)
         self._tasks = self._made(row)
         self._batch: Batch | None = None
         self._step = 0
@@ -248,8 +248,12 @@ class Executor:
         )
 
 
-def _last_gradients(row: Sequence[Action]) -> frozenset[Action]:
-    """The last action before each update that adds to the gradients of the updated stage."""
+def _last_gradients(row: Sequence[Action], ranks: Sequence[tuple[int, ...]]) -> frozenset[Action]:
+    """The last action before each update that adds to the gradients of the updated stage, where their sum may start.
+
+    What ranks sum over each other starts on all of them in one order, that of their reductions: no sum starts before
+    the reduction of another stage on the same ranks that stands in between.
+    """
     found: set[Action] = set()
     latest: dict[int, Action] = {}
     for action in row:
@@ -257,6 +261,8 @@ def _last_gradients(row: Sequence[Action]) -> frozenset[Action]:
             latest[action.stage] = action
         elif action.op in (Op.REDUCE_GRAD, Op.UPDATE) and action.stage in latest:
             found.add(latest.pop(action.stage))
+        if action.op is Op.REDUCE_GRAD:
+            latest = {s: last for s, last in latest.items() if set(ranks[s]) != set(ranks[action.stage])}
     return frozenset(found)
 
 

@@ -116,9 +116,10 @@ class Resident:
 
     def update(self) -> None:
         """One step of the optimiser and of its schedule; without effect until the last step before an update."""
-        if self.phase.is_last and self.optimizer is not None:
-            self.program.before_update()
-            self.optimizer.step()
+        if self.phase.is_last:
+            self.program.before_update()  # also without an optimiser: versions are counted
+            if self.optimizer is not None:
+                self.optimizer.step()
 
     def reset(self, step: int = 0) -> None:
         """Forget the last step: its micro-batches, and its gradients unless this one, ``step``, adds to them."""

@@ -113,7 +113,7 @@ class Waits:
             late = [r for r in everyone if r not in beats or (beats[r].what not in MEETING and beats[r].step < 0)]
             return _Wait("all ranks to be ready", tuple(late), ())
         if beat.what == END:
-            return self._takers(rank, beats)
+            return self._takers(rank, self.rows[rank], beats)
         action = _action(beat.what)
         if action is None or rank >= len(self.rows) or action not in self._index[rank]:
             return None
@@ -125,6 +125,8 @@ class Waits:
             words = f"{'activation' if forward else 'gradient'} of micro-batch {action.microbatch}"
             what = f"{words}, stage {action.peer} -> stage {action.stage}"
             return self._until(what, rank, needed, self.ranks[action.peer], beats)
+        if action.blocking:  # a send that waits until it is taken
+            return self._takers(rank, [action], beats)
         if action.op is Op.REDUCE_GRAD:
             what = f"sum of the gradients of stage {action.stage}"
             return self._until(what, rank, action, self.ranks[action.stage], beats, reached=True)
@@ -158,10 +160,10 @@ class Waits:
         wait = self._until(what, rank, action, others, beats, reached=True)
         return wait if wait.ranks else None
 
-    def _takers(self, rank: int, beats: Mapping[int, Beat]) -> _Wait:
-        """Those that have not taken what ``rank`` sent in this step."""
+    def _takers(self, rank: int, actions: Sequence[Action], beats: Mapping[int, Beat]) -> _Wait:
+        """Those that have not taken what ``rank`` sends by these actions."""
         late: dict[int, None] = {}
-        for action in self.rows[rank]:
+        for action in actions:
             if action.op not in (Op.SEND_FORWARD, Op.SEND_BACKWARD) or action.peer is None:
                 continue
             op = Op.RECV_FORWARD if action.op is Op.SEND_FORWARD else Op.RECV_BACKWARD

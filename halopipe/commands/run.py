@@ -12,10 +12,53 @@ from halopipe.commands.options import Json, PlanPath, ProfileOption
 
 def run(
     plan: PlanPath,
-    steps: Annotated[int, typer.Option(min=1, help="Steps to train.")] = 20,
+    steps: Annotated[int, typer.Option(min=1, help="Steps to train, those before a checkpoint included.")] = 20,
     data: Annotated[
-        str, typer.Option(metavar="FACTORY", help="Data, as 'pkg.mod:factory'; the model's own example if not given.")
+        str,
+        typer.Option(
+            metavar="FACTORY",
+            help="Data, as 'pkg.mod:factory' that gives batches, a Dataset or a DataLoader; "
+            "the model's own example if not given.",
+        ),
     ] = "",
+    data_from: Annotated[
+        str,
+        typer.Option(
+            metavar="WHO",
+            help="Who reads it: 'each' rank all, the 'first' for all, or they 'share' a Dataset's samples.",
+        ),
+    ] = "each",
+    optimizer: Annotated[
+        str, typer.Option(metavar="TEXT", help="Instead of the plan's: 'AdamW:lr=0.001', or a factory.")
+    ] = "",
+    scheduler: Annotated[
+        str,
+        typer.Option(metavar="TEXT", help="Learning rates: 'CosineAnnealingLR:T_max=100', or a factory."),
+    ] = "",
+    clip_norm: Annotated[
+        float, typer.Option(metavar="X", help="Largest norm of all gradients together; 0: they are not clipped.")
+    ] = 0.0,
+    accumulate: Annotated[int, typer.Option(min=1, metavar="K", help="Steps whose gradients make up one update.")] = 1,
+    eval_data: Annotated[
+        str, typer.Option(metavar="FACTORY", help="Data to evaluate on, as --data; at the end at least.")
+    ] = "",
+    eval_every: Annotated[int, typer.Option(min=0, metavar="N", help="Evaluate every N steps too.")] = 0,
+    eval_batches: Annotated[
+        int, typer.Option(min=0, metavar="N", help="Evaluate on N batches; 0: on all of the data.")
+    ] = 0,
+    metrics: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Gets a line of JSON a step: loss, rate, gradient norm, ...")
+    ] = None,
+    checkpoint: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="Folder of checkpoints, which all hosts share.")
+    ] = None,
+    checkpoint_every: Annotated[
+        int, typer.Option(min=0, metavar="N", help="Save every N steps; 0: at the end alone.")
+    ] = 0,
+    keep: Annotated[int, typer.Option(min=0, metavar="K", help="Keep the newest K checkpoints; 0: all.")] = 0,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on from the newest checkpoint, also of another plan.")
+    ] = False,
     check_numerics: Annotated[
         bool, typer.Option("--check-numerics", help="Compare losses and gradients of the first steps with one device.")
     ] = False,
@@ -38,7 +81,10 @@ def run(
     trace: Annotated[Path | None, typer.Option(metavar="FILE", help="Trace for ui.perfetto.dev to write too.")] = None,
     json: Json = False,
 ) -> None:
-    """Train by the plan -> timeline.json; starts workers here or on --hosts, or joins its torchrun or Slurm job."""
+    """Train by the plan -> timeline.json; starts workers here or on --hosts, or joins its torchrun or Slurm job.
+
+    A plan of forward passes alone (--schedule forward) is evaluated: its steps are timed, nothing is trained.
+    """
     from dataclasses import replace
 
     from halopipe import console, planning, training
@@ -55,7 +101,25 @@ def run(
     if source is not None:
         predicted = planning.predict_again(found, source)[1]
     options = RunOptions(
-        steps=steps, seed=seed, data=data, check_numerics=check_numerics, dtype=dtype, deadline_s=deadline
+        steps=steps,
+        seed=seed,
+        data=data,
+        check_numerics=check_numerics,
+        dtype=dtype,
+        deadline_s=deadline,
+        data_from=data_from,
+        optimizer=optimizer,
+        scheduler=scheduler,
+        clip_norm=clip_norm,
+        accumulate=accumulate,
+        eval_data=eval_data,
+        eval_every=eval_every,
+        eval_batches=eval_batches,
+        metrics=str(metrics.absolute()) if metrics is not None else "",
+        checkpoint=str(checkpoint.absolute()) if checkpoint is not None else "",
+        checkpoint_every=checkpoint_every,
+        keep=keep,
+        resume=resume,
     )
     result = training.train(found, options, named(hosts, launcher, interface))
     if result is None:  # in a job of torchrun or Slurm, rank 0 reports for all
@@ -68,5 +132,6 @@ def run(
     if update:
         dump(replace(found, measured=result.measured(found.prediction)), plan)
     console.emit_json(training.data(found, result)) if json else console.emit(training.report(found, result, predicted))
-    for path in (output, *([trace] if trace is not None else []), *([plan] if update else [])):
+    written = (output, trace, plan if update else None, metrics, checkpoint)
+    for path in filter(None, written):
         console.wrote(path)

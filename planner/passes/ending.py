@@ -4,8 +4,8 @@ What is assumed:
 
 - messages of one edge and direction between two ranks arrive in the order they were sent, and a receive can only take
   the first of them (messages of different edges or directions have tags of their own and may overtake);
-- forward, backward and reduction of a stage on several ranks start when all of them have arrived, since a
-  normalisation inside may need all of them;
+- forward, backward, reduction and update of a stage on several ranks start when all of them have arrived, since a
+  normalisation inside, or an optimiser that they divide, may need all of them;
 - *rendezvous*: a send ends only when its receive has been posted.  A rank has posted the next ``window`` receives of
   its row, counted from those it has done, and the one it waits in.
 
@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from planner.ir.schedule import MESSAGE, SEND, Action, Op
 from planner.passes.numbering import Numbering
 
-TOGETHER = frozenset({Op.FORWARD, Op.BACKWARD, Op.BACKWARD_INPUT, Op.REDUCE_GRAD})
+TOGETHER = frozenset({Op.FORWARD, Op.BACKWARD, Op.BACKWARD_INPUT, Op.REDUCE_GRAD, Op.UPDATE})
 
 _ALONE, _SEND, _RECEIVE, _MEET = range(-1, 3)
 

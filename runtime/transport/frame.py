@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import struct
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
@@ -24,9 +24,9 @@ from runtime.transport.base import Key, Spec
 ALIGNMENT_BYTES = 64
 """Of the header and of each tensor: a cache line, and what torch's own CPU allocator gives."""
 
-_NAME = struct.Struct("<4sHcBqiiiIQ12s")
-_STAMP = struct.Struct("<III")
-HEADER_BYTES = _NAME.size + _STAMP.size  # 64
+_HEADER = struct.Struct("<4sHcBqiiiIQ12sIII")
+_STAMP = struct.Struct("<III")  # what the header ends with: number, taken, guard
+HEADER_BYTES = _HEADER.size  # 64
 _STAMP_MASK = 0xFFFFFFFF
 _MAGIC = b"HALO"
 _VERSION = 2
@@ -44,6 +44,7 @@ class Layout:
 
     Attributes:
         specs: shape and dtype of each tensor.
+        alone: those of the tensors that travel alone.
         spans: first and last byte (exclusive) of each tensor in the frame; None for one that travels alone.
         total_bytes: of the frame, header included.
         payload_bytes: of all tensors, with what aligns them.
@@ -52,6 +53,7 @@ class Layout:
     """
 
     specs: tuple[Spec, ...]
+    alone: tuple[Spec, ...]
     spans: tuple[tuple[int, int] | None, ...]
     total_bytes: int
     payload_bytes: int
@@ -59,9 +61,9 @@ class Layout:
     dtypes: bytes
 
     @property
-    def alone(self) -> Iterator[Spec]:
-        """The tensors that travel alone, in order."""
-        return (spec for spec, span in zip(self.specs, self.spans, strict=True) if span is None)
+    def count(self) -> int:
+        """Number of tensors, as the header has it."""
+        return min(len(self.specs), 255)
 
 
 def layout_of(specs: Sequence[Spec], alone_bytes: int | None = None) -> Layout:
@@ -78,20 +80,24 @@ def layout_for(tensors: Sequence[torch.Tensor], alone_bytes: int | None = None) 
 def _layout_of(specs: tuple[Spec, ...], alone_bytes: int | None) -> Layout:
     specs = tuple((tuple(shape), dtype) for shape, dtype in specs)
     end = ALIGNMENT_BYTES
-    apart_bytes = 0
+    alone: list[Spec] = []
+    alone_size = 0
     spans: list[tuple[int, int] | None] = []
     for shape, dtype in specs:
         num_bytes = prod(shape) * dtype.itemsize
         if alone_bytes is not None and num_bytes >= alone_bytes:
             spans.append(None)
-            apart_bytes += num_bytes
+            alone.append((shape, dtype))
+            alone_size += num_bytes
             continue
         start = -(-end // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
         end = start + num_bytes
         spans.append((start, end))
     dtypes = bytes(_DTYPES.index(dtype) + 1 if dtype in _DTYPES else 255 for _, dtype in specs[:12])
-    payload_bytes = end - ALIGNMENT_BYTES + apart_bytes
-    return Layout(specs, tuple(spans), end, payload_bytes, zlib.crc32(repr(specs).encode()), dtypes.ljust(12, b"\0"))
+    payload_bytes = end - ALIGNMENT_BYTES + alone_size
+    return Layout(
+        specs, tuple(alone), tuple(spans), end, payload_bytes, zlib.crc32(repr(specs).encode()), dtypes.ljust(12, b"\0")
+    )
 
 
 class Frame:
@@ -171,12 +177,10 @@ def check(header: memoryview, key: Key, source: int, layout: Layout) -> tuple[in
     Raises:
         TransportError: it is another message than ``key`` with this layout; the text names what differs.
     """
-    expected = _name(key, layout)
-    number, taken, guard = _STAMP.unpack_from(header, _NAME.size)
-    if header[: _NAME.size] != expected or guard != _guard(number, taken):
-        faults = _faults(key, _NAME.unpack(expected), _NAME.unpack_from(header)) or [
-            f"number {number} and taken {taken}: expected guard {_guard(number, taken):08x}, came {guard:08x}"
-        ]
+    number, taken, _ = _STAMP.unpack_from(header, HEADER_BYTES - _STAMP.size)
+    expected = header_of(key, layout, number, taken)
+    if header != expected:
+        faults = _faults(key, _HEADER.unpack(expected), _HEADER.unpack(header))
         raise TransportError(f"{key}: rank {source} sent another message than expected", faults)
     return number, taken
 
@@ -209,19 +213,11 @@ def _numbered(kind: str, src_stage: int, dst_stage: int, microbatch: int) -> int
 
 def header_of(key: Key, layout: Layout, number: int, taken: int) -> bytes:
     """The header of a message."""
-    return _name(key, layout) + _STAMP.pack(number, taken, _guard(number, taken))
-
-
-def _name(key: Key, layout: Layout) -> bytes:
-    count = min(len(layout.specs), 255)
-    name = (key.step, key.src_stage, key.dst_stage, key.microbatch)
-    return _NAME.pack(
-        _MAGIC, _VERSION, key.kind.encode(), count, *name, layout.checksum, layout.payload_bytes, layout.dtypes
+    return _HEADER.pack(
+        *(_MAGIC, _VERSION, key.kind.encode(), layout.count, key.step, key.src_stage, key.dst_stage, key.microbatch),
+        *(layout.checksum, layout.payload_bytes, layout.dtypes),
+        *(number, taken, ~(number ^ taken) & _STAMP_MASK),
     )
-
-
-def _guard(number: int, taken: int) -> int:
-    return ~(number ^ taken) & _STAMP_MASK
 
 
 def _faults(key: Key, expected: tuple[bytes | int, ...], came: tuple[bytes | int, ...]) -> list[str]:
@@ -236,6 +232,7 @@ def _faults(key: Key, expected: tuple[bytes | int, ...], came: tuple[bytes | int
         ("dtypes", _names(expected[10]), _names(came[10])),
         ("payload bytes", expected[9], came[9]),
         ("checksum of shapes and dtypes", f"{expected[8]:08x}", f"{came[8]:08x}"),
+        ("guard of the message's numbers", f"{expected[13]:08x}", f"{came[13]:08x}"),
     )
     return [f"{what}: expected {wanted}, came {found}" for what, wanted, found in pairs if wanted != found]
 

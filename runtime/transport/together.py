@@ -153,7 +153,8 @@ class Together:
         self, circle: _Circle, sent: dict[int, torch.Tensor], received: dict[int, torch.Tensor]
     ) -> dict[dist.Work, Words]:
         """Receives, then sends, by position; with the peer of each."""
-        group, works = circle.group, {}
+        group = circle.group
+        works: dict[dist.Work, Words] = {}
         if group is None:
             return works
         moves = [(False, position, tensor) for position, tensor in received.items() if tensor.numel()]

@@ -91,9 +91,9 @@ def test_what_was_measured_stands_beside() -> None:
 
 
 def test_predicted_and_measured_are_compared_by_stage() -> None:
-    predicted = Timeline("predicted", 1.0, (Span(0, "0F0", 0.0, 0.4), Span(0, "0B0", 0.4, 1.0)))
-    measured = Timeline("measured", 1.1, (Span(0, "0F0", 0.0, 0.5), Span(0, "0B0", 0.5, 1.1)))
-    lines = explaining.timeline_table(predicted, measured, 1.2, num_stages=1).splitlines()
-    assert [line.split()[-2:] for line in lines[1:]] == [["+20", "%"], ["+25", "%"], ["+0.0", "%"]]
-    unknown = explaining.timeline_table(Timeline("predicted", 1.0, ()), measured, 1.2, 1).splitlines()
+    predicted = Timeline("predicted", 1.1, (Span(0, "0F0", 0.0, 0.4), Span(0, "0B0", 0.4, 1.0)))
+    measured = Timeline("measured", 1.3, (Span(0, "0F0", 0.0, 0.5), Span(0, "0B0", 0.5, 1.1)))
+    lines = explaining.timeline_table(predicted, measured, 1.32, [(0,)]).splitlines()
+    assert [line.split()[-2:] for line in lines[1:]] == [["+20", "%"], ["+25", "%"], ["+0.0", "%"], ["+100", "%"]]
+    unknown = explaining.timeline_table(Timeline("predicted", 1.0, ()), measured, 1.2, [(0,)]).splitlines()
     assert unknown[2].split() == ["stage", "0", "forward", "–", "500", "ms", "–"]

@@ -118,3 +118,25 @@ def test_a_rank_whose_result_will_not_come_is_an_error_at_once() -> None:
         joining._result(store, 1)
     store.set("result/1", "{}")
     assert joining._result(store, 1) == "{}"
+
+
+HANGING = """
+import sys, time, torch.distributed as dist
+from halopipe import joining
+joining._WATCH_S = joining._HANGING_S = 0.2
+store = dist.HashStore()
+with joining._ended_if_it_hangs(store):
+    if "fail" in sys.argv:
+        store.set("failed", "")
+        time.sleep(600)
+time.sleep(1.0)
+print("done")
+"""
+
+
+@pytest.mark.parametrize(("word", "code", "output"), [("fail", 1, ""), ("", 0, "done\n")])
+def test_a_rank_that_hangs_after_another_failed_is_ended(word: str, code: int, output: str) -> None:
+    command = [sys.executable, "-c", HANGING, word]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=120)
+    assert (done.returncode, done.stdout) == (code, output)
+    assert ("this one hangs: it is ended" in done.stderr) == bool(word)

@@ -48,7 +48,7 @@ def test_a_run_is_plain_data() -> None:
 
 
 def run_with(monkeypatch: pytest.MonkeyPatch, result: RunResult | None) -> RunResult | None:
-    def run_plan(plan: object, options: object, progress: running.Progress) -> RunResult | None:
+    def run_plan(plan: object, options: object, progress: running.Progress, hosts: None) -> RunResult | None:
         progress(RunProgress(0, 3, None, 0.0))
         progress(RunProgress(1, 3, 2.3, 0.011))
         return result

@@ -119,7 +119,7 @@ class _History:
 
     def _members(self, rank: int, action: Action) -> tuple[int, ...]:
         """The ranks that do it at the same time."""
-        alone = action.op in MESSAGE or action.op in (Op.BACKWARD_WEIGHT, Op.UPDATE)
+        alone = action.op in MESSAGE or action.op is Op.BACKWARD_WEIGHT
         return (rank,) if alone else self.draft.ranks[action.stage]
 
     def _is_ready(self, rank: int, action: Action) -> bool:

@@ -6,14 +6,21 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
+from runtime.failure import blame
 from runtime.transport import Hub, InProcessTransport
 
 T = TypeVar("T")
 
 
-def on_ranks(num_ranks: int, run: Callable[[InProcessTransport], T], groups: Sequence[tuple[int, ...]] = ()) -> list[T]:
-    """What ``run`` gives on each rank; the first error of any of them is raised."""
-    hub = Hub(num_ranks, groups)
+def on_ranks(
+    num_ranks: int,
+    run: Callable[[InProcessTransport], T],
+    groups: Sequence[tuple[int, ...]] = (),
+    *,
+    rendezvous: bool = False,
+) -> list[T]:
+    """What ``run`` gives on each rank; the error to blame for the others is raised."""
+    hub = Hub(num_ranks, groups, rendezvous=rendezvous)
     found: dict[int, T] = {}
     errors: list[BaseException] = []
 
@@ -32,5 +39,5 @@ def on_ranks(num_ranks: int, run: Callable[[InProcessTransport], T], groups: Seq
     for thread in threads:
         thread.join()
     if errors:
-        raise errors[0]
+        raise min(errors, key=blame)
     return [found[rank] for rank in range(num_ranks)]

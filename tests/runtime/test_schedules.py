@@ -1,24 +1,74 @@
-"""Every synchronous schedule, run by threads, computes what one device computes: losses, gradients and parameters."""
+"""Every schedule, run by threads on two to four ranks, computes what one device computes; in float64.
+
+Where the weights change within a step, one device is an emulation that gives each micro-batch and stage the version of
+the weights that the program names (``tests/runtime/versioned.py``).
+"""
 
 from __future__ import annotations
 
+import copy
 from dataclasses import replace
 from functools import cache
 
 import pytest
 import torch
+from torch import Tensor, nn
 
-from planner.ir.errors import UsageError
+from planner.ir.plan import Decision
+from planner.ir.profile import ModelSource
 from planner.ir.schedule import Pipeline, Schedule
 from planner.schedules import names, positions, schedule, traits
-from profiler.capture import Captured, capture
-from profiler.source import LoadedModel
-from tests.runtime.plans import Trained, assert_equal, decide, model_of, train_by_plan, train_serially
+from profiler.capture import capture
+from profiler.models.example import Example, normal
+from profiler.source import load_model
+from tests.runtime.engines import Network, evaluated, trained
+from tests.runtime.plans import Trained, assert_equal, batch_of, decide, train_serially
+from tests.runtime.versioned import train_on_versions
 
-SYNCHRONOUS = tuple(name for name in names() if traits(name).synchronous and traits(name).trains)
-ELABORATE = ("1f1b-so", "1f1b-2bp-fill", "greedy", "interleaved", "zb-h2", "zb-v")
-STEPS = {"gpt": 2, "unet": 1}
-MICRO_BATCHES = (2, 1, 2, 1, 1)  # not a multiple of the positions
+TRAINING = tuple(name for name in names() if traits(name).trains)
+FORWARD = tuple(name for name in names() if not traits(name).trains)
+MICRO_BATCHES = (2, 1, 3, 1, 2)  # not a multiple of the positions
+STEPS = 2
+WIDTH = 4
+
+
+class Branches(nn.Module):
+    """Two parallel branches, a join, and two skips, one over all that lies between."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.parts = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(8))
+        self.join = nn.Linear(2 * WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        stem, a1, a2, b1, b2, c, d, e = self.parts
+        x = stem(x).tanh()
+        a = a2(a1(x).tanh())
+        b = b2(b1(x).sigmoid())
+        y = self.join(torch.cat((a, b), 1)).tanh()
+        z = d(c(y).tanh()) + x
+        return e(z.tanh()) + y
+
+
+def chain(*, input_shape: tuple[int, ...] = (4, WIDTH)) -> Example:
+    layers = [layer for _ in range(7) for layer in (nn.Linear(WIDTH, WIDTH), nn.Tanh())]
+    return nn.Sequential(*layers), (normal(input_shape, 0), normal(input_shape, 1)), nn.functional.mse_loss
+
+
+def dag(*, input_shape: tuple[int, ...] = (4, WIDTH)) -> Example:
+    return Branches(), (normal(input_shape, 0), normal(input_shape, 1)), nn.functional.mse_loss
+
+
+GROUPS = {
+    ("chain", 2): [((0,), (1,)), ((1,), (1,))],
+    ("chain", 3): [((0,), (1,), (2,)), ((1,), (1,), (1,))],
+    ("chain", 4): [((0,), (1,), (2,), (3,)), ((1,), (1,), (1,), (1,))],
+    ("dag", 2): [((0,), (1,)), ((1,), (1,))],
+    ("dag", 3): [((0, 1), (2,)), ((2, 1), (1,))],
+    ("dag", 4): [((0,), (1, 2), (3,)), ((1,), (1, 2), (1,))],
+}
+"""By network and number of ranks, the ranks of each position and their shares."""
+each_layout = pytest.mark.parametrize(("kind", "num_ranks"), GROUPS)
 
 
 @pytest.fixture(autouse=True)
@@ -27,57 +77,70 @@ def one_thread() -> None:
 
 
 @cache
-def network(name: str) -> tuple[LoadedModel, Captured]:
-    if name == "gpt":
-        model = model_of("gpt:gpt", (4, 6), vocabulary=17, width=8, layers=2, heads=2)
-    else:
-        model = model_of("unet3d:unet3d", (4, 1, 8, 8, 8), width=2, depth=2)
+def network(kind: str) -> Network:
+    model = load_model(ModelSource(f"{__name__}:{kind}", {}, (4, WIDTH), "float64"))
     return model, capture(model)
 
 
 @cache
-def serial(name: str) -> Trained:
-    return train_serially(network(name)[0], MICRO_BATCHES, STEPS[name])
+def serial(kind: str) -> Trained:
+    return train_serially(network(kind)[0], MICRO_BATCHES, STEPS)
 
 
-def check(
-    model_name: str, name: str, groups: list[tuple[int, ...]], shares: list[tuple[int, ...]], **how: object
-) -> None:
-    """Trains on one group of ranks a position, with as many stages on each as the schedule allows up to two."""
+def decision_of(kind: str, num_ranks: int, name: str, **how: object) -> Decision:
+    """One group of ranks a position, two stages on each where the schedule allows it."""
+    groups, shares = GROUPS[kind, num_ranks]
     per_position = 1 if traits(name).stages_per_position == 1 else 2
     where = positions(name, len(groups), per_position)
 
     def order(pipeline: Pipeline) -> Schedule:
         return schedule(name)(replace(pipeline, positions=where, **how))
 
-    model, captured = network(model_name)
-    decision = decide(
-        captured.graph,
+    return decide(
+        network(kind)[1].graph,
         [cut / len(where) for cut in range(1, len(where))],
         MICRO_BATCHES,
         [groups[position] for position in where],
         [shares[position] for position in where],
         order,
     )
-    assert_equal(train_by_plan(model, decision, STEPS[model_name]), serial(model_name))
 
 
-@pytest.mark.parametrize("name", SYNCHRONOUS)
-def test_a_chain_of_stages_computes_what_one_device_computes(name: str) -> None:
-    check("gpt", name, [(0,), (1,), (2,)], [(1,), (1,), (1,)])
+@pytest.mark.parametrize("name", TRAINING)
+@each_layout
+def test_a_schedule_computes_what_one_device_computes(kind: str, num_ranks: int, name: str) -> None:
+    decision = decision_of(kind, num_ranks, name)
+    model, captured = network(kind)
+    expected = serial(kind) if traits(name).synchronous else train_on_versions(model, captured.graph, decision, STEPS)
+    assert_equal(trained((model, captured), decision, STEPS), expected)
 
 
-@pytest.mark.parametrize("name", [name for name in SYNCHRONOUS if name in ELABORATE])
-def test_skips_over_stages_and_replicas_compute_what_one_device_computes(name: str) -> None:
-    check("unet", name, [(0,), (1, 2)], [(1,), (1, 1)])
+@pytest.mark.parametrize("name", [name for name in TRAINING if traits(name).windowed])
+def test_windows_change_nothing(name: str) -> None:
+    windows = (4, 3, 3) * (2 if name == "greedy" else 1)
+    assert_equal(trained(network("chain"), decision_of("chain", 3, name, windows=windows), STEPS), serial("chain"))
 
 
-@pytest.mark.parametrize("name", [name for name in SYNCHRONOUS if traits(name).windowed])
-def test_windows_compute_what_one_device_computes(name: str) -> None:
-    check("gpt", name, [(0,), (1,), (2,)], [(1,), (1,), (1,)], windows=(4, 3, 3) * (2 if name == "greedy" else 1))
+@pytest.mark.parametrize("name", [*FORWARD, "interleaved"])
+@each_layout
+def test_forward_passes_give_the_outputs_of_one_device(kind: str, num_ranks: int, name: str) -> None:
+    model, captured = network(kind)
+    inputs, targets = batch_of(model, sum(MICRO_BATCHES), 0)
+    loss, rows = evaluated((model, captured), decision_of(kind, num_ranks, name), inputs, targets)
+    twin = copy.deepcopy(model.module).eval()
+    torch.testing.assert_close(rows, twin(*inputs), rtol=1e-12, atol=1e-14)
+    assert loss == pytest.approx(model.loss_fn(rows, targets).item(), rel=1e-12)
 
 
-@pytest.mark.parametrize("name", [name for name in names() if not traits(name).synchronous])
-def test_schedules_that_change_the_weights_within_a_step_are_refused(name: str) -> None:
-    with pytest.raises(UsageError, match="updates weights within a step, which cannot be run"):
-        check("gpt", name, [(0,), (1,)], [(1,), (1,)])
+@pytest.mark.parametrize(("kind", "longest"), [("chain", 1), ("dag", 3)])
+def test_the_networks_are_a_chain_and_a_dag_with_skips(kind: str, longest: int) -> None:
+    actions = [action for row in decision_of(kind, 4, "interleaved").rows() for action in row if action.peer is not None]
+    assert max(abs(action.stage - action.peer) for action in actions) == longest
+
+
+@pytest.mark.parametrize("name", ["pipedream", "pipedream-2bw"])
+def test_weights_that_change_within_a_step_are_not_those_of_one_update(name: str) -> None:
+    decision = decision_of("chain", 3, name)
+    model, captured = network("chain")
+    with pytest.raises(AssertionError, match="relative error"):
+        assert_equal(train_on_versions(model, captured.graph, decision, STEPS), serial("chain"))

@@ -51,8 +51,8 @@ def test_a_chain_ends_at_a_rank_that_is_silent() -> None:
     text = waits().chain(2, beats("0RECV_B1<1", "1F2", "2RECV_F2<1", silent=1))
     assert text == (
         "rank 2 waits 2.0 s for rank 1 (activation of micro-batch 2, stage 1 -> stage 2), "
-        "which has said nothing for 3.0 s or more (its last word: computing stage 1 forward of micro-batch 2 (step 7)): "
-        "it is stopped, or its host or link is gone"
+        "which has said nothing for 3.0 s or more (its last word: computing stage 1 forward of micro-batch 2 "
+        "(step 7)): it is stopped, or its host or link is gone"
     )
     waiting = waits().chain(2, beats("0F2", "1RECV_F2<0", "2RECV_F2<1", silent=1))
     assert "(its last word: waiting for activation of micro-batch 2, stage 0 -> stage 1 (step 7))" in waiting
@@ -87,6 +87,14 @@ def test_the_start_and_the_end_of_a_step_are_waits_too() -> None:
     assert data.endswith("rank 2 (the start of the step), which is between steps (step 6) for 2.0 s")
     taken = waits().chain(2, beats("0RECV_B3<1", "1B2", END))
     assert taken.startswith("rank 2 waits 2.0 s for rank 1 (its messages to be taken), which is computing stage 1")
+
+
+def test_a_send_that_blocks_waits_for_who_takes_it() -> None:
+    rows = [[Action.parse(text) for text in row.split()] for row in ("0F0 0SEND_F0>1!", "1F9 1RECV_F0<0! 1F0")]
+    text = Waits(rows, [(0,), (1,)]).chain(0, beats("0SEND_F0>1!", "1F9"))
+    assert text.startswith(
+        "rank 0 waits 2.0 s for rank 1 (its messages to be taken), which is computing stage 1 forward"
+    )
 
 
 def test_a_sum_waits_for_the_ranks_that_are_not_there() -> None:

@@ -144,23 +144,14 @@ def test_an_interrupt_ends_the_ranks_on_all_hosts(build: Build, job: Path) -> No
     assert [on_host(testbed, host) for host in range(2)] == [[], []]
 
 
-@pytest.mark.parametrize(
-    ("where", "deed", "what"),
-    [
-        (2, "raise", r"error\[H502\] rank 1 \(n1/cpu0, stage 1\) stopped at step 2, .*the bomb went off"),
-        (2, "kill", r"error\[H501\] rank 1 \(n1/cpu0 on halopipe-\d+-n1, stage 1\) ended by signal SIGKILL"),
-        (2, "exit", r"error\[H501\] rank 1 \(n1/cpu0 on halopipe-\d+-n1, stage 1\) ended with exit code 0"),
-    ],
-)
-def test_one_failing_rank_ends_all_and_its_error_comes_back(
-    build: Build, job: Path, where: int, deed: str, what: str
-) -> None:
+def test_a_rank_that_is_killed_ends_all_and_is_named_with_its_host(build: Build, job: Path) -> None:
     testbed = build()
-    dump(on_two_hosts(mined(where, deed)), job / "plan.json")
+    dump(on_two_hosts(mined(2, "kill")), job / "plan.json")
     command = script(job, 5, data="tests.halopipe.bombs:poison")
     launcher = start(testbed, 0, job, *command, *host_file(testbed, job))
     assert launcher.ended() == 5, launcher.output
-    assert re.search(what, launcher.output), launcher.output
+    launcher.said(r"error\[H501\] rank 1 \(n1/cpu0 on halopipe-\d+-n1, stage 1\) ended by signal SIGKILL")
+    launcher.said("stderr: about to be killed")
     assert [on_host(testbed, host) for host in range(2)] == [[], []]
 
 
@@ -169,13 +160,10 @@ def test_a_cut_cable_is_a_deadline_that_names_who_is_gone(build: Build, job: Pat
     launcher = start(testbed, 0, job, *script(job, 100_000, 3.0), *host_file(testbed, job))
     launcher.said("step 5")
     testbed.cut(1)
-    cut_s = time.monotonic()
     assert launcher.ended() == 5, launcher.output
-    took_s = time.monotonic() - cut_s
     launcher.said(r"error\[H503\] rank 0 \(n0/cpu0.* step \d+")
     launcher.said(r"for rank 1 \(.*which has said nothing for .* it is stopped, or its host or link is gone")
     assert [on_host(testbed, host) for host in range(2)] == [[], []]
-    print(f"{took_s:.1f} s after the cut")  # noqa: T201  # deadline 3 s
 
 
 def test_a_host_that_cannot_be_reached_is_named_with_what_was_tried(build: Build, job: Path) -> None:

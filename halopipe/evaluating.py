@@ -1,0 +1,107 @@
+"""The mean loss over evaluation data, and the accuracy of models that classify."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from halopipe.feeding import Consumer
+from halopipe.needs import portion
+from halopipe.runs import Score
+from planner.ir.errors import UsageError
+from planner.ir.graph import Graph, TensorSpec, producer
+from runtime.batch import Batch
+from runtime.engine import Engine, Evaluation
+
+IGNORED = -100
+"""Targets that ``cross_entropy`` leaves out."""
+
+
+@dataclass(frozen=True, slots=True)
+class Classes:
+    """Where a model that classifies has its answers.
+
+    Attributes:
+        logits: the value that holds a number for each class, ``dim`` being that of the classes.
+        target: the input that holds the right classes.
+    """
+
+    logits: str
+    target: str
+    dim: int
+
+    def count(self, logits: Tensor, targets: Tensor) -> tuple[int, int]:
+        """Right answers, and questions."""
+        asked = targets != IGNORED
+        right = (logits.argmax(self.dim) == targets) & asked
+        return int(right.sum()), int(asked.sum())
+
+
+def classes_of(graph: Graph) -> Classes | None:
+    """None where the loss is not one of classes: of one value of numbers and one input of integers."""
+    loss = graph.by_name()[producer(graph.loss)]
+    values = graph.values()
+    logits = [name for name in loss.inputs if name not in graph.inputs]
+    targets = [name for name in loss.inputs if name in graph.inputs]
+    if len(logits) != 1 or len(targets) != 1 or values[targets[0]].dtype != "int64":
+        return None
+    dim = _class_dim(values[logits[0]], values[targets[0]])
+    return None if dim is None else Classes(logits[0], targets[0], dim)
+
+
+def evaluate(engine: Engine, consumer: Consumer, batches: Iterable[Batch]) -> Score:
+    """Evaluate on all ``batches``; all ranks call this, and get the same.
+
+    Raises:
+        UsageError: there is no batch.
+    """
+    classes = classes_of(consumer.graph)
+    sums = torch.zeros(4, dtype=torch.float64)  # losses times samples, samples, right answers, questions
+    is_empty = True
+    for batch in batches:
+        is_empty = False
+        found = engine.evaluate_on(batch)
+        if found.loss is not None and consumer.transport.rank == loss_rank(consumer):
+            sums[0] += found.loss * found.num_samples
+            sums[1] += found.num_samples
+        if classes is not None:
+            right, asked = _answers(consumer, classes, batch, found)
+            sums[2] += right
+            sums[3] += asked
+    if is_empty:
+        raise UsageError("there is no data to evaluate on", ["not a single batch was given"])
+    consumer.transport.all_reduce(sums, consumer.ranks, consumer.deadline_s)
+    total, samples, right_answers, questions = sums.tolist()
+    return Score(engine.num_steps, total / samples, int(samples), right_answers / questions if questions else None)
+
+
+def loss_rank(consumer: Consumer) -> int:
+    """The first rank that makes the loss."""
+    decision, graph = consumer.decision, consumer.graph
+    return min(decision.stages[decision.layers[producer(graph.loss)].stage].ranks)
+
+
+def _answers(consumer: Consumer, classes: Classes, batch: Batch, found: Evaluation) -> tuple[int, int]:
+    """Of this rank's rows."""
+    decision, rank = consumer.decision, consumer.transport.rank
+    stage = decision.layers[producer(classes.logits)].stage
+    right = asked = 0
+    for m, outputs in found.outputs.items():
+        if classes.logits in outputs:
+            start, count = portion(decision, stage, rank, batch.rows[m])
+            logits = outputs[classes.logits]
+            targets = batch.part(classes.target, m, start, count).to(logits.device)
+            counts = classes.count(logits, targets)
+            right, asked = right + counts[0], asked + counts[1]
+    return right, asked
+
+
+def _class_dim(logits: TensorSpec, target: TensorSpec) -> int | None:
+    if not logits.is_float or len(logits.shape) < 2:
+        return None
+    if target.shape == (logits.shape[0], *logits.shape[2:]):
+        return 1
+    return -1 if target.shape == logits.shape[:-1] else None

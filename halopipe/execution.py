@@ -1,0 +1,144 @@
+"""One rank of a running plan, in a script of one's own: steps, evaluations, checkpoints."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from torch import Tensor, nn
+
+import runtime.batch
+from halopipe.batches import bound
+from halopipe.checkpoints import save_now
+from halopipe.evaluating import evaluate
+from halopipe.feeding import Consumer
+from halopipe.forms import Pair
+from halopipe.runs import Score
+from halopipe.saved import open_saved
+from planner.ir.errors import UsageError
+from runtime.engine import Engine, StepResult
+from runtime.voice import Voice
+
+Tensors = Tensor | tuple[Tensor, ...]
+Batch = tuple[Tensors, Tensors] | list[tuple[Tensors, Tensors]]
+"""Inputs and targets of a global batch; or of each of its micro-batches."""
+
+
+class Execution:
+    """One rank of a running plan; use as a context, or call ``close`` at the end.
+
+    Until then it says what it does, so that a rank that waits in vain can tell for whom.
+
+    Attributes:
+        rank, num_ranks: in the job.
+        model: the user's module; parameters of this rank's stages are trained, the others stay as they were.
+    """
+
+    def __init__(self, engine: Engine, consumer: Consumer, model: nn.Module, voice: Voice, seed: int) -> None:
+        self._engine, self._consumer, self._voice, self._seed = engine, consumer, voice, seed
+        self.model, self.rank, self.num_ranks = model, consumer.transport.rank, consumer.transport.world_size
+        voice.__enter__()
+
+    def __enter__(self) -> Execution:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def num_steps(self) -> int:
+        """Training steps done, those before a checkpoint that was loaded included."""
+        return self._engine.num_steps
+
+    def step(self, batch: Batch) -> float | None:
+        """One training step, on a batch that every rank is given whole.
+
+        Args:
+            batch: ``(inputs, targets)``, of as many samples as the plan's global batch or fewer; or a list of such
+                pairs, one a micro-batch, each of its own size and shape.
+
+        Returns:
+            The loss of the batch; None on ranks that do not compute it.
+        """
+        return self.train(batch).loss
+
+    def train(self, batch: Batch) -> StepResult:
+        """As :meth:`step`, with everything that is known of the step: times, learning rates, norm of the gradients."""
+        return self._engine.step_on(self._bound(batch))
+
+    def evaluate(self, *batches: Batch) -> Score:
+        """The mean loss over ``batches``, and the accuracy of a model that classifies, in evaluation mode.
+
+        All ranks call this with the same batches, and get the same answer; nothing is changed by it.
+        """
+        found = (self._bound(batch) for batch in batches)
+        return evaluate(self._engine, self._consumer, found)
+
+    def save(self, folder: str | Path, *, keep: int = 0) -> None:
+        """Save a checkpoint, ``folder/step-N``, for whatever plan of the model; all ranks call this, and share a disk.
+
+        Args:
+            keep: the newest so many checkpoints are kept; 0: all.
+
+        Raises:
+            UsageError: there is one of this step, or gradients wait for the update.
+            CheckpointError: it could not be saved; older ones are as before.
+        """
+        consumer = self._consumer
+        save_now(
+            folder,
+            self._engine,
+            consumer.graph,
+            consumer.transport,
+            consumer.deadline_s,
+            seed=self._seed,
+            keep=keep,
+        )
+
+    def load(self, folder: str | Path, *, step: int | None = None) -> int:
+        """Go on from a checkpoint, by default the newest complete one; all ranks call this.
+
+        Returns:
+            The number of steps done then; where that is in the data is the caller's to know.
+
+        Raises:
+            MissingFileError, CorruptFileError: there is none, or it is damaged.
+            StaleFileError: it is another model's.
+            UsageError: gradients wait for the update, or random numbers were drawn from another seed.
+        """
+        if not self._engine.is_updated:
+            raise UsageError(
+                "nothing can be loaded between updates",
+                [f"after step {self.num_steps} gradients wait for the update"],
+                ["load after an update, or before the first step"],
+            )
+        saved = open_saved(folder, self._consumer.graph, step)
+        if saved.seed(self._seed) != self._seed:
+            raise UsageError(
+                f"{saved.checkpoint.path} was drawn from another seed",
+                [f"checkpoint: {saved.seed(self._seed)}", f"here: {self._seed}"],
+                [f"execute(..., seed={saved.seed(self._seed)})"],
+            )
+        self._engine.load_state(saved)
+        return self._engine.num_steps
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Parameters and buffers of this rank's stages, by the module's own names."""
+        return self._engine.state_dict()
+
+    def close(self) -> None:
+        """Leaves the job."""
+        self._voice.__exit__(None, None, None)
+        self._engine.close()
+
+    def _bound(self, batch: Batch) -> runtime.batch.Batch:
+        item = [_pair(each) for each in batch] if isinstance(batch, list) else _pair(batch)
+        return bound(item, self._consumer.inputs, self._consumer.decision.micro_batches)
+
+
+def _pair(batch: tuple[Tensors, Tensors]) -> Pair:
+    inputs, targets = batch
+    return _tuple(inputs), _tuple(targets)
+
+
+def _tuple(value: Tensors) -> tuple[Tensor, ...]:
+    return tuple(value) if isinstance(value, (tuple, list)) else (value,)

@@ -1,0 +1,121 @@
+"""The steps of a run on one rank: what is done in each, around it, and noted of it."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from itertools import islice
+
+from halopipe.batches import ended
+from halopipe.checkpoints import Checkpoints
+from halopipe.evaluating import evaluate
+from halopipe.feeding import Consumer, Feed
+from halopipe.job import Compared, RankResult
+from halopipe.metrics import Metrics
+from halopipe.runs import RunOptions, Score
+from halopipe.supply import Supply
+from planner.ir.timeline import Span
+from runtime.batch import Batch
+from runtime.engine import Engine, StepResult
+from runtime.memory import storage_bytes, with_peak
+
+KEPT_STEPS = 64
+"""Last steps whose spans are kept."""
+
+AfterStep = Callable[[int, StepResult], None]
+"""Told of each step, by its number."""
+
+
+@dataclass(slots=True)
+class Loop:
+    """The steps of one rank.
+
+    Attributes:
+        feed: where it stands is where the run begins.
+        trained: whether the steps are training steps; else they are forward passes in evaluation mode.
+        compare: called after the first update.
+    """
+
+    options: RunOptions
+    engine: Engine
+    consumer: Consumer
+    supply: Supply
+    feed: Feed
+    metrics: Metrics
+    checkpoints: Checkpoints
+    after_step: AfterStep
+    compare: Callable[[], tuple[Compared, ...]]
+    trained: bool = True
+    _results: list[StepResult] = field(default_factory=list)
+    _spans: deque[tuple[int, tuple[Span, ...]]] = field(default_factory=lambda: deque(maxlen=KEPT_STEPS))
+    _scores: list[Score] = field(default_factory=list)
+    _peak_bytes: int = 0
+
+    def run(self) -> RankResult:
+        """All steps from the engine's own number on.
+
+        Raises:
+            UsageError: the data ends before.
+        """
+        options, first = self.options, self.engine.num_steps
+        compared: tuple[Compared, ...] = ()
+        for number in range(first, options.steps):
+            batch = self.feed.take()
+            if batch is None:
+                raise ended(number)
+            result = self._step(batch, is_watched=number - first == options.warmup - 1)
+            if number == options.accumulate - 1:
+                compared = self.compare()
+            self._note(number, batch, result)
+            if options.eval_data and options.eval_every and (number + 1) % options.eval_every == 0:
+                self._evaluate()
+            if self.trained:
+                self.checkpoints.after_step(self.feed.position)
+        if options.eval_data and not (self._scores and self._scores[-1].step == options.steps):
+            self._evaluate()
+        if self.trained:
+            self.checkpoints.finish(self.feed.position)
+        losses = tuple(result.loss for result in self._results if result.loss is not None)
+        return RankResult(
+            self.consumer.transport.rank,
+            losses,
+            tuple(result.step_s for result in self._results),
+            dict(self._spans),
+            self._peak_bytes,
+            compared,
+            first,
+            tuple(self._scores),
+            self.trained,
+        )
+
+    def _step(self, batch: Batch, *, is_watched: bool) -> StepResult:
+        if not is_watched:
+            return self._run(batch)
+        held = self.engine.held_tensors()
+        if self.options.accumulate > 1:
+            held += self.engine.gradients().values()
+        else:
+            self.engine.forget_step()
+        held_bytes = storage_bytes(held)
+        result, more_bytes = with_peak(lambda: self._run(batch))
+        self._peak_bytes = held_bytes + more_bytes
+        return result
+
+    def _run(self, batch: Batch) -> StepResult:
+        if self.trained:
+            return self.engine.step_on(batch)
+        found = self.engine.evaluate_on(batch)
+        return StepResult(found.loss, found.step_s, found.spans, ())
+
+    def _note(self, number: int, batch: Batch, result: StepResult) -> None:
+        self._results.append(StepResult(result.loss, result.step_s, (), ()))
+        self._spans.append((len(self._results) - 1, result.spans))
+        self.metrics.step(number + 1, self.feed.position.epoch, sum(batch.rows), result)
+        self.after_step(number, result)
+
+    def _evaluate(self) -> None:
+        batches = iter(self.supply.evaluation().take, None)
+        score = evaluate(self.engine, self.consumer, islice(batches, self.options.eval_batches or None))
+        self._scores.append(score)
+        self.metrics.score(self.feed.position.epoch, score)

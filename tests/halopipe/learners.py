@@ -1,0 +1,148 @@
+"""Small models that learn, with parameters that follow from nothing but their shapes, and data for them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cache
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.utils.data import DataLoader, Dataset, TensorDataset
+
+from planner.ir.plan import Plan
+from planner.ir.profile import ModelSource
+from tests.halopipe.plans import plan_of
+
+NUM_SAMPLES, NUM_CLASSES, WIDTH = 19, 3, 5
+
+
+def classifier(*, input_shape: tuple[int, ...] = (4, WIDTH)) -> tuple[nn.Module, tuple[Tensor, Tensor], object]:
+    """Two layers, dropout between."""
+    module = nn.Sequential(nn.Linear(WIDTH, 7), nn.Tanh(), nn.Dropout(0.2), nn.Linear(7, NUM_CLASSES))
+    _fill(module)
+    generator = torch.Generator().manual_seed(1)
+    inputs = torch.randn(input_shape, generator=generator)
+    targets = torch.randint(NUM_CLASSES, input_shape[:1], generator=generator)
+    return module, (inputs, targets), functional.cross_entropy
+
+
+class Tagger(nn.Module):
+    """A class for each place of a sequence."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mix = nn.Linear(WIDTH, WIDTH)
+        self.out = nn.Linear(WIDTH, NUM_CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(torch.tanh(self.mix(x)))
+
+
+def tagger() -> tuple[object, ...]:
+    """Sequences whose length varies from batch to batch."""
+    module = Tagger()
+    _fill(module)
+    generator = torch.Generator().manual_seed(1)
+    tensors = torch.randn(4, 6, WIDTH, generator=generator), torch.randint(3, (4, 6), generator=generator)
+    return module, tensors, _tag_loss, {"time": [("inputs", 1), ("targets", 1)]}
+
+
+def _tag_loss(output: Tensor, targets: Tensor) -> Tensor:
+    return functional.cross_entropy(output.flatten(0, 1), targets.flatten())
+
+
+def sequences(global_batch: int, input_shape: tuple[int, ...], seed: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """Batches of sequences of 3, 4, 5, 3, ... places."""
+    generator = torch.Generator().manual_seed(seed)
+    step = 0
+    while True:
+        length = 3 + step % 3
+        inputs = torch.randn(global_batch, length, WIDTH, generator=generator)
+        yield inputs, inputs[:, :, :NUM_CLASSES].argmax(-1)
+        step += 1
+
+
+class Sequences(Dataset[tuple[Tensor, Tensor]]):
+    """Sequences of one length in the first half of the set, of another in the second."""
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        inputs = torch.randn(4, WIDTH, generator=torch.Generator().manual_seed(index))
+        return inputs, inputs[:, :NUM_CLASSES].argmax(-1)
+
+
+def some_sequences(global_batch: int, input_shape: tuple[int, ...], seed: int) -> Sequences:
+    """Shorter than the example's."""
+    return Sequences()
+
+
+@cache
+def _samples() -> tuple[Tensor, Tensor]:
+    inputs = torch.randn(NUM_SAMPLES, WIDTH, generator=torch.Generator().manual_seed(5))
+    return inputs, inputs[:, :NUM_CLASSES].argmax(1)
+
+
+def dataset(global_batch: int, input_shape: tuple[int, ...], seed: int) -> TensorDataset:
+    """19 samples."""
+    return TensorDataset(*_samples())
+
+
+class Noisy(Dataset[tuple[Tensor, int]]):
+    """The same samples, with noise from torch's own generator."""
+
+    def __len__(self) -> int:
+        return NUM_SAMPLES
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        inputs, targets = _samples()
+        return inputs[index] + 0.1 * torch.randn(WIDTH), int(targets[index])
+
+
+def noisy(global_batch: int, input_shape: tuple[int, ...], seed: int) -> Noisy:
+    """Samples with noise."""
+    return Noisy()
+
+
+def loader(global_batch: int, input_shape: tuple[int, ...], seed: int) -> DataLoader[tuple[Tensor, int]]:
+    """A shuffling DataLoader of samples with noise."""
+    return DataLoader(Noisy(), batch_size=global_batch, shuffle=True)
+
+
+def stream(global_batch: int, input_shape: tuple[int, ...], seed: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """Batches without end."""
+    generator = torch.Generator().manual_seed(seed)
+    while True:
+        inputs = torch.randn(global_batch, *input_shape[1:], generator=generator)
+        yield inputs, inputs[:, :NUM_CLASSES].argmax(1)
+
+
+def pieces(global_batch: int, input_shape: tuple[int, ...], seed: int) -> Iterator[list[tuple[Tensor, Tensor]]]:
+    """Micro-batches one by one, the second smaller."""
+    for inputs, targets in stream(global_batch, input_shape, seed):
+        yield [(inputs[:3], targets[:3]), (inputs[3:4], targets[3:4])]
+
+
+def plan(cuts: list[float] | None = None, micro_batches: tuple[int, ...] = (3, 3), **options: object) -> Plan:
+    """A plan of the classifier in float64, of two stages unless said otherwise."""
+    source = ModelSource(f"{__name__}:classifier", {}, (4, WIDTH), "float64")
+    return plan_of(source, [0.5] if cuts is None else cuts, micro_batches, **options)
+
+
+def replicas() -> Plan:
+    """Three ranks: two share the first stage."""
+    return plan(micro_batches=(4, 2), ranks=[(0, 1), (2,)], shares=[(1, 1), (1,)])
+
+
+def plan_of_taggers() -> Plan:
+    """A plan of the tagger in float64."""
+    return plan_of(ModelSource(f"{__name__}:tagger", {}, (), "float64"), [0.5], (2, 2))
+
+
+def _fill(module: nn.Module) -> None:
+    generator = torch.Generator().manual_seed(3)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=generator) / 2)

@@ -1,0 +1,59 @@
+"""Runs of whole plans, every rank a thread of this process."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import torch.distributed as dist
+
+from halopipe.combining import combine
+from halopipe.consistency import require_consistent
+from halopipe.job import Job, RankResult
+from halopipe.reference import make_reference
+from halopipe.runs import RunOptions, RunResult
+from halopipe.work import work
+from planner.ir.plan import Plan
+from runtime.failure import blame
+from runtime.transport import Hub, InProcessTransport
+
+
+def run_job(plan: Plan, folder: Path, **options: object) -> RunResult:
+    """What a run of ``plan`` shows; the error to blame for the others is raised."""
+    job = Job(plan, RunOptions(**{"steps": 6, "warmup": 0, "deadline_s": 20.0, **options}), folder)
+    require_consistent(plan, job.options)
+    if job.options.check_numerics:
+        make_reference(job)
+    store = dist.HashStore()
+    num_ranks = plan.decision.num_ranks
+    hubs: dict[str, Hub] = {}
+    found: dict[int, RankResult] = {}
+    errors: list[BaseException] = []
+
+    def one(rank: int, came: threading.Event) -> None:
+        def open_transport(groups: tuple[tuple[int, ...], ...]) -> InProcessTransport:
+            came.set()
+            hub = hubs.setdefault("hub", Hub(num_ranks, groups))
+            return InProcessTransport(hub, rank)
+
+        try:
+            found[rank] = work(job, rank, store, store, open_transport)
+        except Exception as error:  # noqa: BLE001  # raised below, in the test's own thread
+            errors.append(error)
+        finally:
+            came.set()
+
+    threads = []
+    for rank in range(num_ranks):
+        came = threading.Event()
+        threads.append(threading.Thread(target=one, args=(rank, came)))
+        threads[-1].start()
+        came.wait()  # models are captured one after the other: torch.export is not made for threads
+        if errors:
+            break
+    for thread in threads:
+        thread.join()
+    if errors:
+        errors.sort(key=blame)
+        raise errors[0]
+    return combine(plan, job.options, [found[rank] for rank in sorted(found)], None)

@@ -1,0 +1,78 @@
+"""Engines of all ranks as threads, for tests that capture a network once and ask for more than training steps."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from planner.ir.plan import Decision
+from profiler.capture import Captured
+from profiler.source import LoadedModel
+from runtime.build import groups_of
+from runtime.engine import Engine, Evaluation
+from runtime.transport import InProcessTransport
+from tests.runtime.plans import Trained, batch_of, engine_of
+from tests.runtime.ranks import on_ranks
+
+T = TypeVar("T")
+Network = tuple[LoadedModel, Captured]
+Tensors = tuple[Tensor, ...]
+
+
+def on_engines(network: Network, decision: Decision, work: Callable[[Engine], T], **options: object) -> list[T]:
+    """What ``work`` gives on each rank, on a copy of the network of its own."""
+    copies = [copy.deepcopy(network) for _ in range(decision.num_ranks)]
+
+    def run(end: InProcessTransport) -> T:
+        model, captured = copies[end.rank]
+        return work(engine_of(decision, model, captured, end, **options))
+
+    return on_ranks(decision.num_ranks, run, groups_of(decision, network[1].graph), rendezvous=True)
+
+
+def trained(network: Network, decision: Decision, steps: int = 2, **options: object) -> Trained:
+    """What some steps on batches of the example give; what ranks share must be the same on each of them."""
+    batches = [batch_of(network[0], decision.global_batch, step) for step in range(steps)]
+    return trained_on(network, decision, lambda engine: [engine.step(*batch).loss for batch in batches], **options)
+
+
+def trained_on(
+    network: Network, decision: Decision, work: Callable[[Engine], Sequence[float | None]], **options: object
+) -> Trained:
+    """As :func:`trained`, by ``work``, which gives the losses."""
+    found = on_engines(
+        network,
+        decision,
+        lambda engine: (work(engine), engine.gradients(), engine.state_dict()),
+        **options,
+    )
+    gradients: dict[str, Tensor] = {}
+    state: dict[str, Tensor] = {}
+    for _, *of_rank in found:
+        for whole, more in zip((gradients, state), of_rank, strict=True):
+            for name, tensor in more.items():
+                assert torch.equal(whole.setdefault(name, tensor), tensor), f"ranks differ in {name}"
+    losses = [{loss for loss in step if loss is not None} for step in zip(*(each for each, *_ in found), strict=True)]
+    assert all(len(each) == 1 for each in losses)
+    return Trained([each.pop() for each in losses], gradients, state)
+
+
+def evaluated(network: Network, decision: Decision, inputs: Tensors, targets: Tensors) -> tuple[float, Tensor]:
+    """The loss, and the rows that the loss is computed from, put together in the order of the batch."""
+    ranks = decision.stages[-1].ranks
+    found = on_engines(network, decision, lambda engine: engine.evaluate(inputs, targets))
+    (loss,) = {found[rank].loss for rank in ranks}
+    assert all(each.loss is None and not each.outputs for rank, each in enumerate(found) if rank not in ranks)
+    count = len(found[ranks[0]].outputs)
+    rows = [_output(found[rank], m) for m in range(count) for rank in ranks]
+    assert {each.num_samples for each in found} == {len(inputs[0])}
+    return loss, torch.cat(rows)
+
+
+def _output(evaluation: Evaluation, microbatch: int) -> Tensor:
+    """The first value that the loss reads; others may be the targets as it takes them."""
+    return next(iter(evaluation.outputs[microbatch].values()))
