@@ -26,7 +26,7 @@ class Classes:
 
     Attributes:
         logits: the value that holds a number for each class, ``dim`` being that of the classes.
-        target: the input that holds the right classes.
+        target: the input, or a value made of it, that holds the right classes.
     """
 
     logits: str
@@ -41,12 +41,12 @@ class Classes:
 
 
 def classes_of(graph: Graph) -> Classes | None:
-    """None where the loss is not one of classes: of one value of numbers and one input of integers."""
+    """None where the loss is not one of classes: of one value of numbers and one of integers."""
     loss = graph.by_name()[producer(graph.loss)]
     values = graph.values()
-    logits = [name for name in loss.inputs if name not in graph.inputs]
-    targets = [name for name in loss.inputs if name in graph.inputs]
-    if len(logits) != 1 or len(targets) != 1 or values[targets[0]].dtype != "int64":
+    logits = [name for name in loss.inputs if values[name].is_float and name not in graph.inputs]
+    targets = [name for name in loss.inputs if values[name].dtype == "int64"]
+    if len(logits) != 1 or len(targets) != 1 or len(loss.inputs) != 2:
         return None
     dim = _class_dim(values[logits[0]], values[targets[0]])
     return None if dim is None else Classes(logits[0], targets[0], dim)
@@ -85,22 +85,23 @@ def loss_rank(consumer: Consumer) -> int:
 
 
 def _answers(consumer: Consumer, classes: Classes, batch: Batch, found: Evaluation) -> tuple[int, int]:
-    """Of this rank's rows."""
+    """Of this rank's rows; none where the right classes are made by another stage."""
     decision, rank = consumer.decision, consumer.transport.rank
     stage = decision.layers[producer(classes.logits)].stage
     right = asked = 0
     for m, outputs in found.outputs.items():
-        if classes.logits in outputs:
+        logits, targets = outputs.get(classes.logits), outputs.get(classes.target)
+        if logits is not None and classes.target in consumer.graph.inputs:
             start, count = portion(decision, stage, rank, batch.rows[m])
-            logits = outputs[classes.logits]
             targets = batch.part(classes.target, m, start, count).to(logits.device)
+        if logits is not None and targets is not None:
             counts = classes.count(logits, targets)
             right, asked = right + counts[0], asked + counts[1]
     return right, asked
 
 
 def _class_dim(logits: TensorSpec, target: TensorSpec) -> int | None:
-    if not logits.is_float or len(logits.shape) < 2:
+    if len(logits.shape) < 2:
         return None
     if target.shape == (logits.shape[0], *logits.shape[2:]):
         return 1

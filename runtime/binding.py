@@ -84,8 +84,8 @@ class Binder:
         Raises:
             UnsupportedModelError: the model cannot be run with so many samples.
         """
-        shapes = [self._varying(batch.shapes(m)) if rows else () for m, rows in enumerate(batch.rows)]
-        key = (batch.rows, tuple(shapes))
+        varying = enumerate(batch.rows) if self._sizes else ()
+        key = (batch.rows, tuple(self._varying(batch.shapes(m)) if rows else () for m, rows in varying))
         found = self._found.get(key)
         if found is None:
             if len(self._found) >= _MOST_KEPT:
@@ -96,7 +96,8 @@ class Binder:
     def _bound(self, residents: Mapping[int, Resident], batch: Batch) -> Binding:
         rows = batch.rows
         boundaries = [
-            self._boundaries_of(batch.shapes(m)) if count else self._boundaries for m, count in enumerate(rows)
+            self._boundaries_of(batch.shapes(m)) if count and self._sizes else self._boundaries
+            for m, count in enumerate(rows)
         ]
         program = self._program(rows, boundaries)
         return Binding(

@@ -11,12 +11,13 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 
 import torch
 from torch import Tensor
 
 from planner.ir.errors import HalopipeError
-from planner.ir.schedule import RECEIVE, SEND, Action, Op
+from planner.ir.schedule import MESSAGE, Action, Op
 from planner.ir.timeline import Span
 from runtime.activity import Activity
 from runtime.batch import Batch
@@ -135,19 +136,18 @@ class Executor:
         Raises:
             StageFailedError: a stage raised; DeadlineError, TransportError: a message failed.  The text says where.
         """
-        spans, thread_s = [], []
         activity, context, synchronise = self._around.activity, self._around.context, self._synchronise()
-        origin = time.perf_counter()
+        wall, cpu = [time.perf_counter()], [time.thread_time()]  # at the end of each action, where the next begins
         for task in self._tasks:
             activity.begin(task.text)
-            cpu, start = time.thread_time(), time.perf_counter()
             try:
                 task.run()
-                synchronise()
+                if synchronise is not None:
+                    synchronise()
             except Exception as error:
                 raise context.of_action(error, self._step, task.action) from error
-            spans.append(Span(self._rank, task.text, start - origin, time.perf_counter() - origin))
-            thread_s.append(time.thread_time() - cpu)
+            wall.append(time.perf_counter())
+            cpu.append(time.thread_time())
         if self._finishes_at_end and self._around.finish is not None:
             self._around.finish()
         activity.begin("waiting until all messages are taken")
@@ -157,21 +157,24 @@ class Executor:
             raise context.of(error, self._step, "waiting until all messages are taken") from error
         activity.begin("between steps")
         self._batch = None
-        return Ran(tuple(spans), tuple(thread_s))
+        spans = (
+            Span(self._rank, task.text, start - wall[0], stop - wall[0])
+            for task, (start, stop) in zip(self._tasks, pairwise(wall), strict=True)
+        )
+        return Ran(tuple(spans), tuple(stop - start for start, stop in pairwise(cpu)))
 
-    def _synchronise(self) -> Callable[[], None]:
+    def _synchronise(self) -> Callable[[], None] | None:
         """Work on a GPU ends after the call that starts it: a span ends with the work."""
         device = self._around.device
-        return partial(torch.cuda.synchronize, device) if device.type == "cuda" else _nothing
+        return partial(torch.cuda.synchronize, device) if device.type == "cuda" else None
 
     def _forward(self, action: Action) -> None:
         stage, microbatch, plumbing = action.stage, _microbatch(action), self._plumbing
         resident = self._residents[stage]
         pieces = self._post.take(FORWARD, stage, microbatch)
-        values = {
-            name: part.to(self._around.device, non_blocking=True)
-            for name, part in resident.feed(self._batch, microbatch).items()
-        }
+        values = resident.feed(self._batch, microbatch)
+        if self._around.device.type != "cpu":
+            values = {name: part.to(self._around.device, non_blocking=True) for name, part in values.items()}
         for value in resident.received:
             box = plumbing.held(value, stage, microbatch)
             values[value] = assemble(pieces.get(value, ()), box, plumbing.dtype(value), self._around.device)
@@ -234,18 +237,15 @@ class Executor:
             Op.BACKWARD_WEIGHT: self._backward_weight,
             Op.REDUCE_GRAD: self._reduce,
             Op.UPDATE: self._update,
-            **dict.fromkeys(SEND, self._post.send),
-            **dict.fromkeys(RECEIVE, self._post.receive),
         }
         first = next(filter(_ends_step, row), None)
-        return tuple(
-            _Task(
-                action,
-                str(action),
-                partial(self._finish_and_update if action == first else handlers[action.op], action),
-            )
-            for action in row
-        )
+
+        def handler(action: Action) -> Callable[[], None]:
+            if action.op in MESSAGE:
+                return self._post.handler(action)
+            return partial(self._finish_and_update if action == first else handlers[action.op], action)
+
+        return tuple(_Task(action, str(action), handler(action)) for action in row)
 
 
 def _last_gradients(row: Sequence[Action], ranks: Sequence[tuple[int, ...]]) -> frozenset[Action]:
@@ -274,10 +274,6 @@ def _ends_step(action: Action) -> bool:
 def _last_updates(row: Sequence[Action]) -> frozenset[Action]:
     """The last update of each stage."""
     return frozenset({action.stage: action for action in row if action.op is Op.UPDATE}.values())
-
-
-def _nothing() -> None:
-    """Nothing to wait for."""
 
 
 def _microbatch(action: Action) -> int:

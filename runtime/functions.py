@@ -65,7 +65,7 @@ class StageFunctions:
     ) -> None:
         self.current = Current()
         together = [synchronise(add, group_size, index)] if group_size > 1 else []
-        halved = [partial(deferred, current=self.current)]
+        halved = [partial(deferred, current=self.current)] if halves else []
         rules = {
             Mode(True, False): first_of([*together, draws, *halved]),
             Mode(False, False): first_of([in_evaluation, *together]),

@@ -26,14 +26,14 @@ class Wire:
     Attributes:
         peer: the rank at the other end; this rank itself for a hand-over in memory.
         values, boxes: what each of its tensors is, and where it lies in the micro-batch.
-        cuts: each box as an index into the tensor that this rank has (for messages that leave).
+        cuts: each box as an index into the tensor that this rank has (for messages that leave); None: all of it.
         specs: shape and dtype of each tensor.
     """
 
     peer: int
     values: tuple[str, ...]
     boxes: tuple[Box, ...]
-    cuts: tuple[tuple[slice, ...], ...]
+    cuts: tuple[tuple[slice, ...] | None, ...]
     specs: tuple[Spec, ...]
 
 
@@ -103,7 +103,7 @@ class Plumbing:
             peer,
             tuple(part.value for part in parts),
             tuple(part.box for part in parts),
-            tuple(slices(part.box, box) for part, box in zip(parts, held, strict=True)),
+            tuple(None if part.box == box else slices(part.box, box) for part, box in zip(parts, held, strict=True)),
             tuple((tuple(len(interval) for interval in part.box), self.dtype(part.value)) for part in parts),
         )
 

@@ -8,8 +8,9 @@ row, ``lookahead`` at a time, so that messages travel while this rank computes.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -70,8 +71,8 @@ class Post:
     ) -> None:
         self._plumbing, self._transport = plumbing, transport
         self._deadline_s, self._lookahead, self._device = deadline_s, lookahead, device
-        self._traffic = {action: self._moved(action) for action in row if action.peer is not None}
-        self._receives = tuple(self._traffic[action] for action in row if action.op in RECEIVE)
+        self._moves_device = device.type != "cpu"
+        self._receives = tuple(self._moved(action) for action in row if action.op in RECEIVE)
         self._turn = self._num_posted = 0
         self._arrived: dict[str, _Pieces] = {kind: defaultdict(_by_value) for kind in (FORWARD, BACKWARD)}
         self._outbox: dict[tuple[str, Route, int], tuple[Tensor, ...]] = {}
@@ -100,29 +101,40 @@ class Post:
         wires = (self._plumbing.forward_out if forward else self._plumbing.backward_out)[route]
         reader = route[1] if forward else route[0]
         for wire in wires:
-            cut = tuple(tensors[value][index] for value, index in zip(wire.values, wire.cuts, strict=True))
+            cut = tuple(
+                [
+                    tensors[value] if index is None else tensors[value][index]
+                    for value, index in zip(wire.values, wire.cuts, strict=True)
+                ]
+            )
             if wire.peer == self._transport.rank:
                 self._put(kind, reader, route[2], wire, cut)
             else:
                 self._outbox[kind, route, wire.peer] = cut
 
-    def send(self, action: Action) -> None:
-        """Sends what waits for ``action``; where it blocks, until it has been taken."""
-        traffic = self._traffic[action]
+    def handler(self, action: Action) -> Callable[[], None]:
+        """What does ``action``, a send or receive of the row."""
+        traffic = self._moved(action)
+        return (
+            partial(self._receive, traffic) if action.op in RECEIVE else partial(self._send, traffic, action.blocking)
+        )
+
+    def _send(self, traffic: Traffic, blocking: bool) -> None:
+        """Sends what waits for it; where it blocks, until it has been taken."""
         key = traffic.key(self._turn)
         for wire in traffic.wires:
             self._transport.send(key, wire.peer, self._outbox.pop((traffic.kind, traffic.route, wire.peer)))
-        if action.blocking:
+        if blocking:
             self._transport.flush(self._deadline_s)
 
-    def receive(self, action: Action) -> None:
-        """Waits for the messages of ``action``, and announces the next receive."""
-        traffic = self._traffic[action]
+    def _receive(self, traffic: Traffic) -> None:
+        """Waits for its messages, and announces the next receive."""
         key = traffic.key(self._turn)
         for wire in traffic.wires:
             tensors = self._transport.receive(key, wire.peer, self._deadline_s)
-            here = tuple(tensor.to(self._device, non_blocking=True) for tensor in tensors)
-            self._put(traffic.kind, traffic.dst, traffic.microbatch, wire, here)
+            if self._moves_device:
+                tensors = tuple(tensor.to(self._device, non_blocking=True) for tensor in tensors)
+            self._put(traffic.kind, traffic.dst, traffic.microbatch, wire, tensors)
         self._announce(1)
 
     def flush(self) -> None:

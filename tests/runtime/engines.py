@@ -23,7 +23,14 @@ Network = tuple[LoadedModel, Captured]
 Tensors = tuple[Tensor, ...]
 
 
-def on_engines(network: Network, decision: Decision, work: Callable[[Engine], T], **options: object) -> list[T]:
+def on_engines(
+    network: Network,
+    decision: Decision,
+    work: Callable[[Engine], T],
+    *,
+    transport: type[InProcessTransport] = InProcessTransport,
+    **options: object,
+) -> list[T]:
     """What ``work`` gives on each rank, on a copy of the network of its own."""
     copies = [copy.deepcopy(network) for _ in range(decision.num_ranks)]
 
@@ -31,7 +38,8 @@ def on_engines(network: Network, decision: Decision, work: Callable[[Engine], T]
         model, captured = copies[end.rank]
         return work(engine_of(decision, model, captured, end, **options))
 
-    return on_ranks(decision.num_ranks, run, groups_of(decision, network[1].graph), rendezvous=True)
+    groups = groups_of(decision, network[1].graph)
+    return on_ranks(decision.num_ranks, run, groups, rendezvous=True, transport=transport)
 
 
 def trained(network: Network, decision: Decision, steps: int = 2, **options: object) -> Trained:

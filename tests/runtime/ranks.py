@@ -18,6 +18,7 @@ def on_ranks(
     groups: Sequence[tuple[int, ...]] = (),
     *,
     rendezvous: bool = False,
+    transport: type[InProcessTransport] = InProcessTransport,
 ) -> list[T]:
     """What ``run`` gives on each rank; the error to blame for the others is raised."""
     hub = Hub(num_ranks, groups, rendezvous=rendezvous)
@@ -25,7 +26,7 @@ def on_ranks(
     errors: list[BaseException] = []
 
     def work(rank: int) -> None:
-        end = InProcessTransport(hub, rank)
+        end = transport(hub, rank)
         try:
             found[rank] = run(end)
         except Exception as error:  # noqa: BLE001  # raised below, in the test's own thread
