@@ -99,7 +99,7 @@ class Metrics:
 
     def _begin(self, first_step: int) -> None:
         """Keep the lines of the steps before; those of steps that are done again go."""
-        kept = [line for line in self._lines() if first_step and _step_of(line) <= first_step]
+        kept = [line for line in self._lines() if _step_of(line) <= first_step] if first_step else []
         part = self._path.with_name(f"{self._path.name}.part")
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)

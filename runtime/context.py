@@ -3,28 +3,16 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from planner.ir.errors import HalopipeError, StageFailedError
 from planner.ir.program import Program
-from planner.ir.schedule import Action, Op, format_grid
+from planner.ir.schedule import Action, format_grid
+from runtime.waits import WORDS
 
 GRID_WIDTH = 4
 """Actions shown on each side of the one that failed."""
-
-_WORDS: Mapping[Op, str] = {
-    Op.FORWARD: "forward",
-    Op.BACKWARD: "backward",
-    Op.BACKWARD_INPUT: "backward for the input",
-    Op.BACKWARD_WEIGHT: "backward for the weights",
-    Op.SEND_FORWARD: "sending the activation",
-    Op.RECV_FORWARD: "receiving the activation",
-    Op.SEND_BACKWARD: "sending the gradient",
-    Op.RECV_BACKWARD: "receiving the gradient",
-    Op.REDUCE_GRAD: "summing gradients",
-    Op.UPDATE: "update",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +34,7 @@ class Context:
         microbatch = "" if action.microbatch is None else f"micro-batch {action.microbatch}, "
         grid = format_grid(self.program.rows, (self.rank, action), GRID_WIDTH)
         known = error if isinstance(error, HalopipeError) else _stage_failed(error)
-        return self.of(known, step, f"{microbatch}{_WORDS[action.op]}", f", stage {action.stage}", grid)
+        return self.of(known, step, f"{microbatch}{WORDS[action.op]}", f", stage {action.stage}", grid)
 
     def of(self, error: HalopipeError, step: int, doing: str, stage: str = "", grid: str = "") -> HalopipeError:
         """An error of the same kind that says where it happened and what the others do."""

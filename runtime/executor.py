@@ -26,6 +26,7 @@ from runtime.context import Context
 from runtime.pieces import add_up, assemble
 from runtime.post import BACKWARD, FORWARD, Post
 from runtime.transport import Transport
+from runtime.waits import BETWEEN, END, START
 
 CPU = torch.device("cpu")
 
@@ -118,7 +119,7 @@ class Executor:
             turn: number of the run of a program, training or not; the same on all ranks: it is in the messages' names.
         """
         activity = self._around.activity
-        activity.begin("waiting for the others to start the step")
+        activity.begin(START)
         activity.step, activity.deadline_s = step, self._around.deadline_s
         self._step, self._batch = step, batch
         self.outputs.clear()
@@ -128,7 +129,7 @@ class Executor:
         try:
             self._around.transport.barrier(self._around.deadline_s)
         except HalopipeError as error:
-            raise self._around.context.of(error, self._step, "waiting for the others to start") from error
+            raise self._around.context.of(error, self._step, START) from error
 
     def run(self) -> Ran:
         """Execute the row.
@@ -150,12 +151,12 @@ class Executor:
             cpu.append(time.thread_time())
         if self._finishes_at_end and self._around.finish is not None:
             self._around.finish()
-        activity.begin("waiting until all messages are taken")
+        activity.begin(END)
         try:
             self._post.flush()
         except HalopipeError as error:
-            raise context.of(error, self._step, "waiting until all messages are taken") from error
-        activity.begin("between steps")
+            raise context.of(error, self._step, END) from error
+        activity.begin(BETWEEN)
         self._batch = None
         spans = (
             Span(self._rank, task.text, start - wall[0], stop - wall[0])

@@ -28,6 +28,8 @@ WORDS: Mapping[Op, str] = {
     Op.BACKWARD_WEIGHT: "backward for the weights",
     Op.SEND_FORWARD: "sending the activation",
     Op.SEND_BACKWARD: "sending the gradient",
+    Op.RECV_FORWARD: "receiving the activation",
+    Op.RECV_BACKWARD: "receiving the gradient",
     Op.REDUCE_GRAD: "summing gradients",
     Op.UPDATE: "update",
 }

@@ -80,14 +80,15 @@ def some_sequences(global_batch: int, input_shape: tuple[int, ...], seed: int) -
 
 
 @cache
-def _samples() -> tuple[Tensor, Tensor]:
+def samples() -> tuple[Tensor, Tensor]:
+    """Inputs and classes of all samples."""
     inputs = torch.randn(NUM_SAMPLES, WIDTH, generator=torch.Generator().manual_seed(5))
     return inputs, inputs[:, :NUM_CLASSES].argmax(1)
 
 
 def dataset(global_batch: int, input_shape: tuple[int, ...], seed: int) -> TensorDataset:
     """19 samples."""
-    return TensorDataset(*_samples())
+    return TensorDataset(*samples())
 
 
 class Noisy(Dataset[tuple[Tensor, int]]):
@@ -97,7 +98,7 @@ class Noisy(Dataset[tuple[Tensor, int]]):
         return NUM_SAMPLES
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        inputs, targets = _samples()
+        inputs, targets = samples()
         return inputs[index] + 0.1 * torch.randn(WIDTH), int(targets[index])
 
 

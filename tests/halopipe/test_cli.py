@@ -141,7 +141,6 @@ def test_json_stands_alone_on_stdout(folder: Path, arguments: list[str]) -> None
         (["import", "broken.json"], 3, "error[H307]"),
         (["import", "broken.json", "--format", "piper"], 2, "no format to import 'piper'"),
         (["import", "broken.json", "--device", "V101"], 2, "error[H206] no device 'V101' in the catalogue"),
-        (["run", "again.json"], 2, "error[H200] this plan cannot be run yet"),
         (["compare", "alone/by_hand.json", "--baselines"], 2, "--baselines are solved from the profile"),
         (["compare", "by_hand.json", "by_hand.json"], 2, "by_hand.json is given twice"),
         (["check", "edited.json", "--profile", "profile.json"], 6, "error[H602] edited.json has"),
@@ -163,7 +162,6 @@ def test_what_goes_wrong_is_said_on_stderr_with_its_exit_code(
     dump(chain_profile(6), "other.json")
     plan = (folder / "by_hand.json").read_text("utf-8")
     (folder / "edited.json").write_text(plan.replace('"1F1", ', "", 1))
-    (folder / "again.json").write_text(plan.replace('"recompute": false', '"recompute": true'))
     before = sorted(path.name for path in folder.iterdir())
     result = call(*arguments)
     assert (result.exit_code, text in result.stderr, result.stdout) == (exit_code, True, ""), result.stderr

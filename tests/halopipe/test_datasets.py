@@ -21,6 +21,7 @@ from tests.halopipe import learners
 
 HERE = __name__
 DATA = "tests.halopipe.learners:"
+START = Position()
 SIZES = [6, 6, 6, 1]
 """Batches of up to 6 of the 19 samples."""
 
@@ -30,7 +31,7 @@ def model() -> LoadedModel:
     return load_model(learners.plan().inputs.model)
 
 
-def first(model: LoadedModel, name: str, number: int, start: Position = Position(), seed: int = 0) -> list[object]:
+def first(model: LoadedModel, name: str, number: int, start: Position = START, seed: int = 0) -> list[object]:
     return list(islice(read(open_data(DATA + name, model, 6, seed), start), number))
 
 
@@ -85,7 +86,7 @@ def test_reading_leaves_torchs_own_generator_alone(model: LoadedModel) -> None:
 def test_evaluation_data_is_in_its_own_order_for_one_epoch(model: LoadedModel) -> None:
     data = open_data(DATA + "dataset", model, 6, 0, shuffled=False)
     found = [inputs for _, ((inputs,), _) in read(data, Position(), 1)]
-    assert torch.equal(torch.cat(found), learners._samples()[0].double())
+    assert torch.equal(torch.cat(found), learners.samples()[0].double())
 
 
 def test_an_iterator_asked_again_begins_anew(model: LoadedModel) -> None:
@@ -114,7 +115,7 @@ def iterable(global_batch: int, input_shape: tuple[int, ...], seed: int) -> Coun
 
 
 def own_generator(global_batch: int, input_shape: tuple[int, ...], seed: int) -> DataLoader[tuple[Tensor, ...]]:
-    dataset = TensorDataset(*learners._samples())
+    dataset = TensorDataset(*learners.samples())
     return DataLoader(dataset, batch_size=6, shuffle=True, generator=torch.Generator().manual_seed(99))
 
 

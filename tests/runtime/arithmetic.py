@@ -1,66 +1,31 @@
-"""Programs run by threads on stages of trivial arithmetic, and what they must compute.
+"""Networks of trivial arithmetic, and what one device computes that trains them by any program.
 
-Post, plumbing, executor, stages, reductions and optimisers are the runtime's own; only the captured graph is missing: a
-layer is ``tanh(sum of its inputs @ weight)``, the loss the mean over samples of a square.
+A layer is ``tanh(sum of its inputs @ weight)``; some add the mean of that over the samples of the micro-batch, which
+the ranks of a stage have to find together.  The loss is the mean over samples of a square.
 """
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import torch
-from torch import Tensor, fx, nn
+from torch import Tensor
+from torch.nn import functional
 
-from cuda_ops.deferred import Current, deferred
 from planner.ir.graph import Layer, producer
 from planner.ir.program import Program
 from planner.ir.schedule import Op
 from planner.layers.boundary import Boundaries
 from planner.passes.versions import updates_of
-from runtime.activity import Activity
-from runtime.binding import Binding
-from runtime.context import Context
-from runtime.cut import StageFunction
-from runtime.executor import Executor, Surroundings
-from runtime.manner import Manner, Portion
-from runtime.optimizer import StageOptimizer
-from runtime.plumbing import Plumbing
-from runtime.reduction import GradientBuckets
-from runtime.resident import Resident, Share
-from runtime.sharding import ShardedParameters
-from runtime.stage import StageProgram
-from runtime.transport import Hub, InProcessTransport
-from runtime.updates import Updates
 
 FEATURES = 6
 RATE = 0.1
-DEADLINE_S = 60.0
-LINEAR = torch.ops.aten.linear.default
+WITH_MEAN = "reshape"
+"""The kind of the layers that add a mean."""
 
 MicroBatch = Mapping[str, Tensor]
 Weights = dict[str, Tensor]
-
-
-@dataclass(frozen=True)
-class Options:
-    """How a program is run; none of it may change what comes out.
-
-    Attributes:
-        rendezvous: see :class:`runtime.transport.hub.Hub`.
-        lookahead: see :class:`runtime.executor.Surroundings`.
-        sharded: stages whose ranks divide their optimiser.
-        recompute: stages that run their forward again.
-        steps: one after another, on the same batch.
-    """
-
-    rendezvous: bool = False
-    lookahead: int = 0
-    sharded: frozenset[int] = frozenset()
-    recompute: frozenset[int] = frozenset()
-    steps: int = 1
 
 
 @dataclass(frozen=True)
@@ -75,7 +40,8 @@ def random_weights(boundaries: Boundaries, seed: int) -> Weights:
     generator = torch.Generator().manual_seed(seed)
     return {
         layer.name: torch.randn(FEATURES, FEATURES, generator=generator, dtype=torch.float64) / 2
-        for layer in _linear(boundaries)
+        for layer in boundaries.graph.layers
+        if layer.name != producer(boundaries.graph.loss)
     }
 
 
@@ -113,7 +79,7 @@ def computed_alone(
                     name: versions[version_of[boundaries.stage_of[name], m]][name].clone().requires_grad_()
                     for name in weights
                 }
-                values = _run(layers, dict(batch[m]), on, torch.nn.functional.linear)
+                values = run_layers(layers, dict(batch[m]), on, functional.linear, _mean)
                 loss = values[boundaries.graph.loss]
                 losses[-1] += loss.item() * rows[m] / sum(rows)
                 for name, gradient in zip(on, torch.autograd.grad(loss, list(on.values())), strict=True):
@@ -124,169 +90,23 @@ def computed_alone(
     return Outcome(tuple(losses), weights)
 
 
-def computed_by_ranks(
-    boundaries: Boundaries, program: Program, batch: Sequence[MicroBatch], start: Weights, options: Options
-) -> list[Outcome]:
-    """Every rank in a thread; losses are given by the ranks that make them, each its part of them.
-
-    Raises:
-        BaseException: the first error of any rank.
-    """
-    groups = {group for group in boundaries.ranks if len(group) > 1}
-    hub = Hub(len(program.rows), groups, rendezvous=options.rendezvous)
-    outcomes: dict[int, Outcome] = {}
-    errors: list[BaseException] = []
-
-    def run(rank: int) -> None:
-        transport = InProcessTransport(hub, rank)
-        try:
-            outcomes[rank] = _Rank(boundaries, program, start, options, transport).run(batch)
-        except Exception as error:  # noqa: BLE001  # raised below, in the test's own thread
-            errors.append(error)
-        finally:
-            transport.close()
-
-    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(len(program.rows))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if errors:
-        raise errors[0]
-    if hub.mailboxes or hub.meetings:
-        raise AssertionError(f"left in the hub: {list(hub.mailboxes)}, {list(hub.meetings)}")
-    return [outcomes[rank] for rank in range(len(program.rows))]
-
-
-class _Rank:
-    def __init__(
-        self,
-        boundaries: Boundaries,
-        program: Program,
-        start: Weights,
-        options: Options,
-        transport: InProcessTransport,
-    ) -> None:
-        self.boundaries, self.program, self.start = boundaries, program, start
-        self.options, self.transport, self.rank = options, transport, transport.rank
-
-    def run(self, batch: Sequence[MicroBatch]) -> Outcome:
-        boundaries, program = self.boundaries, self.program
-        rows = tuple(len(each["y"]) for each in batch)
-        residents = {s: self._resident(s, rows) for s, ranks in enumerate(boundaries.ranks) if self.rank in ranks}
-        plumbing = Plumbing([boundaries] * len(rows), program, rows, self.rank)
-        context = Context(program, self.rank, "a thread", str)
-        around = Surroundings(self.transport, context, DEADLINE_S, Activity(), self.options.lookahead)
-        executor = Executor(Binding(rows, program, plumbing, residents), around)
-        losses = []
-        for step in range(self.options.steps):
-            executor.prepare(step, step, batch)
-            executor.run()
-            assert executor.num_left == 0
-            assert self.transport.num_buffers() == (0, 0)
-            assert not any(resident.program.num_held for resident in residents.values())
-            losses.append(sum(resident.loss() for resident in residents.values()) / sum(rows))
-        weights = {
-            name: parameter.detach() for resident in residents.values() for name, parameter in resident.parameters.items()
-        }
-        return Outcome(tuple(losses), weights)
-
-    def _resident(self, stage: int, rows: tuple[int, ...]) -> Resident:
-        boundaries, graph, ranks = self.boundaries, self.boundaries.graph, self.boundaries.ranks[stage]
-        mine = [layer for layer in graph.layers if boundaries.stage_of[layer.name] == stage]
-        made = {layer.name for layer in mine}
-        read = dict.fromkeys(value for layer in mine for value in layer.inputs if value not in made)
-        sent = dict.fromkeys(value for edge in self.program.stages.out_of(stage) for value in edge.values)
-        outputs = tuple(sent | dict.fromkeys(made & {graph.loss}))
-        current = Current()
-        parameters = {name: nn.Parameter(self.start[name].clone()) for name in self.start if name in made}
-        function = StageFunction(
-            _function(mine, tuple(read), outputs, tuple(parameters), current),
-            tuple(read),
-            outputs,
-            parameters,
-            frozenset(),
-        )
-        received = tuple(value for value in read if value not in graph.inputs)
-        updates = self._updates(stage, parameters)
-        actions = [action for action in self.program.rows[self.rank] if action.stage == stage]
-        program = StageProgram(
-            function,
-            frozenset(received),
-            graph.loss if graph.loss in outputs else None,
-            Manner.of(actions, stage in self.options.recompute, None),
-            current=current,
-            added=None if updates.reduction is None else updates.reduction.note,
-        )
-        shares, feeds = [], []
-        for m, weight in enumerate(self._weights(rows)):
-            counts = boundaries.layouts[stage].samples(rows[m])
-            position = ranks.index(self.rank)
-            first, count = sum(counts[:position]), counts[position]
-            shares.append(Share(Portion(m, count, first, rows[m]), weight * count))
-            own = slice(first, first + count)
-            feeds.append({name: partial(_fed, m=m, name=name, own=own) for name in read if name in graph.inputs})
-        add = partial(self.transport.all_reduce, ranks=ranks, deadline_s=DEADLINE_S)
-        handed_on = tuple(name for name in outputs if name != graph.loss)
-        return Resident(program, ranks, tuple(shares), received, handed_on, tuple(feeds), parameters, {}, updates, add)
-
-    def _updates(self, stage: int, parameters: dict[str, nn.Parameter]) -> Updates:
-        ranks = self.boundaries.ranks[stage]
-        exchange = {"ranks": ranks, "deadline_s": DEADLINE_S}
-        transport, shards = self.transport, None
-        reduction: GradientBuckets | ShardedParameters | None = None
-        if len(ranks) > 1 and stage in self.options.sharded:
-            together = (partial(each, **exchange) for each in (transport.reduce_scatter, transport.all_gather))
-            reduction = shards = ShardedParameters(parameters, ranks.index(self.rank), len(ranks), *together)
-        elif len(ranks) > 1:  # each parameter is a bucket
-            reduction = GradientBuckets(parameters.values(), partial(transport.start_sum, **exchange), bucket_bytes=1)
-        sgd = partial(torch.optim.SGD, lr=RATE)
-        optimizer = StageOptimizer(parameters, sgd, shards) if parameters else None
-        return Updates(frozenset(), reduction, optimizer, frozenset())
-
-    def _weights(self, rows: tuple[int, ...]) -> list[float]:
-        found, first = [], 0
-        for end in updates_of(self.program):
-            last = len(rows) - 1 if end is None else end
-            found += [1 / sum(rows[first : last + 1])] * (last + 1 - first)
-            first = last + 1
-        return found
-
-
-def _fed(batch: Sequence[MicroBatch], m: int, name: str, own: slice) -> Tensor:
-    return batch[m][name][own]
-
-
-def _function(
-    layers: Sequence[Layer], read: tuple[str, ...], outputs: tuple[str, ...], weights: tuple[str, ...], current: Current
-) -> object:
-    linear = _deferred_linear(current)
-
-    def run(num_samples: int, *given: Tensor) -> tuple[Tensor, ...]:
-        values = dict(zip(read, given[: len(read)], strict=True))
-        assert all(len(value) == num_samples for value in values.values())
-        values = _run(layers, values, dict(zip(weights, given[len(read) :], strict=True)), linear)
-        return tuple(values[name] for name in outputs)
-
-    return run
-
-
-def _run(layers: Sequence[Layer], values: dict[str, Tensor], weights: Mapping[str, Tensor], linear: object) -> dict:
+def run_layers(
+    layers: Sequence[Layer],
+    values: dict[str, Tensor],
+    weights: Mapping[str, Tensor],
+    linear: Callable[[Tensor, Tensor], Tensor],
+    mean: Callable[[Tensor], Tensor],
+) -> dict[str, Tensor]:
+    """``values`` and those of ``layers``."""
     for layer in layers:
         if layer.kind == "loss":
             total = sum(values[name] for name in layer.inputs[:-1]).sum(1)
             values[layer.name] = (total - values[layer.inputs[-1]]).square().mean()
         else:
-            values[layer.name] = linear(sum(values[name] for name in layer.inputs), weights[layer.name]).tanh()
+            y = linear(sum(values[name] for name in layer.inputs), weights[layer.name]).tanh()
+            values[layer.name] = y + mean(y) if layer.kind == WITH_MEAN else y
     return values
 
 
-def _deferred_linear(current: Current) -> object:
-    graph = fx.Graph()
-    x = graph.placeholder("x")
-    node = graph.call_function(LINEAR, (x, graph.create_node("get_attr", "weight")))
-    return deferred(node, current)
-
-
-def _linear(boundaries: Boundaries) -> list[Layer]:
-    return [layer for layer in boundaries.graph.layers if layer.name != producer(boundaries.graph.loss)]
+def _mean(x: Tensor) -> Tensor:
+    return x.mean(0, keepdim=True)

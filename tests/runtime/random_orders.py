@@ -64,7 +64,9 @@ def _in_double(graph: Graph) -> Graph:
         replace(layer, outputs=tuple(replace(spec, dtype="float64") for spec in layer.outputs))
         for layer in graph.layers
     )
-    return replace(graph, layers=tuple(layers), inputs={**graph.inputs, "x": replace(graph.inputs["x"], dtype="float64")})
+    return replace(
+        graph, layers=tuple(layers), inputs={**graph.inputs, "x": replace(graph.inputs["x"], dtype="float64")}
+    )
 
 
 class _History:

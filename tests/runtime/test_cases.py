@@ -1,4 +1,4 @@
-"""Cases that runtimes get wrong or refuse, each beside one device in float64: losses, gradients, parameters, buffers."""
+"""Cases that runtimes get wrong or refuse, beside one device in float64: losses, gradients, parameters, buffers."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ def test_a_rank_that_never_comes_is_a_deadline_that_names_the_message() -> None:
     model, decision = mined()
     with pytest.raises(DeadlineError) as caught:
         run_ranks(model, decision, [GOOD], only=(0, 1), deadline_s=0.2)
-    assert "stopped at step 0, waiting for the others to start: barrier" in caught.value.title
+    assert "stopped at step 0, waiting for the others to start the step: barrier" in caught.value.title
     assert "deadline 0.2 s" in caught.value.title
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import random
 from collections import Counter
-from dataclasses import replace
 
 import pytest
 import torch
@@ -16,7 +15,8 @@ import torch
 from planner.ir.program import Program
 from planner.ir.schedule import Op
 from planner.layers.boundary import Boundaries
-from tests.runtime.arithmetic import Options, Outcome, computed_alone, computed_by_ranks, random_batch, random_weights
+from tests.runtime.arithmetic import WITH_MEAN, Outcome, computed_alone, random_batch, random_weights
+from tests.runtime.arithmetic_ranks import Options, computed_by_ranks
 from tests.runtime.random_orders import random_case
 
 COUNT = int(os.environ.get("HALOPIPE_RANDOM_PROGRAMS", "320"))
@@ -82,6 +82,10 @@ def count(seen: Counter[str], boundaries: Boundaries, program: Program, options:
             "blocking": program.blocking,
             "older weights": any(action.version for action in actions),
             "split backward": any(action.op is Op.BACKWARD_WEIGHT for action in actions),
+            "sums inside replicated stages": any(
+                layer.kind == WITH_MEAN and len(program.ranks[boundaries.stage_of[layer.name]]) > 1
+                for layer in boundaries.graph.layers
+            ),
             "replicas": any(len(group) > 1 for group in groups),
             "groups that overlap": any(a & b and a != b for a in groups for b in groups),
             "several stages on a rank": any(a & b for i, a in enumerate(groups) for b in groups[:i]),

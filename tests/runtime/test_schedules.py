@@ -134,7 +134,9 @@ def test_forward_passes_give_the_outputs_of_one_device(kind: str, num_ranks: int
 
 @pytest.mark.parametrize(("kind", "longest"), [("chain", 1), ("dag", 4)])
 def test_the_networks_are_a_chain_and_a_dag_with_skips(kind: str, longest: int) -> None:
-    actions = [action for row in decision_of(kind, 4, "interleaved").rows() for action in row if action.peer is not None]
+    actions = [
+        action for row in decision_of(kind, 4, "interleaved").rows() for action in row if action.peer is not None
+    ]
     assert max(abs(action.stage - action.peer) for action in actions) == longest
 
 

@@ -1,4 +1,7 @@
-"""Ways to break a row of a legal program at one place; each gives None where it does not apply."""
+"""Ways to change a legal program at one place; each gives None where it does not apply.
+
+``MUTATIONS`` break a row, ``WHOLE_MUTATIONS`` break the program on several ranks at once, ``LEGAL`` leave it legal.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,8 @@ from planner.ir.schedule import COMPUTE, MESSAGE, RECEIVE, SEND, Action, Op
 
 Row = tuple[Action, ...]
 Mutation = Callable[[Row, int, random.Random, Program], Row | None]
+WholeMutation = Callable[[Program, int, int], Program | None]
+"""Of a program, a rank and an index in its row."""
 
 GRADIENT = (Op.BACKWARD, Op.BACKWARD_WEIGHT)
 BACKWARD = (Op.BACKWARD, Op.BACKWARD_INPUT)
@@ -137,6 +142,49 @@ def a_message_of_another_manner(row: Row, i: int, rng: random.Random, program: P
     return (*row[:i], turned, *row[i + 1 :]) if row[i].op in MESSAGE else None
 
 
+def microbatch_that_does_not_exist(row: Row, i: int, rng: random.Random, program: Program) -> Row | None:
+    if row[i].microbatch is None:
+        return None
+    stranger = replace(row[i], microbatch=program.stages.num_microbatches + rng.randint(0, 2))
+    return (*row[:i], stranger, *row[i + 1 :])
+
+
+def before_what_it_needs(row: Row, i: int, rng: random.Random, program: Program) -> Row | None:
+    """Two neighbours, of which the second needs the first, change places."""
+    rank = program.rows.index(row)
+    if i + 1 == len(row) or not needs(program, rank, row[i + 1], row[i]):
+        return None
+    return (*row[:i], row[i + 1], row[i], *row[i + 2 :])
+
+
+def gradient_awaited_before_the_activation_is_sent(
+    row: Row, i: int, rng: random.Random, program: Program
+) -> Row | None:
+    """A circle of waits: the gradient comes only once the activation has been there."""
+    if row[i].op is not Op.RECV_BACKWARD:
+        return None
+    cause = replace(row[i], op=Op.SEND_FORWARD)
+    j = row.index(cause) if cause in row else -1
+    return (*row[:j], row[i], *row[j:i], *row[i + 1 :]) if j >= 0 else None
+
+
+def reduction_on_other_ranks_only(row: Row, i: int, rng: random.Random, program: Program) -> Row | None:
+    return (*row[:i], *row[i + 1 :]) if row[i].op is Op.REDUCE_GRAD else None
+
+
+def reductions_in_another_order(row: Row, i: int, rng: random.Random, program: Program) -> Row | None:
+    """Those of two stages on the same ranks, on this rank alone; each is still between its gradients and its update."""
+    if row[i].op is not Op.REDUCE_GRAD:
+        return None
+    for j in range(i + 1, len(row)):
+        if row[j].op is Op.REDUCE_GRAD and program.ranks[row[j].stage] == program.ranks[row[i].stage]:
+            between = row[i + 1 : j]
+            if any(a.op is Op.UPDATE and a.stage == row[i].stage for a in between):
+                return None
+            return (*row[:i], *between, row[j], row[i], *row[j + 1 :])
+    return None
+
+
 MUTATIONS: tuple[Mutation, ...] = (
     drop,
     duplicate,
@@ -156,4 +204,104 @@ MUTATIONS: tuple[Mutation, ...] = (
     reduction_too_early,
     another_version,
     a_message_of_another_manner,
+    microbatch_that_does_not_exist,
+    before_what_it_needs,
+    gradient_awaited_before_the_activation_is_sent,
+    reduction_on_other_ranks_only,
+    reductions_in_another_order,
 )
+
+
+def reduction_nowhere(program: Program, rank: int, i: int) -> Program | None:
+    reduction = program.rows[rank][i]
+    return _everywhere(program, reduction, ()) if reduction.op is Op.REDUCE_GRAD else None
+
+
+def weights_of_an_update_to_come(program: Program, rank: int, i: int) -> Program | None:
+    """A micro-batch, forward and backward and on all ranks, on weights that are not made by then."""
+    forward, row = program.rows[rank][i], program.rows[rank]
+    if forward.op is not Op.FORWARD or not program.trains:
+        return None
+    made = sum(a.op is Op.UPDATE and a.stage == forward.stage for a in row[:i])
+    return _with_version(program, forward, made + 1)
+
+
+def both_a_whole_and_halves(program: Program, rank: int, i: int) -> Program | None:
+    whole = program.rows[rank][i]
+    halves = [replace(whole, op=op) for op in (Op.BACKWARD_INPUT, Op.BACKWARD_WEIGHT)]
+    return _everywhere(program, whole, (whole, *halves)) if whole.op is Op.BACKWARD else None
+
+
+WHOLE_MUTATIONS: tuple[WholeMutation, ...] = (reduction_nowhere, weights_of_an_update_to_come, both_a_whole_and_halves)
+
+
+def halves_in_place_of_a_whole(program: Program, rank: int, i: int) -> Program | None:
+    whole = program.rows[rank][i]
+    halves = [replace(whole, op=op) for op in (Op.BACKWARD_INPUT, Op.BACKWARD_WEIGHT)]
+    return _everywhere(program, whole, tuple(halves)) if whole.op is Op.BACKWARD else None
+
+
+def older_weights(program: Program, rank: int, i: int) -> Program | None:
+    forward = program.rows[rank][i]
+    return (
+        _with_version(program, forward, forward.version - 1) if forward.op is Op.FORWARD and forward.version else None
+    )
+
+
+def neighbours_exchanged(program: Program, rank: int, i: int) -> Program | None:
+    """Two that do not need each other, where no other rank can be kept waiting by it.
+
+    One of them concerns this rank alone, or both only send, or both only receive, or a receive goes behind the other.
+    """
+    row = program.rows[rank]
+    if i + 1 == len(row) or program.blocking:
+        return None
+    a, b = row[i], row[i + 1]
+    concerns = [_concerns(program, each) for each in (a, b)]
+    harmless = "nobody" in concerns or concerns in (["sends"] * 2, ["receives"] * 2) or concerns[0] == "receives"
+    one_channel = (a.stage, a.op, a.peer) == (b.stage, b.op, b.peer) and a.op in MESSAGE
+    one_update = a.stage == b.stage and Op.UPDATE in (a.op, b.op)
+    if not harmless or one_channel or one_update or needs(program, rank, b, a):
+        return None
+    return _with_row(program, rank, (*row[:i], b, a, *row[i + 2 :]))
+
+
+LEGAL: tuple[WholeMutation, ...] = (halves_in_place_of_a_whole, older_weights, neighbours_exchanged)
+
+
+def needs(program: Program, rank: int, action: Action, other: Action) -> bool:
+    """Whether ``action`` needs ``other`` on its own rank."""
+    if action.op in RECEIVE:
+        return False
+    return any((rank, other) in alternatives for alternatives in program.requirements(rank, action))
+
+
+def _concerns(program: Program, action: Action) -> str:
+    if action.op in MESSAGE:
+        return "sends" if action.op in SEND else "receives"
+    is_alone = len(program.ranks[action.stage]) == 1 or action.op is Op.BACKWARD_WEIGHT
+    return "nobody" if is_alone else "members"
+
+
+def _with_row(program: Program, rank: int, row: Row) -> Program:
+    return replace(program, rows=(*program.rows[:rank], row, *program.rows[rank + 1 :]))
+
+
+def _everywhere(program: Program, action: Action, others: Row) -> Program:
+    """``others`` in place of ``action`` on all ranks."""
+    rows = (tuple(b for a in row for b in (others if a == action else (a,))) for row in program.rows)
+    return replace(program, rows=tuple(rows))
+
+
+def _with_version(program: Program, forward: Action, version: int) -> Program:
+    """The micro-batch of ``forward`` on another version of its stage's weights."""
+    rows = (
+        tuple(
+            replace(a, version=version)
+            if a.op in COMPUTE and (a.stage, a.microbatch) == (forward.stage, forward.microbatch)
+            else a
+            for a in row
+        )
+        for row in program.rows
+    )
+    return replace(program, rows=tuple(rows))

@@ -1,0 +1,63 @@
+from __future__ import annotations
+
+import torch
+
+from halopipe.evaluating import Classes, classes_of
+from halopipe.needs import Need, needs, portion
+from planner.ir.graph import Graph
+from planner.ir.profile import ModelSource
+from profiler.capture import capture
+from profiler.source import load_model
+from tests.halopipe import learners
+from tests.halopipe.plans import RESNET
+from tests.runtime.plans import decide
+
+CLASSIFIER = ModelSource("tests.halopipe.learners:classifier", {}, (4, learners.WIDTH))
+TAGGER = ModelSource("tests.halopipe.learners:tagger")
+
+
+def graph_of(source: ModelSource) -> Graph:
+    return capture(load_model(source)).graph
+
+
+def test_a_rank_needs_the_rows_of_the_inputs_that_its_stages_read() -> None:
+    graph = graph_of(RESNET)
+    decision = decide(graph, [0.3, 0.6], (5, 2), [(0, 1), (2,), (3, 4)], [(3, 2), (1,), (1, 1)])
+    assert needs(decision, graph, 1, (5, 2)) == (Need("inputs", 0, 3, 2), Need("inputs", 1, 1, 1))
+    assert needs(decision, graph, 2, (5, 2)) == ()
+    last = needs(decision, graph, 4, (5, 2))
+    assert [need.name for need in last] == ["targets", "targets"]
+    assert portion(decision, 2, 4, 5) == (last[0].start, last[0].count)
+    assert [need.microbatch for need in needs(decision, graph, 0, (5, 0))] == [0]
+
+
+def test_who_makes_what_the_loss_reads_needs_the_targets_too() -> None:
+    graph = graph_of(CLASSIFIER)
+    loss = graph.layers[-1].name
+    decision = decide(graph, [loss], (4,))
+    assert [need.name for need in needs(decision, graph, 0, (4,))] == ["inputs", "targets"]
+    assert [need.name for need in needs(decision, graph, 1, (4,))] == ["targets"]
+
+
+def test_a_stage_of_a_ring_reads_once_what_two_of_its_stages_read() -> None:
+    graph = graph_of(RESNET)
+    decision = decide(graph, [0.5], (4,), [(0,), (0,)])
+    found = needs(decision, graph, 0, (4,))
+    assert sorted(need.name for need in found) == ["inputs", "targets"]
+
+
+def test_models_that_classify_are_known_by_their_loss() -> None:
+    graph = graph_of(learners.plan().inputs.model)
+    classes = classes_of(graph)
+    assert classes is not None
+    assert (classes.target, classes.dim) == ("targets", 1)
+    assert classes_of(graph_of(RESNET)) == Classes(
+        graph_of(RESNET).by_name()[graph_of(RESNET).loss].inputs[0], "targets", 1
+    )
+    assert classes_of(graph_of(learners.plan_of_taggers().inputs.model)) is not None
+    assert classes_of(graph_of(ModelSource("tests.halopipe.bombs:mined", {}, (4, 3)))) is None
+
+
+def test_targets_that_the_loss_ignores_are_no_questions() -> None:
+    logits = torch.tensor([[2.0, 1.0], [0.0, 1.0], [5.0, 1.0]])
+    assert Classes("x", "y", 1).count(logits, torch.tensor([0, 0, -100])) == (1, 2)
