@@ -2,7 +2,8 @@
 
 Two processes on this machine, each on a core of its own with one thread, over gloo.  The same network, micro-batches
 and schedule run under halopipe's engine and under torch's (``benchmarks.sides``), a step of one and a step of the other
-in turn, so that whatever else the machine does hits both.  Gradients of the first step are compared: both do the same.
+by turns and in changing order, so that whatever else the machine does hits both, after a barrier that is not counted.
+Gradients of the first step are compared: both do the same.
 
 *Overhead*: a network so small that its own operators hardly count; a step divided by its actions (forwards, backwards,
 sends and receives, counted alike), microseconds per action of the busier rank.  ``bare`` is the same forwards and
@@ -41,7 +42,7 @@ from runtime.transport import Transport
 
 OVERHEAD = [Case(name, width=16, num_layers=2, rows=2, num_microbatches=16) for name in ("gpipe", "1f1b")]
 REAL = [
-    Case(name, width=512, num_layers=8, rows=128, num_microbatches=8, stages_per_rank=per_rank)
+    Case(name, width=512, num_layers=16, rows=128, num_microbatches=8, stages_per_rank=per_rank)
     for name, per_rank in (("1f1b", 1), ("gpipe", 1), ("1f1b-so", 1), ("interleaved", 2), ("zb-h1", 1), ("zb-v", 2))
 ]
 GOAL_US, GOAL_IDEAL = 100.0, 0.97
@@ -74,7 +75,7 @@ def measure(quick: bool) -> list[Row]:
     """Rows of overhead, then of real work."""
     overhead = on_two_ranks(lambda rank, transport: [race(case, transport, 30 if quick else 200) for case in OVERHEAD])
     rows = [row for case, *found in zip(OVERHEAD, *overhead, strict=True) for row in overhead_rows(case, found)]
-    real = on_two_ranks(lambda rank, transport: [race(case, transport, 8 if quick else 40) for case in REAL])
+    real = on_two_ranks(lambda rank, transport: [race(case, transport, 6 if quick else 40) for case in REAL])
     for case, *found in zip(REAL, *real, strict=True):
         rows += work_rows(case, found)
         rows += memory_rows(case)
@@ -143,7 +144,9 @@ def race(case: Case, transport: Transport, steps: int) -> Raced:
     gc.collect()
     gc.disable()  # a collection would hit one side or the other
     for number in range(_WARM_UP + steps):
-        for name, side in sides.items():
+        for name in list(sides)[:: 1 if number % 2 else -1]:  # who comes after the collection meets cold caches
+            side = sides[name]
+            transport.barrier(60.0)  # what one rank waits for the other must not count for who comes next
             before = {clock: read() for clock, read in CLOCKS.items()}
             side.step()
             if number >= _WARM_UP:

@@ -188,11 +188,36 @@ def execute(
     optimizer: Any = None,
     *,
     example: Any = None,
+    scheduler: str | Callable[..., Any] | None = None,
+    clip_norm: float = 0.0,
+    accumulate: int = 1,
+    seed: int = 0,
+    deadline_s: float = 120.0,
 ) -> Execution:
-    """Joins the torchrun job as one rank of ``plan``; see :func:`halopipe.executing.execute`."""
+    """Joins the torchrun job as one rank of ``plan``; see :func:`halopipe.executing.execute`.
+
+    Args:
+        optimizer: an optimiser of the model, a function that makes one, or text such as ``AdamW:lr=0.001``.
+        scheduler: a function that makes a schedule of an optimiser, or text such as ``CosineAnnealingLR:T_max=100``.
+        clip_norm: largest norm of all gradients together; 0: they are not clipped.
+        accumulate: steps whose gradients make up one update.
+        seed: of what layers draw, such as dropout.
+        deadline_s: the longest that this rank waits for another.
+    """
     from halopipe import executing
 
-    return executing.execute(plan, model, loss_fn, optimizer, example=example)
+    return executing.execute(
+        plan,
+        model,
+        loss_fn,
+        optimizer,
+        example=example,
+        scheduler=scheduler,
+        clip_norm=clip_norm,
+        accumulate=accumulate,
+        seed=seed,
+        deadline_s=deadline_s,
+    )
 
 
 def _problem(profile: Profile, cluster: str | Path | Cluster | None, memory: str | int, asked: Asked) -> Problem:

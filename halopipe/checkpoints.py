@@ -15,6 +15,9 @@ from runtime.checkpoint import BackgroundSaver, Checkpoint, Number, RankState, j
 from runtime.engine import Engine
 from runtime.transport import Transport
 
+SAVE_S = 600.0
+"""Longest time until a checkpoint is on disk."""
+
 
 def resumed(options: RunOptions, graph: Graph, store: dist.Store, rank: int) -> Saved | None:
     """The checkpoint to go on from, which rank 0 chooses for all; None where the run begins anew.
@@ -52,9 +55,7 @@ class Checkpoints:
         seed: of what is drawn.
     """
 
-    def __init__(
-        self, options: RunOptions, engine: Engine, graph: Graph, transport: Transport, deadline_s: float, seed: int
-    ) -> None:
+    def __init__(self, options: RunOptions, engine: Engine, graph: Graph, transport: Transport, seed: int) -> None:
         self._every, self._last, self._engine, self._rank = options.checkpoint_every, 0, engine, transport.rank
         self._fingerprints, self._seed = fingerprints_of(graph), seed
         self._saver: BackgroundSaver | None = None
@@ -63,14 +64,15 @@ class Checkpoints:
                 options.checkpoint,
                 transport.rank,
                 transport.world_size,
-                lambda: transport.barrier(deadline_s),
+                lambda: transport.barrier(SAVE_S),
                 keep=options.keep,
+                deadline_s=SAVE_S,
             )
 
-    def after_step(self, position: Position) -> None:
-        """Save if it is time to; training may go on once this returns."""
-        if self._every and self._engine.num_steps % self._every == 0:
-            self._save(position)
+    @property
+    def is_due(self) -> bool:
+        """Whether to save after this step."""
+        return bool(self._every) and self._engine.num_steps % self._every == 0
 
     def finish(self, position: Position) -> None:
         """Save the last state unless that is done, and wait until it is on disk.
@@ -80,10 +82,15 @@ class Checkpoints:
         """
         if self._saver is not None:
             if self._last != self._engine.num_steps:
-                self._save(position)
+                self.save(position)
             self._saver.wait()
 
-    def _save(self, position: Position) -> None:
+    def save(self, position: Position) -> None:
+        """Begin to save; training may go on once this returns.
+
+        Raises:
+            CheckpointError: the one before could not be saved.
+        """
         if self._saver is not None:
             self._last = self._engine.num_steps
             self._saver.save(
@@ -91,9 +98,7 @@ class Checkpoints:
             )
 
 
-def save_now(
-    folder: str | Path, engine: Engine, graph: Graph, transport: Transport, deadline_s: float, *, seed: int, keep: int
-) -> None:
+def save_now(folder: str | Path, engine: Engine, graph: Graph, transport: Transport, *, seed: int, keep: int) -> None:
     """Save what all ranks have, each calling this; returns once it is on disk."""
     save(
         folder,
@@ -101,7 +106,7 @@ def save_now(
         with_numbers(engine.state(), transport.rank, seed, None),
         transport.rank,
         transport.world_size,
-        lambda: transport.barrier(deadline_s),
+        lambda: transport.barrier(SAVE_S),
         fingerprints_of(graph),
         keep=keep,
     )

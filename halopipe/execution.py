@@ -89,7 +89,6 @@ class Execution:
             self._engine,
             consumer.graph,
             consumer.transport,
-            consumer.deadline_s,
             seed=self._seed,
             keep=keep,
         )

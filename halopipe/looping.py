@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 
 from halopipe.batches import ended
-from halopipe.checkpoints import Checkpoints
+from halopipe.checkpoints import SAVE_S, Checkpoints
 from halopipe.evaluating import evaluate
 from halopipe.feeding import Consumer, Feed
 from halopipe.job import Compared, RankResult
@@ -16,6 +16,7 @@ from halopipe.metrics import Metrics
 from halopipe.runs import RunOptions, Score
 from halopipe.supply import Supply
 from planner.ir.timeline import Span
+from runtime.activity import Activity
 from runtime.batch import Batch
 from runtime.engine import Engine, StepResult
 from runtime.memory import storage_bytes, with_peak
@@ -33,6 +34,7 @@ class Loop:
 
     Attributes:
         feed: where it stands is where the run begins.
+        activity: told what is done between steps.
         trained: whether the steps are training steps; else they are forward passes in evaluation mode.
         compare: called after the first update.
     """
@@ -45,6 +47,7 @@ class Loop:
     metrics: Metrics
     checkpoints: Checkpoints
     after_step: AfterStep
+    activity: Activity
     compare: Callable[[], tuple[Compared, ...]]
     trained: bool = True
     _results: list[StepResult] = field(default_factory=list)
@@ -61,6 +64,7 @@ class Loop:
         options, first = self.options, self.engine.num_steps
         compared: tuple[Compared, ...] = ()
         for number in range(first, options.steps):
+            self.activity.begin("waiting for data")
             batch = self.feed.take()
             if batch is None:
                 raise ended(number)
@@ -70,12 +74,12 @@ class Loop:
             self._note(number, batch, result)
             if options.eval_data and options.eval_every and (number + 1) % options.eval_every == 0:
                 self._evaluate()
-            if self.trained:
-                self.checkpoints.after_step(self.feed.position)
+            if self.checkpoints.is_due:
+                self._save()
         if options.eval_data and not (self._scores and self._scores[-1].step == options.steps):
             self._evaluate()
-        if self.trained:
-            self.checkpoints.finish(self.feed.position)
+        if options.checkpoint:
+            self._save(is_last=True)
         losses = tuple(result.loss for result in self._results if result.loss is not None)
         return RankResult(
             self.consumer.transport.rank,
@@ -113,6 +117,14 @@ class Loop:
         self._spans.append((len(self._results) - 1, result.spans))
         self.metrics.step(number + 1, self.feed.position.epoch, sum(batch.rows), result)
         self.after_step(number, result)
+
+    def _save(self, *, is_last: bool = False) -> None:
+        self.activity.begin("saving a checkpoint")
+        self.activity.deadline_s = SAVE_S
+        if is_last:
+            self.checkpoints.finish(self.feed.position)
+        else:
+            self.checkpoints.save(self.feed.position)
 
     def _evaluate(self) -> None:
         batches = iter(self.supply.evaluation().take, None)

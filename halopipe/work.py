@@ -137,8 +137,9 @@ class _Work:
             supply,
             supply.training(position),
             metrics,
-            Checkpoints(options, engine, consumer.graph, consumer.transport, options.deadline_s, seed),
+            Checkpoints(options, engine, consumer.graph, consumer.transport, seed),
             self._after_step,
+            self._activity,
             lambda: compare_tensors(reference, engine) if reference is not None else (),
             trains(self._job.plan),
         )

@@ -133,8 +133,8 @@ def plan(cuts: list[float] | None = None, micro_batches: tuple[int, ...] = (3, 3
 
 
 def replicas() -> Plan:
-    """Three ranks: two share the first stage."""
-    return plan(ranks=[(0, 1), (2,)], shares=[(1, 1), (1,)])
+    """Four ranks: two share each stage."""
+    return plan(ranks=[(0, 1), (2, 3)], shares=[(1, 1), (1, 2)])
 
 
 def plan_of_taggers() -> Plan:

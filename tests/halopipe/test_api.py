@@ -8,6 +8,7 @@ import pytest
 
 import halopipe as hp
 from planner.ir.plan import Plan
+from planner.ir.profile import ModelSource, Profile
 from tests.planner.factories import chain_profile
 
 HOME = Path(__file__).resolve().parents[2]
@@ -62,3 +63,15 @@ def test_importing_is_light_and_an_unknown_name_is_an_attribute_error() -> None:
     assert result.stdout == "[]\n"
     with pytest.raises(AttributeError, match="no attribute 'profle'"):
         hp.profle  # noqa: B018  # the access is the test
+
+
+def test_a_profile_is_measured_as_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[ModelSource] = []
+
+    def measure(source: ModelSource, **others: object) -> Profile:
+        asked.append(source)
+        return PROFILE
+
+    monkeypatch.setattr("halopipe.measuring.measure", measure)
+    assert hp.profile("a.b:c", input_shape=(8, 3), autocast="bfloat16") is PROFILE
+    assert asked == [ModelSource("a.b:c", {}, (8, 3), "float32", "bfloat16")]

@@ -266,6 +266,7 @@ def test_a_run_writes_its_timeline_and_on_request_a_trace_and_the_plan(
     before = load("alone/by_hand.json", Plan)
     assert call("run", "alone/by_hand.json", "--steps", "2").exit_code == 0
     assert load("timeline.json", TimelineFile).predicted.spans == ()
+    assert asked[0] == running.RunOptions(2)
     assert load("alone/by_hand.json", Plan) == before
     options = ["--check-numerics", "--dtype", "float64", "--data", "a:b", "--seed", "3", "--deadline", "9"]
     files = ["--update", "--trace", "t.json", "-o", "x.json", "--profile", "profile.json"]
@@ -273,6 +274,25 @@ def test_a_run_writes_its_timeline_and_on_request_a_trace_and_the_plan(
     assert result.exit_code == 0, result.stderr
     assert asked[1] == running.RunOptions(2, 2, 3, "a:b", True, "float64", 9.0)
     assert json.loads(result.stdout)["losses"] == [2.3, 2.2]
+    training = "--data-from first --optimizer Adam --scheduler StepLR:step_size=1 --clip-norm 2 --accumulate 3"
+    evaluation = "--eval-data c:d --eval-every 4 --eval-batches 5 --metrics m.jsonl"
+    checkpoints = "--checkpoint saved --checkpoint-every 6 --keep 7 --resume"
+    assert call("run", "by_hand.json", *f"{training} {evaluation} {checkpoints}".split()).exit_code == 0
+    assert asked[2] == running.RunOptions(
+        data_from="first",
+        optimizer="Adam",
+        scheduler="StepLR:step_size=1",
+        clip_norm=2.0,
+        accumulate=3,
+        eval_data="c:d",
+        eval_every=4,
+        eval_batches=5,
+        metrics=str(folder / "m.jsonl"),
+        checkpoint=str(folder / "saved"),
+        checkpoint_every=6,
+        keep=7,
+        resume=True,
+    )
     measured = load("by_hand.json", Plan).measured
     assert measured is not None
     assert measured.step_s == 0.011

@@ -40,9 +40,15 @@ from planner.ir.plan import Plan
 model, (inputs, targets), loss_fn = make()
 model, inputs = model.double(), inputs.double()
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-with hp.execute(load("plan.json", Plan), model, loss_fn, optimizer, example=(inputs, targets)) as engine:
+options = dict(example=(inputs, targets), scheduler="StepLR:step_size=1,gamma=0.5", clip_norm=0.5)
+with hp.execute(load("plan.json", Plan), model, loss_fn, optimizer, **options) as engine:
     losses = [engine.step((inputs, targets)) for _ in range({NUM_STEPS})]
-    print(json.dumps([engine.rank, losses, sorted(engine.state_dict())]))
+    score = engine.evaluate((inputs, targets), (inputs[:3], targets[:3]))
+    engine.save("saved")
+    engine.step((inputs, targets))
+    again = engine.load("saved")
+    same = engine.evaluate((inputs, targets), (inputs[:3], targets[:3])) == score
+    print(json.dumps([engine.rank, losses, sorted(engine.state_dict()), score.num_samples, again, same]))
 """
 
 
@@ -60,11 +66,20 @@ def plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Plan:
     return made
 
 
+class Clipping(torch.optim.SGD):
+    def step(self) -> None:
+        torch.nn.utils.clip_grad_norm_(self.param_groups[0]["params"], 0.5)
+        super().step()
+
+
 def serial_losses(plan: Plan) -> list[float]:
     model = load_model(plan.inputs.model)
-    optimizer = torch.optim.SGD(model.module.parameters(), lr=0.1)
-    micro_batches = plan.decision.micro_batches
-    return [serial_step(model.loss, optimizer, model.inputs, model.targets, micro_batches) for _ in range(NUM_STEPS)]
+    optimizer = Clipping(model.module.parameters(), lr=0.1)
+    micro_batches, losses = plan.decision.micro_batches, []
+    for _ in range(NUM_STEPS):
+        losses.append(serial_step(model.loss, optimizer, model.inputs, model.targets, micro_batches))
+        optimizer.param_groups[0]["lr"] /= 2
+    return losses
 
 
 def free_port() -> int:
@@ -92,7 +107,8 @@ def test_a_script_of_ones_own_trains_as_one_device_does(plan: Plan, tmp_path: Pa
             process.kill()
     assert [process.returncode for process in ranks] == [0, 0], outputs
     first, second = (json.loads(stdout) for stdout, _ in outputs)
-    assert first == [0, [None] * NUM_STEPS, ["0.bias", "0.weight"]]
+    assert first == [0, [None] * NUM_STEPS, ["0.bias", "0.weight"], 7, NUM_STEPS, True]
+    assert second[3:] == first[3:]
     assert second[2] == ["2.bias", "2.weight"]
     assert second[1] == pytest.approx(serial_losses(plan), rel=1e-10)
 
@@ -126,6 +142,8 @@ def test_an_optimiser_is_made_again_for_each_stage() -> None:
     assert isinstance(made, torch.optim.Adam)
     assert made.param_groups[0]["params"] == [weights[1]]
     assert (made.param_groups[0]["lr"], made.param_groups[0]["betas"]) == (0.5, (0.1, 0.2))
+    named = executing._maker("Adam:lr=0.25")([weights[1]])
+    assert (type(named), named.param_groups[0]["lr"]) == (torch.optim.Adam, 0.25)
     function = executing._maker(lambda parameters: torch.optim.SGD(parameters, lr=0.2))
     assert function([weights[1]]).param_groups[0]["lr"] == 0.2
 

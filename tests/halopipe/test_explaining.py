@@ -4,6 +4,7 @@ from dataclasses import replace
 
 from halopipe import explaining
 from planner.ir.plan import Alternative, Measured, Plan, Rejected, Search
+from planner.ir.profile import ModelSource
 from planner.ir.timeline import Span, Timeline
 from tests.planner.factories import chain_decision, chain_profile, plan_of
 
@@ -97,3 +98,9 @@ def test_predicted_and_measured_are_compared_by_stage() -> None:
     assert [line.split()[-2:] for line in lines[1:]] == [["+20", "%"], ["+25", "%"], ["+0.0", "%"], ["+100", "%"]]
     unknown = explaining.timeline_table(Timeline("predicted", 1.0, ()), measured, 1.2, [(0,)]).splitlines()
     assert unknown[2].split() == ["stage", "0", "forward", "–", "500", "ms", "–"]
+
+
+def test_a_model_is_named_with_its_precision() -> None:
+    source = ModelSource("a.b:c", {"width": "4"}, (8, 3), "float32", "bfloat16")
+    assert explaining.model_text(source) == "a.b:c(width=4), input 8x3, float32 with autocast to bfloat16"
+    assert explaining.model_text(replace(source, autocast="")) == "a.b:c(width=4), input 8x3, float32"

@@ -37,7 +37,7 @@ def one_thread() -> None:
 
 @cache
 def plans() -> dict[str, Plan]:
-    return {"one": learners.plan([]), "two": learners.plan(), "three": learners.replicas()}
+    return {"one": learners.plan([]), "two": learners.plan(), "four": learners.replicas()}
 
 
 @cache
@@ -54,7 +54,7 @@ def assert_scores(found: tuple[Score, ...], wanted: tuple[Score, ...]) -> None:
 
 
 @pytest.mark.parametrize("way", ["each", "first", "share"])
-@pytest.mark.parametrize("name", ["two", "three"])
+@pytest.mark.parametrize("name", ["two", "four"])
 def test_whoever_reads_the_data_training_is_the_same(tmp_path: Path, name: str, way: str) -> None:
     evaluation = {"eval_data": f"{DATA}dataset", "eval_every": 4}
     found = run_job(plans()[name], tmp_path, **RECIPE, **evaluation, data_from=way)
@@ -72,7 +72,7 @@ def test_evaluating_changes_nothing(tmp_path: Path) -> None:
 @pytest.mark.parametrize("data", ["loader", "pieces", "stream"])
 def test_the_first_rank_reads_iterators_and_loaders_for_all(tmp_path: Path, data: str) -> None:
     micro_batches = {"data": f"{DATA}{data}", "steps": 5}
-    found = run_job(plans()["three"], tmp_path, **micro_batches, data_from="first")
+    found = run_job(plans()["four"], tmp_path, **micro_batches, data_from="first")
     assert found.losses == pytest.approx(run_job(plans()["one"], tmp_path, **micro_batches).losses, rel=1e-10)
 
 
@@ -90,7 +90,7 @@ def test_batches_of_other_lengths_than_the_example_reach_all_ranks(tmp_path: Pat
 
 def test_what_is_asked_for_is_what_one_device_does(tmp_path: Path) -> None:
     recipe = {**RECIPE, "accumulate": 3, "check_numerics": True}
-    numerics = run_job(plans()["three"], tmp_path, **recipe).numerics
+    numerics = run_job(plans()["four"], tmp_path, **recipe).numerics
     assert numerics is not None
     assert set(numerics.worst) == {"loss", "gradient", "parameter"}
     assert max(each.error for each in numerics.worst.values()) < 1e-10
@@ -120,7 +120,7 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
 
 def test_metrics_are_written_step_by_step(tmp_path: Path) -> None:
     path = tmp_path / "logs" / "metrics.jsonl"
-    found = run_job(plans()["three"], tmp_path, **RECIPE, metrics=str(path), eval_data=f"{DATA}dataset", eval_every=4)
+    found = run_job(plans()["four"], tmp_path, **RECIPE, metrics=str(path), eval_data=f"{DATA}dataset", eval_every=4)
     lines = read_metrics(path)
     steps = [line for line in lines if "loss" in line]
     assert [line["step"] for line in steps] == list(range(1, 9))
@@ -159,7 +159,7 @@ def half(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("step", [5, 4])
-@pytest.mark.parametrize(("name", "way"), [("two", "each"), ("one", "each"), ("three", "share"), ("three", "first")])
+@pytest.mark.parametrize(("name", "way"), [("two", "each"), ("one", "each"), ("four", "share"), ("four", "first")])
 def test_a_run_goes_on_as_if_it_had_not_stopped(tmp_path: Path, half: Path, name: str, way: str, step: int) -> None:
     folder = tmp_path / "saved"
     shutil.copytree(half / "saved", folder)

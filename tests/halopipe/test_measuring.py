@@ -25,6 +25,7 @@ def test_a_factory_is_named_by_where_it_lives() -> None:
         "json:dumps", {"width": "[1,2]"}, (8, 3), "float64"
     )
     assert measuring.source_of("a.b:c", (), {}, "float32").factory == "a.b:c"
+    assert measuring.source_of("a.b:c", (), {}, "float32", "bfloat16").autocast == "bfloat16"
 
 
 @pytest.mark.parametrize("model", [Model(), Model().make, Model.make, lambda: None, 3])

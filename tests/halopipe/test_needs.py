@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import pytest
 import torch
 
 from halopipe.evaluating import Classes, classes_of
@@ -10,7 +11,7 @@ from profiler.capture import capture
 from profiler.source import load_model
 from tests.halopipe import learners
 from tests.halopipe.plans import RESNET
-from tests.runtime.plans import decide
+from tests.runtime.plans import decide, folded
 
 CLASSIFIER = ModelSource("tests.halopipe.learners:classifier", {}, (4, learners.WIDTH))
 TAGGER = ModelSource("tests.halopipe.learners:tagger")
@@ -41,20 +42,21 @@ def test_who_makes_what_the_loss_reads_needs_the_targets_too() -> None:
 
 def test_a_stage_of_a_ring_reads_once_what_two_of_its_stages_read() -> None:
     graph = graph_of(RESNET)
-    decision = decide(graph, [0.5], (4,), [(0,), (0,)])
+    decision = decide(graph, [0.3, 0.6], (4,), [(0,), (1,), (0,)], schedule=folded)
     found = needs(decision, graph, 0, (4,))
     assert sorted(need.name for need in found) == ["inputs", "targets"]
 
 
-def test_models_that_classify_are_known_by_their_loss() -> None:
-    graph = graph_of(learners.plan().inputs.model)
+@pytest.mark.parametrize("source", [CLASSIFIER, TAGGER], ids=["classifier", "tagger"])
+def test_models_that_classify_are_known_by_their_loss(source: ModelSource) -> None:
+    graph = graph_of(source)
     classes = classes_of(graph)
     assert classes is not None
-    assert (classes.target, classes.dim) == ("targets", 1)
-    assert classes_of(graph_of(RESNET)) == Classes(
-        graph_of(RESNET).by_name()[graph_of(RESNET).loss].inputs[0], "targets", 1
-    )
-    assert classes_of(graph_of(learners.plan_of_taggers().inputs.model)) is not None
+    assert [classes.logits, classes.target] == list(graph.layers[-1].inputs)
+    assert classes.dim == 1
+
+
+def test_other_models_are_known_too() -> None:
     assert classes_of(graph_of(ModelSource("tests.halopipe.bombs:mined", {}, (4, 3)))) is None
 
 

@@ -2,12 +2,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from halopipe.job import Compared, Job, RankResult
-from halopipe.runs import RunOptions, RunResult, stage_medians
+from halopipe.runs import RunOptions, RunResult, Score, stage_medians
 from planner.ir.plan import Prediction
 from planner.ir.schedule import Op
 from planner.ir.timeline import Span, Timeline
@@ -61,9 +62,23 @@ def test_a_job_comes_through_its_file_whole(tmp_path: Path) -> None:
     assert Job(plan, RunOptions(), tmp_path).source == plan.inputs.model
 
 
+def test_autocast_goes_with_parameters_in_float32_alone(tmp_path: Path) -> None:
+    profile = chain_profile(3)
+    made = plan_of(profile, chain_decision(profile, (2,)))
+    model = replace(made.inputs.model, autocast="bfloat16")
+    plan = replace(made, inputs=replace(made.inputs, model=model))
+    sources = [Job(plan, RunOptions(dtype=dtype), tmp_path).source for dtype in ("", "float32", "float64")]
+    assert [(each.dtype, each.autocast) for each in sources] == [
+        ("float32", "bfloat16"),
+        ("float32", "bfloat16"),
+        ("float64", ""),
+    ]
+
+
 def test_a_rank_result_comes_through_text_whole() -> None:
     compared = (Compared("w", "gradient", 0, 1.0, 1.5, 0.5, 0.01),)
-    found = RankResult(1, (0.5, 0.25), (1.0, 2.0), {1: (Span(1, "1F0", 0.0, 0.5),)}, 77, compared)
+    spans, scores = {1: (Span(1, "1F0", 0.0, 0.5),)}, (Score(5, 1.5, 8, 0.25), Score(6, 1.0, 8))
+    found = RankResult(1, (0.5, 0.25), (1.0, 2.0), spans, 77, compared, 4, scores, False)
     assert RankResult.from_json(found.to_json()) == found
 
 

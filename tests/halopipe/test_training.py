@@ -6,6 +6,7 @@ import pytest
 
 from halopipe import running, training
 from halopipe.running import RunOptions, RunProgress, RunResult
+from halopipe.runs import Score
 from planner.ir.errors import NumericsError
 from planner.ir.timeline import Span, Timeline
 from tests.planner.factories import chain_decision, chain_profile, plan_of
@@ -29,6 +30,7 @@ def test_a_run_is_reported_beside_its_prediction() -> None:
     assert lines[0] == "3 steps, 11.0 ms a step (median), 364 samples/s"
     assert lines[2].split() == ["step", "10.0", "ms", "11.0", "ms", "+10", "%"]
     assert lines[3].split() == ["stage", "0", "forward", "–", "2.00", "ms", "–"]
+    assert lines[5].split() == ["stage", "0", "idle", "–", "6.00", "ms", "–"]
     assert "measured:" in lines
     assert "predicted:" not in lines
     assert lines[-1] == "loss 2.3026 at step 1, 1.5000 at step 3"
@@ -45,6 +47,16 @@ def test_a_run_is_plain_data() -> None:
     assert found["losses"] == [2.3026, 2.0, 1.5]
     assert found["measured"]["error"] == pytest.approx(0.1)
     assert found["numerics"] is None
+
+
+def test_a_run_that_went_on_counts_all_steps_and_tells_its_evaluations() -> None:
+    result = replace(RESULT, first_step=4, scores=(Score(7, 0.5, 8, 0.25), Score(8, 0.25, 8)))
+    lines = training.report(PLAN, result, RESULT.timeline).splitlines()[-3:]
+    assert lines == [
+        "loss 2.3026 at step 5, 1.5000 at step 7",
+        "evaluation after step 7: loss 0.5000, 25 % right (8 samples)",
+        "evaluation after step 8: loss 0.2500 (8 samples)",
+    ]
 
 
 def run_with(monkeypatch: pytest.MonkeyPatch, result: RunResult | None) -> RunResult | None:

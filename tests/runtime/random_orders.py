@@ -45,7 +45,7 @@ def random_case(rng: random.Random) -> Chosen:
 
 
 def _random_boundaries(rng: random.Random, num_ranks: int) -> Boundaries:
-    graph = _in_double(random_graph(rng, rng.randint(2, 8)))
+    graph = in_double(random_graph(rng, rng.randint(2, 8)))
     num_stages = min(rng.choice((1, 2, 3, 4, 5)), len(graph.layers))
     cuts = [0, *sorted(rng.sample(range(1, len(graph.layers)), num_stages - 1)), len(graph.layers)]
     stage_of = {graph.layers[i].name: s for s in range(num_stages) for i in range(cuts[s], cuts[s + 1])}
@@ -59,7 +59,7 @@ def _random_boundaries(rng: random.Random, num_ranks: int) -> Boundaries:
     return Boundaries.of(graph, stage_of, layouts, groups)
 
 
-def _in_double(graph: Graph) -> Graph:
+def in_double(graph: Graph) -> Graph:
     layers = (
         replace(layer, outputs=tuple(replace(spec, dtype="float64") for spec in layer.outputs))
         for layer in graph.layers

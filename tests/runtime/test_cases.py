@@ -4,190 +4,46 @@ from __future__ import annotations
 
 import copy
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 
-from planner.ir.plan import Decision
 from planner.ir.profile import ModelSource
-from planner.ir.schedule import Action, Op, Pipeline, Schedule
+from planner.ir.schedule import Op
 from planner.layers.boundary import Boundaries
 from planner.passes import validate
 from profiler.capture import capture
-from profiler.models.example import Example, indices, normal
 from profiler.source import load_model
-from runtime.captured import captured_model
-from runtime.draws import Draw
 from runtime.engine import Engine
-from runtime.serial import LossOf, drawing_loss, serial_step
 from runtime.transport import InProcessTransport, Key
 from tests.profiler.varying_models import MODELS
+from tests.runtime.cases import (
+    PLANS,
+    TURNED,
+    TURNED_BACK,
+    WIDTH,
+    decision_of,
+    dropping,
+    expected,
+    in_order,
+    network,
+    order_of,
+    recomputing,
+    trained_alone,
+)
 from tests.runtime.engines import Network, Tensors, evaluated, on_engines, trained, trained_on
 from tests.runtime.plans import Trained, assert_equal, batch_of, decide, folded, sgd, split_backward
 from tests.runtime.training import adamw, alone, by_plan, cosine, sharded, tied_model
-
-WIDTH = 6
-CODES = 5
-
-
-class Normalised(nn.Module):
-    """Batch normalisation and a skip over all of it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.last = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, CODES)
-        self.norm1, self.norm2 = nn.BatchNorm1d(WIDTH), nn.BatchNorm1d(WIDTH, affine=False)
-        self.middle, self.late = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
-
-    def forward(self, x: Tensor) -> Tensor:
-        start = self.first(x)
-        y = self.middle(self.norm1(start).relu())
-        return self.last(self.late(self.norm2(y).tanh()).tanh() + start)
-
-
-class Mixed(nn.Module):
-    """Tuples and integers that later layers read: halves, sorted values with their order, codes."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.second, self.third = nn.Linear(WIDTH, 8), nn.Linear(4, 4), nn.Linear(4, 4)
-        self.table, self.last = nn.Embedding(4, 4), nn.Linear(4, CODES)
-
-    def forward(self, x: Tensor) -> Tensor:
-        left, right = self.first(x).chunk(2, 1)
-        codes = left.detach().argmax(1)
-        values, order = right.sort(1)
-        y = self.second(left.tanh()).gather(1, order) + values
-        return self.last(self.third(y.tanh()) + self.table(codes))
-
-
-class Dropping(nn.Module):
-    """Dropout beside batch normalisation."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.last = nn.Linear(WIDTH, 8), nn.Linear(8, CODES)
-        self.norm, self.drop, self.middle = nn.BatchNorm1d(8), nn.Dropout(0.4), nn.Linear(8, 8)
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = self.drop(self.norm(self.first(x)).relu())
-        return self.last(self.drop(self.middle(y).tanh()))
-
-
-MODULES = {"normalised": Normalised, "mixed": Mixed, "dropping": Dropping}
-
-
-def made(*, input_shape: tuple[int, ...] = (4, WIDTH), name: str = "normalised") -> Example:
-    target = indices(CODES, input_shape[:1], 1)
-    return MODULES[name](), (normal(input_shape, 0), target), functional.cross_entropy
-
-
-PLANS: dict[str, dict[str, object]] = {
-    "ten rows in uneven micro-batches": {"cuts": [0.5], "micro_batches": (4, 3, 3)},
-    "a later micro-batch larger than the first": {"cuts": [0.3, 0.6], "micro_batches": (2, 5, 3)},
-    "a skip over several stages": {"cuts": [0.25, 0.5, 0.75], "micro_batches": (4, 3, 3)},
-    "replicas of unequal share": {"cuts": [], "micro_batches": (4, 6), "ranks": [(0, 1)], "shares": [(3, 1)]},
-    "two ranks with shares 2 to 1 feed one": {
-        "cuts": [0.5],
-        "micro_batches": (4, 3, 3),
-        "ranks": [(0, 1), (2,)],
-        "shares": [(2, 1), (1,)],
-    },
-    "one rank feeds two with shares 2 to 1": {
-        "cuts": [0.5],
-        "micro_batches": (4, 3, 3),
-        "ranks": [(0,), (1, 2)],
-        "shares": [(1,), (2, 1)],
-    },
-    "one feeds two, they feed one": {
-        "cuts": [0.3, 0.7],
-        "micro_batches": (4, 3, 3),
-        "ranks": [(0,), (1, 2), (3,)],
-        "shares": [(1,), (1, 2), (1,)],
-        "schedule": split_backward,
-    },
-    "two stages on one rank that are not neighbours": {
-        "cuts": [0.3, 0.6],
-        "micro_batches": (4, 3, 3),
-        "ranks": [(0,), (1,), (0,)],
-        "schedule": folded,
-    },
-    "micro-batches in another order": {"cuts": [0.5], "micro_batches": (4, 3, 3), "schedule": "turned"},
-}
-TURNED, TURNED_BACK = (2, 0, 1), (1, 2, 0)
 
 
 @pytest.fixture(autouse=True)
 def one_thread() -> None:
     torch.set_num_threads(1)
-
-
-@cache
-def network(name: str) -> Network:
-    torch.manual_seed(0)
-    model = load_model(ModelSource(f"{__name__}:made", {"name": f'"{name}"'}, (4, WIDTH), "float64"))
-    return model, capture(model)
-
-
-def decision_of(name: str, **plan: object) -> Decision:
-    order = turned if plan.get("schedule") == "turned" else plan.get("schedule", "1f1b")
-    return decide(network(name)[1].graph, **{**plan, "schedule": order})
-
-
-def turned(pipeline: Pipeline) -> Schedule:
-    """Micro-batches forward in one order that is not theirs, and backward in another."""
-    return Schedule(
-        tuple(
-            (*(Action(s, Op.FORWARD, m) for m in TURNED), *(Action(s, Op.BACKWARD, m) for m in TURNED_BACK))
-            for s in range(pipeline.stages.num_stages)
-        )
-    )
-
-
-def recomputing(decision: Decision) -> Decision:
-    return replace(decision, stages=tuple(replace(stage, recompute=True) for stage in decision.stages))
-
-
-def trained_alone(
-    given: Network,
-    batches: Sequence[tuple[Tensors, Tensors]],
-    micro_batches: Sequence[tuple[int, ...]],
-    loss_with: Callable[[Network, Draw], LossOf] | None = None,
-    seed: int = 0,
-) -> Trained:
-    """One device, each batch in micro-batches of its own."""
-    model, captured = copy.deepcopy(given)
-    draw = Draw(seed)
-    loss_of = model.loss if loss_with is None else loss_with((model, captured), draw)
-    optimizer, losses = sgd(model.module.parameters()), []
-    for step, (batch, rows) in enumerate(zip(batches, micro_batches, strict=True)):
-        draw.step = step
-        losses.append(serial_step(loss_of, optimizer, *batch, rows, draw))
-    gradients = {name: p.grad for name, p in model.module.named_parameters()}
-    return Trained(losses, gradients, model.module.state_dict())
-
-
-@cache
-def expected(name: str, micro_batches: tuple[int, ...], order: tuple[int, ...] = (0, 1, 2)) -> Trained:
-    given = network(name)
-    batches = [in_order(batch_of(given[0], sum(micro_batches), step), micro_batches, order) for step in range(2)]
-    return trained_alone(given, batches, [tuple(micro_batches[m] for m in order[: len(micro_batches)])] * 2)
-
-
-def in_order(batch: tuple[Tensors, Tensors], micro_batches: tuple[int, ...], order: Sequence[int]) -> object:
-    """The batch with its micro-batches in ``order``, which running statistics depend on."""
-    parts = [[tensor.split(micro_batches) for tensor in tensors] for tensors in batch]
-    present = [m for m in order if m < len(micro_batches)]
-    return tuple(tuple(torch.cat([part[m] for m in present]) for part in tensors) for tensors in parts)
-
-
-def order_of(plan: str) -> tuple[int, ...]:
-    return TURNED if PLANS[plan].get("schedule") == "turned" else (0, 1, 2)
 
 
 each_plan = pytest.mark.parametrize("plan", PLANS)
@@ -275,10 +131,6 @@ def test_a_divided_optimiser_with_clipping(plan: str, recompute: bool) -> None:
     found, norms_found = by_plan(given[0], recomputing(decision) if recompute else decision, **options)
     assert norms_found == pytest.approx(norms, rel=1e-10)
     assert_equal(replace(found, gradients={}), replace(whole, gradients={}))
-
-
-def dropping(given: Network, draw: Draw) -> LossOf:
-    return drawing_loss(captured_model(given[1]), draw)
 
 
 @pytest.mark.parametrize("plan", [plan for plan in PLANS if order_of(plan) == (0, 1, 2)])
@@ -414,7 +266,7 @@ def _stepped(engine: Engine) -> Watched:
 
 @cache
 def lower_precision() -> Network:
-    source = ModelSource(f"{__name__}:made", {"name": '"mixed"'}, (4, WIDTH), "float32", autocast="bfloat16")
+    source = ModelSource("tests.runtime.cases:made", {"name": '"mixed"'}, (4, WIDTH), "float32", autocast="bfloat16")
     model = load_model(source)
     return model, capture(model)
 

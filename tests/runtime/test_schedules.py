@@ -121,6 +121,17 @@ def test_windows_change_nothing(name: str) -> None:
     assert_equal(trained(network("chain"), decision_of("chain", 3, name, windows=windows), STEPS), serial("chain"))
 
 
+@pytest.mark.parametrize("name", ["1f1b", "zb-h1", "pipedream", "pipedream-2bw"])
+def test_a_stage_may_have_nothing_to_train(name: str) -> None:
+    """The loss alone; its weights are of some version nevertheless."""
+    model, captured = network("chain")
+    decision = decide(captured.graph, [0.5, "loss"], MICRO_BATCHES, schedule=name)
+    expected = (
+        serial("chain") if traits(name).synchronous else train_on_versions(model, captured.graph, decision, STEPS)
+    )
+    assert_equal(trained((model, captured), decision, STEPS), expected)
+
+
 @pytest.mark.parametrize("name", [*FORWARD, "interleaved"])
 @each_layout
 def test_forward_passes_give_the_outputs_of_one_device(kind: str, num_ranks: int, name: str) -> None:

@@ -28,7 +28,7 @@ def train_on_versions(model: LoadedModel, graph: Graph, decision: Decision, step
     ends = sorted({a.microbatch for a in actions if a.op is Op.UPDATE and a.microbatch is not None})
     parameters = dict(twin.module.named_parameters())
     stage_of = {name: decision.layers[layer.name].stage for layer in graph.layers for name in layer.parameters}
-    stages = range(len(decision.stages))
+    stages = sorted(set(stage_of.values()))  # others have nothing to train
     optimizers = [sgd([p for name, p in parameters.items() if stage_of[name] == stage]) for stage in stages]
     losses, gradients = [], {}
     for step in range(steps):

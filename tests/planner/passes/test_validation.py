@@ -115,6 +115,14 @@ def test_reductions_of_two_stages_come_in_one_order_on_all_members() -> None:
     assert "rank 0 waits in 0REDUCE_GRAD; rank 1 waits in 1REDUCE_GRAD" in text
 
 
+def test_updates_of_two_stages_come_in_one_order_on_all_members() -> None:
+    """Their ranks may divide the optimiser, whose update they then make together."""
+    start = "0F0 1F0 0B0 1B0 0REDUCE_GRAD 1REDUCE_GRAD"
+    both = {"edges": (), "ranks": ((0, 1), (0, 1))}
+    text = refusal(program_of(f"{start} 0UPDATE 1UPDATE", f"{start} 1UPDATE 0UPDATE", **both))
+    assert "rank 0 waits in 0UPDATE; rank 1 waits in 1UPDATE" in text
+
+
 def test_two_stages_on_one_rank_hand_over_in_memory() -> None:
     one = {"edges": ((0, 1), (1, 2)), "ranks": ((0,), (1,), (0,))}
     rows = (
