@@ -81,8 +81,8 @@ class Evaluation:
 class Engine:
     """Executes ``decision`` on this rank of ``transport``.
 
-    A step gives the losses, gradients and buffers of one device that runs the micro-batches one after another: the loss
-    of each weighted by its rows, gradients added, batch normalisation within each micro-batch, one update.
+    A step gives the losses, gradients and buffers of one device that runs the micro-batches in the program's order: the
+    loss of each weighted by its rows, gradients added, batch normalisation within each micro-batch, one update.
 
     Args:
         model: its parameters and buffers are those of ``module``.  The engine keeps of it what this rank's stages use.
