@@ -34,7 +34,7 @@ from planner.passes import lower
 from planner.schedules import positions, schedule
 from profiler import capture, load_model
 from runtime import Engine
-from runtime.captured import CapturedModel
+from runtime.stages.captured import CapturedModel
 from runtime.transport import Transport
 
 NUM_RANKS = 2

@@ -236,10 +236,10 @@ def _steps(transport: Any, case: Case, repetitions: int) -> list[tuple[float, fl
     """Begin and end of each step on this rank."""
     import torch
 
-    from runtime.activity import Activity
     from runtime.binding import Binding
     from runtime.context import Context
     from runtime.executor import Executor, Surroundings
+    from runtime.jobs.activity import Activity
     from runtime.plumbing import Plumbing
     from runtime.resident import Resident
 

@@ -173,7 +173,7 @@ def _say(event: Mapping[str, object]) -> None:
 
 
 def _spell(error: Exception) -> str:
-    from runtime.failure import write_error  # late: loads torch
+    from runtime.jobs.failure import write_error  # late: loads torch
 
     return write_error(error)
 

@@ -20,10 +20,10 @@ from halopipe.remote import RemoteWorkers
 from halopipe.runs import Progress, RunOptions, RunProgress, RunResult
 from halopipe.version import version
 from planner.ir.plan import Decision, Plan
-from runtime.activity import Beat
 from runtime.engine import device_of
-from runtime.launch import Workers, host_store, run_workers
-from runtime.waits import Waits
+from runtime.jobs.activity import Beat
+from runtime.jobs.launch import Workers, host_store, run_workers
+from runtime.jobs.waits import Waits
 
 
 def spawn(plan: Plan, options: RunOptions, progress: Progress | None) -> RunResult:

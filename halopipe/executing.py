@@ -34,12 +34,12 @@ from planner.passes import validate
 from profiler import LoadedModel, capture, load_model
 from profiler.source import Loss, mean_of_squares
 from runtime.build import groups_of
-from runtime.captured import captured_model
 from runtime.engine import Engine
-from runtime.launch import SETUP_S
-from runtime.optimizer import MakeOptimizer, MakeScheduler
+from runtime.jobs.launch import SETUP_S
+from runtime.jobs.voice import Voice
+from runtime.stages.captured import captured_model
 from runtime.transport import open_gloo
-from runtime.voice import Voice
+from runtime.updates.optimizer import MakeOptimizer, MakeScheduler
 
 
 def execute(

@@ -16,7 +16,7 @@ from halopipe.runs import Score
 from halopipe.saved import open_saved
 from planner.ir.errors import UsageError
 from runtime.engine import Engine, StepResult
-from runtime.voice import Voice
+from runtime.jobs.voice import Voice
 
 Tensors = Tensor | tuple[Tensor, ...]
 Batch = tuple[Tensors, Tensors] | list[tuple[Tensors, Tensors]]

@@ -21,9 +21,9 @@ from planner.ir.errors import TransportError
 from planner.ir.graph import Graph, TensorSpec
 from planner.ir.plan import Decision
 from runtime.batch import Batch, InputSpecs, Shapes
-from runtime.captured import CapturedModel
 from runtime.plumbing import dtype_of
-from runtime.shapes import varying_dims
+from runtime.stages.captured import CapturedModel
+from runtime.stages.shapes import varying_dims
 from runtime.transport import Key, Transport
 
 _HEADER, _PARTS = "H", "D"

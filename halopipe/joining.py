@@ -27,10 +27,10 @@ from halopipe.job import Job, RankResult
 from halopipe.runs import Progress, RunOptions, RunProgress, RunResult
 from planner.ir.errors import RankCountError, TransportError, UsageError
 from planner.ir.plan import Plan
-from runtime.activity import PATIENCE_S, within
 from runtime.engine import StepResult
-from runtime.failure import cause, read_error, write_error
-from runtime.launch import SETUP_S, host_store_at, join_store, meet
+from runtime.jobs.activity import PATIENCE_S, within
+from runtime.jobs.failure import cause, read_error, write_error
+from runtime.jobs.launch import SETUP_S, host_store_at, join_store, meet
 from runtime.transport import open_gloo
 
 _POLL_S = 0.05

@@ -16,9 +16,9 @@ from halopipe.metrics import Metrics
 from halopipe.runs import RunOptions, Score
 from halopipe.supply import Supply
 from planner.ir.timeline import Span
-from runtime.activity import Activity
 from runtime.batch import Batch
 from runtime.engine import Engine, StepResult
+from runtime.jobs.activity import Activity
 from runtime.memory import storage_bytes, with_peak
 
 KEPT_STEPS = 64

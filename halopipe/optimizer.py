@@ -21,7 +21,7 @@ from planner.ir.profile import Optimizer
 
 if TYPE_CHECKING:
     from halopipe.runs import RunOptions
-    from runtime.optimizer import MakeOptimizer, MakeScheduler
+    from runtime.updates.optimizer import MakeOptimizer, MakeScheduler
 
 _DEFAULTS: Mapping[str, Mapping[str, float]] = {
     "SGD": {"lr": 0.01, "momentum": 0.9},
@@ -101,14 +101,14 @@ def make_optimizer_of(spec: Optimizer) -> MakeOptimizer:
         UnknownNameError, ModelNotFoundError: there is none.
         UsageError: when called: it does not take the arguments, or raises.
     """
-    from runtime.optimizer import maker_of
+    from runtime.updates.optimizer import maker_of
 
     return _calling(spec.name, spec.arguments) if ":" in spec.name else maker_of(spec)
 
 
 def make_scheduler_of(spec: Scheduler) -> MakeScheduler:
     """What makes the schedule that ``spec`` names; raises as :func:`make_optimizer_of`."""
-    from runtime.optimizer import scheduler_maker_of
+    from runtime.updates.optimizer import scheduler_maker_of
 
     return _calling(spec.name, spec.arguments) if ":" in spec.name else scheduler_maker_of(spec.name, spec.arguments)
 
@@ -146,7 +146,7 @@ def _measured_state(make: MakeOptimizer) -> float:
     """Bytes kept for each byte of a parameter, of a matrix and a vector of a thousand elements in all."""
     import torch
 
-    from runtime.optimizer import StageOptimizer
+    from runtime.updates.optimizer import StageOptimizer
 
     parameters = {"weight": torch.nn.Parameter(torch.zeros(30, 32)), "bias": torch.nn.Parameter(torch.zeros(40))}
     for parameter in parameters.values():

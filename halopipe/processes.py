@@ -34,7 +34,7 @@ class Ended:
     Attributes:
         code: its exit code; negative: the signal that ended it.
         result: the text that it wrote; empty if it failed.
-        error: its error as JSON, see :mod:`runtime.failure`; empty if it did not say.
+        error: its error as JSON, see :mod:`runtime.jobs.failure`; empty if it did not say.
         output: the end of what it wrote to its standard output and error.
     """
 

@@ -25,12 +25,12 @@ from planner.ir.profile import ModelSource
 from profiler.capture import capture
 from profiler.source import LoadedModel, load_model
 from runtime.batch import filled
-from runtime.captured import captured_model
-from runtime.draws import Draw
 from runtime.engine import Engine
 from runtime.numerics import TOLERANCES, Difference, Tolerance, loss_differences, relative_error, tensor_differences
-from runtime.optimizer import StageOptimizer
 from runtime.serial import LossOf, drawing_loss, serial_step
+from runtime.stages.captured import captured_model
+from runtime.stages.draws import Draw
+from runtime.updates.optimizer import StageOptimizer
 
 EXACT = "float64"
 

@@ -17,7 +17,7 @@ from typing import IO
 from halopipe.agent import MARK, Order
 from halopipe.processes import Ended
 from planner.ir.errors import WorkerDiedError
-from runtime.failure import write_error
+from runtime.jobs.failure import write_error
 
 _LEAVING_S = 5.0
 """How long an agent may take to end its ranks before its connection is cut."""

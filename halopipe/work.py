@@ -27,14 +27,14 @@ from planner.layers.boundary import Boundaries
 from planner.passes import validate
 from profiler.capture import Captured, capture
 from profiler.source import LoadedModel, load_model
-from runtime.activity import Activity
 from runtime.build import check_layers, groups_of
-from runtime.captured import captured_model
 from runtime.engine import Engine
-from runtime.launch import SETUP_S
+from runtime.jobs.activity import Activity
+from runtime.jobs.launch import SETUP_S
+from runtime.jobs.voice import Voice
 from runtime.memory import with_peak
+from runtime.stages.captured import captured_model
 from runtime.transport import Transport
-from runtime.voice import Voice
 
 OpenTransport = Callable[[tuple[tuple[int, ...], ...]], Transport]
 

@@ -25,7 +25,7 @@ def main(arguments: Sequence[str]) -> int:
     rank = 0 if arguments[1] == REFERENCE else int(arguments[1])
     prepare_process(core_of(rank))
 
-    from runtime.failure import write_error  # late: it loads torch, and the process must be prepared before
+    from runtime.jobs.failure import write_error  # late: it loads torch, and the process must be prepared before
 
     try:
         text = _reference(job) if arguments[1] == REFERENCE else _rank(job, rank)
@@ -48,7 +48,7 @@ def _rank(job: Job, rank: int) -> str:
     from torch.distributed import PrefixStore
 
     from halopipe.work import work
-    from runtime.launch import SETUP_S, join_store
+    from runtime.jobs.launch import SETUP_S, join_store
     from runtime.transport import open_gloo
 
     board = join_store(job.address, job.port)

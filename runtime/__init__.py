@@ -1,6 +1,6 @@
 """Executes plans: one process a rank, the program's actions in their order, over torch.distributed.
 
-:class:`Engine` is one rank's part of a plan; :mod:`~runtime.launch` starts and watches the processes;
+:class:`Engine` is one rank's part of a plan; :mod:`~runtime.jobs.launch` starts and watches the processes;
 :mod:`~runtime.serial` is the one device that every plan must equal.
 """
 

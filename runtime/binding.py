@@ -20,11 +20,11 @@ from planner.ir.schedule import PER_STEP, Action
 from planner.layers.boundary import Boundaries
 from planner.passes.versions import updates_of
 from runtime.batch import Batch, Shapes
-from runtime.captured import CapturedModel
-from runtime.cut import NUM_SAMPLES
-from runtime.manner import Portion
 from runtime.plumbing import Plumbing
 from runtime.resident import Resident, Share
+from runtime.stages.captured import CapturedModel
+from runtime.stages.cut import NUM_SAMPLES
+from runtime.stages.manner import Portion
 
 _MOST_KEPT = 64
 """Combinations of sizes whose bindings are kept."""

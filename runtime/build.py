@@ -13,17 +13,17 @@ from planner.ir.graph import Graph, producer
 from planner.ir.plan import Decision
 from planner.ir.schedule import StageGraph
 from planner.layers.boundary import Boundaries
-from runtime.buffers import refuse_drifting_buffers
-from runtime.captured import CapturedModel as CapturedModel
-from runtime.captured import captured_model as captured_model
-from runtime.draws import Draw, Draws
-from runtime.functions import StageCut, StageFunctions
-from runtime.manner import Manner
 from runtime.resident import Resident
-from runtime.stage import StageProgram
-from runtime.ties import Tie, groups_of_ties, ties_of
+from runtime.stages.buffers import refuse_drifting_buffers
+from runtime.stages.captured import CapturedModel as CapturedModel
+from runtime.stages.captured import captured_model as captured_model
+from runtime.stages.draws import Draw, Draws
+from runtime.stages.functions import StageCut, StageFunctions
+from runtime.stages.manner import Manner
+from runtime.stages.stage import StageProgram
 from runtime.transport import Transport
-from runtime.updates import Updates, updates_of
+from runtime.updates.of_stage import Updates, updates_of
+from runtime.updates.ties import Tie, groups_of_ties, ties_of
 
 MakeOptimizer = Callable[[Iterable[nn.Parameter]], Optimizer]
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from planner.ir.errors import HalopipeError, StageFailedError
 from planner.ir.program import Program
 from planner.ir.schedule import Action, format_grid
-from runtime.waits import WORDS
+from runtime.jobs.waits import WORDS
 
 GRID_WIDTH = 4
 """Actions shown on each side of the one that failed."""

@@ -18,20 +18,20 @@ from planner.ir.schedule import Action, Op
 from planner.ir.timeline import Span
 from planner.layers.boundary import Boundaries
 from planner.passes.versions import is_versioned
-from runtime.activity import Activity
 from runtime.batch import Batch, InputSpecs, MicroBatches, WholeBatch
 from runtime.binding import Binder, Binding
 from runtime.build import Builder, MakeOptimizer, check_layers, ties_in
-from runtime.captured import CapturedModel
 from runtime.checkpoint.state import RankState
 from runtime.context import Context
 from runtime.executor import Executor, Surroundings
-from runtime.finishing import Finishing, check_finishing
-from runtime.optimizer import MakeScheduler
-from runtime.optimizer_state import StateSource
-from runtime.shapes import graph_at, varying_dims, without_data
+from runtime.jobs.activity import Activity
+from runtime.stages.captured import CapturedModel
+from runtime.stages.shapes import graph_at, varying_dims, without_data
 from runtime.training_state import load_rank_state, rank_state, speakers
 from runtime.transport import Transport
+from runtime.updates.finishing import Finishing, check_finishing
+from runtime.updates.optimizer import MakeScheduler
+from runtime.updates.optimizer_state import StateSource
 
 _MOST_KEPT = 64
 """Combinations of sizes whose executors are kept."""

@@ -2,7 +2,7 @@
 
 What is computed and sent, and in which order, is the program's decision.  The executor adds two things: a stage is told
 before the last action that adds to its gradients, so that their sum can start behind it; and the step is finished
-(:mod:`runtime.finishing`) before the first of the updates that end it.
+(:mod:`runtime.updates.finishing`) before the first of the updates that end it.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from torch import Tensor
 from planner.ir.errors import HalopipeError
 from planner.ir.schedule import MESSAGE, Action, Op
 from planner.ir.timeline import Span
-from runtime.activity import Activity
 from runtime.batch import Batch
 from runtime.binding import Binding
 from runtime.context import Context
+from runtime.jobs.activity import Activity
+from runtime.jobs.waits import BETWEEN, END, START
 from runtime.pieces import add_up, assemble
 from runtime.post import BACKWARD, FORWARD, Post
 from runtime.transport import Transport
-from runtime.waits import BETWEEN, END, START
 
 CPU = torch.device("cpu")
 

@@ -9,11 +9,11 @@ import torch
 from torch import nn
 
 from runtime.batch import Batch
-from runtime.manner import Portion
-from runtime.optimizer import StageOptimizer
-from runtime.sharding import ShardedParameters
-from runtime.stage import StageProgram
-from runtime.updates import Updates
+from runtime.stages.manner import Portion
+from runtime.stages.stage import StageProgram
+from runtime.updates.of_stage import Updates
+from runtime.updates.optimizer import StageOptimizer
+from runtime.updates.sharding import ShardedParameters
 
 
 @dataclass(frozen=True, slots=True)

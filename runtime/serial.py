@@ -12,10 +12,10 @@ from contextlib import nullcontext
 import torch
 from torch.optim import Optimizer
 
-from runtime.captured import CapturedModel
-from runtime.cut import cut_stage
-from runtime.draws import Draw, Draws
-from runtime.manner import Portion
+from runtime.stages.captured import CapturedModel
+from runtime.stages.cut import cut_stage
+from runtime.stages.draws import Draw, Draws
+from runtime.stages.manner import Portion
 
 Tensors = tuple[torch.Tensor, ...]
 LossOf = Callable[[Tensors, Tensors], torch.Tensor]

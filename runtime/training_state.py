@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from planner.ir.plan import Decision
-from runtime.buffers import stages_using
-from runtime.captured import CapturedModel
 from runtime.checkpoint.state import Number, RankState, joined
-from runtime.optimizer_state import StateSource, load_state, state_of
 from runtime.resident import Resident
+from runtime.stages.buffers import stages_using
+from runtime.stages.captured import CapturedModel
+from runtime.updates.optimizer_state import StateSource, load_state, state_of
 
 STEP = "run/step"
 """Key of the number of training steps done."""

@@ -3,7 +3,7 @@
 F, B, I and W are the sums of the stage's layers at the rank's own number of samples, plus the executor's overhead.  A
 stage that recomputes runs its forward once more in B or I.  Every backward but a rank's first also adds its gradients
 into those that are there.  On a stage of several ranks each normalisation over the batch exchanges statistics
-(``runtime.normalisation``: one all-reduce of 1 + 2 channels float64 numbers a rank forward, one of 2 channels
+(``runtime.stages.normalisation``: one all-reduce of 1 + 2 channels float64 numbers a rank forward, one of 2 channels
 backward), so its ranks go at the pace of the slowest.  Where layers have layouts of their own all ranks go at one pace,
 layer by layer, messages between layers included (``costs.staged``).  Where ranks divide the optimiser's state, the sum
 of gradients is a reduce-scatter and the update is of one part, then an all-gather: each half of an all-reduce (a ring

@@ -242,8 +242,10 @@ def _field_names(cls: type) -> tuple[str, ...]:
 
 
 def _plain_fields(value: Any) -> dict[str, Any]:
-    """The fields by name.  One that was added to a format later (its metadata says so) is left out at its default: older
-    releases read such a file, and fingerprints stay what they were."""
+    """The fields by name, but those that were added to a format later (their metadata says so) and have their default.
+
+    So older releases read such a file, and fingerprints stay what they were.
+    """
     return {
         field.name: plain(found)
         for field in dataclasses.fields(value)

@@ -14,7 +14,7 @@ from halopipe.reference import make_reference
 from halopipe.runs import RunOptions, RunResult
 from halopipe.work import work
 from planner.ir.plan import Plan
-from runtime.failure import blame
+from runtime.jobs.failure import blame
 from runtime.transport import Hub, InProcessTransport
 
 

@@ -15,7 +15,7 @@ from planner.ir.errors import FactoryError
 from profiler.capture import capture
 from profiler.source import LoadedModel, load_model
 from runtime.batch import MicroBatches, WholeBatch
-from runtime.captured import captured_model
+from runtime.stages.captured import captured_model
 from runtime.transport import Hub, InProcessTransport
 from tests.halopipe import learners
 

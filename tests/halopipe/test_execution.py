@@ -19,10 +19,10 @@ from planner.ir.plan import Plan
 from profiler.capture import capture
 from profiler.source import load_model
 from runtime.build import groups_of
-from runtime.captured import captured_model
 from runtime.engine import Engine
+from runtime.jobs.voice import Voice
+from runtime.stages.captured import captured_model
 from runtime.transport import InProcessTransport
-from runtime.voice import Voice
 from tests.halopipe import learners
 from tests.runtime.ranks import on_ranks
 

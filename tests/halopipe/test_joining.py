@@ -17,7 +17,7 @@ from halopipe import joining
 from halopipe.joining import job_stores
 from planner.ir.codec import dump
 from planner.ir.errors import StageFailedError, TransportError, UsageError
-from runtime.failure import read_error, write_error
+from runtime.jobs.failure import read_error, write_error
 from tests.halopipe.plans import mined
 
 ROOT = Path(__file__).parents[2]

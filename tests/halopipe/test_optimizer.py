@@ -18,7 +18,7 @@ from halopipe.optimizer import (
 )
 from planner.ir.errors import FactoryError, ModelNotFoundError, UnknownNameError, UsageError
 from planner.ir.profile import Optimizer
-from runtime.optimizer import StageOptimizer
+from runtime.updates.optimizer import StageOptimizer
 
 HERE = "tests.halopipe.test_optimizer"
 

@@ -23,7 +23,7 @@ from halopipe.running import RunOptions, run_plan
 from halopipe.version import version
 from planner.ir.errors import StageFailedError, StaleFileError, UsageError
 from planner.ir.plan import Plan
-from runtime.failure import read_error
+from runtime.jobs.failure import read_error
 from tests.halopipe.plans import mined
 
 HERE = (Host("localhost", 1), Host("127.0.0.1", 1))

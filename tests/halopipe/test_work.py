@@ -17,7 +17,7 @@ from planner.ir.errors import CorruptFileError, IllegalProgramError, StaleFileEr
 from planner.ir.plan import Plan
 from planner.ir.profile import ModelSource
 from profiler.source import load_model
-from runtime.activity import read_board
+from runtime.jobs.activity import read_board
 from runtime.transport import Hub, InProcessTransport
 from tests.halopipe.plans import RESNET, mined, plan_of
 

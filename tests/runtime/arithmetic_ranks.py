@@ -19,20 +19,20 @@ from planner.ir.graph import Layer
 from planner.ir.program import Program
 from planner.layers.boundary import Boundaries
 from planner.passes.versions import updates_of
-from runtime.activity import Activity
 from runtime.binding import Binding
 from runtime.context import Context
-from runtime.cut import StageFunction
 from runtime.executor import Executor, Surroundings
-from runtime.manner import Manner, Portion
-from runtime.optimizer import StageOptimizer
+from runtime.jobs.activity import Activity
 from runtime.plumbing import Plumbing
-from runtime.reduction import GradientBuckets
 from runtime.resident import Resident, Share
-from runtime.sharding import ShardedParameters
-from runtime.stage import StageProgram
+from runtime.stages.cut import StageFunction
+from runtime.stages.manner import Manner, Portion
+from runtime.stages.stage import StageProgram
 from runtime.transport import Hub, InProcessTransport
-from runtime.updates import Updates
+from runtime.updates.of_stage import Updates
+from runtime.updates.optimizer import StageOptimizer
+from runtime.updates.reduction import GradientBuckets
+from runtime.updates.sharding import ShardedParameters
 from tests.runtime.arithmetic import RATE, MicroBatch, Outcome, Weights, run_layers
 
 DEADLINE_S = 60.0

@@ -17,9 +17,9 @@ from planner.ir.schedule import Action, Op, Pipeline, Schedule
 from profiler.capture import capture
 from profiler.models.example import Example, indices, normal
 from profiler.source import load_model
-from runtime.captured import captured_model
-from runtime.draws import Draw
 from runtime.serial import LossOf, drawing_loss, serial_step
+from runtime.stages.captured import captured_model
+from runtime.stages.draws import Draw
 from tests.runtime.engines import Network, Tensors
 from tests.runtime.plans import Trained, batch_of, decide, folded, sgd, split_backward
 

@@ -22,11 +22,11 @@ from planner.schedules import schedule as schedule_named
 from profiler.capture import Captured, capture
 from profiler.source import LoadedModel, load_model
 from runtime.build import groups_of
-from runtime.captured import captured_model
 from runtime.engine import Engine, StepResult
-from runtime.failure import blame
+from runtime.jobs.failure import blame
 from runtime.numerics import Tolerance, loss_differences, tensor_differences
 from runtime.serial import serial_step
+from runtime.stages.captured import captured_model
 from runtime.transport import Hub, InProcessTransport
 
 Ranks = Sequence[tuple[int, ...]]

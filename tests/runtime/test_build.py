@@ -24,9 +24,9 @@ from profiler.capture import Captured, capture
 from profiler.models.example import Example
 from profiler.source import LoadedModel, load_model
 from runtime.build import Builder, groups_of
-from runtime.captured import captured_model
 from runtime.engine import Engine, Evaluation
-from runtime.manner import Portion
+from runtime.stages.captured import captured_model
+from runtime.stages.manner import Portion
 from runtime.transport import Hub, InProcessTransport
 from tests.runtime.plans import (
     Trained,

@@ -13,7 +13,7 @@ from planner.ir.plan import Decision
 from planner.ir.profile import ModelSource
 from profiler.capture import capture
 from profiler.source import LoadedModel, load_model
-from runtime.activity import Activity
+from runtime.jobs.activity import Activity
 from runtime.transport import InProcessTransport, Key
 from tests.halopipe.bombs import POISON
 from tests.runtime.plans import decide, run_ranks

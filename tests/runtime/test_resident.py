@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import nn
 
-from runtime.reduction import GradientBuckets
 from runtime.resident import Phase, Resident
-from runtime.updates import Updates
+from runtime.updates.of_stage import Updates
+from runtime.updates.reduction import GradientBuckets
 
 UNSUMMED = ["reset", "backward", "backward"]
 SUMMED = ["wait", "wait", "before", "step"]

@@ -1,0 +1,201 @@
+"""Random numbers that depend on the seed, the step, the micro-batch and the node that draws them, and on nothing else.
+
+        micro-batch 2, node dropout_1, 6 rows      011 001 | 101 110 | 010 111      in blocks of 2
+        rank 0 with 3 rows draws                   011 001 | 101                    the first two
+        rank 1 with 3 rows draws                               110 | 010 111        the last two
+
+So a plan draws what one device draws, whatever its stages, shares, schedule and recomputation.  Floats are drawn with
+32 bits whatever the model's dtype: a run in float64 is the exact twin of one in float32.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from planner.ir.errors import StageFailedError
+from runtime.stages.aliases import arguments_of
+from runtime.stages.captured import CapturedModel
+from runtime.stages.cut import Rule
+from runtime.stages.drawing import OPERATORS
+from runtime.stages.manner import Portion
+from runtime.stages.numbers import Filled
+from runtime.stages.sample_dims import SampleDims, cannot_share
+
+Shape = tuple[int, ...]
+_BLOCK = 1 << 14
+"""Least numbers of a block: few enough to waste little where a rank has a part of one, enough to outweigh its start."""
+
+_DEFAULT_GENERATOR = threading.Lock()  # a process has one, and a plan's ranks may be threads
+
+
+@dataclass(slots=True)
+class Draw:
+    """What is drawn for now; to be set before each forward.
+
+    Attributes:
+        seed: of the run.
+        step, microbatch: counted from 0.
+        start, count: this rank's rows of the micro-batch.
+        total: rows of the micro-batch.
+    """
+
+    seed: int
+    step: int = 0
+    microbatch: int = 0
+    start: int = 0
+    count: int = 0
+    total: int = 0
+    _generators: dict[torch.device, torch.Generator] = field(default_factory=dict, init=False, repr=False)
+
+    def at(self, portion: Portion) -> None:
+        """What is run next."""
+        self.microbatch, self.total = portion.microbatch, portion.total
+        self.start, self.count = portion.start, portion.num_samples
+
+    def key(self, name: str, index: int = 0, first: int = 0) -> int:
+        """64 bits for the draw ``index`` of the node ``name``, of the rows from ``first`` on."""
+        text = f"{self.seed}/{self.step}/{self.microbatch}/{name}/{index}/{first}"
+        return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
+
+    def generator(self, device: torch.device, key: int) -> torch.Generator:
+        """A generator that starts from ``key``, good until the next call."""
+        found = self._generators.get(device)
+        if found is None:
+            found = self._generators[device] = torch.Generator(device)
+        return found.manual_seed(key)
+
+
+@dataclass(frozen=True, slots=True)
+class Noise:
+    """Where the operators of :mod:`runtime.stages.drawing` get their numbers.
+
+    Attributes:
+        node: name of the node that draws.
+        dim: of the node's result that the samples lie along; None where it has none, or one rank has them all.
+    """
+
+    draw: Draw
+    node: str
+    dim: int | None
+
+    def fill(
+        self,
+        shape: Shape,
+        dtype: torch.dtype,
+        device: torch.device,
+        filled: Filled,
+        *,
+        index: int = 0,
+        num_dims: int | None = None,
+    ) -> Tensor:
+        """A tensor of this rank's rows, drawn by ``filled``.
+
+        Rows are drawn in blocks, which are the same however they are shared out.
+
+        Args:
+            shape: of this rank's part; the samples lie along ``dim``.
+            index: of the draw, where a node draws more than once.
+            num_dims: the dims behind these are 1.
+        """
+        draw, dim = self.draw, self.dim
+        if not all(shape):
+            return torch.empty(shape, dtype=dtype, device=device)
+        if dim is None or (num_dims is not None and dim >= num_dims):
+            generator = draw.generator(device, draw.key(self.node, index))
+            return filled(torch.empty(shape, dtype=dtype, device=device), generator)
+        each, rest = divmod(shape[dim], draw.count)
+        if rest:
+            raise StageFailedError(
+                f"node {self.node} draws numbers of shape {shape} for {draw.count} samples", [f"along dim {dim}"]
+            )
+        rows = math.ceil(_BLOCK * draw.count / math.prod(shape))
+        stop = draw.start + draw.count
+        found = torch.empty(shape, dtype=dtype, device=device)
+        for first in range(draw.start - draw.start % rows, stop, rows):
+            last = min(first + rows, draw.total)
+            begin, end = max(first, draw.start), min(last, stop)
+            part = found.narrow(dim, each * (begin - draw.start), each * (end - begin))
+            generator = draw.generator(device, draw.key(self.node, index, first))
+            if (begin, end) == (first, last) and part.is_contiguous():
+                filled(part, generator)
+            else:
+                block = (*shape[:dim], each * (last - first), *shape[dim + 1 :])
+                drawn = filled(torch.empty(block, dtype=dtype, device=device), generator)
+                part.copy_(drawn.narrow(dim, each * (begin - first), each * (end - begin)))
+        return found
+
+    def run(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """``function`` on the process's own generator, which is put back afterwards."""
+        generator = _default_generator(args, kwargs)
+        with _DEFAULT_GENERATOR:
+            state = generator.get_state()
+            generator.manual_seed(self.draw.key(self.node))
+            try:
+                return function(*args, **kwargs)
+            finally:
+                generator.set_state(state)
+
+
+class Draws:
+    """The nodes of a captured model that draw random numbers.
+
+    Attributes:
+        layers: that draw, in order.
+    """
+
+    def __init__(self, model: CapturedModel) -> None:
+        self._dims = SampleDims(model)
+        self._layer_of_node = model.layer_of_node
+        nodes = [node for node in model.graph_module.graph.nodes if node.name in model.layer_of_node]
+        self.layers = tuple(dict.fromkeys(model.layer_of_node[node.name] for node in nodes if is_random(node)))
+
+    def rule(self, draw: Draw, num_ranks: int = 1) -> Rule:
+        """The rule that makes the nodes of a stage on ``num_ranks`` ranks draw by ``draw``.
+
+        It raises :class:`UnsupportedModelError` for a node that several ranks cannot draw together.
+        """
+
+        def rule(node: fx.Node) -> Callable[..., Any] | None:
+            if not is_random(node):
+                return None
+            operator = OPERATORS.get(node.target)
+            layer = self._layer_of_node.get(node.name, node.name)
+            if operator is None and num_ranks > 1:
+                raise cannot_share(layer, f"its numbers cannot be drawn in parts ({node.target})")
+            noise = Noise(draw, node.name, self._dims.of(node, layer, num_ranks))
+            return partial(noise.run, node.target) if operator is None else partial(operator, noise)
+
+        return rule
+
+
+def is_random(node: fx.Node) -> bool:
+    """Whether ``node`` draws random numbers; dropout of nothing does not."""
+    if torch.Tag.nondeterministic_seeded not in getattr(node.target, "tags", ()):
+        return False
+    arguments = arguments_of(node)
+    switches = [arguments[name] for name in ("train", "training") if name in arguments]
+    if node.target is torch.ops.aten.rrelu.default and not switches:
+        return False  # off unless it is said to train
+    names = {argument.name for argument in node.target._schema.arguments} & {"dropout", "dropout_p"}
+    is_dropout = names or "dropout" in str(node.target)
+    rates = [arguments[name] for name in (*names, "p") if name in arguments]
+    return False not in switches and not (is_dropout and not any(rates))
+
+
+def _default_generator(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Generator:
+    """That of the device on which an operator with these arguments runs."""
+    device = next((each.device for each in args if isinstance(each, Tensor)), kwargs.get("device"))
+    device = torch.device("cpu") if device is None else torch.device(device)
+    if device.type == "cuda":
+        generator: torch.Generator = torch.cuda.default_generators[device.index or 0]
+        return generator
+    return torch.default_generator

@@ -1,0 +1,62 @@
+"""Stages on a rank that has no rows of a micro-batch.
+
+Most operators take tensors without rows.  Some refuse them: ``view(0, -1)`` cannot tell what -1 stands for, and others
+were not written for it, forward or backward.  Their result is known all the same, as it has no elements: a tensor of
+the right shape, hung on the operator's input, so that a gradient without elements flows back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from runtime.stages.cut import Rule
+
+_BACKWARD_FAILS = frozenset({torch.ops.aten.pixel_shuffle.default, torch.ops.aten.pixel_unshuffle.default})
+
+
+def without_rows(rule: Rule) -> Rule:
+    """``rule``, and where it leaves an operator as it is, one that gives an empty result where torch refuses to."""
+
+    def found(node: fx.Node) -> Callable[..., Any] | None:
+        function = rule(node)
+        if function is not None or node.op != "call_function":
+            return function
+        shape = _shape_without_rows(node)
+        if shape is None:
+            return None
+        return partial(_call, node.target, shape, node.target not in _BACKWARD_FAILS)
+
+    return found
+
+
+def _call(target: Callable[..., Any], shape: tuple[int, ...], is_trusted: bool, *args: Any, **kwargs: Any) -> Any:
+    empty = next((tensor for tensor in _tensors(args) if not tensor.numel()), None)
+    if empty is None:
+        return target(*args, **kwargs)
+    if is_trusted:
+        with suppress(RuntimeError):  # the result is known
+            return target(*args, **kwargs)
+    return empty.reshape(shape)
+
+
+def _shape_without_rows(node: fx.Node) -> tuple[int, ...] | None:
+    """The shape of a node's result where the dim that grows with the samples is 0; None if that dim is not plain."""
+    value = node.meta.get("val")
+    if not isinstance(value, Tensor):
+        return None
+    varying = sum(not isinstance(extent, int) for extent in value.shape)
+    return tuple(extent if isinstance(extent, int) else 0 for extent in value.shape) if varying == 1 else None
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, (tuple, list)):
+        for each in value:
+            yield from _tensors(each)

@@ -1,0 +1,106 @@
+"""A stage's functions on one rank: in training and evaluation, with and without rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import fx
+
+from cuda_ops.deferred import Current, deferred
+from planner.ir.errors import UnsupportedModelError
+from runtime.stages.captured import CapturedModel
+from runtime.stages.cut import Rule, StageFunction, cut_stage
+from runtime.stages.empty import without_rows
+from runtime.stages.evaluation import in_evaluation
+from runtime.stages.manner import Mode
+from runtime.stages.normalisation import synchronise
+
+Add = Callable[[torch.Tensor], None]
+"""Sums a tensor over the ranks of a stage, in place."""
+
+
+@dataclass(frozen=True, slots=True)
+class StageCut:
+    """One stage of a model.
+
+    Attributes:
+        layers: by name.
+        outputs: values that other stages read, and the loss.
+        judged: values that the loss is computed from, wanted in evaluation as well.
+    """
+
+    model: CapturedModel
+    layers: frozenset[str]
+    outputs: tuple[str, ...]
+    judged: tuple[str, ...] = ()
+
+    def function(self, rule: Rule, *, training: bool = True, late: bool = False) -> StageFunction:
+        """The stage, with nodes replaced by ``rule``; ``late``: compiled when it is first called."""
+        model = self.model
+        maps = model.layer_of_node, model.node_of_value
+        outputs = self.outputs if training else tuple(dict.fromkeys((*self.outputs, *self.judged)))
+        return cut_stage(model.graph_module, self.layers, *maps, outputs, rule, model.sizes, late=late)
+
+
+class StageFunctions:
+    """The functions of one stage on a rank; none of them keeps the model alive.
+
+    Args:
+        add: sums over the ranks of the stage.
+        group_size, index: their number, and this rank's place among them.
+        draws: the rule for layers that draw random numbers.
+        halves: whether some backward comes in two halves.
+
+    Attributes:
+        current: where operators that can be halved leave their weight gradients.
+        training: for shares with rows.
+    """
+
+    def __init__(
+        self, cut: StageCut, add: Add, group_size: int, index: int, draws: Rule, *, halves: bool = False
+    ) -> None:
+        self.current = Current()
+        together = [synchronise(add, group_size, index)] if group_size > 1 else []
+        halved = [partial(deferred, current=self.current)] if halves else []
+        rules = {
+            Mode(True, False): first_of([*together, draws, *halved]),
+            Mode(False, False): first_of([in_evaluation, *together]),
+        }
+        if group_size > 1:
+            rules[Mode(True, True)] = without_rows(first_of([*together, draws]))
+            rules[Mode(False, True)] = without_rows(rules[Mode(False, False)])
+        self.training = cut.function(rules.pop(Mode()))
+        self._others = {mode: _attempt(cut, rule, mode.training) for mode, rule in rules.items()}
+
+    def variant(self, mode: Mode) -> StageFunction:
+        """The function for ``mode``.
+
+        Raises:
+            UnsupportedModelError: what the stage computes in that mode is not known.
+        """
+        found = self._others[mode]
+        if isinstance(found, UnsupportedModelError):
+            raise found
+        return found
+
+
+def first_of(rules: Iterable[Rule]) -> Rule:
+    """The rule that asks ``rules`` in turn."""
+    asked = tuple(rules)
+
+    def rule(node: fx.Node) -> Callable[..., Any] | None:
+        return next((found for each in asked if (found := each(node)) is not None), None)
+
+    return rule
+
+
+def _attempt(cut: StageCut, rule: Rule, training: bool) -> StageFunction | UnsupportedModelError:
+    """A function that may never be asked for, or why there is none."""
+    try:
+        return cut.function(rule, training=training, late=True)
+    except UnsupportedModelError as error:
+        return error.with_traceback(None)  # whose frames hold the model

@@ -1,0 +1,189 @@
+"""The shapes of all values for a micro-batch whose inputs have other shapes than those of the capture.
+
+The captured graph is run node by node on tensors without data, so that messages have known shapes and need no headers.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from functools import reduce
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from cuda_ops.recurrent import RECURRENT_SHAPES
+from planner.ir.errors import HalopipeError, UnsupportedModelError
+from planner.ir.graph import SAMPLE, Graph, Layer, TensorSpec, value_name
+from runtime.stages.captured import CapturedModel
+from runtime.stages.cut import NUM_SAMPLES
+
+
+def graph_at(model: CapturedModel, input_shapes: Mapping[str, tuple[int, ...]]) -> Graph:
+    """The graph for one micro-batch; its ``samples`` are the rows of that.
+
+    Takes about 1 ms a node where a size varies; callers keep the result.  No tensor of ``model`` is read or written.
+
+    Args:
+        model: the capture, or :func:`without_data` of it.
+        input_shapes: of every graph input.
+
+    Raises:
+        UnsupportedModelError: a dim differs from the capture's that may not, or the model cannot run with these shapes.
+    """
+    sizes = _sizes(model, input_shapes)
+    graph, rows = model.graph, sizes.rows
+    at_rows = {name: spec.at(rows, graph.samples) for name, spec in graph.inputs.items()}
+    if all(tuple(input_shapes[name]) == spec.shape for name, spec in at_rows.items()):
+        layers = (replace(each, outputs=_at(each.outputs, rows, graph.samples)) for each in graph.layers)
+        return replace(graph, samples=rows, inputs=at_rows, layers=tuple(layers))
+    tensors = _run(model, sizes, input_shapes)
+    inputs = {name: replace(spec, shape=tuple(input_shapes[name])) for name, spec in graph.inputs.items()}
+    layers = (_reshaped(model, layer, tensors, rows) for layer in graph.layers)
+    return replace(graph, samples=rows, inputs=inputs, layers=tuple(layers))
+
+
+def without_data(model: CapturedModel) -> CapturedModel:
+    """``model`` with empty parameters and buffers: all that :func:`graph_at` needs, and keeps no tensor alive."""
+    graph = fx.Graph()
+    loss = graph.graph_copy(model.graph_module.graph, {})
+    graph.output(loss)
+    attributes = {}
+    for node in graph.nodes:
+        node.meta.clear()
+        if node.op == "get_attr":
+            value = _attribute(model, str(node.target))
+            attributes[str(node.target)] = torch.empty_like(value, device="meta") if _is_tensor(value) else value
+    return replace(model, graph_module=fx.GraphModule(attributes, graph))
+
+
+def varying_dims(model: CapturedModel) -> frozenset[tuple[str, int]]:
+    """(graph input, dim) of all dims that may differ from the capture's, samples apart: those named as a size."""
+    return frozenset(
+        (name, dim)
+        for name, spec in model.graph.inputs.items()
+        for dim, word in enumerate(spec.dims)
+        if word in model.sizes
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Sizes:
+    """Of one micro-batch: its rows, and by name what varies beside them."""
+
+    rows: int
+    others: Mapping[str, int]
+
+
+def _sizes(model: CapturedModel, shapes: Mapping[str, tuple[int, ...]]) -> _Sizes:
+    graph = model.graph
+    is_free = any(node.target == NUM_SAMPLES for node in model.graph_module.graph.nodes)
+    found: dict[str, tuple[int, str]] = {}
+    for name, spec in graph.inputs.items():
+        shape = tuple(shapes[name]) if name in shapes else ()
+        if len(shape) != len(spec.shape):
+            raise UnsupportedModelError(f"{name} has shape {shape}, the model was captured with {spec.shape}")
+        for dim, (extent, captured) in enumerate(zip(shape, spec.shape, strict=True)):
+            word = spec.dims[dim]
+            if (word == SAMPLE and is_free) or word in model.sizes:
+                each = captured // graph.samples if word == SAMPLE else 1
+                place = f"dim {dim} of {name}"
+                size, first = found.setdefault(word, (extent // each, place))
+                if size * each != extent:
+                    raise UnsupportedModelError(
+                        f"{word} differs within a micro-batch", [f"{first} says {size}, {place} is {extent}"]
+                    )
+            elif extent != captured:
+                raise _fixed(name, dim, word, extent, captured)
+    rows = found.pop(SAMPLE, (graph.samples, ""))[0]
+    return _Sizes(rows, {word: size for word, (size, _) in found.items()})
+
+
+def _fixed(name: str, dim: int, word: str, extent: int, captured: int) -> UnsupportedModelError:
+    if word == SAMPLE:
+        remedies = [f"micro-batches of {captured}, or a model whose code does not fix the number of samples"]
+    else:
+        remedies = [f"batches of {captured} there", "let the factory say that it varies, see profiler.source"]
+    return UnsupportedModelError(
+        f"dim {dim} of {name} ({word}) is {extent}, the model was captured for {captured} only", [], remedies
+    )
+
+
+def _run(model: CapturedModel, sizes: _Sizes, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[Tensor, ...]]:
+    """By name of a node what it makes, without data; what picks one of several outputs stands for all of them."""
+    given: dict[str, int] = {NUM_SAMPLES: sizes.rows, **sizes.others}
+    values: dict[fx.Node, Any] = {}
+    with FakeTensorMode(), torch.no_grad(), _precision(model):
+        for node in model.graph_module.graph.nodes:
+            if node.op == "placeholder" and node.target in given:
+                values[node] = given[node.target]
+            elif node.op == "placeholder":
+                dtype = getattr(torch, model.graph.inputs[node.target].dtype)
+                values[node] = torch.empty(tuple(shapes[node.target]), dtype=dtype)
+            elif node.op == "get_attr":
+                value = _attribute(model, str(node.target))
+                values[node] = torch.empty(value.shape, dtype=value.dtype) if _is_tensor(value) else value
+            elif node.op == "call_function":
+                values[node] = _call(model, node, values, shapes)
+    whole = {n: values[n.all_input_nodes[0]] if _is_part(n, values) else value for n, value in values.items()}
+    return {node.name: _tensors(value) for node, value in whole.items()}
+
+
+def _call(
+    model: CapturedModel, node: fx.Node, values: Mapping[fx.Node, Any], shapes: Mapping[str, tuple[int, ...]]
+) -> Any:
+    function: Any = RECURRENT_SHAPES.get(node.target) or node.target
+    try:
+        return function(*fx.map_arg(node.args, values.__getitem__), **fx.map_arg(node.kwargs, values.__getitem__))
+    except HalopipeError:
+        raise
+    except Exception as error:
+        inputs = [
+            f"{name} is {tuple(shapes[name])}, captured with {spec.shape}" for name, spec in model.graph.inputs.items()
+        ]
+        raise UnsupportedModelError(
+            f"layer {model.layer_of_node.get(node.name, node.name)} cannot run with these shapes",
+            [*str(error).splitlines()[:1], *inputs],
+            ["batches of shapes that the model itself takes"],
+        ) from error
+
+
+def _precision(model: CapturedModel) -> AbstractContextManager[Any]:
+    return nullcontext() if model.autocast is None else torch.autocast("cpu", model.autocast)
+
+
+def _is_part(node: fx.Node, values: Mapping[fx.Node, Any]) -> bool:
+    return node.target is operator.getitem and not _is_tensor(values[node.all_input_nodes[0]])
+
+
+def _tensors(value: Any) -> tuple[Tensor, ...]:
+    if _is_tensor(value):
+        return (value,)
+    return tuple(item for item in value if _is_tensor(item)) if isinstance(value, (tuple, list)) else ()
+
+
+def _reshaped(model: CapturedModel, layer: Layer, tensors: Mapping[str, tuple[Tensor, ...]], rows: int) -> Layer:
+    """``layer`` with the shapes that ``tensors`` have by node; dtypes are the capture's, which were found with data."""
+    outputs = _at(layer.outputs, rows, model.graph.samples)
+    names = (value_name(layer.name, index) for index in range(len(outputs)))
+    found = next((tensors[model.node_of_value[name]] for name in names if name in model.node_of_value), None)
+    if found is None:
+        return replace(layer, outputs=outputs)  # nobody reads them
+    specs = (replace(spec, shape=tuple(tensor.shape)) for spec, tensor in zip(outputs, found, strict=True))
+    return replace(layer, outputs=tuple(specs))
+
+
+def _at(specs: tuple[TensorSpec, ...], rows: int, captured: int) -> tuple[TensorSpec, ...]:
+    return tuple(spec.at(rows, captured) for spec in specs)
+
+
+def _attribute(model: CapturedModel, name: str) -> Any:
+    return reduce(getattr, name.split("."), model.graph_module)
+
+
+def _is_tensor(value: object) -> bool:
+    return isinstance(value, Tensor)
