@@ -80,8 +80,8 @@ def reduction_rate(book: PriceBook, ranks: tuple[int, ...]) -> float:
 def statistics_s(shards: Shards, ranks: tuple[int, ...], cluster: Cluster) -> Array:
     """``[2, options]``: what a normalisation exchanges, forward and backward; zeros for other layers.
 
-    As ``runtime.stages.normalisation``: one all-reduce of 1 + 2 channels numbers a rank forward, one of 2 channels backward.
-    Ranks with equal channels take part, unless each of them holds all samples and space.
+    As ``runtime.stages.normalisation``: one all-reduce of 1 + 2 channels numbers a rank forward, one of 2 channels
+    backward.  Ranks with equal channels take part, unless each of them holds all samples and space.
     """
     found = np.zeros((2, len(shards.options)))
     sized = shards.sized

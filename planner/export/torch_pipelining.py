@@ -122,17 +122,17 @@ def _faults_of_stages(decision: Decision, graph: Graph) -> Iterator[str]:
     layers = graph.by_name()
     owner: dict[str, int] = {}
     for name, placed in decision.layers.items():
-        stage = placed.stage
+        here = placed.stage
         if is_loss(graph, name):
-            if stage != last:
-                yield f"{name} of the loss is on stage {stage}: torch computes the loss on the last, {last}"
+            if here != last:
+                yield f"{name} of the loss is on stage {here}: torch computes the loss on the last, {last}"
             continue
         for value in layers[name].inputs:
-            if value in graph.inputs and stage:
-                yield f"stage {stage} ({name}) reads {value}: torch feeds inputs to stage 0 alone"
+            if value in graph.inputs and here:
+                yield f"stage {here} ({name}) reads {value}: torch feeds inputs to stage 0 alone"
         for parameter in layers[name].parameters:
-            if owner.setdefault(parameter, stage) != stage:
-                yield f"{parameter} is used by stages {owner[parameter]} and {stage}: torch does not sum its gradients"
+            if owner.setdefault(parameter, here) != here:
+                yield f"{parameter} is used by stages {owner[parameter]} and {here}: torch does not sum its gradients"
     if all(is_loss(graph, name) for name in decision.layers_of(last)):
         yield f"stage {last} has nothing but the loss: torch needs a part of the model there"
 

@@ -4,8 +4,8 @@
     of micro-batch 3 (step 7) for 12.0 s
 
 The program says what an action waits for (its peer is in its text); the board (:mod:`runtime.jobs.activity`) says how
-far each rank has come.  Which of a stage's ranks sends what follows from layouts that are not known here, so where several
-could, the one that is furthest behind is named.
+far each rank has come.  Which of a stage's ranks sends what follows from layouts that are not known here, so where
+several could, the one that is furthest behind is named.
 """
 
 from __future__ import annotations
