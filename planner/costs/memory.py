@@ -8,8 +8,8 @@
     workspace of the hungriest layer                                             while F, B, I or W runs
 
 A backward in two halves keeps, from I to W, inputs and gradients of outputs of the layers whose weight gradients come
-later, where that is more than what was saved.  A stage that recomputes keeps received inputs and sent outputs alone, and
-has its activations back while B runs, or from I to W.
+later, where that is more than what was saved.  A stage that recomputes keeps received inputs and sent outputs alone,
+and has its activations back while B runs, or from I to W.
 What a rank holds depends on the order of its row alone, not on times.  Ignored: what a process takes before it has a
 model (interpreter, libraries), the batch itself, gradients that wait to be sent, buckets of the gradient reduction, and
 fragmentation.  A tensor at a boundary may be counted twice, once as received or sent, once as saved by a layer.
