@@ -135,7 +135,9 @@ def test_a_job_of_another_size_is_refused_with_the_command_to_use(monkeypatch: p
 
 
 SCRIPT = """
+import signal
 import sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a parent in the background may have had it ignored
 from halopipe.running import RunOptions, run_plan
 from planner.ir.codec import load
 from planner.ir.plan import Plan
