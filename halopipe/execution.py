@@ -117,7 +117,7 @@ class Execution:
                 [f"checkpoint: {saved.seed(self._seed)}", f"here: {self._seed}"],
                 [f"execute(..., seed={saved.seed(self._seed)})"],
             )
-        self._engine.load_state(saved)
+        self._engine.load_state(saved.checkpoint)
         return self._engine.num_steps
 
     def state_dict(self) -> dict[str, Tensor]:

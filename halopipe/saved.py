@@ -9,19 +9,17 @@ Its fingerprint is the model's: plans are made anew as machines come and go, and
 from __future__ import annotations
 
 import os
-from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from halopipe import units
 from halopipe.datasets import Position
 from planner.ir.errors import MissingFileError, StaleFileError
 from planner.ir.fingerprint import fingerprint
 from planner.ir.graph import Graph
-from runtime.checkpoint import Checkpoint, Number, complete_steps, whole_state_dict
+from runtime.checkpoint import Checkpoint, complete_steps, whole_state_dict
 from runtime.checkpoint.reader import MODEL
 from runtime.training_state import STEP
 
@@ -32,48 +30,24 @@ _NONE = "none"
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """A checkpoint, as the engine reads it."""
+    """A checkpoint, and where the run stood."""
 
     checkpoint: Checkpoint
-
-    def tensors(self) -> Collection[str]:
-        """The keys of all tensors."""
-        return self.checkpoint.manifest.tensors.keys()
-
-    def numbers(self) -> Collection[str]:
-        """The keys of all numbers."""
-        return self.checkpoint.manifest.numbers.keys()
-
-    def shape(self, key: str) -> tuple[int, ...]:
-        """Of a whole tensor."""
-        return self.checkpoint.shape(key)
-
-    def read(self, key: str) -> Tensor:
-        """A whole tensor."""
-        return self.checkpoint.read(key)
-
-    def read_slice(self, key: str, start: int, stop: int) -> Tensor:
-        """Elements ``start`` to ``stop`` of a tensor, laid flat."""
-        return self.checkpoint.read_slice(key, start, stop)
-
-    def number(self, key: str) -> Number:
-        """A number."""
-        return self.checkpoint.number(key)
 
     @property
     def step(self) -> int:
         """Training steps done."""
-        return int(self.number(STEP) or 0)
+        return int(self.checkpoint.number(STEP) or 0)
 
     def seed(self, otherwise: int) -> int:
         """Of what was drawn."""
-        return int(self.number(SEED) or 0) if SEED in self.checkpoint else otherwise
+        return int(self.checkpoint.number(SEED) or 0) if SEED in self.checkpoint else otherwise
 
     @property
     def position(self) -> Position:
         """In the data."""
         keys = [f"{DATA}/{name}" for name in ("epoch", "batches", "samples")]
-        return Position(*(int(self.number(key) or 0) for key in keys if key in self.checkpoint))
+        return Position(*(int(self.checkpoint.number(key) or 0) for key in keys if key in self.checkpoint))
 
 
 def fingerprints_of(graph: Graph) -> dict[str, str]:

@@ -92,7 +92,7 @@ class _Work:
             del model, captured  # what other ranks train need not stay alive here
             if saved is not None:
                 self._activity.begin("reading the checkpoint")
-                engine.load_state(saved)
+                engine.load_state(saved.checkpoint)
             if options.warmup:
                 with_peak(lambda: None)  # the profiler takes seconds to start
             self._activity.begin("waiting for the others")
