@@ -83,8 +83,8 @@ def test_a_rank_has_the_buffers_of_its_window_and_of_the_message_it_works_on(mon
     here.begin(0)
     for m in range(NUM_MICROBATCHES):
         there.hand_out(FORWARD, (0, 1, m), {"x": torch.full(SHAPE, float(m))})
-        there.send(Action.parse(f"0SEND_F{m}>1"))
-        here.receive(Action.parse(f"1RECV_F{m}<0"))
+        there.handler(Action.parse(f"0SEND_F{m}>1"))()
+        here.handler(Action.parse(f"1RECV_F{m}<0"))()
         ((_, tensor),) = here.take(FORWARD, 1, m)["x"]
         assert tensor[0, 0].item() == m
         del tensor
