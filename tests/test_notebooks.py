@@ -55,6 +55,7 @@ def test_there_are_notebooks() -> None:
         "01_first_plan.ipynb",
         "02_compare_strategies.ipynb",
         "03_certified_planning.ipynb",
+        "04_schedules.ipynb",
     ]
 
 
