@@ -20,7 +20,7 @@ from planner.ir.errors import MissingFileError, StaleFileError
 from planner.ir.fingerprint import fingerprint
 from planner.ir.graph import Graph
 from runtime.checkpoint import Checkpoint, complete_steps, whole_state_dict
-from runtime.checkpoint.reader import MODEL
+from runtime.checkpoint.state import MODEL
 from runtime.training_state import STEP
 
 SEED = "run/seed"

@@ -15,8 +15,8 @@ from torch import Tensor
 from planner.ir.errors import UnsupportedModelError
 from planner.ir.graph import SAMPLE, Graph
 from planner.ir.plan import Decision
-from planner.ir.program import Program
-from planner.ir.schedule import PER_STEP, Action
+from planner.ir.program import Message, Program, Route
+from planner.ir.schedule import PER_STEP, Action, Edge
 from planner.layers.boundary import Boundaries
 from planner.passes.versions import updates_of
 from runtime.batch import Batch, Shapes
@@ -54,21 +54,25 @@ class Binder:
     """Makes bindings of a decision on ``rank``.
 
     Args:
+        boundaries, program: of the decision at its planned sizes.
         model: asked for its inputs and sizes alone; it is not kept.
         graph_at: asked where an input's dims other than samples differ from the capture's.
     """
 
     def __init__(
-        self, decision: Decision, model: CapturedModel, boundaries: Boundaries, rank: int, graph_at: GraphAt | None
+        self,
+        decision: Decision,
+        model: CapturedModel,
+        boundaries: Boundaries,
+        program: Program,
+        rank: int,
+        graph_at: GraphAt | None,
     ) -> None:
         _require_cut_by_samples(decision)
         self._decision, self._boundaries, self._rank, self._graph_at = decision, boundaries, rank, graph_at
         self._graph, self._sizes = model.graph, dict(model.sizes)
         self._is_free = any(node.target == NUM_SAMPLES for node in model.graph_module.graph.nodes)
-        self._actions = decision.rows()
-        self._edges = boundaries.edges()
-        program = boundaries.program(decision)
-        self._stages, self._updates = program.stages, updates_of(program)
+        self._planned, self._updates = program, updates_of(program)
         self._at: dict[object, Boundaries] = {}
         self._found: dict[object, Binding] = {}
 
@@ -108,17 +112,20 @@ class Binder:
         )
 
     def _program(self, rows: tuple[int, ...], boundaries: Sequence[Boundaries]) -> Program:
-        messages = {
-            (edge.src, edge.dst, m): boundaries[m].messages(edge, count) if count else ()
-            for edge in self._edges
-            for m, count in enumerate(rows)
-        }
+        by_size: dict[tuple[Edge, int, int], tuple[Message, ...]] = {}
+        messages: dict[Route, tuple[Message, ...]] = {}
+        for edge in self._planned.stages.edges:
+            for m, count in enumerate(rows):
+                key = (edge, count, id(boundaries[m]))
+                if key not in by_size:
+                    by_size[key] = boundaries[m].messages(edge, count) if count else ()
+                messages[edge.src, edge.dst, m] = by_size[key]
 
         def runs(action: Action) -> bool:
             return action.op in PER_STEP or action.microbatch is None or rows[action.microbatch] > 0
 
-        actions = tuple(tuple(action for action in row if runs(action)) for row in self._actions)
-        return Program(actions, self._stages, self._boundaries.ranks, messages)
+        actions = tuple(tuple(action for action in row if runs(action)) for row in self._planned.rows)
+        return replace(self._planned, rows=actions, messages=messages)
 
     def _boundaries_of(self, shapes: Shapes) -> Boundaries:
         varying = self._varying(shapes)

@@ -91,8 +91,7 @@ class Builder:
         outputs = dict.fromkeys(value for edge in self._stages.out_of(stage) for value in edge.values)
         if producer(graph.loss) in layers:
             outputs[graph.loss] = None
-        read = graph.by_name()[producer(graph.loss)].inputs
-        judged = (value for value in read if value not in graph.inputs and producer(value) in layers)
+        judged = (value for value in self._model.judged if producer(value) in layers)
         return StageCut(self._model, layers, tuple(outputs), tuple(judged))
 
     def _resident(self, stage: int) -> Resident:

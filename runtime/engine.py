@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from planner.ir.errors import UsageError
-from planner.ir.graph import Graph, producer
+from planner.ir.graph import producer
 from planner.ir.plan import Decision
-from planner.ir.schedule import Action, Op
+from planner.ir.schedule import FORWARD_PASS, Action
 from planner.ir.timeline import Span
 from planner.layers.boundary import Boundaries
 from planner.passes.versions import is_versioned
@@ -23,7 +23,7 @@ from runtime.binding import Binder, Binding
 from runtime.build import Builder, MakeOptimizer, check_layers, ties_in
 from runtime.checkpoint.state import RankState
 from runtime.context import Context
-from runtime.executor import Executor, Surroundings
+from runtime.executor import Executor, Ran, Surroundings
 from runtime.jobs.activity import Activity
 from runtime.stages.captured import CapturedModel
 from runtime.stages.shapes import graph_at, varying_dims, without_data
@@ -35,8 +35,6 @@ from runtime.updates.optimizer_state import StateSource
 
 _MOST_KEPT = 64
 """Combinations of sizes whose executors are kept."""
-
-_FORWARD = frozenset({Op.FORWARD, Op.SEND_FORWARD, Op.RECV_FORWARD})
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,12 +144,12 @@ class Engine:
         )
         self._norm: float | None = None
         self._loss_stage = decision.layers[producer(model.graph.loss)].stage
-        self._judged = _read_by_loss(model.graph)
+        self._judged = model.judged
         self._state, self._speaks = self._named_state(module), speakers(model, decision)
         self._inputs = InputSpecs(model.graph.inputs, model.graph.samples, varying_dims(model))
         # Shapes that are not the capture's are found on a copy without parameters.
         reshape = partial(graph_at, without_data(model)) if model.sizes else None
-        self._binder = Binder(decision, model, boundaries, transport.rank, reshape)
+        self._binder = Binder(decision, model, boundaries, program, transport.rank, reshape)
         self._binder.require_possible(self._residents)
         self._around = Surroundings(
             transport,
@@ -203,16 +201,13 @@ class Engine:
         rates = tuple(
             chain.from_iterable(r.optimizer.learning_rates() for r in self._residents.values() if r.optimizer)
         )
-        executor = self._executor(batch, evaluates=False)
+        binding = self._binder.bind(self._residents, batch)
+        executor = self._executor(binding, evaluates=False)
         self._finishing.begin()
         self._norm = None
-        executor.prepare(self._step, self._turn, batch)
-        start = time.perf_counter()
-        ran = executor.run()
-        step_s = time.perf_counter() - start
-        loss = self._loss(batch)
+        ran, step_s = self._run(executor, batch)
+        loss = self._loss(binding)
         self._step += 1
-        self._turn += 1
         self._activity.num_done, self._activity.loss, self._activity.step_s = self._step, loss, step_s
         return StepResult(loss, step_s, ran.spans, ran.thread_s, self._norm, rates)
 
@@ -222,13 +217,10 @@ class Engine:
 
     def evaluate_on(self, batch: Batch) -> Evaluation:
         """As :meth:`evaluate`, on any batch."""
-        executor = self._executor(batch, evaluates=True)
-        executor.prepare(self._step, self._turn, batch)
-        start = time.perf_counter()
-        ran = executor.run()
-        step_s = time.perf_counter() - start
-        self._turn += 1
-        return Evaluation(self._loss(batch), sum(batch.rows), dict(executor.outputs), step_s, ran.spans)
+        binding = self._binder.bind(self._residents, batch)
+        executor = self._executor(binding, evaluates=True)
+        ran, step_s = self._run(executor, batch)
+        return Evaluation(self._loss(binding), sum(batch.rows), dict(executor.outputs), step_s, ran.spans)
 
     def state_dict(self) -> dict[str, Tensor]:
         """Parameters and buffers of this rank's stages, by the user's own names; tied ones under each name."""
@@ -278,8 +270,16 @@ class Engine:
         """Leave the transport."""
         self._transport.close()
 
-    def _executor(self, batch: Batch, *, evaluates: bool) -> Executor:
-        binding = self._binder.bind(self._residents, batch)
+    def _run(self, executor: Executor, batch: Batch) -> tuple[Ran, float]:
+        """What the row did, and seconds from the common start to this rank's end."""
+        executor.prepare(self._step, self._turn, batch)
+        start = time.perf_counter()
+        ran = executor.run()
+        step_s = time.perf_counter() - start
+        self._turn += 1
+        return ran, step_s
+
+    def _executor(self, binding: Binding, *, evaluates: bool) -> Executor:
         key = (binding, evaluates)
         if key not in self._executors:
             if len(self._executors) >= _MOST_KEPT:
@@ -292,17 +292,16 @@ class Engine:
     def _finish(self) -> None:
         self._norm = self._finishing.run()
 
-    def _loss(self, batch: Batch) -> float | None:
-        resident = self._residents.get(self._loss_stage)
+    def _loss(self, binding: Binding) -> float | None:
+        resident = binding.residents.get(self._loss_stage)
         if resident is None:
             return None
-        bound = self._binder.bind(self._residents, batch).residents[self._loss_stage]
-        loss = bound.loss()
+        loss = resident.loss()
         if len(resident.ranks) > 1:
             total = torch.tensor([loss], dtype=torch.float64)
             resident.add(total)
             loss = total.item()
-        return loss / sum(batch.rows)
+        return loss / sum(binding.rows)
 
     def _device(self) -> torch.device:
         tensors = chain.from_iterable(
@@ -330,18 +329,12 @@ class Engine:
 
 def _forward_only(binding: Binding) -> Binding:
     """The same, without what training adds; it ends if the whole did, since what is left waits for less."""
-    rows = tuple(tuple(_at_newest(a) for a in row if a.op in _FORWARD) for row in binding.program.rows)
+    rows = tuple(tuple(_at_newest(a) for a in row if a.op in FORWARD_PASS) for row in binding.program.rows)
     return replace(binding, program=replace(binding.program, rows=rows))
 
 
 def _at_newest(action: Action) -> Action:
     return replace(action, version=0)
-
-
-def _read_by_loss(graph: Graph) -> tuple[str, ...]:
-    """The values that layers make and the loss reads."""
-    loss = graph.by_name()[producer(graph.loss)]
-    return tuple(value for value in loss.inputs if value not in graph.inputs)
 
 
 def device_of(decision: Decision, rank: int) -> str:

@@ -24,11 +24,9 @@ from runtime.binding import Binding
 from runtime.context import Context
 from runtime.jobs.activity import Activity
 from runtime.jobs.waits import BETWEEN, END, START
-from runtime.pieces import add_up, assemble
+from runtime.pieces import CPU, add_up, assemble
 from runtime.post import BACKWARD, FORWARD, Post
 from runtime.transport import Transport
-
-CPU = torch.device("cpu")
 
 _ADDS = (Op.BACKWARD, Op.BACKWARD_WEIGHT)
 
@@ -215,7 +213,7 @@ class Executor:
 
     def _expect_last(self, action: Action) -> None:
         if action in self._last:
-            self._residents[action.stage].expect_last(_microbatch(action))
+            self._residents[action.stage].expect_last()
 
     def _reduce(self, action: Action) -> None:
         self._residents[action.stage].reduce_gradients()

@@ -101,8 +101,8 @@ class Resident:
         """Run the stage forward in evaluation mode on this rank's share."""
         return self.program.evaluate(self.shares[microbatch].portion, values)
 
-    def expect_last(self, microbatch: int) -> None:
-        """Call before the last action of the stage that adds to its gradients, that of ``microbatch``.
+    def expect_last(self) -> None:
+        """Call before the last action of the stage that adds to its gradients.
 
         From there on each sum of gradients starts as soon as they are complete.
         """

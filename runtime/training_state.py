@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from planner.ir.plan import Decision
-from runtime.checkpoint.state import Number, RankState, joined
+from runtime.checkpoint.state import MODEL, Number, RankState, joined
 from runtime.resident import Resident
 from runtime.stages.buffers import stages_using
 from runtime.stages.captured import CapturedModel
@@ -37,8 +37,8 @@ def rank_state(
         named: parameters and buffers of this rank's stages that belong to the model's state dict, by each of its names.
     """
     owned = _owned(residents, speaks, rank)
-    tensors = {f"model/{name}": tensor.detach() for name, tensor in named.items()}
-    writes = {f"model/{name}" for name, tensor in named.items() if tensor in owned}
+    tensors = {MODEL + name: tensor.detach() for name, tensor in named.items()}
+    writes = {MODEL + name for name, tensor in named.items() if tensor in owned}
     numbers: dict[str, Number] = {STEP: step}
     writes |= {STEP} if rank == 0 else set()
     own = RankState(tensors, {}, numbers, frozenset(writes))
@@ -58,7 +58,7 @@ def load_rank_state(residents: Mapping[int, Resident], named: Mapping[str, Tenso
         CorruptFileError: ``source`` lacks something, or has it in another shape.
     """
     for name, tensor in named.items():
-        tensor.copy_(source.read(f"model/{name}"))
+        tensor.copy_(source.read(MODEL + name))
     for resident in residents.values():
         if resident.optimizer is not None:
             load_state(resident.optimizer, source)

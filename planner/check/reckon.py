@@ -62,6 +62,9 @@ class _Plain:
                 self.measured.setdefault((device_kind, measurement.layer), []).append(measurement)
         self.laid_out: dict[tuple[int, int], LaidOut] = {}
         self.known: dict[tuple[str, str, int, str], float] = {}
+        self.values = profile.graph.values()
+        self.users = self._users()
+        self.left: dict[tuple[str, int, int], int] = {}
 
     def step_s(self) -> float:
         """Always runs, of all actions that can run, the one that can start first."""
@@ -228,7 +231,7 @@ class _Plain:
 
     def _stage_bytes(self, stage: int) -> int:
         """Of the parameters that this stage alone uses."""
-        alone = [name for name, stages in self._users().items() if stages == {stage}]
+        alone = [name for name, stages in self.users.items() if stages == {stage}]
         return sum(self.profile.graph.parameters[name].num_bytes for name in alone)
 
     def _users(self) -> dict[str, set[int]]:
@@ -243,7 +246,7 @@ class _Plain:
     def _ties_s(self, rank: int, stage: int) -> float:
         """Seconds of the sums of gradients that several stages make, done with the lowest of them on each rank."""
         sizes: dict[frozenset[int], int] = {}
-        for name, stages in self._users().items():
+        for name, stages in self.users.items():
             mine = [each for each in sorted(stages) if rank in self.program.ranks[each]]
             if len(stages) > 1 and mine and mine[0] == stage:
                 key = frozenset(stages)
@@ -353,11 +356,15 @@ class _Plain:
             return 0
         device_kind = self.profile.cluster.devices[rank].kind
         samples, captured = self._samples(rank, stage, microbatch), self.profile.graph.samples
-        values, total = self.profile.graph.values(), 0
+        key = (device_kind, stage, samples)
+        if key in self.left:
+            return self.left[key]
+        total = 0
         for layer in self.layers[stage]:
             if any(m.backward_weight_s > 0 for m in self.measured.get((device_kind, layer.name), ())):
-                floats = [s for s in (*(values[name] for name in layer.inputs), *layer.outputs) if s.is_float]
+                floats = [s for s in (*(self.values[name] for name in layer.inputs), *layer.outputs) if s.is_float]
                 total += sum(spec.at(samples, captured).num_bytes for spec in floats)
+        self.left[key] = total
         return total
 
     def _samples(self, rank: int, stage: int, microbatch: int) -> int:

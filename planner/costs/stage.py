@@ -57,8 +57,9 @@ class StageCosts:
                 for tie in stage.ties
                 if rank not in tie.held_below
             )
-            divided_s = update_s / len(stage.ranks) + self._reduce_s(stage) / 2
-            return overhead + ties_s + (divided_s if stage.sharded else update_s)
+            if stage.sharded:
+                update_s = update_s / len(stage.ranks) + self._reduce_s(stage) / 2
+            return overhead + ties_s + update_s
         return overhead
 
     def _reduce_s(self, stage: StagePlacement) -> float:

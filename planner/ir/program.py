@@ -6,11 +6,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from planner.ir.box import Box
-from planner.ir.schedule import RECEIVE, Action, Op, StageGraph, dependencies
+from planner.ir.schedule import FORWARD_PASS, RECEIVE, Action, Op, StageGraph, dependencies
 
 POSTED_BYTES = 16 * 2**20
 LEAST_POSTED = 4
-_STREAMS = frozenset({Op.FORWARD, Op.SEND_FORWARD, Op.RECV_FORWARD})
 
 
 def receive_window(message_bytes: Iterable[int]) -> int:
@@ -77,7 +76,7 @@ class Program:
     @property
     def trains(self) -> bool:
         """Whether it is more than forward passes."""
-        return any(action.op not in _STREAMS for row in self.rows for action in row)
+        return any(action.op not in FORWARD_PASS for row in self.rows for action in row)
 
     @property
     def blocking(self) -> bool:

@@ -40,6 +40,7 @@ COMPUTE = frozenset({Op.FORWARD, Op.BACKWARD, Op.BACKWARD_INPUT, Op.BACKWARD_WEI
 SEND = frozenset({Op.SEND_FORWARD, Op.SEND_BACKWARD})
 RECEIVE = frozenset({Op.RECV_FORWARD, Op.RECV_BACKWARD})
 MESSAGE = SEND | RECEIVE
+FORWARD_PASS = frozenset({Op.FORWARD, Op.SEND_FORWARD, Op.RECV_FORWARD})
 PER_STEP = frozenset({Op.REDUCE_GRAD, Op.UPDATE})
 
 _OPS = "|".join(sorted((op.value for op in Op), key=len, reverse=True))

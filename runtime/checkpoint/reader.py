@@ -17,10 +17,7 @@ from runtime.checkpoint.folders import complete_path, complete_steps
 from runtime.checkpoint.integrity import check_place, compare, damaged, read_file, read_manifest
 from runtime.checkpoint.manifest import Entry, Manifest, Part
 from runtime.checkpoint.metadata import DATA_FILE, METADATA_FILE, Location, locations_of
-from runtime.checkpoint.state import Number
-
-MODEL = "model/"
-"""How keys of parameters and buffers begin."""
+from runtime.checkpoint.state import MODEL, Number
 
 
 class Checkpoint:

@@ -9,6 +9,9 @@ from types import NoneType
 
 from torch import Tensor
 
+MODEL = "model/"
+"""What the keys of parameters and buffers begin with."""
+
 Number = int | float | bool | str | None
 Slice = tuple[int, int, tuple[int, ...]]
 

@@ -9,7 +9,7 @@ from typing import Protocol
 import torch
 from torch import fx
 
-from planner.ir.graph import Graph
+from planner.ir.graph import Graph, producer
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +30,12 @@ class CapturedModel:
     node_of_value: Mapping[str, str]
     autocast: torch.dtype | None = None
     sizes: Mapping[str, tuple[str, int]] = field(default_factory=dict)
+
+    @property
+    def judged(self) -> tuple[str, ...]:
+        """The values that layers make and the loss is computed from."""
+        loss = self.graph.by_name()[producer(self.graph.loss)]
+        return tuple(value for value in loss.inputs if value not in self.graph.inputs)
 
 
 class Captured(Protocol):
