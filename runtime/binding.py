@@ -12,16 +12,19 @@ from functools import partial
 
 from torch import Tensor
 
+from planner.ir.box import Box, Interval, whole
 from planner.ir.errors import UnsupportedModelError
-from planner.ir.graph import SAMPLE, Graph
+from planner.ir.graph import SAMPLE, Graph, TensorSpec
 from planner.ir.plan import Decision
 from planner.ir.program import Message, Program, Route
 from planner.ir.schedule import PER_STEP, Action, Edge
 from planner.layers.boundary import Boundaries
+from planner.layers.division import Division, divides
 from planner.passes.versions import updates_of
 from runtime.batch import Batch, Shapes
+from runtime.pieces import slices
 from runtime.plumbing import Plumbing
-from runtime.resident import Resident, Share
+from runtime.resident import Feed, Resident, Share
 from runtime.stages.captured import CapturedModel
 from runtime.stages.cut import NUM_SAMPLES
 from runtime.stages.manner import Portion
@@ -68,17 +71,24 @@ class Binder:
         rank: int,
         graph_at: GraphAt | None,
     ) -> None:
-        _require_cut_by_samples(decision)
         self._decision, self._boundaries, self._rank, self._graph_at = decision, boundaries, rank, graph_at
         self._graph, self._sizes = model.graph, dict(model.sizes)
         self._is_free = any(node.target == NUM_SAMPLES for node in model.graph_module.graph.nodes)
         self._planned, self._updates = program, updates_of(program)
+        self._divided = frozenset(
+            stage for stage, each in enumerate(decision.stages) if rank in each.ranks and divides(decision, stage)
+        )
         self._at: dict[object, Boundaries] = {}
+        self._divisions: dict[object, Division] = {}
         self._found: dict[object, Binding] = {}
 
     def require_possible(self, residents: Mapping[int, Resident]) -> None:
         """Raises :class:`UnsupportedModelError` unless the model can be run with the samples that are planned."""
         for stage, resident in residents.items():
+            if stage in self._divided:
+                divisions = [self._division(self._boundaries, stage, n, ()) for n in self._decision.micro_batches]
+                self._require_possible(stage, {count for each in divisions for count in self._rows_in(each, stage)})
+                continue
             layout, position = self._decision.layout_of(stage), resident.ranks.index(self._rank)
             self._require_possible(stage, {layout.samples(n)[position] for n in self._decision.micro_batches})
 
@@ -104,12 +114,38 @@ class Binder:
             for m, count in enumerate(rows)
         ]
         program = self._program(rows, boundaries)
+        divisions = {
+            (stage, m): self._division(boundaries[m], stage, count, self._sizes_of(tuple(self._sizes), batch.shapes(m)))
+            for stage in self._divided
+            for m, count in enumerate(rows)
+            if count
+        }
         return Binding(
             rows,
             program,
-            Plumbing(boundaries, program, rows, self._rank),
-            {stage: self._shared(stage, resident, batch) for stage, resident in residents.items()},
+            Plumbing(boundaries, program, rows, self._rank, divisions),
+            {
+                stage: self._divided_shares(stage, resident, batch, divisions)
+                if stage in self._divided
+                else self._shared(stage, resident, batch)
+                for stage, resident in residents.items()
+            },
         )
+
+    def _division(self, boundaries: Boundaries, stage: int, rows: int, sizes: tuple[int, ...]) -> Division:
+        key = (id(boundaries), stage, rows, sizes)
+        found = self._divisions.get(key)
+        if found is None:
+            if len(self._divisions) >= _MOST_KEPT:
+                self._divisions.pop(next(iter(self._divisions)))
+            named = dict(zip(self._sizes, sizes, strict=False))
+            found = self._divisions[key] = Division.of(boundaries.graph, self._decision, stage, rows, named)
+        return found
+
+    def _rows_in(self, division: Division, stage: int) -> set[int]:
+        """Numbers of samples that this rank runs layers of the stage with."""
+        position = self._decision.stages[stage].ranks.index(self._rank)
+        return {layer.rows(position) for layer in division.layers.values()}
 
     def _program(self, rows: tuple[int, ...], boundaries: Sequence[Boundaries]) -> Program:
         by_size: dict[tuple[Edge, int, int], tuple[Message, ...]] = {}
@@ -163,6 +199,29 @@ class Binder:
             feeds.append({name: partial(_feed, name=name, m=m, start=start, count=count[position]) for name in names})
         return replace(resident, shares=tuple(shares), feeds=tuple(feeds))
 
+    def _divided_shares(
+        self, stage: int, resident: Resident, batch: Batch, divisions: Mapping[tuple[int, int], Division]
+    ) -> Resident:
+        """Every rank runs the whole micro-batch, as far as its layers' parts go."""
+        position = self._decision.stages[stage].ranks.index(self._rank)
+        weights = list(self._weights(batch.rows))
+        names = [name for name in resident.program.inputs if name in self._graph.inputs]
+        shares: list[Share] = []
+        feeds: list[dict[str, Feed]] = []
+        for m, rows in enumerate(batch.rows):
+            division = divisions.get((stage, m))
+            sizes = self._sizes_of(resident.program.sizes, batch.shapes(m)) if rows else ()
+            shares.append(Share(Portion(m, rows, 0, rows, sizes, division), rows * weights[m]))
+            feeds.append({})
+            if division is None:
+                continue
+            self._require_possible(stage, self._rows_in(division, stage))
+            for name in names:
+                box, shape = division.held(name)[position], batch.shapes(m)[name]
+                spec = replace(self._graph.inputs[name], shape=tuple(shape))
+                feeds[-1][name] = partial(_feed_box, name=name, m=m, box=box, spec=spec, rows=rows)
+        return replace(resident, shares=tuple(shares), feeds=tuple(feeds))
+
     def _weights(self, rows: tuple[int, ...]) -> Iterator[float]:
         """What one sample of each micro-batch counts for in the gradients of its update."""
         ends = [len(rows) - 1 if last is None else last for last in self._updates]
@@ -184,15 +243,20 @@ class Binder:
             )
 
 
-def _require_cut_by_samples(decision: Decision) -> None:
-    for name, placement in decision.layers.items():
-        if set(placement.cuts) - {SAMPLE} or placement.layout != decision.layout_of(placement.stage):
-            dims = ", ".join(placement.cuts) or "nothing"
-            raise UnsupportedModelError(
-                f"layer {name} of stage {placement.stage} is cut along {dims}",
-                ["what can be run: all layers of a stage cut alike, along samples"],
-            )
-
-
 def _feed(batch: Batch, name: str, m: int, start: int, count: int) -> Tensor:
     return batch.part(name, m, start, count)
+
+
+def _feed_box(batch: Batch, name: str, m: int, box: Box, spec: TensorSpec, rows: int) -> Tensor:
+    """A box of one input of a micro-batch of ``rows`` samples."""
+    if SAMPLE not in spec.dims:
+        return batch.part(name, m, 0, rows)[slices(box, whole(spec.shape))]
+    dim = spec.dims.index(SAMPLE)
+    each = max(1, spec.shape[dim] // rows)
+    start, stop = box[dim].start // each, -(-box[dim].stop // each)
+    part = batch.part(name, m, start, stop - start)
+    origin = tuple(
+        Interval(start * each, stop * each) if at == dim else Interval(0, extent)
+        for at, extent in enumerate(spec.shape)
+    )
+    return part[slices(box, origin)]

@@ -13,6 +13,10 @@ from planner.ir.graph import Graph, producer
 from planner.ir.plan import Decision
 from planner.ir.schedule import StageGraph
 from planner.layers.boundary import Boundaries
+from planner.layers.division import Division, divides
+from runtime.decomposition.decompose import DividedStage
+from runtime.decomposition.exchange import Wire
+from runtime.decomposition.groups import groups_in
 from runtime.resident import Resident
 from runtime.stages.buffers import refuse_drifting_buffers
 from runtime.stages.captured import CapturedModel as CapturedModel
@@ -31,6 +35,10 @@ MakeOptimizer = Callable[[Iterable[nn.Parameter]], Optimizer]
 def groups_of(decision: Decision, graph: Graph) -> tuple[tuple[int, ...], ...]:
     """The groups of ranks that sum over each other, for the transport: of stages on several ranks, and of ties."""
     groups = {tuple(sorted(stage.ranks)): None for stage in decision.stages if len(stage.ranks) > 1}
+    for number, stage in enumerate(decision.stages):
+        if divides(decision, number):
+            division = Division.of(graph, decision, number, max(decision.micro_batches))
+            groups.update(dict.fromkeys(groups_in(division, stage.ranks)))
     return tuple(groups | dict.fromkeys(groups_of_ties(ties_in(decision, graph))))
 
 
@@ -100,7 +108,10 @@ class Builder:
         add = partial(transport.all_reduce, ranks=ranks, deadline_s=self._deadline_s)
         draws = self._draws.rule(self._draw, len(ranks))
         index, manner = ranks.index(transport.rank), self._manner(stage)
-        functions = StageFunctions(self._cut(stage), add, len(ranks), index, draws, halves=bool(manner.split))
+        divided = self._divided(stage)
+        functions = StageFunctions(
+            self._cut(stage), add, len(ranks), index, draws, halves=bool(manner.split), divided=divided
+        )
         function = functions.training
         received = tuple(name for name in function.inputs if name not in graph.inputs)
         self._check_received(stage, received)
@@ -117,7 +128,7 @@ class Builder:
             deadline_s=self._deadline_s,
         )
         return Resident(
-            self._program(stage, functions, manner, frozenset(received), loss, updates),
+            self._program(functions, manner, frozenset(received), loss, updates, divided),
             ranks,
             (),
             received,
@@ -129,18 +140,24 @@ class Builder:
             add,
         )
 
+    def _divided(self, stage: int) -> DividedStage | None:
+        if not divides(self._decision, stage):
+            return None
+        wire = Wire(self._transport, self._decision.stages[stage].ranks, self._deadline_s)
+        return DividedStage(self._model, self._decision.layers_of(stage), wire)
+
     def _manner(self, stage: int) -> Manner:
         actions = [action for action in self._row if action.stage == stage]
         return Manner.of(actions, self._decision.stages[stage].recompute, self._model.autocast)
 
     def _program(
         self,
-        stage: int,
         functions: StageFunctions,
         manner: Manner,
         received: frozenset[str],
         loss: str | None,
         updates: Updates,
+        divided: DividedStage | None,
     ) -> StageProgram:
         return StageProgram(
             functions.training,
@@ -150,6 +167,7 @@ class Builder:
             current=functions.current,
             variant=functions.variant,
             draw=self._draw,
+            divided=divided,
             added=None if updates.reduction is None else updates.reduction.note,
         )
 

@@ -5,7 +5,7 @@ The messages are the program's own (:mod:`planner.layers.boundary`); here they b
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -15,6 +15,7 @@ from planner.ir.errors import UnsupportedModelError
 from planner.ir.graph import TensorSpec
 from planner.ir.program import Message, Part, Program, Route
 from planner.layers.boundary import Boundaries
+from planner.layers.division import Division
 from runtime.pieces import slices
 from runtime.transport import Spec
 
@@ -46,6 +47,7 @@ class Plumbing:
     Args:
         boundaries: by micro-batch, of the graph in the shapes that the micro-batch has.
         rows: samples of each micro-batch; those without any move nothing.
+        divisions: of the stages that this rank divides with others along any dims, by stage and micro-batch.
 
     Attributes:
         forward_out, forward_in: activations that leave and that come.
@@ -55,8 +57,16 @@ class Plumbing:
         UnsupportedModelError: a stage on several ranks reads samples that its ranks do not share out.
     """
 
-    def __init__(self, boundaries: Sequence[Boundaries], program: Program, rows: tuple[int, ...], rank: int) -> None:
+    def __init__(
+        self,
+        boundaries: Sequence[Boundaries],
+        program: Program,
+        rows: tuple[int, ...],
+        rank: int,
+        divisions: Mapping[tuple[int, int], Division] | None = None,
+    ) -> None:
         self._boundaries, self._rows, self._rank = boundaries, rows, rank
+        self._divisions = divisions or {}
         self._values = {id(graph): graph.values() for graph in (each.graph for each in boundaries)}
         self._held: dict[tuple[str, int, int, int], Box] = {}
         self.forward_out: Wires = {}
@@ -73,8 +83,14 @@ class Plumbing:
             self.backward_in[route] = self._wires(route, src, _gradients((m.dst, m) for m in leaving))
 
     def held(self, value: str, stage: int, microbatch: int) -> Box:
-        """The box of ``value`` that this rank has while it runs ``stage``: its share of the samples, else all."""
+        """The box of ``value`` that this rank has while it runs ``stage``: its share of the samples, else all.
+
+        Of a stage that is divided along other dims as well, what the rank's layers make or read of it.
+        """
         samples, boundaries = self._rows[microbatch], self._boundaries[microbatch]
+        division = self._divisions.get((stage, microbatch))
+        if division is not None:
+            return division.held(value)[boundaries.ranks[stage].index(self._rank)]
         key = (value, stage, samples, id(boundaries))
         box = self._held.get(key)
         if box is None:

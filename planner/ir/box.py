@@ -48,6 +48,27 @@ def intersect(a: Box, b: Box) -> Box | None:
     return box if all(len(interval) for interval in box) else None
 
 
+def hull(a: Box | None, b: Box) -> Box:
+    """The smallest box that holds both; ``b`` where there is no ``a``."""
+    if a is None:
+        return b
+    return tuple(Interval(min(x.start, y.start), max(x.stop, y.stop)) for x, y in zip(a, b, strict=True))
+
+
+def subtract(box: Box, other: Box) -> tuple[Box, ...]:
+    """Disjoint boxes that make up ``box`` without ``other``: all of it if they share nothing."""
+    shared = intersect(box, other)
+    if shared is None:
+        return (box,)
+    parts, rest = [], box
+    for dim, (interval, cut) in enumerate(zip(box, shared, strict=True)):
+        for side in (Interval(interval.start, cut.start), Interval(cut.stop, interval.stop)):
+            if len(side):
+                parts.append((*rest[:dim], side, *rest[dim + 1 :]))
+        rest = (*rest[:dim], cut, *rest[dim + 1 :])
+    return tuple(parts)
+
+
 def volume(box: Box) -> int:
     """Number of elements in ``box`` (1 for a scalar)."""
     return prod(len(interval) for interval in box)

@@ -249,8 +249,13 @@ def _plain_fields(value: Any) -> dict[str, Any]:
     return {
         field.name: plain(found)
         for field in dataclasses.fields(value)
-        if (found := getattr(value, field.name)) != field.default or "added" not in field.metadata
+        if (found := getattr(value, field.name)) != _default(field) or "added" not in field.metadata
     }
+
+
+def _default(field: dataclasses.Field[Any]) -> Any:
+    """What the field is unless something else is given."""
+    return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
 
 
 def _is_row(value: Any) -> bool:

@@ -17,7 +17,8 @@ class Layout:
 
     ``Layout({"sample": (0, 3, 4)})`` gives 3 of 4 samples to the first rank and 1 to the second.  With several dims the
     ranks form a grid, the last dim running fastest.  A tensor that lacks a dim is whole (replicated) along that axis.
-    Cut points are scaled to the tensor's extent, so that one layout serves micro-batches of different size.
+    Cut points are scaled to the tensor's extent, so that one layout serves micro-batches of different size.  A dim of
+    extent 1, the samples' apart, is never cut: what is broadcast along it, or was summed over it, is whole everywhere.
     """
 
     cuts: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
@@ -49,7 +50,7 @@ class Layout:
 
     def _intervals(self, dim: str, extent: int, units: int) -> tuple[Interval, ...]:
         """The interval of each part along ``dim``; one for all where the tensor is whole along it."""
-        if dim not in self.cuts or units == 0:
+        if dim not in self.cuts or units == 0 or (extent == 1 and dim != SAMPLE):
             return (Interval(0, extent),)
         each = extent // units
         return tuple(Interval(part.start * each, part.stop * each) for part in scaled_intervals(self.cuts[dim], units))

@@ -49,10 +49,17 @@ class Placement:
 
     Attributes:
         cuts: cut points by dim, for a full micro-batch; empty on a stage of one rank.
+        ways: ranks that share the input channels of a contraction: each reads ``1 / ways`` of them, makes partial sums
+            of its group's filters and keeps the sum of its own (x-, y- and w-stationary convolutions; Dryden et al.
+            2019).  1: each rank reads all input channels of its filters.
+        margin: rows by which each rank works beyond its part along the cut dims of space, so that the next layers need
+            no halo; what overlaps is computed by both.
     """
 
     stage: int
     cuts: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    ways: int = field(default=1, metadata={"added": "0.1"})
+    margin: int = field(default=0, metadata={"added": "0.1"})
 
     @property
     def layout(self) -> Layout:

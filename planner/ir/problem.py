@@ -49,6 +49,7 @@ class Request:
     allow: tuple[str, ...] = (SAMPLE_DIMS,)
     recompute: str = NEVER
     shard: str = field(default=NEVER, metadata={"added": "0.1"})
+    halo_depth: int = field(default=0, metadata={"added": "0.1"})
     fix: tuple[Rule, ...] = ()
     forbid: tuple[Rule, ...] = ()
 
@@ -70,6 +71,7 @@ class Problem:
         objective: one of ``OBJECTIVES``.
         allow: families of dims that layers may be cut along.
         recompute: one of ``RECOMPUTE``.
+        halo_depth: most rows of space by which a rank may work beyond its part (``Placement.margin``).
         shard: one of ``SHARD``; solvers get ``never`` or ``always`` (``planner.solvers.solver`` settles ``auto``).
         fix, forbid: side constraints.
     """
@@ -88,6 +90,7 @@ class Problem:
     allow: tuple[str, ...] = (SAMPLE_DIMS,)
     recompute: str = NEVER
     shard: str = NEVER
+    halo_depth: int = 0
     fix: tuple[Rule, ...] = ()
     forbid: tuple[Rule, ...] = ()
 

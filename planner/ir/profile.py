@@ -31,7 +31,9 @@ class ModelSource:
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """One layer at ``samples`` samples on one kind of device; seconds are medians (trimmed means) of ``num_runs`` runs.
+    """One layer, or a part of it, at ``samples`` samples on one kind of device.
+
+    Seconds are medians (trimmed means) of ``num_runs`` runs.
 
     Attributes:
         forward_s, backward_s: forward, and backward for input and weights in one go.
@@ -41,6 +43,7 @@ class Measurement:
         workspace_bytes: the peak inside the forward or backward call beyond what stays.
         spread: interquartile range of forward + backward over its median.
         key: the back end chosen (convolutions); costs are interpolated inside one key only.
+        part: of a part: the extents of its work, in the order of the work's dims without the samples; empty for whole.
     """
 
     layer: str
@@ -55,6 +58,20 @@ class Measurement:
     spread: float = 0.0
     key: str = ""
     evidence: Evidence = MEASURED
+    part: tuple[int, ...] = field(default=(), metadata={"added": "0.1"})
+
+
+@dataclass(frozen=True, slots=True)
+class PartShape:
+    """A part of a layer that a rank may do; the same for all of ``layers``, whose shapes and operators are alike.
+
+    Attributes:
+        samples, part: as of :class:`Measurement`.
+    """
+
+    layers: tuple[str, ...]
+    samples: int
+    part: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +125,8 @@ class Profile:
         measurements: by device kind; per layer and number of samples.
         parameters: by device kind, then by layer.
         action_overhead_s: what the executor itself takes per action, by device kind.
+        parts: by device kind: parts of layers, as far as they were measured at their own shapes.  (Whole layers alone
+            are in ``measurements``.)
     """
 
     model: ModelSource
@@ -118,3 +137,4 @@ class Profile:
     parameters: Mapping[str, Mapping[str, ParameterCost]]
     provenance: Provenance
     action_overhead_s: Mapping[str, float] = field(default_factory=dict)
+    parts: Mapping[str, tuple[Measurement, ...]] = field(default_factory=dict, metadata={"added": "0.1"})

@@ -68,5 +68,9 @@ def kind(name: str) -> Kind:
     return cast(Kind, module)
 
 
+_ABOUT_STAGES = ("backward_halo", "boundary", "contraction", "division")
+"""Modules that put relations to use."""
+
+
 def _is_helper(name: str) -> bool:
-    return name.startswith("_") or name == "boundary"
+    return name.startswith("_") or name in _ABOUT_STAGES

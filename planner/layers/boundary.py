@@ -8,13 +8,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from planner.ir.box import Box, Interval, intersect, transfers, volume, whole
+from planner.ir.box import Box, Interval, hull, intersect, transfers, volume, whole
 from planner.ir.graph import BYTES_PER_ELEMENT, Graph, Layer, TensorSpec, producer
 from planner.ir.layout import Layout
-from planner.ir.plan import Decision
+from planner.ir.plan import Decision, Placement
 from planner.ir.program import Message, Part, Program, Route
 from planner.ir.schedule import Edge, StageGraph
 from planner.layers import kind
+from planner.layers.division import layer_division, read_by
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +27,7 @@ class Boundaries:
         layouts: layout by stage.
         ranks: ranks by stage.
         of_layer: layout by layer, where it is not its stage's.
+        placed: placement by layer, where that says more than a layout.
     """
 
     graph: Graph
@@ -35,6 +37,7 @@ class Boundaries:
     _values: Mapping[str, TensorSpec] = field(repr=False)
     _readers: Mapping[tuple[str, int], tuple[Layer, ...]] = field(repr=False)
     of_layer: Mapping[str, Layout] = field(default_factory=dict)
+    placed: Mapping[str, Placement] = field(default_factory=dict)
 
     @classmethod
     def of(
@@ -44,6 +47,7 @@ class Boundaries:
         layouts: Iterable[Layout],
         ranks: Iterable[tuple[int, ...]],
         of_layer: Mapping[str, Layout] | None = None,
+        placed: Mapping[str, Placement] | None = None,
     ) -> Boundaries:
         """Index the graph once."""
         readers: dict[tuple[str, int], list[Layer]] = {}
@@ -51,7 +55,7 @@ class Boundaries:
             for value in dict.fromkeys(layer.inputs):
                 readers.setdefault((value, stage_of[layer.name]), []).append(layer)
         found = {key: tuple(layers) for key, layers in readers.items()}
-        return cls(graph, stage_of, tuple(layouts), tuple(ranks), graph.values(), found, of_layer or {})
+        return cls(graph, stage_of, tuple(layouts), tuple(ranks), graph.values(), found, of_layer or {}, placed or {})
 
     @classmethod
     def of_decision(cls, graph: Graph, decision: Decision) -> Boundaries:
@@ -62,7 +66,8 @@ class Boundaries:
         own = {
             name: placed.layout for name, placed in decision.layers.items() if placed.layout != layouts[placed.stage]
         }
-        return cls.of(graph, stage_of, layouts, (stage.ranks for stage in decision.stages), own)
+        placed = {name: each for name, each in decision.layers.items() if each.ways > 1 or each.margin}
+        return cls.of(graph, stage_of, layouts, (stage.ranks for stage in decision.stages), own, placed)
 
     def layout(self, layer: str) -> Layout:
         """How the layer is divided over the ranks of its stage."""
@@ -102,6 +107,11 @@ class Boundaries:
         spec = self._spec(value, samples)
         hulls: list[Box | None] = [None] * len(self.ranks[stage])
         for layer in self._readers.get((value, stage), ()):
+            if layer.name in self.placed:
+                division = layer_division(self.graph, layer, self._values, self.placed[layer.name], samples)
+                boxes = read_by(value, [division], len(hulls))
+                hulls = [hull(each, box) if volume(box) else each for each, box in zip(hulls, boxes, strict=True)]
+                continue
             relation = kind(layer.kind)
             at_samples = _resized(layer, samples, self.graph.samples)
             inputs = tuple(self._spec(name, samples) for name in layer.inputs)
@@ -112,7 +122,7 @@ class Boundaries:
                 for name, box in zip(layer.inputs, read, strict=True):
                     inside = intersect(box, whole(spec.shape)) if name == value else None
                     if inside is not None:
-                        hulls[part] = _hull(hulls[part], _whole_but(layout, spec, inside))
+                        hulls[part] = hull(hulls[part], _whole_but(layout, spec, inside))
         nothing = tuple(Interval(0, 0) for _ in spec.shape)
         return {rank: hull or nothing for rank, hull in zip(self.ranks[stage], hulls, strict=True)}
 
@@ -167,9 +177,3 @@ def _whole_but(layout: Layout, spec: TensorSpec, box: Box) -> Box:
         interval if dim in layout.cuts else Interval(0, extent)
         for dim, interval, extent in zip(spec.dims, box, spec.shape, strict=True)
     )
-
-
-def _hull(a: Box | None, b: Box | None) -> Box | None:
-    if a is None or b is None:
-        return a or b
-    return tuple(Interval(min(x.start, y.start), max(x.stop, y.stop)) for x, y in zip(a, b, strict=True))

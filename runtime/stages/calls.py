@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from runtime.stages.cut import StageFunction
-from runtime.stages.draws import Draw
 from runtime.stages.manner import Mode, Portion
 
 Variant = Callable[[Mode], StageFunction]
 """A stage in another mode, with the same inputs, outputs, sizes and attributes."""
+
+
+class Told(Protocol):
+    """Something that must know what is run next."""
+
+    def at(self, portion: Portion) -> None:
+        """A micro-batch, or a part of one."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +44,7 @@ class StageCalls:
     Args:
         function: for training, on a share with rows.
         variant: None: there is only ``function``.
-        draw: what layers draw by; told of what is run before each run.
+        told: of what is run, before each run: what layers draw by, how they are divided.
     """
 
     def __init__(
@@ -44,16 +52,16 @@ class StageCalls:
         function: StageFunction,
         autocast: torch.dtype | None = None,
         variant: Variant | None = None,
-        draw: Draw | None = None,
+        told: Sequence[Told] = (),
     ) -> None:
         self._functions = {Mode(): function}
-        self._autocast, self._variant, self._draw = autocast, variant, draw
+        self._autocast, self._variant, self._told = autocast, variant, tuple(told)
 
     def run(self, call: Call, training: bool = True) -> dict[str, Tensor]:
         """The outputs by name."""
         function = self._function(Mode(training, not call.portion.num_samples))
-        if self._draw is not None:
-            self._draw.at(call.portion)
+        for each in self._told:
+            each.at(call.portion)
         arguments = (call.portion.num_samples, *call.portion.sizes, *call.values, *call.state)
         if self._autocast is None:
             outputs = function.function(*arguments)

@@ -12,6 +12,7 @@ from torch import fx
 
 from cuda_ops.deferred import Current, deferred
 from planner.ir.errors import UnsupportedModelError
+from runtime.decomposition.decompose import DividedStage
 from runtime.stages.captured import CapturedModel
 from runtime.stages.cut import Rule, StageFunction, cut_stage
 from runtime.stages.empty import without_rows
@@ -54,6 +55,7 @@ class StageFunctions:
         group_size, index: their number, and this rank's place among them.
         draws: the rule for layers that draw random numbers.
         halves: whether some backward comes in two halves.
+        divided: how the ranks divide layers along any dims; None: they share out samples.
 
     Attributes:
         current: where operators that can be halved leave their weight gradients.
@@ -61,9 +63,22 @@ class StageFunctions:
     """
 
     def __init__(
-        self, cut: StageCut, add: Add, group_size: int, index: int, draws: Rule, *, halves: bool = False
+        self,
+        cut: StageCut,
+        add: Add,
+        group_size: int,
+        index: int,
+        draws: Rule,
+        *,
+        halves: bool = False,
+        divided: DividedStage | None = None,
     ) -> None:
         self.current = Current()
+        if divided is not None:
+            self.training = cut.function(divided.rule(draws))
+            evaluation = divided.rule(in_evaluation, training=False)
+            self._others = {Mode(False, False): _attempt(cut, evaluation, False)}
+            return
         together = [synchronise(add, group_size, index)] if group_size > 1 else []
         halved = [partial(deferred, current=self.current)] if halves else []
         rules = {

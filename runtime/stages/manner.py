@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import torch
 
 from planner.ir.schedule import Action, Op
+from planner.layers.division import Division
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +68,8 @@ class Portion:
         start: where they begin in the micro-batch.
         total: rows of the micro-batch.
         sizes: what varies between micro-batches beside the number of rows, in the order of the stage's ``sizes``.
+        division: of a stage whose layers are divided along any dims, for this micro-batch, of which ``num_samples`` are
+            then all rows; None where the stage's ranks just share out samples.
     """
 
     microbatch: int
@@ -74,3 +77,4 @@ class Portion:
     start: int
     total: int
     sizes: tuple[int, ...] = ()
+    division: Division | None = None

@@ -16,7 +16,7 @@ from torch.autograd import Variable
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from cuda_ops.deferred import Current
-from runtime.stages.calls import Call, StageCalls, Variant
+from runtime.stages.calls import Call, StageCalls, Told, Variant
 from runtime.stages.cut import StageFunction
 from runtime.stages.draws import Draw
 from runtime.stages.halving import Added, LeftGradients
@@ -67,6 +67,7 @@ class StageProgram:
         current: where operators of ``function`` that can be halved leave their weight gradients; None: there are none.
         variant: the same stage in another mode.
         draw: what layers draw by.
+        divided: how layers are divided along any dims; None: ranks share out samples.
         added: told of parameters whose ``.grad`` has been added to by other means than autograd's.
 
     Attributes:
@@ -84,12 +85,14 @@ class StageProgram:
         current: Current | None = None,
         variant: Variant | None = None,
         draw: Draw | None = None,
+        divided: Told | None = None,
         added: Added | None = None,
     ) -> None:
         manner = manner or Manner()
         self._function, self._received, self._loss, self._manner = function, received, loss, manner
         self._current, self._draw, self._added = current or Current(), draw, added
-        self._calls = StageCalls(function, manner.autocast, variant, draw)
+        told = [each for each in (draw, divided) if each is not None]
+        self._calls = StageCalls(function, manner.autocast, variant, told)
         parameters = function.parameters
         self._state = tuple(function.attributes.values())
         self._trained = tuple(index for index, name in enumerate(function.attributes) if name in parameters)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -93,6 +93,20 @@ class Transport(Protocol):
 
         The started sums of a group are matched with one another by order, never with what else the group does: a rank
         may start a sum before or after an ``all_reduce`` of the same group.
+        """
+        ...
+
+    def start_exchange(
+        self, sent: Mapping[int, torch.Tensor], received: Mapping[int, torch.Tensor], deadline_s: float
+    ) -> Pending:
+        """Start to send tensors to ranks and to fill those that come from ranks; both are in place after the wait.
+
+        What one rank sends another so is matched with what that one receives by order, never with anything else.  Only
+        those that something goes to or comes from take part.
+
+        Args:
+            sent: contiguous; nobody may write to them before the wait has returned.
+            received: contiguous, of the shape and dtype that their sender sends.
         """
         ...
 

@@ -86,6 +86,7 @@ class Hub:
         changed: held by whoever looks at or changes what is shared.
         mailboxes: by source, destination and tag.
         meetings: by kind, group and number.
+        parcels: tensors of exchanges, by source, destination and number.
     """
 
     def __init__(
@@ -105,6 +106,7 @@ class Hub:
         self.changed = threading.Condition()
         self.mailboxes: dict[tuple[int, int, int], Mailbox] = {}
         self.meetings: dict[tuple[str, tuple[int, ...], int], Meeting] = {}
+        self.parcels: dict[tuple[int, int, int], torch.Tensor] = {}
         self._closed: set[int] = set()
         self._waiting: dict[int, _Wait] = {}
         self._stall: tuple[str, ...] = ()

@@ -6,7 +6,7 @@ rank, hence knows at once what a network only learns by waiting: that all ranks 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial, reduce
 from types import EllipsisType
@@ -37,6 +37,7 @@ class InProcessTransport:
         self._layouts: dict[tuple[Key, int], Layout] = {}
         self._sent: list[tuple[Message, int]] = []
         self._num_meetings: dict[tuple[str, tuple[int, ...]], int] = {}
+        self._num_parcels: dict[tuple[int, int], int] = {}
 
     def post_receive(self, key: Key, source: int, specs: Sequence[Spec]) -> None:
         number = tag(key)
@@ -93,6 +94,16 @@ class InProcessTransport:
     def start_sum(self, tensor: torch.Tensor, ranks: tuple[int, ...], deadline_s: float) -> Pending:
         return self._meet("started sum", tensor, (), ranks, deadline_s, _SUM)
 
+    def start_exchange(
+        self, sent: Mapping[int, torch.Tensor], received: Mapping[int, torch.Tensor], deadline_s: float
+    ) -> Pending:
+        with self._hub.changed:
+            for rank, tensor in sent.items():
+                self._hub.parcels[self.rank, rank, self._turn(self.rank, rank)] = tensor.detach().clone()
+            expected = {(rank, self.rank, self._turn(rank, self.rank)): tensor for rank, tensor in received.items()}
+            self._hub.changed.notify_all()
+        return _Delivery(self._hub, self.rank, expected, deadline_s)
+
     def reduce_scatter(
         self, flat: torch.Tensor, counts: Sequence[int], ranks: tuple[int, ...], deadline_s: float
     ) -> None:
@@ -119,6 +130,11 @@ class InProcessTransport:
     def num_buffers(self) -> tuple[int, int]:
         """How many announced messages, and how many sent ones, have their buffers now."""
         return len(self._layouts), len(self._sent)
+
+    def _turn(self, src: int, dst: int) -> int:
+        """The number of the next parcel from one rank to another, of which this rank is one."""
+        self._num_parcels[src, dst] = self._num_parcels.get((src, dst), 0) + 1
+        return self._num_parcels[src, dst]
 
     def _wait_until_taken(self, message: Message, destination: int, deadline: Deadline) -> None:
         what = f"send {message.key}"
@@ -182,6 +198,34 @@ class _Attendance:
 
     def _missing(self) -> list[int]:
         return [rank for rank in self.place[1] if rank not in self.meeting.terms]
+
+
+@dataclass(frozen=True, slots=True)
+class _Delivery:
+    """Parcels that one rank expects: by source, destination and number, where each belongs."""
+
+    hub: Hub
+    rank: int
+    expected: dict[tuple[int, int, int], torch.Tensor]
+    deadline_s: float
+
+    def wait(self) -> None:
+        with self.hub.changed, torch.no_grad():
+            self.hub.wait(self.rank, "exchange", self._is_there, self._missing, Deadline(self.deadline_s))
+            for place, tensor in self.expected.items():
+                parcel = self.hub.parcels.pop(place)
+                if (parcel.shape, parcel.dtype) != (tensor.shape, tensor.dtype):
+                    raise TransportError(
+                        f"exchange: rank {self.rank} expects {tuple(tensor.shape)} {tensor.dtype} from rank {place[0]}",
+                        [f"which sent {tuple(parcel.shape)} {parcel.dtype}"],
+                    )
+                tensor.copy_(parcel)
+
+    def _is_there(self) -> bool:
+        return all(place in self.hub.parcels for place in self.expected)
+
+    def _missing(self) -> list[int]:
+        return [place[0] for place in self.expected if place not in self.hub.parcels]
 
 
 def _gathered(counts: Sequence[int], terms: list[torch.Tensor]) -> torch.Tensor:

@@ -8,7 +8,7 @@ it on; in an exchange each rank adds what came from all, in the order of ranks: 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -70,6 +70,9 @@ class Together:
         self._now, self._started = (
             {ranks: _new_group(ranks, backend) for ranks in self._numbers if len(ranks) > 1} for _ in range(2)
         )
+        everybody = tuple(range(self.world_size))
+        alone = self.world_size == 1
+        self._pairs = _Circle(everybody, self.rank, None if alone else _new_group(everybody, backend), ("exchange",))
         self._counts: dict[tuple[str, tuple[int, ...]], int] = {}
 
     def all_reduce(self, tensor: torch.Tensor, ranks: tuple[int, ...], deadline_s: float) -> None:
@@ -78,6 +81,16 @@ class Together:
 
     def start_sum(self, tensor: torch.Tensor, ranks: tuple[int, ...], deadline_s: float) -> Pending:
         return self._sum("started sum", tensor, ranks, deadline_s)
+
+    def start_exchange(
+        self, sent: Mapping[int, torch.Tensor], received: Mapping[int, torch.Tensor], deadline_s: float
+    ) -> Pending:
+        if self._device.type == "cpu":
+            return _Exchange(self._works, self._start_exchange(self._pairs, sent, received), _NOTHING, deadline_s)
+        here = {rank: self._here(torch.empty_like(tensor)) for rank, tensor in received.items()}
+        gone = {rank: self._here(tensor) for rank, tensor in sent.items()}
+        works = self._start_exchange(self._pairs, gone, here)
+        return _Exchange(self._works, works, [(received[rank], came) for rank, came in here.items()], deadline_s)
 
     @torch.no_grad()
     def reduce_scatter(
@@ -141,8 +154,8 @@ class Together:
     def _exchange(
         self,
         circle: _Circle,
-        sent: dict[int, torch.Tensor],
-        received: dict[int, torch.Tensor],
+        sent: Mapping[int, torch.Tensor],
+        received: Mapping[int, torch.Tensor],
         deadline_s: float,
     ) -> None:
         deadline = Deadline(deadline_s)
@@ -150,7 +163,7 @@ class Together:
             self._works.wait(work, circle.what, peer, deadline)
 
     def _start_exchange(
-        self, circle: _Circle, sent: dict[int, torch.Tensor], received: dict[int, torch.Tensor]
+        self, circle: _Circle, sent: Mapping[int, torch.Tensor], received: Mapping[int, torch.Tensor]
     ) -> dict[dist.Work, Words]:
         """Receives, then sends, by position; with the peer of each."""
         group = circle.group
@@ -201,6 +214,27 @@ class _Sum:
             self.term.add_(self.other)  # the addition of two numbers commutes: both ranks get the same bits
         if self.term.data_ptr() != self.tensor.data_ptr():
             self.tensor.copy_(self.term)
+
+
+_NOTHING: tuple[tuple[torch.Tensor, torch.Tensor], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Exchange:
+    """Tensors on their way; ``copies``: where what came belongs, and where it came."""
+
+    works: Works
+    pending: dict[dist.Work, Words]
+    copies: Sequence[tuple[torch.Tensor, torch.Tensor]]
+    deadline_s: float
+
+    @torch.no_grad()
+    def wait(self) -> None:
+        deadline = Deadline(self.deadline_s)
+        for work, peer in self.pending.items():
+            self.works.wait(work, ("exchange",), peer, deadline)
+        for wanted, came in self.copies:
+            wanted.copy_(came)
 
 
 def _new_group(ranks: tuple[int, ...], backend: str) -> dist.ProcessGroup | None:

@@ -174,15 +174,6 @@ def test_a_plan_for_other_layers_is_refused_by_name() -> None:
         alone(captured, model, decision)
 
 
-def test_a_cut_of_another_dim_is_refused() -> None:
-    model, captured = network("resnet")
-    decision = decide(captured.graph, [], (2, 2))
-    placement = next(iter(decision.layers.values()))
-    object.__setattr__(placement, "cuts", {"height": (0, 16)})
-    with pytest.raises(UnsupportedModelError, match="cut along height"):
-        alone(captured, model, decision)
-
-
 def tied(*, input_shape: tuple[int, ...] = (4, 3)) -> torch.nn.Module:
     first, second = torch.nn.Linear(3, 3), torch.nn.Linear(3, 3)
     second.weight = first.weight

@@ -1,0 +1,1 @@
+"""Stages whose layers are divided along any dims: what moves between ranks inside a stage, and each rank's part."""

@@ -1,0 +1,235 @@
+"""One tensor inside a stage: every rank has a box of it, and gets the box that its next layer reads.
+
+    held      rank 0 [0, 4)   rank 1 [4, 8)                 what each rank has
+    wanted    rank 0 [0, 5)   rank 1 [3, 8)                 what each rank gets, inside the tensor
+    moves     1 -> 0 [4, 5)   0 -> 1 [3, 4)                 planner.layers.division.Division.moves
+
+Forward, pieces are copied out of what is held.  Backward is the adjoint: gradients of pieces go back the same way and
+are added up where they came from.  Halos, gathers of channels and changes of layout are all of this form.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+from torch.autograd.function import FunctionCtx, once_differentiable
+
+from planner.ir.box import Box, Transfer, intersect, volume
+from runtime.pieces import slices
+from runtime.transport import Pending, Transport
+
+Pieces = tuple[tuple[Box, Tensor], ...]
+"""Boxes in global coordinates, and the tensors that cover them."""
+
+
+@dataclass(slots=True)
+class Wire:
+    """The way from one rank of a stage to the others.
+
+    Attributes:
+        ranks: of the stage, by position.
+        sent_bytes, num_messages: since the start; what a rank keeps for itself does not count.
+    """
+
+    transport: Transport
+    ranks: tuple[int, ...]
+    deadline_s: float
+    sent_bytes: int = 0
+    num_messages: int = 0
+
+    @property
+    def position(self) -> int:
+        """This rank's among those of the stage."""
+        return self.ranks.index(self.transport.rank)
+
+    def start(self, sent: dict[int, Tensor], received: dict[int, Tensor]) -> Pending:
+        """Start to send and receive tensors, by position."""
+        self.num_messages += len(sent)
+        for tensor in sent.values():
+            self.sent_bytes += tensor.nbytes
+        return self.transport.start_exchange(
+            {self.ranks[position]: tensor for position, tensor in sent.items()},
+            {self.ranks[position]: tensor for position, tensor in received.items()},
+            self.deadline_s,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Mail:
+    """What goes to, or comes from, one rank in one message.
+
+    Attributes:
+        boxes: in order.
+        places: where each lies in the tensor that this rank has; none for what comes.
+        entries: their positions in ``sends`` or ``receives``.
+    """
+
+    position: int
+    boxes: tuple[Box, ...]
+    places: tuple[tuple[slice, ...], ...]
+    entries: tuple[int, ...]
+
+    def pack(self, pieces: Sequence[Tensor]) -> Tensor:
+        """One contiguous tensor."""
+        if len(pieces) == 1:
+            return pieces[0].contiguous()
+        return torch.cat([piece.reshape(-1) for piece in pieces])
+
+    def empty(self, like: Tensor) -> Tensor:
+        """Room for what comes."""
+        if len(self.boxes) == 1:
+            return like.new_empty([len(interval) for interval in self.boxes[0]])
+        return like.new_empty(sum(volume(box) for box in self.boxes))
+
+    def unpack(self, came: Tensor) -> list[Tensor]:
+        """The pieces in ``came``."""
+        if len(self.boxes) == 1:
+            return [came]
+        parts = came.split([volume(box) for box in self.boxes])
+        return [part.view([len(interval) for interval in box]) for part, box in zip(parts, self.boxes, strict=True)]
+
+
+class Arriving:
+    """Pieces on their way."""
+
+    __slots__ = ("_boxes", "_came", "_mails", "_pending", "_sent")
+
+    def __init__(
+        self, boxes: Sequence[Box], mails: Sequence[_Mail], came: list[Tensor], pending: Pending | None, sent: object
+    ) -> None:
+        self._boxes, self._mails, self._came, self._pending = boxes, mails, came, pending
+        self._sent = sent  # kept alive until the wait is over
+
+    def wait(self) -> Pieces:
+        """All pieces, in the order of their entries."""
+        if self._pending is not None:
+            self._pending.wait()
+        self._sent = None
+        found: list[Tensor | None] = [None] * len(self._boxes)
+        for mail, came in zip(self._mails, self._came, strict=True):
+            for entry, piece in zip(mail.entries, mail.unpack(came), strict=True):
+                found[entry] = piece
+        return tuple((box, piece) for box, piece in zip(self._boxes, found, strict=True) if piece is not None)
+
+
+_NOTHING = Arriving((), (), [], None, None)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Exchange:
+    """One tensor's exchange, seen from one rank; made once for each size.
+
+    Attributes:
+        held: what this rank has.
+        wanted: what it gets; may be empty.
+        kept: of ``wanted``, what it has itself: one box, or none.
+        receives, sends: (position of the other rank, box); the boxes received, and kept, are disjoint.
+        is_local: whether no rank of the stage moves anything.
+    """
+
+    wire: Wire
+    held: Box
+    wanted: Box
+    kept: tuple[Box, ...]
+    receives: tuple[tuple[int, Box], ...]
+    sends: tuple[tuple[int, Box], ...]
+    is_local: bool
+    _incoming: tuple[_Mail, ...] = field(repr=False)
+    _outgoing: tuple[_Mail, ...] = field(repr=False)
+
+    @classmethod
+    def of(cls, wire: Wire, held: Sequence[Box], wanted: Sequence[Box], moves: Iterable[Transfer]) -> Exchange:
+        """That of this rank among ``moves`` between positions; ``held`` and ``wanted`` are by position."""
+        moves, me = tuple(moves), wire.position
+        receives = tuple((move.src, move.box) for move in moves if move.dst == me)
+        sends = tuple((move.dst, move.box) for move in moves if move.src == me)
+        shared = intersect(held[me], wanted[me])
+        return cls(
+            wire,
+            held[me],
+            wanted[me],
+            () if shared is None else (shared,),
+            receives,
+            sends,
+            not moves,
+            _mails(receives, None),
+            _mails(sends, held[me]),
+        )
+
+    def start(self, x: Tensor) -> Arriving:
+        """Send what others read of ``x``, which covers ``held``; the wait gives a piece for each of ``receives``."""
+        if not self.receives and not self.sends:
+            return _NOTHING
+        sent = {mail.position: mail.pack([x[place] for place in mail.places]) for mail in self._outgoing}
+        received = {mail.position: mail.empty(x) for mail in self._incoming}
+        pending = self.wire.start(sent, received)
+        return Arriving([box for _, box in self.receives], self._incoming, list(received.values()), pending, sent)
+
+    def start_adjoint(self, gradients: Sequence[Tensor], like: Tensor) -> Arriving:
+        """Send back the gradients of what was received; the wait gives a piece for each of ``sends``, to be added.
+
+        Args:
+            gradients: one for each of ``receives``.
+            like: has the dtype and device of gradients; of a rank that received nothing there are none.
+        """
+        if not self.receives and not self.sends:
+            return _NOTHING
+        sent = {mail.position: mail.pack([gradients[entry] for entry in mail.entries]) for mail in self._incoming}
+        received = {mail.position: mail.empty(like) for mail in self._outgoing}
+        pending = self.wire.start(sent, received)
+        return Arriving([box for _, box in self.sends], self._outgoing, list(received.values()), pending, sent)
+
+
+def redistribute(x: Tensor, exchange: Exchange) -> Tensor:
+    """The tensor that covers ``exchange.wanted``, from ``x``, which covers ``exchange.held``; differentiable.
+
+    All ranks of the stage call it in the same order, also those that get nothing: so their backward passes agree.
+    """
+    if exchange.is_local:
+        if exchange.wanted == exchange.held:
+            return x
+        if exchange.kept:
+            return x[slices(exchange.kept[0], exchange.held)]
+    found: Tensor = _Redistribute.apply(x, exchange)
+    return found
+
+
+class _Redistribute(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: FunctionCtx, x: Tensor, exchange: Exchange) -> Tensor:
+        ctx.exchange = exchange
+        arriving = exchange.start(x)
+        found = x.new_empty([len(interval) for interval in exchange.wanted])
+        for box in exchange.kept:
+            found[slices(box, exchange.wanted)] = x[slices(box, exchange.held)]
+        for box, piece in arriving.wait():
+            found[slices(box, exchange.wanted)] = piece
+        return found
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: FunctionCtx, gradient: Tensor) -> tuple[Tensor, None]:
+        exchange: Exchange = ctx.exchange
+        pieces = [gradient[slices(box, exchange.wanted)] for _, box in exchange.receives]
+        arriving = exchange.start_adjoint(pieces, gradient)
+        found = gradient.new_zeros([len(interval) for interval in exchange.held])
+        for box in exchange.kept:
+            found[slices(box, exchange.held)] = gradient[slices(box, exchange.wanted)]
+        for box, piece in arriving.wait():
+            found[slices(box, exchange.held)] += piece
+        return found, None
+
+
+def _mails(entries: Sequence[tuple[int, Box]], held: Box | None) -> tuple[_Mail, ...]:
+    by_position: dict[int, list[int]] = {}
+    for entry, (position, _) in enumerate(entries):
+        by_position.setdefault(position, []).append(entry)
+    found = []
+    for position, members in sorted(by_position.items()):
+        boxes = tuple(entries[entry][1] for entry in members)
+        places = () if held is None else tuple(slices(box, held) for box in boxes)
+        found.append(_Mail(position, boxes, places, tuple(members)))
+    return tuple(found)

@@ -1,0 +1,106 @@
+"""One layer of a divided stage, as its local form sees it: this rank's part, and how it gets what it reads."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from planner.ir.box import Box
+from planner.ir.graph import Layer
+from planner.layers.division import Division, LayerDivision
+from runtime.decomposition.exchange import Exchange, Wire, redistribute
+from runtime.transport import Pending
+
+InputIndex = int | tuple[int | None, ...] | None
+"""Which input of a layer an argument of its operator is; for a list of tensors, which one each of them is."""
+
+
+class Later(Protocol):
+    """Work of a backward that nothing waits for, to be done while messages travel."""
+
+    def put(self, compute: Any) -> None:
+        """Do it later, before the backward is over."""
+        ...
+
+    def run(self) -> None:
+        """Do now what was put."""
+        ...
+
+
+@dataclass(eq=False)
+class Step:
+    """One layer on this rank, for one number of samples.
+
+    Attributes:
+        division: of the layer.
+        group: global ranks that combine statistics or partial sums of this rank's part of the layer.
+        training: as opposed to evaluation.
+        inputs_of: by argument of the operator, which inputs of the layer it is.
+        integers: by argument, what it is where it depends on the number of samples.
+        later: for weight gradients that may wait; None where there is nobody to run them.
+        memo: for what a form works out once.
+    """
+
+    wire: Wire
+    whole: Division
+    division: LayerDivision
+    group: tuple[int, ...]
+    training: bool = True
+    inputs_of: Mapping[str, InputIndex] = field(default_factory=dict)
+    integers: Mapping[str, Any] = field(default_factory=dict)
+    later: Later | None = None
+    memo: dict[object, Any] = field(default_factory=dict)
+    _exchanges: dict[int, Exchange] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.layer: Layer = self.division.layer
+        self.position: int = self.wire.position
+        self.own: Box = self.division.own[self.position]
+        self.done: Box = self.division.done[self.position]
+        self.is_first: bool = self.division.is_first[self.position]
+        self.is_empty: bool = not all(len(interval) for interval in self.done)
+
+    @property
+    def stage_ranks(self) -> tuple[int, ...]:
+        """Global ranks of the stage, by position."""
+        return self.wire.ranks
+
+    def input_of(self, argument: str) -> InputIndex:
+        """Which input of the layer an argument is; None for parameters, buffers, constants and numbers."""
+        return self.inputs_of.get(argument)
+
+    def needed(self, index: int) -> Box:
+        """What this rank's part reads of an input; it may reach outside the tensor."""
+        return self.division.needed[index][self.position]
+
+    def held(self, index: int) -> Box:
+        """What this rank has of an input before it gets the rest."""
+        return self.whole.held(self.layer.inputs[index])[self.position]
+
+    def weight(self, name: str) -> Box:
+        """This rank's part of a parameter, by its name in the model."""
+        return self.division.weights[self.layer.parameters.index(name)][self.position]
+
+    def exchange(self, index: int) -> Exchange:
+        """How this rank gets what it needs of an input, as far as it lies inside the tensor."""
+        found = self._exchanges.get(index)
+        if found is None:
+            name, value = self.layer.name, self.layer.inputs[index]
+            held, wanted = self.whole.held(value), self.whole.wanted(name, index)
+            found = self._exchanges[index] = Exchange.of(self.wire, held, wanted, self.whole.moves(name, index))
+        return found
+
+    def get(self, index: int, x: Tensor) -> Tensor:
+        """What this rank needs of an input, inside the tensor; ``x`` is what it holds of it.  Differentiable."""
+        return redistribute(x, self.exchange(index))
+
+    def start_sum(self, tensor: Tensor) -> Pending:
+        """Start to replace a tensor by its sum over ``group``."""
+        return self.wire.transport.start_sum(tensor, self.group, self.wire.deadline_s)
+
+    def sum(self, tensor: Tensor) -> None:
+        """Replace a tensor by its sum over ``group``."""
+        self.wire.transport.all_reduce(tensor, self.group, self.wire.deadline_s)

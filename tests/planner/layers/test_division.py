@@ -1,0 +1,161 @@
+"""The division of a stage: the same boxes as the planner's arrays, and what moves is what they count."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+
+from planner.costs.book import PriceBook
+from planner.costs.boxes import as_box, moved
+from planner.costs.layouts import LayoutPrices
+from planner.costs.shards import Option
+from planner.ir.box import Box, Interval, intersect, subtract, transfers, volume
+from planner.ir.graph import TensorSpec
+from planner.ir.layout import Layout
+from planner.ir.plan import Decision, Placement, Stage
+from planner.layers.division import Division, divides, grown
+from tests.planner.networks import Named, Network, mesh_like, priced, residual
+
+FAMILIES = ("sample", "spatial", "channel")
+
+
+def prices_of(made: tuple[Network, Named], ranks: int, samples: int) -> LayoutPrices:
+    network, end = made
+    profile = priced(network, end, (1.0,) * ranks)
+    return LayoutPrices(PriceBook(profile), tuple(range(ranks)), samples, FAMILIES, halo_depth=2)
+
+
+def decided(prices: LayoutPrices, options: list[Option]) -> Decision:
+    layers = {
+        layer.name: Placement(0, dict(option.cuts), margin=option.margin)
+        for layer, option in zip(prices.layers, options, strict=True)
+    }
+    ranks = prices.ranks
+    return Decision("gpipe", (prices.samples,), (Stage(ranks, tuple("d" for _ in ranks)),), layers, ())
+
+
+@pytest.mark.parametrize("ranks", [2, 4, 6])
+@pytest.mark.parametrize("network", [residual, mesh_like])
+def test_boxes_are_those_that_the_planner_prices(network: type, ranks: int) -> None:
+    rng = random.Random(ranks)
+    prices = prices_of(network(samples=4, height=19), ranks, 4)
+    graph = prices.book.profile.graph
+    for _ in range(5):
+        chosen = [rng.choice(prices.options(index)) for index in range(len(graph.layers))]
+        division = Division.of(graph, decided(prices, chosen), 0, 4)
+        for index, layer in enumerate(graph.layers):
+            shards, mine = prices.shards(index, (chosen[index],)), division.layers[layer.name]
+            for output in range(len(layer.outputs)):
+                assert same(mine.owned(output), shards.owned[output][0])
+                assert same(mine.held(output), shards.held[output][0])
+            for parameter, boxes in enumerate(mine.weights):
+                assert same(boxes, shards.weights[parameter][0])
+            assert same(mine.done, shards.work[0])
+            for position in range(len(layer.inputs)):
+                assert same(division.wanted(layer.name, position), shards.needed[position][0])
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_what_moves_is_what_the_planner_counts(seed: int) -> None:
+    rng = random.Random(seed)
+    ranks = (2, 3, 4)[seed % 3]
+    prices = prices_of(residual(samples=4, height=17), ranks, 4)
+    graph = prices.book.profile.graph
+    number = {layer.name: index for index, layer in enumerate(graph.layers)}
+    chosen = [rng.choice(prices.options(index)) for index in range(len(graph.layers))]
+    division = Division.of(graph, decided(prices, chosen), 0, 4)
+    for index, layer in enumerate(graph.layers):
+        for position, value in enumerate(layer.inputs):
+            if value not in number:
+                assert not division.moves(layer.name, position)
+                continue
+            maker, reader = (prices.shards(at, (chosen[at],)) for at in (number[value], index))
+            counted = moved(maker.owned[0], maker.held[0], reader.needed[position])[0, 0]
+            found = np.zeros((ranks, ranks))
+            for move in division.moves(layer.name, position):
+                found[move.src, move.dst] += volume(move.box)
+            assert np.array_equal(found, counted)
+
+
+def test_every_rank_gets_just_what_it_lacks() -> None:
+    rng = random.Random(5)
+    prices = prices_of(mesh_like(samples=3, height=23), 4, 3)
+    graph = prices.book.profile.graph
+    chosen = [rng.choice(prices.options(index)) for index in range(len(graph.layers))]
+    division = Division.of(graph, decided(prices, chosen), 0, 3)
+    for layer in graph.layers:
+        for position, value in enumerate(layer.inputs):
+            held, wanted = division.held(value), division.wanted(layer.name, position)
+            for rank in range(4):
+                came = [move.box for move in division.moves(layer.name, position) if move.dst == rank]
+                kept = intersect(held[rank], wanted[rank])
+                pieces = came + ([] if kept is None else [kept])
+                assert sum(map(volume, pieces)) == volume(wanted[rank])
+                assert all(intersect(a, b) is None for k, a in enumerate(pieces) for b in pieces[:k])
+
+
+def test_copies_are_counted_once() -> None:
+    network, end = mesh_like(samples=2, height=16)
+    graph = priced(network, end).graph
+    cuts = {"height": (0, 1, 2), "replica": (0, 1, 2)}
+    layers = {layer.name: Placement(0, cuts) for layer in graph.layers}
+    decision = Decision("gpipe", (2,), (Stage((0, 1, 2, 3), ("d",) * 4),), layers, ())
+    assert divides(decision, 0)
+    assert Division.of(graph, decision, 0, 2).layers["conv0"].is_first == (True, False, True, False)
+
+
+def test_what_is_outside_is_held_as_far_as_it_is_read() -> None:
+    network, end = mesh_like(samples=2, height=16, groups=(4,))
+    graph = priced(network, end).graph
+    layers = {layer.name: Placement(0, {"height": (0, 1, 2)}) for layer in graph.layers}
+    decision = Decision("gpipe", (2,), (Stage((0, 1), ("d", "d")),), layers, ())
+    division = Division.of(graph, decision, 0, 2)
+    assert [box[2] for box in division.held("x")] == [Interval(0, 8), Interval(7, 16)]  # 3-wide windows, two apart
+
+
+def test_a_stage_cut_by_samples_alone_needs_no_division() -> None:
+    layers = {"a": Placement(0, {"sample": (0, 1, 2)}), "b": Placement(0, {"sample": (0, 1, 2)})}
+    decision = Decision("gpipe", (2,), (Stage((0, 1), ("d", "d")),), layers, ())
+    assert not divides(decision, 0)
+    odd = {**layers, "b": Placement(0, {"sample": (0, 1, 3)})}
+    assert divides(Decision("gpipe", (2,), decision.stages, odd, ()), 0)
+    alone = {"a": Placement(0, {"height": (0, 1)})}
+    assert not divides(Decision("gpipe", (2,), (Stage((0,), ("d",)),), alone, ()), 0)
+
+
+def test_a_margin_ends_with_the_tensor() -> None:
+    spec = TensorSpec(("sample", "channel", "height"), (1, 2, 10), "float32")
+    box = (Interval(0, 1), Interval(0, 2), Interval(5, 9))
+    assert grown(box, spec, Layout({"height": (0, 1, 2)}), 2)[2] == Interval(3, 10)
+    assert grown(box, spec, Layout({"sample": (0, 1)}), 2) == box
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_box_without_another(seed: int) -> None:
+    rng = random.Random(seed)
+    box, other = (tuple(_interval(rng) for _ in range(3)) for _ in range(2))
+    parts, shared = subtract(box, other), intersect(box, other)
+    assert sum(map(volume, parts)) == volume(box) - (volume(shared) if shared else 0)
+    assert all(intersect(part, other) is None for part in parts)
+    assert all(intersect(a, b) is None for k, a in enumerate(parts) for b in parts[:k])
+    assert transfers({0: box}, {1: other}) == () or shared is not None
+
+
+def test_a_dim_of_extent_one_is_whole_everywhere() -> None:
+    spec = TensorSpec(("sample", "channel", "height"), (1, 4, 1), "float32")
+    boxes = Layout({"height": (0, 1, 2), "sample": (0, 1, 2)}).boxes(spec, 1)
+    assert {box[2] for box in boxes} == {Interval(0, 1)}
+    assert sorted(len(box[0]) for box in boxes) == [0, 0, 1, 1]  # samples are cut whatever their number
+
+
+def same(boxes: tuple[Box, ...], array: object) -> bool:
+    """Equal, empty ones apart."""
+    others = tuple(as_box(each) for each in array)  # type: ignore[attr-defined]
+    return all(a == b or (not volume(a) and not volume(b)) for a, b in zip(boxes, others, strict=True))
+
+
+def _interval(rng: random.Random) -> Interval:
+    start = rng.randrange(6)
+    return Interval(start, start + rng.randint(1, 5))

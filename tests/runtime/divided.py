@@ -1,0 +1,91 @@
+"""Decisions whose layers are divided along any dims, for the runtime's tests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+from planner.costs.sized import SizedLayer
+from planner.ir.graph import Graph, Layer
+from planner.ir.plan import Decision, Placement
+from planner.layers import check_samples_apart
+from planner.layers.boundary import Boundaries
+from planner.layers.division import divides
+from tests.runtime.plans import decide
+
+Cuts = Mapping[str, tuple[int, ...]]
+"""Cut points by dim, in the order of the grid of ranks."""
+
+CHANNELS = ("channel", "head", "feature")
+
+
+def divided(
+    graph: Graph,
+    cuts: Cuts | Callable[[Layer], Cuts],
+    micro_batches: tuple[int, ...] = (2,),
+    **options: object,
+) -> Decision:
+    """One stage on as many ranks as the cuts make parts; each layer is cut along those dims that it can be cut along.
+
+    Args:
+        cuts: of all layers, or by layer; all of equally many parts.  ``channel`` stands for features and heads too.
+        options: of :func:`tests.runtime.plans.decide`.
+    """
+    return by_stage(graph, (), [cuts], micro_batches, **options)
+
+
+def by_stage(
+    graph: Graph,
+    places: Sequence[float | str],
+    cuts: Sequence[Cuts | Callable[[Layer], Cuts]],
+    micro_batches: tuple[int, ...] = (2,),
+    **options: object,
+) -> Decision:
+    """Stages one after another, each on ranks of its own, and each with its cuts."""
+    by_layer = [each if callable(each) else (lambda layer, fixed=each: fixed) for each in cuts]
+    counts = [_num_parts(each(graph.layers[0])) for each in by_layer]
+    starts = [sum(counts[:stage]) for stage in range(len(counts))]
+    ranks = [tuple(range(start, start + count)) for start, count in zip(starts, counts, strict=True)]
+    plain = decide(graph, places, micro_batches, ranks, **options)
+    values, mixing = graph.values(), frozenset(check_samples_apart(graph))
+    layers = {}
+    for layer in graph.layers:
+        stage = plain.layers[layer.name].stage
+        sized = SizedLayer.of(graph, layer, values, max(micro_batches), layer.name in mixing)
+        layers[layer.name] = Placement(stage, possible(sized, by_layer[stage](layer)))
+    return relowered(graph, replace(plain, layers=layers))
+
+
+def relowered(graph: Graph, decision: Decision) -> Decision:
+    """The decision, whose layers were given other layouts after its program had been made."""
+    boundaries = Boundaries.of_decision(graph, decision)
+    boundaries.program(decision)
+    return decision
+
+
+def possible(sized: SizedLayer, cuts: Cuts) -> Cuts:
+    """``cuts`` as far as the layer can be cut so; along other dims its ranks hold the same."""
+    found: dict[str, tuple[int, ...]] = {}
+    for dim, points in cuts.items():
+        name = next((each for each in _names(dim) if each in sized.divisible), None)
+        if name is None or dim.startswith("replica"):
+            found[f"replica{len(found)}"] = tuple(range(len(points)))
+        else:
+            found[name] = points
+    return found
+
+
+def all_divided(decision: Decision) -> bool:
+    """Whether every stage of several ranks is divided beyond samples."""
+    return all(divides(decision, stage) for stage, each in enumerate(decision.stages) if len(each.ranks) > 1)
+
+
+def _names(dim: str) -> tuple[str, ...]:
+    return CHANNELS if dim == "channel" else (dim,)
+
+
+def _num_parts(cuts: Cuts) -> int:
+    count = 1
+    for points in cuts.values():
+        count *= len(points) - 1
+    return count
