@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from halopipe.feeding import Consumer
-from halopipe.needs import portion
 from halopipe.runs import Score
 from planner.ir.errors import UsageError
 from planner.ir.graph import Graph, TensorSpec, producer
-from runtime.batch import Batch
+from runtime.batch import Batch, part_in
 from runtime.engine import Engine, Evaluation
 
 IGNORED = -100
@@ -85,16 +84,23 @@ def loss_rank(consumer: Consumer) -> int:
 
 
 def _answers(consumer: Consumer, classes: Classes, batch: Batch, found: Evaluation) -> tuple[int, int]:
-    """Of this rank's rows; none where the right classes are made by another stage."""
-    decision, rank = consumer.decision, consumer.transport.rank
-    stage = decision.layers[producer(classes.logits)].stage
-    right = asked = 0
+    """Of this rank's part; none where the right classes are made by another stage, or no rank has all classes."""
+    graph = consumer.graph
+    spec, right, asked = graph.values()[classes.logits], 0, 0
     for m, outputs in found.outputs.items():
-        logits, targets = outputs.get(classes.logits), outputs.get(classes.target)
-        if logits is not None and classes.target in consumer.graph.inputs:
-            start, count = portion(decision, stage, rank, batch.rows[m])
-            targets = batch.part(classes.target, m, start, count).to(logits.device)
-        if logits is not None and targets is not None:
+        if classes.logits not in outputs:
+            continue
+        box, logits = outputs[classes.logits]
+        dim = classes.dim % len(box)
+        if len(box[dim]) != spec.shape[dim]:
+            continue
+        place, targets = (*box[:dim], *box[dim + 1 :]), None
+        if classes.target in outputs and outputs[classes.target][0] == place:
+            targets = outputs[classes.target][1]
+        elif classes.target in graph.inputs:
+            whole = replace(graph.inputs[classes.target], shape=tuple(batch.shapes(m)[classes.target]))
+            targets = part_in(batch, classes.target, m, place, whole).to(logits.device)
+        if targets is not None:
             counts = classes.count(logits, targets)
             right, asked = right + counts[0], asked + counts[1]
     return right, asked

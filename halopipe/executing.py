@@ -25,7 +25,6 @@ from halopipe.feeding import consumer_of
 from halopipe.joining import job_stores
 from halopipe.optimizer import make_optimizer_of, make_scheduler_of, parse_optimizer, parse_scheduler
 from halopipe.slurm import job_variables
-from halopipe.support import require_executable
 from planner.ir.errors import RankCountError, UsageError
 from planner.ir.fingerprint import fingerprint, require_match
 from planner.ir.plan import Plan
@@ -71,12 +70,11 @@ def execute(
         deadline_s: the longest that this rank waits for another.
 
     Raises:
-        UsageError: this process was not started by torchrun, or the runtime cannot execute such a plan yet.
+        UsageError: this process was not started by torchrun.
         RankCountError: the job has another number of ranks than the plan.
         StaleFileError: the plan was made for another model.
         IllegalProgramError: the plan's program was edited and does not end.
     """
-    require_executable(plan)
     rank, num_ranks = _position(plan)
     loaded = _loaded(plan, model, loss_fn, example)
     captured = capture(loaded)

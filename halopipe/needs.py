@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from planner.ir.graph import Graph, producer
+from planner.ir.box import Interval
+from planner.ir.graph import SAMPLE, Graph, TensorSpec, producer
 from planner.ir.plan import Decision
+from planner.layers.boundary import Boundaries
+from planner.layers.division import Division, divides
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,23 +34,68 @@ def needs(decision: Decision, graph: Graph, rank: int, rows: tuple[int, ...]) ->
 
 
 def portion(decision: Decision, stage: int, rank: int, samples: int) -> tuple[int, int]:
-    """First sample, and number of samples, of ``rank`` in a micro-batch of ``samples``."""
+    """First sample, and number of samples, of ``rank`` in a micro-batch of ``samples``; of a stage cut by samples."""
     counts = decision.layout_of(stage).samples(samples)
     position = sorted(decision.stages[stage].ranks).index(rank)
     return sum(counts[:position]), counts[position]
 
 
+def samples_in(interval: Interval, extent: int, samples: int) -> tuple[int, int]:
+    """First sample, and number of samples, that rows of a sample dim of ``extent`` belong to."""
+    each = max(1, extent // samples)
+    start = interval.start // each
+    return start, -(-interval.stop // each) - start
+
+
 def _needs(decision: Decision, graph: Graph, rank: int, rows: tuple[int, ...]) -> Iterator[Need]:
     layers = graph.by_name()
     loss = layers[producer(graph.loss)]
-    judged = {producer(value) for value in loss.inputs if value not in graph.inputs}
+    judged = [value for value in loss.inputs if value not in graph.inputs]
+    targets = [value for value in loss.inputs if value in graph.inputs]
     for stage, ranks in enumerate(each.ranks for each in decision.stages):
         if rank not in ranks:
             continue
-        own = decision.layers_of(stage)
-        read = [layers[name] for name in own] + ([loss] if judged & set(own) else [])
-        names = dict.fromkeys(value for layer in read for value in layer.inputs if value in graph.inputs)
+        own = set(decision.layers_of(stage))
+        names = [value for name in decision.layers_of(stage) for value in layers[name].inputs if value in graph.inputs]
+        compared = [value for value in judged if producer(value) in own]
+        if divides(decision, stage):
+            yield from _of_divided(decision, graph, stage, rank, rows, names, compared, targets)
+            continue
         for m, samples in enumerate(rows):
             if samples:
                 start, count = portion(decision, stage, rank, samples)
-                yield from (Need(name, m, start, count) for name in names)
+                read = dict.fromkeys([*names, *(targets if compared else ())])
+                yield from (Need(name, m, start, count) for name in read)
+
+
+def _of_divided(
+    decision: Decision,
+    graph: Graph,
+    stage: int,
+    rank: int,
+    rows: tuple[int, ...],
+    names: list[str],
+    compared: list[str],
+    targets: list[str],
+) -> Iterator[Need]:
+    """Of a stage whose layers are divided along any dims: the samples that the rank's parts reach into."""
+    boundaries, values = Boundaries.of_decision(graph, decision), graph.values()
+    position = decision.stages[stage].ranks.index(rank)
+    for m, samples in enumerate(rows):
+        if not samples:
+            continue
+        for name in dict.fromkeys(names):
+            box = boundaries.needed(name, stage, samples)[rank]
+            yield Need(name, m, *_samples_of(graph.inputs[name].at(samples, graph.samples), box, samples))
+        division = Division.of(graph, decision, stage, samples)
+        for value in compared:
+            box = division.held(value)[position]
+            start, count = _samples_of(values[value].at(samples, graph.samples), box, samples)
+            yield from (Need(name, m, start, count) for name in targets)
+
+
+def _samples_of(spec: TensorSpec, box: tuple[Interval, ...], samples: int) -> tuple[int, int]:
+    if SAMPLE not in spec.dims:
+        return 0, samples
+    dim = spec.dims.index(SAMPLE)
+    return samples_in(box[dim], spec.shape[dim], samples)

@@ -12,7 +12,6 @@ from halopipe.consistency import require_consistent
 from halopipe.hosts import Hosts
 from halopipe.runs import Progress, RunOptions, RunProgress, RunResult
 from halopipe.slurm import job_variables
-from halopipe.support import require_executable
 from planner.ir.errors import UsageError
 from planner.ir.plan import Plan
 
@@ -29,12 +28,10 @@ def run_plan(
 
     Raises:
         RankCountError: the job has another number of ranks than the plan, or the hosts are not as many as the plan's.
-        UsageError: the runtime cannot execute such a plan yet, options do not fit together, or hosts are named inside
-            such a job.
+        UsageError: options do not fit together, or hosts are named inside such a job.
         StaleFileError: the plan was made for another model.
         WorkerError: a worker failed; NumericsError: it computes something else than one device.
     """
-    require_executable(plan)
     options = options or RunOptions()
     require_consistent(plan, options)
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # torch warns of every address that has no name

@@ -15,8 +15,10 @@ from typing import Protocol
 
 from torch import Tensor
 
+from planner.ir.box import Box, Interval, whole
 from planner.ir.errors import UsageError
 from planner.ir.graph import SAMPLE, TensorSpec
+from runtime.pieces import slices
 
 Shapes = Mapping[str, tuple[int, ...]]
 """By graph input, its shape in one micro-batch."""
@@ -168,3 +170,16 @@ def filled(rows: int, planned: tuple[int, ...]) -> tuple[int, ...]:
         found.append(min(size, left))
         left -= found[-1]
     return tuple(found)
+
+
+def part_in(batch: Batch, name: str, microbatch: int, box: Box, spec: TensorSpec) -> Tensor:
+    """The part ``box`` of an input of a micro-batch, whose whole ``spec`` is given."""
+    rows = batch.rows[microbatch]
+    if SAMPLE not in spec.dims:
+        return batch.part(name, microbatch, 0, rows)[slices(box, whole(spec.shape))]
+    dim = spec.dims.index(SAMPLE)
+    each = max(1, spec.shape[dim] // rows)
+    start, stop = box[dim].start // each, -(-box[dim].stop // each)
+    origin = list(whole(spec.shape))
+    origin[dim] = Interval(start * each, stop * each)
+    return batch.part(name, microbatch, start, stop - start)[slices(box, tuple(origin))]

@@ -12,17 +12,15 @@ from functools import partial
 
 from torch import Tensor
 
-from planner.ir.box import Box, Interval, whole
 from planner.ir.errors import UnsupportedModelError
-from planner.ir.graph import SAMPLE, Graph, TensorSpec
+from planner.ir.graph import SAMPLE, Graph
 from planner.ir.plan import Decision
 from planner.ir.program import Message, Program, Route
 from planner.ir.schedule import PER_STEP, Action, Edge
 from planner.layers.boundary import Boundaries
 from planner.layers.division import Division, divides
 from planner.passes.versions import updates_of
-from runtime.batch import Batch, Shapes
-from runtime.pieces import slices
+from runtime.batch import Batch, Shapes, part_in
 from runtime.plumbing import Plumbing
 from runtime.resident import Feed, Resident, Share
 from runtime.stages.captured import CapturedModel
@@ -219,7 +217,7 @@ class Binder:
             for name in names:
                 box, shape = division.held(name)[position], batch.shapes(m)[name]
                 spec = replace(self._graph.inputs[name], shape=tuple(shape))
-                feeds[-1][name] = partial(_feed_box, name=name, m=m, box=box, spec=spec, rows=rows)
+                feeds[-1][name] = partial(part_in, name=name, microbatch=m, box=box, spec=spec)
         return replace(resident, shares=tuple(shares), feeds=tuple(feeds))
 
     def _weights(self, rows: tuple[int, ...]) -> Iterator[float]:
@@ -245,18 +243,3 @@ class Binder:
 
 def _feed(batch: Batch, name: str, m: int, start: int, count: int) -> Tensor:
     return batch.part(name, m, start, count)
-
-
-def _feed_box(batch: Batch, name: str, m: int, box: Box, spec: TensorSpec, rows: int) -> Tensor:
-    """A box of one input of a micro-batch of ``rows`` samples."""
-    if SAMPLE not in spec.dims:
-        return batch.part(name, m, 0, rows)[slices(box, whole(spec.shape))]
-    dim = spec.dims.index(SAMPLE)
-    each = max(1, spec.shape[dim] // rows)
-    start, stop = box[dim].start // each, -(-box[dim].stop // each)
-    part = batch.part(name, m, start, stop - start)
-    origin = tuple(
-        Interval(start * each, stop * each) if at == dim else Interval(0, extent)
-        for at, extent in enumerate(spec.shape)
-    )
-    return part[slices(box, origin)]

@@ -25,6 +25,7 @@ from runtime.checkpoint.state import RankState
 from runtime.context import Context
 from runtime.executor import Executor, Ran, Surroundings
 from runtime.jobs.activity import Activity
+from runtime.pieces import Piece
 from runtime.stages.captured import CapturedModel
 from runtime.stages.shapes import graph_at, varying_dims, without_data
 from runtime.training_state import load_rank_state, rank_state, speakers
@@ -65,13 +66,14 @@ class Evaluation:
     Attributes:
         loss: of the whole batch; None on ranks that do not make it.
         num_samples: of the whole batch.
-        outputs: what the loss is computed from, this rank's rows, by micro-batch and name of the value.
+        outputs: what the loss is computed from, this rank's part, by micro-batch and name of the value: where it lies
+            in the micro-batch, and the tensor.
         step_s, spans: as of a :class:`StepResult`.
     """
 
     loss: float | None
     num_samples: int
-    outputs: Mapping[int, Mapping[str, Tensor]]
+    outputs: Mapping[int, Mapping[str, Piece]]
     step_s: float = 0.0
     spans: tuple[Span, ...] = ()
 

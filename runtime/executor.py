@@ -24,7 +24,7 @@ from runtime.binding import Binding
 from runtime.context import Context
 from runtime.jobs.activity import Activity
 from runtime.jobs.waits import BETWEEN, END, START
-from runtime.pieces import CPU, add_up, assemble
+from runtime.pieces import CPU, Piece, add_up, assemble
 from runtime.post import BACKWARD, FORWARD, Post
 from runtime.transport import Transport
 
@@ -102,7 +102,7 @@ class Executor:
         self._tasks = self._made(row)
         self._batch: Batch | None = None
         self._step = 0
-        self.outputs: dict[int, dict[str, Tensor]] = {}
+        self.outputs: dict[int, dict[str, Piece]] = {}
 
     @property
     def num_left(self) -> int:
@@ -179,12 +179,21 @@ class Executor:
             values[value] = assemble(pieces.get(value, ()), box, plumbing.dtype(value), self._around.device)
         if self._evaluates:
             outputs = resident.evaluate(microbatch, values)
-            if kept := {name: outputs[name] for name in self._kept if name in outputs}:
+            if kept := self._judged(stage, microbatch, outputs):
                 self.outputs[microbatch] = kept
         else:
             outputs = resident.forward(microbatch, values, action.version)
         for edge in self._program.stages.out_of(stage):
             self._post.hand_out(FORWARD, (stage, edge.dst, microbatch), outputs)
+
+    def _judged(self, stage: int, microbatch: int, outputs: Mapping[str, Tensor]) -> dict[str, Piece]:
+        """What the loss is computed from, and where it lies; of copies on several ranks, those of the first."""
+        plumbing = self._plumbing
+        return {
+            name: (plumbing.held(name, stage, microbatch), outputs[name])
+            for name in self._kept
+            if name in outputs and plumbing.speaks_for(name, stage, microbatch)
+        }
 
     def _backward(self, action: Action) -> None:
         stage, microbatch, plumbing = action.stage, _microbatch(action), self._plumbing

@@ -99,6 +99,15 @@ class Plumbing:
             box = self._held[key] = boundaries.layouts[stage].boxes(spec, samples)[position]
         return box
 
+    def speaks_for(self, value: str, stage: int, microbatch: int) -> bool:
+        """Whether this rank is the first of those of ``stage`` that have its box of a value that the stage makes."""
+        division = self._divisions.get((stage, microbatch))
+        if division is None:
+            return True
+        held = division.held(value)
+        position = self._boundaries[microbatch].ranks[stage].index(self._rank)
+        return held.index(held[position]) == position
+
     def dtype(self, value: str) -> torch.dtype:
         """The dtype of ``value``."""
         return dtype_of(self._values[id(self._boundaries[0].graph)][value])

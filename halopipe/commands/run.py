@@ -90,12 +90,10 @@ def run(
     from halopipe import console, planning, training
     from halopipe.hosts import named
     from halopipe.running import RunOptions
-    from halopipe.support import require_executable
     from planner.export.chrome_trace import chrome_trace
     from planner.ir.codec import dump, write_text
 
     found = planning.load_plan(plan)
-    require_executable(found)
     predicted = training.predicted_timeline(found)
     source = planning.profile_of(found, plan, profile)
     if source is not None:

@@ -22,6 +22,7 @@ and have its default dtype. A shape that a network cannot take raises `ValueErro
 | `profiler.models.gnmt:gnmt` | Wu et al. 2016 | sample, time (source and target) | 193.8 M |
 | `profiler.models.gpt:gpt` | Radford et al. 2019 | sample, time | 163.0 M |
 | `profiler.models.unet3d:unet3d` | Cicek et al. 2016 | sample, channel, depth, height, width | 19.1 M |
+| `profiler.models.cosmoflow:cosmoflow` | after Mathuriya et al. 2018 | sample, channel, depth, height, width | 5.2 M |
 | `profiler.models.mesh_tangling:mesh_tangling_1k` | Dryden et al. 2019 | sample, channel, height, width | 34.4 M |
 | `profiler.models.mesh_tangling:mesh_tangling_2k` | Dryden et al. 2019 | sample, channel, height, width | 12.4 M |
 | `profiler.models.mesh_tangling:mesh_tangling_128` | Dryden et al. 2019 | sample, channel, height, width | 4.2 M |
@@ -31,6 +32,6 @@ All of them pass `torch.export.export(..., strict=False)` in training mode with 
 
 from __future__ import annotations
 
-from profiler.models import gnmt, gpt, mesh_tangling, resnet, unet3d, vgg
+from profiler.models import cosmoflow, gnmt, gpt, mesh_tangling, resnet, unet3d, vgg
 
-__all__ = ["gnmt", "gpt", "mesh_tangling", "resnet", "unet3d", "vgg"]
+__all__ = ["cosmoflow", "gnmt", "gpt", "mesh_tangling", "resnet", "unet3d", "vgg"]

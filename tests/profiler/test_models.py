@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.export import Dim, export
 
 import profiler.models
+from profiler.models.cosmoflow import cosmoflow
 from profiler.models.example import Example, Tensors
 from profiler.models.gnmt import AdditiveAttention, gnmt
 from profiler.models.gpt import gpt
@@ -31,6 +32,7 @@ TINY: dict[Factory, tuple[tuple[int, ...], dict[str, Any]]] = {
     gnmt: ((6,), {"vocabulary": 17, "width": 8, "layers": 3}),
     gpt: ((6,), {"vocabulary": 17, "width": 8, "layers": 2, "heads": 2, "context": 9}),
     unet3d: ((3, 8, 8, 8), {"num_classes": 3, "width": 2, "depth": 2}),
+    cosmoflow: ((2, 8, 8, 8), {"levels": 2, "width": 2, "dropout": 0.0}),
     mesh_tangling_1k: ((18, 64, 64), {"width": 1 / 64}),
     mesh_tangling_2k: ((18, 128, 128), {"width": 1 / 64}),
     mesh_tangling_128: ((18, 32, 32), {"width": 1 / 64}),
@@ -43,6 +45,7 @@ OUTPUT_OF_A_SAMPLE = {
     gnmt: (6, 17),
     gpt: (6, 17),
     unet3d: (3, 8, 8, 8),
+    cosmoflow: (4,),
     mesh_tangling_1k: (1024, 2, 2),
     mesh_tangling_2k: (4096, 2, 2),
     mesh_tangling_128: (256, 2, 2),
@@ -194,6 +197,7 @@ def test_a_factory_makes_everything_on_the_meta_device(factory: Factory) -> None
             {"input_shape": (1, 3, 8, 12, 8)},
             "size 12 in dim 3, which is no multiple of 8, .* larger size is 16",
         ),
+        (cosmoflow, {"input_shape": (1, 4, 32, 32, 64)}, r"has sides \[32, 32, 64\], needs equal ones"),
         (mesh_tangling_1k, {"input_shape": (1, 3, 64, 64)}, "has 3 channels, needs 18"),
         (mesh_tangling_2k, {"input_shape": (1, 18, 96, 64)}, "size 96 in dim 2, .* larger size is 128"),
     ],

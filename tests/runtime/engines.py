@@ -83,4 +83,4 @@ def evaluated(network: Network, decision: Decision, inputs: Tensors, targets: Te
 
 def _output(evaluation: Evaluation, microbatch: int) -> Tensor:
     """The first value that the loss reads; others may be the targets as it takes them."""
-    return next(iter(evaluation.outputs[microbatch].values()))
+    return next(iter(evaluation.outputs[microbatch].values()))[1]
