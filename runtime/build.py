@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from functools import partial
 
 from torch import nn
@@ -17,6 +18,8 @@ from planner.layers.division import Division, divides
 from runtime.decomposition.decompose import DividedStage
 from runtime.decomposition.exchange import Wire
 from runtime.decomposition.groups import groups_in
+from runtime.decomposition.later import Later
+from runtime.decomposition.parameters import groups_of_parameters, parts_of, sliced
 from runtime.resident import Resident
 from runtime.stages.buffers import refuse_drifting_buffers
 from runtime.stages.captured import CapturedModel as CapturedModel
@@ -27,6 +30,7 @@ from runtime.stages.manner import Manner
 from runtime.stages.stage import StageProgram
 from runtime.transport import Transport
 from runtime.updates.of_stage import Updates, updates_of
+from runtime.updates.reduction import GradientBuckets
 from runtime.updates.ties import Tie, groups_of_ties, ties_of
 
 MakeOptimizer = Callable[[Iterable[nn.Parameter]], Optimizer]
@@ -39,6 +43,7 @@ def groups_of(decision: Decision, graph: Graph) -> tuple[tuple[int, ...], ...]:
         if divides(decision, number):
             division = Division.of(graph, decision, number, max(decision.micro_batches))
             groups.update(dict.fromkeys(groups_in(division, stage.ranks)))
+    groups |= dict.fromkeys(groups_of_parameters(graph, decision))
     return tuple(groups | dict.fromkeys(groups_of_ties(ties_in(decision, graph))))
 
 
@@ -112,7 +117,10 @@ class Builder:
         functions = StageFunctions(
             self._cut(stage), add, len(ranks), index, draws, halves=bool(manner.split), divided=divided
         )
-        function = functions.training
+        parts = {} if divided is None else parts_of(self._model, decision, stage, transport.rank)
+        function = functions.training = replace(
+            functions.training, attributes=sliced(functions.training.attributes, parts)
+        )
         received = tuple(name for name in function.inputs if name not in graph.inputs)
         self._check_received(stage, received)
         loss = graph.loss if graph.loss in function.outputs else None
@@ -126,7 +134,11 @@ class Builder:
             self._make_optimizer,
             sharded=decision.stages[stage].sharded,
             deadline_s=self._deadline_s,
+            parts=parts,
+            versioned=bool(manner.version_uses),
         )
+        if divided is not None and isinstance(updates.reduction, GradientBuckets):
+            divided.later.added, updates.reduction.put_off = updates.reduction.note, divided.later.targets
         return Resident(
             self._program(functions, manner, frozenset(received), loss, updates, divided),
             ranks,
@@ -144,7 +156,7 @@ class Builder:
         if not divides(self._decision, stage):
             return None
         wire = Wire(self._transport, self._decision.stages[stage].ranks, self._deadline_s)
-        return DividedStage(self._model, self._decision.layers_of(stage), wire)
+        return DividedStage(self._model, self._decision.layers_of(stage), wire, Later())
 
     def _manner(self, stage: int) -> Manner:
         actions = [action for action in self._row if action.stage == stage]

@@ -23,12 +23,13 @@ from runtime.binding import Binder, Binding
 from runtime.build import Builder, MakeOptimizer, check_layers, ties_in
 from runtime.checkpoint.state import RankState
 from runtime.context import Context
+from runtime.decomposition.gathering import gathered, gathered_gradients
 from runtime.executor import Executor, Ran, Surroundings
 from runtime.jobs.activity import Activity
 from runtime.pieces import Piece
 from runtime.stages.captured import CapturedModel
 from runtime.stages.shapes import graph_at, varying_dims, without_data
-from runtime.training_state import load_rank_state, rank_state, speakers
+from runtime.training_state import load_rank_state, named_parts, named_state, rank_state, speakers
 from runtime.transport import Transport
 from runtime.updates.finishing import Finishing, check_finishing
 from runtime.updates.optimizer import MakeScheduler
@@ -147,7 +148,9 @@ class Engine:
         self._norm: float | None = None
         self._loss_stage = decision.layers[producer(model.graph.loss)].stage
         self._judged = model.judged
-        self._state, self._speaks = self._named_state(module), speakers(model, decision)
+        self._state = named_state(self._residents, model, module)
+        self._parts = named_parts(self._residents, self._state)
+        self._speaks = speakers(model, decision)
         self._inputs = InputSpecs(model.graph.inputs, model.graph.samples, varying_dims(model))
         # Shapes that are not the capture's are found on a copy without parameters.
         reshape = partial(graph_at, without_data(model)) if model.sizes else None
@@ -225,8 +228,14 @@ class Engine:
         return Evaluation(self._loss(binding), sum(batch.rows), dict(executor.outputs), step_s, ran.spans)
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Parameters and buffers of this rank's stages, by the user's own names; tied ones under each name."""
-        return {name: tensor.detach() for name, tensor in self._state.items()}
+        """Parameters and buffers of this rank's stages, by the user's own names; tied ones under each name.
+
+        Where the ranks of a stage have parts of them, all of them have to call this together.
+        """
+        return {
+            name: gathered(tensor.detach(), self._parts.get(name), self._transport, self._around.deadline_s)
+            for name, tensor in self._state.items()
+        }
 
     def state(self) -> RankState:
         """All that this rank has to save for training to go on, also under another plan; no copies.
@@ -249,9 +258,11 @@ class Engine:
     def gradients(self) -> dict[str, Tensor]:
         """Gradients of the last step's parameters on this rank, by the user's own names.
 
-        Where the ranks of a stage divide its optimiser, all of them have to call this together.
+        Where the ranks of a stage divide its optimiser or parameters, all of them have to call this together.
         """
-        found = (resident.gradients() for resident in self._residents.values())
+        found = (
+            gathered_gradients(each, self._transport, self._around.deadline_s) for each in self._residents.values()
+        )
         return {name: gradient for gradients in found for name, gradient in gradients.items()}
 
     def forget_step(self) -> None:
@@ -310,15 +321,6 @@ class Engine:
             (*resident.parameters.values(), *resident.buffers.values()) for resident in self._residents.values()
         )
         return next((tensor.device for tensor in tensors), torch.device("cpu"))
-
-    def _named_state(self, module: nn.Module) -> dict[str, Tensor]:
-        here = {
-            id(tensor)
-            for resident in self._residents.values()
-            for tensor in (*resident.parameters.values(), *resident.buffers.values())
-        }
-        everything = module.state_dict(keep_vars=True)
-        return {name: tensor for name, tensor in everything.items() if id(tensor) in here}
 
     def _refuse_what_versions_forbid(self, accumulate: int) -> None:
         if self._versioned and accumulate > 1:

@@ -1,7 +1,7 @@
 """Runs the layers of a stage divided: puts a local form in place of the operator of each layer.
 
     captured:  x -> [conv] -> [bn] -> [relu] -> ...
-    divided:   x -> conv's form (exchange + convolution of the part) -> bn's form (sums over ranks) -> relu's form -> ...
+    divided:   x -> conv's form (exchange, convolution of the part) -> bn's form (sums over ranks) -> relu's form -> ...
 
 The graph stays as it was captured, with the same parameters and buffers; what each form moves and computes follows from
 the division of the stage for the micro-batch that is being run (:class:`planner.layers.division.Division`), which may
@@ -24,7 +24,8 @@ from runtime.decomposition.exchange import Wire
 from runtime.decomposition.forms import form
 from runtime.decomposition.groups import group_of
 from runtime.decomposition.integers import depends, evaluate
-from runtime.decomposition.step import InputIndex, Later, Step
+from runtime.decomposition.later import Later
+from runtime.decomposition.step import InputIndex, Step
 from runtime.stages.captured import CapturedModel
 from runtime.stages.cut import NUM_SAMPLES, Rule
 from runtime.stages.manner import Portion
@@ -74,15 +75,14 @@ class DividedStage:
     Args:
         layers: of the stage, by name.
         wire: to the other ranks of the stage.
-        later: where weight gradients may wait.
 
     Attributes:
         wire: counts what was sent.
+        later: where weight gradients wait in a backward.
     """
 
-    def __init__(self, model: CapturedModel, layers: Iterable[str], wire: Wire, *, later: Later | None = None) -> None:
-        self.wire = wire
-        self._later = later
+    def __init__(self, model: CapturedModel, layers: Iterable[str], wire: Wire, later: Later) -> None:
+        self.wire, self.later = wire, later
         by_name = model.graph.by_name()
         self._layers = {name: by_name[name] for name in layers}
         self._layer_of_node = {node: name for node, name in model.layer_of_node.items() if name in self._layers}
@@ -109,6 +109,14 @@ class DividedStage:
                 self._kept.pop(next(iter(self._kept)))
             found = self._kept[id(division)] = (division, {})
         self._now = found[1]
+
+    def finish(self) -> None:
+        """A backward is over."""
+        self.later.run()
+
+    def reset(self) -> None:
+        """What is under way came to nothing."""
+        self.later.clear()
 
     def rule(self, inner: Rule, *, training: bool = True) -> Rule:
         """The rule that puts forms in place of operators; ``inner`` says what those are (draws, evaluation)."""
@@ -148,7 +156,7 @@ class DividedStage:
             training,
             call.inputs,
             self._integers(call, mine.rows(self.wire.position), division),
-            self._later,
+            self.later,
         )
 
     def _integers(self, call: _Call, rows: int, division: Division) -> dict[str, Any]:

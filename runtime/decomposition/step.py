@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from torch import Tensor
 
@@ -12,22 +12,11 @@ from planner.ir.box import Box
 from planner.ir.graph import Layer
 from planner.layers.division import Division, LayerDivision
 from runtime.decomposition.exchange import Exchange, Wire, redistribute
+from runtime.decomposition.later import Later
 from runtime.transport import Pending
 
 InputIndex = int | tuple[int | None, ...] | None
 """Which input of a layer an argument of its operator is; for a list of tensors, which one each of them is."""
-
-
-class Later(Protocol):
-    """Work of a backward that nothing waits for, to be done while messages travel."""
-
-    def put(self, compute: Any) -> None:
-        """Do it later, before the backward is over."""
-        ...
-
-    def run(self) -> None:
-        """Do now what was put."""
-        ...
 
 
 @dataclass(eq=False)

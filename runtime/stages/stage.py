@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -22,6 +23,18 @@ from runtime.stages.draws import Draw
 from runtime.stages.halving import Added, LeftGradients
 from runtime.stages.manner import Manner, Portion
 from runtime.stages.weights import Weights
+
+
+class Divided(Told, Protocol):
+    """How layers are divided along any dims."""
+
+    def finish(self) -> None:
+        """A backward for the input is over."""
+        ...
+
+    def reset(self) -> None:
+        """Forget what is under way."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,12 +98,12 @@ class StageProgram:
         current: Current | None = None,
         variant: Variant | None = None,
         draw: Draw | None = None,
-        divided: Told | None = None,
+        divided: Divided | None = None,
         added: Added | None = None,
     ) -> None:
         manner = manner or Manner()
         self._function, self._received, self._loss, self._manner = function, received, loss, manner
-        self._current, self._draw, self._added = current or Current(), draw, added
+        self._current, self._draw, self._divided, self._added = current or Current(), draw, divided, added
         told = [each for each in (draw, divided) if each is not None]
         self._calls = StageCalls(function, manner.autocast, variant, told)
         parameters = function.parameters
@@ -174,6 +187,8 @@ class StageProgram:
             seeds[self._loss] = held.seed
         if seeds:
             run_backward([recorded.edges[name] for name in seeds], list(seeds.values()))
+        if self._divided is not None:
+            self._divided.finish()
         return {
             name: torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for name, leaf in recorded.leaves.items()
         }
@@ -203,6 +218,8 @@ class StageProgram:
         """Forget the micro-batches of the last step; the next ones are of ``step``, counted from 0."""
         if self._draw is not None:
             self._draw.step = step
+        if self._divided is not None:
+            self._divided.reset()
         self._held.clear()
         self.losses.clear()
         self.weights.reset()

@@ -7,11 +7,15 @@
 Backward makes gradients from the last parameter to the first, so that is the order of the buckets.  A bucket's sum is
 started when all its gradients are complete *and* all earlier buckets have been started: the same order on all ranks,
 also on one that computes nothing.
+
+Where ranks hold parts of parameters, each part has a group of ranks of its own, hence buckets of its own.  They come in
+the order in which their last gradients are made; since that is an order of the stage's parameters, two ranks that share
+two groups start them in the same order, and no circle of ranks waits for one another.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Container, Iterable, Mapping
 
 import torch
 from torch import nn
@@ -37,18 +41,34 @@ class GradientBuckets:
     """The gradients of ``parameters``, whose order must be the same on all ranks of the stage.
 
     Args:
-        start_sum: starts the sum of one flat tensor, in place.
+        start_sum: starts the sum of one flat tensor, in place.  None: this rank is alone, and nothing is summed.
+        others: the same of parameters that have a group of ranks of their own; those of a group share one function.
 
     Attributes:
-        buckets: of one dtype and at most ``bucket_bytes`` each, in the order of their sums.
+        buckets: of one dtype, one group and at most ``bucket_bytes`` each, in the order of their sums.
+        put_off: parameters whose gradients are still to come by other means than autograd's, which then note them.
     """
 
     def __init__(
-        self, parameters: Iterable[nn.Parameter], start_sum: StartSum, bucket_bytes: int = BUCKET_BYTES
+        self,
+        parameters: Iterable[nn.Parameter],
+        start_sum: StartSum | None,
+        bucket_bytes: int = BUCKET_BYTES,
+        others: Mapping[nn.Parameter, StartSum | None] | None = None,
     ) -> None:
-        self.buckets = in_buckets(parameters, bucket_bytes)
-        self._start_sum = start_sum
+        by_group: dict[StartSum, list[nn.Parameter]] = {}
+        order: dict[nn.Parameter, int] = {}
+        for number, parameter in enumerate(parameters):
+            order[parameter] = number
+            start = (others or {}).get(parameter, start_sum)
+            if start is not None:
+                by_group.setdefault(start, []).append(parameter)
+        found = [(bucket, start) for start, group in by_group.items() for bucket in in_buckets(group, bucket_bytes)]
+        found.sort(key=lambda each: -order[each[0][-1]])
+        self.buckets = tuple(bucket for bucket, _ in found)
+        self._start_sum = [start for _, start in found]
         self._bucket_of = {parameter: index for index, bucket in enumerate(self.buckets) for parameter in bucket}
+        self.put_off: Container[torch.Tensor] = ()
         self._awaited: set[nn.Parameter] | None = None
         self._num_missing = [0] * len(self.buckets)
         self._num_started = 0
@@ -67,7 +87,8 @@ class GradientBuckets:
             return
         self._awaited = set(self._bucket_of) if awaited is None else {p for p in awaited if p in self._bucket_of}
         self._num_missing = [sum(p in self._awaited for p in bucket) for bucket in self.buckets]
-        self._hooks = [parameter.register_post_accumulate_grad_hook(self.note) for parameter in self._awaited]
+        hooked = (parameter.register_post_accumulate_grad_hook(self._accumulated) for parameter in self._awaited)
+        self._hooks = list(hooked)
         self._start_complete()
 
     def note(self, parameter: nn.Parameter) -> None:
@@ -85,6 +106,11 @@ class GradientBuckets:
             self._awaited.remove(parameter)
             self._num_missing[index] -= 1
             self._start_complete()
+
+    def _accumulated(self, parameter: nn.Parameter) -> None:
+        """Autograd is done with a parameter, also where it was given nothing to accumulate."""
+        if parameter not in self.put_off:
+            self.note(parameter)
 
     def reduce(self) -> None:
         """Replaces every gradient by its sum; afterwards those of a bucket are views of one flat tensor.
@@ -110,9 +136,9 @@ class GradientBuckets:
             self._start()
 
     def _start(self) -> None:
-        flat = flat_gradients(self.buckets[self._num_started])
+        number = self._num_started
         self._num_started += 1
-        self._pending.append(self._start_sum(flat))
+        self._pending.append(self._start_sum[number](flat_gradients(self.buckets[number])))
 
 
 def in_buckets(parameters: Iterable[nn.Parameter], bucket_bytes: int = BUCKET_BYTES) -> tuple[Bucket, ...]:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
+from planner.costs.grids import axes_of, candidate_layouts
 from planner.costs.sized import SizedLayer
 from planner.ir.graph import Graph, Layer
+from planner.ir.layout import Layout
 from planner.ir.plan import Decision, Placement
 from planner.layers import check_samples_apart
 from planner.layers.boundary import Boundaries
-from planner.layers.division import divides
+from planner.layers.division import SPACE, divides
 from tests.runtime.plans import decide
 
 Cuts = Mapping[str, tuple[int, ...]]
@@ -89,3 +92,40 @@ def _num_parts(cuts: Cuts) -> int:
     for points in cuts.values():
         count *= len(points) - 1
     return count
+
+
+def at_random(
+    graph: Graph,
+    num_ranks: int,
+    families: Sequence[str],
+    rng: random.Random,
+    micro_batches: tuple[int, ...] = (2,),
+    halo_depth: int = 0,
+    changes: float = 1.0,
+) -> Decision:
+    """One stage on all ranks, of devices of random speeds, with a layout from the planner's for each layer at random.
+
+    Args:
+        families: of dims that may be cut.
+        halo_depth: most rows that may be computed beyond a part.
+        changes: how often a layer does not keep to the kind of grid of the layer before.
+    """
+    plain = decide(graph, (), micro_batches, [tuple(range(num_ranks))])
+    values, mixing = graph.values(), frozenset(check_samples_apart(graph))
+    speeds = tuple(rng.choice([1.0, 1.0, 1.5, 2.0, 4.0]) for _ in range(num_ranks))
+    axes = axes_of(graph, families)
+    layers, last = {}, Layout()
+    for layer in graph.layers:
+        sized = SizedLayer.of(graph, layer, values, max(micro_batches), layer.name in mixing)
+        found = candidate_layouts(sized, speeds, axes)
+        same = [each for each in found if _grid(each) == _grid(last)]
+        last = same[0] if same and rng.random() > changes else rng.choice(found)
+        cut = [dim for dim in last.cuts if not dim.startswith("replica")]
+        in_space = bool(cut) and set(cut) <= {"sample", *SPACE} and sized.work == sized.layer.outputs[0]
+        margin = rng.randint(0, halo_depth) if in_space and set(cut) & set(SPACE) else 0
+        layers[layer.name] = Placement(0, last.cuts, margin=margin)
+    return relowered(graph, replace(plain, layers=layers))
+
+
+def _grid(layout: Layout) -> tuple[tuple[str, int], ...]:
+    return tuple((dim, len(points)) for dim, points in layout.cuts.items())
