@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from functools import partial
 
 from planner.costs.grids import axes_of, candidate_layouts
 from planner.costs.sized import SizedLayer
@@ -12,7 +12,6 @@ from planner.ir.graph import Graph, Layer
 from planner.ir.layout import Layout
 from planner.ir.plan import Decision, Placement
 from planner.layers import check_samples_apart
-from planner.layers.boundary import Boundaries
 from planner.layers.division import SPACE, divides
 from tests.runtime.plans import decide
 
@@ -42,28 +41,25 @@ def by_stage(
     places: Sequence[float | str],
     cuts: Sequence[Cuts | Callable[[Layer], Cuts]],
     micro_batches: tuple[int, ...] = (2,),
+    ranks: Sequence[tuple[int, ...]] | None = None,
     **options: object,
 ) -> Decision:
-    """Stages one after another, each on ranks of its own, and each with its cuts."""
-    by_layer = [each if callable(each) else (lambda layer, fixed=each: fixed) for each in cuts]
-    counts = [_num_parts(each(graph.layers[0])) for each in by_layer]
-    starts = [sum(counts[:stage]) for stage in range(len(counts))]
-    ranks = [tuple(range(start, start + count)) for start, count in zip(starts, counts, strict=True)]
-    plain = decide(graph, places, micro_batches, ranks, **options)
+    """Stages one after another, each with its cuts, and each on ranks of its own if ``ranks`` are not given."""
+    by_layer = [each if callable(each) else partial(_always, each) for each in cuts]
+    if ranks is None:
+        counts = [_num_parts(each(graph.layers[0])) for each in by_layer]
+        ranks = [tuple(range(sum(counts[:stage]), sum(counts[: stage + 1]))) for stage in range(len(counts))]
     values, mixing = graph.values(), frozenset(check_samples_apart(graph))
-    layers = {}
-    for layer in graph.layers:
-        stage = plain.layers[layer.name].stage
+
+    def place(layer: Layer, stage: int) -> Placement:
         sized = SizedLayer.of(graph, layer, values, max(micro_batches), layer.name in mixing)
-        layers[layer.name] = Placement(stage, possible(sized, by_layer[stage](layer)))
-    return relowered(graph, replace(plain, layers=layers))
+        return Placement(stage, possible(sized, by_layer[stage](layer)))
+
+    return decide(graph, places, micro_batches, ranks, place=place, **options)
 
 
-def relowered(graph: Graph, decision: Decision) -> Decision:
-    """The decision, whose layers were given other layouts after its program had been made."""
-    boundaries = Boundaries.of_decision(graph, decision)
-    boundaries.program(decision)
-    return decision
+def _always(cuts: Cuts, layer: Layer) -> Cuts:
+    return cuts
 
 
 def possible(sized: SizedLayer, cuts: Cuts) -> Cuts:
@@ -110,21 +106,22 @@ def at_random(
         halo_depth: most rows that may be computed beyond a part.
         changes: how often a layer does not keep to the kind of grid of the layer before.
     """
-    plain = decide(graph, (), micro_batches, [tuple(range(num_ranks))])
     values, mixing = graph.values(), frozenset(check_samples_apart(graph))
     speeds = tuple(rng.choice([1.0, 1.0, 1.5, 2.0, 4.0]) for _ in range(num_ranks))
     axes = axes_of(graph, families)
-    layers, last = {}, Layout()
-    for layer in graph.layers:
+    last = [Layout()]
+
+    def place(layer: Layer, stage: int) -> Placement:
         sized = SizedLayer.of(graph, layer, values, max(micro_batches), layer.name in mixing)
         found = candidate_layouts(sized, speeds, axes)
-        same = [each for each in found if _grid(each) == _grid(last)]
-        last = same[0] if same and rng.random() > changes else rng.choice(found)
-        cut = [dim for dim in last.cuts if not dim.startswith("replica")]
+        same = [each for each in found if _grid(each) == _grid(last[0])]
+        last[0] = same[0] if same and rng.random() > changes else rng.choice(found)
+        cut = [dim for dim in last[0].cuts if not dim.startswith("replica")]
         in_space = bool(cut) and set(cut) <= {"sample", *SPACE} and sized.work == sized.layer.outputs[0]
         margin = rng.randint(0, halo_depth) if in_space and set(cut) & set(SPACE) else 0
-        layers[layer.name] = Placement(0, last.cuts, margin=margin)
-    return relowered(graph, replace(plain, layers=layers))
+        return Placement(stage, last[0].cuts, margin=margin)
+
+    return decide(graph, (), micro_batches, [tuple(range(num_ranks))], place=place)
 
 
 def _grid(layout: Layout) -> tuple[tuple[str, int], ...]:

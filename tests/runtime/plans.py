@@ -5,13 +5,13 @@ from __future__ import annotations
 import copy
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import torch
 from torch import Tensor
 
-from planner.ir.graph import Graph
+from planner.ir.graph import Graph, Layer
 from planner.ir.layout import Layout, cut_points
 from planner.ir.plan import Decision, Placement, Stage
 from planner.ir.profile import ModelSource
@@ -39,12 +39,14 @@ def decide(
     ranks: Ranks | None = None,
     shares: Sequence[tuple[int, ...]] | None = None,
     schedule: str | Callable[[Pipeline], Schedule] = "1f1b",
+    place: Callable[[Layer, int], Placement] | None = None,
 ) -> Decision:
     """The lowered decision that cuts ``graph`` at ``cuts``.
 
     Args:
         cuts: as shares of the layers (0.5 is in the middle), or the name of the first layer of a stage.
         ranks: of each stage; stage ``s`` on rank ``s`` if not given.  shares: samples of each rank, by stage.
+        place: how a layer of a stage is divided, instead.
     """
     names = [layer.name for layer in graph.layers]
     places = [names.index(cut) if isinstance(cut, str) else round(cut * len(names)) for cut in cuts]
@@ -53,20 +55,25 @@ def decide(
     share_of = tuple(shares) if shares is not None else tuple((1,) * len(group) for group in groups)
     layouts = [Layout({"sample": cut_points(s)} if len(s) > 1 else {}) for s in share_of]
     stage_of = {name: s for s, (a, b) in enumerate(pairwise(bounds)) for name in names[a:b]}
-    boundaries = Boundaries.of(graph, stage_of, layouts, groups)
-    edges = boundaries.edges()
-    stages = StageGraph(len(groups), len(micro_batches), edges)
     order = schedule_named(schedule) if isinstance(schedule, str) else schedule
     num_ranks = 1 + max(rank for group in groups for rank in group)
-    program = lower(order(Pipeline(stages)), stages, groups, boundaries.routes(edges, micro_batches), num_ranks)
-    validate(program)
-    return Decision(
+    made = Decision(
         schedule=schedule if isinstance(schedule, str) else "by hand",
         micro_batches=micro_batches,
         stages=tuple(Stage(group, tuple(f"n0/cpu{rank}" for rank in group)) for group in groups),
-        layers={name: Placement(s, layouts[s].cuts) for name, s in stage_of.items()},
-        program=tuple(tuple(str(action) for action in row) for row in program.rows),
+        layers={
+            layer.name: place(layer, s) if place else Placement(s, layouts[s].cuts)
+            for layer in graph.layers
+            for s in [stage_of[layer.name]]
+        },
+        program=(),
     )
+    boundaries = Boundaries.of_decision(graph, made)
+    edges = boundaries.edges()
+    stages = StageGraph(len(groups), len(micro_batches), edges)
+    program = lower(order(Pipeline(stages)), stages, groups, boundaries.routes(edges, micro_batches), num_ranks)
+    validate(program)
+    return replace(made, program=tuple(tuple(str(action) for action in row) for row in program.rows))
 
 
 def folded(pipeline: Pipeline) -> Schedule:

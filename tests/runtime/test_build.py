@@ -190,7 +190,7 @@ def test_evaluation_is_that_of_the_module_and_leaves_no_trace(layout: str) -> No
     losses = {each.loss for each, _, _ in found if each.loss is not None}
     assert list(losses) == pytest.approx([whole.loss(*other).item()], rel=1e-12)
     ends = [each.outputs for each, _, _ in found if each.loss is not None]
-    joined = torch.cat([outputs[m]["last"] for m in range(len(MICRO_BATCHES)) for outputs in ends])
+    joined = torch.cat([outputs[m]["last"][1] for m in range(len(MICRO_BATCHES)) for outputs in ends])
     torch.testing.assert_close(joined, whole.module(*other[0]), rtol=1e-12, atol=1e-12)
 
 

@@ -68,7 +68,7 @@ def test_every_rank_gets_its_box_and_the_adjoint_is_exact(seed: int) -> None:
     rng = random.Random(seed)
     torch.manual_seed(seed)
     case = random_case(rng)
-    shape, owned, held, wanted = case
+    shape, _, held, wanted = case
     x = torch.randn(shape, dtype=torch.float64)
     gradients = [torch.randn([len(i) for i in box], dtype=torch.float64) for box in wanted]
     found = exchanged(case, x, gradients)
@@ -123,7 +123,7 @@ def _layout(rng: random.Random, grid: tuple[int, ...]) -> Layout:
     dims = rng.sample([*DIMS, "replica"], len(grid))
     return Layout(
         {
-            dim: cut_points(tuple(rng.choice([0, 1, 1, 2, 3]) for _ in range(parts - 1)) + (1,))
+            dim: cut_points((*(rng.choice([0, 1, 1, 2, 3]) for _ in range(parts - 1)), 1))
             for dim, parts in zip(dims, grid, strict=True)
         }
     )
