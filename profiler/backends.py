@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from cuda_ops.onednn import onednn_convolution
 from profiler.capture import Captured
 from profiler.kinds import arguments_of
 
@@ -19,7 +20,9 @@ def back_end_keys(captured: Captured, samples: int) -> dict[str, str]:
     keys = dict.fromkeys(kinds, "")
     for node in captured.graph_module.graph.nodes:
         layer = kinds.get(captured.layer_of_node.get(node.name, ""))
-        if layer is not None and layer.kind in ("conv", "transposed_conv") and "conv" in str(node.target):
+        if layer is not None and node.target is onednn_convolution:
+            keys[layer.name] = "Mkldnn"
+        elif layer is not None and layer.kind in ("conv", "transposed_conv") and "conv" in str(node.target):
             spec = values[layer.inputs[0]].at(samples, captured.graph.samples)
             dtype = captured.autocast or getattr(torch, spec.dtype)
             keys[layer.name] = _back_end(node, spec.shape, dtype, layer.kind == "transposed_conv", layer.attributes)

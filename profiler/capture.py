@@ -10,17 +10,18 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from planner.ir.errors import UnsupportedModelError
 from planner.ir.graph import MIXES_SAMPLES, SAMPLE, Attribute, Graph, Layer, TensorSpec, value_name
 from profiler.apart import dependence
 from profiler.dims import output_names, specify, specify_input
 from profiler.grouping import Group, groups, is_output_of, tensor_arguments
-from profiler.kinds import LOSS, OPAQUE, POINTWISE, kind_of
+from profiler.kinds import ELEMENTWISE, LOSS, NO_RULES, OPAQUE, Rules, kind_of
 from profiler.naming import layer_names
 from profiler.same import correct_dtypes, require_same_loss
 from profiler.source import LoadedModel
 from profiler.trace import Traced, attribute, trace
 
-_NUM_DATA_INPUTS = {OPAQUE: 0, POINTWISE: 0, "attention": 3}
+_NUM_DATA_INPUTS = {OPAQUE: 0, ELEMENTWISE: 0, "attention": 3}
 """Leading arguments that the kind's access relation takes for activations, where it is not one."""
 
 
@@ -55,25 +56,29 @@ class Captured:
     autocast: torch.dtype | None = None
 
 
-def capture(model: LoadedModel) -> Captured:
+def capture(model: LoadedModel, rules: Rules = NO_RULES) -> Captured:
     """Captures ``model`` in training mode and checks the result on its example; buffers and random state stay.
 
     An example of one sample is repeated to two.
 
+    Args:
+        rules: what the user knows of operators that halopipe does not know, beside ``model.elementwise``.
+
     Raises:
-        UnsupportedModelError: ``torch.export`` refuses the model, the captured graph computes something else, or a size
-            that was said to vary cannot.
+        UnsupportedModelError: ``torch.export`` refuses the model, the captured graph computes something else, a size
+            that was said to vary cannot, or an operator that was said to be elementwise is not.
     """
+    rules = dataclasses.replace(rules, elementwise=rules.elementwise | model.elementwise)
     traced = trace(model)
     require_same_loss(traced, model)
     if model.autocast is not None:
         correct_dtypes(traced, model)
-    found = groups(traced)
+    found = groups(traced, rules)
     names = _names(traced, found)
     values = _value_names(traced, found, names)
     marks = {name: mark for name, mark in zip(names, dependence(traced, found, model), strict=True) if mark}
     return Captured(
-        _marked(_graph(traced, found, names, values), marks),
+        _marked(_graph(traced, rules, found, names, values), marks),
         traced.module,
         {node.name: name for group, name in zip(found, names, strict=True) for node in group.nodes},
         {value: node.name for node, value in values.items() if isinstance(node.meta.get("val"), Tensor)},
@@ -104,15 +109,17 @@ def _value_names(traced: Traced, found: tuple[Group, ...], names: tuple[str, ...
     return values
 
 
-def _graph(traced: Traced, found: tuple[Group, ...], names: tuple[str, ...], values: Mapping[fx.Node, str]) -> Graph:
+def _graph(
+    traced: Traced, rules: Rules, found: tuple[Group, ...], names: tuple[str, ...], values: Mapping[fx.Node, str]
+) -> Graph:
     specs: dict[str, TensorSpec] = {}
     for node, name in values.items():
         if node.op == "placeholder":
-            specs[name] = specify_input(node.meta["val"], name, traced)
+            specs[name] = specify_input(node, traced)
     inputs = dict(specs)
     layers = []
     for group, name in zip(found, names, strict=True):
-        layer = _layer(traced, group, name, values, specs)
+        layer = _layer(traced, rules, group, name, values, specs)
         specs.update((value_name(name, index), spec) for index, spec in enumerate(layer.outputs))
         layers.append(layer)
     used = {name for layer in layers for name in layer.parameters}
@@ -121,7 +128,12 @@ def _graph(traced: Traced, found: tuple[Group, ...], names: tuple[str, ...], val
 
 
 def _layer(
-    traced: Traced, group: Group, name: str, values: Mapping[fx.Node, str], specs: Mapping[str, TensorSpec]
+    traced: Traced,
+    rules: Rules,
+    group: Group,
+    name: str,
+    values: Mapping[fx.Node, str],
+    specs: Mapping[str, TensorSpec],
 ) -> Layer:
     arguments = [argument for node in group.nodes for argument in tensor_arguments(node)]
     inputs = [values[a] for a in arguments if a.op != "get_attr" and a not in group.nodes]
@@ -129,17 +141,37 @@ def _layer(
     parameters = tuple(target for target in attributes if target in traced.parameters)
     buffers = [attribute(traced.module, target) for target in attributes if target not in traced.parameters]
     read = tuple(specs[value] for value in inputs)
-    kind, details = _kind(traced, group, read)
+    kind, details = _kind(traced, rules, group, read)
     outputs = tuple(
-        specify(value, output_names(kind, value.ndim, read), traced) for value in _tensors(group.main.meta["val"])
+        specify(value, output_names(kind, value.ndim, read, details), traced)
+        for value in _tensors(group.main.meta["val"])
     )
+    if kind == ELEMENTWISE and rules.of(group.main) is not None:
+        _require_elementwise(name, str(details["op"]), read, outputs)
     buffer_bytes = sum(buffer.nbytes for buffer in buffers if isinstance(buffer, Tensor))
     return Layer(name, kind, tuple(inputs), outputs, parameters, details, buffer_bytes)
 
 
-def _kind(traced: Traced, group: Group, read: tuple[TensorSpec, ...]) -> tuple[str, dict[str, Attribute]]:
+def _require_elementwise(name: str, op: str, read: tuple[TensorSpec, ...], outputs: tuple[TensorSpec, ...]) -> None:
+    """Raises :class:`UnsupportedModelError` where the shapes of an elementwise operator say that it is none."""
+    shapes = [spec.shape for spec in read]
+    for output in outputs:
+        if not all(_is_broadcast(shape, output.shape) for shape in shapes):
+            raise UnsupportedModelError(
+                f"{op} is not elementwise",
+                [f"in {name}", f"it reads {', '.join(map(str, shapes))} and makes {output.shape}"],
+                ["leave it out of the elementwise operators"],
+            )
+
+
+def _is_broadcast(shape: tuple[int, ...], to: tuple[int, ...]) -> bool:
+    pairs = zip(reversed(shape), reversed(to), strict=False)
+    return len(shape) <= len(to) and all(extent in (1, total) for extent, total in pairs)
+
+
+def _kind(traced: Traced, rules: Rules, group: Group, read: tuple[TensorSpec, ...]) -> tuple[str, dict[str, Attribute]]:
     """The kind of the main operator, or ``opaque`` where its access relation would not hold for the whole layer."""
-    kind, details = kind_of(group.main)
+    kind, details = kind_of(group.main, rules)
     arguments = list(tensor_arguments(group.main))
     if kind == "embedding":
         arguments.reverse()  # the table comes first
@@ -153,7 +185,8 @@ def _kind(traced: Traced, group: Group, read: tuple[TensorSpec, ...]) -> tuple[s
         for argument in tensor_arguments(node)
     )
     not_over_samples = kind == LOSS and not (read and SAMPLE in read[0].dims)
-    if data_is_inside or parameter_is_viewed or not_over_samples:
+    pools_samples = kind == "global_pool" and SAMPLE in read[0].dims[2:]
+    if data_is_inside or parameter_is_viewed or not_over_samples or pools_samples:
         return OPAQUE, {"op": details["op"]}
     return kind, details
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -11,7 +11,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.autograd.profiler import profile, record_function
 
 from profiler.capture import Captured
-from profiler.segments import SegmentedPass, segments
+from profiler.segments import Segment, SegmentedPass, segments
 
 _FORWARD, _BACKWARD = "forward of ", "backward of "
 
@@ -58,7 +58,8 @@ class SavedStorages:
 def footprints(captured: Captured, tensors: Mapping[str, Tensor], samples: int) -> dict[str, Footprint]:
     """The bytes of every layer for ``samples`` samples; parameters are left without gradients."""
     saved = saved_bytes(captured, tensors, samples)
-    workspace = _workspace_bytes(captured, tensors, samples)
+    run = SegmentedPass(captured, tensors, samples, time.thread_time)
+    workspace = workspace_bytes(segments(captured), run)
     for parameter in captured.graph_module.parameters():
         parameter.grad = None
     return {name: Footprint(saved[name], workspace[name]) for name in saved}
@@ -78,9 +79,8 @@ def saved_bytes(captured: Captured, tensors: Mapping[str, Tensor], samples: int)
     return found
 
 
-def _workspace_bytes(captured: Captured, tensors: Mapping[str, Tensor], samples: int) -> dict[str, int]:
-    parts = segments(captured)
-    run = SegmentedPass(captured, tensors, samples, time.thread_time)
+def workspace_bytes(parts: Sequence[Segment], run: SegmentedPass) -> dict[str, int]:
+    """``Footprint.workspace_bytes`` of ``parts``, which are run."""
     given: dict[str, int] = {}
     with profile(use_cpu=True, profile_memory=True) as watched:
         for part in parts:

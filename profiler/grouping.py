@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, fx
 
 from profiler.functional import is_write
-from profiler.kinds import kind_of
+from profiler.kinds import NO_RULES, RESHAPE, Rules, kind_of
 from profiler.naming import place
 from profiler.trace import Traced
 
@@ -41,14 +41,14 @@ def makes_tensors(node: fx.Node) -> bool:
     )
 
 
-def groups(traced: Traced) -> tuple[Group, ...]:
+def groups(traced: Traced, rules: Rules = NO_RULES) -> tuple[Group, ...]:
     """The layers of a graph, in the order of their main operators."""
     nodes = [node for node in traced.module.graph.nodes if makes_tensors(node)]
     fed = _depends_on_inputs(traced)
     leader: dict[fx.Node, fx.Node] = {}
     for node in nodes:
         leader[node] = leader[node.args[0]] if is_output_of(node) else node
-    _join_helpers(nodes, leader, fed, traced)
+    _join_helpers(nodes, leader, fed, traced, rules)
     _join_updates(nodes, leader, fed, traced)
     members: dict[fx.Node, list[fx.Node]] = {}
     for node in nodes:
@@ -93,12 +93,14 @@ def _end(leader: dict[fx.Node, fx.Node], node: fx.Node) -> fx.Node:
     return node
 
 
-def _join_helpers(nodes: list[fx.Node], leader: dict[fx.Node, fx.Node], fed: set[fx.Node], traced: Traced) -> None:
+def _join_helpers(
+    nodes: list[fx.Node], leader: dict[fx.Node, fx.Node], fed: set[fx.Node], traced: Traced, rules: Rules
+) -> None:
     for node in reversed(nodes):
         if node in fed or is_write(node) or is_output_of(node):
             continue
         reads_parameter = any(argument.target in traced.parameters for argument in _attributes_behind(node))
-        if reads_parameter and kind_of(node)[0] != "reshape":
+        if reads_parameter and kind_of(node, rules)[0] != RESHAPE:
             continue
         readers = {_end(leader, user) for user in node.users if makes_tensors(user)}
         if len(readers) == 1 and all(makes_tensors(user) for user in node.users):

@@ -1,119 +1,87 @@
-"""Which kind of layer an operator is, and what its kind needs to know: from ``aten`` to ``planner.layers``."""
+"""Which kind of layer an operator is, and what its kind needs to know: from ``aten`` to ``planner.layers``.
+
+:class:`Rules` hold what a user knows about operators of his own.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor, fx
+from torch import fx
 
-from planner.ir.graph import Attribute
+from planner.ir.errors import UnknownNameError
+from planner.layers import kind as layer_kind
+from profiler import attributes, moving
+from profiler.attributes import Arguments, Attributes, Rule, rank_of
 from profiler.naming import operation
-
-Arguments = Mapping[str, Any]
-Attributes = dict[str, Attribute]
+from profiler.operators import LOSSES, POINTWISE, REDUCTIONS, RESHAPES
 
 OPAQUE = "opaque"
-POINTWISE = "pointwise"
+ELEMENTWISE = "pointwise"
 LOSS = "loss"
-
-_LOSSES = frozenset(
-    [
-        "binary_cross_entropy",
-        "binary_cross_entropy_with_logits",
-        "cross_entropy_loss",
-        "ctc_loss",
-        "gaussian_nll_loss",
-        "hinge_embedding_loss",
-        "huber_loss",
-        "kl_div",
-        "l1_loss",
-        "mse_loss",
-        "multi_margin_loss",
-        "nll_loss",
-        "nll_loss2d",
-        "nll_loss_nd",
-        "poisson_nll_loss",
-        "smooth_l1_loss",
-        "soft_margin_loss",
-        "mean",
-        "sum",
-    ]
-)
-_POINTWISE = frozenset(
-    [
-        "alias",
-        "alpha_dropout",
-        "clone",
-        "contiguous",
-        "detach",
-        "dropout",
-        "elu",
-        "feature_dropout",
-        "gelu",
-        "glu_jvp",
-        "hardsigmoid",
-        "hardswish",
-        "hardtanh",
-        "leaky_relu",
-        "lift_fresh_copy",
-        "log_sigmoid",
-        "mish",
-        "native_dropout",
-        "prelu",
-        "relu",
-        "relu6",
-        "rrelu",
-        "selu",
-        "silu",
-        "softplus",
-        "to",
-        "to_copy",
-        "type_as",
-    ]
-)
-_RESHAPES = frozenset(
-    [
-        "broadcast_tensors",
-        "expand",
-        "expand_as",
-        "flatten",
-        "movedim",
-        "permute",
-        "reshape",
-        "squeeze",
-        "swapaxes",
-        "swapdims",
-        "t",
-        "transpose",
-        "unflatten",
-        "unsafe_view",
-        "unsqueeze",
-        "view",
-        "view_as",
-    ]
-)
+RESHAPE = "reshape"
 
 
-def kind_of(node: fx.Node) -> tuple[str, Attributes]:
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """What kind operators are that halopipe does not know, or knows otherwise, by name: ``mylib::op``.
+
+    Attributes:
+        elementwise: operators that treat every element by itself; their tensors are broadcast to the result.
+        kinds: for others the kind and what finds its attributes (see ``profiler.attributes``).
+
+    Raises:
+        UnknownNameError: there is no such kind, or a name is not that of an operator.
+    """
+
+    elementwise: frozenset[str] = frozenset()
+    kinds: Mapping[str, tuple[str, Rule]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name in (*self.elementwise, *self.kinds):
+            if "::" not in name:
+                raise UnknownNameError(f"{name!r} is no operator", ["a name is namespace::operator: mylib::scale"])
+        for kind, _ in self.kinds.values():
+            layer_kind(kind)
+
+    def of(self, node: fx.Node) -> tuple[str, Rule] | None:
+        """What they say about the operator that ``node`` calls."""
+        name = node.target._schema.name
+        return (ELEMENTWISE, attributes.nothing) if name in self.elementwise else self.kinds.get(name)
+
+
+NO_RULES = Rules()
+
+
+def kind_of(node: fx.Node, rules: Rules = NO_RULES) -> tuple[str, Attributes]:
     """The kind of the operator that ``node`` calls, and its attributes (``op`` among them)."""
-    name = operation(node)
     op: Attributes = {"op": str(node.target)}
     if not isinstance(node.target, torch._ops.OpOverload):
         return OPAQUE, op
     arguments = arguments_of(node)
+    kind, rule = rules.of(node) or _known(node, arguments)
+    found = None if kind not in _OF_ANY_SIZE and _varies(arguments) else rule(node, arguments)
+    return (OPAQUE, op) if found is None else (kind, {**found, **op})
+
+
+def _known(node: fx.Node, arguments: Arguments) -> tuple[str, Rule]:
+    name = operation(node)
+    if name in _POOLS_OF_ALL_SPACE and attributes.is_pool_of_all_space(node, arguments):
+        return "global_pool", attributes.nothing
     if name in _RULES:
-        kind, rule = _RULES[name]
-        found = None if _varies(arguments) else rule(node, arguments)
-        return (OPAQUE, op) if found is None else (kind, {**found, **op})
-    if name in _LOSSES and _rank(node) == 0 and _is_mean_over_all(arguments):
-        return LOSS, op
-    if name in _RESHAPES:
-        return "reshape", op
-    if name in _POINTWISE or torch.Tag.pointwise in node.target.tags:
-        return POINTWISE, op
-    return OPAQUE, op
+        return _RULES[name]
+    if name in LOSSES and rank_of(node) == 0 and _is_mean_over_all(arguments):
+        return LOSS, attributes.loss
+    if name in REDUCTIONS and attributes.reduction(node, arguments) is not None:
+        return "reduce", attributes.reduction
+    if name in RESHAPES:
+        return RESHAPE, moving.reshape
+    if name in POINTWISE or torch.Tag.pointwise in node.target.tags:
+        return ELEMENTWISE, attributes.nothing
+    return OPAQUE, attributes.nothing
 
 
 def arguments_of(node: fx.Node) -> dict[str, Any]:
@@ -132,122 +100,52 @@ def _varies(arguments: Arguments) -> bool:
     return any(isinstance(node.meta.get("val"), (int, float, torch.SymInt, torch.SymFloat)) for node in found)
 
 
-def _rank(value: Any) -> int:
-    return value.meta["val"].ndim if isinstance(value.meta["val"], Tensor) else -1
-
-
 def _is_mean_over_all(arguments: Arguments) -> bool:
     return arguments.get("reduction", 1) != 0 and not arguments.get("dim")
 
 
-def _each(value: Any, space: int) -> tuple[int, ...]:
-    """One number a dim of space, as the operator reads it: a single number stands for all."""
-    numbers = tuple(value) if isinstance(value, (list, tuple)) else (value,)
-    return tuple(int(number) for number in (numbers * space if len(numbers) == 1 else numbers))
+_OF_ANY_SIZE = frozenset({ELEMENTWISE, LOSS, RESHAPE, "slice", "upsample"})
+"""Kinds whose attributes hold for every size that an operator may be given."""
 
+_POOLS_OF_ALL_SPACE = frozenset(["mean", *(f"adaptive_avg_pool{space}d" for space in (1, 2, 3))])
 
-def _conv(node: fx.Node, arguments: Arguments) -> Attributes | None:
-    kernel = tuple(int(size) for size in arguments["weight"].meta["val"].shape[2:])
-    space = len(kernel)
-    dilation = _each(arguments["dilation"], space)
-    padding = arguments["padding"]
-    if isinstance(padding, str):
-        margins = [rate * (size - 1) if padding == "same" else 0 for rate, size in zip(dilation, kernel, strict=True)]
-        if any(margin % 2 for margin in margins):
-            return None  # one more on one side than on the other
-        padding = [margin // 2 for margin in margins]
-    return {
-        "kernel": kernel,
-        "stride": _each(arguments["stride"], space),
-        "padding": _each(padding, space),
-        "dilation": dilation,
-        "groups": int(arguments["groups"]),
-    }
-
-
-def _transposed_conv(node: fx.Node, arguments: Arguments) -> Attributes | None:
-    space = arguments["weight"].meta["val"].ndim - 2
-    return {**(_conv(node, arguments) or {}), "output_padding": _each(arguments["output_padding"], space)}
-
-
-def _pool(node: fx.Node, arguments: Arguments) -> Attributes | None:
-    space = int(operation(node).split("pool")[1][0])
-    kernel = _each(arguments["kernel_size"], space)
-    return {
-        "kernel": kernel,
-        "stride": _each(arguments.get("stride") or kernel, space),
-        "padding": _each(arguments["padding"], space),
-        "dilation": _each(arguments.get("dilation", 1), space),
-        "ceil_mode": bool(arguments["ceil_mode"]),
-    }
-
-
-def _adaptive_pool(node: fx.Node, arguments: Arguments) -> Attributes | None:
-    space = int(operation(node).split("pool")[1][0])
-    sizes = node.meta["val"].shape[-space:] if _rank(node) > 0 else ()
-    if any(isinstance(size, torch.SymInt) for size in sizes):
-        return None
-    return {"output_size": tuple(int(size) for size in sizes)} if sizes else {}
-
-
-def _batch_norm(node: fx.Node, arguments: Arguments) -> Attributes | None:
-    return {"training": bool(arguments["training"])}
-
-
-def _layer_norm(node: fx.Node, arguments: Arguments) -> Attributes | None:
-    rank = _rank(node)
-    return {"dims": tuple(range(rank - len(arguments["normalized_shape"]), rank))}
-
-
-def _group_norm(node: fx.Node, arguments: Arguments) -> Attributes | None:
-    return {"dims": tuple(range(1, _rank(node)))}
-
-
-def _instance_norm(node: fx.Node, arguments: Arguments) -> Attributes | None:
-    return {"dims": tuple(range(2, _rank(node)))} if arguments["running_mean"] is None else None
-
-
-def _dim(node: fx.Node, arguments: Arguments) -> Attributes | None:
-    return {"dim": int(arguments["dim"]) % _rank(node)}
-
-
-def _nothing(node: fx.Node, arguments: Arguments) -> Attributes | None:
-    return {}
-
-
-def _rnn(node: fx.Node, arguments: Arguments) -> Attributes | None:
-    names = ("bidirectional", "batch_first")
-    return {name: bool(arguments[name]) for name in names} | {"num_layers": int(arguments["num_layers"])}
-
-
-_Rule = Callable[[fx.Node, Arguments], Attributes | None]
-
-_RULES: Mapping[str, tuple[str, _Rule]] = {
-    **{f"conv{space}d": ("conv", _conv) for space in (1, 2, 3)},
-    **{f"conv_transpose{space}d": ("transposed_conv", _transposed_conv) for space in (1, 2, 3)},
-    **{f"{what}_pool{space}d": ("pool", _pool) for what in ("max", "avg") for space in (1, 2, 3)},
+_RULES: Mapping[str, tuple[str, Rule]] = {
+    **{f"conv{space}d": ("conv", attributes.conv) for space in (1, 2, 3)},
+    **{f"conv_transpose{space}d": ("transposed_conv", attributes.transposed_conv) for space in (1, 2, 3)},
+    **{f"{what}_pool{space}d": ("pool", attributes.pool) for what in ("max", "avg") for space in (1, 2, 3)},
     **{
-        f"adaptive_{what}_pool{space}d": ("adaptive_pool", _adaptive_pool)
+        f"adaptive_{what}_pool{space}d": ("adaptive_pool", attributes.adaptive_pool)
         for what in ("max", "avg")
         for space in (1, 2, 3)
     },
-    "batch_norm": ("batch_norm", _batch_norm),
-    "layer_norm": ("layer_norm", _layer_norm),
-    "rms_norm": ("layer_norm", _layer_norm),
-    "group_norm": ("layer_norm", _group_norm),
-    "instance_norm": ("layer_norm", _instance_norm),
-    "cat": ("concat", _dim),
-    "concat": ("concat", _dim),
-    "concatenate": ("concat", _dim),
-    "stack": ("concat", _dim),
-    "softmax": ("softmax", _dim),
-    "log_softmax": ("softmax", _dim),
-    "linear": ("linear", _nothing),
-    "scaled_dot_product_attention": ("attention", _nothing),
-    "embedding": ("embedding", _nothing),
-    "lstm": ("lstm", _rnn),
-    "gru": ("lstm", _rnn),
-    "rnn_tanh": ("lstm", _rnn),
-    "rnn_relu": ("lstm", _rnn),
+    **dict.fromkeys(("pad", "constant_pad_nd"), ("pad", moving.pad)),
+    **{f"{how}_pad{space}d": ("pad", moving.pad) for how in ("reflection", "replication") for space in (1, 2, 3)},
+    **dict.fromkeys(("slice", "narrow", "select"), ("slice", moving.part)),
+    **dict.fromkeys(("chunk", "split", "split_with_sizes", "tensor_split", "unbind"), ("slice", moving.parts)),
+    **{
+        f"upsample_{how}d": ("upsample", moving.upsample)
+        for how in (
+            *(f"{nearest}{space}" for nearest in ("nearest", "nearest_exact") for space in (1, 2, 3)),
+            *("linear1", "bilinear2", "trilinear3", "bicubic2"),
+        )
+    },
+    "batch_norm": ("batch_norm", attributes.batch_norm),
+    "layer_norm": ("layer_norm", attributes.layer_norm),
+    "rms_norm": ("layer_norm", attributes.layer_norm),
+    "group_norm": ("layer_norm", attributes.group_norm),
+    "instance_norm": ("layer_norm", attributes.instance_norm),
+    "cat": ("concat", attributes.dim),
+    "concat": ("concat", attributes.dim),
+    "concatenate": ("concat", attributes.dim),
+    "stack": ("concat", attributes.dim),
+    "softmax": ("softmax", attributes.dim),
+    "log_softmax": ("softmax", attributes.dim),
+    "linear": ("linear", attributes.nothing),
+    "scaled_dot_product_attention": ("attention", attributes.nothing),
+    "embedding": ("embedding", attributes.nothing),
+    "lstm": ("lstm", attributes.recurrence),
+    "gru": ("lstm", attributes.recurrence),
+    "rnn_tanh": ("lstm", attributes.recurrence),
+    "rnn_relu": ("lstm", attributes.recurrence),
 }
 """Kind and rule by the operator's name; a rule that gives None finds the operator in a form its kind does not cover."""

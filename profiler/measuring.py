@@ -1,39 +1,53 @@
-"""What runs in the measuring process: the model is built, captured, and every layer measured at every size."""
+"""What runs in the measuring process: the model is built, captured, and every layer measured at every size.
+
+Parts of layers come after the whole ones, so that what these say does not depend on whether parts are asked for.
+"""
 
 from __future__ import annotations
 
 import gc
-import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from torch import Tensor
 
 from planner.ir.errors import UnsupportedModelError, UsageError
 from planner.ir.graph import Graph
-from planner.ir.profile import Measurement, ModelSource, Optimizer, ParameterCost
+from planner.ir.profile import Measurement, ModelSource, Optimizer, ParameterCost, PartShape
 from profiler.apart import example_of
 from profiler.backends import back_end_keys
 from profiler.capture import Captured, capture
 from profiler.child import Report
+from profiler.counter import Counter, ProfileProgress
 from profiler.footprint import footprints
+from profiler.kinds import Rules
+from profiler.parts import measure_round, rounds, whole_values
 from profiler.quiet import RunDelay, canary_s
 from profiler.source import LoadedModel, load_model
 from profiler.timing import QUICK, Effort, time_layers
 from profiler.updates import iteration_s, parameter_costs, still_optimizer
 
-_BASE = 2  # a pass takes about as long as for so many samples more, since parameters are read and written
+Shapes = Callable[[Graph, tuple[int, ...]], tuple[PartShape, ...]]
+"""Which parts of layers to measure for micro-batches of these sizes; a function that another process can import."""
+
+_OF_PARTS = Effort(num_warm_ups=2, min_runs=6, max_runs=10, split_runs=4, error=0.02)
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What to measure; ``sizes`` are numbers of samples, empty for the divisors of the example's."""
+    """What to measure.
+
+    Attributes:
+        sizes: numbers of samples; empty for the divisors of the example's.
+        shapes: parts of layers to be measured at their own shapes; None for whole layers alone.
+    """
 
     source: ModelSource
     optimizer: Optimizer
     sizes: tuple[int, ...]
     quick: bool
     seed: int = 0
+    shapes: Shapes | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,30 +61,11 @@ class ModelCosts:
     canary_before_s: float
     canary_after_s: float
     run_delay: float
-
-
-@dataclass(frozen=True, slots=True)
-class ProfileProgress:
-    """How far a profile is.
-
-    Attributes:
-        layer: the one that takes longest, or what else is being done.
-        seconds, spread: of that layer, at ``samples`` samples.
-        done, total: passes, weighted by samples.
-        eta_s: seconds to go, as far as the passes so far tell.
-    """
-
-    layer: str
-    seconds: float
-    spread: float
-    done: int
-    total: int
-    eta_s: float
-    samples: int = 0
+    parts: tuple[Measurement, ...] = ()
 
 
 def measure_model(report: Report, job: Job) -> ModelCosts:
-    """Measures ``job``, reporting :class:`ProfileProgress`.
+    """Measures ``job``, reporting :class:`profiler.counter.ProfileProgress`.
 
     Raises:
         HalopipeError: the model cannot be built, captured or run.
@@ -79,11 +74,12 @@ def measure_model(report: Report, job: Job) -> ModelCosts:
     report(ProfileProgress("capture", 0.0, 0.0, 0, 1, 0.0))
     model = load_model(job.source, job.seed)
     still_optimizer(job.optimizer, model.module.parameters())  # a wrong name is said before anything is measured
-    captured = capture(model)
+    captured = capture(model, Rules(model.elementwise))
     gc.freeze()  # what there is now stays: collections between passes need not look at it
     sizes = _sizes(captured, job.sizes)
+    shapes = job.shapes(captured.graph, sizes) if job.shapes is not None else ()
     delay, before_s = RunDelay(), canary_s()
-    counter = _Counter(report, effort, sizes)
+    counter = Counter(report, sizes, _num_passes(effort), rounds(shapes, sizes), _num_passes(_of_parts(job)))
     measurements: list[Measurement] = []
     iterations: dict[str, float] = {}
     failures = []
@@ -98,8 +94,11 @@ def measure_model(report: Report, job: Job) -> ModelCosts:
         measurements += _measure_size(captured, tensors, samples, effort, counter)
     if not measurements:
         raise UnsupportedModelError("the model runs at no number of samples", failures)
+    parts = _measure_parts(captured, model, shapes, measurements, _of_parts(job), counter)
     costs = parameter_costs(captured, job.optimizer, effort.min_runs)
-    return ModelCosts(captured.graph, tuple(measurements), costs, iterations, before_s, canary_s(), delay.share())
+    return ModelCosts(
+        captured.graph, tuple(measurements), costs, iterations, before_s, canary_s(), delay.share(), parts
+    )
 
 
 def _sizes(captured: Captured, wanted: tuple[int, ...]) -> tuple[int, ...]:
@@ -118,7 +117,7 @@ def _sizes(captured: Captured, wanted: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _measure_size(
-    captured: Captured, tensors: Mapping[str, Tensor], samples: int, effort: Effort, counter: _Counter
+    captured: Captured, tensors: Mapping[str, Tensor], samples: int, effort: Effort, counter: Counter
 ) -> list[Measurement]:
     times = time_layers(captured, tensors, samples, effort, lambda *slowest: counter.passed(samples, *slowest))
     bytes_of = footprints(captured, tensors, samples)
@@ -141,28 +140,40 @@ def _measure_size(
     ]
 
 
+def _measure_parts(
+    captured: Captured,
+    model: LoadedModel,
+    shapes: tuple[PartShape, ...],
+    whole: list[Measurement],
+    effort: Effort,
+    counter: Counter,
+) -> tuple[Measurement, ...]:
+    """Parts at the sizes at which the model runs."""
+    sizes = tuple(sorted({one.samples for one in whole}))
+    wanted = rounds(shapes, sizes)
+    counter.start_parts(wanted)
+    found: list[Measurement] = []
+    for size in sizes:
+        mine = [each for each in wanted if each.samples == size]
+        if not mine:
+            continue
+        value_of = whole_values(captured, example_of(captured.graph.inputs, model, size), size)
+        of_size = {one.layer: one for one in whole if one.samples == size}
+        for each in mine:
+            found += measure_round(captured, value_of, each, of_size, effort, counter.passed_part)
+            counter.end_round(each)
+    return tuple(found)
+
+
+def _of_parts(job: Job) -> Effort:
+    return QUICK if job.quick else _OF_PARTS
+
+
+def _num_passes(effort: Effort) -> int:
+    return effort.num_warm_ups + effort.min_runs + effort.split_runs + 1
+
+
 def _iteration_s(model: LoadedModel, tensors: Mapping[str, Tensor], optimizer: Optimizer, effort: Effort) -> float:
     values = tuple(tensors.values())
     count = len(model.inputs)
     return iteration_s(model, values[:count], values[count:], optimizer, effort.min_runs)
-
-
-class _Counter:
-    """Turns finished passes into progress."""
-
-    def __init__(self, report: Report, effort: Effort, sizes: tuple[int, ...]) -> None:
-        self._report = report
-        self._passes = effort.num_warm_ups + effort.min_runs + effort.split_runs + 1
-        self._left = dict.fromkeys(sizes, self._passes)
-        self._start_s = time.monotonic()
-
-    def passed(self, samples: int, layer: str, seconds: float, spread: float) -> None:
-        self._left[samples] = max(0, self._left[samples] - 1)  # some sizes need more passes than planned
-        total = sum((size + _BASE) * self._passes for size in self._left)
-        done = total - sum((size + _BASE) * left for size, left in self._left.items())
-        elapsed_s = time.monotonic() - self._start_s
-        eta_s = elapsed_s * (total - done) / max(1, done)
-        self._report(ProfileProgress(layer, seconds, spread, done, total, eta_s, samples))
-
-    def skip(self, samples: int) -> None:
-        self._left[samples] = 0

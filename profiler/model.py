@@ -38,6 +38,7 @@ class LoadedModel:
         loss_fn: takes the module's output and the tuple of targets; a mean over samples.
         varying: the places, (tensor, dim), of each size that varies from batch to batch, by name.
         autocast: the dtype that operators run in where torch's autocast says so; None: no autocast.
+        elementwise: operators (``mylib::op``) of which the user says that they treat every element by itself.
     """
 
     module: nn.Module
@@ -46,6 +47,7 @@ class LoadedModel:
     loss_fn: Callable[[Any, tuple[Tensor, ...]], Tensor]
     varying: Mapping[str, tuple[tuple[str, int], ...]] = field(default_factory=dict)
     autocast: torch.dtype | None = None
+    elementwise: frozenset[str] = frozenset()
 
     def loss(self, inputs: tuple[Tensor, ...], targets: tuple[Tensor, ...]) -> Tensor:
         """The loss of a batch, under autocast if that is asked for."""

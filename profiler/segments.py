@@ -108,6 +108,10 @@ class SegmentedPass:
             elif not makes_tensors(node):
                 self._values[node] = node.target(*fx.node.map_arg(node.args, self._values.__getitem__), **node.kwargs)
 
+    def value(self, node: fx.Node) -> Any:
+        """What ``node`` is, once its segment has run; sizes, inputs and parameters from the start."""
+        return self._values[node]
+
     @property
     def loss(self) -> Tensor:
         """The loss, once every segment has run."""

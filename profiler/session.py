@@ -15,8 +15,9 @@ from planner.ir.cluster import WITHIN_HOST, Cluster, DeviceSpec
 from planner.ir.errors import UsageError
 from planner.ir.profile import ModelSource, Optimizer, Profile, Provenance
 from profiler.child import Child
+from profiler.counter import ProfileProgress
 from profiler.links import LinkCosts, measure_links, num_measurements
-from profiler.measuring import Job, ModelCosts, ProfileProgress
+from profiler.measuring import Job, ModelCosts, Shapes
 from profiler.quiet import is_contended
 
 __all__ = ["ProfileProgress", "profile"]
@@ -34,6 +35,7 @@ def profile(
     optimizer: Optimizer = Optimizer("SGD", {"lr": 0.01, "momentum": 0.9}, 1.0),  # noqa: B008 - it is frozen
     sizes: tuple[int, ...] | None = None,
     quick: bool = False,
+    shapes: Shapes | None = None,
     progress: Progress | None = None,
 ) -> Profile:
     """What ``source`` costs on this host, for ``num_workers`` workers of one core each.
@@ -42,6 +44,8 @@ def profile(
         optimizer: whose updates are measured.
         sizes: numbers of samples to measure; None for the divisors of the example's.
         quick: fewer runs, larger spread.
+        shapes: says which parts of layers are measured at their own shapes (``planner.costs.part_shapes``), being
+            asked in the measuring process; None: whole layers alone.
         progress: called a few times a second at most sizes.
 
     Raises:
@@ -51,7 +55,7 @@ def profile(
         raise UsageError("there must be a worker", [f"workers: {num_workers}"])
     device = device_description(num_workers)
     num_links = num_measurements(num_workers) if num_workers > 1 else 0
-    costs = _measure_model(Job(source, optimizer, sizes or (), quick), num_links, progress)
+    costs = _measure_model(Job(source, optimizer, sizes or (), quick, shapes=shapes), num_links, progress)
     links = _measure_links(num_workers, quick, num_links, progress) if num_links else None
     devices = tuple(
         DeviceSpec(f"{HOST}/cpu{rank}", device.processor, HOST, device.memory_bytes) for rank in range(num_workers)
@@ -64,6 +68,7 @@ def profile(
         measurements={device.processor: costs.measurements},
         parameters={device.processor: costs.parameters},
         provenance=_provenance(costs),
+        parts={device.processor: costs.parts} if costs.parts else {},
     )
 
 

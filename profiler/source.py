@@ -68,6 +68,7 @@ def load_model(source: ModelSource, seed: int = 0) -> LoadedModel:
         targets=_cast(model.targets, dtype),
         varying=parse_varying(source.factory, varying, model.tensors),
         autocast=autocast,
+        elementwise=frozenset(source.elementwise),
     )
 
 

@@ -10,7 +10,7 @@ import gc
 import math
 import statistics
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -76,12 +76,25 @@ def time_layers(
         tensors: the graph's inputs by name.
         after_pass: called after every pass with the layer that takes longest, its seconds and its spread.
     """
-    parts = segments(captured)
+
+    def start(split: bool) -> SegmentedPass:
+        return SegmentedPass(captured, tensors, samples, time.thread_time, split)
+
+    return time_segments(segments(captured), start, effort, after_pass)
+
+
+def time_segments(
+    parts: Sequence[Segment],
+    start: Callable[[bool], SegmentedPass],
+    effort: Effort,
+    after_pass: Callable[[str, float, float], None],
+) -> dict[str, LayerTimes]:
+    """The times of ``parts``, run in passes that ``start`` makes, backward in halves or whole."""
     found = {part.name: _Samples() for part in parts}
     call_s = backward_call_s()
 
     def once(split: bool) -> dict[str, tuple[float, BackwardTimes]]:
-        return _pass(captured, parts, tensors, samples, split)
+        return _pass(parts, start, split)
 
     for _ in range(effort.num_warm_ups):
         once(split=False)
@@ -145,16 +158,15 @@ def _chain_s(length: int) -> float:
 
 
 def _pass(
-    captured: Captured, parts: Iterable[Segment], tensors: Mapping[str, Tensor], samples: int, split: bool
+    parts: Sequence[Segment], start: Callable[[bool], SegmentedPass], split: bool
 ) -> dict[str, tuple[float, BackwardTimes]]:
-    parts = tuple(parts)
     for part in parts:
         for parameter in part.parameters:
             parameter.grad = None
     gc.collect()
     gc.disable()
     try:
-        run = SegmentedPass(captured, tensors, samples, time.thread_time, split)
+        run = start(split)
         forward_s = {part.name: run.forward(part) for part in parts}
         run.start_backward()
         backward = {part.name: run.backward(part) for part in reversed(parts)}

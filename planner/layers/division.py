@@ -228,14 +228,28 @@ def grown(box: Box, spec: TensorSpec, layout: Layout, margin: int) -> Box:
     )
 
 
-def divides(decision: Decision, stage: int) -> bool:
-    """Whether the ranks of a stage divide its layers along other dims than samples, or each layer otherwise."""
+def divides(decision: Decision, stage: int, graph: Graph) -> bool:
+    """Whether the ranks of a stage divide its layers along other dims than samples, or each layer otherwise.
+
+    A stage that is cut by samples alone is divided as well if it makes a term of a loss that other layers read: that is
+    a sum over its ranks.
+    """
     placements = [decision.layers[name] for name in decision.layers_of(stage)]
+    if len(decision.stages[stage].ranks) < 2:
+        return False
     first = tuple(placements[0].cuts.items()) if placements else ()
-    return len(decision.stages[stage].ranks) > 1 and any(
+    return _makes_term(decision, stage, graph) or any(
         tuple(each.cuts.items()) != first or set(each.cuts) - {SAMPLE} or each.ways > 1 or each.margin
         for each in placements
     )
+
+
+def _makes_term(decision: Decision, stage: int, graph: Graph) -> bool:
+    terms = {
+        layer.name for layer in graph.layers if layer.kind == "loss" and decision.layers[layer.name].stage == stage
+    }
+    terms.discard(producer(graph.loss))
+    return bool(terms) and any(producer(value) in terms for layer in graph.layers for value in layer.inputs)
 
 
 def _readers(value: str, layers: Iterable[LayerDivision]) -> Iterator[tuple[LayerDivision, int]]:

@@ -17,10 +17,10 @@ def input_boxes(layer: Layer, inputs: Specs, work_box: Box) -> Boxes:
 
 
 def weight_boxes(layer: Layer, parameters: Specs, work_box: Box) -> Boxes:
-    """A parameter is broadcast like an input, but for PReLU's, which lies along the channels."""
+    """A parameter is broadcast like an input, but for PReLU's, which is one number or lies along the channels."""
     output = layer.outputs[0]
     if "prelu" in str(layer.attributes.get("op", "")):
-        return tuple(whole(spec.shape) for spec in parameters)
+        return tuple(whole(spec.shape) if spec.shape in ((), (1,)) else (work_box[1],) for spec in parameters)
     places = tuple(broadcast(output, work_box, spec) for spec in parameters)
     return tuple(
         tuple(

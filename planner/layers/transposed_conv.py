@@ -36,7 +36,11 @@ def input_boxes(layer: Layer, inputs: Specs, work_box: Box) -> Boxes:
 
 
 def weight_boxes(layer: Layer, parameters: Specs, work_box: Box) -> Boxes:
-    """The filters of the output channels; whole where groups divide them."""
+    """The filters of the output channels.
+
+    With groups a box cannot say which: filters lie along dim 1 within a group and groups along dim 0, so that parts
+    which cut a group would overlap; hence all.
+    """
     channel = len(layer.outputs[0].shape) - len(integers(layer.attributes.get("kernel"))) - 1
     if integer(layer.attributes.get("groups", 1)) > 1:
         return tuple(whole(spec.shape) for spec in parameters)
@@ -58,4 +62,14 @@ def forward_flops(layer: Layer, inputs: Specs) -> int:
 def _reaching(outputs: Interval, kernel: int, stride: int, padding: int, dilation: int) -> Interval:
     start = -(-(outputs.start + padding - dilation * (kernel - 1)) // stride)
     stop = (outputs.stop - 1 + padding) // stride + 1
+
+    def reaches(index: int) -> bool:
+        first = index * stride - padding
+        tap = max(0, -((first - outputs.start) // dilation))  # the first at or after the start
+        return tap < kernel and first + dilation * tap < outputs.stop
+
+    while start < stop and not reaches(start):
+        start += 1
+    while start < stop and not reaches(stop - 1):
+        stop -= 1
     return Interval(start, stop) if start < stop else NOTHING

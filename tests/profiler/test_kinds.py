@@ -37,6 +37,17 @@ def window(kernel: int, stride: int, padding: int, dilation: int, dims: int = 2)
     return {name: (number,) * dims for name, number in numbers.items()}
 
 
+def padding(before: tuple[int, ...], after: tuple[int, ...], mode: str) -> dict[str, Any]:
+    return {"before": before, "after": after, "mode": mode}
+
+
+def interpolation(
+    mode: str, space: int, numerators: tuple[int, ...] = (), denominators: tuple[int, ...] = (), aligned: bool = False
+) -> dict[str, Any]:
+    factors = {"factor_numerators": numerators, "factor_denominators": denominators} if numerators else {}
+    return {"mode": mode, "space": space, "align_corners": aligned, **factors}
+
+
 @pytest.mark.filterwarnings("ignore:Using padding='same'")
 @pytest.mark.parametrize(
     ("module", "shape", "kind", "attributes"),
@@ -44,7 +55,9 @@ def window(kernel: int, stride: int, padding: int, dilation: int, dims: int = 2)
         (nn.Conv2d(4, 6, 3, 2, 1, groups=2), IMAGE, "conv", {**window(3, 2, 1, 1), "groups": 2}),
         (nn.Conv1d(4, 6, 3, padding="same"), (2, 4, 9), "conv", {**window(3, 1, 1, 1, 1), "groups": 1}),
         (nn.Conv2d(4, 6, 3, padding="valid"), IMAGE, "conv", {**window(3, 1, 0, 1), "groups": 1}),
-        (nn.Conv2d(4, 6, 2, padding="same"), IMAGE, "opaque", {}),
+        (nn.Conv2d(4, 6, 2, padding="same"), IMAGE, "conv", {**window(2, 1, 0, 1), "groups": 1}),
+        (nn.Conv2d(4, 6, 4, padding="same", dilation=3), IMAGE, "conv", {**window(4, 1, 4, 3), "groups": 1}),
+        (nn.Conv2d(4, 8, 3, groups=4), IMAGE, "conv", {**window(3, 1, 0, 1), "groups": 4}),
         (nn.Conv3d(4, 2, 3, dilation=2), (2, 4, 9, 9, 9), "conv", {**window(3, 1, 0, 2, 3), "groups": 1}),
         (
             nn.ConvTranspose2d(4, 6, 3, 2, 1, output_padding=1),
@@ -56,8 +69,18 @@ def window(kernel: int, stride: int, padding: int, dilation: int, dims: int = 2)
         (nn.AvgPool2d(3, 2, 1, ceil_mode=True), IMAGE, "pool", {**window(3, 2, 1, 1), "ceil_mode": True}),
         (nn.AdaptiveAvgPool2d(2), IMAGE, "adaptive_pool", {"output_size": (2, 2)}),
         (nn.BatchNorm2d(4), IMAGE, "batch_norm", {"training": True}),
-        (nn.GroupNorm(2, 4), IMAGE, "layer_norm", {"dims": (1, 2, 3)}),
-        (nn.InstanceNorm2d(4), IMAGE, "layer_norm", {"dims": (2, 3)}),
+        (nn.AdaptiveAvgPool2d((1, 2)), IMAGE, "adaptive_pool", {"output_size": (1, 2)}),
+        (nn.AdaptiveAvgPool2d(1), IMAGE, "global_pool", {}),
+        (nn.AdaptiveAvgPool3d(1), (2, 4, 3, 3, 3), "global_pool", {}),
+        (nn.AdaptiveMaxPool2d(1), IMAGE, "adaptive_pool", {}),
+        (
+            nn.GroupNorm(2, 4),
+            IMAGE,
+            "layer_norm",
+            {"dims": (1, 2, 3), "groups": 2, "by_channel": True},
+        ),
+        (nn.InstanceNorm2d(4), IMAGE, "layer_norm", {"dims": (2, 3), "by_channel": True}),
+        (nn.InstanceNorm2d(4, track_running_stats=True), IMAGE, "opaque", {}),
         (nn.LayerNorm((5, 4)), SEQUENCE, "layer_norm", {"dims": (1, 2)}),
         (nn.Softmax(-1), SEQUENCE, "softmax", {"dim": 2}),
         (nn.LogSoftmax(1), SEQUENCE, "softmax", {"dim": 1}),
@@ -66,14 +89,49 @@ def window(kernel: int, stride: int, padding: int, dilation: int, dims: int = 2)
         (nn.ReLU(inplace=True), SEQUENCE, "pointwise", {}),
         (nn.Hardtanh(), SEQUENCE, "pointwise", {}),
         (nn.PReLU(), SEQUENCE, "pointwise", {}),
-        (nn.Flatten(), SEQUENCE, "reshape", {}),
+        (nn.Flatten(), SEQUENCE, "reshape", {"kept": (0, -1)}),
+        (nn.Flatten(2), IMAGE, "reshape", {"kept": (0, 1, -1)}),
+        (nn.Unflatten(1, (2, 2)), IMAGE, "reshape", {"kept": (0, -1, -1, 2, 3)}),
+        (nn.ZeroPad2d((1, 2, 0, -3)), IMAGE, "pad", padding((0, 0, 0, 1), (0, 0, -3, 2), "constant")),
+        (nn.ReflectionPad2d((1, 2, 3, 0)), IMAGE, "pad", padding((0, 0, 3, 1), (0, 0, 0, 2), "reflect")),
+        (nn.ReplicationPad3d(1), (2, 4, 3, 3, 3), "pad", padding((0, 0, 1, 1, 1), (0, 0, 1, 1, 1), "replicate")),
+        (nn.CircularPad1d((2, 1)), (2, 4, 9), "pad", padding((0, 0, 2), (0, 0, 1), "circular")),
         (
             nn.GRU(4, 3, bidirectional=True, batch_first=True),
             SEQUENCE,
             "lstm",
             {"bidirectional": True, "batch_first": True, "num_layers": 1},
         ),
-        (nn.Upsample(scale_factor=2), IMAGE, "opaque", {}),
+        (nn.Upsample(scale_factor=2), IMAGE, "upsample", interpolation("nearest", 2, (2, 2), (1, 1))),
+        (
+            nn.Upsample(scale_factor=1.5, mode="nearest-exact"),
+            IMAGE,
+            "upsample",
+            interpolation("nearest-exact", 2, (3, 3), (2, 2)),
+        ),
+        (nn.Upsample((5, 20), mode="bilinear"), IMAGE, "upsample", interpolation("linear", 2)),
+        (
+            nn.Upsample((20, 20), mode="bilinear", align_corners=True),
+            IMAGE,
+            "upsample",
+            interpolation("linear", 2, aligned=True),
+        ),
+        (
+            nn.Upsample(scale_factor=(2, 2.5), mode="bicubic"),
+            IMAGE,
+            "upsample",
+            interpolation("cubic", 2, (2, 5), (1, 2)),
+        ),
+        (nn.Upsample(12, mode="linear"), (2, 4, 9), "upsample", interpolation("linear", 1)),
+        (
+            nn.Upsample(scale_factor=2, mode="trilinear"),
+            (2, 4, 3, 3, 3),
+            "upsample",
+            interpolation("linear", 3, (2, 2, 2), (1, 1, 1)),
+        ),
+        (nn.Dropout(), IMAGE, "pointwise", {}),
+        (nn.Dropout2d(), IMAGE, "pointwise", {}),
+        (nn.PixelShuffle(2), IMAGE, "opaque", {}),
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, nn.Module) else "",
 )

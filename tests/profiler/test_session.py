@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import functools
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from planner.costs.part_shapes import part_shapes
 from planner.ir import codec
 from planner.ir.cluster import ALL_REDUCE, STATISTICS, WITHIN_HOST
 from planner.ir.errors import FactoryError, ModelNotFoundError, UnsupportedModelError, UsageError
@@ -90,6 +93,8 @@ def test_what_cannot_be_measured_is_refused() -> None:
         measured_here(ModelSource(TINY.factory, {}, (4, 3, 8)))
     with pytest.raises(UsageError, match="no optimiser"):
         measured_here(NARROW, optimizer="Adm")
+    with pytest.raises(UsageError, match="'scale' is no operator"):
+        measured_here(replace(NARROW, elementwise=("scale",)))
     with pytest.raises(UsageError, match=r"sizes: 0, 2"):
         measured_here(NARROW, sizes=(0, 2))
     with pytest.raises(UsageError, match="workers: 0"):
@@ -115,3 +120,22 @@ def test_a_profile_is_contended_if_it_waited_or_the_canary_changed() -> None:
     assert is_contended(0.0, 1.0, 0.9)
     assert canary_s() > 0
     assert RunDelay().share() >= 0
+
+
+def test_parts_are_measured_at_their_own_shapes() -> None:
+    source = ModelSource("profiler.models.mesh_tangling:mesh_tangling_128", {"width": "0.015625"}, (2, 18, 32, 32))
+    shapes = functools.partial(part_shapes, allow=("sample", "spatial"), num_ranks=2)
+    seen: list[ProfileProgress] = []
+    found = profile(source, num_workers=1, sizes=(2,), quick=True, shapes=shapes, progress=seen.append)
+    kind = found.cluster.devices[0].kind
+    wanted = shapes(found.graph, (2,))
+    assert {(m.layer, m.samples, m.part) for m in found.parts[kind]} == {
+        (layer, shape.samples, shape.part) for shape in wanted for layer in shape.layers
+    }
+    assert all(not m.part for m in found.measurements[kind])
+    assert {m.key for m in found.parts[kind] if "conv" in m.layer} != {""}
+    said = [at for at in seen if at.layer.startswith("part ")]
+    assert said[-1].layer.endswith(f" of {len(wanted)}")
+    assert [at.done for at in seen[1:]] == sorted(at.done for at in seen[1:])
+    assert all(0 <= at.done <= at.total for at in seen)
+    assert codec.loads(codec.dumps(found), Profile) == found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from planner.costs.boxes import as_box, moved
 from planner.costs.layouts import LayoutPrices
 from planner.costs.shards import Option
 from planner.ir.box import Box, Interval, intersect, subtract, transfers, volume
-from planner.ir.graph import TensorSpec
+from planner.ir.graph import Layer, TensorSpec
 from planner.ir.layout import Layout
 from planner.ir.plan import Decision, Placement, Stage
 from planner.layers.division import Division, divides, grown
@@ -102,7 +103,7 @@ def test_copies_are_counted_once() -> None:
     cuts = {"height": (0, 1, 2), "replica": (0, 1, 2)}
     layers = {layer.name: Placement(0, cuts) for layer in graph.layers}
     decision = Decision("gpipe", (2,), (Stage((0, 1, 2, 3), ("d",) * 4),), layers, ())
-    assert divides(decision, 0)
+    assert divides(decision, 0, graph)
     assert Division.of(graph, decision, 0, 2).layers["conv0"].is_first == (True, False, True, False)
 
 
@@ -116,13 +117,25 @@ def test_what_is_outside_is_held_as_far_as_it_is_read() -> None:
 
 
 def test_a_stage_cut_by_samples_alone_needs_no_division() -> None:
-    layers = {"a": Placement(0, {"sample": (0, 1, 2)}), "b": Placement(0, {"sample": (0, 1, 2)})}
-    decision = Decision("gpipe", (2,), (Stage((0, 1), ("d", "d")),), layers, ())
-    assert not divides(decision, 0)
-    odd = {**layers, "b": Placement(0, {"sample": (0, 1, 3)})}
-    assert divides(Decision("gpipe", (2,), decision.stages, odd, ()), 0)
-    alone = {"a": Placement(0, {"height": (0, 1)})}
-    assert not divides(Decision("gpipe", (2,), (Stage((0,), ("d",)),), alone, ()), 0)
+    network, end = mesh_like(samples=2, height=16, groups=(4,))
+    graph = priced(network, end).graph
+    two, halves = Stage((0, 1), ("d", "d")), {"sample": (0, 1, 2)}
+    layers = {layer.name: Placement(0, halves) for layer in graph.layers}
+    decision = Decision("gpipe", (2,), (two,), layers, ())
+    assert not divides(decision, 0, graph)
+    odd = {**layers, "conv0": Placement(0, {"sample": (0, 1, 3)})}
+    assert divides(replace(decision, layers=odd), 0, graph)
+    alone = {name: Placement(0, {"height": (0, 1)}) for name in layers}
+    assert not divides(replace(decision, stages=(Stage((0,), ("d",)),), layers=alone), 0, graph)
+
+
+def test_a_term_of_a_loss_that_is_read_is_a_sum_over_ranks() -> None:
+    network, end = mesh_like(samples=2, height=16, groups=(4,))
+    graph = priced(network, end).graph
+    root = Layer("root", "pointwise", ("loss",), graph.layers[-1].outputs)
+    graph = replace(graph, layers=(*graph.layers, root), loss="root")
+    layers = {layer.name: Placement(0, {"sample": (0, 1, 2)}) for layer in graph.layers}
+    assert divides(Decision("gpipe", (2,), (Stage((0, 1), ("d", "d")),), layers, ()), 0, graph)
 
 
 def test_a_margin_ends_with_the_tensor() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from math import prod
 
 import pytest
 import torch
@@ -13,7 +14,14 @@ import torch.nn.functional as F
 from planner.ir.box import Box, Interval, volume, whole
 from planner.ir.graph import SAMPLE, Attribute, Layer
 from planner.layers import kind
-from tests.planner.layers.oracle import Run, assert_reads_no_more, random_boxes, spec_of
+from tests.planner.layers.oracle import (
+    Run,
+    assert_reads_no_more,
+    outside_spoilt,
+    random_boxes,
+    slices,
+    spec_of,
+)
 
 IMAGE = "sample channel height width"
 HEADS = "sample head time feature"
@@ -68,6 +76,14 @@ CASES = {
         ((3,),),
         {"op": "aten.prelu.default"},
     ),
+    "prelu with one slope": Case(
+        "pointwise",
+        (((4, 3, 3, 3), IMAGE),),
+        IMAGE,
+        lambda x, p: F.prelu(x[0], p[0]),
+        ((1,),),
+        {"op": "aten.prelu.default"},
+    ),
     "batch_norm": Case(
         "batch_norm",
         (((4, 3, 2, 5), IMAGE),),
@@ -89,7 +105,39 @@ CASES = {
         IMAGE,
         lambda x, p: F.group_norm(x[0], 2, p[0], p[1]),
         ((6,), (6,)),
+        {"dims": (1, 2, 3), "groups": 2, "by_channel": True},
+    ),
+    "group_norm of an old profile": Case(
+        "layer_norm",
+        (((4, 6, 2, 3), IMAGE),),
+        IMAGE,
+        lambda x, p: F.group_norm(x[0], 2, p[0], p[1]),
+        ((6,), (6,)),
         {"dims": (1, 2, 3)},
+    ),
+    "one group": Case(
+        "layer_norm",
+        (((4, 6, 2, 3), IMAGE),),
+        IMAGE,
+        lambda x, p: F.group_norm(x[0], 1, p[0], p[1]),
+        ((6,), (6,)),
+        {"dims": (1, 2, 3), "groups": 1, "by_channel": True},
+    ),
+    "instance_norm": Case(
+        "layer_norm",
+        (((4, 3, 4, 5), IMAGE),),
+        IMAGE,
+        lambda x, p: F.instance_norm(x[0], weight=p[0], bias=p[1]),
+        ((3,), (3,)),
+        {"dims": (2, 3), "by_channel": True},
+    ),
+    "as long as wide": Case(
+        "layer_norm",
+        (((4, 5, 5), "sample time feature"),),
+        "sample time feature",
+        lambda x, p: F.layer_norm(x[0], (5,), p[0], p[1]),
+        ((5,), (5,)),
+        {"dims": (2,)},
     ),
     "concat": Case(
         "concat",
@@ -146,6 +194,20 @@ CASES = {
         ((5, 6),),
         integers=True,
     ),
+    "mean of channels": Case(
+        "reduce",
+        (((4, 3, 5, 2), IMAGE),),
+        "sample height width",
+        lambda x, p: x[0].mean(1),
+        attributes={"dims": (1,), "keeps": False},
+    ),
+    "maximum kept": Case(
+        "reduce",
+        (((4, 3, 5, 2), IMAGE),),
+        IMAGE,
+        lambda x, p: x[0].amax((1, 3), keepdim=True),
+        attributes={"dims": (1, 3), "keeps": True},
+    ),
     "softmax": Case(
         "softmax",
         (((4, 3, 5), "sample time feature"),),
@@ -160,6 +222,34 @@ CASES = {
         "sample time feature",
         lambda x, p: x[0].view(4, 3, 5),
         only_samples=True,
+    ),
+    "channels last": Case(
+        "reshape",
+        (((4, 3, 5, 2), IMAGE),),
+        "sample height width channel",
+        lambda x, p: x[0].permute(0, 2, 3, 1),
+        attributes={"kept": (0, 2, 3, 1)},
+    ),
+    "flattened space": Case(
+        "reshape",
+        (((4, 3, 5, 2), IMAGE),),
+        "sample channel dim2",
+        lambda x, p: x[0].flatten(2),
+        attributes={"kept": (0, 1, -1)},
+    ),
+    "grouped channels": Case(
+        "reshape",
+        (((4, 6, 5, 2), IMAGE),),
+        "sample dim1 dim2 height width",
+        lambda x, p: x[0].view(4, 2, 3, 5, 2),
+        attributes={"kept": (0, -1, -1, 2, 3)},
+    ),
+    "expanded": Case(
+        "reshape",
+        (((4, 1, 5, 2), IMAGE),),
+        IMAGE,
+        lambda x, p: x[0].expand(4, 3, 5, 2),
+        attributes={"kept": (0, -1, 2, 3)},
     ),
     "permute": Case(
         "reshape",
@@ -226,6 +316,83 @@ def test_one_sample_reads_one_sample_and_no_sample_reads_nothing(name: str) -> N
         assert volume(box) == expected
     none = (*one[:dim], Interval(2 * rows, 2 * rows), *one[dim + 1 :])
     assert [volume(box) for box in kind(case.kind).input_boxes(layer, specs, none)] == [0] * len(specs)
+
+
+CLASSES = (4, 5, 3, 6)
+LOSSES = {
+    "squares": ("elements", CLASSES, (CLASSES,), lambda y, t: F.mse_loss(y, t, reduction="none")),
+    "broadcast targets": ("elements", CLASSES, ((4, 1, 3, 6), (6,)), lambda y, t, w: (y - t).abs() * w),
+    "classes": ("places", CLASSES, ((4, 3, 6),), lambda y, t: F.cross_entropy(y, t, reduction="none")),
+    "probabilities": ("places", CLASSES, (CLASSES,), lambda y, t: F.cross_entropy(y, t, reduction="none")),
+    "labels": ("places", (4, 5), ((4,),), lambda y, t: F.cross_entropy(y, t, reduction="none")),
+}
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_a_term_of_the_loss_comes_out_of_the_boxes_alone(name: str) -> None:
+    torch.manual_seed(0)
+    terms, shape, others, function = LOSSES[name]
+    is_class = name in ("classes", "labels")
+    inputs = [torch.randn(shape).double()]
+    inputs += [torch.randint(0, 2, each) if is_class else torch.rand(each).double() for each in others]
+    specs = tuple(spec_of(x, IMAGE if x.dim() == 4 else " ".join(f"dim{d}" for d in range(x.dim()))) for x in inputs)
+    layer = Layer("loss", "loss", ("y", "t", "w")[: len(inputs)], (spec_of(torch.empty(()), ""),), (), {"terms": terms})
+    expected = function(*inputs)
+    for box in random_boxes(shape, random.Random(name), 25):
+        work_box = (box[0], Interval(0, shape[1]), *box[2:]) if terms == "places" else box
+        place = slices((work_box[0], *work_box[2:]) if terms == "places" else work_box)
+        boxes = kind("loss").input_boxes(layer, specs, work_box)
+        found = function(*(outside_spoilt(x, each) for x, each in zip(inputs, boxes, strict=True)))
+        assert torch.equal(found[place], expected[place])
+        assert boxes[0] == work_box
+        assert [volume(each) for each in boxes[1:]] == [
+            _at_most(each.shape, work_box, terms == "places") for each in inputs[1:]
+        ]
+
+
+def _at_most(shape: tuple[int, ...], box: Box, is_by_place: bool) -> int:
+    """Elements of targets that a box of the prediction has, if it is cut wherever it can be."""
+    along = (box[0], *box[2:]) if is_by_place and len(shape) < len(box) else box[len(box) - len(shape) :]
+    return prod(min(extent, len(interval)) for extent, interval in zip(shape, along, strict=True))
+
+
+def test_classes_are_never_apart() -> None:
+    prediction, targets = (
+        spec_of(torch.empty(4, 5, 6), "sample channel width"),
+        spec_of(torch.empty(4, 6), "sample dim1"),
+    )
+    layer = Layer("loss", "loss", ("y", "t"), (spec_of(torch.empty(()), ""),), (), {"terms": "places"})
+    half = (Interval(0, 4), Interval(0, 2), Interval(1, 3))
+    boxes = kind("loss").input_boxes(layer, (prediction, targets), half)
+    assert boxes == ((Interval(0, 4), Interval(0, 5), Interval(1, 3)), (Interval(0, 4), Interval(1, 3)))
+
+
+@pytest.mark.parametrize(
+    ("name", "box", "read"),
+    [
+        ("channels last", ((1, 2), (3, 5), (0, 1), (1, 3)), ((1, 2), (1, 3), (3, 5), (0, 1))),
+        ("flattened space", ((1, 2), (1, 2), (3, 7)), ((1, 2), (1, 2), (0, 5), (0, 2))),
+        ("grouped channels", ((0, 4), (0, 1), (1, 3), (2, 4), (1, 2)), ((0, 4), (0, 6), (2, 4), (1, 2))),
+        ("expanded", ((2, 4), (1, 2), (0, 3), (0, 2)), ((2, 4), (0, 1), (0, 3), (0, 2))),
+    ],
+)
+def test_a_reshape_reads_the_same_place_along_dims_that_are_kept(name: str, box, read) -> None:
+    case = CASES[name]
+    source = spec_of(torch.empty(case.inputs[0][0]), case.inputs[0][1])
+    output = spec_of(case.run([torch.empty(source.shape)], []), case.dims)
+    layer = Layer("layer", "reshape", ("x",), (output,), (), case.attributes)
+    found = kind("reshape").input_boxes(layer, (source,), tuple(Interval(*ends) for ends in box))
+    assert found == (tuple(Interval(*ends) for ends in read),)
+
+
+def test_a_group_of_channels_is_read_whole_and_others_not_at_all() -> None:
+    spec = spec_of(torch.empty(4, 12, 5), "sample channel width")
+    attributes: dict[str, Attribute] = {"dims": (1, 2), "groups": 4, "by_channel": True}
+    layer = Layer("norm", "layer_norm", ("x",), (spec,), ("weight",), attributes)
+    box = (Interval(0, 2), Interval(4, 9), Interval(0, 1))
+    assert kind("layer_norm").input_boxes(layer, (spec,), box) == ((box[0], Interval(3, 9), Interval(0, 5)),)
+    weight = spec_of(torch.empty(12), "dim0")
+    assert kind("layer_norm").weight_boxes(layer, (weight,), box) == ((Interval(4, 9),),)
 
 
 def test_the_loss_reads_targets_of_the_predictions_samples() -> None:

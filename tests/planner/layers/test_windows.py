@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from planner.ir.box import Interval
 from planner.ir.graph import Layer
 from planner.layers import kind
 from tests.planner.layers.oracle import assert_reads_no_more, random_boxes, spec_of
@@ -84,9 +85,30 @@ def test_a_transposed_convolution_reads_its_box(space: int, seed: int) -> None:
 
     attributes = {"kernel": kernel, "stride": stride, "padding": padding, "dilation": dilation, "groups": groups}
     attributes["output_padding"] = extra
-    # With a dilation that the stride does not divide, inputs between those that reach an output are in its box as well.
-    is_smallest = dilation == (1,) * space
-    check("transposed_conv", "aten.convolution.default", data, attributes, run, parameters, rng, is_smallest)
+    check("transposed_conv", "aten.convolution.default", data, attributes, run, parameters, rng)
+
+
+@pytest.mark.parametrize("stride", [1, 2, 3, 4])
+@pytest.mark.parametrize("dilation", [1, 2, 3])
+def test_a_transposed_convolution_reads_no_input_that_no_tap_carries_to_the_outputs(stride: int, dilation: int) -> None:
+    spec = spec_of(torch.empty(1, 1, 6), "sample channel width")
+    for kernel in (1, 2, 3, 4):
+        for padding in range(min(3, dilation * (kernel - 1)) + 1):
+            extent = 5 * stride - 2 * padding + dilation * (kernel - 1) + 1
+            numbers = {"kernel": kernel, "stride": stride, "padding": padding, "dilation": dilation}
+            attributes = {**{name: (number,) for name, number in numbers.items()}, "groups": 1}
+            output = spec_of(torch.empty(1, 1, extent), "sample channel width")
+            layer = Layer("conv", "transposed_conv", ("x",), (output,), (), attributes)
+            for start in range(extent):
+                for stop in range(start + 1, min(extent, start + 4) + 1):
+                    box = (Interval(0, 1), Interval(0, 1), Interval(start, stop))
+                    reached = [
+                        index
+                        for index in range(-12, 18)
+                        if any(start <= index * stride - padding + dilation * tap < stop for tap in range(kernel))
+                    ]
+                    expected = Interval(min(reached), max(reached) + 1) if reached else Interval(0, 0)
+                    assert kind("transposed_conv").input_boxes(layer, (spec,), box)[0][2] == expected
 
 
 @pytest.mark.parametrize("space", [1, 2, 3])

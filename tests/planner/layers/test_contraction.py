@@ -1,0 +1,156 @@
+"""Who contracts what, beside the planner's arrays and beside the sums themselves."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from planner.costs.boxes import as_boxes
+from planner.costs.contraction import partial_sums
+from planner.costs.sized import SizedLayer
+from planner.ir.box import Box, Interval, intersect, volume, whole
+from planner.ir.errors import UnsupportedModelError
+from planner.ir.graph import Graph, Layer, TensorSpec
+from planner.ir.layout import Layout
+from planner.layers import kind
+from planner.layers.contraction import Contraction, contraction_of
+
+SAMPLES = 4
+IMAGE = ("sample", "channel", "height", "width")
+SQUARE = {"kernel": (3, 3), "stride": (1, 1), "padding": (1, 1), "dilation": (1, 1)}
+
+
+def graph_of(layer: Layer, given: TensorSpec, *parameters: TensorSpec) -> Graph:
+    return Graph(SAMPLES, {"x": given}, (layer,), dict(zip(layer.parameters, parameters, strict=True)), layer.name)
+
+
+def spec(*shape: int, dims: tuple[str, ...] = ()) -> TensorSpec:
+    return TensorSpec(dims or tuple(f"dim{k}" for k in range(len(shape))), shape, "float64")
+
+
+def conv(channels: int, filters: int, **attributes: object) -> Graph:
+    output = spec(SAMPLES, filters, 6, 8, dims=IMAGE)
+    layer = Layer("conv", "conv", ("x",), (output,), ("w", "b"), {**SQUARE, "groups": 1, **attributes})
+    weight = spec(filters, channels // layer.attributes["groups"], 3, 3)
+    return graph_of(layer, spec(SAMPLES, channels, 6, 8, dims=IMAGE), weight, spec(filters))
+
+
+def transposed(channels: int, filters: int) -> Graph:
+    output = spec(SAMPLES, filters, 6, 8, dims=IMAGE)
+    layer = Layer("up", "transposed_conv", ("x",), (output,), ("w", "b"), {**SQUARE, "groups": 1})
+    return graph_of(layer, spec(SAMPLES, channels, 6, 8, dims=IMAGE), spec(channels, filters, 3, 3), spec(filters))
+
+
+def linear(channels: int, filters: int) -> Graph:
+    dims = ("sample", "time", "feature")
+    layer = Layer("fc", "linear", ("x",), (spec(SAMPLES, 5, filters, dims=dims),), ("w", "b"))
+    return graph_of(layer, spec(SAMPLES, 5, channels, dims=dims), spec(filters, channels), spec(filters))
+
+
+GRAPHS = {"conv": conv(10, 12), "transposed": transposed(10, 12), "linear": linear(10, 12)}
+GRIDS = {
+    "filters": {"f": (0, 1, 2)},
+    "uneven": {"f": (0, 1, 3, 4)},
+    "four": {"f": (0, 2, 5, 9, 12)},
+    "samples and filters": {"sample": (0, 1, 4), "f": (0, 1, 2, 3, 4)},
+    "filters and copies": {"f": (0, 1, 2), "replica": (0, 1, 2)},
+}
+
+
+def layout_of(graph: Graph, grid: str) -> Layout:
+    name = "feature" if graph.layers[0].kind == "linear" else "channel"
+    return Layout({name if dim == "f" else dim: points for dim, points in GRIDS[grid].items()})
+
+
+def contraction(graph: Graph, layout: Layout, ways: int) -> tuple[Contraction, tuple[Box, ...]]:
+    (layer,) = graph.layers
+    own = layout.boxes(layer.outputs[0], SAMPLES)
+    parameters = tuple(graph.parameters.values())
+    return contraction_of(layer, (graph.inputs["x"],), parameters, layout, ways, own), own
+
+
+def parts_of(graph: Graph, layout: Layout) -> int:
+    return len(layout.cuts["feature" if graph.layers[0].kind == "linear" else "channel"]) - 1
+
+
+@pytest.mark.parametrize("grid", GRIDS)
+@pytest.mark.parametrize("graph", GRAPHS.values(), ids=GRAPHS)
+def test_the_planners_arrays_say_the_same(graph: Graph, grid: str) -> None:
+    (layer,), layout = graph.layers, layout_of(graph, grid)
+    sized = SizedLayer.of(graph, layer, graph.values(), SAMPLES, False)
+    own = layout.boxes(sized.work, SAMPLES)
+    needed = as_boxes([sized.input_boxes(box)[0] for box in own])
+    ways = partial_sums(sized, layout, needed)
+    assert len(ways) > 1
+    for expected in ways:
+        found, _ = contraction(graph, layout, expected.ways)
+        inside = [intersect(box, whole(sized.inputs[0].shape)) for box in found.needed]
+        assert np.array_equal(as_boxes(inside), expected.needed)
+        scattered = np.zeros((len(own), len(own)))
+        for move in found.transfers:
+            scattered[move.src, move.dst] += volume(move.box)
+        assert np.array_equal(scattered, expected.scattered)
+
+
+@pytest.mark.parametrize("grid", GRIDS)
+@pytest.mark.parametrize("graph", GRAPHS.values(), ids=GRAPHS)
+def test_every_product_is_made_once_and_arrives_where_it_is_kept(graph: Graph, grid: str) -> None:
+    """Counts, for each filter and input channel, the products in what each rank keeps."""
+    layout = layout_of(graph, grid)
+    for ways in range(1, parts_of(graph, layout) + 1):
+        if parts_of(graph, layout) % ways:
+            continue
+        found, own = contraction(graph, layout, ways)
+        dims = found.dims
+        for rank, box in enumerate(own):
+            products = np.zeros((12, 10), dtype=int)
+            for src in found.groups[rank]:
+                filters, channels = found.made[src][dims.filters], found.needed[src][dims.channels]
+                assert src == rank or any((m.src, m.dst, m.box) == (src, rank, box) for m in found.transfers)
+                products[filters.start : filters.stop, channels.start : channels.stop] += 1
+            kept = box[dims.filters]
+            assert (products[kept.start : kept.stop] == 1).all()
+
+
+def test_weights_are_the_blocks_filters_and_the_own_channels_and_biases_the_own_filters() -> None:
+    found, _ = contraction(GRAPHS["conv"], Layout({"channel": (0, 3, 6, 9, 12)}), 2)
+    kernel = (Interval(0, 3), Interval(0, 3))
+    assert found.weights[1] == ((Interval(0, 6), Interval(5, 10), *kernel), (Interval(3, 6),))
+    assert found.weights[2] == ((Interval(6, 12), Interval(0, 5), *kernel), (Interval(6, 9),))
+    found, _ = contraction(GRAPHS["transposed"], Layout({"channel": (0, 3, 6, 9, 12)}), 2)
+    assert found.weights[1] == ((Interval(5, 10), Interval(0, 6), *kernel), (Interval(3, 6),))
+
+
+def test_one_way_is_what_the_relation_says() -> None:
+    for graph in GRAPHS.values():
+        (layer,), layout = graph.layers, layout_of(graph, "four")
+        found, own = contraction(graph, layout, 1)
+        parameters, relation = tuple(graph.parameters.values()), kind(layer.kind)
+        assert found.made == own
+        assert not found.transfers
+        assert found.needed == tuple(relation.input_boxes(layer, (graph.inputs["x"],), box)[0] for box in own)
+        assert found.weights == tuple(relation.weight_boxes(layer, parameters, box) for box in own)
+
+
+def test_weights_do_not_depend_on_the_number_of_samples() -> None:
+    graph = GRAPHS["conv"]
+    layout = Layout({"sample": (0, 1, 9), "channel": (0, 1, 2)})
+    none_for_the_first, own = contraction(graph, layout, 2)
+    assert volume(own[0]) == 0
+    assert none_for_the_first.weights[0][0][0] == Interval(0, 12)
+    assert none_for_the_first.weights[:2] == none_for_the_first.weights[2:]
+
+
+@pytest.mark.parametrize(
+    ("graph", "ways", "why"),
+    [
+        (conv(10, 12), 3, "3 ranks would share 10 channels, and 4 parts"),
+        (conv(2, 12), 4, "4 ranks would share 2 channels"),
+        (conv(10, 20, groups=2), 2, "of one group"),
+        (conv(10, 1), 2, "2 ranks would share 10 channels"),
+    ],
+)
+def test_what_cannot_be_shared_is_refused(graph: Graph, ways: int, why: str) -> None:
+    with pytest.raises(UnsupportedModelError, match="layer conv") as caught:
+        contraction(graph, Layout({"channel": (0, 1, 2, 3, 4)}), ways)
+    assert why in caught.value.details[0]
