@@ -74,7 +74,9 @@ class Binder:
         self._is_free = any(node.target == NUM_SAMPLES for node in model.graph_module.graph.nodes)
         self._planned, self._updates = program, updates_of(program)
         self._divided = frozenset(
-            stage for stage, each in enumerate(decision.stages) if rank in each.ranks and divides(decision, stage)
+            stage
+            for stage, each in enumerate(decision.stages)
+            if rank in each.ranks and divides(decision, stage, model.graph)
         )
         self._at: dict[object, Boundaries] = {}
         self._divisions: dict[object, Division] = {}

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import replace
-from functools import partial
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial, reduce
 
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from planner.ir.errors import CorruptFileError, UnsupportedModelError
@@ -15,11 +14,14 @@ from planner.ir.plan import Decision
 from planner.ir.schedule import StageGraph
 from planner.layers.boundary import Boundaries
 from planner.layers.division import Division, divides
+from runtime.decomposition.collective import Collectives, CollectiveWire, open_collectives
+from runtime.decomposition.compiled import Compiler, compiled, refuse_draws
 from runtime.decomposition.decompose import DividedStage
+from runtime.decomposition.drawn import DrawnPlaces
 from runtime.decomposition.exchange import Wire
 from runtime.decomposition.groups import groups_in
 from runtime.decomposition.later import Later
-from runtime.decomposition.parameters import groups_of_parameters, parts_of, sliced
+from runtime.decomposition.parameters import Parts, groups_of_parameters, parts_of, sliced
 from runtime.resident import Resident
 from runtime.stages.buffers import refuse_drifting_buffers
 from runtime.stages.captured import CapturedModel as CapturedModel
@@ -39,10 +41,6 @@ MakeOptimizer = Callable[[Iterable[nn.Parameter]], Optimizer]
 def groups_of(decision: Decision, graph: Graph) -> tuple[tuple[int, ...], ...]:
     """The groups of ranks that sum over each other, for the transport: of stages on several ranks, and of ties."""
     groups = {tuple(sorted(stage.ranks)): None for stage in decision.stages if len(stage.ranks) > 1}
-    for number, stage in enumerate(decision.stages):
-        if divides(decision, number):
-            division = Division.of(graph, decision, number, max(decision.micro_batches))
-            groups.update(dict.fromkeys(groups_in(division, stage.ranks)))
     groups |= dict.fromkeys(groups_of_parameters(graph, decision))
     return tuple(groups | dict.fromkeys(groups_of_ties(ties_in(decision, graph))))
 
@@ -69,6 +67,8 @@ class Builder:
         stages: the program's DAG of stages.
         deadline_s: longest wait for a sum over the ranks of a stage.
         seed: of what layers draw.
+        compiler: backend of torch.compile for the stages' training functions, whose ranks then exchange by collectives;
+            None: they are not compiled.
     """
 
     def __init__(
@@ -82,12 +82,19 @@ class Builder:
         deadline_s: float,
         *,
         seed: int = 0,
+        compiler: Compiler | None = None,
     ) -> None:
         self._decision, self._model, self._boundaries, self._stages = decision, model, boundaries, stages
         self._transport, self._make_optimizer, self._deadline_s = transport, make_optimizer, deadline_s
         self._draw = Draw(seed)
         self._draws = Draws(model)
         self._row = decision.rows()[transport.rank]
+        self._compiler = compiler
+        self._collectives: Mapping[int, Collectives] = {}
+        if compiler is not None:
+            together = {number: stage.ranks for number, stage in enumerate(decision.stages) if len(stage.ranks) > 1}
+            groups = (*groups_of(decision, model.graph), *groups_in(decision, model.graph))
+            self._collectives = open_collectives(together, groups, deadline_s)
 
     def residents(self) -> dict[int, Resident]:
         """The stages that run on this rank.
@@ -99,28 +106,23 @@ class Builder:
         rank, stages = self._transport.rank, self._decision.stages
         return {index: self._resident(index) for index, stage in enumerate(stages) if rank in stage.ranks}
 
-    def _cut(self, stage: int) -> StageCut:
+    def _cut(self, stage: int, parts: Parts) -> StageCut:
         graph, layers = self._model.graph, frozenset(self._decision.layers_of(stage))
         outputs = dict.fromkeys(value for edge in self._stages.out_of(stage) for value in edge.values)
         if producer(graph.loss) in layers:
             outputs[graph.loss] = None
         judged = (value for value in self._model.judged if producer(value) in layers)
-        return StageCut(self._model, layers, tuple(outputs), tuple(judged))
+        whole = {name: self._attribute(name) for name in parts}
+        return StageCut(self._model, layers, tuple(outputs), tuple(judged), sliced(whole, parts))
 
     def _resident(self, stage: int) -> Resident:
         graph, decision, transport = self._model.graph, self._decision, self._transport
         ranks = tuple(sorted(decision.stages[stage].ranks))
         add = partial(transport.all_reduce, ranks=ranks, deadline_s=self._deadline_s)
-        draws = self._draws.rule(self._draw, len(ranks))
-        index, manner = ranks.index(transport.rank), self._manner(stage)
-        divided = self._divided(stage)
-        functions = StageFunctions(
-            self._cut(stage), add, len(ranks), index, draws, halves=bool(manner.split), divided=divided
-        )
+        divided, manner = self._divided(stage), self._manner(stage)
         parts = {} if divided is None else parts_of(self._model, decision, stage, transport.rank)
-        function = functions.training = replace(
-            functions.training, attributes=sliced(functions.training.attributes, parts)
-        )
+        functions = self._functions(stage, ranks, parts, manner, divided)
+        function = functions.training
         received = tuple(name for name in function.inputs if name not in graph.inputs)
         self._check_received(stage, received)
         loss = graph.loss if graph.loss in function.outputs else None
@@ -135,7 +137,6 @@ class Builder:
             sharded=decision.stages[stage].sharded,
             deadline_s=self._deadline_s,
             parts=parts,
-            versioned=bool(manner.version_uses),
         )
         if divided is not None and isinstance(updates.reduction, GradientBuckets):
             divided.later.added, updates.reduction.put_off = updates.reduction.note, divided.later.targets
@@ -152,10 +153,45 @@ class Builder:
             add,
         )
 
-    def _divided(self, stage: int) -> DividedStage | None:
-        if not divides(self._decision, stage):
+    def _functions(
+        self, stage: int, ranks: tuple[int, ...], parts: Parts, manner: Manner, divided: DividedStage | None
+    ) -> StageFunctions:
+        collectives = self._collectives.get(stage)
+        talks = self._transport if collectives is None else collectives
+        add = partial(talks.all_reduce, ranks=ranks, deadline_s=self._deadline_s)
+        functions = StageFunctions(
+            self._cut(stage, parts),
+            add,
+            len(ranks),
+            ranks.index(self._transport.rank),
+            self._draws.rule(self._draw, len(ranks), self._places(divided)),
+            halves=bool(manner.split) and self._compiler is None,
+            divided=divided,
+        )
+        if self._compiler is not None:
+            refuse_draws(stage, self._decision.layers_of(stage), self._draws.layers)
+            functions.training = compiled(functions.training, partial(_size, divided), self._compiler, collectives)
+        return functions
+
+    def _places(self, divided: DividedStage | None) -> DrawnPlaces | None:
+        """Where the parts lie that layers of a divided stage draw for."""
+        if divided is None:
             return None
-        wire = Wire(self._transport, self._decision.stages[stage].ranks, self._deadline_s)
+        step = partial(divided.step, training=True)
+        return DrawnPlaces(step, self._model.graph.by_name(), self._decision.layers)
+
+    def _attribute(self, name: str) -> Tensor:
+        found: Tensor = reduce(getattr, name.split("."), self._model.graph_module)
+        return found
+
+    def _divided(self, stage: int) -> DividedStage | None:
+        if not divides(self._decision, stage, self._model.graph):
+            return None
+        ranks, collectives = self._decision.stages[stage].ranks, self._collectives.get(stage)
+        if collectives is None:
+            wire = Wire(self._transport, ranks, self._deadline_s)
+        else:
+            wire = CollectiveWire(collectives, ranks, self._deadline_s)
         return DividedStage(self._model, self._decision.layers_of(stage), wire, Later())
 
     def _manner(self, stage: int) -> Manner:
@@ -188,3 +224,8 @@ class Builder:
         if expected != set(received):
             differ = ", ".join(sorted(expected ^ set(received)))
             raise UnsupportedModelError(f"stage {stage}: the model's graph and its code disagree on {differ}")
+
+
+def _size(divided: DividedStage | None) -> Division | None:
+    """What tells the sizes apart that a stage is run with."""
+    return None if divided is None else divided.division

@@ -23,6 +23,7 @@ from runtime.binding import Binder, Binding
 from runtime.build import Builder, MakeOptimizer, check_layers, ties_in
 from runtime.checkpoint.state import RankState
 from runtime.context import Context
+from runtime.decomposition.compiled import Compiler
 from runtime.decomposition.gathering import gathered, gathered_gradients
 from runtime.executor import Executor, Ran, Surroundings
 from runtime.jobs.activity import Activity
@@ -96,6 +97,8 @@ class Engine:
         accumulate: steps whose gradients make up one update.
         deadline_s: longest wait for another rank.
         lookahead: receives announced ahead; 0: as many as the memory model counts.
+        compiler: backend of torch.compile (``inductor``) for the stages' training functions, whose ranks then exchange
+            by collectives of torch.distributed; None: stages are not compiled.
         activity: told what is done, for a heartbeat.
         others: what the other ranks do, as one line; asked when something failed.
 
@@ -119,6 +122,7 @@ class Engine:
         accumulate: int = 1,
         deadline_s: float = 120.0,
         lookahead: int = 0,
+        compiler: Compiler | None = None,
         activity: Activity | None = None,
         others: Callable[[], str] = str,
     ) -> None:
@@ -132,7 +136,8 @@ class Engine:
             check_finishing(program)
         self._versioned, self._trains = is_versioned(program), program.trains
         self._refuse_what_versions_forbid(accumulate)
-        builder = Builder(decision, model, boundaries, program.stages, transport, optimizer, deadline_s, seed=seed)
+        made_for = (decision, model, boundaries, program.stages, transport, optimizer, deadline_s)
+        builder = Builder(*made_for, seed=seed, compiler=compiler)
         self._residents = builder.residents()
         for resident in self._residents.values():
             if scheduler is not None and resident.optimizer is not None:

@@ -1,14 +1,20 @@
-"""All that one rank has to save so that training goes on, also under another plan: by the model's own names."""
+"""All that one rank has to save so that training goes on, also under another plan: by the model's own names.
+
+What a rank has a part of, be it a parameter or the running statistics of its channels, is saved as that box of the
+whole, by the first rank that has it, and read so by whoever needs which box.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import reduce
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from planner.ir.plan import Decision
-from runtime.checkpoint.state import MODEL, Number, RankState, joined
+from runtime.checkpoint.state import MODEL, BoxOf, Number, RankState, joined
+from runtime.decomposition.parameters import Part
 from runtime.resident import Resident
 from runtime.stages.buffers import stages_using
 from runtime.stages.captured import CapturedModel
@@ -16,6 +22,32 @@ from runtime.updates.optimizer_state import StateSource, load_state, state_of
 
 STEP = "run/step"
 """Key of the number of training steps done."""
+
+
+def named_state(residents: Mapping[int, Resident], model: CapturedModel, module: nn.Module) -> dict[str, Tensor]:
+    """What this rank's stages have of the state dict of ``module``, by each of its names, in its order; or parts of it.
+
+    Args:
+        model: whose parameters and buffers are those of ``module``.
+    """
+    here: dict[int, Tensor] = {}
+    for resident in residents.values():
+        for name, tensor in (*resident.parameters.items(), *resident.buffers.items()):
+            original: Tensor = reduce(getattr, name.split("."), model.graph_module)
+            here[id(original)] = tensor
+    everything = module.state_dict(keep_vars=True)
+    return {name: here[id(tensor)] for name, tensor in everything.items() if id(tensor) in here}
+
+
+def named_parts(residents: Mapping[int, Resident], named: Mapping[str, Tensor]) -> dict[str, Part]:
+    """Of what :func:`named_state` gave, that which not every rank of its stage has all of."""
+    found: dict[int, Part] = {}
+    for resident in residents.values():
+        for name, tensor in (*resident.parameters.items(), *resident.buffers.items()):
+            part = resident.updates.parts.get(name)
+            if part is not None and part.is_divided:
+                found[id(tensor)] = part
+    return {name: found[id(tensor)] for name, tensor in named.items() if id(tensor) in found}
 
 
 def speakers(model: CapturedModel, decision: Decision) -> dict[str, int]:
@@ -34,14 +66,17 @@ def rank_state(
 
     Args:
         speaks: see :func:`speakers`.
-        named: parameters and buffers of this rank's stages that belong to the model's state dict, by each of its names.
+        named: see :func:`named_state`.
     """
     owned = _owned(residents, speaks, rank)
     tensors = {MODEL + name: tensor.detach() for name, tensor in named.items()}
+    boxes: dict[str, BoxOf] = {
+        MODEL + name: (part.box, part.shape) for name, part in named_parts(residents, named).items()
+    }
     writes = {MODEL + name for name, tensor in named.items() if tensor in owned}
     numbers: dict[str, Number] = {STEP: step}
     writes |= {STEP} if rank == 0 else set()
-    own = RankState(tensors, {}, numbers, frozenset(writes))
+    own = RankState(tensors, {}, numbers, frozenset(writes), boxes)
     optimizers = (
         state_of(resident.optimizer, resident.updates.speaks_for)
         for resident in residents.values()
@@ -57,8 +92,10 @@ def load_rank_state(residents: Mapping[int, Resident], named: Mapping[str, Tenso
     Raises:
         CorruptFileError: ``source`` lacks something, or has it in another shape.
     """
+    parts = named_parts(residents, named)
     for name, tensor in named.items():
-        tensor.copy_(source.read(MODEL + name))
+        key, part = MODEL + name, parts.get(name)
+        tensor.copy_(source.read(key) if part is None else source.read_box(key, part.box))
     for resident in residents.values():
         if resident.optimizer is not None:
             load_state(resident.optimizer, source)
@@ -67,9 +104,13 @@ def load_rank_state(residents: Mapping[int, Resident], named: Mapping[str, Tenso
 
 
 def _owned(residents: Mapping[int, Resident], speaks: Mapping[str, int], rank: int) -> set[Tensor]:
-    """What this rank saves on behalf of all that have a copy."""
+    """What this rank saves on behalf of all that have the same."""
     found: set[Tensor] = set()
     for resident in residents.values():
-        found |= {resident.parameters[name] for name in resident.updates.speaks_for}
-        found |= {buffer for name, buffer in resident.buffers.items() if speaks[name] == rank}
+        updates = resident.updates
+        found |= {resident.parameters[name] for name in updates.speaks_for}
+        for name, buffer in resident.buffers.items():
+            part = updates.parts.get(name)
+            if part.is_first if part is not None and part.is_divided else speaks[name] == rank:
+                found.add(buffer)
     return found

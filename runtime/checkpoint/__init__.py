@@ -10,10 +10,11 @@ from runtime.checkpoint.background import BackgroundSaver
 from runtime.checkpoint.folders import complete_steps
 from runtime.checkpoint.reader import Checkpoint, whole_state_dict
 from runtime.checkpoint.saving import save
-from runtime.checkpoint.state import Number, RankState, Slice, joined
+from runtime.checkpoint.state import BoxOf, Number, RankState, Slice, joined
 
 __all__ = [
     "BackgroundSaver",
+    "BoxOf",
     "Checkpoint",
     "Number",
     "RankState",

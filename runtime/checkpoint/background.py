@@ -93,7 +93,9 @@ class BackgroundSaver:
             copies[key] = self._copied(key, tensor) if name == key else copies[name]
         self._copies = {key: copies[key] for key in first.values()}
         slices = {key: state.slices[key] for key in keys if key in state.slices}
-        return RankState(copies, slices, dict(state.numbers), frozenset(keys) | (state.writes & state.numbers.keys()))
+        boxes = {key: state.boxes[key] for key in keys if key in state.boxes}
+        writes = frozenset(keys) | (state.writes & state.numbers.keys())
+        return RankState(copies, slices, dict(state.numbers), writes, boxes)
 
     def _copied(self, key: str, tensor: Tensor) -> Tensor:
         old = self._copies.get(key)

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 
+from planner.ir.box import Box, intersect, volume, whole
 from planner.ir.errors import CheckpointError
 from runtime.checkpoint.folders import rank_name
 from runtime.checkpoint.state import Number
@@ -17,12 +18,14 @@ from runtime.checkpoint.state import Number
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A stored tensor: the range ``start:stop`` of a whole laid flat.
+    """A stored tensor: the range ``start:stop`` of a whole laid flat, or a box of it.
 
     Attributes:
         folder: of the rank that wrote it.
         stored: its name in that folder's ``.metadata``; another key's where the two are one tensor.
+        start, stop: of a box, 0 and the number of its elements.
         sha256: of its bytes in the file.
+        box: where it is no range.
     """
 
     folder: str
@@ -30,6 +33,7 @@ class Part:
     start: int
     stop: int
     sha256: str
+    box: Box | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +42,7 @@ class Entry:
 
     Attributes:
         dtype: torch's name of it, without ``torch.``.
-        parts: that make it up, in order, without gap or overlap.
+        parts: that make it up, in order, without gap or overlap: ranges, or boxes of one a rank.
     """
 
     dtype: str
@@ -114,6 +118,9 @@ def merged(manifests: Iterable[Manifest]) -> Manifest:
 def fault_of(entry: Entry) -> str:
     """What is wrong with an entry's parts: they overlap, or do not make up the whole; empty if nothing is."""
     parts, numel = entry.parts, math.prod(entry.shape)
+    boxes = [(part.folder, part.box) for part in parts if part.box is not None]
+    if boxes:
+        return _fault_of_boxes(boxes, entry.shape) if len(boxes) == len(parts) else "some parts are boxes, others not"
     for before, after in pairwise(parts):
         if after.start < before.stop:
             ranges = f"{before.start}:{before.stop} by {before.folder}, {after.start}:{after.stop} by {after.folder}"
@@ -125,6 +132,23 @@ def fault_of(entry: Entry) -> str:
     if parts[-1].stop != numel:
         return f"its parts end at {parts[-1].stop}, its shape {entry.shape} has {numel} elements"
     return ""
+
+
+def _fault_of_boxes(boxes: list[tuple[str, Box]], shape: tuple[int, ...]) -> str:
+    if len({folder for folder, _ in boxes}) < len(boxes):
+        return "a rank has saved two boxes of it"
+    for index, (folder, box) in enumerate(boxes):
+        if len(box) != len(shape) or intersect(box, whole(shape)) != box:
+            return f"{_text(box)} by {folder} is no box of {shape}"
+        for other, another in boxes[:index]:
+            if intersect(box, another):
+                return f"saved twice: {_text(box)} by {folder}, {_text(another)} by {other}"
+    missing = math.prod(shape) - sum(volume(box) for _, box in boxes)
+    return f"saved by nobody: {missing} of {math.prod(shape)}" if missing else ""
+
+
+def _text(box: Box) -> str:
+    return " x ".join(map(str, box))
 
 
 def fault_of_whole(manifest: Manifest) -> str:
@@ -151,7 +175,8 @@ def _whole(key: str, entries: list[Entry]) -> Entry:
             ours = f"{first.parts[0].folder} has {first.dtype} {first.shape}"
             theirs = f"{entry.parts[0].folder} has {entry.dtype} {entry.shape}"
             raise CheckpointError(f"ranks disagree about {key}", [f"{ours}, {theirs}"])
-    parts = sorted((part for entry in entries for part in entry.parts), key=lambda part: (part.start, part.stop))
+    everything = (part for entry in entries for part in entry.parts)
+    parts = sorted(everything, key=lambda part: (part.box or (), part.start, part.stop))
     whole = Entry(first.dtype, first.shape, tuple(parts))
     if fault := fault_of(whole):
         raise CheckpointError(f"what the ranks save of {key} does not fit together", [fault])

@@ -10,12 +10,14 @@ from typing import Any, TypeVar
 
 import torch
 
+from planner.ir.box import Box, Interval, volume
 from planner.ir.errors import CorruptFileError, NewerFileError
 from runtime.checkpoint.folders import rank_name
 from runtime.checkpoint.manifest import Entry, Manifest, Part, RankFiles
 from runtime.checkpoint.state import Number
 
-VERSION = 1
+VERSION = 2
+"""Since 2 parts may be boxes; without any, a manifest is written as version 1."""
 
 _FORMAT = "checkpoint"
 _SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -29,7 +31,7 @@ def to_text(manifest: Manifest) -> str:
     """The manifest as JSON, one key of the state a line; equal manifests give equal text."""
     head = {
         "halopipe": _FORMAT,
-        "version": VERSION,
+        "version": VERSION if _has_boxes(manifest) else 1,
         "step": manifest.step,
         "num_ranks": manifest.num_ranks,
         "torch_version": manifest.torch_version,
@@ -73,8 +75,19 @@ def _spell(number: Number) -> object:
 
 
 def _spell_entry(entry: Entry) -> list[object]:
-    parts = [[part.folder, part.stored, part.start, part.stop, part.sha256] for part in entry.parts]
+    parts = [[part.folder, part.stored, *_spell_place(part), part.sha256] for part in entry.parts]
     return [entry.dtype, list(entry.shape), *parts]
+
+
+def _spell_place(part: Part) -> tuple[object, object]:
+    """Where it starts and stops: one number, or one for each dim."""
+    if part.box is None:
+        return part.start, part.stop
+    return [interval.start for interval in part.box], [interval.stop for interval in part.box]
+
+
+def _has_boxes(manifest: Manifest) -> bool:
+    return any(part.box is not None for entry in manifest.tensors.values() for part in entry.parts)
 
 
 def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -157,10 +170,21 @@ def _entry(value: object, where: str, folders: Mapping[str, RankFiles]) -> Entry
 
 def _part(value: object, where: str) -> Part:
     folder, stored, start, stop, sha256 = _list(value, where, 5)
+    if isinstance(start, list):
+        box = _box(start, _list(stop, where, len(start)), where)
+        return Part(_text(folder, where), _text(stored, where), 0, volume(box), _sha256(sha256, where), box)
     first, last = _whole_number(start, where), _whole_number(stop, where)
     if first > last:
         raise ValueError(f"{where}: {first}:{last} is no range")
     return Part(_text(folder, where), _text(stored, where), first, last, _sha256(sha256, where))
+
+
+def _box(starts: list[Any], stops: list[Any], where: str) -> Box:
+    pairs = zip(starts, stops, strict=True)
+    box = tuple(Interval(_whole_number(first, where), _whole_number(last, where)) for first, last in pairs)
+    if not box or any(not each.start < each.stop <= _MOST_ELEMENTS for each in box) or volume(box) > _MOST_ELEMENTS:
+        raise ValueError(f"{where}: {starts}:{stops} is no box")
+    return box
 
 
 def _list(value: object, where: str, length: int | None = None) -> list[Any]:

@@ -12,12 +12,14 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from planner.ir.box import Box, intersect, whole
 from planner.ir.errors import MissingFileError, StaleFileError
 from runtime.checkpoint.folders import complete_path, complete_steps
 from runtime.checkpoint.integrity import check_place, compare, damaged, read_file, read_manifest
 from runtime.checkpoint.manifest import Entry, Manifest, Part
 from runtime.checkpoint.metadata import DATA_FILE, METADATA_FILE, Location, locations_of
 from runtime.checkpoint.state import MODEL, Number
+from runtime.pieces import assemble, slices
 
 
 class Checkpoint:
@@ -74,16 +76,39 @@ class Checkpoint:
         return self.manifest.numbers.keys()
 
     def read(self, key: str) -> Tensor:
-        """The whole tensor, on the CPU, put together from its slices where it was saved in such.
+        """The whole tensor, on the CPU, put together from its slices or boxes where it was saved in such.
 
         Raises:
             StaleFileError: it has no such tensor.
             CorruptFileError: it is damaged.
         """
         entry = self._entry(key)
+        if _is_in_boxes(entry):
+            return self.read_box(key, whole(entry.shape))
         pieces = [self._load(key, entry, part) for part in entry.parts]
-        whole = pieces[0] if len(pieces) == 1 else torch.cat([piece.reshape(-1) for piece in pieces])
-        return whole.reshape(entry.shape)
+        flat = pieces[0] if len(pieces) == 1 else torch.cat([piece.reshape(-1) for piece in pieces])
+        return flat.reshape(entry.shape)
+
+    def read_box(self, key: str, box: Box) -> Tensor:
+        """A box of the tensor; of one that was saved in boxes, only those that overlap it are read.
+
+        Raises:
+            StaleFileError: it has no such tensor, or one without such a box.
+            CorruptFileError: it is damaged.
+        """
+        entry = self._entry(key)
+        everything = whole(entry.shape)
+        if len(box) != len(everything) or (all(map(len, box)) and intersect(box, everything) != box):
+            raise StaleFileError(f"{key} has shape {entry.shape}, wanted is {box}", [f"in {self.path}"])
+        if not _is_in_boxes(entry):
+            found = self.read(key)
+            return found if box == everything else found[slices(box, everything)].clone()
+        pieces = []
+        for part in entry.parts:
+            shared = intersect(part.box or everything, box)
+            if shared is not None:
+                pieces.append((shared, self._load(key, entry, part)[slices(shared, part.box or everything)]))
+        return assemble(pieces, box, getattr(torch, entry.dtype)).clone()
 
     def read_slice(self, key: str, start: int, stop: int) -> Tensor:
         """The range ``start:stop`` of the tensor laid flat; only parts that overlap it are read.
@@ -96,6 +121,8 @@ class Checkpoint:
         numel = math.prod(entry.shape)
         if not 0 <= start <= stop <= numel:
             raise StaleFileError(f"{key} has {numel} elements, wanted are {start}:{stop}", [f"in {self.path}"])
+        if _is_in_boxes(entry):
+            return self.read(key).reshape(-1)[start:stop].clone()
         pieces = []
         for part in entry.parts:
             first, last = max(start, part.start), min(stop, part.stop)
@@ -202,7 +229,7 @@ class Checkpoint:
         expected = f"{entry.dtype}, {part.stop - part.start} elements"
         if found != expected:
             raise damaged(self.path, f"{key}: {found}; the manifest says {expected}")
-        return tensor
+        return tensor if part.box is None else tensor.reshape([len(interval) for interval in part.box])
 
 
 def whole_state_dict(checkpoint: Checkpoint) -> dict[str, Tensor]:
@@ -213,6 +240,10 @@ def whole_state_dict(checkpoint: Checkpoint) -> dict[str, Tensor]:
     """
     keys = [key for key in checkpoint.manifest.tensors if key.startswith(MODEL)]
     return {key.removeprefix(MODEL): checkpoint.read(key) for key in keys}
+
+
+def _is_in_boxes(entry: Entry) -> bool:
+    return any(part.box is not None for part in entry.parts)
 
 
 def _tensor(content: bytes) -> Tensor:

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import NoneType
 
 from torch import Tensor
+
+from planner.ir.box import Box, intersect, whole
 
 MODEL = "model/"
 """What the keys of parameters and buffers begin with."""
 
 Number = int | float | bool | str | None
 Slice = tuple[int, int, tuple[int, ...]]
+BoxOf = tuple[Box, tuple[int, ...]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,18 +31,21 @@ class RankState:
         tensors: by key; the very tensors of the running model, not copies.
         slices: ``(start, stop, shape)`` of each key whose tensor is only a part: the tensor has one dim and is the
             range ``start:stop`` of a whole of that shape, laid flat.
+        boxes: ``(box, shape)`` of each key whose tensor is that box of a whole of that shape.
         numbers: by key.
-        writes: keys of tensors and numbers that this rank saves.  Over all ranks, each key or slice is written by one.
+        writes: keys of tensors and numbers that this rank saves.  Over all ranks, each key, slice or box is written by
+            one.
 
     Raises:
-        ValueError: a key of ``writes`` or ``slices`` has no value, is both a tensor and a number, a number is something
-            else, or a tensor is not the slice that it is said to be.
+        ValueError: a key of ``writes``, ``slices`` or ``boxes`` has no value, is both a tensor and a number, a number
+            is something else, or a tensor is not the slice or box that it is said to be.
     """
 
     tensors: Mapping[str, Tensor]
     slices: Mapping[str, Slice]
     numbers: Mapping[str, Number]
     writes: frozenset[str]
+    boxes: Mapping[str, BoxOf] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if both := self.tensors.keys() & self.numbers.keys():
@@ -55,6 +61,13 @@ class RankState:
             found = tuple(self.tensors[key].shape)
             if not 0 <= start <= stop <= math.prod(shape) or found != (stop - start,):
                 raise ValueError(f"{key} has shape {found}; it is said to be {start}:{stop} of {shape}")
+        for key, (box, shape) in self.boxes.items():
+            if key not in self.tensors or key in self.slices:
+                raise ValueError(f"{key} is a box, but not there, or a slice as well")
+            found = tuple(self.tensors[key].shape)
+            if found != tuple(map(len, box)) or (all(found) and intersect(box, whole(shape)) != box):
+                where = " x ".join(map(str, box))
+                raise ValueError(f"{key} has shape {found}; it is said to be {where} of {shape}")
 
 
 def joined(states: Iterable[RankState]) -> RankState:
@@ -65,6 +78,7 @@ def joined(states: Iterable[RankState]) -> RankState:
     """
     tensors: dict[str, Tensor] = {}
     slices: dict[str, Slice] = {}
+    boxes: dict[str, BoxOf] = {}
     numbers: dict[str, Number] = {}
     writes: set[str] = set()
     for state in states:
@@ -75,5 +89,6 @@ def joined(states: Iterable[RankState]) -> RankState:
             if numbers.setdefault(key, number) != number:
                 raise ValueError(f"two stages of a rank have another {key} each: {numbers[key]!r}, {number!r}")
         slices.update(state.slices)
+        boxes.update(state.boxes)
         writes.update(state.writes)
-    return RankState(tensors, slices, numbers, frozenset(writes))
+    return RankState(tensors, slices, numbers, frozenset(writes), boxes)

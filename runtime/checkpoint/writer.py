@@ -18,6 +18,7 @@ from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
+from planner.ir.box import volume
 from planner.ir.errors import CheckpointError
 from runtime.checkpoint.folders import force_to_disk, rank_name
 from runtime.checkpoint.manifest import Entry, Manifest, Part, RankFiles
@@ -58,9 +59,14 @@ def write_rank(
 
 
 def saved_tensors(state: RankState) -> list[str]:
-    """Keys of the tensors that a rank writes; an empty slice of something is left out."""
+    """Keys of the tensors that a rank writes; an empty slice or box of something is left out."""
     keys = sorted(state.writes & state.tensors.keys())
-    return [key for key in keys if key not in state.slices or _is_worth_saving(*state.slices[key])]
+    return [
+        key
+        for key in keys
+        if (key not in state.slices or _is_worth_saving(*state.slices[key]))
+        and (key not in state.boxes or volume(state.boxes[key][0]))
+    ]
 
 
 def place_of(tensor: Tensor) -> tuple[object, ...]:
@@ -156,5 +162,8 @@ def _compact(tensor: Tensor) -> Tensor:
 def _entry(state: RankState, key: str, folder: str, stored: str, sha256: str) -> Entry:
     tensor = state.tensors[key]
     start, stop, shape = state.slices.get(key, (0, tensor.numel(), tuple(tensor.shape)))
+    box = None
+    if key in state.boxes:
+        box, shape = state.boxes[key]
     dtype = str(tensor.dtype).removeprefix("torch.")
-    return Entry(dtype, tuple(shape), (Part(folder, stored, start, stop, sha256),))
+    return Entry(dtype, tuple(shape), (Part(folder, stored, start, stop, sha256, box),))

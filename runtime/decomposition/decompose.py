@@ -16,10 +16,12 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor, fx
 
 from planner.ir.graph import Layer, producer
 from planner.layers.division import Division
+from runtime.decomposition.empties import connected
 from runtime.decomposition.exchange import Wire
 from runtime.decomposition.forms import form
 from runtime.decomposition.groups import group_of
@@ -29,6 +31,9 @@ from runtime.decomposition.step import InputIndex, Step
 from runtime.stages.captured import CapturedModel
 from runtime.stages.cut import NUM_SAMPLES, Rule
 from runtime.stages.manner import Portion
+
+LOSS = "loss"
+"""The kind of layers whose form gives this rank's share."""
 
 _MOST_KEPT = 64
 """Divisions whose steps are kept."""
@@ -89,11 +94,18 @@ class DividedStage:
         self._value_of_node = {node: value for value, node in model.node_of_value.items()}
         self._main = _main_nodes(model, self._layers)
         self._sizes = tuple(model.sizes)
+        self._loss = producer(model.graph.loss)
+        self._read = frozenset(producer(value) for layer in model.graph.layers for value in layer.inputs)
         self._now: dict[tuple[str, bool], Step] = {}
         self._calls: dict[str, _Call] = {}
         self._kept: dict[int, tuple[Division, dict[tuple[str, bool], Step]]] = {}
         self._division: Division | None = None
         self._given: dict[str, int] = {}
+
+    @property
+    def division(self) -> Division | None:
+        """Of what is run now."""
+        return self._division
 
     def at(self, portion: Portion) -> None:
         """What is run next."""
@@ -157,6 +169,7 @@ class DividedStage:
             call.inputs,
             self._integers(call, mine.rows(self.wire.position), division),
             self.later,
+            is_read=layer in self._read,
         )
 
     def _integers(self, call: _Call, rows: int, division: Division) -> dict[str, Any]:
@@ -174,7 +187,15 @@ class DividedStage:
                 arguments.update(step.integers)
             return run(step, op, arguments)
 
-        return formed
+        if layer != self._loss or self._layers[layer].kind == LOSS:
+            return formed
+
+        def counted_once(*args: Any, **kwargs: Any) -> Any:
+            """All ranks have the same number; the first one counts it."""
+            loss = formed(*args, **kwargs)
+            return loss if self.step(layer, training).is_first else connected(torch.zeros_like(loss), loss)
+
+        return counted_once
 
     def _helper(self, call: _Call, layer: str, function: Callable[..., Any], training: bool) -> Callable[..., Any]:
         """An operator beside the main one, such as the zeros that a recurrent layer starts from."""

@@ -1,8 +1,9 @@
-"""Results of parts without elements, which still hang on what they would have been made of.
+"""Results that hang on what a layer reads, so that backward takes the same way on every rank.
 
-A rank may have nothing to do of a layer, while others do, and send it what they think it sends on: every exchange runs
-on all ranks of a stage, backward as well.  So nothing may be missing from autograd's graph: an empty result sends zeros
-back to all that its layer reads.
+Exchanges run on all ranks of a stage, backward as well, and autograd takes them in the order in which forward did.  So
+its graph must have the same edges everywhere: a rank that has nothing to do of a layer makes an empty result, which
+hangs on everything; and where an operator leaves an input alone (``type_as``), its result hangs on it all the same.
+Nothing flows along such an edge: autograd passes on that there is no gradient, and exchanges take zeros.
 """
 
 from __future__ import annotations
@@ -20,12 +21,23 @@ from runtime.decomposition.step import Step
 
 
 def connected(result: Tensor, *tensors: Tensor) -> Tensor:
-    """``result``, on which ``tensors`` hang as well: backward gives them zeros."""
+    """``result``, on which ``tensors`` hang as well; integers have no gradient."""
     loose = [tensor for tensor in tensors if tensor.requires_grad]
-    if not loose or not (result.is_floating_point() or result.is_complex()):
+    if not loose or not torch.is_grad_enabled() or not (result.is_floating_point() or result.is_complex()):
         return result
     found: Tensor = _Connected.apply(result, *loose)
     return found
+
+
+def connected_to_all(step: Step, result: Any, found: Mapping[str, Any]) -> Any:
+    """What an operator gave, a tensor or several, each hung on all that it hangs on where a rank's part is empty."""
+    tensors = tuple(tensors_in(found.values()))
+    if isinstance(result, Tensor):
+        return connected(result, *_read_by(step, 0, tensors))
+    return tuple(
+        connected(each, *_read_by(step, output, tensors)) if isinstance(each, Tensor) else each
+        for output, each in enumerate(result)
+    )
 
 
 def empty_like_done(step: Step, found: Mapping[str, Any]) -> Any:
@@ -58,7 +70,7 @@ def tensors_in(values: Iterable[Any]) -> Iterator[Tensor]:
 
 
 def _read_by(step: Step, output: int, tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """What an output hangs on where a rank is not empty: exchanges run backward on all ranks or on none."""
+    """What an output hangs on, on all ranks."""
     name = str(step.layer.attributes.get("op", ""))
     if "broadcast_tensors" in name or "meshgrid" in name:
         return tensors[output : output + 1]
@@ -79,11 +91,10 @@ def _shape(step: Step, output: int) -> tuple[int, ...]:
 class _Connected(torch.autograd.Function):
     @staticmethod
     def forward(ctx: FunctionCtx, result: Tensor, *tensors: Tensor) -> Tensor:
-        ctx.likes = [(tensor.shape, tensor.dtype, tensor.device) for tensor in tensors]
+        ctx.nothing = (None,) * len(tensors)
         return result.view_as(result)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: FunctionCtx, gradient: Tensor) -> tuple[Tensor, ...]:
-        zeros = (torch.zeros(shape, dtype=dtype, device=device) for shape, dtype, device in ctx.likes)
-        return gradient, *zeros
+    def backward(ctx: FunctionCtx, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        return gradient, *ctx.nothing

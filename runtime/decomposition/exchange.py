@@ -45,6 +45,10 @@ class Wire:
         """This rank's among those of the stage."""
         return self.ranks.index(self.transport.rank)
 
+    def exchange(self, held: Sequence[Box], wanted: Sequence[Box], moves: Iterable[Transfer]) -> Exchange:
+        """How this rank gets what it wants of a tensor; all by position."""
+        return Exchange.of(self, held, wanted, moves)
+
     def start(self, sent: dict[int, Tensor], received: dict[int, Tensor]) -> Pending:
         """Start to send and receive tensors, by position."""
         self.num_messages += len(sent)
@@ -215,9 +219,12 @@ class _Redistribute(torch.autograd.Function):
         exchange: Exchange = ctx.exchange
         pieces = [gradient[slices(box, exchange.wanted)] for _, box in exchange.receives]
         arriving = exchange.start_adjoint(pieces, gradient)
-        found = gradient.new_zeros([len(interval) for interval in exchange.held])
-        for box in exchange.kept:
-            found[slices(box, exchange.held)] = gradient[slices(box, exchange.wanted)]
+        if exchange.kept == (exchange.held,):
+            found = gradient[slices(exchange.held, exchange.wanted)].clone(memory_format=torch.contiguous_format)
+        else:
+            found = gradient.new_zeros([len(interval) for interval in exchange.held])
+            for box in exchange.kept:
+                found[slices(box, exchange.held)] = gradient[slices(box, exchange.wanted)]
         for box, piece in arriving.wait():
             found[slices(box, exchange.held)] += piece
         return found, None

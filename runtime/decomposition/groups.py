@@ -1,10 +1,12 @@
-"""Which ranks of a divided stage do something together: they are declared when the transport is made."""
+"""Which ranks of a divided stage combine statistics or partial sums of a layer."""
 
 from __future__ import annotations
 
 from planner.ir.box import Box
+from planner.ir.graph import Graph
+from planner.ir.plan import Decision
 from planner.layers import kind
-from planner.layers.division import Division, LayerDivision
+from planner.layers.division import Division, LayerDivision, divides
 
 
 def group_of(layer: LayerDivision, ranks: tuple[int, ...], position: int) -> tuple[int, ...]:
@@ -17,14 +19,18 @@ def group_of(layer: LayerDivision, ranks: tuple[int, ...], position: int) -> tup
     return tuple(sorted(rank for rank, key in zip(ranks, keys, strict=True) if key == keys[position]))
 
 
-def groups_in(division: Division, ranks: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
-    """All groups of a stage that combine something, each once."""
+def groups_in(decision: Decision, graph: Graph) -> tuple[tuple[int, ...], ...]:
+    """All groups of a plan that combine something, each once."""
     found: dict[tuple[int, ...], None] = {}
-    for layer in division.layers.values():
-        if kind(layer.layer.kind).REDUCTION:
-            for position in range(len(ranks)):
-                found[group_of(layer, ranks, position)] = None
-    return tuple(group for group in found if len(group) > 1)
+    for number, stage in enumerate(decision.stages):
+        if not divides(decision, number, graph):
+            continue
+        division = Division.of(graph, decision, number, max(decision.micro_batches))
+        for layer in division.layers.values():
+            if kind(layer.layer.kind).REDUCTION:
+                groups = (group_of(layer, stage.ranks, position) for position in range(len(stage.ranks)))
+                found |= dict.fromkeys(group for group in groups if len(group) > 1)
+    return tuple(found)
 
 
 def _keys(layer: LayerDivision) -> list[object]:

@@ -41,5 +41,7 @@ def evaluate(value: Any, sizes: Mapping[str, int]) -> Any:
 
 
 def _is_integer(node: fx.Node) -> bool:
+    if node.op == "placeholder" and "val" not in node.meta:
+        return True  # the number of samples, or another size that varies
     value = node.meta.get("val")
     return isinstance(value, (int, float, torch.SymInt, torch.SymFloat)) and not isinstance(value, bool)

@@ -13,7 +13,6 @@ from planner.ir.graph import Layer
 from planner.layers.division import Division, LayerDivision
 from runtime.decomposition.exchange import Exchange, Wire, redistribute
 from runtime.decomposition.later import Later
-from runtime.transport import Pending
 
 InputIndex = int | tuple[int | None, ...] | None
 """Which input of a layer an argument of its operator is; for a list of tensors, which one each of them is."""
@@ -31,6 +30,7 @@ class Step:
         integers: by argument, what it is where it depends on the number of samples.
         later: for weight gradients that may wait; None where there is nobody to run them.
         memo: for what a form works out once.
+        is_read: whether another layer reads what it makes, be it one of another stage.
     """
 
     wire: Wire
@@ -42,6 +42,7 @@ class Step:
     integers: Mapping[str, Any] = field(default_factory=dict)
     later: Later | None = None
     memo: dict[object, Any] = field(default_factory=dict)
+    is_read: bool = False
     _exchanges: dict[int, Exchange] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -79,17 +80,9 @@ class Step:
         if found is None:
             name, value = self.layer.name, self.layer.inputs[index]
             held, wanted = self.whole.held(value), self.whole.wanted(name, index)
-            found = self._exchanges[index] = Exchange.of(self.wire, held, wanted, self.whole.moves(name, index))
+            found = self._exchanges[index] = self.wire.exchange(held, wanted, self.whole.moves(name, index))
         return found
 
     def get(self, index: int, x: Tensor) -> Tensor:
         """What this rank needs of an input, inside the tensor; ``x`` is what it holds of it.  Differentiable."""
         return redistribute(x, self.exchange(index))
-
-    def start_sum(self, tensor: Tensor) -> Pending:
-        """Start to replace a tensor by its sum over ``group``."""
-        return self.wire.transport.start_sum(tensor, self.group, self.wire.deadline_s)
-
-    def sum(self, tensor: Tensor) -> None:
-        """Replace a tensor by its sum over ``group``."""
-        self.wire.transport.all_reduce(tensor, self.group, self.wire.deadline_s)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import operator
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -28,12 +29,10 @@ from runtime.stages.cut import Rule
 from runtime.stages.drawing import OPERATORS
 from runtime.stages.manner import Portion
 from runtime.stages.numbers import Filled
+from runtime.stages.places import BLOCK, Place, Places, drawn_part
 from runtime.stages.sample_dims import SampleDims, cannot_share
 
 Shape = tuple[int, ...]
-_BLOCK = 1 << 14
-"""Least numbers of a block: few enough to waste little where a rank has a part of one, enough to outweigh its start."""
-
 _DEFAULT_GENERATOR = threading.Lock()  # a process has one, and a plan's ranks may be threads
 
 
@@ -81,11 +80,13 @@ class Noise:
     Attributes:
         node: name of the node that draws.
         dim: of the node's result that the samples lie along; None where it has none, or one rank has them all.
+        place: in a divided stage, which part of the numbers this rank has now; None: all of its rows.
     """
 
     draw: Draw
     node: str
     dim: int | None
+    place: Callable[[], Place] | None = None
 
     def fill(
         self,
@@ -102,29 +103,35 @@ class Noise:
         Rows are drawn in blocks, which are the same however they are shared out.
 
         Args:
-            shape: of this rank's part; the samples lie along ``dim``.
+            shape: of this rank's part; the samples lie along ``dim``.  In a divided stage the place says it.
             index: of the draw, where a node draws more than once.
             num_dims: the dims behind these are 1.
         """
         draw, dim = self.draw, self.dim
+        start, count, total = draw.start, draw.count, draw.total
+        if self.place is not None:
+            place = self.place()
+            if place.box is not None:
+                generator = partial(self._generator, device, index)
+                return drawn_part(place, dim, dtype, device, filled, generator, num_dims)
+            start, count, total = place.start, place.count, place.total
         if not all(shape):
             return torch.empty(shape, dtype=dtype, device=device)
         if dim is None or (num_dims is not None and dim >= num_dims):
-            generator = draw.generator(device, draw.key(self.node, index))
-            return filled(torch.empty(shape, dtype=dtype, device=device), generator)
-        each, rest = divmod(shape[dim], draw.count)
+            return filled(torch.empty(shape, dtype=dtype, device=device), self._generator(device, index))
+        each, rest = divmod(shape[dim], count)
         if rest:
             raise StageFailedError(
-                f"node {self.node} draws numbers of shape {shape} for {draw.count} samples", [f"along dim {dim}"]
+                f"node {self.node} draws numbers of shape {shape} for {count} samples", [f"along dim {dim}"]
             )
-        rows = math.ceil(_BLOCK * draw.count / math.prod(shape))
-        stop = draw.start + draw.count
+        rows = math.ceil(BLOCK * count / math.prod(shape))
+        stop = start + count
         found = torch.empty(shape, dtype=dtype, device=device)
-        for first in range(draw.start - draw.start % rows, stop, rows):
-            last = min(first + rows, draw.total)
-            begin, end = max(first, draw.start), min(last, stop)
-            part = found.narrow(dim, each * (begin - draw.start), each * (end - begin))
-            generator = draw.generator(device, draw.key(self.node, index, first))
+        for first in range(start - start % rows, stop, rows):
+            last = min(first + rows, total)
+            begin, end = max(first, start), min(last, stop)
+            part = found.narrow(dim, each * (begin - start), each * (end - begin))
+            generator = self._generator(device, index, first)
             if (begin, end) == (first, last) and part.is_contiguous():
                 filled(part, generator)
             else:
@@ -132,6 +139,9 @@ class Noise:
                 drawn = filled(torch.empty(block, dtype=dtype, device=device), generator)
                 part.copy_(drawn.narrow(dim, each * (begin - first), each * (end - begin)))
         return found
+
+    def _generator(self, device: torch.device, index: int, first: int = 0) -> torch.Generator:
+        return self.draw.generator(device, self.draw.key(self.node, index, first))
 
     def run(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """``function`` on the process's own generator, which is put back afterwards."""
@@ -156,10 +166,14 @@ class Draws:
         self._dims = SampleDims(model)
         self._layer_of_node = model.layer_of_node
         nodes = [node for node in model.graph_module.graph.nodes if node.name in model.layer_of_node]
+        self._main = frozenset(model.node_of_value.values())
         self.layers = tuple(dict.fromkeys(model.layer_of_node[node.name] for node in nodes if is_random(node)))
 
-    def rule(self, draw: Draw, num_ranks: int = 1) -> Rule:
+    def rule(self, draw: Draw, num_ranks: int = 1, places: Places | None = None) -> Rule:
         """The rule that makes the nodes of a stage on ``num_ranks`` ranks draw by ``draw``.
+
+        Args:
+            places: of a divided stage; None: its ranks share rows.
 
         It raises :class:`UnsupportedModelError` for a node that several ranks cannot draw together.
         """
@@ -167,14 +181,25 @@ class Draws:
         def rule(node: fx.Node) -> Callable[..., Any] | None:
             if not is_random(node):
                 return None
-            operator = OPERATORS.get(node.target)
+            drawn = OPERATORS.get(node.target)
             layer = self._layer_of_node.get(node.name, node.name)
-            if operator is None and num_ranks > 1:
+            draws_all = num_ranks == 1 if places is None else places.draws_all(layer)
+            if drawn is None and not draws_all:
                 raise cannot_share(layer, f"its numbers cannot be drawn in parts ({node.target})")
-            noise = Noise(draw, node.name, self._dims.of(node, layer, num_ranks))
-            return partial(noise.run, node.target) if operator is None else partial(operator, noise)
+            parts = num_ranks if places is None else places.parts_of_samples(layer)
+            place = None if places is None else partial(places.place, layer, self._is_main(node))
+            noise = Noise(draw, node.name, self._dims.of(node, layer, parts), place)
+            return partial(noise.run, node.target) if drawn is None else partial(drawn, noise)
 
         return rule
+
+    def _is_main(self, node: fx.Node) -> bool:
+        """Whether a layer's value is what ``node`` makes, or one of several that it makes."""
+        return node.name in self._main or any(user.name in self._main and _picks(user) for user in node.users)
+
+
+def _picks(node: fx.Node) -> bool:
+    return node.target is operator.getitem and not isinstance(node.all_input_nodes[0].meta.get("val"), Tensor)
 
 
 def is_random(node: fx.Node) -> bool:

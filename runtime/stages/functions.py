@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -32,19 +32,23 @@ class StageCut:
         layers: by name.
         outputs: values that other stages read, and the loss.
         judged: values that the loss is computed from, wanted in evaluation as well.
+        own: by name, the parameters and buffers of which this rank has but a part.
     """
 
     model: CapturedModel
     layers: frozenset[str]
     outputs: tuple[str, ...]
     judged: tuple[str, ...] = ()
+    own: Mapping[str, torch.Tensor] = field(default_factory=dict)
 
     def function(self, rule: Rule, *, training: bool = True, late: bool = False) -> StageFunction:
         """The stage, with nodes replaced by ``rule``; ``late``: compiled when it is first called."""
         model = self.model
         maps = model.layer_of_node, model.node_of_value
         outputs = self.outputs if training else tuple(dict.fromkeys((*self.outputs, *self.judged)))
-        return cut_stage(model.graph_module, self.layers, *maps, outputs, rule, model.sizes, late=late)
+        found = cut_stage(model.graph_module, self.layers, *maps, outputs, rule, model.sizes, late=late)
+        attributes = {name: self.own.get(name, tensor) for name, tensor in found.attributes.items()}
+        return replace(found, attributes=attributes)
 
 
 class StageFunctions:

@@ -1,8 +1,9 @@
 """What all ranks do together between the last gradient of a step and its updates: sums of ties, and clipping.
 
-The norm is that of all gradients of the model.  Each rank adds up a part of them such that each counts once: of a
-stage's ranks, every one takes some of its parameters; a tied parameter is taken by the first rank that has it; slices
-of a divided optimiser by their owners.  Then all ranks combine the same numbers in the same order.
+The norm is that of all gradients of the model.  Each rank adds up a part of them such that each counts once: of the
+ranks that have the same parameters, or the same part of one, every one takes some; a tied parameter is taken by the
+first rank that has it; slices of a divided optimiser by their owners.  Then all ranks combine the same numbers in the
+same order.
 """
 
 from __future__ import annotations
@@ -121,8 +122,11 @@ class Finishing:
             if isinstance(resident.updates.reduction, ShardedParameters):
                 yield from (part.view for part in resident.updates.reduction.slices.values())
             else:
-                own = [p for name, p in resident.parameters.items() if name not in resident.updates.tied]
-                yield from own[resident.ranks.index(self._transport.rank) :: len(resident.ranks)]
+                own = ((name, p) for name, p in resident.parameters.items() if name not in resident.updates.tied)
+                for number, (name, parameter) in enumerate(own):
+                    group = resident.updates.group(name, resident.ranks)
+                    if group[number % len(group)] == self._transport.rank and parameter.numel():
+                        yield parameter
         yield from (parameter for parameter, tie in self._tied if tie.ranks[0] == self._transport.rank)
 
     def _gradients(self) -> list[torch.Tensor]:

@@ -18,7 +18,8 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from planner.ir.errors import UnknownNameError, UsageError
 from planner.ir.profile import Optimizer
-from runtime.updates.sharding import ParameterSlice, ShardedParameters, give_slices
+from runtime.decomposition.parameters import Part, Parts
+from runtime.updates.sharding import ParameterSlice, ShardedParameters, give_slices, require_elementwise
 
 MakeOptimizer = Callable[[Iterable[Any]], torch.optim.Optimizer]
 MakeScheduler = Callable[[torch.optim.Optimizer], LRScheduler]
@@ -31,12 +32,14 @@ class StageOptimizer:
         parameters: by name; those that this stage updates.
         make: see the module; a parameter that it leaves out is not trained.
         sharded: some of the parameters in slices, of which the optimiser gets this rank's.
+        parts: what this rank has of parameters, where it has not all of each; the factory sees these parts.
 
     Attributes:
         optimizer: the user's.
         scheduler: None without one.
         tensors: what the optimiser steps on this rank, by the parameters' names: parameters, or slices of them.
         slices: by name, of those that are slices.
+        parts: by name, of those that some rank has not all of.
         group_names: the names of each group's parameters, also where this rank has no slice of them.
 
     Raises:
@@ -45,7 +48,11 @@ class StageOptimizer:
     """
 
     def __init__(
-        self, parameters: Mapping[str, nn.Parameter], make: MakeOptimizer, sharded: ShardedParameters | None = None
+        self,
+        parameters: Mapping[str, nn.Parameter],
+        make: MakeOptimizer,
+        sharded: ShardedParameters | None = None,
+        parts: Parts | None = None,
     ) -> None:
         self.optimizer = _made(make, parameters)
         self.scheduler: LRScheduler | None = None
@@ -54,6 +61,9 @@ class StageOptimizer:
         _require_usable(self.optimizer, names)
         groups = self.optimizer.param_groups
         self.group_names = tuple(tuple(names[parameter] for parameter in group["params"]) for group in groups)
+        self.parts: Mapping[str, Part] = {name: part for name, part in (parts or {}).items() if part.is_divided}
+        if self.parts:
+            require_elementwise(self.optimizer, "a plan whose stages are cut along samples or space alone")
         self.slices: Mapping[str, ParameterSlice] = {}
         if sharded is not None:
             give_slices(self.optimizer, names, sharded)

@@ -1,6 +1,6 @@
 """What an optimiser and its schedule keep, by the names of the model's parameters: saved, and read under another plan.
 
-    optimizer/NAME/exp_avg     a tensor, or the slice of it that this rank has
+    optimizer/NAME/exp_avg     a tensor, or the slice or box of it that this rank has
     group/NAME/lr              a number of NAME's group; the numbers of a tuple as group/NAME/betas/0
     scheduler/NAME/last_epoch  a number of the schedule of NAME's stage; of a list with a number for each group, the one
                                of NAME's group: scheduler/NAME/base_lrs
@@ -17,8 +17,9 @@ from typing import Any, Protocol
 
 import torch
 
+from planner.ir.box import Box
 from planner.ir.errors import UsageError
-from runtime.checkpoint.state import Number, RankState, Slice
+from runtime.checkpoint.state import BoxOf, Number, RankState, Slice
 from runtime.updates.optimizer import StageOptimizer
 from runtime.updates.sharding import STEP
 
@@ -51,6 +52,10 @@ class StateSource(Protocol):
         """Elements ``start`` to ``stop`` of a tensor, laid flat."""
         ...
 
+    def read_box(self, key: str, box: Box) -> torch.Tensor:
+        """A box of a tensor."""
+        ...
+
     def number(self, key: str) -> Number:
         """A number."""
         ...
@@ -60,25 +65,28 @@ def state_of(stage: StageOptimizer, speaks_for: Collection[str]) -> RankState:
     """The state of a stage's optimiser on this rank; its tensors are the optimiser's own.
 
     Args:
-        speaks_for: names of the parameters that this rank writes on behalf of all that have a copy; slices are written
-            by those that have them.
+        speaks_for: names of the parameters that this rank writes, or its part of them, on behalf of all that have the
+            same; slices are written by those that have them.
 
     Raises:
         UsageError: the optimiser keeps something that is neither tensor nor number.
     """
     tensors: dict[str, torch.Tensor] = {}
     slices: dict[str, Slice] = {}
+    boxes: dict[str, BoxOf] = {}
     numbers: dict[str, Number] = {}
     writes: set[str] = set()
     for name, tensor in stage.tensors.items():
-        part = stage.slices.get(name)
-        is_written = name in speaks_for if part is None else part.start == 0
+        part, held = stage.slices.get(name), stage.parts.get(name)
+        is_written = _speaks(stage, name, speaks_for) if part is None else part.start == 0
         for entry, value in stage.optimizer.state.get(tensor, {}).items():
             key = f"optimizer/{name}/{entry}"
             if isinstance(value, torch.Tensor):
                 tensors[key] = value
                 if part is not None and value.shape == tensor.shape:
                     slices[key] = (part.start, part.stop, part.shape)
+                elif held is not None and entry != STEP and value.shape == tensor.shape:
+                    boxes[key] = (held.box, held.shape)
             elif isinstance(value, Number):
                 numbers[key] = value
             else:
@@ -87,13 +95,13 @@ def state_of(stage: StageOptimizer, speaks_for: Collection[str]) -> RankState:
                     f"{type(stage.optimizer).__name__} keeps a {kind} ({entry}) for {name}, which cannot be saved",
                     remedies=["an optimiser that keeps tensors and numbers"],
                 )
-            if is_written or key in slices:
+            if key in slices or (name in speaks_for if key in boxes else is_written):
                 writes.add(key)
     for name, key, number in _numbers(stage):
         numbers[key] = number
-        if name in speaks_for:
+        if _speaks(stage, name, speaks_for):
             writes.add(key)
-    return RankState(tensors, slices, numbers, frozenset(writes))
+    return RankState(tensors, slices, numbers, frozenset(writes), boxes)
 
 
 def load_state(stage: StageOptimizer, source: StateSource) -> None:
@@ -127,6 +135,12 @@ def load_state(stage: StageOptimizer, source: StateSource) -> None:
         stage.scheduler.load_state_dict(_filled(fresh, (), saved))
 
 
+def _speaks(stage: StageOptimizer, name: str, speaks_for: Collection[str]) -> bool:
+    """Whether this rank writes what there is once of a parameter, however many ranks have a part of it."""
+    held = stage.parts.get(name)
+    return name in speaks_for if held is None else held.speaks
+
+
 def _entries(source: StateSource) -> dict[str, list[str]]:
     """What is kept for each parameter."""
     found: dict[str, list[str]] = {}
@@ -143,6 +157,9 @@ def _entry(stage: StageOptimizer, name: str, entry: str, source: StateSource) ->
         return source.number(key)
     if part is not None and entry != STEP and tuple(source.shape(key)) == part.shape:
         return source.read_slice(key, part.start, part.stop)
+    held = stage.parts.get(name)
+    if held is not None and entry != STEP and key in source.tensors() and tuple(source.shape(key)) == held.shape:
+        return source.read_box(key, held.box)
     return source.read(key)
 
 

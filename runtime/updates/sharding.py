@@ -173,6 +173,21 @@ def _shards(bucket: Bucket, index: int, num_shards: int) -> _Shards:
     return shards
 
 
+def require_elementwise(optimizer: torch.optim.Optimizer, remedy: str) -> None:
+    """Refuse an optimiser that may not be given parts of parameters.
+
+    Raises:
+        UsageError: it looks at more than single elements, or is not known not to.
+    """
+    cls = type(optimizer)
+    if cls.__name__ not in ELEMENTWISE or getattr(torch.optim, cls.__name__, None) is not cls:
+        raise UsageError(
+            f"the state of {cls.__name__} cannot be divided over the ranks of a stage",
+            [f"known to treat each element by itself: {', '.join(ELEMENTWISE)}"],
+            ["another optimiser", remedy],
+        )
+
+
 def give_slices(
     optimizer: torch.optim.Optimizer, names: Mapping[nn.Parameter, str], sharded: ShardedParameters
 ) -> None:
@@ -183,13 +198,7 @@ def give_slices(
     Raises:
         UsageError: the optimiser looks at more than single elements, or is not known not to.
     """
-    cls = type(optimizer)
-    if cls.__name__ not in ELEMENTWISE or getattr(torch.optim, cls.__name__, None) is not cls:
-        raise UsageError(
-            f"the state of {cls.__name__} cannot be divided over the ranks of a stage",
-            [f"known to treat each element by itself: {', '.join(ELEMENTWISE)}"],
-            ["another optimiser", "a plan whose stages are not sharded"],
-        )
+    require_elementwise(optimizer, "a plan whose stages are not sharded")
     for group in optimizer.param_groups:
         kept: list[nn.Parameter] = []
         for parameter in group["params"]:

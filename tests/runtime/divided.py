@@ -12,7 +12,7 @@ from planner.ir.graph import Graph, Layer
 from planner.ir.layout import Layout
 from planner.ir.plan import Decision, Placement
 from planner.layers import check_samples_apart
-from planner.layers.division import SPACE, divides
+from planner.layers.division import SPACE
 from tests.runtime.plans import decide
 
 Cuts = Mapping[str, tuple[int, ...]]
@@ -72,11 +72,6 @@ def possible(sized: SizedLayer, cuts: Cuts) -> Cuts:
         else:
             found[name] = points
     return found
-
-
-def all_divided(decision: Decision) -> bool:
-    """Whether every stage of several ranks is divided beyond samples."""
-    return all(divides(decision, stage) for stage, each in enumerate(decision.stages) if len(each.ranks) > 1)
 
 
 def _names(dim: str) -> tuple[str, ...]:

@@ -25,6 +25,8 @@ from typing import Any, Protocol, cast
 
 from runtime.decomposition.step import Step
 
+__all__ = ["Form", "form"]
+
 
 class Form(Protocol):
     """What a module in this folder provides."""

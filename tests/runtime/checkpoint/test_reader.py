@@ -186,8 +186,8 @@ def test_a_manifest_with_bad_intent_is_refused(tmp_path: Path, old: str, new: st
 
 def test_a_checkpoint_of_a_newer_release_is_refused_with_the_remedy(tmp_path: Path) -> None:
     path = save_all(tmp_path, 1, of_two_ranks())
-    forge(path, lambda text: text.replace('"version": 1', '"version": 2'))
-    with pytest.raises(NewerFileError, match="checkpoint format 2, this release reads up to 1"):
+    forge(path, lambda text: text.replace('"version": 1', '"version": 3'))
+    with pytest.raises(NewerFileError, match="checkpoint format 3, this release reads up to 2"):
         Checkpoint.open(tmp_path)
 
 

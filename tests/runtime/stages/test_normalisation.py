@@ -8,6 +8,8 @@ import torch
 import torch.nn.functional as F
 
 from planner.ir.errors import StageFailedError
+from runtime.rows import alone, summing
+from runtime.stages import normalisation
 from runtime.stages.normalisation import synchronised_batch_norm
 from runtime.transport import Hub, InProcessTransport
 
@@ -67,7 +69,8 @@ def distributed(data: dict, shares: tuple[int, ...], affine: bool = True) -> lis
         x = part["x"].clone().requires_grad_()
         weight, bias = (data[name].clone().requires_grad_() if affine else None for name in ("weight", "bias"))
         mean, var = data["running_mean"].clone(), data["running_var"].clone()
-        y = synchronised_batch_norm(x, weight, bias, mean, var, MOMENTUM, EPS, reduce, len(shares), index)
+        tell = summing(reduce, len(shares), index)
+        y = synchronised_batch_norm(x, weight, bias, mean, var, MOMENTUM, EPS, tell)
         y.backward(part["dy"])
         gradients = {"dweight": weight.grad, "dbias": bias.grad} if affine else {}
         return {"y": y.detach(), "dx": x.grad, "running_mean": mean, "running_var": var, **gradients}
@@ -117,7 +120,7 @@ def test_in_the_precisions_of_training(dtype):
 
 def test_half_precision_without_parameters_keeps_its_statistics_in_single():
     x = torch.randn(64, 3, 8, generator=torch.Generator().manual_seed(0)).bfloat16()
-    y = synchronised_batch_norm(x, None, None, None, None, 0.1, EPS, lambda tensor: None, 1, 0)
+    y = synchronised_batch_norm(x, None, None, None, None, 0.1, EPS, alone)
     expected = F.batch_norm(x.double(), None, None, training=True, eps=EPS)
     torch.testing.assert_close(y.double(), expected, rtol=1e-2, atol=1e-2)
 
@@ -145,7 +148,7 @@ def test_one_reduction_forward_and_one_backward_only_where_the_input_needs_a_gra
     def reduce(tensor: torch.Tensor) -> None:
         reduced.append(tensor.numel())
 
-    y = synchronised_batch_norm(x, weight, data["bias"], None, None, MOMENTUM, EPS, reduce, 1, 0)
+    y = synchronised_batch_norm(x, weight, data["bias"], None, None, MOMENTUM, EPS, summing(reduce, 1, 0))
     assert reduced == [1 + 2 * 6]
     y.backward(data["dy"])
     assert reduced[1:] == ([2 * 6] if needs_input_gradient else [])
@@ -171,3 +174,23 @@ def test_dx_does_not_overwrite_a_saved_or_incoming_tensor():
     before = {name: value.clone() for name, value in data.items()}
     distributed(data, (4, 2))
     assert all(torch.equal(data[name], before[name]) for name in data)
+
+
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("chunk_bytes", [1, 500, 1 << 30])
+def test_local_moments_are_those_of_torch_however_many_channels_are_taken_at_a_time(
+    monkeypatch, chunk_bytes, memory_format
+):
+    monkeypatch.setattr(normalisation, "_CHUNK_BYTES", chunk_bytes)
+    values = (tensors(3, (5, 4))["x"] + 1e5).contiguous(memory_format=memory_format)
+    mean, variance = normalisation._moments(values)
+    expected_mean, expected = torch.batch_norm_update_stats(values, None, None, 0.0)
+    torch.testing.assert_close(mean, expected_mean, rtol=1e-14, atol=0)
+    torch.testing.assert_close(variance, expected, rtol=1e-12, atol=0)
+
+
+def test_single_precision_moments_of_values_far_from_zero_are_as_good_as_the_input():
+    values = (torch.randn(4, 3, 50, 50, generator=torch.Generator().manual_seed(0)) + 1000.0).float()
+    _, variance = normalisation._moments(values)
+    expected = values.double().var((0, 2, 3), correction=0)
+    torch.testing.assert_close(variance.double(), expected, rtol=1e-5, atol=0)

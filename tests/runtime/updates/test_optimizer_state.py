@@ -11,8 +11,11 @@ import torch
 from torch import Tensor, nn
 from torch.optim import lr_scheduler
 
+from planner.ir.box import whole as everything
 from planner.ir.errors import UsageError
+from planner.ir.layout import scaled_intervals
 from runtime.checkpoint.state import RankState
+from runtime.decomposition.parameters import Part
 from runtime.transport import InProcessTransport
 from runtime.updates.optimizer import StageOptimizer
 from runtime.updates.optimizer_state import load_state, state_of
@@ -209,3 +212,69 @@ def test_what_cannot_be_saved_is_named() -> None:
     optimizer.optimizer.state[parameters["scale"]]["history"] = []
     with pytest.raises(UsageError, match=r"SGD keeps a list \(history\) for scale"):
         state_of(optimizer, ())
+
+
+def parts_by_rows(num_ranks: int, rank: int) -> dict[str, Part]:
+    """Each rank has some rows of what has dims; where there are fewer than ranks, the first ones have none."""
+    found = {}
+    for name, shape in SHAPES.items():
+        rows = scaled_intervals(tuple(range(num_ranks + 1)), shape[0]) if shape else ()
+        boxes = tuple((interval, *everything(shape[1:])) for interval in rows) or ((),) * num_ranks
+        found[name] = Part(shape, boxes, tuple(range(num_ranks)), rank)
+    return found
+
+
+def train_parts(
+    make: Make, values: Parameters, num_ranks: int, first: int, last: int, source: Saved | None
+) -> tuple[list[RankState], Parameters]:
+    """What each rank has to save, and the whole parameters; ranks need no messages here."""
+    states = []
+    whole_ones = {name: torch.empty(shape, dtype=torch.float64) for name, shape in SHAPES.items()}
+    for rank in range(num_ranks):
+        parts = parts_by_rows(num_ranks, rank)
+        parameters = {name: nn.Parameter(part.cut(values[name]).detach().clone()) for name, part in parts.items()}
+        optimizer = StageOptimizer(parameters, make, parts=parts)
+        optimizer.schedule(cosine)
+        if source is not None:
+            load_state(optimizer, source)
+        for step in range(first, last):
+            all_gradients = new()
+            gradients(all_gradients, step)
+            for name, part in parts.items():
+                parameters[name].grad = part.cut(all_gradients[name].grad).clone()
+            optimizer.step()
+        for name, part in parts.items():
+            part.cut(whole_ones[name]).copy_(parameters[name].detach())
+        states.append(state_of(optimizer, frozenset(name for name, part in parts.items() if part.is_first)))
+    return states, whole_ones
+
+
+@pytest.mark.parametrize("name", ELEMENTWISE)
+def test_parts_are_found_again_on_another_number_of_ranks(name: str) -> None:
+    make = partial(getattr(torch.optim, name), lr=0.1)
+    states, values = train_parts(make, new(), 3, 0, 3, None)
+    saved = Saved(*states)
+    there = expected(whole(make, cosine))
+    for num_ranks in (2, 5):
+        assert_same(train_parts(make, values, num_ranks, 3, 6, saved)[1], there)
+    alone = {name: nn.Parameter(value.clone()) for name, value in values.items()}
+    optimizer = whole(make, cosine)(alone)
+    load_state(optimizer, saved)
+    train(optimizer, alone, 3, 6)
+    assert_same(alone, there)
+
+
+def test_what_was_saved_whole_goes_on_in_parts() -> None:
+    parameters = new()
+    optimizer = whole(by_shape, cosine)(parameters)
+    train(optimizer, parameters, 0, 3)
+    saved = Saved(state_of(optimizer, frozenset(parameters)))
+    found = train_parts(by_shape, parameters, 3, 3, 6, saved)[1]
+    assert_same(found, expected(whole(by_shape, cosine)))
+
+
+def test_an_optimiser_of_whole_tensors_may_not_have_parts() -> None:
+    parts = parts_by_rows(2, 0)
+    parameters = {name: nn.Parameter(parts[name].cut(value).detach()) for name, value in new().items()}
+    with pytest.raises(UsageError, match="the state of Adafactor cannot be divided"):
+        StageOptimizer(parameters, torch.optim.Adafactor, parts=parts)

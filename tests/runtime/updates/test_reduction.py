@@ -164,3 +164,27 @@ def test_what_is_not_summed_here_may_be_noted() -> None:
     buckets.arm()
     buckets.note(parameters(3)[0])
     buckets.reduce()
+
+
+def test_parts_of_another_group_have_buckets_of_their_own_which_come_when_they_are_complete() -> None:
+    found, ours, theirs = parameters(10, 20, 30, 40, 50), Sums(), Sums()
+    order: list[str] = []
+
+    def start(sums: Sums, name: str) -> Callable[[torch.Tensor], Sums._Pending]:
+        def begin(flat: torch.Tensor) -> Sums._Pending:
+            order.append(f"{name} {flat.numel()}")
+            return sums.start(flat)
+
+        return begin
+
+    others = dict.fromkeys((found[1], found[3]), start(theirs, "theirs"))
+    buckets = GradientBuckets(found, start(ours, "ours"), others={**others, found[4]: None})
+    assert [[p.numel() for p in bucket] for bucket in buckets.buckets] == [[40, 20], [30, 10]]
+    buckets.arm()
+    for parameter in reversed(found):
+        buckets.note(parameter)
+    assert order == ["theirs 60", "ours 40"]
+    buckets.reduce()
+    assert (ours.waited, theirs.waited) == (1, 1)
+    assert found[4].grad.unique().tolist() == [5]  # this rank is the only one that has it
+    assert found[1].grad.unique().tolist() == [5]  # 2 * 2 + 1

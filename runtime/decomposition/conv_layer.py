@@ -1,0 +1,167 @@
+"""A convolution of the graph on one rank, transposed or not: from the operator's arguments to the form of its part."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from planner.ir.box import Box, Interval
+from planner.layers._rules import integer, integers
+from planner.layers.backward_halo import backward_halo
+from runtime.decomposition.conv_call import narrowed
+from runtime.decomposition.conv_kernels import NATIVE, kernel_for
+from runtime.decomposition.conv_terms import Cuts, Window
+from runtime.decomposition.convolve import LINEAR, HaloSettings, LocalForm, local_form, overlapped
+from runtime.decomposition.exchange import Exchange
+from runtime.decomposition.halo_conv import Put
+from runtime.decomposition.linear_parts import Part
+from runtime.decomposition.shared_conv import shared_conv
+from runtime.decomposition.step import Step
+
+Operator = Callable[..., Any]
+_BATCH = Interval(0, 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """What a convolution's form needs of its step, for tensors of one dtype on one device.
+
+    Attributes:
+        form: None where the operator itself is all there is to do: nothing is exchanged, and it reads what is held.
+        is_batch: whether inputs have a dim of samples.
+        weight, bias: what of a weight that is computed, hence whole, belongs to this rank's filters.
+    """
+
+    form: LocalForm | None
+    is_batch: bool
+    weight: Cuts
+    bias: Cuts
+
+
+def convolve(
+    step: Step, op: Operator, arguments: dict[str, Any], transposed: bool, settings: HaloSettings = LINEAR
+) -> Tensor:
+    """The outputs that this rank does, from the input as it is held."""
+    x, weight, bias = arguments["input"], arguments["weight"], arguments["bias"]
+    key = ("convolution", settings, x.dtype, x.device.type)
+    ready = step.memo.get(key)
+    if ready is None:
+        ready = step.memo[key] = _ready(step, x, weight, bias, transposed, settings)
+    if ready.form is None:
+        y: Tensor = op(**arguments)
+        return y
+    weight, bias = _of_filters(step, "weight", weight, ready.weight), _of_filters(step, "bias", bias, ready.bias)
+    device = x.device.type
+    if torch.is_autocast_enabled(device):
+        dtype = torch.get_autocast_dtype(device)
+        x, weight, bias = _cast(x, dtype), _cast(weight, dtype), _cast(bias, dtype)
+        with torch.autocast(device, enabled=False):
+            return _run(step, ready, x, weight, bias)
+    return _run(step, ready, x, weight, bias)
+
+
+def _run(step: Step, ready: Ready, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    form = ready.form
+    if form is None:
+        raise ValueError("the operator itself was to be called")
+    if ready.is_batch:
+        return form(x, weight, bias, _put(step, weight, bias))
+    found = form(step.get(0, x).unsqueeze(0), weight, bias)
+    return found.squeeze(0)
+
+
+def _ready(
+    step: Step, x: Tensor, weight: Tensor, bias: Tensor | None, transposed: bool, settings: HaloSettings
+) -> Ready:
+    window = _window(step, transposed)
+    exchange, outputs, needed = step.exchange(0), step.done, step.needed(0)
+    channel = len(outputs) - len(window.kernel) - 1
+    is_batch = channel == 1
+    if not is_batch:
+        exchange, outputs, needed = _alone(step, exchange), (_BATCH, *outputs), (_BATCH, *needed)
+    channels = (step.division.inputs[0].shape[channel], step.layer.outputs[0].shape[channel])
+    if _is_operator(step, window, x, weight):
+        return Ready(None, is_batch, (), ())
+    if step.division.ways > 1:
+        return Ready(shared_conv(step, window), is_batch, (), ())
+    returned = _returned(step, window, channels, settings) if is_batch else None
+    form = local_form(Part(window, outputs, needed, channels), exchange, settings, returned)
+    filters = (outputs[1].start, len(outputs[1]))
+    is_all = len(outputs[1]) == channels[1] or (transposed and window.groups > 1)
+    of_weight = 1 if transposed else 0
+    return Ready(form, is_batch, () if is_all else ((of_weight, *filters),), () if is_all else ((0, *filters),))
+
+
+def _returned(step: Step, window: Window, channels: tuple[int, int], settings: HaloSettings) -> Exchange | None:
+    """The exchange of dy, where its halo moves backward; the same answer on all ranks."""
+    division, name = step.division, step.layer.name
+    held, wanted = step.whole.held(step.layer.inputs[0]), step.whole.wanted(name, 0)
+    moves = step.whole.moves(name, 0)
+    halo = None if settings.backward == "dx" else backward_halo(division, held, moves)
+    if halo is None or not (halo.is_dy or settings.backward == "dy"):
+        return None
+    for position in range(len(held)):
+        part = Part(window, division.done[position], division.needed[0][position], channels)
+        received = [move.box for move in moves if move.dst == position]
+        if overlapped(part, held[position], wanted[position], received, settings) is None:
+            return None
+    return Exchange.of(step.wire, division.own, halo.reached, halo.moves)
+
+
+def _window(step: Step, transposed: bool) -> Window:
+    of = step.layer.attributes
+    kernel, stride, padding, dilation = (integers(of.get(name)) for name in ("kernel", "stride", "padding", "dilation"))
+    return Window(kernel, stride, padding, dilation, integer(of.get("groups", 1)), transposed)
+
+
+def _is_operator(step: Step, window: Window, x: Tensor, weight: Tensor) -> bool:
+    """Whether the operator with its own arguments computes this part: what is cut, if anything, are the samples."""
+    exchange, data, output = step.exchange(0), step.division.inputs[0], step.layer.outputs[0]
+    channel = len(output.shape) - len(window.kernel) - 1
+    if step.division.ways > 1 or not exchange.is_local or exchange.held != exchange.wanted or step.is_empty:
+        return False
+    if not _is_whole(step.done, output.shape, channel) or not _is_whole(exchange.held, data.shape, channel):
+        return False
+    if any(step.input_of(name) is not None for name in ("weight", "bias")):
+        return False
+    if x.device.type != "cpu" or window.transposed or x.ndim != len(window.kernel) + 2:
+        return True
+    options = (window.stride, window.padding, window.dilation, False, (0,) * len(window.kernel), window.groups)
+    return kernel_for(x, weight, options) is NATIVE
+
+
+def _is_whole(box: Box, shape: tuple[int, ...], first: int) -> bool:
+    return all(part == Interval(0, extent) for part, extent in list(zip(box, shape, strict=True))[first:])
+
+
+def _alone(step: Step, exchange: Exchange) -> Exchange:
+    """Of an input without samples that was fetched already, with a dim for them."""
+    box = (_BATCH, *exchange.wanted)
+    boxes = [box] * len(step.wire.ranks)
+    return Exchange.of(step.wire, boxes, boxes, ())
+
+
+def _of_filters(step: Step, name: str, tensor: Tensor | None, cuts: Cuts) -> Any:
+    """A parameter is this rank's part already; a weight that is computed comes whole."""
+    index = step.input_of(name)
+    if tensor is None or not isinstance(index, int):
+        return tensor
+    return narrowed(step.get(index, tensor), cuts)
+
+
+def _put(step: Step, weight: Tensor, bias: Tensor | None) -> Put | None:
+    """Where gradients of parameters may wait; None where they are not this layer's own leaves."""
+    if step.later is None or not torch.is_grad_enabled():
+        return None
+    is_own = weight.is_leaf and (bias is None or bias.is_leaf)
+    return step.later.put_gradients if is_own else None
+
+
+def _cast(tensor: Tensor | None, dtype: torch.dtype) -> Any:
+    """As autocast does it: floats, but not of 64 bits."""
+    is_cast = tensor is not None and tensor.is_floating_point() and tensor.dtype != torch.float64
+    return tensor.to(dtype) if is_cast and tensor is not None else tensor

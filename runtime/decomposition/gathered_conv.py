@@ -1,0 +1,140 @@
+"""Convolution of all that it reads, fetched first: no overlap, but for any division, channels and samples too.
+
+This is the plain form that the overlapped ones are tested against, and the one that serves where those do not pay.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.autograd.function import FunctionCtx, once_differentiable
+
+from planner.ir.box import Box, Interval
+from runtime.decomposition.conv_call import Call, narrowed, spread
+from runtime.decomposition.conv_segments import Segment, segments
+from runtime.decomposition.conv_terms import Cuts, Window, main_term
+from runtime.decomposition.empties import connected
+from runtime.decomposition.exchange import Exchange, redistribute
+from runtime.decomposition.halo_conv import LocalConv, Put, halo_conv
+from runtime.pieces import slices
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class GatheredConv:
+    """A rank's part of a convolution, input first.
+
+    Attributes:
+        box: of the input that is put together, with rows outside the tensor where zeros are.
+        shape: of the outputs.
+        filters: where those of the outputs are in this rank's bias.
+        parts: the groups of channels, and the convolution of each; none where no output has a row to read.
+    """
+
+    exchange: Exchange
+    box: Box
+    shape: tuple[int, ...]
+    filters: Cuts
+    parts: tuple[tuple[Segment, LocalConv], ...]
+
+    def __call__(self, x: Tensor, weight: Tensor, bias: Tensor | None, put: Put | None = None) -> Tensor:
+        """The outputs; differentiable."""
+        x = fetched(x, self.exchange, self.box)
+        if not self.parts:
+            return self._without_input(x, weight, bias)
+        if len(self.parts) == 1 and self.parts[0][0].is_whole:
+            return halo_conv(x, weight, bias, self.parts[0][1], put)
+        found = []
+        for segment, local in self.parts:
+            mine = None if bias is None else narrowed(bias, segment.bias)
+            found.append(halo_conv(narrowed(x, segment.source), narrowed(weight, segment.weight), mine, local))
+        return torch.cat(found, 1) if len(found) > 1 else found[0]
+
+    def _without_input(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        y = x.new_zeros(self.shape)
+        if bias is None:
+            return connected(y, x, weight)
+        if not y.numel():
+            return connected(y, x, weight, bias)
+        return connected(spread(narrowed(bias, self.filters), self.shape), x, weight)
+
+
+def gathered_conv(
+    window: Window, outputs: Box, needed: Box, exchange: Exchange, channels: tuple[int, int]
+) -> GatheredConv:
+    """The form for ``outputs``, which may be empty.
+
+    Args:
+        needed: of the input; may reach outside the tensor.
+        channels: of the whole input and of the whole output.
+    """
+    shape = tuple(map(len, outputs))
+    wanted = exchange.wanted
+    if not all(shape):
+        return GatheredConv(exchange, wanted, shape, (), ())
+    box = wanted if window.transposed else box_with_zeros(window, outputs, needed, exchange)
+    parts = []
+    for segment in segments(window, outputs[1], box[1], channels):
+        of_part = Window(*_numbers(window), segment.groups, window.transposed)
+        its_outputs = (outputs[0], segment.outputs, *outputs[2:])
+        term = main_term(of_part, box, its_outputs)
+        if term is not None and all(map(len, box)):
+            parts.append((segment, LocalConv(Call(term, tuple(map(len, its_outputs))))))
+    has_all = window.transposed and window.groups > 1 and shape[1] < channels[1]
+    filters = ((0, outputs[1].start, shape[1]),) if has_all else ()
+    return GatheredConv(exchange, box, shape, filters, tuple(parts))
+
+
+def fetched(x: Tensor, exchange: Exchange, box: Box) -> Tensor:
+    """What covers ``box``, which holds ``exchange.wanted``; zeros beside that.  Differentiable."""
+    if box == exchange.wanted:
+        return redistribute(x, exchange)
+    found: Tensor = _Padded.apply(x, exchange, box)
+    return found
+
+
+def box_with_zeros(window: Window, outputs: Box, needed: Box, exchange: Exchange) -> Box:
+    """What is wanted, and along dims where equal zeros on both sides would not do, the zeros that are read."""
+    wanted = exchange.wanted
+    if not all(map(len, wanted)):
+        return needed
+    if exchange.is_local and exchange.held == wanted:
+        return wanted
+    box: list[Interval] = list(wanted)
+    for dim in range(2, len(box)):
+        alone = Window(*((numbers[dim - 2],) for numbers in _numbers(window)))
+        term = main_term(alone, (*wanted[:2], wanted[dim]), (*outputs[:2], outputs[dim]))
+        if term is None or not term.is_whole:
+            box[dim] = needed[dim]
+    return tuple(box)
+
+
+class _Padded(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: FunctionCtx, x: Tensor, exchange: Exchange, box: Box) -> Tensor:
+        ctx.exchange, ctx.box = exchange, box
+        arriving = exchange.start(x)
+        found = x.new_zeros([len(interval) for interval in box])
+        for part in exchange.kept:
+            found[slices(part, box)] = x[slices(part, exchange.held)]
+        for part, piece in arriving.wait():
+            found[slices(part, box)] = piece
+        return found
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: FunctionCtx, gradient: Tensor) -> tuple[Tensor, None, None]:
+        exchange: Exchange = ctx.exchange
+        box: Box = ctx.box
+        arriving = exchange.start_adjoint([gradient[slices(part, box)] for _, part in exchange.receives], gradient)
+        found = gradient.new_zeros([len(interval) for interval in exchange.held])
+        for part in exchange.kept:
+            found[slices(part, exchange.held)] = gradient[slices(part, box)]
+        for part, piece in arriving.wait():
+            found[slices(part, exchange.held)] += piece
+        return found, None, None
+
+
+def _numbers(window: Window) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+    return window.kernel, window.stride, window.padding, window.dilation

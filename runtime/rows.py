@@ -1,0 +1,92 @@
+"""Rows of numbers that ranks tell one another: statistics of a normalisation, parts of a mean, counts.
+
+Every rank sends its row to every other, so that one latency passes whatever their number, and all have the same table.
+(A ring takes as many latencies as it has ranks, twice.)  These are messages between pairs of ranks, as halos are: they
+are matched by the order in which a stage computes, the same on all its ranks, and never meet sums of gradients, which
+start whenever these are complete.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from runtime.transport import Pending, Transport
+
+
+class Table(Protocol):
+    """The rows of all ranks, on their way."""
+
+    def wait(self) -> Tensor:
+        """[ranks, numbers], the same bits on each."""
+        ...
+
+
+class Tell(Protocol):
+    """Tells the other ranks of a group what this one has; all call it in the same order, with as many numbers."""
+
+    def __call__(self, parts: Sequence[Tensor], dtype: torch.dtype) -> Table:
+        """Start to exchange the row that ``parts``, of one dim each and without gradients, make up."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """A table, and what its wait waits for."""
+
+    table: Tensor
+    pending: Pending | None = None
+
+    def wait(self) -> Tensor:
+        """The table."""
+        if self.pending is not None:
+            self.pending.wait()
+        return self.table
+
+
+class Rows:
+    """The ranks of one group, telling each other rows.
+
+    Args:
+        ranks: this one among them; the table is in their order.
+    """
+
+    def __init__(self, transport: Transport, ranks: tuple[int, ...], deadline_s: float) -> None:
+        self._transport, self._deadline_s = transport, deadline_s
+        self._num_ranks, self._index = len(ranks), ranks.index(transport.rank)
+        self._others = tuple((at, rank) for at, rank in enumerate(ranks) if rank != transport.rank)
+
+    def __call__(self, parts: Sequence[Tensor], dtype: torch.dtype) -> Table:
+        """See :class:`Tell`."""
+        count = sum(part.numel() for part in parts)
+        table = torch.empty(self._num_ranks, count, dtype=dtype, device=parts[0].device)
+        rows = table.unbind()
+        own = rows[self._index]
+        torch.cat(tuple(parts), out=own)
+        if not self._others:
+            return Told(table)
+        sent = {rank: own for _, rank in self._others}
+        received = {rank: rows[at] for at, rank in self._others}
+        return Told(table, self._transport.start_exchange(sent, received, self._deadline_s))
+
+
+def alone(parts: Sequence[Tensor], dtype: torch.dtype) -> Table:
+    """A group of one rank."""
+    return Told(torch.cat(tuple(parts)).to(dtype).unsqueeze(0))
+
+
+def summing(reduce: Callable[[Tensor], None], size: int, index: int) -> Tell:
+    """How ``size`` ranks tell each other rows, this one at ``index``, if all that they can do is to sum in place."""
+
+    def tell(parts: Sequence[Tensor], dtype: torch.dtype) -> Table:
+        row = torch.cat(tuple(parts))
+        table = row.new_zeros(size, len(row), dtype=dtype)
+        table[index] = row
+        reduce(table)  # of the terms all but one are zero: exact
+        return Told(table)
+
+    return tell

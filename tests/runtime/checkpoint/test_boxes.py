@@ -1,0 +1,171 @@
+"""Tensors of which ranks have boxes: saved as they are, read whole, in boxes of another plan, or laid flat."""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from planner.ir.box import Box, Interval, whole
+from planner.ir.errors import CheckpointError, CorruptFileError, StaleFileError
+from runtime.checkpoint import BackgroundSaver, Checkpoint, RankState, joined
+from runtime.checkpoint.manifest_text import from_text, to_text
+from runtime.pieces import slices
+from tests.runtime.checkpoint.cases import FINGERPRINTS, alone, forge, of_two_ranks, on_ranks, save_all, try_save
+
+KEY = "model/w"
+SHAPE = (6, 5, 2)
+W = torch.arange(60.0).view(SHAPE)
+
+
+def box(*places: tuple[int, int]) -> Box:
+    return tuple(Interval(*place) for place in places)
+
+
+QUARTERS = [box(rows, columns, (0, 2)) for rows in ((0, 2), (2, 6)) for columns in ((0, 4), (4, 5))]
+
+
+def has(part: Box, tensor: Tensor = W) -> RankState:
+    """A rank that has and writes one box."""
+    mine = tensor[slices(part, whole(tuple(tensor.shape)))]
+    return RankState({KEY: mine}, {}, {}, frozenset({KEY}), {KEY: (part, tuple(tensor.shape))})
+
+
+def states(parts: Sequence[Box]) -> list[RankState]:
+    return [has(part) for part in parts]
+
+
+def test_boxes_are_put_together_or_read_in_other_boxes(tmp_path: Path) -> None:
+    save_all(tmp_path, 1, states(QUARTERS))
+    checkpoint = Checkpoint.open(tmp_path)
+    checkpoint.verify()
+    assert checkpoint.shape(KEY) == SHAPE
+    assert torch.equal(checkpoint.read(KEY), W)
+    assert torch.equal(checkpoint.read_slice(KEY, 7, 41), W.reshape(-1)[7:41])
+    rng = random.Random(0)
+    for _ in range(30):
+        part = tuple(Interval(*sorted((rng.randint(0, n), rng.randint(0, n)))) for n in SHAPE)
+        found = checkpoint.read_box(KEY, part)
+        assert torch.equal(found, W[slices(part, whole(SHAPE))])
+        assert found.untyped_storage().nbytes() == found.nbytes
+
+
+@pytest.mark.parametrize(
+    "part", [box((0, 6), (0, 5), (0, 2)), box((1, 3), (4, 5), (0, 1)), box((2, 2), (0, 5), (0, 2))]
+)
+def test_what_was_saved_whole_or_in_slices_is_read_in_boxes(tmp_path: Path, part: Box) -> None:
+    save_all(tmp_path, 1, [alone({KEY: W})])
+    flat = [(0, 13), (13, 60)]
+    slices_of = [RankState({KEY: W.reshape(-1)[a:b]}, {KEY: (a, b, SHAPE)}, {}, frozenset({KEY})) for a, b in flat]
+    save_all(tmp_path, 2, slices_of)
+    for step in (1, 2):
+        found = Checkpoint.open(tmp_path, step).read_box(KEY, part)
+        assert torch.equal(found, W[slices(part, whole(SHAPE))])
+        assert found.untyped_storage().nbytes() == found.nbytes
+
+
+def test_only_the_boxes_that_are_asked_for_are_read(tmp_path: Path) -> None:
+    path = save_all(tmp_path, 1, states(QUARTERS))
+    data = path / "rank-3" / "__0_0.distcp"
+    data.write_bytes(bytes(data.stat().st_size))
+    checkpoint = Checkpoint.open(tmp_path)
+    assert torch.equal(checkpoint.read_box(KEY, box((0, 6), (0, 4), (0, 2))), W[:, :4])
+    with pytest.raises(CorruptFileError):
+        checkpoint.read(KEY)
+
+
+def test_an_empty_box_saves_nothing(tmp_path: Path) -> None:
+    save_all(tmp_path, 1, states([box((0, 0), (0, 5), (0, 2)), whole(SHAPE), box((6, 6), (0, 5), (0, 2))]))
+    checkpoint = Checkpoint.open(tmp_path)
+    assert [part.folder for part in checkpoint.manifest.tensors[KEY].parts] == ["rank-1"]
+    assert torch.equal(checkpoint.read(KEY), W)
+
+
+@pytest.mark.parametrize(
+    ("parts", "fault"),
+    [
+        (QUARTERS[:3], "saved by nobody: 8 of 60"),
+        ([*QUARTERS[:3], box((1, 6), (4, 5), (0, 2))], "saved twice"),
+        ([*QUARTERS, QUARTERS[0]], "saved twice"),
+    ],
+)
+def test_boxes_that_do_not_fit_together_are_refused(tmp_path: Path, parts: list[Box], fault: str) -> None:
+    for error in try_save(tmp_path, 1, states(parts)):
+        assert isinstance(error, CheckpointError)
+    assert fault in str(try_save(tmp_path, 1, states(parts))[0])
+
+
+def test_a_box_and_a_slice_of_one_tensor_do_not_fit_together(tmp_path: Path) -> None:
+    rest = RankState({KEY: W.reshape(-1)[20:]}, {KEY: (20, 60, SHAPE)}, {}, frozenset({KEY}))
+    errors = try_save(tmp_path, 1, [has(box((0, 2), (0, 5), (0, 2))), rest])
+    assert "some parts are boxes, others not" in str(errors[0])
+
+
+@pytest.mark.parametrize("part", [box((0, 7), (0, 5), (0, 2)), box((0, 6), (0, 5))])
+def test_a_box_that_the_tensor_has_not_is_refused(tmp_path: Path, part: Box) -> None:
+    save_all(tmp_path, 1, states(QUARTERS))
+    with pytest.raises(StaleFileError, match="model/w has shape"):
+        Checkpoint.open(tmp_path).read_box(KEY, part)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        (r"\[0, 0, 0\], \[2, 4, 2\]", "[0, 0, 0], [2, 4, 3]", "is no box of"),
+        (r"\[0, 0, 0\], \[2, 4, 2\]", "[0, 0, 0], [2, 5, 2]", "saved twice"),
+        (r"\[0, 0, 0\], \[2, 4, 2\]", "[0, 0], [2, 4]", "is no box of"),
+        (r"\[0, 0, 0\], \[2, 4, 2\]", "[0, 0, 0], [2, 4]", "not a list of 3"),
+        (r"\[0, 0, 0\], \[2, 4, 2\]", "[0, 0, 2], [2, 4, 0]", "is no box"),
+        (r"\[0, 0, 0\], \[2, 4, 2\]", "[], []", "is no box"),
+        (r"\[0, 0, 0\], \[2, 4, 2\]", "[0, 0, -1], [2, 4, 2]", "is not a whole number"),
+        (r"\[0, 0, 0\], \[2, 4, 2\]", "[0, 0, 0], [2, 4, 99999999999999999999]", "is no box"),
+        ("rank-3", "rank-2", "a rank has saved two boxes of it|has folders of|key given twice"),
+    ],
+)
+def test_boxes_with_bad_intent_are_refused(tmp_path: Path, old: str, new: str, message: str) -> None:
+    path = save_all(tmp_path, 1, states(QUARTERS))
+    forge(path, lambda text: re.sub(old, new, text))
+    with pytest.raises(CorruptFileError) as caught:
+        Checkpoint.open(tmp_path)
+    assert re.search(message, f"{caught.value.title} {caught.value.details}")
+
+
+def test_boxes_come_back_from_text_and_others_are_written_as_before(tmp_path: Path) -> None:
+    save_all(tmp_path, 1, states(QUARTERS))
+    manifest = Checkpoint.open(tmp_path).manifest
+    text = to_text(manifest)
+    assert '"version": 2' in text
+    assert from_text(text, "here") == manifest
+    save_all(tmp_path, 2, of_two_ranks())
+    assert '"version": 1' in to_text(Checkpoint.open(tmp_path).manifest)
+
+
+def test_they_are_saved_in_the_background_too(tmp_path: Path) -> None:
+    def run(rank: int, barrier: object) -> None:
+        tensor = W.clone()
+        state = joined([has(QUARTERS[rank], tensor)])
+        saver = BackgroundSaver(tmp_path, rank, 4, barrier)
+        saver.save(1, state, FINGERPRINTS)
+        tensor.zero_()
+        saver.wait()
+
+    assert on_ranks(4, run) == [None] * 4
+    assert torch.equal(Checkpoint.open(tmp_path).read(KEY), W)
+
+
+@pytest.mark.parametrize(
+    "part", [box((0, 7), (0, 5), (0, 2)), box((0, 2), (0, 5), (0, 2)), box((1, 7), (0, 5), (0, 2))]
+)
+def test_a_tensor_is_the_box_that_it_is_said_to_be(part: Box) -> None:
+    with pytest.raises(ValueError, match=r"model/w has shape \(6, 5, 2\); it is said to be"):
+        RankState({KEY: W}, {}, {}, frozenset(), {KEY: (part, SHAPE)})
+
+
+def test_a_box_is_there_and_no_slice() -> None:
+    with pytest.raises(ValueError, match="is a box, but not there"):
+        RankState({}, {}, {}, frozenset(), {KEY: (whole(SHAPE), SHAPE)})

@@ -1,0 +1,81 @@
+"""One rank of a job whose processes may not grow beyond a number of bytes: trains on a sample that is large for it.
+
+    python -m tests.runtime.decomposition.capped RANK WORLD_SIZE STORE CAP_BYTES
+
+One rank of one trains as one device does.  Prints the loss of a step, or ``out of memory``.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import resource
+import sys
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from profiler.capture import Captured, capture
+from profiler.source import LoadedModel
+from runtime.build import groups_of
+from runtime.serial import serial_step
+from runtime.transport import open_gloo
+from tests.runtime.divided import divided
+from tests.runtime.plans import engine_of, sgd
+
+SIDE, CHANNELS, DEPTH = 768, 8, 5
+
+
+def network() -> tuple[LoadedModel, Captured]:
+    """Convolutions over one large image; an activation is 18 MiB, of which one device keeps ten."""
+    torch.manual_seed(0)
+    layers: list[nn.Module] = [nn.Conv2d(1, CHANNELS, 3, padding=1)]
+    for _ in range(DEPTH):
+        layers += [nn.Tanh(), nn.Conv2d(CHANNELS, CHANNELS, 3, padding=1)]
+    image = torch.randn(1, 1, SIDE, SIDE, generator=torch.Generator().manual_seed(1))
+    model = LoadedModel(nn.Sequential(*layers), (image,), (image.expand(1, CHANNELS, SIDE, SIDE).clone(),), _loss)
+    return model, capture(model)
+
+
+def _loss(output: Tensor, targets: tuple[Tensor, ...]) -> Tensor:
+    return nn.functional.mse_loss(output, *targets)
+
+
+def allow(num_bytes: int) -> None:
+    """From now on the process may take so many bytes more, and no more."""
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)
+    status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+    now = int(status["VmSize"].split()[0]) * 1024
+    resource.setrlimit(resource.RLIMIT_AS, (now + num_bytes, now + num_bytes))
+
+
+def main(rank: int, world_size: int, store: str, cap_bytes: int) -> None:
+    """Trains one step."""
+    torch.set_num_threads(1)
+    model, captured = network()
+    batch = (model.inputs, model.targets)
+    if world_size == 1:
+        optimizer = sgd(model.module.parameters())
+        allow(cap_bytes)
+        print(serial_step(model.loss, optimizer, *batch, (1,)))
+        return
+    decision = divided(captured.graph, {"height": (0, 1, 2), "width": (0, 1, 2)}, (1,))
+    files = dist.FileStore(store, world_size)
+    transport = open_gloo(rank, world_size, files, 60.0, groups_of(decision, captured.graph))
+    engine = engine_of(decision, model, captured, transport, deadline_s=60.0)
+    transport.barrier(60.0)
+    allow(cap_bytes)
+    print(engine.step(*batch).loss)
+    engine.close()
+
+
+if __name__ == "__main__":
+    try:
+        main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], int(sys.argv[4]))
+    except Exception as error:  # noqa: BLE001  # what torch raises differs by where the memory ends
+        if "can't allocate memory" not in str(error):
+            raise
+        print("out of memory")
