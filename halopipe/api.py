@@ -50,6 +50,9 @@ def profile(
     sizes: Sequence[int] = (),
     dtype: str = "float32",
     autocast: str = "",
+    allow: Sequence[str] = (),
+    num_ranks: int = 0,
+    elementwise: Sequence[str] = (),
     quick: bool = False,
 ) -> Profile:
     """Measures what every layer, device and link of this machine costs for ``model``.
@@ -64,6 +67,11 @@ def profile(
         sizes: micro-batch sizes to measure; empty: the divisors of the example's batch.
         dtype: of parameters and activations.
         autocast: ``bfloat16``: operators that gain by it compute in that dtype, parameters stay in float32.
+        allow: families of dims that plans may cut layers along, of ``sample``, ``spatial``, ``channel``; with more than
+            the samples, parts of layers are measured at their own shapes as well: a shard's kernel may run at another
+            speed than a share of the whole.
+        num_ranks: ranks that parts are measured for; 0: the workers.
+        elementwise: operators (``mylib::op``) that treat every element by itself, which halopipe cannot know.
         quick: fewer repetitions: faster, less exact.
 
     Raises:
@@ -72,10 +80,12 @@ def profile(
     from halopipe import measuring
 
     return measuring.measure(
-        measuring.source_of(model, input_shape, arguments or {}, dtype, autocast),
+        measuring.source_of(model, input_shape, arguments or {}, dtype, autocast, elementwise),
         num_workers=measuring.num_workers(cluster),
         optimizer=optimizer,
         sizes=tuple(sizes),
+        allow=allow,
+        num_ranks=num_ranks,
         quick=quick,
         quiet=True,
     )
@@ -193,6 +203,7 @@ def execute(
     accumulate: int = 1,
     seed: int = 0,
     deadline_s: float = 120.0,
+    compiler: str | Callable[..., Any] | None = None,
 ) -> Execution:
     """Joins the torchrun job as one rank of ``plan``; see :func:`halopipe.executing.execute`.
 
@@ -203,6 +214,7 @@ def execute(
         accumulate: steps whose gradients make up one update.
         seed: of what layers draw, such as dropout.
         deadline_s: the longest that this rank waits for another.
+        compiler: backend of torch.compile for the stages, such as ``inductor``; None: they are not compiled.
     """
     from halopipe import executing
 
@@ -217,6 +229,7 @@ def execute(
         accumulate=accumulate,
         seed=seed,
         deadline_s=deadline_s,
+        compiler=compiler,
     )
 
 

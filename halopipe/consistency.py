@@ -25,6 +25,7 @@ def require_consistent(plan: Plan, options: RunOptions) -> None:
     for fault in chain(_numbers(options), _lacking(options), _at_odds(plan, options)):
         raise fault
     _require_known_optimizer(options)
+    _require_known_compiler(options.compiler)
     if options.checkpoint and not options.resume:
         _require_new(Path(options.checkpoint))
 
@@ -95,6 +96,13 @@ def _at_odds(plan: Plan, options: RunOptions) -> Iterator[UsageError]:
                 [f"its schedule is {plan.decision.schedule}: a run of it evaluates"],
                 [f"leave out {_flag(wrong[0])}", "halopipe plan --schedule 1f1b"],
             )
+
+
+def _require_known_compiler(name: str) -> None:
+    if name:
+        import torch
+
+        naming.require_known("compiler", [name], torch.compiler.list_backends(exclude_tags=()))
 
 
 def _require_known_optimizer(options: RunOptions) -> None:

@@ -53,6 +53,7 @@ def execute(
     accumulate: int = 1,
     seed: int = 0,
     deadline_s: float = 120.0,
+    compiler: str | Callable[..., Any] | None = None,
 ) -> Execution:
     """Joins the job that torchrun started, as the rank that it gave this process.
 
@@ -68,6 +69,7 @@ def execute(
         accumulate: steps whose gradients make up one update.
         seed: of what layers draw, such as dropout: the same numbers under every plan.
         deadline_s: the longest that this rank waits for another.
+        compiler: backend of torch.compile for the stages, such as ``inductor``; None: they are not compiled.
 
     Raises:
         UsageError: this process was not started by torchrun.
@@ -100,6 +102,7 @@ def execute(
         clip_norm=clip_norm,
         accumulate=accumulate,
         deadline_s=deadline_s,
+        compiler=compiler,
         activity=voice.activity,
         others=voice.others,
     )

@@ -58,7 +58,7 @@ def _needs(decision: Decision, graph: Graph, rank: int, rows: tuple[int, ...]) -
         own = set(decision.layers_of(stage))
         names = [value for name in decision.layers_of(stage) for value in layers[name].inputs if value in graph.inputs]
         compared = [value for value in judged if producer(value) in own]
-        if divides(decision, stage):
+        if divides(decision, stage, graph):
             yield from _of_divided(decision, graph, stage, rank, rows, names, compared, targets)
             continue
         for m, samples in enumerate(rows):

@@ -44,6 +44,7 @@ class RunOptions:
         scheduler: of learning rates, stepped once an update; empty for none.
         clip_norm: largest norm of all gradients together; 0: they are not clipped.
         accumulate: steps whose gradients make up one update.
+        compiler: backend of torch.compile for the stages, such as ``inductor``; empty: they are not compiled.
         eval_data: as ``data``; its mean loss is found at the end, and every ``eval_every`` steps unless that is 0.
         eval_batches: of ``eval_data`` that are looked at each time; 0: all.
         metrics: file that gets a line of JSON a step; empty for none.
@@ -65,6 +66,7 @@ class RunOptions:
     scheduler: str = ""
     clip_norm: float = 0.0
     accumulate: int = 1
+    compiler: str = ""
     eval_data: str = ""
     eval_every: int = 0
     eval_batches: int = 0

@@ -115,6 +115,7 @@ class _Work:
             clip_norm=job.options.clip_norm,
             accumulate=job.options.accumulate,
             deadline_s=job.options.deadline_s,
+            compiler=job.options.compiler or None,
             activity=self._activity,
             others=self._others,
         )

@@ -39,6 +39,10 @@ def run(
         float, typer.Option(metavar="X", help="Largest norm of all gradients together; 0: they are not clipped.")
     ] = 0.0,
     accumulate: Annotated[int, typer.Option(min=1, metavar="K", help="Steps whose gradients make up one update.")] = 1,
+    compiler: Annotated[
+        str,
+        typer.Option("--compile", metavar="BACKEND", help="Compile the stages by torch.compile, such as 'inductor'."),
+    ] = "",
     eval_data: Annotated[
         str, typer.Option(metavar="FACTORY", help="Data to evaluate on, as --data; at the end at least.")
     ] = "",
@@ -110,6 +114,7 @@ def run(
         scheduler=scheduler,
         clip_norm=clip_norm,
         accumulate=accumulate,
+        compiler=compiler,
         eval_data=eval_data,
         eval_every=eval_every,
         eval_batches=eval_batches,
