@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from halopipe import naming, text, units
+from typing import Any
+
+from halopipe import naming, splits, text, units
 from planner.export.decisions import layout_text
 from planner.ir.graph import producer
 from planner.ir.plan import Plan
@@ -10,7 +12,7 @@ from planner.ir.profile import Profile
 
 
 def describe_layer(plan: Plan, profile: Profile | None, name: str) -> str:
-    """Where layer ``name`` runs, what it reads from other stages, and what it costs.
+    """Where layer ``name`` runs, what it reads from other stages, what it costs, and how else it could be divided.
 
     Raises:
         UnknownNameError: the plan has no such layer.
@@ -21,6 +23,10 @@ def describe_layer(plan: Plan, profile: Profile | None, name: str) -> str:
     lines = [f"{name}: stage {placement.stage}, on {', '.join(stage.devices)}"]
     if placement.cuts:
         lines.append(f"  divided over the ranks: {layout_text(placement, plan.decision.micro_batches[0])}")
+    if placement.ways > 1:
+        lines.append(f"  {placement.ways} ranks share its input channels and sum what they make of its filters")
+    if placement.margin:
+        lines.append(f"  each rank works {units.count(placement.margin, 'row')} beyond its part, which saves a halo")
     if stage.recompute:
         lines.append("  its activations are computed again before the backward")
     if stage.sharded:
@@ -35,7 +41,15 @@ def describe_layer(plan: Plan, profile: Profile | None, name: str) -> str:
         lines.append(f"  makes {spec.dtype} ({dims or 'a scalar'}) for {profile.graph.samples} samples")
     parameter_bytes = profile.graph.parameter_bytes(frozenset({name}))
     lines.append(f"  parameters {units.size(parameter_bytes)}")
-    return "\n".join([*lines, "", _costs(profile, name)])
+    others = splits.render(splits.splits_of(plan, profile, name), plan.prediction.step_s, len(stage.ranks))
+    return "\n".join([*lines, "", _costs(profile, name), "", others])
+
+
+def layer_data(plan: Plan, profile: Profile | None, name: str) -> dict[str, Any]:
+    """The same for JSON: the lines, and every way to divide the layer with what it costs."""
+    lines = describe_layer(plan, profile, name).splitlines()
+    found = splits.data(splits.splits_of(plan, profile, name)) if profile is not None else {}
+    return {"layer": lines, **found}
 
 
 def _origin(plan: Plan, value: str, stage: int) -> str:

@@ -25,6 +25,7 @@ from halopipe.feeding import consumer_of
 from halopipe.joining import job_stores
 from halopipe.optimizer import make_optimizer_of, make_scheduler_of, parse_optimizer, parse_scheduler
 from halopipe.slurm import job_variables
+from planner.check.layouts import require_possible
 from planner.ir.errors import RankCountError, UsageError
 from planner.ir.fingerprint import fingerprint, require_match
 from planner.ir.plan import Plan
@@ -32,7 +33,7 @@ from planner.layers.boundary import Boundaries
 from planner.passes import validate
 from profiler import LoadedModel, capture, load_model
 from profiler.source import Loss, mean_of_squares
-from runtime.build import groups_of
+from runtime.build import check_layers, groups_of
 from runtime.engine import Engine
 from runtime.jobs.launch import SETUP_S
 from runtime.jobs.voice import Voice
@@ -75,6 +76,7 @@ def execute(
         UsageError: this process was not started by torchrun.
         RankCountError: the job has another number of ranks than the plan.
         StaleFileError: the plan was made for another model.
+        CorruptFileError: the plan was edited and divides a layer as it cannot be.
         IllegalProgramError: the plan's program was edited and does not end.
     """
     rank, num_ranks = _position(plan)
@@ -86,6 +88,8 @@ def execute(
         fingerprint(captured.graph),
         "profile and plan this model, or run the plan with the model it was made for",
     )
+    check_layers(plan.decision, captured.graph)
+    require_possible(plan.decision, captured.graph)
     validate(Boundaries.of_decision(captured.graph, plan.decision).program(plan.decision))
     store, board = job_stores(rank, num_ranks)
     transport = open_gloo(rank, num_ranks, store, SETUP_S, groups_of(plan.decision, captured.graph))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import json
 import os
@@ -11,9 +12,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from halopipe import units
+from halopipe.naming import require_known
 from halopipe.optimizer import parse_optimizer
+from halopipe.problems import FAMILIES
 from halopipe.progress import Reporter
+from planner.costs.part_shapes import part_shapes
 from planner.ir.errors import UsageError
+from planner.ir.problem import SAMPLE_DIMS
 from planner.ir.profile import ModelSource, Optimizer, Profile
 
 if TYPE_CHECKING:
@@ -28,6 +33,7 @@ def source_of(
     arguments: Mapping[str, Any],
     dtype: str,
     autocast: str = "",
+    elementwise: Sequence[str] = (),
 ) -> ModelSource:
     """Where workers find the model.
 
@@ -39,7 +45,7 @@ def source_of(
     except (TypeError, ValueError) as error:
         raise UsageError(f"an argument of the factory cannot be written as JSON: {error}") from None
     factory = model if isinstance(model, str) else _factory_name(model)
-    return ModelSource(factory, texts, tuple(input_shape), dtype, autocast)
+    return ModelSource(factory, texts, tuple(input_shape), dtype, autocast, tuple(elementwise))
 
 
 def num_workers(cluster: int | str) -> int:
@@ -61,10 +67,24 @@ def measure(
     num_workers: int,
     optimizer: str | Optimizer,
     sizes: tuple[int, ...] = (),
+    allow: Sequence[str] = (),
+    num_ranks: int = 0,
     quick: bool = False,
     quiet: bool = False,
 ) -> Profile:
-    """The profile of ``source`` on this machine, with progress on stderr unless ``quiet``."""
+    """The profile of ``source`` on this machine, with progress on stderr unless ``quiet``.
+
+    Args:
+        allow: families of dims; with more than the samples, parts of layers that a planner would consider for up to
+            ``num_ranks`` ranks (0: the workers) are measured at their own shapes.
+
+    Raises:
+        UsageError: a family of dims is not known.
+    """
+    require_known("family of dims", allow, FAMILIES)
+    shapes = None
+    if set(allow) - {SAMPLE_DIMS}:
+        shapes = functools.partial(part_shapes, allow=tuple(allow), num_ranks=num_ranks or num_workers)
     from profiler.session import profile
 
     with Reporter("profiling", quiet=quiet) as reporter:
@@ -80,6 +100,7 @@ def measure(
             optimizer=parse_optimizer(optimizer) if isinstance(optimizer, str) else optimizer,
             sizes=sizes or None,
             quick=quick,
+            shapes=shapes,
             progress=show,
         )
 
@@ -106,6 +127,9 @@ def summary(profile: Profile) -> str:
         ends = [link.points[0], link.points[-1]] if link.points else []
         shown = ", ".join(f"{units.size(number)} in {units.seconds(value_s)}" for number, value_s in ends)
         lines.append(f"  link {name}: {shown or units.size(link.bandwidth_bytes_per_s) + '/s'}")
+    for kind, measured in profile.parts.items():
+        layers = {each.layer for each in measured}
+        lines.append(f"  {kind}: {len(measured)} parts of {len(layers)} layers were measured at their own shapes")
     if provenance.contended:
         lines.append(
             f"  warning: the machine was busy: {units.percent(provenance.run_delay)} of the time waited for a core, "

@@ -42,6 +42,7 @@ class Asked(TypedDict, total=False):
     allow: Sequence[str]
     recompute: str
     shard: str
+    halo_depth: int
     fix: Sequence[str | Rule]
     forbid: Sequence[str | Rule]
 
@@ -61,6 +62,7 @@ def make_problem(
     allow: Sequence[str] = (),
     recompute: str = NEVER,
     shard: str = NEVER,
+    halo_depth: int = 0,
     fix: Sequence[str | Rule] = (),
     forbid: Sequence[str | Rule] = (),
 ) -> Problem:
@@ -77,6 +79,7 @@ def make_problem(
         recompute: ``never``, ``auto`` or ``always``.
         shard: whether ranks of a stage divide the optimiser's state: ``never``, ``auto`` (if nothing else fits) or
             ``always``.
+        halo_depth: most rows of space by which a device may work beyond its part, so that the next layers need no halo.
         fix, forbid: side constraints, such as ``enc.*=spatial:2``; see :mod:`planner.ir.constraints`.
 
     Raises:
@@ -111,6 +114,7 @@ def make_problem(
         allow=tuple(name for name in FAMILIES if name in allow) or (SAMPLE_DIMS,),
         recompute=recompute,
         shard=shard,
+        halo_depth=halo_depth,
         fix=rules_of(fix, profile),
         forbid=rules_of(forbid, profile),
     )
@@ -128,6 +132,7 @@ def problem_of(plan: Plan, profile: Profile) -> Problem:
         asked,
         schedules=schedules,
         allow=FAMILIES if dims - {SAMPLE} else asked.allow,
+        halo_depth=max([asked.halo_depth, *(placement.margin for placement in decision.layers.values())]),
         recompute=AUTO if again else asked.recompute,
         shard=AUTO if asked.shard == NEVER and any(stage.sharded for stage in decision.stages) else asked.shard,
     )

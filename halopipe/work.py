@@ -19,6 +19,7 @@ from halopipe.metrics import Metrics
 from halopipe.optimizer import makers_of
 from halopipe.reference import Reference, compare_losses, compare_tensors, read_reference
 from halopipe.supply import Supply
+from planner.check.layouts import require_possible
 from planner.ir.codec import dumps
 from planner.ir.errors import StaleFileError
 from planner.ir.fingerprint import fingerprint, require_match
@@ -77,6 +78,7 @@ class _Work:
         decision, options = job.plan.decision, job.options
         reference = read_reference(job.reference_path) if options.check_numerics else None
         model, captured = self._model()
+        require_possible(decision, captured.graph)
         self._agree()
         saved = resumed(options, captured.graph, self._store, self._rank)
         seed = options.seed if saved is None else saved.seed(options.seed)

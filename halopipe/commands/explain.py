@@ -35,7 +35,9 @@ def explain(
         bool, typer.Option("--prices", help="What a GiB, a device, a link twice as fast would save.")
     ] = False,
     time_limit: Annotated[float, typer.Option(min=0.1, help="Seconds that --prices may search.")] = 60.0,
-    layer: Annotated[str, typer.Option(metavar="NAME", help="Where a layer runs and what it costs.")] = "",
+    layer: Annotated[
+        str, typer.Option(metavar="NAME", help="Where a layer runs, what it costs, which split wins.")
+    ] = "",
     json: Json = False,
 ) -> None:
     """Say why this plan: the step as a picture, stages, memory, what binds, what else there was."""
@@ -65,8 +67,10 @@ def explain(
         priced = searching.prices(found, source, time_limit)
         console.emit_json(priced.data()) if json else console.emit(priced.render())
     elif layer:
-        lines = describing.describe_layer(found, source, layer)
-        console.emit_json({"layer": lines.splitlines()}) if json else console.emit(lines)
+        if json:
+            console.emit_json(describing.layer_data(found, source, layer))
+        else:
+            console.emit(describing.describe_layer(found, source, layer))
     elif json:
         console.emit_json(explaining.data(found, source))
     else:

@@ -36,6 +36,9 @@ def plan(
     allow: Annotated[
         str, typer.Option(metavar="DIM,...", help="Dims that layers may be cut along: sample, spatial, channel.")
     ] = "sample",
+    halo_depth: Annotated[
+        int, typer.Option(min=0, metavar="ROWS", help="Most rows that may be computed twice to save halos; 0: none.")
+    ] = 0,
     fix: Annotated[
         list[str] | None, typer.Option(metavar="RULE", help="Side constraint, such as 'enc.*=spatial:2'; repeatable.")
     ] = None,
@@ -77,6 +80,7 @@ def plan(
         allow=[part.strip() for part in allow.split(",") if part.strip()],
         recompute=recompute,
         shard=shard,
+        halo_depth=halo_depth,
         fix=fix or (),
         forbid=forbid or (),
     )

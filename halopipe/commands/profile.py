@@ -31,6 +31,18 @@ def profile(
     autocast: Annotated[
         str, typer.Option(metavar="DTYPE", help="Mixed precision: bfloat16, with parameters in float32.")
     ] = "",
+    allow: Annotated[
+        str,
+        typer.Option(
+            metavar="DIM,...",
+            help="Dims that plans may cut layers along: sample, spatial, channel; parts are then measured too.",
+        ),
+    ] = "sample",
+    ranks: Annotated[int, typer.Option(min=0, help="Ranks that parts are measured for; 0: the workers.")] = 0,
+    elementwise: Annotated[
+        list[str] | None,
+        typer.Option(metavar="OP", help="Operator that treats each element by itself, such as lib::op; repeatable."),
+    ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Fewer repetitions: faster, less exact.")] = False,
     output: Annotated[Path, typer.Option("-o", "--output", help="File to write.")] = Path("profile.json"),
     json: Json = False,
@@ -41,10 +53,12 @@ def profile(
 
     shape = units.parse_integers(input_shape, "--input", "8,3,64,64")
     found = measuring.measure(
-        measuring.source_of(model, shape, units.parse_arguments(arg or []), dtype, autocast),
+        measuring.source_of(model, shape, units.parse_arguments(arg or []), dtype, autocast, elementwise or ()),
         num_workers=workers,
         optimizer=optimizer,
         sizes=units.parse_integers(sizes, "--sizes", "1,2,4,8"),
+        allow=[part.strip() for part in allow.split(",") if part.strip()],
+        num_ranks=ranks,
         quick=quick,
     )
     dump(found, output)

@@ -10,12 +10,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from planner.check.parts import Part, Pieces, part_of, ways_to_contract
-from planner.check.reading import from_points
-from planner.ir.box import Box, Interval, transfers, volume
+from planner.check.measured_parts import cost_of_part
+from planner.check.moving import Moving
+from planner.check.parts import Part, part_of, shared_channels
+from planner.ir.box import volume
 from planner.ir.cluster import ALL_REDUCE, STATISTICS
 from planner.ir.graph import BYTES_PER_ELEMENT, Layer, producer
-from planner.ir.layout import Layout
+from planner.ir.plan import Placement
 from planner.ir.profile import Profile
 from planner.layers import kind
 
@@ -23,8 +24,6 @@ CostOf = Callable[[str, Layer, int, str], float]
 """Seconds or bytes of (device kind, layer, samples, quantity)."""
 SumOver = Callable[[tuple[int, ...], int, tuple[str, ...]], float]
 """Seconds of a sum of so many bytes over ranks, by the first of the operations that was measured."""
-ROUNDING = 1e-9
-"""Of ways to contract that differ by less, the one with fewest ranks that share input channels is taken."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,12 +32,12 @@ class LaidOut:
 
     Attributes:
         layers: of the stage, in the graph's order.
-        layouts: by layer.
+        placements: by layer.
     """
 
     profile: Profile
     layers: tuple[Layer, ...]
-    layouts: Mapping[str, Layout]
+    placements: Mapping[str, Placement]
     ranks: tuple[int, ...]
     samples: int
     recompute: bool
@@ -49,7 +48,7 @@ class LaidOut:
     def parts(self) -> dict[str, Part]:
         """The layers' boxes."""
         return {
-            layer.name: part_of(self.profile, layer, self.layouts[layer.name], self.samples) for layer in self.layers
+            layer.name: part_of(self.profile, layer, self.placements[layer.name], self.samples) for layer in self.layers
         }
 
     def action_s(self, what: str, accumulates: bool) -> float:
@@ -61,10 +60,10 @@ class LaidOut:
             total += sum(self._parameters_s(layer, "accumulate_s") for layer in self.layers)
         if what == "backward_weight_s":
             return total
-        forward_s = self._statistics_s(0) + sum(seconds for seconds, _, _ in self.crossings)
+        forward_s = self._statistics_s(0) + self._pending_s(0) + sum(waits[0] for waits in self._waits)
         if what == "forward_s":
             return total + forward_s
-        backward_s = self._statistics_s(1) + sum(seconds for _, seconds, _ in self.crossings)
+        backward_s = self._statistics_s(1) + self._pending_s(1) + sum(waits[1] for waits in self._waits)
         return total + backward_s + (forward_s if self.recompute else 0.0)
 
     def update_s(self) -> float:
@@ -94,72 +93,46 @@ class LaidOut:
 
     def saved_bytes(self, member: int) -> float:
         """What layers of a member save for the backward, and what it received from its group."""
-        own = sum(
-            max(0.0, self._cost(layer, member, "saved_bytes")) * self.parts[layer.name].share(member)
-            for layer in self.layers
-        )
+        own = sum(self._cost(layer, member, "saved_bytes") for layer in self.layers)
         got = sum(
-            size for _, _, pieces in self.crossings for (_, dst), size in pieces.items() if dst == self.ranks[member]
+            size
+            for crossing in self.moving.crossings
+            for (_, dst), size in crossing.pieces.items()
+            if dst == self.ranks[member]
         )
         return own + got
 
     def workspace_bytes(self, member: int) -> float:
         """What the hungriest layer needs while it runs."""
-        return max(
-            self._cost(layer, member, "workspace_bytes") * self.parts[layer.name].share(member) for layer in self.layers
-        )
+        return max(self._cost(layer, member, "workspace_bytes") for layer in self.layers)
 
     @cached_property
-    def crossings(self) -> list[tuple[float, float, Pieces]]:
-        """Each value that a layer of the stage reads from another: seconds forward, backward, and what is received."""
-        made = {layer.name for layer in self.layers}
+    def moving(self) -> Moving:
+        """What passes between the layers."""
+        return Moving(self.profile, self.placements, self.ranks, self.samples, self.parts)
+
+    @cached_property
+    def _waits(self) -> list[tuple[float, float]]:
+        """Forward and backward, by pair of layers: what is moved, less what a convolution computes meanwhile."""
         found = []
-        for layer in self.layers:
-            for position, name in enumerate(layer.inputs):
-                if producer(name) in made and layer.inputs.index(name) == position:
-                    found.append(self._crossing(self.parts[producer(name)], self.parts[layer.name], name, position))
+        pairs = dict.fromkeys((crossing.maker, crossing.reader) for crossing in self.moving.crossings)
+        for maker, reader in pairs:
+            values = [c for c in self.moving.crossings if (c.maker, c.reader) == (maker, reader)]
+            moved = [sum(c.forward_s for c in values), sum(c.backward_s for c in values)]
+            layer = self.parts[reader].layer
+            if layer.kind in ("conv", "transposed_conv") and all(crossing.is_halo for crossing in values):
+                hidden = [self._slowest(layer, what) for what in ("forward_s", "backward_s")]
+                moved = [max(0.0, seconds - computing) for seconds, computing in zip(moved, hidden, strict=True)]
+            found.append((moved[0], moved[1]))
+        for layer in self.layers:  # partial sums of what is read from outside
+            if layer.inputs and producer(layer.inputs[0]) not in self.parts:
+                part = self.parts[layer.name]
+                _, sums = shared_channels(part, [box[0] for box in part.reads], self.ranks)
+                found.append((self.moving.exchange_s(sums), self.moving.exchange_s(sums)))
         return found
 
-    def _crossing(self, maker: Part, reader: Part, name: str, position: int) -> tuple[float, float, Pieces]:
-        spec = maker.outputs[int(name.partition(":")[2] or 0)]
-        element = BYTES_PER_ELEMENT[spec.dtype]
-        owned = dict(zip(self.ranks, maker.layout.boxes(spec, self.samples), strict=True))
-        needed = [self._hull(reader, member, name) for member in range(len(self.ranks))]
-        ways = [(needed, {})] if position else ways_to_contract(reader, needed, self.ranks)
-        found = []
-        for reads, sums in ways:
-            pieces = _moved(owned, dict(zip(self.ranks, reads, strict=True)), element)
-            found.append((self._exchange_s(pieces) + self._exchange_s(sums), pieces))
-        least = min(seconds for seconds, _ in found)
-        seconds, pieces = next(each for each in found if each[0] <= least * (1 + ROUNDING))
-        return seconds, seconds if spec.is_float else 0.0, pieces
-
-    def _hull(self, reader: Part, member: int, name: str) -> Box:
-        boxes = [box for read, box in zip(reader.layer.inputs, reader.reads[member], strict=True) if read == name]
-        return tuple(
-            Interval(min(i.start for i in each), max(i.stop for i in each)) for each in zip(*boxes, strict=True)
-        )
-
-    def _exchange_s(self, pieces: Pieces) -> float:
-        """Until all messages have arrived; those of a rank follow one another."""
-        cluster = self.profile.cluster
-        pairs = [(a, b) for a in self.ranks for b in self.ranks if a != b]
-        duplex = all(cluster.link(a, b).duplex for a, b in pairs)
-        slowest = 0.0
-        for rank in self.ranks:
-            sent = sum(self._message_s(a, b, size) for (a, b), size in pieces.items() if a == rank)
-            received = sum(self._message_s(a, b, size) for (a, b), size in pieces.items() if b == rank)
-            slowest = max(slowest, max(sent, received) if duplex else sent + received)
-        return slowest
-
-    def _message_s(self, src: int, dst: int, size: int) -> float:
-        link = self.profile.cluster.link(src, dst)
-        if size <= 0:
-            return 0.0
-        return from_points(link.points, size) if link.points else link.latency_s + size / link.bandwidth_bytes_per_s
-
     def _statistics_s(self, way: int) -> float:
-        """Sums of a normalisation over the members that have equal channels and not all samples and space."""
+        """Sums of a normalisation over the members that have equal channels."""
         total = 0.0
         for layer in self.layers:
             if kind(layer.kind).REDUCTION != "statistics":
@@ -170,24 +143,44 @@ class LaidOut:
             boxes = part.layout.boxes(spec, self.samples)
             slowest = 0.0
             for interval in {box[channel] for box in boxes}:
-                mine = [(rank, box) for rank, box in zip(self.ranks, boxes, strict=True) if box[channel] == interval]
-                extents = [e for dim, e in enumerate(spec.shape) if dim != channel]
-                has_all = all([len(i) for d, i in enumerate(box) if d != channel] == extents for _, box in mine)
-                if len(mine) < 2 or has_all:
+                group = tuple(r for r, box in zip(self.ranks, boxes, strict=True) if box[channel] == interval)
+                if len(group) < 2:
                     continue
-                group = tuple(rank for rank, _ in mine)
                 numbers = (len(group) * (1 + 2 * len(interval)) * 8, 2 * len(interval) * BYTES_PER_ELEMENT[spec.dtype])
                 slowest = max(slowest, self.sum_s(group, numbers[way], (STATISTICS, ALL_REDUCE)))
             total += slowest
         return total
 
+    def _pending_s(self, way: int) -> float:
+        """Sums of what members with one output made of it (the loss's come with gradients)."""
+        total = 0.0
+        for layer in self.layers:
+            if kind(layer.kind).REDUCTION != "sum" or layer.kind == "loss":
+                continue
+            part, slowest = self.parts[layer.name], 0.0
+            for output, spec in enumerate(part.outputs):
+                boxes = part.owned(output)
+                for box in set(boxes) if spec.is_float or way == 0 else ():
+                    group = tuple(rank for rank, other in zip(self.ranks, boxes, strict=True) if other == box)
+                    if len(group) > 1:
+                        size = volume(box) * max(4, BYTES_PER_ELEMENT[spec.dtype])
+                        slowest = max(slowest, self.sum_s(group, size, (STATISTICS, ALL_REDUCE)))
+            total += slowest
+        return total
+
     def _slowest(self, layer: Layer, what: str) -> float:
-        part = self.parts[layer.name]
-        return max(max(0.0, self._cost(layer, member, what)) * part.share(member) for member in range(len(self.ranks)))
+        return max(self._cost(layer, member, what) for member in range(len(self.ranks)))
 
     def _cost(self, layer: Layer, member: int, what: str) -> float:
-        device = self.profile.cluster.devices[self.ranks[member]]
-        return self.cost(device.kind, layer, self.parts[layer.name].samples_of(member), what)
+        """Of the member's part: as measured, else its share of as many whole samples."""
+        part = self.parts[layer.name]
+        device_kind = self.profile.cluster.devices[self.ranks[member]].kind
+        samples = part.samples_of(member)
+        extents, whole = part.extents(member)
+        found = cost_of_part(self.profile, device_kind, layer.name, samples, extents, whole, what)
+        if found is not None:
+            return found
+        return max(0.0, self.cost(device_kind, layer, samples, what)) * part.share(member)
 
     def _parameters_s(self, layer: Layer, what: str) -> float:
         """In proportion to the bytes held, on the slowest member."""
@@ -220,11 +213,3 @@ class LaidOut:
             for name in layer.parameters:
                 found.setdefault(name, layer.name)
         return found
-
-
-def _moved(owned: dict[int, Box], needed: dict[int, Box], element: int) -> Pieces:
-    found: Pieces = {}
-    for move in transfers(owned, needed):
-        if move.src != move.dst:
-            found[move.src, move.dst] = found.get((move.src, move.dst), 0) + volume(move.box) * element
-    return found

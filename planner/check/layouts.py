@@ -5,19 +5,37 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
+from planner.check.parts import SPACE
 from planner.ir.box import Box, Interval, intersect, volume, whole
+from planner.ir.errors import CorruptFileError
 from planner.ir.graph import SAMPLE, Graph, Layer, TensorSpec
-from planner.ir.plan import Decision
+from planner.ir.plan import Decision, Placement
+from planner.ir.remedies import operator_of, remedies
 from planner.layers import check_samples_apart, kind
+from planner.layers.contraction import contracted_dims
 
 REPLICA = "replica"
 """Begins the name of a dim that no tensor has: ranks along it hold the same."""
 
+_CHANNELS = ("channel", "head", "feature")
+
 
 def has_layouts(decision: Decision, stage: int) -> bool:
     """Whether the layers of ``stage`` are not all cut alike along samples."""
-    cuts = [tuple(decision.layers[name].cuts.items()) for name in decision.layers_of(stage)]
-    return len(set(cuts)) > 1 or any(dim != SAMPLE for each in cuts for dim, _ in each)
+    placed = [decision.layers[name] for name in decision.layers_of(stage)]
+    cuts = [tuple(each.cuts.items()) for each in placed]
+    return (
+        len(set(cuts)) > 1
+        or any(dim != SAMPLE for each in cuts for dim, _ in each)
+        or any(each.ways != 1 or each.margin for each in placed)
+    )
+
+
+def require_possible(decision: Decision, graph: Graph) -> None:
+    """Raises :class:`CorruptFileError` if layers of ``graph`` cannot be divided as ``decision`` says."""
+    faults = list(layer_faults(decision, graph))
+    if faults:
+        raise CorruptFileError("the plan's layers cannot be divided so", faults[:20])
 
 
 def layer_faults(decision: Decision, graph: Graph) -> Iterator[str]:
@@ -29,18 +47,13 @@ def layer_faults(decision: Decision, graph: Graph) -> Iterator[str]:
         placed = decision.layers[layer.name]
         if placed.stage not in laid_out:
             continue
-        cut = [dim for dim, points in placed.cuts.items() if len(points) > 2 and not dim.startswith(REPLICA)]
-        if SAMPLE in cut and layer.name in mixing:
+        if SAMPLE in _cut_dims(placed) and layer.name in mixing:
             yield f"layer {layer.name} mixes samples and is cut along them"
         for samples in sorted(set(decision.micro_batches)):
             sized = replace(layer, outputs=tuple(spec.at(samples, graph.samples) for spec in layer.outputs))
             inputs = tuple(values[name].at(samples, graph.samples) for name in layer.inputs)
             work = kind(layer.kind).work(sized, inputs)
-            for dim in cut:
-                if work.dims.count(dim) != 1:
-                    yield f"layer {layer.name} is cut along {dim}, and has {', '.join(work.dims) or 'no dims'}"
-                elif not _narrows(graph, sized, inputs, work, work.dims.index(dim), samples):
-                    yield f"layer {layer.name} is cut along {dim}, and each part would do all of its work"
+            yield from _cut_faults(graph, sized, inputs, placed, work, samples)
             ranks = decision.stages[placed.stage].ranks
             empty = [
                 rank
@@ -49,6 +62,75 @@ def layer_faults(decision: Decision, graph: Graph) -> Iterator[str]:
             ]
             if empty:
                 yield f"layer {layer.name} leaves rank {empty[0]} none of a micro-batch of {samples}"
+        yield from _ways_faults(graph, layer, placed)
+        yield from _margin_faults(graph, layer, placed)
+
+
+def _cut_dims(placed: Placement) -> list[str]:
+    return [dim for dim, points in placed.cuts.items() if len(points) > 2 and not dim.startswith(REPLICA)]
+
+
+def _cut_faults(
+    graph: Graph, layer: Layer, inputs: tuple[TensorSpec, ...], placed: Placement, work: TensorSpec, samples: int
+) -> Iterator[str]:
+    """Dims that the layer cannot be cut along."""
+    for dim in _cut_dims(placed):
+        why = ""
+        if work.dims.count(dim) != 1:
+            why = f"and has {', '.join(work.dims) or 'no dims'}"
+        elif not _narrows(graph, layer, inputs, work, work.dims.index(dim), samples):
+            why = "and each part would do all of its work"
+        if why:
+            helps = "; ".join(remedies(layer, dim))
+            yield f"layer {layer.name} is cut along {dim}, {why}: {operator_of(layer)} cannot be cut so ({helps})"
+
+
+def _ways_faults(graph: Graph, layer: Layer, placed: Placement) -> Iterator[str]:
+    """How many ranks share the input channels."""
+    ways = placed.ways
+    if ways == 1:
+        return
+    values, words = graph.values(), f"layer {layer.name} ({operator_of(layer)}) has ways {ways}"
+    inputs = tuple(values[name] for name in layer.inputs)
+    dims = contracted_dims(layer, inputs, tuple(graph.parameters[name] for name in layer.parameters))
+    if ways < 1:
+        yield f"{words}; it is 1 or more"
+    elif dims is None:
+        yield f"{words}, and is no linear layer or convolution of one group: it shares no input channels"
+    else:
+        name, channels = layer.outputs[0].dims[dims.filters], inputs[0].shape[dims.channels]
+        parts = len(placed.cuts.get(name, (0, 1))) - 1
+        if parts % ways:
+            yield f"{words}, which do not divide its {parts} parts along {name}"
+        elif ways > channels:
+            yield f"{words} to share {channels} input channels"
+        if placed.margin:
+            yield f"{words} and margin {placed.margin}; it can have one of them"
+
+
+def _margin_faults(graph: Graph, layer: Layer, placed: Placement) -> Iterator[str]:
+    """Rows beyond the part, which are the neighbour's."""
+    margin, words = placed.margin, f"layer {layer.name} has margin {placed.margin}"
+    if margin < 0:
+        yield f"{words}; it is 0 or more"
+    if margin <= 0:
+        return
+    values = graph.values()
+    inputs = tuple(values[name] for name in layer.inputs)
+    work, cut = kind(layer.kind).work(layer, inputs), _cut_dims(placed)
+    in_space = [dim for dim in cut if dim in SPACE and dim in work.dims]
+    channels = [dim for dim in cut if dim in _CHANNELS]
+    if channels:
+        yield f"{words} and is cut along {channels[0]}: margins are for layers cut along space alone"
+    elif not in_space:
+        yield f"{words} and is not cut along space"
+    elif work != layer.outputs[0]:
+        yield f"{words}, and what its parts make is no part of its output"
+    else:
+        boxes = placed.layout.boxes(work, graph.samples)
+        least = min(len(box[work.dims.index(dim)]) for box in boxes for dim in in_space)
+        if margin > least:
+            yield f"{words}, and its smallest part has {least} rows"
 
 
 def _narrows(

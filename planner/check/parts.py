@@ -7,9 +7,12 @@ from dataclasses import dataclass, replace
 from planner.ir.box import Box, Interval, intersect, volume, whole
 from planner.ir.graph import BYTES_PER_ELEMENT, SAMPLE, Layer, TensorSpec
 from planner.ir.layout import Layout, scaled_intervals
+from planner.ir.plan import Placement
 from planner.ir.profile import Profile
 from planner.layers import kind
+from planner.layers.contraction import contracted_dims
 
+SPACE = ("depth", "height", "width")
 Pieces = dict[tuple[int, int], int]
 """Bytes by (source, destination)."""
 
@@ -19,22 +22,26 @@ class Part:
     """One layer for one number of samples, by member of the group.
 
     Attributes:
+        ways, margin: as in :class:`Placement`.
         outputs, inputs, work: specs at that number of samples.
-        own: boxes of the work.
+        own: boxes of the work; ``done``: with the margin.
         reads: box of each input.
-        weights: box of each parameter; ``parameters``: their shapes.
+        weights: box of each parameter; ``parameters``: their specs.
     """
 
     layer: Layer
     layout: Layout
+    ways: int
+    margin: int
     outputs: tuple[TensorSpec, ...]
     inputs: tuple[TensorSpec, ...]
     work: TensorSpec
     samples: int
     own: tuple[Box, ...]
+    done: tuple[Box, ...]
     reads: tuple[tuple[Box, ...], ...]
     weights: tuple[tuple[Box, ...], ...]
-    parameters: tuple[tuple[int, ...], ...]
+    parameters: tuple[TensorSpec, ...]
 
     def samples_of(self, member: int) -> int:
         """Samples of the member's part."""
@@ -47,13 +54,35 @@ class Part:
         """The member's work over that of as many whole samples."""
         whole_work = volume(whole(self.work.shape)) or 1
         if SAMPLE in self.work.dims:
-            return volume(self.own[member]) * max(1, self.samples) / whole_work / max(1, self.samples_of(member))
-        return volume(self.own[member]) / whole_work
+            return volume(self.done[member]) * max(1, self.samples) / whole_work / max(1, self.samples_of(member))
+        return volume(self.done[member]) / whole_work
+
+    def extents(self, member: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Of what the member does, and of all of the work; without those of samples."""
+        apart = [dim for dim, name in enumerate(self.work.dims) if name != SAMPLE]
+        return tuple(len(self.done[member][dim]) for dim in apart), tuple(self.work.shape[dim] for dim in apart)
+
+    def owned(self, output: int) -> tuple[Box, ...]:
+        """What each member answers for of an output."""
+        return self.layout.boxes(self.outputs[output], self.samples)
+
+    def held(self, output: int) -> tuple[Box, ...]:
+        """What each member makes of an output."""
+        return tuple(wider(box, self.outputs[output], self.layout, self.margin) for box in self.owned(output))
 
 
-def part_of(profile: Profile, layer: Layer, layout: Layout, samples: int) -> Part:
+def wider(box: Box, spec: TensorSpec, layout: Layout, margin: int) -> Box:
+    """``box`` with ``margin`` rows more on both sides along each dim of space that is cut, inside the tensor."""
+    found = []
+    for dim, interval, extent in zip(spec.dims, box, spec.shape, strict=True):
+        rows = margin if dim in SPACE and dim in layout.cuts and volume(box) else 0
+        found.append(Interval(max(0, interval.start - rows), min(extent, interval.stop + rows)) if rows else interval)
+    return tuple(found)
+
+
+def part_of(profile: Profile, layer: Layer, placement: Placement, samples: int) -> Part:
     """The boxes of a layer."""
-    graph = profile.graph
+    graph, layout = profile.graph, placement.layout
     values = graph.values()
     outputs = tuple(spec.at(samples, graph.samples) for spec in layer.outputs)
     sized = replace(layer, outputs=outputs)
@@ -62,73 +91,51 @@ def part_of(profile: Profile, layer: Layer, layout: Layout, samples: int) -> Par
     relation = kind(layer.kind)
     work = relation.work(sized, inputs)
     own = layout.boxes(work, samples)
+    done = tuple(wider(box, work, layout, placement.margin) for box in own)
     reads = []
-    for box in own:
+    for box in done:
         asked = relation.input_boxes(sized, inputs, box)
         inside = [intersect(one, whole(spec.shape)) for one, spec in zip(asked, inputs, strict=True)]
         nothing = [tuple(Interval(0, 0) for _ in spec.shape) for spec in inputs]
         reads.append(tuple(one if one is not None else none for one, none in zip(inside, nothing, strict=True)))
-    weights = tuple(relation.weight_boxes(sized, parameters, box) for box in own)
+    weights = tuple(relation.weight_boxes(sized, parameters, box) for box in done)
     return Part(
         sized,
         layout,
+        placement.ways,
+        placement.margin,
         outputs,
         inputs,
         work,
         samples,
         own,
+        done,
         tuple(reads),
         weights,
-        tuple(spec.shape for spec in parameters),
+        parameters,
     )
 
 
-def ways_to_contract(reader: Part, needed: list[Box], ranks: tuple[int, ...]) -> list[tuple[list[Box], Pieces]]:
-    """Every way to share the input channels of a convolution or linear layer that is cut along its filters.
-
-    Returns:
-        For each number of ranks that share them (1 first): what each rank reads, and the partial sums that move.
-    """
-    found: list[tuple[list[Box], Pieces]] = [(needed, {})]
-    dims = _contracted(reader)
+def shared_channels(reader: Part, needed: list[Box], ranks: tuple[int, ...]) -> tuple[list[Box], Pieces]:
+    """How a layer that is cut along its filters shares its input channels: what is read, and partial sums that move."""
+    dims = contracted_dims(reader.layer, reader.inputs, reader.parameters) if reader.ways > 1 else None
     if dims is None:
-        return found
-    filters, channels_dim = dims
-    name = reader.work.dims[filters]
-    points = reader.layout.cuts.get(name, ())
-    parts, channels = len(points) - 1, reader.inputs[0].shape[channels_dim]
+        return needed, {}
+    name = reader.work.dims[dims.filters]
+    points, channels = reader.layout.cuts[name], reader.inputs[0].shape[dims.channels]
     element = BYTES_PER_ELEMENT[reader.outputs[0].dtype]
-    places = _grid_places(reader.layout)
-    for ways in range(2, parts + 1):
-        if parts % ways or channels < ways:
-            continue
-        shares = scaled_intervals(points if ways == parts else tuple(range(ways + 1)), channels)
-        reads = []
-        for place, box in zip(places, needed, strict=True):
-            reads.append((*box[:channels_dim], shares[place[name] % ways], *box[channels_dim + 1 :]))
-        sums: Pieces = {}
-        for a, at in enumerate(places):
-            for b, other in enumerate(places):
-                same = all(at[d] == other[d] for d in at if d != name) and at[name] // ways == other[name] // ways
-                if a != b and same:
-                    sums[ranks[a], ranks[b]] = volume(reader.own[b]) * element
-        found.append((reads, sums))
-    return found
-
-
-def _contracted(reader: Part) -> tuple[int, int] | None:
-    """(dim of the work that is filters, dim of the first input that is contracted), where all channels are."""
-    layer, work = reader.layer, reader.work
-    if not layer.parameters or not layer.inputs:
-        return None
-    if layer.kind in ("conv", "transposed_conv"):
-        kernel = layer.attributes.get("kernel")
-        if layer.attributes.get("groups", 1) != 1 or not isinstance(kernel, tuple):
-            return None
-        return len(work.shape) - len(kernel) - 1, len(reader.inputs[0].shape) - len(kernel) - 1
-    if layer.kind == "linear" and reader.parameters[0] == (work.shape[-1], reader.inputs[0].shape[-1]):
-        return len(work.shape) - 1, len(reader.inputs[0].shape) - 1
-    return None
+    places, ways = _grid_places(reader.layout), reader.ways
+    shares = scaled_intervals(points if ways == len(points) - 1 else tuple(range(ways + 1)), channels)
+    reads = []
+    for place, box in zip(places, needed, strict=True):
+        reads.append((*box[: dims.channels], shares[place[name] % ways], *box[dims.channels + 1 :]))
+    sums: Pieces = {}
+    for a, at in enumerate(places):
+        for b, other in enumerate(places):
+            same = all(at[d] == other[d] for d in at if d != name) and at[name] // ways == other[name] // ways
+            if a != b and same:
+                sums[ranks[a], ranks[b]] = volume(reader.own[b]) * element
+    return reads, sums
 
 
 def _grid_places(layout: Layout) -> list[dict[str, int]]:

@@ -270,7 +270,7 @@ class _Plain:
             found = self.laid_out[stage, samples] = LaidOut(
                 self.profile,
                 tuple(self.layers[stage]),
-                {layer.name: self.decision.layers[layer.name].layout for layer in self.layers[stage]},
+                {layer.name: self.decision.layers[layer.name] for layer in self.layers[stage]},
                 self.program.ranks[stage],
                 samples,
                 self.decision.stages[stage].recompute,

@@ -29,7 +29,7 @@ def boxes_of(layout: Layout, spec: TensorSpec, samples: int) -> Boxes:
     names = list(layout.cuts)
     for position, (dim, extent) in enumerate(zip(spec.dims, spec.shape, strict=True)):
         units = samples if dim == SAMPLE else extent
-        if dim not in layout.cuts or units == 0:
+        if dim not in layout.cuts or units == 0 or (extent == 1 and dim != SAMPLE):
             found[:, position, 1] = extent
             continue
         intervals = scaled_intervals(layout.cuts[dim], units)
@@ -82,9 +82,12 @@ def moved(owned: Boxes, held: Boxes, needed: Boxes) -> Counts:
     """
     # What the destination holds of a piece is an intersection as well; owned boxes being disjoint, it is subtracted.
     apart = sources(owned).swapaxes(-1, -2) & ~np.eye(owned.shape[1], dtype=bool)
-    overlap = np.repeat(apart[:, None].astype(np.float64), len(needed), axis=1)
-    for dim in range(owned.shape[2]):
-        overlap *= _lengths(owned[..., dim, :], needed[..., dim, :])
+    shared = [_shared(owned[..., dim, :], needed[..., dim, :]) for dim in range(owned.shape[2])]
+    overlap = np.empty((len(owned), len(needed), *apart.shape[1:]))
+    for option, apart_of in enumerate(apart):
+        overlap[option] = apart_of
+        for lengths, of_owned, of_needed in shared:
+            overlap[option] *= lengths[of_owned[option]][of_needed] if lengths.ndim else lengths
     if held is owned:
         return overlap
     already = np.repeat(apart[:, None].astype(np.float64), len(needed), axis=1)
@@ -97,21 +100,23 @@ def moved(owned: Boxes, held: Boxes, needed: Boxes) -> Counts:
     return overlap - already
 
 
-def _lengths(owned: Boxes, needed: Boxes) -> Counts:
-    """``[maker, reader, source, destination]``: along one dim, what each pair of intervals shares.
+def _shared(owned: Boxes, needed: Boxes) -> tuple[Counts, NDArray[np.intp], NDArray[np.intp]]:
+    """What each pair of intervals shares along one dim, ``[way, way, source, destination]``, and each option's way.
 
-    There are few distinct intervals, so that pairs of those are looked up.
+    Few options cut a dim in a way of their own, so that each pair of ways is looked at once; one number where all share
+    as much.
     """
     (a, of_a), (b, of_b) = _distinct(owned), _distinct(needed)
-    start, stop = (limit(a[:, None, end], b[None, :, end]) for limit, end in ((np.maximum, 0), (np.minimum, 1)))
-    shared = np.maximum(stop - start, 0).astype(np.float64)
-    found: Counts = shared[of_a[:, None, :, None], of_b[None, :, None, :]]
-    return found
+    start = np.maximum(a[:, None, :, None, 0], b[None, :, None, :, 0])
+    stop = np.minimum(a[:, None, :, None, 1], b[None, :, None, :, 1])
+    lengths = np.maximum(stop - start, 0).astype(np.float64)
+    if lengths.size and (lengths == lengths.flat[0]).all():
+        lengths = np.array(lengths.flat[0])
+    return lengths, of_a, of_b
 
 
-def _distinct(intervals: Boxes) -> tuple[Boxes, NDArray[np.int64]]:
-    """Distinct intervals ``[number, 2]``, and which of them each is."""
-    flat = intervals.reshape(-1, 2)
-    span = int(flat[:, 1].max(initial=0)) + 1
-    keys, place = np.unique(flat[:, 0] * span + flat[:, 1], return_inverse=True)
-    return np.stack([keys // span, keys % span], axis=-1), place.reshape(intervals.shape[:-1])
+def _distinct(intervals: Boxes) -> tuple[Boxes, NDArray[np.intp]]:
+    """Distinct ways to cut a dim ``[number, ranks, 2]``, and which of them each option has."""
+    flat = intervals.reshape(len(intervals), -1)
+    ways, place = np.unique(flat, axis=0, return_inverse=True)
+    return ways.reshape(len(ways), *intervals.shape[1:]), place.ravel()

@@ -22,15 +22,7 @@ from numpy.typing import NDArray
 from planner.costs.boxes import Boxes, Counts, boxes_of, volumes
 from planner.costs.sized import SizedLayer
 from planner.ir.layout import Layout, scaled_intervals
-
-
-@dataclass(frozen=True, slots=True)
-class Contracted:
-    """Which dim of the work makes filters, and which dim of the first input is contracted."""
-
-    filters: str
-    filters_dim: int
-    input_dim: int
+from planner.layers.contraction import contracted_dims
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -48,52 +40,48 @@ class PartialSums:
     scattered: Counts
 
 
-def contracted(sized: SizedLayer) -> Contracted | None:
-    """The dims of a layer that contracts all input channels at once; None for others (grouped convolutions too)."""
-    work, layer = sized.work, sized.layer
-    if not sized.parameters or not sized.inputs:
-        return None
-    if layer.kind in ("conv", "transposed_conv"):
-        kernel, groups = layer.attributes.get("kernel"), layer.attributes.get("groups", 1)
-        if groups != 1 or not isinstance(kernel, tuple):
-            return None
-        filters = len(work.shape) - len(kernel) - 1
-        return Contracted(work.dims[filters], filters, len(sized.inputs[0].shape) - len(kernel) - 1)
-    if layer.kind == "linear" and _is_matrix(sized):
-        last = len(work.shape) - 1
-        return Contracted(work.dims[last], last, len(sized.inputs[0].shape) - 1)
-    return None
-
-
-def partial_sums(sized: SizedLayer, layout: Layout, needed: Boxes) -> tuple[PartialSums, ...]:
+def partial_sums(sized: SizedLayer, layout: Layout, needed: Boxes, ways: int = 0) -> tuple[PartialSums, ...]:
     """Every way to contract under ``layout``, ``c = 1`` first.
 
     Args:
         needed: what the ranks read of the first input if each gathers all channels.
+        ways: the only c wanted (1 where there is no such way); 0: any.
     """
     ranks = len(needed)
     none = PartialSums(1, needed, np.zeros((ranks, ranks)))
-    dims = contracted(sized)
-    parts = len(layout.cuts.get(dims.filters, ())) - 1 if dims else 1
-    if dims is None or parts < 2:
+    dims = contracted_dims(sized.layer, sized.inputs, sized.parameters)
+    if dims is None:
         return (none,)
-    channels = sized.inputs[0].shape[dims.input_dim]
-    return (none, *(_shared(sized, layout, needed, dims, c) for c in range(2, parts + 1) if _fits(c, parts, channels)))
+    filters = sized.work.dims[dims.filters]
+    parts = len(layout.cuts.get(filters, (0, 1))) - 1
+    channels = sized.inputs[0].shape[dims.channels]
+    dims_of = (filters, dims.channels)
+    if ways:
+        is_shared = ways > 1 and _fits(ways, parts, channels)
+        return (_shared(sized, layout, needed, dims_of, ways) if is_shared else none,)
+    several = (c for c in range(2, parts + 1) if _fits(c, parts, channels))
+    return (none, *(_shared(sized, layout, needed, dims_of, c) for c in several))
 
 
-def _shared(sized: SizedLayer, layout: Layout, needed: Boxes, dims: Contracted, ways: int) -> PartialSums:
-    points = layout.cuts[dims.filters]
+def _shared(sized: SizedLayer, layout: Layout, needed: Boxes, dims: tuple[str, int], ways: int) -> PartialSums:
+    """The way of ``ways`` ranks.
+
+    Args:
+        dims: name of the filters, and position of the channels in the first input.
+    """
+    filters, channels_dim = dims
+    points = layout.cuts[filters]
     parts = len(points) - 1
-    place = _places(layout, dims.filters)
+    place = _places(layout, filters)
     block, turn = place // ways, place % ways
-    channels = sized.inputs[0].shape[dims.input_dim]
+    channels = sized.inputs[0].shape[channels_dim]
     even = points if ways == parts else tuple(range(ways + 1))
     shares = np.array([(part.start, part.stop) for part in scaled_intervals(even, channels)])
     read = needed.copy()
-    read[:, dims.input_dim] = shares[turn]
+    read[:, channels_dim] = shares[turn]
     own = boxes_of(layout, sized.work, sized.samples)
     # Ranks alike but for their turn sum their parts; each then holds its own filters.
-    names = [name for name in layout.cuts if name != dims.filters]
+    names = [name for name in layout.cuts if name != filters]
     others = np.array([_places(layout, name) for name in names]).reshape(len(names), len(place))
     group = np.vstack([others, block[None]])
     together = (group[:, :, None] == group[:, None, :]).all(axis=0)
@@ -110,9 +98,3 @@ def _places(layout: Layout, name: str) -> NDArray[np.int64]:
 
 def _fits(ways: int, parts: int, channels: int) -> bool:
     return parts % ways == 0 and channels >= ways
-
-
-def _is_matrix(sized: SizedLayer) -> bool:
-    """Whether the layer is a product with its own weight ``[out, in]``."""
-    weight = sized.parameters[0].shape
-    return weight == (sized.work.shape[-1], sized.inputs[0].shape[-1])

@@ -71,6 +71,20 @@ def at_least_one(shares: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(found)
 
 
+def most_margin(sized: SizedLayer, layout: Layout) -> int:
+    """Most rows by which ranks may work beyond their parts: those of the smallest part, so that neighbours have them.
+
+    0 where margins make no sense: the work is not the output, or it is cut along channels or not along space.
+    """
+    parts = {dim: len(points) - 1 for dim, points in layout.cuts.items()}
+    if sized.work != sized.layer.outputs[0] or any(parts.get(dim, 1) > 1 for dim in AXES["channel"][1]):
+        return 0
+    own = boxes_of(layout, sized.work, sized.samples)
+    lengths = own[..., 1] - own[..., 0]
+    along = [position for position, dim in enumerate(sized.work.dims) if dim in SPACE and parts.get(dim, 1) > 1]
+    return int(lengths[:, along].min()) if along else 0
+
+
 def _layout(sized: SizedLayer, speeds: tuple[float, ...], grid: Mapping[str, int]) -> Layout | None:
     """The grid as cut points; None if a part would be empty."""
     extents = dict(zip(sized.work.dims, sized.work.shape, strict=True))

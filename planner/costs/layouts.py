@@ -1,30 +1,34 @@
 """What layers cost on a group of ranks under layouts: tables over options, each built once.
 
-    compute        the measured cost at the rank's samples x the share of the work of a sample that it does; margins
-                   included                                                            ``LayoutPrices.layer``
+    compute        the measured cost of the part that a rank does (``costs.measured_parts``); where none like it was
+                   measured, of its samples x the share of a sample's work that it does; margins included
+                                                                                       ``LayoutPrices.layer``
     statistics     a normalisation whose samples or space are cut sums over the ranks with equal channels
     parameters     gradients are summed over the ranks with equal weight boxes, all layers' in one go (the rate of a
                    sum of all parameters); updates and additions in proportion to the bytes held
     messages       what a rank reads and does not hold comes from its owner, as ``planner.ir.box.transfers`` says, and
                    goes back in the backward pass (the adjoint); channels are contracted in the way that moves least
                                                                                        ``LayoutPrices.crossing``
+    overlap        a convolution's halo travels while it computes                      ``costs.overlap``
 
 The slowest rank counts, layer by layer.  Messages of a rank follow one another, and receiving overlaps sending where
-the link is duplex.  Ignored: traffic of several pairs on one cable, and that a shard's kernel may run at another speed
-than a whole sample's (``_cost_of_part`` is where measured shard shapes come in).
+the link is duplex.  Ignored: traffic of several pairs on one cable.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Collection
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from planner.costs.book import PriceBook
 from planner.costs.boxes import volumes
-from planner.costs.grids import axes_of, candidate_layouts
-from planner.costs.messages import Crossing, crossing
+from planner.costs.grids import axes_of, candidate_layouts, most_margin
+from planner.costs.measured_parts import MeasuredParts
+from planner.costs.messages import Crossing, crossing, scattered_s
+from planner.costs.overlap import exposed
 from planner.costs.reduction import Sums, reduction_rate, sums_of
 from planner.costs.shards import Option, Shards, shards_of
 from planner.costs.sized import SizedLayer
@@ -67,6 +71,7 @@ class LayoutPrices:
     Attributes:
         allow: families of dims that may be cut (``Problem.allow``).
         halo_depth: most rows by which a rank may work beyond its part (0: halos are exchanged layer by layer).
+        parts: of layers, as they were measured at their own shapes.
     """
 
     book: PriceBook
@@ -74,6 +79,7 @@ class LayoutPrices:
     samples: int
     allow: tuple[str, ...] = (SAMPLE_DIMS,)
     halo_depth: int = 0
+    parts: MeasuredParts = field(init=False, repr=False)
     _values: dict[str, TensorSpec] = field(init=False, repr=False)
     _mixing: frozenset[str] = field(init=False, repr=False)
     _axes: tuple[str, ...] = field(init=False, repr=False)
@@ -88,6 +94,7 @@ class LayoutPrices:
 
     def __post_init__(self) -> None:
         graph = self.book.profile.graph
+        self.parts = MeasuredParts(self.book.profile)
         self._values = graph.values()
         self._mixing = frozenset(check_samples_apart(graph))
         self._axes = axes_of(graph, self.allow)
@@ -171,6 +178,18 @@ class LayoutPrices:
             found = self._crossings[key] = crossing(source, destination, values, self.ranks, self.book.network)
         return found
 
+    def exposed_s(self, reader: int, crossing: Crossing, table: LayerTable) -> tuple[Array, Array]:
+        """What of a crossing into layer ``reader`` is waited for, forward and backward; halos hide behind compute."""
+        return exposed(crossing, self.layers[reader].kind, table.seconds[FORWARD], table.seconds[BACKWARD])
+
+    def apart_s(self, index: int, shards: Shards, within: Collection[int]) -> Array:
+        """``[options]``: partial sums of a layer whose first input no layer ``within`` the stage makes."""
+        names = {self.layers[other].name for other in within}
+        first = self.layers[index].inputs[:1]
+        if any(producer(name) in names for name in first):
+            return np.zeros(len(shards.options))
+        return scattered_s(shards, self.ranks, self.book.network)
+
     def output_bytes(self, index: int, shards: Shards) -> Array:
         """``[options, ranks]``: what each rank holds of a layer's outputs."""
         specs = self.sized(index).layer.outputs
@@ -197,17 +216,21 @@ class LayoutPrices:
         return found
 
     def _with_margins(self, sized: SizedLayer, plain: tuple[Option, ...]) -> tuple[Option, ...]:
-        in_space = [option for option in plain if _is_in_space(option, sized)]
-        return tuple(Option(option.cuts, rows) for option in in_space for rows in range(1, self.halo_depth + 1))
+        return tuple(
+            replace(option, margin=rows)
+            for option in plain
+            for rows in range(1, min(self.halo_depth, most_margin(sized, option.layout)) + 1)
+        )
 
     def _cost_of_part(self, index: int, shards: Shards) -> Array:
-        """``[6, options, ranks]``: seconds and bytes of each part, from the cost of as many whole samples."""
+        """``[6, options, ranks]``: seconds and bytes of each part, as measured or from the cost of whole samples."""
         found = np.zeros((6, *shards.share.shape))
         for member, rank in enumerate(self.ranks):
             for samples in np.unique(shards.samples[:, member]).tolist():
                 rows = shards.samples[:, member] == samples
                 whole = self._column(self.book.kind(rank), samples)[:, index]
                 found[:, rows, member] = whole[:, None] * shards.share[rows, member]
+        self.parts.put_in(found, self.layers[index].name, [self.book.kind(rank) for rank in self.ranks], shards)
         return found
 
     def _column(self, kind: str, samples: int) -> Array:
@@ -246,13 +269,3 @@ def _values_read(maker: Layer, reader: Layer) -> list[tuple[int, int]]:
         if layer == maker.name and reader.inputs.index(name) == position:
             found.append((int(output or 0), position))
     return found
-
-
-def _is_in_space(option: Option, sized: SizedLayer) -> bool:
-    """Whether margins make sense: the work is the output, and is cut along space and not along channels."""
-    dims = {dim for dim, _ in option.cuts}
-    return (
-        sized.work == sized.layer.outputs[0]
-        and bool(dims & {"depth", "height", "width"})
-        and not (dims & {"channel", "head", "feature"})
-    )

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from planner.costs.backward_halo import halo_of_dy
 from planner.costs.boxes import Boxes, Counts, moved
+from planner.costs.grids import SPACE
 from planner.costs.network import Network, transfer_s
 from planner.costs.shards import Shards
 from planner.ir.graph import BYTES_PER_ELEMENT
@@ -22,10 +24,12 @@ class Crossing:
     """What moves from a layer to another, ``[options of the maker, options of the reader]``.
 
     Attributes:
-        forward_s, backward_s: messages one way and their adjoint.
+        forward_s, backward_s: messages one way and their adjoint; of a convolution's halo backward that of dx or of
+            dy, whichever is smaller (``costs.backward_halo``).
         received_bytes: ``[..., ranks]``: what each rank gets and keeps until the backward.
         moved_bytes: in all, forward, partial sums included.
-        is_halo: whether both layers are cut alike, so that what moves is a rim of each part (or nothing).
+        is_halo: whether both layers are cut alike and ranks lack rows of space alone, so that what moves is a rim of
+            each part (or nothing).
         ways: ranks that share the input channels in the cheapest contraction (``costs.contraction``).
     """
 
@@ -43,11 +47,13 @@ def crossing(
     """What moves for ``values``: pairs (output of the maker, input of the reader)."""
     shape = (len(maker.options), len(reader.options))
     total = _Total(shape, len(ranks))
+    in_space = np.ones(shape, dtype=bool)
     for output, position in values:
         spec = maker.sized.layer.outputs[output]
         element = BYTES_PER_ELEMENT[spec.dtype]
         passes = 2 if spec.is_float else 1
         owned, held = maker.owned[output], maker.held[output]
+        in_space &= _lacks_space_alone(spec.dims, held, reader.needed[position])
         ways = _contractions(reader) if position == 0 else None
         if ways is None:
             part = moved(owned, held, reader.needed[position]) * element
@@ -64,9 +70,22 @@ def crossing(
         total.ways = count[best]
     grids = [[option.grid for option in layer.options] for layer in (maker, reader)]
     alike = np.array([[a == b for b in grids[1]] for a in grids[0]]).reshape(shape)
-    return Crossing(
-        total.seconds[0], total.seconds[1], total.received, total.moved, alike & (total.ways == 1), total.ways
-    )
+    is_halo = alike & in_space & (total.ways == 1)
+    if len(values) == 1 and values[0][1] == 0:
+        element = BYTES_PER_ELEMENT[maker.sized.layer.outputs[values[0][0]].dtype]
+        of_dy = BYTES_PER_ELEMENT[reader.sized.layer.outputs[0].dtype]
+        for k, l in np.argwhere(is_halo & (total.moved > 0)):
+            found = halo_of_dy(maker, values[0][0], k, reader, l)
+            if found is not None and found.sum() < total.moved[k, l] / element:
+                total.seconds[1, k, l] = exchange_s(found * of_dy, ranks, network)
+    return Crossing(total.seconds[0], total.seconds[1], total.received, total.moved, is_halo, total.ways)
+
+
+def scattered_s(shards: Shards, ranks: tuple[int, ...], network: Network) -> Array:
+    """``[options]``: partial sums of a contraction whose input no layer of the group makes; 0 where none is shared."""
+    nothing = np.zeros((len(ranks), len(ranks)))
+    shared = [ways[0].scattered if ways and ways[0].ways > 1 else nothing for ways in shards.contractions]
+    return exchange_s(np.array(shared) * BYTES_PER_ELEMENT[shards.sized.layer.outputs[0].dtype], ranks, network)
 
 
 def exchange_s(part: Counts, ranks: tuple[int, ...], network: Network) -> Array:
@@ -77,17 +96,23 @@ def exchange_s(part: Counts, ranks: tuple[int, ...], network: Network) -> Array:
     Args:
         part: ``[..., source, destination]`` bytes.
     """
-    seconds = np.zeros_like(part)
-    cluster = network.cluster
-    classes = np.array([[cluster.link_class(a, b) for b in ranks] for a in ranks])
+    num_ranks, shape = len(ranks), part.shape[:-2]
+    flat = np.ascontiguousarray(part).ravel()
+    at = np.flatnonzero(flat > 0)
+    choice, pair = np.divmod(at, num_ranks**2)
+    src, dst = np.divmod(pair, num_ranks)
+    names, classes = network.classes(ranks)
+    seconds, of_class = np.zeros(len(at)), classes[src, dst]
     duplex = True
-    for name in sorted({str(c) for c in classes[~np.eye(len(ranks), dtype=bool)]}):
-        link = cluster.links[name]
-        chosen = (part > 0) & (classes == name)
+    for number, name in enumerate(names):
+        link = network.cluster.links[name]
         duplex = duplex and link.duplex
-        if chosen.any():
-            seconds[chosen] = transfer_s(link, part[chosen])
-    sent, received = seconds.sum(axis=-1), seconds.sum(axis=-2)
+        chosen = of_class == number
+        seconds[chosen] = transfer_s(link, flat[at[chosen]])
+    count = int(np.prod(shape, dtype=np.int64)) * num_ranks
+    sent, received = (
+        np.bincount(choice * num_ranks + rank, seconds, count).reshape(*shape, num_ranks) for rank in (src, dst)
+    )
     busy = np.maximum(sent, received) if duplex else sent + received
     found: Array = busy.max(axis=-1)
     return found
@@ -109,9 +134,18 @@ class _Total:
         self.moved += part.sum(axis=(-1, -2))
 
 
+def _lacks_space_alone(dims: tuple[str, ...], held: Boxes, needed: Boxes) -> NDArray[np.bool_]:
+    """``[options of the maker, options of the reader]``: whether every rank has all that it needs but for space."""
+    others = [position for position, dim in enumerate(dims) if dim not in SPACE]
+    there, wanted = held[:, None, :, others], needed[None, :, :, others]
+    inside = (there[..., 0] <= wanted[..., 0]) & (wanted[..., 1] <= there[..., 1])
+    empty = np.asarray(needed[..., 1] <= needed[..., 0]).any(axis=-1)
+    return np.asarray((inside.all(axis=-1) | empty).all(axis=-1))
+
+
 def _contractions(reader: Shards) -> tuple[NDArray[np.int64], Boxes, Counts, NDArray[np.int64]] | None:
-    """Every way of every option: (option, needed, scattered, c); None if each option has one way."""
-    if all(len(ways) < 2 for ways in reader.contractions):
+    """Every way of every option: (option, needed, scattered, c); None if no option shares its input channels."""
+    if all(one.ways == 1 for ways in reader.contractions for one in ways):
         return None
     flat = [
         (k, way.needed, way.scattered, way.ways) if way else (k, reader.needed[0][k], None, 1)

@@ -57,6 +57,7 @@ class Network:
     """The cluster's prices, each looked up once, and how well they are known."""
 
     cluster: Cluster
+    _classes: dict[tuple[int, ...], tuple[tuple[str, ...], NDArray[np.int64]]] = field(default_factory=dict, repr=False)
     _transfers: dict[tuple[str, int], float] = field(default_factory=dict, repr=False)
     _collectives: dict[tuple[str, tuple[int, ...], int], float] = field(default_factory=dict, repr=False)
 
@@ -66,6 +67,16 @@ class Network:
         found = self._transfers.get((name, num_bytes))
         if found is None:
             found = self._transfers[name, num_bytes] = float(transfer_s(self.cluster.links[name], num_bytes))
+        return found
+
+    def classes(self, ranks: tuple[int, ...]) -> tuple[tuple[str, ...], NDArray[np.int64]]:
+        """Names of the links between ``ranks``, and for each pair which of them it is (-1: a rank itself)."""
+        found = self._classes.get(ranks)
+        if found is None:
+            by_pair = [["" if a == b else self.cluster.link_class(a, b) for b in ranks] for a in ranks]
+            names = tuple(sorted({name for row in by_pair for name in row if name}))
+            numbers = np.array([[names.index(name) if name else -1 for name in row] for row in by_pair])
+            found = self._classes[ranks] = (names, numbers)
         return found
 
     def all_reduce_s(self, ranks: tuple[int, ...], num_bytes: int) -> float:

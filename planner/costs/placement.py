@@ -77,10 +77,8 @@ def placements(book: PriceBook, decision: Decision) -> tuple[StagePlacement, ...
     for stage, group in enumerate(decision.stages):
         names = decision.layers_of(stage)
         layout = decision.layout_of(stage)
-        options = {
-            index[name]: Option(tuple(decision.layers[name].cuts.items()), recompute=group.recompute) for name in names
-        }
-        plain = cut_alike(tuple(option.cuts for option in options.values()))
+        options = {index[name]: Option.placed(decision.layers[name], group.recompute) for name in names}
+        plain = cut_alike([option.cuts for option in options.values()])
         found.append(
             StagePlacement(
                 runs_of(options),
@@ -129,10 +127,12 @@ class LayoutBook:
 
     Attributes:
         allow: families of dims that may be cut (``Problem.allow``).
+        halo_depth: most rows by which a rank may work beyond its part (``Problem.halo_depth``).
     """
 
     book: PriceBook
     allow: tuple[str, ...] = (SAMPLE_DIMS,)
+    halo_depth: int = 0
     _prices: dict[tuple[tuple[int, ...], int], LayoutPrices] = field(init=False, default_factory=dict, repr=False)
     _costs: dict[object, StageCost] = field(init=False, default_factory=dict, repr=False)
 
@@ -140,7 +140,8 @@ class LayoutBook:
         """The prices of layers on ``ranks``."""
         found = self._prices.get((ranks, samples))
         if found is None:
-            found = self._prices[ranks, samples] = LayoutPrices(self.book, ranks, samples, self.allow)
+            made = LayoutPrices(self.book, ranks, samples, self.allow, self.halo_depth)
+            found = self._prices[ranks, samples] = made
         return found
 
     def costs(

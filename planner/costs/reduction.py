@@ -1,4 +1,10 @@
-"""Sums over ranks that boxes do not show: of gradients over equal weights, of statistics over cut samples and space."""
+"""Sums over ranks that boxes do not show.
+
+gradients     over ranks with equal parts of a weight                                        ``Sums.reduction_s``
+statistics    of a normalisation, over cut samples and space                                 ``statistics_s``
+pending       parts of a sum, such as a global pool's over space, whose result is on every rank that holds a part;
+              backward, the gradients that these ranks have of it are summed                 ``pending_s``
+"""
 
 from __future__ import annotations
 
@@ -15,7 +21,9 @@ from planner.costs.shards import Shards
 from planner.ir.cluster import STATISTICS, Cluster
 from planner.ir.graph import BYTES_PER_ELEMENT
 
+LOSS = "loss"
 _STATISTIC_BYTES = 8
+_LEAST_BYTES = 4  # sums are not kept in half precision
 
 Array = NDArray[np.float64]
 Members = tuple[int, ...]
@@ -29,7 +37,7 @@ class Sums:
     Attributes:
         held_bytes: ``[options, ranks]`` of the parameters that are its own (a tied one is its first user's).
         reduction_s: ``[options]``.
-        statistics_s: ``[2, options]``, forward and backward.
+        statistics_s: ``[2, options]``, forward and backward; statistics and pending sums.
     """
 
     held_bytes: Array
@@ -60,7 +68,8 @@ def sums_of(
         for k, groups in enumerate(map(equal_ranks, boxes)):
             seconds = (rate(tuple(ranks[at] for at in group)) * float(num_bytes[k, group[0]]) for group in groups)
             reduction_s[k] += max(seconds)
-    return Sums(held_bytes, reduction_s, statistics_s(shards, ranks, cluster))
+    exchanged_s = statistics_s(shards, ranks, cluster) + pending_s(shards, ranks, cluster)
+    return Sums(held_bytes, reduction_s, exchanged_s)
 
 
 def equal_ranks(boxes: Boxes) -> tuple[Members, ...]:
@@ -81,7 +90,7 @@ def statistics_s(shards: Shards, ranks: tuple[int, ...], cluster: Cluster) -> Ar
     """``[2, options]``: what a normalisation exchanges, forward and backward; zeros for other layers.
 
     As ``runtime.stages.normalisation``: one all-reduce of 1 + 2 channels numbers a rank forward, one of 2 channels
-    backward.  Ranks with equal channels take part, unless each of them holds all samples and space.
+    backward.  Ranks with equal channels take part, copies too.
     """
     found = np.zeros((2, len(shards.options)))
     sized = shards.sized
@@ -89,14 +98,11 @@ def statistics_s(shards: Shards, ranks: tuple[int, ...], cluster: Cluster) -> Ar
         return found
     spec = sized.layer.outputs[0]
     channel = spec.dims.index("channel") if "channel" in spec.dims else 1
-    others = [dim for dim in range(len(spec.shape)) if dim != channel]
-    extents = np.array(spec.shape)[others]
     for k, own in enumerate(shards.owned[0]):
         for members in equal_ranks(own[:, channel : channel + 1]):
-            lengths = (own[..., 1] - own[..., 0])[list(members)]
-            if len(members) < 2 or (lengths[:, others] == extents).all():
+            channels = int(own[members[0], channel, 1] - own[members[0], channel, 0])
+            if len(members) < 2:
                 continue
-            channels = int(lengths[0, channel])
             group = tuple(ranks[member] for member in members)
             sizes = (
                 len(group) * (1 + 2 * channels) * _STATISTIC_BYTES,
@@ -104,4 +110,24 @@ def statistics_s(shards: Shards, ranks: tuple[int, ...], cluster: Cluster) -> Ar
             )
             for way, size in enumerate(sizes):
                 found[way, k] = max(found[way, k], float(collective_s(cluster, STATISTICS, group, size)))
+    return found
+
+
+def pending_s(shards: Shards, ranks: tuple[int, ...], cluster: Cluster) -> Array:
+    """``[2, options]``: sums over the ranks that share one output, copies included, forward and backward.
+
+    Zeros for other layers, and for the loss: its parts are summed with the gradients.  Sums are of 4 bytes at least.
+    """
+    found = np.zeros((2, len(shards.options)))
+    sized = shards.sized
+    if sized.relation.REDUCTION != "sum" or sized.layer.kind == LOSS:
+        return found
+    for owned, spec in zip(shards.owned, sized.layer.outputs, strict=True):
+        num_bytes = volumes(owned) * max(BYTES_PER_ELEMENT[spec.dtype], _LEAST_BYTES)
+        passes = 2 if spec.is_float else 1
+        for k, groups in enumerate(map(equal_ranks, owned)):
+            for members in groups:
+                group = tuple(ranks[member] for member in members)
+                seconds = float(collective_s(cluster, STATISTICS, group, num_bytes[k, members[0]]))
+                found[:passes, k] = np.maximum(found[:passes, k], seconds)
     return found

@@ -12,8 +12,8 @@ from planner.costs.boxes import Boxes, Counts, as_box, as_boxes, boxes_of, volum
 from planner.costs.contraction import PartialSums, partial_sums
 from planner.costs.grids import SPACE
 from planner.costs.sized import SizedLayer
-from planner.ir.box import Box
 from planner.ir.layout import Layout
+from planner.ir.plan import Placement
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,16 +25,28 @@ class Option:
         margin: rows by which each rank works beyond its own part along the cut dims of space, so that the next layers
             need no halo (one wide exchange for several layers; the overlap is computed twice).
         recompute: whether what it saves is dropped after the forward and computed again before the backward.
+        ways: ranks that share the input channels of a contraction (``costs.contraction``); 0: as many as is cheapest.
     """
 
     cuts: tuple[tuple[str, tuple[int, ...]], ...] = ()
     margin: int = 0
     recompute: bool = False
+    ways: int = 0
 
     @classmethod
     def of(cls, layout: Layout, margin: int = 0) -> Option:
         """The option that is ``layout``."""
         return cls(tuple((dim, tuple(points)) for dim, points in layout.cuts.items()), margin)
+
+    @classmethod
+    def placed(cls, placement: Placement, recompute: bool = False) -> Option:
+        """The option that a plan writes down, its stage recomputing or not."""
+        cuts = tuple((dim, tuple(points)) for dim, points in placement.cuts.items())
+        return cls(cuts, placement.margin, recompute, placement.ways)
+
+    def placement(self, stage: int) -> Placement:
+        """What a plan writes down."""
+        return Placement(stage, dict(self.cuts), max(1, self.ways), self.margin)
 
     @property
     def layout(self) -> Layout:
@@ -48,7 +60,9 @@ class Option:
 
     def __str__(self) -> str:
         parts = " x ".join(f"{dim}:{parts}" for dim, parts in self.grid) or "whole"
-        return parts + (f" margin {self.margin}" if self.margin else "") + (" recomputed" if self.recompute else "")
+        shared = f" channels shared by {self.ways}" if self.ways > 1 else ""
+        margin = f" margin {self.margin}" if self.margin else ""
+        return parts + shared + margin + (" recomputed" if self.recompute else "")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -85,8 +99,7 @@ def shards_of(sized: SizedLayer, options: tuple[Option, ...]) -> Shards:
     margins = [option.margin for option in options]
     own = np.array([boxes_of(layout, sized.work, sized.samples) for layout in layouts])
     work = _grown(own, sized.work.dims, sized.work.shape, options)
-    relation = _Relation(sized)
-    inputs, weights = relation.read(work)
+    inputs, weights = _read(sized, work)
     owned = tuple(
         np.array([boxes_of(layout, spec, sized.samples) for layout in layouts]) for spec in sized.layer.outputs
     )
@@ -96,7 +109,7 @@ def shards_of(sized: SizedLayer, options: tuple[Option, ...]) -> Shards:
     )
     first = inputs[0] if inputs else None
     contractions = tuple(
-        partial_sums(sized, layout, first[k]) if first is not None and not margins[k] else ()
+        partial_sums(sized, layout, first[k], options[k].ways) if first is not None and not margins[k] else ()
         for k, layout in enumerate(layouts)
     )
     samples = _samples(sized, own)
@@ -104,33 +117,16 @@ def shards_of(sized: SizedLayer, options: tuple[Option, ...]) -> Shards:
     return Shards(sized, options, owned, held, inputs, weights, work, samples, share, contractions)
 
 
-class _Relation:
-    """The access relation, asked once for each distinct box."""
-
-    def __init__(self, sized: SizedLayer) -> None:
-        self._sized = sized
-        self._found: dict[bytes, tuple[tuple[Box, ...], tuple[Box, ...]]] = {}
-
-    def read(self, work: Boxes) -> tuple[tuple[Boxes, ...], tuple[Boxes, ...]]:
-        """What each rank reads of each input and of each parameter."""
-        flat = work.reshape(-1, *work.shape[2:])
-        rows = [self._ask(box) for box in flat]
-        inputs = tuple(_column([row[0][k] for row in rows], work) for k in range(len(self._sized.inputs)))
-        weights = tuple(_column([row[1][k] for row in rows], work) for k in range(len(self._sized.parameters)))
-        return _joined(self._sized.layer.inputs, inputs), weights
-
-    def _ask(self, box: Boxes) -> tuple[tuple[Box, ...], tuple[Box, ...]]:
-        key = box.tobytes()
-        found = self._found.get(key)
-        if found is None:
-            work_box = as_box(box)
-            found = self._found[key] = (self._sized.input_boxes(work_box), self._sized.weight_boxes(work_box))
-        return found
-
-
-def _column(boxes: list[Box], work: Boxes) -> Boxes:
-    array = as_boxes(boxes)
-    return array.reshape(*work.shape[:2], *array.shape[1:])
+def _read(sized: SizedLayer, work: Boxes) -> tuple[tuple[Boxes, ...], tuple[Boxes, ...]]:
+    """What each rank reads of each input and of each parameter; asked once for each distinct box."""
+    dims = work.shape[2]
+    distinct, place = np.unique(work.reshape(-1, 2 * dims), axis=0, return_inverse=True)
+    parts = [as_box(box) for box in distinct.reshape(-1, dims, 2)]
+    columns = [
+        [as_boxes(column)[place.ravel()].reshape(*work.shape[:2], -1, 2) for column in zip(*rows, strict=True)]
+        for rows in ([sized.input_boxes(part) for part in parts], [sized.weight_boxes(part) for part in parts])
+    ]
+    return _joined(sized.layer.inputs, tuple(columns[0])), tuple(columns[1])
 
 
 def _joined(names: Sequence[str], inputs: tuple[Boxes, ...]) -> tuple[Boxes, ...]:

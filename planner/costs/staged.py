@@ -1,6 +1,6 @@
 """What a stage costs whose layers each have an option: the sums that the inner search minimises, by part.
 
-    F = sum over layers of (slowest rank's forward + statistics) + messages between layers
+    F = sum over layers of (slowest rank's forward + statistics) + messages between layers that are waited for
     B = the same of the backward, and the forward once more where it is recomputed
     a step of M micro-batches:  M (F + B) + (M - 1) additions + reduction + update
 
@@ -11,7 +11,7 @@ alike and nothing moves between layers, ranks only meet at the end: then the slo
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,7 +32,8 @@ class StageCost:
         forward_s, backward_s, backward_input_s, backward_weight_s: by rank, compute alone.
         paced_forward_s, paced_backward_s, paced_backward_input_s, paced_backward_weight_s, paced_update_s,
             paced_accumulate_s: sums over layers of the slowest rank's compute.
-        exchange_forward_s, exchange_backward_s: statistics and messages between layers, all ranks busy.
+        exchange_forward_s, exchange_backward_s: statistics, and messages between layers as far as nothing is computed
+            meanwhile (``costs.overlap``), all ranks busy.
         reduction_s: once a step; gradients over ranks with equal weights.
         update_s, accumulate_s: by rank: once a step; for each micro-batch but the first.
         saved_bytes: by rank, kept for each micro-batch between forward and backward, what was received included.
@@ -92,7 +93,7 @@ def stage_cost(prices: LayoutPrices, chosen: Mapping[int, Option]) -> StageCost:
     repeated = _total([again[index] * table.seconds[FORWARD, 0] for index, table in tables.items()], (ranks,))
     paced = [sum(float(table.seconds[way, 0].max()) for table in tables.values()) for way in range(4)]
     paced_again = sum(again[index] * float(table.seconds[FORWARD, 0].max()) for index, table in tables.items())
-    exchanged = _exchanged(tables, crossings, again)
+    exchanged = _exchanged(prices, tables, crossings, again)
     saved, transient = _kept(prices, tables, crossings, again)
     return StageCost(
         forward_s=compute[FORWARD],
@@ -119,16 +120,37 @@ def stage_cost(prices: LayoutPrices, chosen: Mapping[int, Option]) -> StageCost:
     )
 
 
+def with_ways(prices: LayoutPrices, chosen: Mapping[int, Option]) -> dict[int, Option]:
+    """``chosen`` with the number of ranks that share the input channels of each layer where it is left open.
+
+    It is the one that moves the layer's first input in least time from the layer that makes it; 1 where that is none
+    of ``chosen``.
+    """
+    found = dict(chosen)
+    for maker, reader in prices.edges(tuple(sorted(chosen))):
+        if not chosen[reader].ways:
+            options = ((_plain(chosen[maker]),), (_plain(chosen[reader]),))
+            ways = int(prices.crossing(maker, reader, *options).ways[0, 0])
+            found[reader] = replace(chosen[reader], ways=max(found[reader].ways, ways))
+    return {index: option if option.ways else replace(option, ways=1) for index, option in found.items()}
+
+
 def _exchanged(
-    tables: Mapping[int, LayerTable], crossings: Mapping[tuple[int, int], Crossing], again: Mapping[int, float]
+    prices: LayoutPrices,
+    tables: Mapping[int, LayerTable],
+    crossings: Mapping[tuple[int, int], Crossing],
+    again: Mapping[int, float],
 ) -> tuple[float, float]:
     forward = backward = 0.0
     for index, table in tables.items():
-        forward += float(table.statistics_s[0, 0])
-        backward += float(table.statistics_s[1, 0]) + again[index] * float(table.statistics_s[0, 0])
+        apart = float(prices.apart_s(index, table.shards, tables)[0])
+        once = apart + float(table.statistics_s[0, 0])
+        forward += once
+        backward += apart + float(table.statistics_s[1, 0]) + again[index] * once
     for (_, reader), crossing in crossings.items():
-        forward += float(crossing.forward_s[0, 0])
-        backward += float(crossing.backward_s[0, 0]) + again[reader] * float(crossing.forward_s[0, 0])
+        there, back = prices.exposed_s(reader, crossing, tables[reader])
+        forward += float(there[0, 0])
+        backward += float(back[0, 0]) + again[reader] * float(there[0, 0])
     return forward, backward
 
 
@@ -154,16 +176,17 @@ def _kept(
 def _evidence(prices: LayoutPrices, tables: Mapping[int, LayerTable]) -> Evidence:
     for index, table in tables.items():
         for member, rank in enumerate(prices.ranks):
-            samples = int(table.shards.samples[0, member])
+            samples, kind = int(table.shards.samples[0, member]), prices.book.kind(rank)
             is_part = abs(float(table.shards.share[0, member]) - 1.0) > 1e-12
-            known = prices.book.tables.at(prices.book.kind(rank), samples).evidence[index]
-            if is_part or known != MEASURED:
+            own = prices.parts.evidence(prices.layers[index].name, kind, table.shards, 0, member)
+            known = own[0] if own else prices.book.tables.at(kind, samples).evidence[index]
+            if (is_part and not own) or known != MEASURED:
                 return known if known not in (MEASURED, INTERPOLATED) else INTERPOLATED
     return MEASURED
 
 
 def _plain(option: Option) -> Option:
-    return Option(option.cuts, option.margin)
+    return replace(option, recompute=False)
 
 
 def _total(parts: list[Array], shape: tuple[int, ...]) -> Array:

@@ -21,12 +21,17 @@ def stage_layouts(decision: Decision, stage: int) -> dict[str, int]:
 
 
 def layout_text(placement: Placement, micro_batch: int) -> str:
-    """``samples 3:1``, or ``samples 2:2 x height 28:28``: the parts along each dim; ``whole`` if nothing is cut."""
+    """``samples 3:1``, or ``samples 2:2 x height 28:28``: the parts along each dim; ``whole`` if nothing is cut.
+
+    Beyond that ``(margin 2)``: rows that each rank works beyond its part; ``(2 ways)``: ranks that share channels.
+    """
     parts = []
     for dim, points in placement.cuts.items():
         sizes = Layout({dim: points}).samples(micro_batch) if dim == SAMPLE else [b - a for a, b in pairwise(points)]
         parts.append(f"{'samples' if dim == SAMPLE else dim} {':'.join(map(str, sizes))}")
-    return " x ".join(parts) or "whole"
+    more = [f"{placement.ways} ways"] if placement.ways > 1 else []
+    more += [f"margin {placement.margin}"] if placement.margin else []
+    return (" x ".join(parts) or "whole") + (f" ({', '.join(more)})" if more else "")
 
 
 def in_flight(decision: Decision, stage: int) -> int:

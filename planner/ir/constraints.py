@@ -31,7 +31,7 @@ WHATS = (STAGE, DEVICE, KIND, REPLICAS, SAMPLE_DIMS, SPATIAL_DIMS, CHANNEL_DIMS,
 FAMILIES: Mapping[str, tuple[str, ...]] = {
     SAMPLE_DIMS: ("sample",),
     SPATIAL_DIMS: ("depth", "height", "width", "x", "y", "z"),
-    CHANNEL_DIMS: ("channel", "feature", "filter"),
+    CHANNEL_DIMS: ("channel", "head", "feature", "filter"),
 }
 """Dims by family."""
 

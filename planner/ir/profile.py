@@ -20,6 +20,7 @@ class ModelSource:
         dtype: of parameters and activations.
         autocast: dtype in which operators that gain by it compute (``bfloat16``), parameters staying as they are; empty
             for none.
+        elementwise: operators (``mylib::op``) of which the user says that they treat every element by itself.
     """
 
     factory: str
@@ -27,6 +28,7 @@ class ModelSource:
     input_shape: tuple[int, ...] = ()
     dtype: str = "float32"
     autocast: str = field(default="", metadata={"added": "0.1"})
+    elementwise: tuple[str, ...] = field(default=(), metadata={"added": "0.1"})
 
 
 @dataclass(frozen=True, slots=True)

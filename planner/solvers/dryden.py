@@ -7,8 +7,7 @@ compute on the slowest rank, halos hidden behind it as far as it lasts, a redist
 an all-reduce of every weight's gradient.  As in their runs the batch is taken at once, or in the largest micro-batches
 that fit.  Ignored: that all-reduces hide behind the backward of earlier layers; limits of memory while searching.
 
-The plan found is priced as all others are, halos not hidden.  If samples alone may be cut (``Problem.allow``), this is
-sample parallelism on all ranks.
+If samples alone may be cut (``Problem.allow``), this is sample parallelism on all ranks.
 """
 
 from __future__ import annotations
@@ -17,6 +16,7 @@ from collections.abc import Mapping
 
 from planner.costs.grids import REPLICA
 from planner.costs.layouts import LayoutPrices
+from planner.costs.placement import LayoutBook
 from planner.costs.shards import Option
 from planner.costs.stage import PriceBook
 from planner.ir.errors import InfeasibleError
@@ -54,8 +54,8 @@ def solve(problem: Problem, progress: Progress | None = None) -> Plan:
         if size > min(evaluator.book.tables.largest_measured(evaluator.book.kind(rank)) for rank in problem.ranks):
             continue
         chosen = distributions(problem, evaluator.book, size)
-        candidate = _candidate(problem, chosen, size)
-        if not candidate.cuts:
+        candidate = _candidate(problem, evaluator.layouts, chosen, size)
+        if not candidate.options:
             return _by_samples(evaluator)
         if not gives_all_work(evaluator.layouts, problem.ranks, chosen, set(candidate.micro_batches)):
             continue
@@ -76,17 +76,18 @@ def distributions(problem: Problem, book: PriceBook, size: int) -> Mapping[int, 
     prices = LayoutPrices(book, problem.ranks, size, allow)
     layers = tuple(range(len(prices.layers)))
     options = [_on_all_ranks(prices.options(index)) for index in layers]
-    question = Question(layers, problem.global_batch / size, overlap=True)
+    question = Question(layers, problem.global_batch / size)
     picked = by_shortest_paths(labelled_graph(prices, question, options))
     return {index: each[k] for index, each, k in zip(layers, options, picked, strict=True)}
 
 
-def _candidate(problem: Problem, chosen: Mapping[int, Option], size: int) -> Candidate:
+def _candidate(problem: Problem, layouts: LayoutBook, chosen: Mapping[int, Option], size: int) -> Candidate:
     batches = micro_batches(problem, size)
     shares = equal_shares(max(batches), len(problem.ranks))
     schedule = schedule_names(problem)[0]
     last = len(problem.profile.graph.layers)
-    return with_options(Candidate.chain((0, last), (problem.ranks,), (shares,), batches, schedule), chosen)
+    plain = Candidate.chain((0, last), (problem.ranks,), (shares,), batches, schedule)
+    return with_options(layouts, plain, chosen)
 
 
 def _by_samples(evaluator: Evaluator) -> Plan:

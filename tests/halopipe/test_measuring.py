@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -9,6 +10,8 @@ from halopipe import measuring
 from planner.ir.errors import UsageError
 from planner.ir.profile import ModelSource, Provenance
 from tests.planner.factories import chain_profile
+from tests.planner.networks import plain, priced
+from tests.planner.parts import with_parts
 
 
 def factory() -> None:
@@ -26,6 +29,7 @@ def test_a_factory_is_named_by_where_it_lives() -> None:
     )
     assert measuring.source_of("a.b:c", (), {}, "float32").factory == "a.b:c"
     assert measuring.source_of("a.b:c", (), {}, "float32", "bfloat16").autocast == "bfloat16"
+    assert measuring.source_of("a.b:c", (), {}, "float32", elementwise=["lib::op"]).elementwise == ("lib::op",)
 
 
 @pytest.mark.parametrize("model", [Model(), Model().make, Model.make, lambda: None, 3])
@@ -44,6 +48,31 @@ def test_a_cluster_is_a_number_of_workers_or_auto() -> None:
     for cluster in (0, -1, True, "host:8"):
         with pytest.raises(UsageError, match="is not known"):
             measuring.num_workers(cluster)
+
+
+def test_a_family_of_dims_that_does_not_exist_is_refused() -> None:
+    source = measuring.source_of("a.b:c", (), {}, "float32")
+    with pytest.raises(UsageError, match=r"no family of dims 'space'[\s\S]*spatial"):
+        measuring.measure(source, num_workers=2, optimizer="SGD", allow=["space"], quiet=True)
+
+
+@pytest.mark.parametrize(("allow", "num_ranks", "asked"), [(["sample"], 0, None), ([], 4, None), (["spatial"], 0, 2)])
+def test_parts_are_asked_for_where_more_than_samples_may_be_cut(
+    allow: list[str], num_ranks: int, asked: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: dict[str, Any] = {}
+    monkeypatch.setattr("profiler.session.profile", lambda source, **options: seen.update(options))
+    source = measuring.source_of("a.b:c", (), {}, "float32")
+    measuring.measure(source, num_workers=2, optimizer="SGD", allow=allow, num_ranks=num_ranks, quiet=True)
+    assert (seen["shapes"].keywords if seen["shapes"] else None) == (
+        {"allow": ("spatial",), "num_ranks": asked} if asked else None
+    )
+
+
+def test_a_summary_counts_measured_parts() -> None:
+    profile = with_parts(priced(*plain()), (4,), 2)
+    (line,) = [line for line in measuring.summary(profile).splitlines() if "parts" in line]
+    assert line == f"  kind-1: {len(profile.parts['kind-1'])} parts of 4 layers were measured at their own shapes"
 
 
 def test_a_summary_says_what_was_measured() -> None:

@@ -65,9 +65,13 @@ class Network:
         n, channels, *space = x[1].shape
         return self._add("concat", (x, y), (n, channels + y[1].shape[1], *space), IMAGE, {"dim": 1})
 
-    def head(self, x: Named, classes: int) -> Named:
+    def pool_all(self, x: Named) -> Named:
         n, channels, _, _ = x[1].shape
-        pooled = self._add("adaptive_pool", (x,), (n, channels, 1, 1), IMAGE)
+        return self._add("global_pool", (x,), (n, channels, 1, 1), IMAGE)
+
+    def head(self, x: Named, classes: int, pool: str = "adaptive_pool") -> Named:
+        n, channels, _, _ = x[1].shape
+        pooled = self._add(pool, (x,), (n, channels, 1, 1), IMAGE)
         flat = self._add("reshape", (pooled,), (n, channels), ("sample", "feature"))
         flops = 2.0 * n * channels * classes
         return self._add("linear", (flat,), (n, classes), ("sample", "feature"), {}, ((classes, channels),), flops)

@@ -12,7 +12,7 @@ import pytest
 from planner.check import check
 from planner.check.layouts import layer_faults
 from planner.ir.codec import load
-from planner.ir.plan import Plan
+from planner.ir.plan import Placement, Plan
 from planner.ir.problem import Problem
 from planner.ir.profile import Profile
 from planner.solvers import solver
@@ -72,6 +72,47 @@ SPOILS: dict[str, Mapping[str, Mapping[str, tuple[int, ...]]]] = {
     "the predicted step is": {"conv0": {"width": (0, 23, 48)}},
     "rank 0 is predicted to hold": {"conv0": {"width": (0, 25, 48)}},
 }
+
+
+WIDTH, CHANNEL = {"width": (0, 24, 48)}, {"channel": (0, 4, 8)}
+ALONE: dict[str, tuple[str, Placement]] = {
+    "conv3 (aten.conv2d.default) has ways 0; it is 1 or more": ("conv3", Placement(0, CHANNEL, ways=0)),
+    "has ways 2, which do not divide its 1 parts along channel": ("conv3", Placement(0, WIDTH, ways=2)),
+    "has ways 3, which do not divide its 2 parts along channel": ("conv3", Placement(0, CHANNEL, ways=3)),
+    "norm1 (batch_norm) has ways 2, and is no linear layer or convolution of one group": (
+        "batch_norm1",
+        Placement(0, CHANNEL, ways=2),
+    ),
+    "has ways 2 and margin 1; it can have one of them": ("conv3", Placement(0, CHANNEL, 2, 1)),
+    "has margin -1; it is 0 or more": ("conv3", Placement(0, WIDTH, margin=-1)),
+    "conv3 has margin 1 and is cut along channel": ("conv3", Placement(0, CHANNEL, margin=1)),
+    "linear7 has margin 1 and is not cut along space": ("linear7", Placement(0, {"replica": (0, 1, 2)}, margin=1)),
+    "conv3 has margin 25, and its smallest part has 24 rows": ("conv3", Placement(0, WIDTH, margin=25)),
+    "conv3 has margin 3, and its smallest part has 2 rows": ("conv3", Placement(0, {"width": (0, 46, 48)}, margin=3)),
+}
+
+
+@pytest.mark.parametrize("words", ALONE)
+def test_ways_and_margins_that_cannot_be_are_found_out(words: str) -> None:
+    name, placement = ALONE[words]
+    decision = plan().decision
+    spoilt = replace(plan(), decision=replace(decision, layers={**decision.layers, name: placement}))
+    assert any(words in fault for fault in check(spoilt, profile())), check(spoilt, profile())
+
+
+def test_a_layer_that_cannot_be_cut_so_comes_with_its_operator_and_three_remedies() -> None:
+    fault = next(fault for fault in check(recut(reshape6={"feature": (0, 4, 8)}), profile()) if "reshape6" in fault)
+    for words in ("reshape6", "reshape cannot be cut", "gather: leave feature uncut", "register a rule", "elementwise"):
+        assert words in fault
+
+
+def test_good_ways_and_margins_are_reckoned_with() -> None:
+    decision = plan().decision
+    layers = {**decision.layers, "conv3": replace(decision.layers["conv3"], margin=1)}
+    wide = replace(plan(), decision=replace(decision, layers=layers))
+    faults = check(wide, profile())
+    assert all(fault.startswith(("the predicted step", "rank")) for fault in faults)
+    assert faults
 
 
 @pytest.mark.parametrize("words", SPOILS)

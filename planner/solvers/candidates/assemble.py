@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import pairwise
 
+from planner.costs.shards import Option
 from planner.ir.fingerprint import fingerprint
 from planner.ir.graph import SAMPLE, Graph
 from planner.ir.layout import Layout, cut_points
@@ -16,9 +17,6 @@ from planner.ir.schedule import Pipeline, StageGraph
 from planner.layers.boundary import Boundaries
 from planner.passes import lower
 from planner.schedules import schedule as schedule_named
-
-Cuts = tuple[tuple[str, tuple[int, ...]], ...]
-"""Cut points by dim, in the order of the grid of ranks, as something to compare and to hash."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +31,7 @@ class Candidate:
         schedule: its name.
         windows: most forwards before the first backward, by stage; empty: the schedule's own.
         recompute: by stage, whether activations are computed again before the backward; empty: nowhere.
-        cuts: by layer: its cut points by dim where its stage is not cut along samples alone, else None; empty: nowhere.
+        options: by layer: how it is divided where its stage is not cut along samples alone, else None; empty: nowhere.
     """
 
     stage_of: tuple[int, ...]
@@ -43,7 +41,7 @@ class Candidate:
     schedule: str
     windows: tuple[int, ...] = ()
     recompute: tuple[bool, ...] = ()
-    cuts: tuple[Cuts | None, ...] = ()
+    options: tuple[Option | None, ...] = ()
 
     @classmethod
     def chain(
@@ -76,9 +74,14 @@ class Candidate:
         """The layout of each stage; nothing is cut on a stage of one rank."""
         return tuple(Layout({SAMPLE: cut_points(share)} if len(share) > 1 else {}) for share in self.shares)
 
-    def cuts_of(self, layer: int) -> Cuts | None:
-        """The layer's own cut points; None if it is divided as its stage's shares say."""
-        return self.cuts[layer] if self.cuts else None
+    def option_of(self, layer: int) -> Option | None:
+        """How the layer is divided; None if it is as its stage's shares say."""
+        return self.options[layer] if self.options else None
+
+    def placement_of(self, layer: int) -> Placement:
+        """How a plan writes down where the layer runs."""
+        stage, option = self.stage_of[layer], self.option_of(layer)
+        return Placement(stage, self.layouts()[stage].cuts) if option is None else option.placement(stage)
 
     def stage_names(self, graph: Graph) -> dict[str, int]:
         """The stage of each layer by name."""
@@ -89,9 +92,9 @@ class Candidate:
         return bool(self.recompute) and self.recompute[stage]
 
 
-def has_own_cuts(candidate: Candidate, stage: int) -> bool:
-    """Whether layers of ``stage`` have cut points of their own."""
-    return any(cuts is not None for cuts, at in zip(candidate.cuts, candidate.stage_of, strict=False) if at == stage)
+def has_own_options(candidate: Candidate, stage: int) -> bool:
+    """Whether the layers of ``stage`` are each divided in their own way."""
+    return any(own is not None for own, at in zip(candidate.options, candidate.stage_of, strict=False) if at == stage)
 
 
 def split_batch(global_batch: int, size: int) -> tuple[int, ...]:
@@ -103,11 +106,16 @@ def split_batch(global_batch: int, size: int) -> tuple[int, ...]:
 def boundaries_of(graph: Graph, candidate: Candidate) -> Boundaries:
     """Who owns, needs and sends what."""
     own = {
-        layer.name: Layout(dict(cuts))
-        for layer, cuts in zip(graph.layers, candidate.cuts, strict=False)
-        if cuts is not None
+        layer.name: option.layout
+        for layer, option in zip(graph.layers, candidate.options, strict=False)
+        if option is not None
     }
-    return Boundaries.of(graph, candidate.stage_names(graph), candidate.layouts(), candidate.groups, own)
+    placed = {
+        layer.name: option.placement(candidate.stage_of[index])
+        for index, layer in enumerate(graph.layers)
+        if (option := candidate.option_of(index)) is not None and (option.ways > 1 or option.margin)
+    }
+    return Boundaries.of(graph, candidate.stage_names(graph), candidate.layouts(), candidate.groups, own, placed)
 
 
 def program_of(graph: Graph, candidate: Candidate) -> Program:
@@ -125,7 +133,7 @@ def decision_of(problem: Problem, candidate: Candidate) -> Decision:
     """The candidate as a plan writes it down."""
     profile = problem.profile
     devices = profile.cluster.devices
-    program, boundaries = program_of(profile.graph, candidate), boundaries_of(profile.graph, candidate)
+    program = program_of(profile.graph, candidate)
     return Decision(
         schedule=candidate.schedule,
         micro_batches=candidate.micro_batches,
@@ -134,11 +142,11 @@ def decision_of(problem: Problem, candidate: Candidate) -> Decision:
                 group,
                 tuple(devices[rank].name for rank in group),
                 candidate.recomputes(stage),
-                problem.shards(len(group)) and not has_own_cuts(candidate, stage),
+                problem.shards(len(group)) and not has_own_options(candidate, stage),
             )
             for stage, group in enumerate(candidate.groups)
         ),
-        layers={name: Placement(stage, boundaries.layout(name).cuts) for name, stage in boundaries.stage_of.items()},
+        layers={layer.name: candidate.placement_of(index) for index, layer in enumerate(profile.graph.layers)},
         program=tuple(tuple(str(action) for action in row) for row in program.rows),
     )
 

@@ -7,16 +7,20 @@
     fix a=sample:4, fix a=replicas:2        more parts than ranks
     fix a=stage:1, fix b=stage:0            b needs what a makes
     fix a=spatial:2, --allow sample         a constraint of the problem forbids it
+    fix a=spatial:2                         a's operator cannot be cut along space
 
 Not a proof that the others can be satisfied: that is the search's business.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
+from planner.costs.grids import AXES
+from planner.costs.sized import SizedLayer
 from planner.ir.constraints import (
     DEVICE,
     FAMILIES,
@@ -33,7 +37,9 @@ from planner.ir.constraints import (
 )
 from planner.ir.errors import InfeasibleError
 from planner.ir.graph import producer
-from planner.ir.problem import ALWAYS, NEVER, Problem, Rule
+from planner.ir.problem import ALWAYS, NEVER, SAMPLE_DIMS, Problem, Rule
+from planner.ir.remedies import operator_of, remedies
+from planner.layers import check_samples_apart
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,12 +84,34 @@ def _check_alone(problem: Problem, applied: Applied) -> None:
         if rule.what in FAMILIES and rule.what not in problem.allow and int(rule.value) > 1:
             remedy = f"--allow {','.join((*problem.allow, rule.what))}"
             raise _error(str(applied), f"--allow {','.join(problem.allow)}", remedy)
+        if rule.what in FAMILIES and int(rule.value) > 1:
+            _check_divisible(problem, applied)
     if rule.what == RECOMPUTE and problem.recompute in (NEVER, ALWAYS):
         wanted = YES if (rule.value == YES) == applied.fixed else NO
         if wanted != (YES if problem.recompute == ALWAYS else NO):
             raise _error(str(applied), f"--recompute {problem.recompute}", "--recompute auto")
     if rule.what == STAGE and applied.fixed and 0 < problem.max_stages <= int(rule.value):
         raise _error(str(applied), f"at most {problem.max_stages} stages, counted from 0", "allow more stages")
+
+
+def _check_divisible(problem: Problem, applied: Applied) -> None:
+    """A rule that cuts layers in parts along dims that they cannot be cut along."""
+    graph, family, wanted = problem.profile.graph, applied.rule.what, int(applied.rule.value)
+    values, mixing = graph.values(), frozenset(check_samples_apart(graph))
+    for layer in (graph.layers[index] for index in applied.layers):
+        sized = SizedLayer.of(graph, layer, values, max(2, problem.global_batch), layer.name in mixing)
+        extents = dict(zip(sized.work.dims, sized.work.shape, strict=True))
+        along = [dim for name, dims in AXES.values() if name == family for dim in dims if dim in sized.divisible]
+        most = math.prod(extents[dim] for dim in along) if family != SAMPLE_DIMS else problem.global_batch
+        if along and most >= wanted:
+            continue
+        operator = operator_of(layer)
+        why = f"it has {most} parts at most" if along else f"{operator} cannot be cut along a dim of family {family}"
+        raise InfeasibleError(
+            f"layer {layer.name} ({operator}) cannot be cut in {wanted} parts along {family}",
+            [str(applied), why],
+            remedies(layer, family),
+        )
 
 
 def _check_layer(layer: str, rules: Sequence[Applied]) -> None:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from planner.costs.compiled import CompiledProgram, compile_program
 from planner.costs.memory import RankMemory, rank_memories
 from planner.costs.placement import LayoutBook
-from planner.costs.shards import Option
 from planner.costs.simulate import execute, prices, resources, transfer_prices
 from planner.costs.stage import PriceBook, StageCosts, StagePlacement
 from planner.costs.tables import runs_of, span
@@ -67,7 +66,7 @@ class Evaluator:
 
     def __post_init__(self) -> None:
         self._readers = _readers(self.problem.profile.graph)
-        self.layouts = LayoutBook(self.book, self.problem.allow)
+        self.layouts = LayoutBook(self.book, self.problem.allow, self.problem.halo_depth)
 
     @property
     def schedules(self) -> tuple[str, ...]:
@@ -124,9 +123,9 @@ class Evaluator:
         for stage, (group, shares) in enumerate(zip(candidate.groups, candidate.shares, strict=True)):
             runs = runs_of(layers[stage])
             own = {
-                index: Option(cuts, recompute=candidate.recomputes(stage))
+                index: replace(option, recompute=candidate.recomputes(stage))
                 for index in layers[stage]
-                if (cuts := candidate.cuts_of(index)) is not None
+                if (option := candidate.option_of(index)) is not None
             }
             found.append(
                 StagePlacement(
@@ -154,8 +153,8 @@ class Evaluator:
             for dst, read_by in by_stage.items():
                 for rows in set(candidate.micro_batches):
                     ends = (candidate.groups[src], candidate.shares[src], candidate.groups[dst], candidate.shares[dst])
-                    cuts = tuple(candidate.cuts[index] for index in (made_by, *read_by)) if candidate.cuts else ()
-                    key = (value, tuple(read_by), rows, ends, cuts)
+                    own = tuple(map(candidate.option_of, (made_by, *read_by)))
+                    key = (value, tuple(read_by), rows, ends, own)
                     if key not in self._pieces:
                         boundaries = boundaries or boundaries_of(self.problem.profile.graph, candidate)
                         self._pieces[key] = _pieces(boundaries, Edge(src, dst, (value,)), rows)

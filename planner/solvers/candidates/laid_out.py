@@ -8,27 +8,32 @@ from itertools import pairwise
 
 from planner.costs.placement import LayoutBook, cut_alike
 from planner.costs.shards import Option
+from planner.costs.staged import with_ways
 from planner.ir.graph import Graph
-from planner.solvers.candidates.assemble import Candidate, Cuts, boundaries_of
+from planner.solvers.candidates.assemble import Candidate, boundaries_of
 
 
-def with_options(candidate: Candidate, options: Mapping[int, Option]) -> Candidate:
+def with_options(layouts: LayoutBook, candidate: Candidate, options: Mapping[int, Option]) -> Candidate:
     """``candidate`` with the layouts ``options`` (by layer): of all layers of a stage or of none.
 
-    A stage whose layers are all cut alike along samples is one with these shares, as it is priced and written down.
+    Where an option leaves open how many ranks share input channels, it is what is cheapest in a full micro-batch.  A
+    stage whose layers are all cut alike along samples is one with these shares, as it is priced and written down.
     """
-    by_stage: dict[int, dict[int, Cuts]] = {}
+    by_stage: dict[int, dict[int, Option]] = {}
     for index, option in options.items():
-        by_stage.setdefault(candidate.stage_of[index], {})[index] = option.cuts
-    cuts: list[Cuts | None] = list(candidate.cuts or (None,) * len(candidate.stage_of))
+        by_stage.setdefault(candidate.stage_of[index], {})[index] = replace(option, recompute=False)
+    own: list[Option | None] = list(candidate.options or (None,) * len(candidate.stage_of))
     shares = list(candidate.shares)
     for stage, found in by_stage.items():
-        plain = cut_alike(found.values())
+        plain = cut_alike([option.cuts for option in found.values()])
         if plain:
             shares[stage] = _shares(next(iter(found.values())), sum(shares[stage]))
-        for index, own in found.items():
-            cuts[index] = None if plain else own
-    return replace(candidate, shares=tuple(shares), cuts=tuple(cuts) if any(c is not None for c in cuts) else ())
+        else:
+            prices = layouts.prices(candidate.groups[stage], max(candidate.micro_batches))
+            found = with_ways(prices, found)
+        for index, option in found.items():
+            own[index] = None if plain else option
+    return replace(candidate, shares=tuple(shares), options=tuple(own) if any(o is not None for o in own) else ())
 
 
 def gives_all_work(
@@ -58,6 +63,6 @@ def joins_all_ranks(graph: Graph, candidate: Candidate) -> bool:
     return True
 
 
-def _shares(cuts: Cuts, samples: int) -> tuple[int, ...]:
+def _shares(option: Option, samples: int) -> tuple[int, ...]:
     """Samples of each rank; all of them where nothing is cut."""
-    return tuple(b - a for a, b in pairwise(cuts[0][1])) if cuts else (samples,)
+    return tuple(b - a for a, b in pairwise(option.cuts[0][1])) if option.cuts else (samples,)

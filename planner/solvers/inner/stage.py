@@ -3,7 +3,8 @@
     nodes     the layers of the stage
     options   grids of the group's ranks over sample, space and channel (``costs.grids``), margins of halos, recompute
     c_v       M x (slowest rank's F + B + statistics) + (M - 1) x additions + reduction + update        ``_node_cost``
-    c_uv      M x (messages forward and backward; forward again if the reader is recomputed)            ``_edge_cost``
+    c_uv      M x (messages forward and backward that are waited for; forward again if the reader is
+              recomputed)                                                                               ``_edge_cost``
     m_v       by rank: W x saved + parameters, gradients and optimiser state; a recomputed layer's saved bytes are there
               for one micro-batch at a time                                                             ``_node_memory``
     m_uv      by rank: W x what is received, kept until the backward; an input of a recomputed layer whose maker is
@@ -23,7 +24,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.costs.layouts import BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT, FORWARD, LayerTable, LayoutPrices
-from planner.costs.messages import Crossing
 from planner.costs.shards import Option
 from planner.costs.staged import StageCost, stage_cost
 from planner.ir.problem import ALWAYS, NEVER
@@ -47,8 +47,6 @@ class Question:
         in_flight: micro-batches whose activations are held at once, W.
         memory_limit_bytes: by rank of the group, for all that depends on options and workspace; empty: no limit.
         recompute: ``never``, ``auto`` or ``always`` (``Problem.recompute``).
-        overlap: whether halos travel while the layer that reads them computes (Dryden et al. 2019); messages between
-            different layouts never do.
         backward: ``whole``, ``none`` (forward passes alone: no gradients either), or ``least``: the less, layer by
             layer, of a whole one and its two halves, which no schedule beats.
         once_a_step: whether the sum of gradients, the update and additions of gradients count.
@@ -59,7 +57,6 @@ class Question:
     in_flight: int = 1
     memory_limit_bytes: tuple[int, ...] = ()
     recompute: str = NEVER
-    overlap: bool = False
     backward: str = WHOLE
     once_a_step: bool = True
 
@@ -139,6 +136,7 @@ def labelled_graph(
     tables = [prices.layer(index, each) for index, each in zip(question.layers, plain, strict=True)]
     place = [_places(each, base) for each, base in zip(options, plain, strict=True)]
     again = [np.array([option.recompute for option in each]) for each in options]
+    repeats = 0.0 if question.backward == NONE else question.micro_batches
     number = {index: node for node, index in enumerate(question.layers)}
     crossings = {
         (number[u], number[v]): prices.crossing(u, v, plain[number[u]], plain[number[v]])
@@ -147,16 +145,21 @@ def labelled_graph(
     edge_cost, edge_memory = {}, {}
     for (u, v), crossing in crossings.items():
         pairs = np.ix_(place[u], place[v])
-        edge_cost[u, v] = _edge_cost(question, crossing, tables[v])[pairs]
-        edge_cost[u, v] += question.micro_batches * again[v] * crossing.forward_s[pairs]
+        forward, backward = prices.exposed_s(question.layers[v], crossing, tables[v])
+        edge_cost[u, v] = _edge_cost(question, forward, backward)[pairs]
+        edge_cost[u, v] += repeats * again[v] * forward[pairs]
         if is_limited:
             outputs = prices.output_bytes(question.layers[u], tables[u].shards)[place[u]]
             received = crossing.received_bytes[pairs]
             edge_memory[u, v] = _edge_memory(question, received, outputs, again[u], again[v])
-    nodes = tuple(_node_cost(question, table)[at] for table, at in zip(tables, place, strict=True))
+    apart = [
+        prices.apart_s(index, table.shards, question.layers)
+        for index, table in zip(question.layers, tables, strict=True)
+    ]
+    nodes = tuple(_node_cost(question, table, sums)[at] for table, sums, at in zip(tables, apart, place, strict=True))
     repeated = (
-        question.micro_batches * flag * (table.seconds[FORWARD].max(axis=-1) + table.statistics_s[0])[at]
-        for table, at, flag in zip(tables, place, again, strict=True)
+        repeats * flag * (table.seconds[FORWARD].max(axis=-1) + table.statistics_s[0] + sums)[at]
+        for table, sums, at, flag in zip(tables, apart, place, again, strict=True)
     )
     memory = tuple(
         _node_memory(prices, question, table, at, flag) for table, at, flag in zip(tables, place, again, strict=True)
@@ -172,14 +175,14 @@ def labelled_graph(
     )
 
 
-def _node_cost(question: Question, table: LayerTable) -> Array:
+def _node_cost(question: Question, table: LayerTable, apart_s: Array) -> Array:
     slowest = table.seconds.max(axis=-1)
-    found: Array = question.micro_batches * (slowest[FORWARD] + table.statistics_s[0])
+    found: Array = question.micro_batches * (slowest[FORWARD] + table.statistics_s[0] + apart_s)
     if question.backward == NONE:
         return found
     halves = slowest[BACKWARD_INPUT] + slowest[BACKWARD_WEIGHT]
     backward = slowest[BACKWARD] if question.backward == WHOLE else np.minimum(slowest[BACKWARD], halves)
-    found = found + question.micro_batches * (backward + table.statistics_s[1])
+    found = found + question.micro_batches * (backward + table.statistics_s[1] + apart_s)
     if not question.once_a_step:
         return found
     more = max(0.0, question.micro_batches - 1) * table.accumulate_s.max(axis=-1)
@@ -187,14 +190,7 @@ def _node_cost(question: Question, table: LayerTable) -> Array:
     return found
 
 
-def _edge_cost(question: Question, crossing: Crossing, reader: LayerTable) -> Array:
-    forward, backward = crossing.forward_s, crossing.backward_s
-    if question.overlap:
-        hidden = (reader.seconds[way].max(axis=-1)[None, :] for way in (FORWARD, BACKWARD))
-        forward, backward = (
-            np.where(crossing.is_halo, np.maximum(0.0, moved - computing), moved)
-            for moved, computing in zip((forward, backward), hidden, strict=True)
-        )
+def _edge_cost(question: Question, forward: Array, backward: Array) -> Array:
     found: Array = question.micro_batches * (forward if question.backward == NONE else forward + backward)
     return found
 

@@ -86,7 +86,7 @@ class LayoutPlans:
 
     def _evaluated(self, candidate: Candidate, options: Layouts) -> Evaluation | None:
         """What the simulator says; None if it is no plan that is allowed."""
-        found = with_options(candidate, options)
+        found = with_options(self.evaluator.layouts, candidate, options)
         try:
             return self.evaluator.evaluate(found) if self._is_allowed(found) else None
         except MissingMeasurementError:
@@ -97,7 +97,7 @@ class LayoutPlans:
         mixing = mixing_layers(graph)
         for stage, group in enumerate(candidate.groups):
             layers = [index for index, number in enumerate(candidate.stage_of) if number == stage]
-            own = {index: Option(cuts) for index in layers if (cuts := candidate.cuts_of(index)) is not None}
+            own = {index: option for index in layers if (option := candidate.option_of(index)) is not None}
             ways = None if own else Ways(sample=len(group))
             if not self.constraints.allows_stage(layers, group, candidate.recomputes(stage), ways, stage):
                 return False
@@ -107,7 +107,7 @@ class LayoutPlans:
                 shares = [self.evaluator.samples(candidate.shares[stage], rows) for rows in sizes]
                 if min(map(min, shares)) < 1 or any(graph.layers[index].name in mixing for index in layers):
                     return False
-        return not candidate.cuts or joins_all_ranks(graph, candidate)
+        return not candidate.options or joins_all_ranks(graph, candidate)
 
     def _fitted(self, candidate: Candidate, closest: Evaluation) -> Evaluation | None:
         """The same stages with layouts within the memory there is, found in a few attempts; None if none fits."""

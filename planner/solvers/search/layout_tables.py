@@ -216,30 +216,6 @@ class TableMaker:
         return _between(least) + _between(table.forward_s) * (2 if self.problem.recompute == ALWAYS else 1)
 
 
-def least_work_s(evaluator: Evaluator, size: int, backward: str) -> Array:
-    """By layer: the least device time of a step, however it is cut: no fewer samples at once cost less a sample.
-
-    Between measured sizes, and beyond, the cost of a sample rises or falls, so that its least is at one of them.
-    """
-    problem, book = evaluator.problem, evaluator.book
-    layers = len(problem.profile.graph.layers)
-    least = np.full(layers, np.inf)
-    for kind in {book.kind(rank) for rank in problem.ranks}:
-        measured = {m.samples for m in problem.profile.measurements.get(kind, ()) if m.samples < size}
-        for samples in sorted({1, size} | measured):
-            try:
-                table = book.tables.at(kind, samples)
-            except MissingMeasurementError:
-                continue
-            seconds = np.diff(table.forward_s)
-            if backward != NONE:
-                whole = np.diff(table.backward_s)
-                halves = np.diff(table.backward_input_s) + np.diff(table.backward_weight_s)
-                seconds = seconds + (whole if backward == WHOLE else np.minimum(whole, halves))
-            least = np.minimum(least, np.maximum(seconds, 0.0) / samples)
-    return least * problem.global_batch if np.isfinite(least).all() else np.zeros(layers)
-
-
 def _between(sums: Array) -> Array:
     """``[first, last]`` of a running sum."""
     found: Array = sums[None, :] - sums[:, None]

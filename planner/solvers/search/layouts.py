@@ -22,7 +22,7 @@ import time
 from dataclasses import dataclass, field, replace
 
 from planner.ir.plan import Rejected
-from planner.ir.problem import SAMPLE_DIMS, Problem
+from planner.ir.problem import SAMPLE_DIMS, SPATIAL_DIMS, Problem
 from planner.solvers.candidates.choose import ROUNDING, better
 from planner.solvers.candidates.evaluate import Evaluation, Evaluator
 from planner.solvers.candidates.rules import Constraints
@@ -30,7 +30,8 @@ from planner.solvers.candidates.space import Pool, cut_positions, micro_batch_si
 from planner.solvers.search.best_first import Outcome
 from planner.solvers.search.layout_chains import MOST_STATES, Chain, Chains, links_of, num_states
 from planner.solvers.search.layout_plans import LayoutPlans
-from planner.solvers.search.layout_tables import GroupTable, TableMaker, least_work_s
+from planner.solvers.search.layout_tables import GroupTable, TableMaker
+from planner.solvers.search.least_work import least_work_s
 
 MOST_CHAINS = 300
 """Pipelines that are simulated for one size of the micro-batch."""
@@ -58,7 +59,9 @@ def left_out(problem: Problem) -> tuple[Rejected, ...]:
     """What the search over layouts does not look at; nothing where samples alone may be cut."""
     if not beyond_samples(problem):
         return ()
-    found = [Rejected("rows computed twice to save halos", "a plan file says nothing of margins")]
+    found = []
+    if SPATIAL_DIMS in problem.allow and not problem.halo_depth:
+        found.append(Rejected("rows computed twice to save halos", "not asked for (--halo-depth)"))
     if len(pools(problem)) > 1:
         why = "all ranks together are looked at, else groups within a host and kind"
         found.append(Rejected("layers cut along space or channels over ranks of several pools", why))

@@ -24,6 +24,11 @@ def test_a_layout_is_put_in_words(cuts: dict[str, tuple[int, ...]], words: str) 
     assert layout_text(Placement(0, cuts), 8) == words
 
 
+def test_margins_and_shared_channels_are_told() -> None:
+    assert layout_text(Placement(0, {"height": (0, 4, 8)}, margin=2), 8) == "height 4:4 (margin 2)"
+    assert layout_text(Placement(0, {"channel": (0, 4, 8)}, ways=2), 8) == "channel 4:4 (2 ways)"
+
+
 def test_layers_of_a_stage_are_counted_by_layout() -> None:
     shared = chain_decision(PROFILE, micro_batches=(4,), ranks=((0, 1),), shares=((3, 1),))
     layers = {**shared.layers, "l1": Placement(0, {})}

@@ -15,6 +15,7 @@ from planner.solvers.candidates.laid_out import gives_all_work, joins_all_ranks,
 from planner.solvers.candidates.shares import equal_shares
 from planner.solvers.candidates.space import micro_batches
 from tests.planner.networks import Named, Network, mesh_like, plain, priced, residual
+from tests.planner.parts import with_parts
 
 EVERYTHING = ("sample", "spatial", "channel")
 
@@ -27,7 +28,19 @@ def branching(samples: int = 4, height: int = 8) -> tuple[Network, Named]:
     return network, network.head(network.pool(network.norm(network.concat(left, right))), 6)
 
 
-MADE = (branching(), residual(samples=4, height=12, blocks=2), mesh_like(samples=4), plain(samples=4, filters=(6, 8)))
+def pooled(samples: int = 4, height: int = 8) -> tuple[Network, Named]:
+    """Two convolutions and a mean over all of space: a pending sum."""
+    network = Network(samples, 4, height)
+    return network, network.head(network.conv(network.conv(network.image, 8), 6), 6, "global_pool")
+
+
+MADE = (
+    branching(),
+    pooled(),
+    residual(samples=4, height=12, blocks=2),
+    mesh_like(samples=4),
+    plain(samples=4, filters=(6, 8)),
+)
 
 
 def random_network(draw: random.Random) -> Profile:
@@ -52,6 +65,18 @@ def random_network(draw: random.Random) -> Profile:
     return replace(profile, measurements=hungry, action_overhead_s=overhead, optimizer=optimizer)
 
 
+def with_random_parts(draw: random.Random, profile: Profile) -> Profile:
+    """Some parts of layers are measured as well: they take less or more than their share of the whole."""
+    seed = draw.random()
+
+    def factor(layer: str, samples: int, part: tuple[int, ...]) -> float:
+        return random.Random(f"{seed} {layer} {samples} {part}").choice([0.4, 0.8, 1.0, 3.0])
+
+    found = with_parts(profile, draw.choice([(1, 2, 4), (2,)]), len(profile.cluster.devices), factor)
+    kept = {kind: tuple(one for one in parts if draw.random() < 0.7) for kind, parts in found.parts.items()}
+    return replace(found, parts=kept)
+
+
 def random_candidate(draw: random.Random, evaluator: Evaluator) -> Candidate:
     """One or two stages, the layers of each with any layouts, some stages cut along samples alone."""
     problem = evaluator.problem
@@ -71,7 +96,7 @@ def random_candidate(draw: random.Random, evaluator: Evaluator) -> Candidate:
             prices = evaluator.layouts.prices(group, max(batches))
             if draw.random() < 0.8:
                 options = {i: draw.choice(prices.options(i)) for i in range(bounds[stage], bounds[stage + 1])}
-                candidate = with_options(candidate, options)
+                candidate = with_options(evaluator.layouts, candidate, options)
                 fits = fits and gives_all_work(evaluator.layouts, group, options, set(batches))
             fits = fits and all(min(evaluator.samples(candidate.shares[stage], rows)) > 0 for rows in set(batches))
         if fits and joins_all_ranks(problem.profile.graph, candidate):

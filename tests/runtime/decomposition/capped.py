@@ -1,17 +1,19 @@
-"""One rank of a job whose processes may not grow beyond a number of bytes: trains on a sample that is large for it.
+"""A job whose processes may not grow beyond a number of bytes: trains on a sample that is large for one of them.
 
-    python -m tests.runtime.decomposition.capped RANK WORLD_SIZE STORE CAP_BYTES
+    python -m tests.runtime.decomposition.capped WORLD_SIZE STORE CAP_BYTES
 
-One rank of one trains as one device does.  Prints the loss of a step, or ``out of memory``.
+One rank of one trains as one device does.  Each prints the loss of a step, or ``out of memory``.
 """
 
 from __future__ import annotations
 
 import ctypes
 import gc
+import multiprocessing
 import resource
 import sys
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -52,30 +54,48 @@ def allow(num_bytes: int) -> None:
     resource.setrlimit(resource.RLIMIT_AS, (now + num_bytes, now + num_bytes))
 
 
-def main(rank: int, world_size: int, store: str, cap_bytes: int) -> None:
-    """Trains one step."""
-    torch.set_num_threads(1)
-    model, captured = network()
+def train(rank: int, world_size: int, store: str, cap_bytes: int, network: tuple[LoadedModel, Captured]) -> float:
+    """The loss of one step under the limit."""
+    model, captured = network
     batch = (model.inputs, model.targets)
     if world_size == 1:
         optimizer = sgd(model.module.parameters())
         allow(cap_bytes)
-        print(serial_step(model.loss, optimizer, *batch, (1,)))
-        return
+        return serial_step(model.loss, optimizer, *batch, (1,))
     decision = divided(captured.graph, {"height": (0, 1, 2), "width": (0, 1, 2)}, (1,))
     files = dist.FileStore(store, world_size)
     transport = open_gloo(rank, world_size, files, 60.0, groups_of(decision, captured.graph))
     engine = engine_of(decision, model, captured, transport, deadline_s=60.0)
     transport.barrier(60.0)
     allow(cap_bytes)
-    print(engine.step(*batch).loss)
+    loss = engine.step(*batch).loss
     engine.close()
+    return float("nan") if loss is None else loss
+
+
+def run(*arguments: Any) -> None:
+    """One process."""
+    try:
+        print(train(*arguments), flush=True)  # noqa: T201
+    except Exception as error:  # what torch raises differs by where the memory ends
+        if "can't allocate memory" not in str(error):
+            raise
+        print("out of memory", flush=True)  # noqa: T201
+
+
+def main(world_size: int, store: str, cap_bytes: int) -> None:
+    """All processes, which share what was captured."""
+    torch.set_num_threads(1)
+    captured = network()
+    context = multiprocessing.get_context("fork")
+    ranks = [
+        context.Process(target=run, args=(rank, world_size, store, cap_bytes, captured)) for rank in range(world_size)
+    ]
+    for rank in ranks:
+        rank.start()
+    for rank in ranks:
+        rank.join()
 
 
 if __name__ == "__main__":
-    try:
-        main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], int(sys.argv[4]))
-    except Exception as error:  # noqa: BLE001  # what torch raises differs by where the memory ends
-        if "can't allocate memory" not in str(error):
-            raise
-        print("out of memory")
+    main(int(sys.argv[1]), sys.argv[2], int(sys.argv[3]))

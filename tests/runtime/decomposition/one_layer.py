@@ -20,6 +20,7 @@ from planner.ir.graph import Layer, TensorSpec
 from planner.ir.plan import Placement
 from planner.layers.division import Division, LayerDivision
 from profiler.kinds import arguments_of, kind_of
+from runtime.decomposition.exchange import Wire
 from runtime.decomposition.forms import form
 from runtime.decomposition.step import Step
 from runtime.pieces import slices
@@ -59,7 +60,7 @@ class OneLayer:
         division = LayerDivision.of(self.layer, inputs, parameters, Placement(0, cuts, margin=margin), samples)
         whole = Division({self.layer.name: division}, len(division.own), samples)
         for position in range(len(division.own)):
-            wire = SimpleNamespace(position=position, ranks=tuple(range(len(division.own))))
+            wire = Wire(SimpleNamespace(rank=position), tuple(range(len(division.own))), 1.0)
             step = Step(wire, whole, division, wire.ranks, inputs_of=self._inputs_of())
             yield step, form(self.layer.kind).run(step, self._operator(step), self._arguments(step))
 

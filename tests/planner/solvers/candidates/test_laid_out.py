@@ -12,13 +12,21 @@ from planner.ir.codec import dumps, loads
 from planner.ir.plan import Plan
 from planner.ir.problem import Problem
 from planner.solvers.candidates.evaluate import Evaluator
-from tests.planner.solvers.laid_out_plans import EVERYTHING, plan_of_candidate, random_candidate, random_network
+from tests.planner.solvers.laid_out_plans import (
+    EVERYTHING,
+    plan_of_candidate,
+    random_candidate,
+    random_network,
+    with_random_parts,
+)
 
 
 @pytest.mark.parametrize("seed", range(40))
 def test_evaluation_prediction_and_checker_agree(seed: int) -> None:
     draw = random.Random(seed)
-    problem = Problem(random_network(draw), draw.choice([4, 6, 8]), allow=EVERYTHING)
+    profile = random_network(draw)
+    profile = with_random_parts(draw, profile) if seed % 3 == 0 else profile
+    problem = Problem(profile, draw.choice([4, 6, 8]), allow=EVERYTHING, halo_depth=draw.choice([0, 2]))
     evaluator = Evaluator(problem, PriceBook(problem.profile))
     for _ in range(2):
         candidate = random_candidate(draw, evaluator)

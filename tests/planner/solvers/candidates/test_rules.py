@@ -14,6 +14,7 @@ from planner.ir.plan import Stage
 from planner.ir.problem import Problem, Rule
 from planner.solvers.candidates.rules import Constraints
 from tests.planner.factories import chain_decision, chain_profile
+from tests.planner.networks import Network, priced
 
 PROFILE = chain_profile(4, num_devices=4, speeds=[1.0, 1.0, 2.0, 2.0])  # l0 l1 l2 l3 loss
 RULES = (
@@ -165,3 +166,29 @@ def test_a_rule_without_a_layer_or_device_is_an_error() -> None:
         Constraints.of(replace(problem(), forbid=(Rule("conv*", "stage", "0"),)))
     with pytest.raises(UnknownNameError, match="matches no kind"):
         Constraints.of(problem(("l0=kind:V100",)))
+
+
+@pytest.mark.parametrize(
+    ("rule", "words"),
+    [
+        ("reshape*=spatial:2", "layer reshape6 (reshape) cannot be cut in 2 parts along spatial"),
+        ("linear*=spatial:2", "layer linear7 (linear) cannot be cut in 2 parts along spatial"),
+        ("conv0=spatial:4", ""),
+        ("conv0=channel:3", ""),
+        ("conv0=channel:4", "it has 3 parts at most"),
+        ("batch_norm*=channel:2", ""),
+    ],
+)
+def test_a_rule_to_cut_what_cannot_be_cut_names_layer_operator_and_remedies(rule: str, words: str) -> None:
+    network = Network(4, 3, 8)
+    x = network.relu(network.norm(network.conv(network.image, 3)))
+    profile = priced(network, network.head(network.pool(network.conv(x, 4)), 6), speeds=(1.0,) * 4)
+    asked = Problem(profile, 4, allow=("sample", "spatial", "channel"), fix=(parse_rule(rule),))
+    if not words:
+        Constraints.of(asked)
+        return
+    with pytest.raises(InfeasibleError) as caught:
+        Constraints.of(asked)
+    text = str(caught.value.render() if hasattr(caught.value, "render") else caught.value)
+    for part in (words, rule, "gather: leave", "register a rule", "elementwise"):
+        assert part in text

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import random
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -16,9 +17,11 @@ from planner.costs.staged import stage_cost
 from planner.ir.profile import Profile
 from planner.solvers.inner.certified import INFEASIBLE, PROVEN
 from planner.solvers.inner.elimination import order_of
+from planner.solvers.inner.paths import by_shortest_paths
 from planner.solvers.inner.spans import all_spans, chain_of
 from planner.solvers.inner.stage import Question, best_layouts, labelled_graph, options_of
 from tests.planner.networks import mesh_like, plain, priced, residual
+from tests.planner.solvers.laid_out_plans import MADE
 
 SAMPLES, SPACE, EVERYTHING = ("sample",), ("sample", "spatial"), ("sample", "spatial", "channel")
 
@@ -153,11 +156,24 @@ def test_where_latency_rules_one_wide_halo_serves_several_layers() -> None:
     assert costs[1] < costs[0]
 
 
-def test_halos_may_hide_behind_compute() -> None:
-    profile = priced(*plain(samples=1, height=64, filters=(8,) * 3), latency_s=2e-6)
+@pytest.mark.parametrize("latency_s", [0.0, 1e-5, 1e-3])
+def test_halos_of_convolutions_hide_behind_their_compute(latency_s: float) -> None:
+    profile = priced(*plain(samples=1, height=64, filters=(8,) * 3), latency_s=latency_s)
     prices = prices_of(profile, SPACE, 1)
-    plainly, hidden = (best_layouts(prices, asked(prices, overlap=overlap)).answer.cost for overlap in (False, True))
-    assert hidden < plainly
+    rows = Option((("height", (0, 1, 2)),))
+    found = best_layouts(prices, asked(prices), options=((rows,),) * len(prices.layers))
+    assert found.cost is not None
+    tables = [prices.layer(index, (rows,)) for index in range(len(prices.layers))]
+    waits = [0.0, 0.0]
+    edges = prices.edges(tuple(range(len(tables))))
+    for maker, reader in edges:
+        seconds = prices.crossing(maker, reader, (rows,), (rows,)).forward_s[0, 0]
+        hides = prices.layers[reader].kind == "conv"
+        for way in (0, 1):
+            waits[way] += max(0.0, seconds - (tables[reader].seconds[way, 0].max() if hides else 0.0))
+    assert found.cost.exchange_forward_s == pytest.approx(waits[0], abs=1e-15)
+    assert found.cost.exchange_backward_s == pytest.approx(waits[1], abs=1e-15)
+    assert waits[0] < sum(prices.crossing(u, v, (rows,), (rows,)).forward_s[0, 0] for u, v in edges)
 
 
 @pytest.mark.parametrize("made", [residual(blocks=2), mesh_like()], ids=["residual", "mesh"])
@@ -210,3 +226,40 @@ def test_an_option_reads_as_people_say_it() -> None:
     option = Option((("sample", (0, 1, 2)), ("height", (0, 5, 8))), margin=2, recompute=True)
     assert str(option) == "sample:2 x height:2 margin 2 recomputed"
     assert str(Option()) == "whole"
+
+
+def uniform_cost(prices: LayoutPrices, question: Question, options: tuple[tuple[Option, ...], ...]) -> float:
+    """The least step of all grids that are the same for every layer, as far as it can be cut so."""
+    graph, best = labelled_graph(prices, question, options), float("inf")
+    for grid in {option.grid for each in options for option in each}:
+        wanted = {dim: parts for dim, parts in grid if not dim.startswith("replica")}
+        picked = []
+        for index, each in enumerate(options):
+            own = {dim: parts for dim, parts in wanted.items() if dim in prices.sized(index).divisible}
+            grids = [{dim: n for dim, n in option.grid if not dim.startswith("replica")} for option in each]
+            picked += [grids.index(own)] if own in grids else []
+        if len(picked) == len(options):
+            best = min(best, graph.cost(picked))
+    return best
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_it_is_never_worse_than_shortest_paths_or_the_best_uniform_layout(seed: int) -> None:
+    draw = random.Random(seed)
+    made = draw.choice([residual(samples=8, height=32, blocks=2), mesh_like(samples=8, height=64), *MADE])
+    profile = priced(
+        *made,
+        speeds=[draw.choice([1.0, 1.0, 2.0]) for _ in range(draw.choice([4, 6, 8]))],
+        latency_s=draw.choice([1e-7, 1e-6, 1e-5]),
+        bandwidth_bytes_per_s=draw.choice([1e9, 1e10, 1e11]),
+    )
+    prices = prices_of(profile, draw.choice([SPACE, EVERYTHING]), 8)
+    question = asked(prices, micro_batches=2.0)
+    options = options_of(prices, question)
+    graph = labelled_graph(prices, question, options)
+    best = best_layouts(prices, question).answer
+    assert best.status == PROVEN
+    assert best.cost <= graph.cost(by_shortest_paths(graph)) * (1 + 1e-12)
+    uniform = uniform_cost(prices, question, options)
+    assert np.isfinite(uniform)
+    assert best.cost <= uniform * (1 + 1e-12)

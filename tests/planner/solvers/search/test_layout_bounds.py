@@ -15,10 +15,12 @@ from planner.solvers.candidates.rules import Constraints
 from planner.solvers.candidates.space import cut_positions, micro_batches, pools
 from planner.solvers.inner.stage import WHOLE
 from planner.solvers.search.layout_chains import Chains, links_of
-from planner.solvers.search.layout_tables import TableMaker, least_work_s
+from planner.solvers.search.layout_tables import TableMaker
+from planner.solvers.search.least_work import least_work_s
 from tests.planner.factories import chain_profile
 from tests.planner.networks import plain, priced
-from tests.planner.solvers.laid_out_plans import EVERYTHING, random_candidate, random_network
+from tests.planner.parts import with_parts
+from tests.planner.solvers.laid_out_plans import EVERYTHING, random_candidate, random_network, with_random_parts
 
 
 def made(problem: Problem, size: int) -> tuple[Evaluator, Chains]:
@@ -37,7 +39,9 @@ def made(problem: Problem, size: int) -> tuple[Evaluator, Chains]:
 @pytest.mark.parametrize("seed", range(20))
 def test_no_plan_takes_less_device_time_than_the_least_work(seed: int) -> None:
     draw = random.Random(seed)
-    problem = Problem(random_network(draw), draw.choice([4, 6, 8]), allow=EVERYTHING)
+    profile = random_network(draw)
+    profile = with_random_parts(draw, profile) if seed % 2 else profile
+    problem = Problem(profile, draw.choice([4, 6, 8]), allow=EVERYTHING)
     evaluator = Evaluator(problem, PriceBook(problem.profile))
     candidate = random_candidate(draw, evaluator)
     backward = "least" if candidate.schedule == "zb-h1" else WHOLE
@@ -82,3 +86,14 @@ def test_chains_come_by_their_bounds_and_none_is_below_that_of_all() -> None:
     assert found[0] >= chains.bound_s()
     limit = found[len(found) // 2]
     assert [chain.bound_s for chain in chains.best_first(lambda: limit)] == [each for each in found if each < limit]
+
+
+def test_parts_that_take_less_than_their_share_lower_the_least_work() -> None:
+    profile = priced(*plain(samples=4, height=32), speeds=(1.0, 1.0))
+    quick = with_parts(profile, (1, 2, 4), 2, lambda layer, samples, part: 0.25)
+    least = [
+        least_work_s(Evaluator(Problem(each, 4, allow=EVERYTHING), PriceBook(each)), 4, WHOLE)
+        for each in (profile, quick)
+    ]
+    cut = [k for k, layer in enumerate(profile.graph.layers) if layer.kind == "conv"]
+    assert (least[1][cut] < 0.3 * least[0][cut]).all()

@@ -83,7 +83,7 @@ def _with_any_layouts(
         for group, options in zip(groups, chosen, strict=True):
             if not gives_all_work(evaluator.layouts, group, options, set(batches)):
                 break
-            candidate = with_options(candidate, options)
+            candidate = with_options(evaluator.layouts, candidate, options)
         else:
             if joins_all_ranks(evaluator.problem.profile.graph, candidate):
                 names = default_names() if len(groups) > 1 else ("1f1b",)
@@ -143,7 +143,7 @@ def test_unlike_devices_on_two_hosts_are_searched_and_pass_the_checker() -> None
     profile = priced(*mesh_like(height=64), speeds=(1.0, 1.0, 2.0, 2.0), hosts=("a", "a", "b", "b"))
     evaluator, found = searched(Problem(profile, 4, allow=EVERYTHING))
     assert found.best is not None
-    assert found.best.candidate.cuts
+    assert found.best.candidate.options
     assert check(plan_of_candidate(evaluator, found.best.candidate), profile) == ()
     assert found.bound_s <= found.best.step_s
 

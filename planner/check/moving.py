@@ -1,0 +1,130 @@
+"""What passes between the layers of a stage and how long that takes, for the checker: loops over ranks and messages."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+from planner.check.parts import SPACE, Part, Pieces, shared_channels
+from planner.check.reading import from_points
+from planner.ir.box import Box, Interval, Transfer, intersect, transfers, volume
+from planner.ir.graph import BYTES_PER_ELEMENT, producer
+from planner.ir.plan import Placement
+from planner.ir.profile import Profile
+from planner.layers.backward_halo import backward_halo
+from planner.layers.division import LayerDivision
+
+
+@dataclass(frozen=True)
+class Crossing:
+    """A value that passes between two layers: seconds, what is received, and whether it is the rim of each part."""
+
+    maker: str
+    reader: str
+    forward_s: float
+    backward_s: float
+    pieces: Pieces
+    is_halo: bool
+
+
+@dataclass(frozen=True, eq=False)
+class Moving:
+    """The messages inside a stage for micro-batches of ``samples``.
+
+    Attributes:
+        parts: of its layers, by name, in the graph's order.
+    """
+
+    profile: Profile
+    placements: Mapping[str, Placement]
+    ranks: tuple[int, ...]
+    samples: int
+    parts: Mapping[str, Part]
+
+    @cached_property
+    def crossings(self) -> list[Crossing]:
+        """Each value that a layer of the stage reads from another."""
+        found = []
+        for reader in self.parts.values():
+            for position, name in enumerate(reader.layer.inputs):
+                if producer(name) in self.parts and reader.layer.inputs.index(name) == position:
+                    found.append(self._crossing(self.parts[producer(name)], reader, name, position))
+        return found
+
+    def _crossing(self, maker: Part, reader: Part, name: str, position: int) -> Crossing:
+        output = int(name.partition(":")[2] or 0)
+        spec = maker.outputs[output]
+        owned, held = maker.owned(output), maker.held(output)
+        reads = [self._hull(reader, member, name) for member in range(len(self.ranks))]
+        sums: Pieces = {}
+        if position == 0:
+            reads, sums = shared_channels(reader, reads, self.ranks)
+        pieces = self._moved(owned, held, reads, BYTES_PER_ELEMENT[spec.dtype])
+        grids = [[(dim, len(points)) for dim, points in part.layout.cuts.items()] for part in (maker, reader)]
+        is_halo = grids[0] == grids[1] and (reader.ways == 1 or position > 0)
+        for has, wants in zip(held, reads, strict=True):
+            for dim, there, wanted in zip(spec.dims, has, wants, strict=True):
+                inside = there.start <= wanted.start and wanted.stop <= there.stop
+                is_halo = is_halo and (dim in SPACE or inside or not volume(wants))
+        seconds = self.exchange_s(pieces) + self.exchange_s(sums)
+        back_s = seconds if spec.is_float else 0.0
+        if is_halo and position == 0 and pieces:
+            halo_s = self._halo_of_dy_s(maker, reader, held, transfers(dict(enumerate(owned)), dict(enumerate(reads))))
+            back_s = back_s if halo_s is None else halo_s
+        return Crossing(maker.layer.name, reader.layer.name, seconds, back_s, pieces, is_halo)
+
+    def _halo_of_dy_s(
+        self, maker: Part, reader: Part, held: tuple[Box, ...], needed: tuple[Transfer, ...]
+    ) -> float | None:
+        """Seconds of a convolution's halo of dy; None where that of dx is what moves backward."""
+        names = [name for name in reader.layer.inputs if producer(name) == maker.layer.name]
+        if reader.layer.kind not in ("conv", "transposed_conv") or len(names) > 1:
+            return None
+        placement = self.placements[reader.layer.name]
+        division = LayerDivision.of(reader.layer, reader.inputs, reader.parameters, placement, self.samples)
+        moves = [move for move in needed if move.src != move.dst and intersect(move.box, held[move.dst]) is None]
+        halo = backward_halo(division, held, moves)
+        if halo is None or not halo.is_dy:
+            return None
+        element = BYTES_PER_ELEMENT[reader.outputs[0].dtype]
+        pieces: Pieces = {}
+        for move in halo.moves:
+            pair = (self.ranks[move.src], self.ranks[move.dst])
+            pieces[pair] = pieces.get(pair, 0) + volume(move.box) * element
+        return self.exchange_s(pieces)
+
+    def _moved(self, owned: tuple[Box, ...], held: tuple[Box, ...], needed: list[Box], element: int) -> Pieces:
+        """Bytes by (source, destination) of what members need and do not hold."""
+        found: Pieces = {}
+        for move in transfers(dict(enumerate(owned)), dict(enumerate(needed))):
+            there = intersect(move.box, held[move.dst])
+            size = volume(move.box) - (volume(there) if there is not None else 0)
+            if move.src != move.dst and size:
+                pair = (self.ranks[move.src], self.ranks[move.dst])
+                found[pair] = found.get(pair, 0) + size * element
+        return found
+
+    def _hull(self, reader: Part, member: int, name: str) -> Box:
+        boxes = [box for read, box in zip(reader.layer.inputs, reader.reads[member], strict=True) if read == name]
+        return tuple(
+            Interval(min(i.start for i in each), max(i.stop for i in each)) for each in zip(*boxes, strict=True)
+        )
+
+    def exchange_s(self, pieces: Pieces) -> float:
+        """Until all messages have arrived; those of a rank follow one another."""
+        cluster = self.profile.cluster
+        pairs = [(a, b) for a in self.ranks for b in self.ranks if a != b]
+        duplex = all(cluster.link(a, b).duplex for a, b in pairs)
+        slowest = 0.0
+        for rank in self.ranks:
+            sent = sum(self._message_s(a, b, size) for (a, b), size in pieces.items() if a == rank)
+            received = sum(self._message_s(a, b, size) for (a, b), size in pieces.items() if b == rank)
+            slowest = max(slowest, max(sent, received) if duplex else sent + received)
+        return slowest
+
+    def _message_s(self, src: int, dst: int, size: int) -> float:
+        link = self.profile.cluster.link(src, dst)
+        if size <= 0:
+            return 0.0
+        return from_points(link.points, size) if link.points else link.latency_s + size / link.bandwidth_bytes_per_s

@@ -1,0 +1,130 @@
+"""Boxes of many options at once are those that the runtime divides layers by."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from planner.costs.boxes import as_boxes, moved
+from planner.costs.layouts import LayoutPrices
+from planner.costs.messages import exchange_s
+from planner.costs.shards import Option
+from planner.costs.stage import PriceBook
+from planner.ir.box import volume
+from planner.ir.graph import producer
+from planner.layers.backward_halo import backward_halo
+from planner.layers.division import Division, LayerDivision, layer_division
+from tests.planner.networks import Network, priced
+from tests.planner.solvers.laid_out_plans import EVERYTHING, MADE
+
+
+def random_prices(draw: random.Random) -> LayoutPrices:
+    count = draw.randint(2, 6)
+    profile = priced(*draw.choice(MADE), speeds=[draw.choice([1.0, 2.5]) for _ in range(count)])
+    return LayoutPrices(PriceBook(profile), tuple(range(count)), draw.choice([2, 3, 4]), EVERYTHING, halo_depth=2)
+
+
+def random_options(draw: random.Random, prices: LayoutPrices) -> dict[int, Option]:
+    """Of each layer one, with ways to contract where it has some."""
+    found = {}
+    for index in range(len(prices.layers)):
+        option = draw.choice(prices.options(index))
+        ways = prices.shards(index, (option,)).contractions[0]
+        found[index] = replace(option, ways=draw.choice(ways).ways if ways else 1)
+    return found
+
+
+def divided(prices: LayoutPrices, options: dict[int, Option]) -> Division:
+    graph = prices.book.profile.graph
+    values = graph.values()
+    layers: dict[str, LayerDivision] = {
+        graph.layers[index].name: layer_division(
+            graph, graph.layers[index], values, option.placement(0), prices.samples
+        )
+        for index, option in options.items()
+    }
+    return Division(layers, len(prices.ranks), prices.samples)
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_every_rank_does_holds_and_reads_the_same(seed: int) -> None:
+    draw = random.Random(seed)
+    prices = random_prices(draw)
+    options = random_options(draw, prices)
+    division = divided(prices, options)
+    for index, option in options.items():
+        layer = division.layers[prices.layers[index].name]
+        shards = prices.shards(index, (option,))
+        assert shards.work[0].tolist() == as_boxes(layer.done).tolist()
+        for output in range(len(layer.layer.outputs)):
+            assert shards.owned[output][0].tolist() == as_boxes(layer.owned(output)).tolist()
+            assert shards.held[output][0].tolist() == as_boxes(layer.held(output)).tolist()
+        assert shards.samples[0].tolist() == [layer.rows(rank) for rank in range(len(prices.ranks))]
+        for position in range(len(layer.inputs)):
+            read = as_boxes(division.wanted(layer.layer.name, position))
+            if layer.layer.inputs.count(layer.layer.inputs[position]) == 1 and (position or option.ways == 1):
+                assert shards.needed[position][0].tolist() == read.tolist()
+        if option.ways > 1:
+            assert shards.contractions[0][0].needed.tolist() == as_boxes(division.wanted(layer.layer.name, 0)).tolist()
+        elif layer.weights:
+            assert [boxes[0].tolist() for boxes in shards.weights] == [as_boxes(b).tolist() for b in layer.weights]
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_what_is_priced_is_what_moves(seed: int) -> None:
+    draw = random.Random(seed)
+    prices = random_prices(draw)
+    options = random_options(draw, prices)
+    division, ranks = divided(prices, options), range(len(prices.ranks))
+    number = {layer.name: index for index, layer in enumerate(prices.layers)}
+    for index, option in options.items():
+        layer = prices.layers[index]
+        for position, value in enumerate(layer.inputs):
+            if producer(value) not in number or layer.inputs.count(value) > 1:
+                continue
+            maker = number[producer(value)]
+            source, reader = prices.shards(maker, (options[maker],)), prices.shards(index, (option,))
+            needed = reader.contractions[0][0].needed[None] if option.ways > 1 else reader.needed[position]
+            expected = np.zeros((len(ranks), len(ranks)))
+            for move in division.moves(layer.name, position):
+                expected[move.src, move.dst] += volume(move.box)
+            assert moved(source.owned[0], source.held[0], needed)[0, 0].tolist() == expected.tolist()
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_backward_the_halo_that_moves_less_is_priced(seed: int) -> None:
+    draw = random.Random(seed)
+    network = Network(2, draw.choice([3, 8]), draw.choice([16, 21]))
+    x = network.conv(network.image, draw.choice([4, 8, 16]))
+    end = network.conv(x, draw.choice([4, 8, 16]), draw.choice([3, 5]), draw.choice([1, 2, 3]))
+    count = draw.choice([2, 3, 4])
+    prices = LayoutPrices(PriceBook(priced(network, end, speeds=(1.0,) * count)), tuple(range(count)), 2, EVERYTHING)
+    for option in prices.options(1):
+        before = next((other for other in prices.options(0) if other.grid == option.grid), None)
+        if before is None:
+            continue
+        division = divided(prices, {0: replace(before, ways=1), 1: replace(option, ways=1)})
+        layer, maker = division.layers["conv1"], division.layers["conv0"]
+        moves = division.moves("conv1", 0)
+        halo = backward_halo(layer, maker.held(0), moves)
+        crossing = prices.crossing(0, 1, (before,), (replace(option, ways=1),))
+        if halo is None or not halo.is_dy or not crossing.is_halo[0, 0]:
+            assert crossing.backward_s[0, 0] == crossing.forward_s[0, 0]
+            continue
+        part = np.zeros((count, count))
+        for move in halo.moves:
+            part[move.src, move.dst] += 4 * volume(move.box)
+        assert crossing.backward_s[0, 0] == exchange_s(part, prices.ranks, prices.book.network)
+
+
+@pytest.mark.parametrize(("filters", "ratio"), [(4, 4.0), (16, 1.0), (32, 1.0)])
+def test_of_fewer_filters_than_channels_the_halo_of_dy_goes_back(filters: int, ratio: float) -> None:
+    network = Network(2, 3, 64)
+    end = network.conv(network.conv(network.image, 16), filters)
+    prices = LayoutPrices(PriceBook(priced(network, end)), (0, 1), 2, EVERYTHING)
+    rows = Option((("height", (0, 1, 2)),))
+    crossing = prices.crossing(0, 1, (rows,), (rows,))
+    assert crossing.forward_s[0, 0] == pytest.approx(ratio * crossing.backward_s[0, 0])
