@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from planner.ir.box import Box, Interval
-from planner.layers._rules import integer, integers
+from planner.layers import kind
 from planner.layers.backward_halo import backward_halo
 from runtime.decomposition.conv_call import narrowed
 from runtime.decomposition.conv_kernels import NATIVE, kernel_for
@@ -34,12 +34,14 @@ class Ready:
         form: None where the operator itself is all there is to do: nothing is exchanged, and it reads what is held.
         is_batch: whether inputs have a dim of samples.
         weight, bias: what of a weight that is computed, hence whole, belongs to this rank's filters.
+        may_wait: whether gradients of parameters are put off: where ranks of the stage wait for statistics meanwhile.
     """
 
     form: LocalForm | None
     is_batch: bool
     weight: Cuts
     bias: Cuts
+    may_wait: bool = False
 
 
 def convolve(
@@ -69,7 +71,7 @@ def _run(step: Step, ready: Ready, x: Tensor, weight: Tensor, bias: Tensor | Non
     if form is None:
         raise ValueError("the operator itself was to be called")
     if ready.is_batch:
-        return form(x, weight, bias, _put(step, weight, bias))
+        return form(x, weight, bias, _put(step, weight, bias) if ready.may_wait else None)
     found = form(step.get(0, x).unsqueeze(0), weight, bias)
     return found.squeeze(0)
 
@@ -84,7 +86,8 @@ def _ready(
     if not is_batch:
         exchange, outputs, needed = _alone(step, exchange), (_BATCH, *outputs), (_BATCH, *needed)
     channels = (step.division.inputs[0].shape[channel], step.layer.outputs[0].shape[channel])
-    if _is_operator(step, window, x, weight):
+    may_wait = _may_wait(step)
+    if _is_operator(step, window, x, weight) and not may_wait:
         return Ready(None, is_batch, (), ())
     if step.division.ways > 1:
         return Ready(shared_conv(step, window), is_batch, (), ())
@@ -93,7 +96,15 @@ def _ready(
     filters = (outputs[1].start, len(outputs[1]))
     is_all = len(outputs[1]) == channels[1] or (transposed and window.groups > 1)
     of_weight = 1 if transposed else 0
-    return Ready(form, is_batch, () if is_all else ((of_weight, *filters),), () if is_all else ((0, *filters),))
+    cuts = () if is_all else ((of_weight, *filters),), () if is_all else ((0, *filters),)
+    return Ready(form, is_batch, *cuts, may_wait)
+
+
+def _may_wait(step: Step) -> bool:
+    """Whether something waits for statistics meanwhile, and no other layer adds to the gradients of the parameters."""
+    others = [each.layer for name, each in step.whole.layers.items() if name != step.layer.name]
+    is_tied = any(name in other.parameters for name in step.layer.parameters for other in others)
+    return not is_tied and any(kind(other.kind).REDUCTION == "statistics" for other in others)
 
 
 def _returned(step: Step, window: Window, channels: tuple[int, int], settings: HaloSettings) -> Exchange | None:
@@ -113,9 +124,8 @@ def _returned(step: Step, window: Window, channels: tuple[int, int], settings: H
 
 
 def _window(step: Step, transposed: bool) -> Window:
-    of = step.layer.attributes
-    kernel, stride, padding, dilation = (integers(of.get(name)) for name in ("kernel", "stride", "padding", "dilation"))
-    return Window(kernel, stride, padding, dilation, integer(of.get("groups", 1)), transposed)
+    of: Mapping[str, Any] = step.layer.attributes
+    return Window(of["kernel"], of["stride"], of["padding"], of["dilation"], of.get("groups", 1), transposed)
 
 
 def _is_operator(step: Step, window: Window, x: Tensor, weight: Tensor) -> bool:

@@ -24,6 +24,9 @@ from runtime.transport import Pending, Transport
 Pieces = tuple[tuple[Box, Tensor], ...]
 """Boxes in global coordinates, and the tensors that cover them."""
 
+Cuts = tuple[tuple[int, int, int], ...]
+"""(dim, start, length) of each dim along which a box is not all of a tensor."""
+
 
 @dataclass(slots=True)
 class Wire:
@@ -67,14 +70,20 @@ class _Mail:
 
     Attributes:
         boxes: in order.
-        places: where each lies in the tensor that this rank has; none for what comes.
+        cuts: where each lies in the tensor that this rank has, as (dim, start, length); none for what comes.
         entries: their positions in ``sends`` or ``receives``.
+        shape: of the message: of the one box, or all elements in a row.
     """
 
     position: int
     boxes: tuple[Box, ...]
-    places: tuple[tuple[slice, ...], ...]
+    cuts: tuple[Cuts, ...]
     entries: tuple[int, ...]
+    shape: tuple[int, ...]
+
+    def cut(self, x: Tensor) -> Tensor:
+        """The message of what this rank has."""
+        return self.pack([_narrowed(x, cuts) for cuts in self.cuts])
 
     def pack(self, pieces: Sequence[Tensor]) -> Tensor:
         """One contiguous tensor."""
@@ -84,9 +93,7 @@ class _Mail:
 
     def empty(self, like: Tensor) -> Tensor:
         """Room for what comes."""
-        if len(self.boxes) == 1:
-            return like.new_empty([len(interval) for interval in self.boxes[0]])
-        return like.new_empty(sum(volume(box) for box in self.boxes))
+        return like.new_empty(self.shape)
 
     def unpack(self, came: Tensor) -> list[Tensor]:
         """The pieces in ``came``."""
@@ -167,7 +174,7 @@ class Exchange:
         """Send what others read of ``x``, which covers ``held``; the wait gives a piece for each of ``receives``."""
         if not self.receives and not self.sends:
             return _NOTHING
-        sent = {mail.position: mail.pack([x[place] for place in mail.places]) for mail in self._outgoing}
+        sent = {mail.position: mail.cut(x) for mail in self._outgoing}
         received = {mail.position: mail.empty(x) for mail in self._incoming}
         pending = self.wire.start(sent, received)
         return Arriving([box for _, box in self.receives], self._incoming, list(received.values()), pending, sent)
@@ -237,6 +244,21 @@ def _mails(entries: Sequence[tuple[int, Box]], held: Box | None) -> tuple[_Mail,
     found = []
     for position, members in sorted(by_position.items()):
         boxes = tuple(entries[entry][1] for entry in members)
-        places = () if held is None else tuple(slices(box, held) for box in boxes)
-        found.append(_Mail(position, boxes, places, tuple(members)))
+        cuts = () if held is None else tuple(_cuts(box, held) for box in boxes)
+        shape = tuple(map(len, boxes[0])) if len(boxes) == 1 else (sum(volume(box) for box in boxes),)
+        found.append(_Mail(position, boxes, cuts, tuple(members), shape))
     return tuple(found)
+
+
+def _cuts(box: Box, origin: Box) -> Cuts:
+    return tuple(
+        (dim, interval.start - whole.start, len(interval))
+        for dim, (interval, whole) in enumerate(zip(box, origin, strict=True))
+        if interval != whole
+    )
+
+
+def _narrowed(x: Tensor, cuts: Cuts) -> Tensor:
+    for dim, start, length in cuts:
+        x = x.narrow(dim, start, length)
+    return x

@@ -40,7 +40,7 @@ class SharedConv:
     def __call__(self, step: Step, x: Tensor, weight: Tensor, bias: Tensor | None, put: Put | None = None) -> Tensor:
         """The outputs that this rank keeps; differentiable."""
         y = contract(step, fetched(x, self.exchange, self.box), weight, self._partial_sums)
-        return y if bias is None else y.add_(bias.view(-1, *[1] * (y.ndim - 2)))
+        return y if bias is None else y + bias.view(-1, *[1] * (y.ndim - 2))
 
     def _partial_sums(self, x: Tensor, weight: Tensor) -> Tensor:
         filters = weight.shape[1 if self.window.transposed else 0]

@@ -15,7 +15,7 @@ from functools import partial
 import torch
 import torch.distributed as dist
 
-from runtime.transport.base import Deadline, Pending, check_member, declare, parts
+from runtime.transport.base import Deadline, Pending, check_member, declare, gone, parts
 from runtime.transport.works import Words, Works
 
 PAIR_SUM_BYTES = 256 * 1024
@@ -73,6 +73,7 @@ class Together:
         everybody = tuple(range(self.world_size))
         alone = self.world_size == 1
         self._pairs = _Circle(everybody, self.rank, None if alone else _new_group(everybody, backend), ("exchange",))
+        self._tags: dict[tuple[int, torch.dtype], int] = {}
         self._counts: dict[tuple[str, tuple[int, ...]], int] = {}
 
     def all_reduce(self, tensor: torch.Tensor, ranks: tuple[int, ...], deadline_s: float) -> None:
@@ -86,11 +87,30 @@ class Together:
         self, sent: Mapping[int, torch.Tensor], received: Mapping[int, torch.Tensor], deadline_s: float
     ) -> Pending:
         if self._device.type == "cpu":
-            return _Exchange(self._works, self._start_exchange(self._pairs, sent, received), _NOTHING, deadline_s)
+            return _Exchange(self._works, self._start_pairs(sent, received), deadline_s)
         here = {rank: self._here(torch.empty_like(tensor)) for rank, tensor in received.items()}
         gone = {rank: self._here(tensor) for rank, tensor in sent.items()}
         works = self._start_exchange(self._pairs, gone, here)
-        return _Exchange(self._works, works, [(received[rank], came) for rank, came in here.items()], deadline_s)
+        copies = [(received[rank], came) for rank, came in here.items()]
+        return _Exchange(self._works, list(works.items()), deadline_s, copies)
+
+    def _start_pairs(
+        self, sent: Mapping[int, torch.Tensor], received: Mapping[int, torch.Tensor]
+    ) -> list[tuple[dist.Work, Words]]:
+        """As :meth:`_start_exchange`, without what costs time: a network of many layers comes here often."""
+        group, tags, works = self._pairs.group, self._tags, list[tuple[dist.Work, Words]]()
+        rank = -1
+        if group is None:
+            return works
+        try:
+            for moves, start in ((received, group.recv), (sent, group.send)):
+                for rank, tensor in moves.items():
+                    if count := tensor.numel():
+                        tag = tags.get((count, tensor.dtype)) or tags.setdefault((count, tensor.dtype), _tag(tensor))
+                        works.append((start([tensor], rank, tag), ("rank", rank)))
+        except RuntimeError as error:
+            raise gone("exchange", self.rank, f"rank {rank}", str(error)) from error
+        return works
 
     @torch.no_grad()
     def reduce_scatter(
@@ -216,7 +236,7 @@ class _Sum:
             self.tensor.copy_(self.term)
 
 
-_NOTHING: tuple[tuple[torch.Tensor, torch.Tensor], ...] = ()
+_EXCHANGE: Words = ("exchange",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,17 +244,18 @@ class _Exchange:
     """Tensors on their way; ``copies``: where what came belongs, and where it came."""
 
     works: Works
-    pending: dict[dist.Work, Words]
-    copies: Sequence[tuple[torch.Tensor, torch.Tensor]]
+    pending: Sequence[tuple[dist.Work, Words]]
     deadline_s: float
+    copies: Sequence[tuple[torch.Tensor, torch.Tensor]] = ()
 
-    @torch.no_grad()
     def wait(self) -> None:
         deadline = Deadline(self.deadline_s)
-        for work, peer in self.pending.items():
-            self.works.wait(work, ("exchange",), peer, deadline)
-        for wanted, came in self.copies:
-            wanted.copy_(came)
+        for work, peer in self.pending:
+            self.works.wait(work, _EXCHANGE, peer, deadline)
+        if self.copies:
+            with torch.no_grad():
+                for wanted, came in self.copies:
+                    wanted.copy_(came)
 
 
 def _new_group(ranks: tuple[int, ...], backend: str) -> dist.ProcessGroup | None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -18,156 +18,21 @@ from planner.layers.division import Division, LayerDivision
 from runtime.decomposition.conv_layer import convolve
 from runtime.decomposition.convolve import HaloSettings, Mode
 from runtime.decomposition.exchange import Exchange, Wire
-from runtime.decomposition.later import Later
 from runtime.decomposition.step import Step
 from runtime.pieces import slices
 from runtime.transport import InProcessTransport
+from tests.runtime.decomposition.conv_chains import (
+    Chain,
+    Conv,
+    Cuts,
+    check,
+    close,
+    images,
+    part_of,
+    random_chain,
+    run,
+)
 from tests.runtime.ranks import on_ranks
-
-ATEN = torch.ops.aten
-Cuts = Mapping[str, tuple[int, ...]]
-
-
-@dataclass(frozen=True)
-class Conv:
-    """One layer of a chain, with as many channels as the one before unless it says otherwise."""
-
-    channels: int
-    kernel: int = 3
-    stride: int = 1
-    padding: int = 1
-    dilation: int = 1
-    groups: int = 1
-    transposed: bool = False
-    output_padding: int = 0
-    bias: bool = True
-
-    def options(self) -> tuple[Any, ...]:
-        numbers = ([number] * 2 for number in (self.stride, self.padding, self.dilation, self.output_padding))
-        stride, padding, dilation, more = numbers
-        return stride, padding, dilation, self.transposed, more, self.groups
-
-    def weight_shape(self, inputs: int) -> tuple[int, ...]:
-        first, second = (inputs, self.channels) if self.transposed else (self.channels, inputs)
-        return (first, second // self.groups, self.kernel, self.kernel)
-
-
-@dataclass
-class Chain:
-    """The layers, their parameters and what one device makes of them."""
-
-    convs: Sequence[Conv]
-    x: Tensor
-    parameters: list[list[Tensor]] = field(default_factory=list)
-    values: list[Tensor] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        torch.manual_seed(3)
-        self.x = self.x.double().requires_grad_()
-        self.values = [self.x]
-        for conv in self.convs:
-            weight = torch.randn(conv.weight_shape(self.values[-1].shape[1])).double().requires_grad_()
-            bias = torch.randn(conv.channels).double().requires_grad_()
-            self.parameters.append([weight, bias] if conv.bias else [weight])
-            self.values.append(ATEN.convolution(self.values[-1], weight, bias if conv.bias else None, *conv.options()))
-        self.dy = torch.randn_like(self.values[-1])
-        self.values[-1].backward(self.dy)
-
-    def division(self, placements: Sequence[Placement]) -> Division:
-        specs = [TensorSpec(("sample", "channel", "height", "width"), tuple(v.shape), "float64") for v in self.values]
-        layers = {}
-        for index, (conv, placement) in enumerate(zip(self.convs, placements, strict=True)):
-            attributes = {name: (getattr(conv, name),) * 2 for name in ("kernel", "stride", "padding", "dilation")}
-            names = tuple(f"l{index}.{name}" for name in ("weight", "bias")[: 1 + conv.bias])
-            kind = "transposed_conv" if conv.transposed else "conv"
-            made = f"l{index - 1}" if index else "x"
-            layer = Layer(f"l{index}", kind, (made,), (specs[index + 1],), names, {**attributes, "groups": conv.groups})
-            used = tuple(TensorSpec(("feature",) * t.ndim, tuple(t.shape), "float64") for t in self.parameters[index])
-            layers[layer.name] = LayerDivision.of(layer, (specs[index],), used, placement, self.x.shape[0])
-        return Division(layers, len(next(iter(layers.values())).own), self.x.shape[0])
-
-
-@dataclass
-class Ran:
-    """What one rank has afterwards."""
-
-    y: Tensor
-    dx: Tensor | None
-    gradients: list[list[Tensor | None]]
-    sent_bytes: int
-
-
-def run(chain: Chain, division: Division, settings: HaloSettings, later: bool = False) -> list[Ran]:
-    ranks = tuple(range(division.num_ranks))
-
-    def on_rank(end: InProcessTransport) -> Ran:
-        torch.set_num_threads(1)
-        wire, put_off = Wire(end, ranks, 20.0), Later(most_kept=100) if later else None
-        leaf = value = part_of(chain.x, division.held("x")[end.rank])
-        parameters = []
-        for index, layer in enumerate(division.layers.values()):
-            step = Step(wire, division, layer, ranks, inputs_of={"input": 0}, later=put_off)
-            boxes = [each[end.rank] for each in layer.weights]
-            parameters.append([part_of(t, box) for t, box in zip(chain.parameters[index], boxes, strict=True)])
-            value = convolve(step, *_call(chain.convs[index], value, parameters[-1]), settings)
-            assert tuple(value.shape) == tuple(map(len, step.done))
-        last = list(division.layers.values())[-1]
-        dy = torch.zeros_like(value)
-        if last.is_first[end.rank]:
-            own = last.own[end.rank]
-            dy[slices(own, last.done[end.rank])] = chain.dy[slices(own, whole(tuple(chain.dy.shape)))]
-        value.backward(dy)
-        if put_off is not None:
-            assert len(put_off), "nothing was put off"
-            put_off.run()
-        return Ran(value.detach(), leaf.grad, [[each.grad for each in those] for those in parameters], wire.sent_bytes)
-
-    return on_ranks(division.num_ranks, on_rank)
-
-
-def _call(conv: Conv, x: Tensor, parameters: list[Tensor]) -> tuple[Callable[..., Tensor], dict[str, Any], bool]:
-    def op(input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        found: Tensor = ATEN.convolution(input, weight, bias, *conv.options())
-        return found
-
-    bias = parameters[1] if conv.bias else None
-    return op, {"input": x, "weight": parameters[0], "bias": bias}, conv.transposed
-
-
-def part_of(tensor: Tensor, box: Any) -> Tensor:
-    return tensor.detach()[slices(box, whole(tuple(tensor.shape)))].clone().requires_grad_()
-
-
-def check(chain: Chain, placements: Sequence[Placement], settings: HaloSettings, later: bool = False) -> None:
-    division = chain.division(placements)
-    found = run(chain, division, settings, later)
-    last = list(division.layers.values())[-1]
-    for rank, each in enumerate(found):
-        close(each.y, chain.values[-1].detach()[slices(last.done[rank], whole(tuple(chain.dy.shape)))])
-    close(added(chain.x, [(division.held("x")[r], each.dx) for r, each in enumerate(found)]), chain.x.grad)
-    for index, layer in enumerate(division.layers.values()):
-        for place, parameter in enumerate(chain.parameters[index]):
-            pieces = [(layer.weights[place][r], each.gradients[index][place]) for r, each in enumerate(found)]
-            close(added(parameter, pieces), parameter.grad)
-
-
-def added(like: Tensor, pieces: list[tuple[Any, Tensor | None]]) -> Tensor:
-    total = torch.zeros_like(like)
-    for box, piece in pieces:
-        if piece is not None:
-            total[slices(box, whole(tuple(like.shape)))] += piece
-    return total
-
-
-def close(found: Tensor, expected: Tensor | None) -> None:
-    assert expected is not None
-    scale = max(1.0, float(expected.abs().max())) if expected.numel() else 1.0
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-12 * scale)
-
-
-def images(samples: int = 2, channels: int = 4, height: int = 13, width: int = 11) -> Tensor:
-    return torch.randn(samples, channels, height, width)
-
 
 NET = (
     Conv(4),
@@ -215,7 +80,8 @@ def test_the_halo_of_dy_serves_as_well_as_that_of_dx(name: str) -> None:
     cuts = {"uneven": {"height": (0, 4, 7, 11)}}.get(name, LAYOUTS[name][0])
     settings = HaloSettings(most_extra=1e9, backward="dy")
     check(chain, [Placement(0, cuts)] * len(NET), settings)
-    check(chain, [Placement(0, cuts)] * len(NET), settings, later=True)
+    chain.has_norm = True
+    assert all(each.num_put_off == len(NET) for each in check(chain, [Placement(0, cuts)] * len(NET), settings))
 
 
 def test_the_smaller_halo_moves_backward() -> None:
@@ -235,38 +101,6 @@ def test_the_smaller_halo_moves_backward() -> None:
     check(chain, [Placement(0, {"height": (0, 1, 2)})] * 4, HaloSettings(most_extra=1e9))
 
 
-def random_chain(numbers: random.Random) -> tuple[Chain, list[Placement]]:
-    """Three convolutions; half of the time all cut alike, else each in its own way."""
-    convs, channels = [], 4
-    for _ in range(3):
-        groups = numbers.choice((1, 1, 2, channels))
-        stride, dilation, transposed = numbers.choice((1, 1, 2, 3)), numbers.choice((1, 1, 2)), numbers.random() < 0.25
-        more = numbers.randrange(max(stride, dilation)) if transposed else 0
-        kernel, padding = numbers.choice((1, 2, 3, 3, 4, 5, 7)), numbers.choice((0, 1, 2, 3))
-        channels = groups * numbers.choice((1, 2, 3)) if channels % groups == 0 else channels
-        convs.append(
-            Conv(channels, kernel, stride, padding, dilation, groups, transposed, more, numbers.random() < 0.5)
-        )
-    ranks = numbers.choice((2, 3, 4, 6))
-    cuts = [random_cuts(numbers, ranks) for _ in convs]
-    alike = numbers.random() < 0.5
-    margins = [numbers.choice((0, 0, 0, 1, 2)) for _ in convs]
-    placements = [Placement(0, cuts[0] if alike else own, margin=m) for own, m in zip(cuts, margins, strict=True)]
-    sizes = {"height": numbers.randint(12, 24), "width": numbers.randint(12, 20)}
-    return Chain(convs, images(numbers.choice((1, 2)), **sizes)), placements
-
-
-def random_cuts(numbers: random.Random, ranks: int) -> Cuts:
-    dims = numbers.sample(["height", "width", "height", "width", "sample", "channel"], 2)
-    first = numbers.choice([ways for ways in range(1, ranks + 1) if ranks % ways == 0])
-    found = {}
-    for dim, ways in zip(dims, (first, ranks // first), strict=True):
-        if dim in found:
-            return {dim: tuple(range(ranks + 1))}
-        found[dim] = (0, *sorted(numbers.randint(0, 12) for _ in range(ways - 1)), 12)
-    return found
-
-
 @pytest.mark.parametrize("seed", range(20))
 def test_random_chains_are_what_one_device_computes(seed: int) -> None:
     numbers = random.Random(seed)
@@ -280,12 +114,23 @@ def test_random_chains_are_what_one_device_computes(seed: int) -> None:
         numbers.choice(("linear", "linear", "interior", "blocking")),
         numbers.choice(("fewest", "dx", "dy")),
     )
-    check(chain, placements, HaloSettings(mode, numbers.choice((0.25, 1e9)), backward), later=False)
+    check(chain, placements, HaloSettings(mode, numbers.choice((0.25, 1e9)), backward))
 
 
-def test_weight_gradients_may_wait() -> None:
-    chain = Chain(NET, images())
-    check(chain, [Placement(0, cuts) for cuts in LAYOUTS["grid"]], HaloSettings(most_extra=1e9), later=True)
+@pytest.mark.parametrize("has_norm", [False, True])
+def test_weight_gradients_wait_where_statistics_are_waited_for(has_norm: bool) -> None:
+    chain = Chain(NET, images(), has_norm=has_norm)
+    found = check(chain, [Placement(0, cuts) for cuts in LAYOUTS["grid"]], HaloSettings(most_extra=1e9))
+    assert all(each.num_put_off == (len(NET) if has_norm else 0) for each in found)
+
+
+def test_gradients_of_a_weight_of_two_layers_do_not_wait() -> None:
+    chain = Chain((Conv(4), Conv(4), Conv(4)), images(), has_norm=True)
+    division = chain.division([Placement(0, {"height": (0, 1, 2)})] * 3)
+    tied = replace(division.layers["l2"].layer, parameters=division.layers["l1"].layer.parameters)
+    layers = {**division.layers, "l2": replace(division.layers["l2"], layer=tied)}
+    found = run(chain, Division(layers, 2, 2), HaloSettings())
+    assert all(each.num_put_off == 1 for each in found)
 
 
 @pytest.mark.parametrize("ways", [2, 4])
@@ -294,6 +139,12 @@ def test_input_channels_may_be_shared(ways: int) -> None:
     placements = [Placement(0, {"channel": (0, 1, 2, 3, 4)})]
     placements += [Placement(0, {"channel": (0, 1, 2, 3, 4)}, ways=ways)] * 2
     check(chain, placements, HaloSettings())
+
+
+def test_a_block_without_filters_shares_nothing() -> None:
+    chain = Chain((Conv(8), Conv(8), Conv(8)), images())
+    cuts = {"channel": (0, 0, 0, 3, 4), "height": (0, 1, 1)}
+    check(chain, [Placement(0, cuts), *[Placement(0, cuts, ways=2)] * 2], HaloSettings())
 
 
 def test_shared_channels_and_cut_rows_go_together() -> None:
