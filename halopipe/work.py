@@ -78,7 +78,6 @@ class _Work:
         decision, options = job.plan.decision, job.options
         reference = read_reference(job.reference_path) if options.check_numerics else None
         model, captured = self._model()
-        require_possible(decision, captured.graph)
         self._agree()
         saved = resumed(options, captured.graph, self._store, self._rank)
         seed = options.seed if saved is None else saved.seed(options.seed)
@@ -186,4 +185,5 @@ def _require_legal(job: Job, graph: Graph) -> None:
     """The program must be one that ends, for the messages that this graph needs."""
     decision = job.plan.decision
     check_layers(decision, graph)
+    require_possible(decision, graph)
     validate(Boundaries.of_decision(graph, decision).program(decision))

@@ -14,8 +14,8 @@ from planner.ir.plan import Decision
 from planner.ir.schedule import StageGraph
 from planner.layers.boundary import Boundaries
 from planner.layers.division import Division, divides
-from runtime.decomposition.collective import Collectives, CollectiveWire, open_collectives
-from runtime.decomposition.compiled import Compiler, compiled, refuse_draws
+from runtime.decomposition.compiling.collective import Collectives, CollectiveWire, open_collectives
+from runtime.decomposition.compiling.compiled import Compiler, compiled, refuse_draws
 from runtime.decomposition.decompose import DividedStage
 from runtime.decomposition.drawn import DrawnPlaces
 from runtime.decomposition.exchange import Wire

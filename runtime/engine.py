@@ -23,7 +23,7 @@ from runtime.binding import Binder, Binding
 from runtime.build import Builder, MakeOptimizer, check_layers, ties_in
 from runtime.checkpoint.state import RankState
 from runtime.context import Context
-from runtime.decomposition.compiled import Compiler
+from runtime.decomposition.compiling.compiled import Compiler
 from runtime.decomposition.gathering import gathered, gathered_gradients
 from runtime.executor import Executor, Ran, Surroundings
 from runtime.jobs.activity import Activity

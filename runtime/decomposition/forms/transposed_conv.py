@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from runtime.decomposition.conv_layer import convolve
+from runtime.decomposition.convolution.layer import convolve
 from runtime.decomposition.step import Step
 
 

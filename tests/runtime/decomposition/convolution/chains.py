@@ -14,8 +14,8 @@ from planner.ir.box import whole
 from planner.ir.graph import Layer, TensorSpec
 from planner.ir.plan import Placement
 from planner.layers.division import Division, LayerDivision
-from runtime.decomposition.conv_layer import convolve
-from runtime.decomposition.convolve import HaloSettings
+from runtime.decomposition.convolution.convolve import HaloSettings
+from runtime.decomposition.convolution.layer import convolve
 from runtime.decomposition.exchange import Wire
 from runtime.decomposition.later import Later
 from runtime.decomposition.step import Step

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from planner.ir.box import Box, Transfer, intersect, whole
-from runtime.decomposition.convolve import HaloSettings, Mode, local_form
+from runtime.decomposition.convolution.convolve import HaloSettings, Mode, local_form
 from runtime.pieces import slices
-from tests.runtime.decomposition.conv_cases import ConvCase, Tensors, random_case
+from tests.runtime.decomposition.convolution.cases import ConvCase, Tensors, random_case
 
 MODES: tuple[Mode, ...] = ("linear", "blocking", "interior")
 TOLERANCE = 1e-12

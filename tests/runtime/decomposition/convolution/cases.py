@@ -16,8 +16,8 @@ from planner.ir.graph import Layer, TensorSpec
 from planner.ir.layout import Layout
 from planner.layers import kind
 from planner.layers.division import grown
-from runtime.decomposition.conv_terms import Window
-from runtime.decomposition.linear_parts import Part
+from runtime.decomposition.convolution.linear import Part
+from runtime.decomposition.convolution.terms import Window
 from runtime.pieces import slices
 
 SPACE = ("depth", "height", "width")

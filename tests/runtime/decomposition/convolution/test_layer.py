@@ -15,13 +15,13 @@ from planner.ir.box import volume, whole
 from planner.ir.graph import Layer, TensorSpec
 from planner.ir.plan import Placement
 from planner.layers.division import Division, LayerDivision
-from runtime.decomposition.conv_layer import convolve
-from runtime.decomposition.convolve import HaloSettings, Mode
+from runtime.decomposition.convolution.convolve import HaloSettings, Mode
+from runtime.decomposition.convolution.layer import convolve
 from runtime.decomposition.exchange import Exchange, Wire
 from runtime.decomposition.step import Step
 from runtime.pieces import slices
 from runtime.transport import InProcessTransport
-from tests.runtime.decomposition.conv_chains import (
+from tests.runtime.decomposition.convolution.chains import (
     Chain,
     Conv,
     Cuts,

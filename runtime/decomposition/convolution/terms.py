@@ -19,14 +19,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
+from cuda_ops.conv_kernels import Options
 from planner.ir.box import Box, Interval
 
 Cut = tuple[int, int, int]
 """(dim, start, length): arguments of ``Tensor.narrow``."""
 Cuts = tuple[Cut, ...]
-Options = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], bool, tuple[int, ...], int]
-"""As ``aten::convolution`` takes them: stride, padding, dilation, transposed, output padding, groups."""
-
 LEADING = 2
 """Dims before those of space: samples and channels."""
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from cuda_ops.conv_kernels import Gradients, Kernel, Mask, kernel_for
 from planner.ir.box import Box
-from runtime.decomposition.conv_kernels import Gradients, Kernel, Mask, kernel_for
-from runtime.decomposition.conv_terms import Cuts, Term
+from runtime.decomposition.convolution.terms import Cuts, Term
 
 _pad = torch.constant_pad_nd
 

@@ -1,7 +1,7 @@
 """Convolution by interior and boundary, as Dryden et al. (IPDPS 2019, section 4.2) overlap it.
 
 Outputs that read only what is held are computed while the halo travels; then the boundary outputs, each side from a
-piece put together of held and received rows.  Kept beside :mod:`runtime.decomposition.halo_conv` to compare with.
+piece put together of held and received rows.  Kept beside the overlapped form, to compare with.
 
         . . . . . .
         . i i i i .          i: interior, one call       .: boundary, two calls along each dim that is cut
@@ -18,10 +18,10 @@ from torch import Tensor
 from torch.autograd.function import FunctionCtx, once_differentiable
 
 from planner.ir.box import Box, Interval, intersect
-from runtime.decomposition.conv_call import Call, cuts_of, narrowed
-from runtime.decomposition.conv_terms import LEADING, Cuts, Window, main_term, reads
+from runtime.decomposition.convolution.call import Call, cuts_of, narrowed
+from runtime.decomposition.convolution.overlapped import Put
+from runtime.decomposition.convolution.terms import LEADING, Cuts, Window, main_term, reads
 from runtime.decomposition.exchange import Exchange
-from runtime.decomposition.halo_conv import Put
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -10,7 +10,7 @@ import torch
 
 from planner.ir.box import Interval, volume, whole
 from planner.ir.errors import TransportError
-from runtime.decomposition.collective import CollectiveWire, open_collectives
+from runtime.decomposition.compiling.collective import CollectiveWire, open_collectives
 from runtime.decomposition.exchange import Exchange, Wire, redistribute
 from runtime.pieces import slices
 from tests.runtime.decomposition.test_exchange import moves_of, random_case

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from runtime.decomposition.conv_kernels import NATIVE, ONEDNN, kernel_for
+from cuda_ops.conv_kernels import NATIVE, ONEDNN, kernel_for
 
 OPTIONS = [
     ((1, 1, 1), (1, 1, 1), (1, 1, 1), False, (0, 0, 0), 1),

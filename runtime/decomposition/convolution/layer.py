@@ -9,17 +9,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from cuda_ops.conv_kernels import NATIVE, kernel_for
 from planner.ir.box import Box, Interval
 from planner.layers import kind
 from planner.layers.backward_halo import backward_halo
-from runtime.decomposition.conv_call import narrowed
-from runtime.decomposition.conv_kernels import NATIVE, kernel_for
-from runtime.decomposition.conv_terms import Cuts, Window
-from runtime.decomposition.convolve import LINEAR, HaloSettings, LocalForm, local_form, overlapped
+from runtime.decomposition.convolution.call import narrowed
+from runtime.decomposition.convolution.convolve import LINEAR, HaloSettings, LocalForm, local_form, overlapped
+from runtime.decomposition.convolution.linear import Part
+from runtime.decomposition.convolution.overlapped import Put
+from runtime.decomposition.convolution.shared import shared_conv
+from runtime.decomposition.convolution.terms import Cuts, Window
 from runtime.decomposition.exchange import Exchange
-from runtime.decomposition.halo_conv import Put
-from runtime.decomposition.linear_parts import Part
-from runtime.decomposition.shared_conv import shared_conv
 from runtime.decomposition.step import Step
 
 Operator = Callable[..., Any]

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from math import prod
 
 from planner.ir.box import Box
-from runtime.decomposition.conv_terms import LEADING, Term, Window, main_term, piece_term
+from runtime.decomposition.convolution.terms import LEADING, Term, Window, main_term, piece_term
 
 
 @dataclass(frozen=True, slots=True)

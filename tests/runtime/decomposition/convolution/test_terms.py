@@ -1,8 +1,8 @@
 from __future__ import annotations
 
 from planner.ir.box import Box, Interval
-from runtime.decomposition.conv_segments import segments
-from runtime.decomposition.conv_terms import Window, main_term, piece_term
+from runtime.decomposition.convolution.segments import segments
+from runtime.decomposition.convolution.terms import Window, main_term, piece_term
 
 
 def rows(*part: int) -> Box:

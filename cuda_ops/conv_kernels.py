@@ -14,14 +14,15 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from runtime.decomposition.conv_terms import Options
-
 _BACKWARD = torch.ops.aten.convolution_backward.default
 _ONEDNN_FORWARD = torch.ops.aten.mkldnn_convolution.default
 
 _SLOW = frozenset({"Slow3d", "SlowDilated2d", "SlowDilated3d"})
 """Of torch's choices; ``Slow2d`` is not: for what it is chosen for it is as fast."""
 _FEWEST_MULTIPLICATIONS = 2**19
+
+Options = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], bool, tuple[int, ...], int]
+"""As ``aten::convolution`` takes them: stride, padding, dilation, transposed, output padding, groups."""
 
 Mask = tuple[bool, bool, bool]
 """Whether the gradients of input, weight and bias are wanted."""
@@ -72,6 +73,8 @@ def kernel_for(x: Tensor, weight: Tensor, options: Options) -> Kernel:
     """The faster kernel for tensors of this shape, dtype and device."""
     stride, padding, dilation, transposed, output_padding, groups = options
     if x.device.type != "cpu" or x.dtype != torch.float32 or transposed or not torch.backends.mkldnn.enabled:
+        return NATIVE
+    if torch.compiler.is_compiling():  # which cannot look into a call of oneDNN
         return NATIVE
     if x.numel() // x.shape[1] * weight.numel() // prod(stride) < _FEWEST_MULTIPLICATIONS:
         return NATIVE

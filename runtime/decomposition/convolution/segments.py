@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from planner.ir.box import Interval
-from runtime.decomposition.conv_terms import Cuts, Window
+from runtime.decomposition.convolution.terms import Cuts, Window
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,12 +13,12 @@ from torch import Tensor
 
 from planner.ir.box import Box, Interval
 from runtime.decomposition.contraction import contract, sharing_of
-from runtime.decomposition.conv_call import Call
-from runtime.decomposition.conv_terms import Window, main_term
+from runtime.decomposition.convolution.call import Call
+from runtime.decomposition.convolution.gathered import box_with_zeros, fetched
+from runtime.decomposition.convolution.overlapped import LocalConv, Put, halo_conv
+from runtime.decomposition.convolution.terms import Window, main_term
 from runtime.decomposition.empties import connected
 from runtime.decomposition.exchange import Exchange
-from runtime.decomposition.gathered_conv import box_with_zeros, fetched
-from runtime.decomposition.halo_conv import LocalConv, Put, halo_conv
 from runtime.decomposition.step import Step
 
 

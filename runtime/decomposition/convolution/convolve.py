@@ -10,13 +10,13 @@ from typing import Literal, Protocol
 from torch import Tensor
 
 from planner.ir.box import Box
-from runtime.decomposition.conv_call import Call
-from runtime.decomposition.conv_terms import piece_term
+from runtime.decomposition.convolution.call import Call
+from runtime.decomposition.convolution.gathered import gathered_conv
+from runtime.decomposition.convolution.interior import interior_conv
+from runtime.decomposition.convolution.linear import Part, Terms, linear_terms, pays
+from runtime.decomposition.convolution.overlapped import LocalConv, Put, ReturnedHalo, halo_conv, linear_conv
+from runtime.decomposition.convolution.terms import piece_term
 from runtime.decomposition.exchange import Exchange
-from runtime.decomposition.gathered_conv import gathered_conv
-from runtime.decomposition.halo_conv import LocalConv, Put, ReturnedHalo, halo_conv, linear_conv
-from runtime.decomposition.interior_conv import interior_conv
-from runtime.decomposition.linear_parts import Part, Terms, linear_terms, pays
 
 Mode = Literal["linear", "blocking", "interior"]
 

@@ -21,8 +21,8 @@ import torch.distributed._functional_collectives  # says what the operators belo
 from torch import Tensor
 
 from planner.ir.box import Box, Transfer
+from runtime.decomposition.compiling.order import Order
 from runtime.decomposition.exchange import Arriving, Exchange, Wire
-from runtime.decomposition.order import Order
 from runtime.transport.base import Pending, check_member, gone, parts
 
 _all_to_all = torch.ops._c10d_functional.all_to_all_single.default

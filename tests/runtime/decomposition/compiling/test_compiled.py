@@ -20,8 +20,8 @@ from planner.ir.plan import Placement
 from planner.layers.division import Division
 from profiler.capture import capture
 from profiler.model import LoadedModel
-from runtime.decomposition.collective import CollectiveWire, open_collectives
-from runtime.decomposition.compiled import compiled, refuse_draws
+from runtime.decomposition.compiling.collective import CollectiveWire, open_collectives
+from runtime.decomposition.compiling.compiled import compiled, refuse_draws
 from runtime.decomposition.decompose import DividedStage
 from runtime.decomposition.exchange import Wire
 from runtime.decomposition.later import Later

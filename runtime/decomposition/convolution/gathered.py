@@ -12,12 +12,12 @@ from torch import Tensor
 from torch.autograd.function import FunctionCtx, once_differentiable
 
 from planner.ir.box import Box, Interval
-from runtime.decomposition.conv_call import Call, narrowed, spread
-from runtime.decomposition.conv_segments import Segment, segments
-from runtime.decomposition.conv_terms import Cuts, Window, main_term
+from runtime.decomposition.convolution.call import Call, narrowed, spread
+from runtime.decomposition.convolution.overlapped import LocalConv, Put, halo_conv
+from runtime.decomposition.convolution.segments import Segment, segments
+from runtime.decomposition.convolution.terms import Cuts, Window, main_term
 from runtime.decomposition.empties import connected
 from runtime.decomposition.exchange import Exchange, redistribute
-from runtime.decomposition.halo_conv import LocalConv, Put, halo_conv
 from runtime.pieces import slices
 
 

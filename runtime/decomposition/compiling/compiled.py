@@ -4,7 +4,8 @@ A stage's function is a graph already, cut from the captured one; what remains P
 depends on sizes alone.  So torch.compile is not asked to read that Python: it is run once for each size with the
 compiler watching, which records every operator in one graph, collectives included.  Three things follow:
 
-- what is compiled must move its data by :mod:`runtime.decomposition.collective`, since operators are all that is seen;
+- what is compiled must move its data by :mod:`runtime.decomposition.compiling.collective`: operators are all that is
+  seen;
 - a graph belongs to one size, named by ``key``;
 - numbers that are new in every step must come as tensors: random draws, whose seed is Python's, would be frozen.
 """
@@ -21,8 +22,8 @@ import torch
 from torch import Tensor
 
 from planner.ir.errors import UnsupportedModelError
-from runtime.decomposition.collective import Collectives
-from runtime.decomposition.order import Order
+from runtime.decomposition.compiling.collective import Collectives
+from runtime.decomposition.compiling.order import Order
 from runtime.stages.cut import Run, StageFunction
 
 Compiler = str | Callable[..., Any]

@@ -1,13 +1,13 @@
 """Convolution of a tensor that is cut in space, exchanged and computed at the same time.
 
 forward     start the exchange; convolve what is held, with zeros around it; then add what each piece that came
-            contributes (:mod:`runtime.decomposition.conv_terms`)
+            contributes (:mod:`runtime.decomposition.convolution.terms`)
 backward    the gradients of those pieces first, and start to send them back; then that of what is held, and of the
             weight; then add the gradients that came
 
 So messages travel while the large part is computed, nothing is copied but thin pieces, and the large part is one call
 of the ordinary kernel.  (Splitting into interior and boundary, as Dryden et al. 2019, section 4.2, computes most of the
-outputs in one call and the rest in several thin ones: :mod:`runtime.decomposition.interior_conv`.)
+outputs in one call and the rest in several thin ones: :mod:`runtime.decomposition.convolution.interior`.)
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ import torch
 from torch import Tensor
 from torch.autograd.function import FunctionCtx
 
-from runtime.decomposition.conv_call import Call, cuts_of
-from runtime.decomposition.conv_terms import Cuts
+from runtime.decomposition.convolution.call import Call, cuts_of
+from runtime.decomposition.convolution.linear import Terms
+from runtime.decomposition.convolution.terms import Cuts
 from runtime.decomposition.exchange import Exchange, Pieces
-from runtime.decomposition.linear_parts import Terms
 
 
 @dataclass(frozen=True, slots=True, eq=False)
