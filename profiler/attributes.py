@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from planner.ir.graph import Attribute
+from planner.ir.graph import MIXES_SAMPLES, Attribute
 from planner.layers.loss import ELEMENTS, PLACES
 from profiler.naming import operation
 from profiler.operators import MEANS_OVER_ELEMENTS, MEANS_OVER_PLACES
@@ -27,6 +27,11 @@ Rule = Callable[[fx.Node, Arguments], Attributes | None]
 def rank_of(value: Any) -> int:
     """Number of dims of a traced tensor; -1 for what is none."""
     return value.meta["val"].ndim if isinstance(value.meta["val"], Tensor) else -1
+
+
+def embedding(node: fx.Node, arguments: Arguments) -> Attributes | None:
+    """Gradients that are divided by how often an entry is asked for need all samples."""
+    return {MIXES_SAMPLES: True} if arguments.get("scale_grad_by_freq") else {}
 
 
 def nothing(node: fx.Node, arguments: Arguments) -> Attributes | None:

@@ -142,7 +142,7 @@ _RULES: Mapping[str, tuple[str, Rule]] = {
     "log_softmax": ("softmax", attributes.dim),
     "linear": ("linear", attributes.nothing),
     "scaled_dot_product_attention": ("attention", attributes.nothing),
-    "embedding": ("embedding", attributes.nothing),
+    "embedding": ("embedding", attributes.embedding),
     "lstm": ("lstm", attributes.recurrence),
     "gru": ("lstm", attributes.recurrence),
     "rnn_tanh": ("lstm", attributes.recurrence),

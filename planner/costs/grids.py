@@ -119,9 +119,13 @@ def _unused(cuts: Mapping[str, tuple[int, ...]]) -> str:
 
 @functools.cache
 def _grids(size: int, axes: int) -> tuple[tuple[int, ...], ...]:
-    """Every way to write ``size`` as a product of ``axes`` ordered factors."""
+    """Every way to write ``size`` as a product of ``axes`` ordered factors.
+
+    Those with many parts along the first axes come first, and win ties: a cut of samples, then of height, leaves pieces
+    that lie together in memory.
+    """
     if axes == 1:
         return ((size,),)
     return tuple(
-        (first, *rest) for first in range(1, size + 1) if size % first == 0 for rest in _grids(size // first, axes - 1)
+        (first, *rest) for first in range(size, 0, -1) if size % first == 0 for rest in _grids(size // first, axes - 1)
     )

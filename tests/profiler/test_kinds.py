@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from planner.ir.graph import Layer
+from planner.layers import check_samples_apart
 from profiler import LoadedModel, capture, mean_of_squares
 from profiler.source import Loss
 
@@ -194,3 +195,17 @@ def test_a_layer_used_twice_has_two_names() -> None:
         "loss.square",
         "loss",
     ]
+
+
+@pytest.mark.parametrize("by_frequency", [False, True])
+def test_gradients_by_frequency_keep_samples_together(by_frequency: bool) -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.part = nn.Embedding(7, 3, scale_grad_by_freq=by_frequency)
+
+        def forward(self, tokens: Tensor) -> Tensor:
+            return self.part(tokens)
+
+    graph = capture(LoadedModel(Net(), (torch.randint(7, (2, 5)),), (), Loss(mean_of_squares))).graph
+    assert ("part" in check_samples_apart(graph)) == by_frequency
