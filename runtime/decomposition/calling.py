@@ -1,4 +1,4 @@
-"""How one node of a captured graph is called on a part: its arguments by name, and which inputs of the layer they are."""
+"""How one node of a captured graph is called on a part: arguments by name, and which inputs of its layer they are."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ import torch
 from benchmarks.pairs import on_two_ranks
 from benchmarks.spatial import CASES, MODES, Raced, overheads, race, race_small, require_equal, shares
 from benchmarks.spatial_sides import Divided, Half, captured_case
-from runtime.decomposition.convolve import HaloSettings
+from runtime.decomposition.convolution.convolve import HaloSettings
 
 SMALL = [replace(case, shape=(*case.shape[:2], 32, 16)) for case in CASES]
 
