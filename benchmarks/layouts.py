@@ -14,7 +14,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from benchmarks.report import Row, at_least, at_most, run
 from planner.costs.datasheet import work_of
@@ -66,6 +66,16 @@ def graph_of(source: ModelSource) -> Graph:
     from profiler import capture, load_model
 
     return capture(load_model(source)).graph
+
+
+def at_samples(graph: Graph, samples: int) -> Graph:
+    """The same network for another number of samples."""
+    inputs = {name: spec.at(samples, graph.samples) for name, spec in graph.inputs.items()}
+    layers = (
+        replace(layer, outputs=tuple(spec.at(samples, graph.samples) for spec in layer.outputs))
+        for layer in graph.layers
+    )
+    return replace(graph, samples=samples, inputs=inputs, layers=tuple(layers))
 
 
 def profile_of(source: ModelSource, graph: Graph, num_devices: int) -> Profile:
@@ -139,12 +149,13 @@ def measure_case(case: Case, profile: Profile) -> Iterator[Row]:
 
 
 def measure(quick: bool) -> list[Row]:
-    """All cases, each number of samples captured once."""
+    """All cases, of a network that is captured once."""
     rows: list[Row] = []
+    source = ModelSource("profiler.models.resnet:resnet50", {}, (2, 3, 224, 224))
+    graph = graph_of(source)
     for case in QUICK if quick else FULL:
         sys.stderr.write(f"{case}\n")
-        source = ModelSource("profiler.models.resnet:resnet50", {}, (case.samples, 3, 224, 224))
-        rows += measure_case(case, profile_of(source, graph_of(source), case.num_devices))
+        rows += measure_case(case, profile_of(source, at_samples(graph, case.samples), case.num_devices))
     return rows
 
 
