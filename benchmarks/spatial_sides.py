@@ -130,7 +130,7 @@ class Divided:
         names = [layer.name for layer in graph.layers if not layer.name.startswith(graph.loss)]
         placement, by_name, values = Placement(0, CUTS), graph.by_name(), graph.values()
         layers = {name: layer_division(graph, by_name[name], values, placement, self._samples) for name in names}
-        self._division = Division(layers, 2, self._samples)
+        self._division = Division(layers, 2, self._samples, number=0)
         self.stage = DividedStage(captured, names, Wire(transport, (0, 1), _DEADLINE_S), Later())
         rule = self.stage.rule(lambda node: None)
         if settings != LINEAR:
@@ -227,7 +227,7 @@ class Convolution:
         divided = {layer.name: LayerDivision.of(layer, (spec,), (), placement, 1) for layer in layers}
         division = Division(divided, 2, 1)
         held, wanted = division.held("relu"), division.wanted("conv", 0)
-        exchange = Exchange.of(Wire(transport, (0, 1), _DEADLINE_S), held, wanted, division.moves("conv", 0))
+        exchange = Exchange.of(Wire(transport, (0, 1), _DEADLINE_S), held, wanted, division.moves("conv", 0), key=0)
         conv = divided["conv"]
         part = Part(Window((3, 3), (1, 1), (1, 1), (1, 1)), conv.done[rank], conv.needed[0][rank], (channels, channels))
         self._form = None if mode is None else local_form(part, exchange, HaloSettings(mode, most_extra=1.0))

@@ -80,6 +80,7 @@ class Binder:
         )
         self._at: dict[object, Boundaries] = {}
         self._divisions: dict[object, Division] = {}
+        self._numbers: dict[tuple[int, int, tuple[int, ...]], int | None] = {}
         self._found: dict[object, Binding] = {}
 
     def require_possible(self, residents: Mapping[int, Resident]) -> None:
@@ -139,7 +140,8 @@ class Binder:
             if len(self._divisions) >= _MOST_KEPT:
                 self._divisions.pop(next(iter(self._divisions)))
             named = dict(zip(self._sizes, sizes, strict=False))
-            found = self._divisions[key] = Division.of(boundaries.graph, self._decision, stage, rows, named)
+            number = self._numbers.setdefault((stage, rows, sizes), _number(stage, self._numbers))
+            found = self._divisions[key] = Division.of(boundaries.graph, self._decision, stage, rows, named, number)
         return found
 
     def _rows_in(self, division: Division, stage: int) -> set[int]:
@@ -245,3 +247,9 @@ class Binder:
 
 def _feed(batch: Batch, name: str, m: int, start: int, count: int) -> Tensor:
     return batch.part(name, m, start, count)
+
+
+def _number(stage: int, numbers: Mapping[tuple[int, int, tuple[int, ...]], int | None]) -> int | None:
+    """Of a stage's next division: its ranks meet sizes in the same order.  None if there are too many."""
+    count = sum(one == stage for one, *_ in numbers)
+    return stage << 7 | count if stage < 1 << 7 and count < 1 << 7 else None

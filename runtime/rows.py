@@ -53,10 +53,13 @@ class Rows:
 
     Args:
         ranks: this one among them; the table is in their order.
+        key: of rows of an even number of numbers, the next one is of the others; see ``Transport.start_exchange``.  Of
+            either sort all must be equally long, else they have none.
     """
 
-    def __init__(self, transport: Transport, ranks: tuple[int, ...], deadline_s: float) -> None:
-        self._transport, self._deadline_s = transport, deadline_s
+    def __init__(self, transport: Transport, ranks: tuple[int, ...], deadline_s: float, key: int | None = None) -> None:
+        self._transport, self._deadline_s, self._key = transport, deadline_s, key
+        self._usual: dict[int, int] = {}
         self._num_ranks, self._index = len(ranks), ranks.index(transport.rank)
         self._others = tuple((at, rank) for at, rank in enumerate(ranks) if rank != transport.rank)
 
@@ -71,7 +74,9 @@ class Rows:
             return Told(table)
         sent = {rank: own for _, rank in self._others}
         received = {rank: rows[at] for at, rank in self._others}
-        return Told(table, self._transport.start_exchange(sent, received, self._deadline_s))
+        is_usual = self._usual.setdefault(count % 2, count) == count
+        key = self._key | count % 2 if self._key is not None and is_usual else None
+        return Told(table, self._transport.start_exchange(sent, received, self._deadline_s, key))
 
 
 def alone(parts: Sequence[Tensor], dtype: torch.dtype) -> Table:

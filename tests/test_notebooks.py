@@ -56,6 +56,7 @@ def test_there_are_notebooks() -> None:
         "02_compare_strategies.ipynb",
         "03_certified_planning.ipynb",
         "04_schedules.ipynb",
+        "05_spatial_decomposition.ipynb",
     ]
 
 

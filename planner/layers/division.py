@@ -121,6 +121,7 @@ class Division:
         layers: by name, in order.
         num_ranks: of the stage.
         sizes: by name, those of the graph that vary beside the number of samples.
+        number: tells the divisions of a plan that are in use apart; the same on all ranks of the stage.
     """
 
     def __init__(
@@ -129,13 +130,21 @@ class Division:
         num_ranks: int,
         samples: int,
         sizes: Mapping[str, int] | None = None,
+        number: int | None = None,
     ) -> None:
         self.layers, self.num_ranks, self.samples, self.sizes = layers, num_ranks, samples, sizes or {}
+        self.number = number
         self._outside: dict[str, Boxes] = {}
 
     @classmethod
     def of(
-        cls, graph: Graph, decision: Decision, stage: int, samples: int, sizes: Mapping[str, int] | None = None
+        cls,
+        graph: Graph,
+        decision: Decision,
+        stage: int,
+        samples: int,
+        sizes: Mapping[str, int] | None = None,
+        number: int | None = None,
     ) -> Division:
         """The division that a plan says, of ``graph`` in the shapes of a micro-batch."""
         by_name, values = graph.by_name(), graph.values()
@@ -143,7 +152,7 @@ class Division:
             name: layer_division(graph, by_name[name], values, decision.layers[name], samples)
             for name in decision.layers_of(stage)
         }
-        return cls(found, len(decision.stages[stage].ranks), samples, sizes)
+        return cls(found, len(decision.stages[stage].ranks), samples, sizes, number)
 
     def makes(self, value: str) -> bool:
         """Whether a layer of the stage makes ``value``."""

@@ -11,13 +11,14 @@ have another number of samples each time.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from itertools import accumulate, chain
 from typing import Any
 
 import torch
 from torch import fx
 
-from planner.ir.graph import producer
+from planner.ir.graph import Layer, producer
 from planner.layers.division import Division
 from runtime.decomposition.calling import Call, main_nodes
 from runtime.decomposition.empties import connected
@@ -59,6 +60,7 @@ class DividedStage:
         self._main = main_nodes(model, self._layers)
         self._loss = producer(model.graph.loss)
         self._read = frozenset(producer(value) for layer in model.graph.layers for value in layer.inputs)
+        self._places = _places(self._layers)
         self._now: dict[tuple[str, bool], Step] = {}
         self._calls: dict[str, Call] = {}
         self._kept: dict[int, tuple[Division, dict[tuple[str, bool], Step]]] = {}
@@ -132,6 +134,7 @@ class DividedStage:
             self._integers(call, mine.rows(self.wire.position), division),
             self.later,
             is_read=layer in self._read,
+            place=self._places[layer],
         )
 
     def _integers(self, call: Call, rows: int, division: Division) -> dict[str, Any]:
@@ -171,3 +174,9 @@ class DividedStage:
             return op(**{**call.arguments(args, kwargs), **self._integers(call, rows, division)})
 
         return helped
+
+
+def _places(layers: Mapping[str, Layer]) -> dict[str, int]:
+    """Where the keys of each layer's exchanges begin: one for each input, and one for statistics."""
+    ends = accumulate(len(layer.inputs) + 1 for layer in layers.values())
+    return dict(zip(layers, chain((0,), ends), strict=False))

@@ -48,12 +48,14 @@ class Wire:
         """This rank's among those of the stage."""
         return self.ranks.index(self.transport.rank)
 
-    def exchange(self, held: Sequence[Box], wanted: Sequence[Box], moves: Iterable[Transfer]) -> Exchange:
+    def exchange(
+        self, held: Sequence[Box], wanted: Sequence[Box], moves: Iterable[Transfer], key: int | None = None
+    ) -> Exchange:
         """How this rank gets what it wants of a tensor; all by position."""
-        return Exchange.of(self, held, wanted, moves)
+        return Exchange.of(self, held, wanted, moves, key)
 
-    def start(self, sent: dict[int, Tensor], received: dict[int, Tensor]) -> Pending:
-        """Start to send and receive tensors, by position."""
+    def start(self, sent: dict[int, Tensor], received: dict[int, Tensor], key: int | None = None) -> Pending:
+        """Start to send and receive tensors, by position; see :meth:`Transport.start_exchange` for the key."""
         self.num_messages += len(sent)
         for tensor in sent.values():
             self.sent_bytes += tensor.nbytes
@@ -61,6 +63,7 @@ class Wire:
             {self.ranks[position]: tensor for position, tensor in sent.items()},
             {self.ranks[position]: tensor for position, tensor in received.items()},
             self.deadline_s,
+            key,
         )
 
 
@@ -139,6 +142,8 @@ class Exchange:
         kept: of ``wanted``, what it has itself: one box, or none.
         receives, sends: (position of the other rank, box); the boxes received, and kept, are disjoint.
         is_local: whether no rank of the stage moves anything.
+        key: even, and the same on all ranks, where the exchange comes again with every micro-batch; the next odd number
+            is the adjoint's.
     """
 
     wire: Wire
@@ -148,11 +153,19 @@ class Exchange:
     receives: tuple[tuple[int, Box], ...]
     sends: tuple[tuple[int, Box], ...]
     is_local: bool
+    key: int | None
     _incoming: tuple[_Mail, ...] = field(repr=False)
     _outgoing: tuple[_Mail, ...] = field(repr=False)
 
     @classmethod
-    def of(cls, wire: Wire, held: Sequence[Box], wanted: Sequence[Box], moves: Iterable[Transfer]) -> Exchange:
+    def of(
+        cls,
+        wire: Wire,
+        held: Sequence[Box],
+        wanted: Sequence[Box],
+        moves: Iterable[Transfer],
+        key: int | None = None,
+    ) -> Exchange:
         """That of this rank among ``moves`` between positions; ``held`` and ``wanted`` are by position."""
         moves, me = tuple(moves), wire.position
         receives = tuple((move.src, move.box) for move in moves if move.dst == me)
@@ -166,6 +179,7 @@ class Exchange:
             receives,
             sends,
             not moves,
+            key,
             _mails(receives, None),
             _mails(sends, held[me]),
         )
@@ -176,7 +190,7 @@ class Exchange:
             return _NOTHING
         sent = {mail.position: mail.cut(x) for mail in self._outgoing}
         received = {mail.position: mail.empty(x) for mail in self._incoming}
-        pending = self.wire.start(sent, received)
+        pending = self.wire.start(sent, received, self.key)
         return Arriving([box for _, box in self.receives], self._incoming, list(received.values()), pending, sent)
 
     def start_adjoint(self, gradients: Sequence[Tensor], like: Tensor) -> Arriving:
@@ -190,7 +204,7 @@ class Exchange:
             return _NOTHING
         sent = {mail.position: mail.pack([gradients[entry] for entry in mail.entries]) for mail in self._incoming}
         received = {mail.position: mail.empty(like) for mail in self._outgoing}
-        pending = self.wire.start(sent, received)
+        pending = self.wire.start(sent, received, None if self.key is None else self.key | 1)
         return Arriving([box for _, box in self.sends], self._outgoing, list(received.values()), pending, sent)
 
 

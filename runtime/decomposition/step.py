@@ -30,6 +30,7 @@ class Step:
         integers: by argument, what it is where it depends on the number of samples.
         later: for weight gradients that may wait; None where there is nobody to run them.
         memo: for what a form works out once.
+        place: of the layer among its stage's keys, see :meth:`key`; None if exchanges have none.
         is_read: whether another layer reads what it makes, be it one of another stage.
     """
 
@@ -43,6 +44,7 @@ class Step:
     later: Later | None = None
     memo: dict[object, Any] = field(default_factory=dict)
     is_read: bool = False
+    place: int | None = None
     _exchanges: dict[int, Exchange] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -80,8 +82,17 @@ class Step:
         if found is None:
             name, value = self.layer.name, self.layer.inputs[index]
             held, wanted = self.whole.held(value), self.whole.wanted(name, index)
-            found = self._exchanges[index] = self.wire.exchange(held, wanted, self.whole.moves(name, index))
+            found = self._exchanges[index] = self.wire.exchange(
+                held, wanted, self.whole.moves(name, index), self.key(index)
+            )
         return found
+
+    def key(self, number: int) -> int | None:
+        """Names exchange ``number`` of the layer: of its inputs, then that of statistics; even, and below 2**30."""
+        found = None if self.place is None or self.whole.number is None else self.place + number
+        if found is None or found >= 1 << 14:
+            return None
+        return ((self.whole.number or 0) << 14 | found) << 2 | self.training << 1
 
     def get(self, index: int, x: Tensor) -> Tensor:
         """What this rank needs of an input, inside the tensor; ``x`` is what it holds of it.  Differentiable."""

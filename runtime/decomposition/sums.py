@@ -15,7 +15,8 @@ _HALVES = (torch.float16, torch.bfloat16)
 def rows_of(step: Step) -> Tell:
     """How the ranks of ``step.group`` tell each other rows."""
     if "rows" not in step.memo:
-        step.memo["rows"] = Rows(step.wire.transport, step.group, step.wire.deadline_s)
+        key = step.key(len(step.layer.inputs))
+        step.memo["rows"] = Rows(step.wire.transport, step.group, step.wire.deadline_s, key)
     found: Tell = step.memo["rows"]
     return found
 

@@ -97,7 +97,11 @@ class Transport(Protocol):
         ...
 
     def start_exchange(
-        self, sent: Mapping[int, torch.Tensor], received: Mapping[int, torch.Tensor], deadline_s: float
+        self,
+        sent: Mapping[int, torch.Tensor],
+        received: Mapping[int, torch.Tensor],
+        deadline_s: float,
+        key: int | None = None,
     ) -> Pending:
         """Start to send tensors to ranks and to fill those that come from ranks; both are in place after the wait.
 
@@ -107,6 +111,9 @@ class Transport(Protocol):
         Args:
             sent: contiguous; nobody may write to them before the wait has returned.
             received: contiguous, of the shape and dtype that their sender sends.
+            key: below 2**30, the same at both ends, of an exchange that comes again and again with the same shapes: its
+                next receives may then be announced long before, and what is sent is waited for by the next one or by
+                :meth:`flush`.  Exchanges of one key are matched by order.
         """
         ...
 

@@ -73,6 +73,7 @@ class GlooTransport(Together):
         deadline = Deadline(deadline_s)
         for peer in self._peers:
             peer.flush(deadline)
+        self._standing.flush(deadline)
 
     def barrier(self, deadline_s: float) -> None:
         self._barrier.wait(Deadline(deadline_s))

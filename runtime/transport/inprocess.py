@@ -95,7 +95,11 @@ class InProcessTransport:
         return self._meet("started sum", tensor, (), ranks, deadline_s, _SUM)
 
     def start_exchange(
-        self, sent: Mapping[int, torch.Tensor], received: Mapping[int, torch.Tensor], deadline_s: float
+        self,
+        sent: Mapping[int, torch.Tensor],
+        received: Mapping[int, torch.Tensor],
+        deadline_s: float,
+        key: int | None = None,
     ) -> Pending:
         with self._hub.changed:
             for rank, tensor in sent.items():

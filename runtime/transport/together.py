@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 
 from runtime.transport.base import Deadline, Pending, check_member, declare, gone, parts
+from runtime.transport.standing import KEYED, Standing
 from runtime.transport.works import Words, Works
 
 PAIR_SUM_BYTES = 256 * 1024
@@ -73,6 +74,7 @@ class Together:
         everybody = tuple(range(self.world_size))
         alone = self.world_size == 1
         self._pairs = _Circle(everybody, self.rank, None if alone else _new_group(everybody, backend), ("exchange",))
+        self._standing = Standing(self._pairs.group, works)
         self._tags: dict[tuple[int, torch.dtype], int] = {}
         self._counts: dict[tuple[str, tuple[int, ...]], int] = {}
 
@@ -84,8 +86,16 @@ class Together:
         return self._sum("started sum", tensor, ranks, deadline_s)
 
     def start_exchange(
-        self, sent: Mapping[int, torch.Tensor], received: Mapping[int, torch.Tensor], deadline_s: float
+        self,
+        sent: Mapping[int, torch.Tensor],
+        received: Mapping[int, torch.Tensor],
+        deadline_s: float,
+        key: int | None = None,
     ) -> Pending:
+        if self._device.type == "cpu" and self._pairs.group is None:
+            return _Exchange(self._works, (), deadline_s)
+        if self._device.type == "cpu" and key is not None and not self._batched:
+            return self._standing.start(sent, received, deadline_s, key)
         if self._device.type == "cpu":
             return _Exchange(self._works, self._start_pairs(sent, received), deadline_s)
         here = {rank: self._here(torch.empty_like(tensor)) for rank, tensor in received.items()}
@@ -106,7 +116,9 @@ class Together:
             for moves, start in ((received, group.recv), (sent, group.send)):
                 for rank, tensor in moves.items():
                     if count := tensor.numel():
-                        tag = tags.get((count, tensor.dtype)) or tags.setdefault((count, tensor.dtype), _tag(tensor))
+                        tag = tags.get((count, tensor.dtype))
+                        if tag is None:
+                            tag = tags[count, tensor.dtype] = _tag(tensor) % KEYED
                         works.append((start([tensor], rank, tag), ("rank", rank)))
         except RuntimeError as error:
             raise gone("exchange", self.rank, f"rank {rank}", str(error)) from error

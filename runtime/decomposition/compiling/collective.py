@@ -65,7 +65,13 @@ class Collectives:
         """
         return self._start(self.ranks if ranks is None else ranks, sent, received, "exchange")
 
-    def start_exchange(self, sent: Mapping[int, Tensor], received: Mapping[int, Tensor], deadline_s: float) -> Pending:
+    def start_exchange(
+        self,
+        sent: Mapping[int, Tensor],
+        received: Mapping[int, Tensor],
+        deadline_s: float,
+        key: int | None = None,
+    ) -> Pending:
         """See :class:`runtime.transport.base.Transport`, also for the others; here between the ranks of a group."""
         return self._start(tuple(sorted({self.rank, *sent, *received})), sent, received, "exchange")
 
@@ -134,7 +140,7 @@ class CollectiveWire(Wire):
     __slots__ = ()
     transport: Collectives  # type: ignore[assignment]  # which has what exchanges and forms use of one
 
-    def start(self, sent: dict[int, Tensor], received: dict[int, Tensor]) -> Pending:
+    def start(self, sent: dict[int, Tensor], received: dict[int, Tensor], key: int | None = None) -> Pending:
         """Every rank of the stage has to call it, also one that neither sends nor receives."""
         self.num_messages += len(sent)
         for tensor in sent.values():
@@ -145,9 +151,11 @@ class CollectiveWire(Wire):
             {ranks[position]: tensor for position, tensor in received.items()},
         )
 
-    def exchange(self, held: Sequence[Box], wanted: Sequence[Box], moves: Iterable[Transfer]) -> Exchange:
+    def exchange(
+        self, held: Sequence[Box], wanted: Sequence[Box], moves: Iterable[Transfer], key: int | None = None
+    ) -> Exchange:
         """How this rank gets what it wants, by position."""
-        return CollectiveExchange.of(self, held, wanted, moves)
+        return CollectiveExchange.of(self, held, wanted, moves, key)
 
 
 class CollectiveExchange(Exchange):

@@ -120,7 +120,8 @@ def _returned(step: Step, window: Window, channels: tuple[int, int], settings: H
         received = [move.box for move in moves if move.dst == position]
         if overlapped(part, held[position], wanted[position], received, settings) is None:
             return None
-    return Exchange.of(step.wire, division.own, halo.reached, halo.moves)
+    key = step.key(0)  # the adjoint of the input's exchange does not run
+    return Exchange.of(step.wire, division.own, halo.reached, halo.moves, None if key is None else key | 1)
 
 
 def _window(step: Step, transposed: bool) -> Window:

@@ -34,7 +34,7 @@ def run(step: Step, op: Callable[..., Any], arguments: dict[str, Any]) -> Tensor
         if found[name] is not None:
             found[name] = along(found[name], 0, extent, channels)
     is_training = found["training"] and (step.training or found["running_mean"] is None)
-    if is_training and len(channels):
+    if is_training and len(channels) and not _is_alone(step):
         if "ranks" not in step.memo:
             meanwhile = None if step.later is None else step.later.run
             step.memo["ranks"] = rows_of(step), _counted(step), meanwhile, _num_values(step)
@@ -42,8 +42,13 @@ def run(step: Step, op: Callable[..., Any], arguments: dict[str, Any]) -> Tensor
         return synchronised_batch_norm(x, *numbers, *step.memo["ranks"])
     if step.is_empty:  # for which torch's backward divides by zero
         return connected(x, *(found[name] for name in ("weight", "bias") if found[name] is not None))
-    result: Tensor = op(**{**found, "input": x})
+    result: Tensor = op(**{**found, "input": x, "training": is_training})
     return result
+
+
+def _is_alone(step: Step) -> bool:
+    """Whether no other rank has values of these channels: the operator does it all."""
+    return len(step.group) == 1 and step.own == step.done
 
 
 def _counted(step: Step) -> Counted:

@@ -33,9 +33,15 @@ class Counting(InProcessTransport):
         super().__init__(*arguments)  # type: ignore[arg-type]
         self.num_messages = 0
 
-    def start_exchange(self, sent: Mapping[int, Tensor], received: Mapping[int, Tensor], deadline_s: float) -> Pending:
+    def start_exchange(
+        self,
+        sent: Mapping[int, Tensor],
+        received: Mapping[int, Tensor],
+        deadline_s: float,
+        key: int | None = None,
+    ) -> Pending:
         self.num_messages += len(sent)
-        return super().start_exchange(sent, received, deadline_s)
+        return super().start_exchange(sent, received, deadline_s, key)
 
 
 @cache

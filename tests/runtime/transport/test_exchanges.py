@@ -89,3 +89,66 @@ def test_what_never_comes_is_an_error(run):
     text = run(2, program)[0]
     assert "exchange" in text
     assert "rank 1" in text
+
+
+@pytest.mark.parametrize("size", [3, 400_000])
+def test_keyed_exchanges_come_again_and_again_and_never_meet_others(run, size):
+    def program(transport):
+        peer = 1 - transport.rank
+        wrong = 0
+        for step in range(6):
+            pending, received = [], []
+            for key in (4, 5, None):
+                came = torch.empty(size, dtype=torch.float64)
+                sent = {peer: of(transport.rank, peer, 10 * step + (key or 0), size)}
+                received.append((came, of(peer, transport.rank, 10 * step + (key or 0), size)))
+                pending.append(transport.start_exchange(sent, {peer: came}, DEADLINE_S, key))
+            for one in pending if step % 2 else pending[::-1]:
+                one.wait()
+            wrong += sum(not torch.equal(came, expected) for came, expected in received)
+        transport.flush(DEADLINE_S)
+        return wrong
+
+    assert run(2, program) == [0, 0]
+
+
+def test_what_was_received_is_not_overwritten_by_what_comes_next(run):
+    def program(transport):
+        peer, kept = 1 - transport.rank, []
+        for step in range(4):
+            came = torch.empty(5, dtype=torch.float64)
+            transport.start_exchange({peer: of(transport.rank, peer, step)}, {peer: came}, DEADLINE_S, 2).wait()
+            kept.append(came)
+        transport.barrier(DEADLINE_S)
+        return all(torch.equal(came, of(peer, transport.rank, step)) for step, came in enumerate(kept))
+
+    assert run(2, program) == [True, True]
+
+
+def test_one_way_exchanges_of_a_key(run):
+    def program(transport):
+        found = []
+        for step in range(5):
+            sent = {1: of(0, 1, step)} if transport.rank == 0 else {}
+            received = {0: torch.empty(5, dtype=torch.float64)} if transport.rank == 1 else {}
+            transport.start_exchange(sent, received, DEADLINE_S, 8).wait()
+            found += [tensor.tolist() for tensor in received.values()]
+        transport.flush(DEADLINE_S)
+        return found
+
+    assert run(2, program) == [[], [of(0, 1, step).tolist() for step in range(5)]]
+
+
+def test_what_was_sent_may_be_written_after_the_wait(run):
+    def program(transport):
+        peer, sent, wrong = 1 - transport.rank, torch.empty(20_000, dtype=torch.float64), 0
+        for step in range(50):
+            sent.copy_(of(transport.rank, peer, step, len(sent)))
+            came = torch.empty_like(sent)
+            transport.start_exchange({peer: sent}, {peer: came}, DEADLINE_S, 6).wait()
+            sent.fill_(-1.0)
+            wrong += not torch.equal(came, of(peer, transport.rank, step, len(sent)))
+        transport.flush(DEADLINE_S)
+        return wrong
+
+    assert run(2, program) == [0, 0]

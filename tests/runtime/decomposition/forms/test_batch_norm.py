@@ -132,7 +132,7 @@ class _Counting(InProcessTransport):
 
     sizes: ClassVar[dict[int, list[int]]] = {}
 
-    def start_exchange(self, sent: Any, received: Any, deadline_s: float) -> Any:
+    def start_exchange(self, sent: Any, received: Any, deadline_s: float, key: Any = None) -> Any:
         self.sizes.setdefault(self.rank, []).extend(tensor.nbytes for tensor in sent.values())
         return super().start_exchange(sent, received, deadline_s)
 
