@@ -54,7 +54,7 @@ def recut(**cuts: Mapping[str, tuple[int, ...]]) -> Plan:
 
 def test_the_plan_is_cut_along_space_and_good() -> None:
     cuts = {name: tuple(placed.cuts) for name, placed in plan().decision.layers.items()}
-    assert cuts["conv0"] == ("width",)
+    assert cuts["conv0"] == ("height",)
     assert cuts["linear7"] == ("replica",)
     assert check(plan(), profile()) == ()
     assert check(plan(), None) == ()

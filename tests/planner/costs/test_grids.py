@@ -20,7 +20,7 @@ def grids_of(allow: tuple[str, ...], speeds: tuple[float, ...] = EQUAL, index: i
 
 
 def test_samples_alone_are_cut_or_held_by_all() -> None:
-    assert grids_of(("sample",)) == ["replica:4", "sample:2 x replica:2", "sample:4"]
+    assert grids_of(("sample",)) == ["sample:4", "sample:2 x replica:2", "replica:4"]
 
 
 def test_samples_vary_slowest_and_channels_fastest() -> None:
@@ -32,7 +32,7 @@ def test_samples_vary_slowest_and_channels_fastest() -> None:
 
 
 def test_no_rank_is_left_without_work() -> None:
-    assert grids_of(("sample",), samples=2) == ["replica:4", "sample:2 x replica:2"]
+    assert grids_of(("sample",), samples=2) == ["sample:2 x replica:2", "replica:4"]
     assert grids_of(("sample",), samples=1) == ["replica:4"]
 
 
