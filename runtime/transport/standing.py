@@ -83,7 +83,7 @@ class Standing:
             if tensor.nbytes > MOST_BYTES:
                 self.wait(work, rank, Deadline(deadline_s))
         if kept:
-            self._sent[key] = kept
+            self._sent.setdefault(key, []).extend(kept)
 
     def flush(self, deadline: Deadline) -> None:
         """Until all that was sent has been taken."""
