@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import gc
 import multiprocessing
+import os
 import resource
 import sys
 from pathlib import Path
@@ -73,14 +74,19 @@ def train(rank: int, world_size: int, store: str, cap_bytes: int, network: tuple
     return float("nan") if loss is None else loss
 
 
+def say(text: str) -> None:
+    """A line in one piece: several processes share the output."""
+    os.write(sys.stdout.fileno(), f"{text}\n".encode())
+
+
 def run(*arguments: Any) -> None:
     """One process."""
     try:
-        print(train(*arguments), flush=True)  # noqa: T201
+        say(str(train(*arguments)))
     except Exception as error:  # what torch raises differs by where the memory ends
         if "can't allocate memory" not in str(error):
             raise
-        print("out of memory", flush=True)  # noqa: T201
+        say("out of memory")
 
 
 def main(world_size: int, store: str, cap_bytes: int) -> None:
