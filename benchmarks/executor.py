@@ -29,9 +29,9 @@ from typing import Any
 
 import torch
 
-from benchmarks.pairs import on_two_ranks
+from benchmarks.ranks import on_ranks
 from benchmarks.report import Row, at_least, at_most, run
-from benchmarks.sides import Bare, Case, Ours, Theirs
+from benchmarks.sides import NUM_RANKS, Bare, Case, Ours, Theirs
 from planner.costs.compiled import compile_program
 from planner.costs.simulate import execute
 from planner.ir.program import Program
@@ -73,10 +73,10 @@ class Raced:
 
 def measure(quick: bool) -> list[Row]:
     """Rows of overhead, then of real work."""
-    overhead = on_two_ranks(lambda rank, transport: [race(case, transport, 30 if quick else 200) for case in OVERHEAD])
+    overhead = on_ranks(NUM_RANKS, lambda transport: [race(case, transport, 30 if quick else 200) for case in OVERHEAD])
     rows = [row for case, *found in zip(OVERHEAD, *overhead, strict=True) for row in overhead_rows(case, found)]
     cases = REAL[:-1] if quick else REAL
-    real = on_two_ranks(lambda rank, transport: [race(case, transport, 5 if quick else 40) for case in cases])
+    real = on_ranks(NUM_RANKS, lambda transport: [race(case, transport, 5 if quick else 40) for case in cases])
     for case, *found in zip(cases, *real, strict=True):
         rows += work_rows(case, found)
         rows += memory_rows(case)
@@ -119,7 +119,7 @@ def work_rows(case: Case, found: Sequence[Raced]) -> list[Row]:
 def memory_rows(case: Case) -> list[Row]:
     """Peak memory of both sides."""
     ours, theirs = (
-        max(on_two_ranks(lambda rank, transport, s=side: peak_bytes(s, case, transport)))
+        max(on_ranks(NUM_RANKS, lambda transport, s=side: peak_bytes(s, case, transport)))
         for side in ("halopipe", "torch")
     )
     return [

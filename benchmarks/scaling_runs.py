@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from benchmarks.layer_clock import LayerClock
-from benchmarks.scaling_ranks import on_ranks
+from benchmarks.ranks import on_ranks
 from planner.ir.plan import Decision
 from planner.ir.profile import ModelSource
 from profiler import capture, load_model

@@ -25,7 +25,7 @@ from functools import partial
 
 import torch
 
-from benchmarks.pairs import on_two_ranks
+from benchmarks.ranks import on_ranks
 from benchmarks.report import Row, at_least, at_most, run
 from benchmarks.spatial_sides import (
     Case,
@@ -75,7 +75,7 @@ def measure(only: str, quick: bool) -> list[Row]:
         if only in case.name:
             rows += shares(case, raced(case, 5 if quick else 60))
     if only in OVERHEAD:
-        rows += overheads(on_two_ranks(lambda rank, transport: race_small(transport, 200 if quick else 2000)))
+        rows += overheads(on_ranks(2, lambda transport: race_small(transport, 200 if quick else 2000)))
     return rows
 
 
@@ -103,7 +103,7 @@ def overheads(found: Sequence[Raced]) -> list[Row]:
 def raced(case: Case, steps: int) -> list[Raced]:
     """On both ranks."""
     captured = captured_case(case)
-    return on_two_ranks(lambda rank, transport: race(case, captured, transport, steps))
+    return on_ranks(2, lambda transport: race(case, captured, transport, steps))
 
 
 def race(case: Case, captured: CapturedModel, transport: Transport, steps: int) -> Raced:

@@ -169,7 +169,7 @@ def open_data(name: str, model: LoadedModel, global_batch: int, seed: int, *, sh
     if not name:
         return Example(_repeated(model, global_batch))
     form = Form(name, _float_dtype(model))
-    factory, shape = find_factory(name), tuple(model.inputs[0].shape)
+    factory, shape = find_factory(name), _input_shape(model)
 
     def make() -> Any:
         with form.told():
@@ -201,6 +201,11 @@ def drawing(*numbers: int) -> Iterator[None]:
         yield
 
 
+def _input_shape(model: LoadedModel) -> tuple[int, ...]:
+    """Of the example's first input; of clouds (samples, points, channels) of the features."""
+    return tuple((model.inputs[0] if model.clouds is None else model.clouds.named["features"]).shape)
+
+
 def _float_dtype(model: LoadedModel) -> torch.dtype:
     floats = [tensor.dtype for tensor in model.module.parameters() if tensor.is_floating_point()]
     return floats[0] if floats else torch.get_default_dtype()
@@ -210,6 +215,6 @@ def _repeated(model: LoadedModel, global_batch: int) -> Pair:
     rows = torch.arange(global_batch) % model.samples
     inputs, targets = (
         tuple(t[rows] if t.ndim and t.shape[0] == model.samples else t for t in tensors)
-        for tensors in (model.inputs, model.targets)
+        for tensors in model.fed
     )
     return inputs, targets

@@ -175,7 +175,7 @@ def _draws(model: LoadedModel) -> bool:
     devices = {parameter.device for parameter in model.module.parameters() if parameter.is_cuda}
     with torch.random.fork_rng(devices=devices):
         before = _random_state(devices)
-        model.loss(model.inputs, model.targets)
+        model.loss(*model.fed)
         after = _random_state(devices)
     for buffer, value in kept:
         buffer.copy_(value)

@@ -19,6 +19,7 @@ from torch import Tensor, fx
 from planner.ir.graph import INTERLEAVES_SAMPLES, MIXES_SAMPLES
 from profiler.example import example_of, is_alike
 from profiler.grouping import Group
+from profiler.kinds import OPAQUE, kind_of
 from profiler.source import LoadedModel
 from profiler.trace import Traced
 
@@ -34,8 +35,45 @@ def dependence(traced: Traced, found: tuple[Group, ...], model: LoadedModel) -> 
     """
     if not traced.is_polymorphic:
         return (MIXES_SAMPLES,) * len(found)
+    if model.clouds is not None:
+        with model.precision():
+            return _dependence_of_rows(traced, found, model)
     with model.precision():
         return _dependence(traced, found, model)
+
+
+def _dependence_of_rows(traced: Traced, found: tuple[Group, ...], model: LoadedModel) -> tuple[str, ...]:
+    """Of a sparse network, whose sites are no equal number of rows a sample: known kinds keep samples apart.
+
+    Of others those do whose first rows follow from the first rows that they read, sites or samples.
+    """
+    run = _Run(traced, model.samples, example_of(traced.inputs, model, model.samples))
+    run.keep()
+    for node in traced.module.graph.nodes:
+        if node.op != "output":
+            run.execute(node)
+    return tuple(
+        MIXES_SAMPLES if kind_of(group.main)[0] == OPAQUE and not _keeps_rows(group.main, run) else ""
+        for group in found
+    )
+
+
+def _keeps_rows(node: fx.Node, run: _Run) -> bool:
+    whole = run.values[node]
+    if not isinstance(whole, Tensor) or not whole.ndim or len(whole) < _PAIR or _is_random(node):
+        return False
+    rows = len(whole)
+
+    def first(argument: fx.Node) -> Any:
+        value = run.values[argument]
+        per_row = isinstance(value, Tensor) and value.ndim and len(value) == rows and argument.op != "get_attr"
+        return value[: rows // 2] if per_row else value
+
+    try:
+        part = node.target(*fx.map_arg(node.args, first), **fx.map_arg(node.kwargs, first))
+    except RuntimeError:
+        return False
+    return is_alike(part, whole[: rows // 2])
 
 
 def _dependence(traced: Traced, found: tuple[Group, ...], model: LoadedModel) -> tuple[str, ...]:
@@ -71,6 +109,10 @@ class _Run:
         self.given = traced.given(tensors, samples)
         self.values: dict[fx.Node, Any] = {}
         self.readers = {node: len(node.users) for node in traced.module.graph.nodes}
+
+    def keep(self) -> None:
+        """Let go of no value."""
+        self.readers = dict.fromkeys(self.readers, -1)
 
     def execute(self, node: fx.Node) -> None:
         if node.op == "placeholder":

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from cuda_ops.sparse.preparation import Preparation
 from planner.ir.errors import UnsupportedModelError
 from planner.ir.graph import MIXES_SAMPLES, SAMPLE, Attribute, Graph, Layer, TensorSpec, value_name
 from profiler.apart import dependence
@@ -22,6 +23,8 @@ from profiler.source import LoadedModel
 from profiler.trace import Traced, attribute, trace
 
 _NUM_DATA_INPUTS = {OPAQUE: 0, ELEMENTWISE: 0, "attention": 3}
+_MAPPED = frozenset({"sparse_conv", "sparse_pool"})
+"""Kinds whose work are pairs of a kernel map."""
 """Leading arguments that the kind's access relation takes for activations, where it is not one."""
 
 
@@ -44,6 +47,8 @@ class Captured:
             is.  All dims of the graph's inputs that bear the name have that extent; ``graph`` is for the example's.
         autocast: the dtype that operators run in where torch's autocast says so; None: no autocast.  Whoever runs
             ``graph_module``, or parts of it, does so under ``torch.autocast``; dtypes in ``graph`` are those of then.
+        preparation: of a sparse network, makes the graph's inputs, in their order, of a batch of clouds.
+        raw: the tensors of such a batch by name, for the example's samples; none for another network.
     """
 
     graph: Graph
@@ -54,6 +59,8 @@ class Captured:
     mixing: tuple[str, ...] = ()
     sizes: Mapping[str, tuple[str, int]] = field(default_factory=dict)
     autocast: torch.dtype | None = None
+    preparation: Preparation | None = None
+    raw: Mapping[str, TensorSpec] = field(default_factory=dict)
 
 
 def capture(model: LoadedModel, rules: Rules = NO_RULES) -> Captured:
@@ -78,7 +85,7 @@ def capture(model: LoadedModel, rules: Rules = NO_RULES) -> Captured:
     values = _value_names(traced, found, names)
     marks = {name: mark for name, mark in zip(names, dependence(traced, found, model), strict=True) if mark}
     return Captured(
-        _marked(_graph(traced, rules, found, names, values), marks),
+        _with_pairs(_marked(_graph(traced, rules, found, names, values), marks), model),
         traced.module,
         {node.name: name for group, name in zip(found, names, strict=True) for node in group.nodes},
         {value: node.name for node, value in values.items() if isinstance(node.meta.get("val"), Tensor)},
@@ -86,6 +93,8 @@ def capture(model: LoadedModel, rules: Rules = NO_RULES) -> Captured:
         tuple(name for name, mark in marks.items() if mark == MIXES_SAMPLES),
         traced.sizes,
         model.autocast,
+        None if model.clouds is None else model.clouds.preparation,
+        _raw(model),
     )
 
 
@@ -200,6 +209,36 @@ def _tensors(value: Any) -> tuple[Tensor, ...]:
 def _parameter_spec(value: Tensor) -> TensorSpec:
     dims = tuple(f"dim{dim}" for dim in range(value.ndim))
     return TensorSpec(dims, tuple(value.shape), str(value.dtype).removeprefix("torch."))
+
+
+def _with_pairs(graph: Graph, model: LoadedModel) -> Graph:
+    """``graph``, whose sparse layers know how many pairs of their maps the example has."""
+    if model.clouds is None:
+        return graph
+    tensors = model.tensors
+
+    def pairs(layer: Layer) -> Layer:
+        if layer.kind not in _MAPPED:
+            return layer
+        return dataclasses.replace(
+            layer, attributes={**layer.attributes, "pairs": int((tensors[layer.inputs[1]] >= 0).sum())}
+        )
+
+    return dataclasses.replace(graph, layers=tuple(map(pairs, graph.layers)))
+
+
+def _raw(model: LoadedModel) -> dict[str, TensorSpec]:
+    """The tensors that a batch of clouds has: samples, the points of each, and what a point has."""
+    if model.clouds is None:
+        return {}
+    found = {}
+    points = model.clouds.inputs[0].shape[1]
+    for name, tensor in model.clouds.named.items():
+        dims = [SAMPLE, *(f"dim{dim}" for dim in range(1, tensor.ndim))]
+        if tensor.ndim > 1 and tensor.shape[1] == points and name != "counts":
+            dims[1] = "points"
+        found[name] = TensorSpec(tuple(dims), tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."))
+    return found
 
 
 def _marked(graph: Graph, marks: Mapping[str, str]) -> Graph:

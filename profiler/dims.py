@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import count
 
 from torch import Tensor, fx
 
-from planner.ir.graph import SAMPLE, Attribute, TensorSpec
+from planner.ir.graph import SAMPLE, Attribute, TensorSpec, is_sites
 from profiler.kinds import kind_of
 from profiler.naming import operation
 from profiler.trace import Traced
@@ -42,7 +42,12 @@ def specify(value: Tensor, names: tuple[str, ...], traced: Traced) -> TensorSpec
     for dim, (name, size) in enumerate(zip(dims, sizes, strict=True)):
         if name not in _FIRM and size != name and (name in guessed or (size and size not in dims)):
             dims[dim] = size if size and size not in dims else f"dim{dim}"
-    return TensorSpec(tuple(dims), shape, str(value.dtype).removeprefix("torch."))
+    return TensorSpec(_of_sites(dims), shape, str(value.dtype).removeprefix("torch."))
+
+
+def _of_sites(dims: Sequence[str]) -> tuple[str, ...]:
+    """``dims``; beside sites lie channels."""
+    return (dims[0], "channel") if len(dims) == 2 and is_sites(dims[0]) else tuple(dims)
 
 
 def specify_input(node: fx.Node, traced: Traced) -> TensorSpec:
@@ -52,7 +57,7 @@ def specify_input(node: fx.Node, traced: Traced) -> TensorSpec:
     spec = specify(value, names or input_names(value), traced)
     places = {dim: name for name, found in traced.varying.items() for where, dim in found if where == tensor}
     dims = tuple(places.get(dim, f"dim{dim}" if name in traced.varying else name) for dim, name in enumerate(spec.dims))
-    return replace(spec, dims=dims)
+    return replace(spec, dims=_of_sites(dims))
 
 
 def _is_read_along_width(node: fx.Node) -> bool:
@@ -84,6 +89,8 @@ def output_names(
     """Names of the dims of a result, ``rank`` of them, of a layer of ``kind``."""
     if kind in _SPATIAL_KINDS:
         return spatial_names(rank)
+    if kind == "segment":
+        return (SAMPLE, "channel")[:rank]
     if kind == "attention" and rank == 4:
         return (SAMPLE, "head", "time", "feature")
     if kind in _SAME_AS_INPUT:

@@ -12,13 +12,21 @@ from profiler.source import LoadedModel
 
 def example_of(names: Iterable[str], model: LoadedModel, samples: int) -> dict[str, Tensor]:
     """Inputs and targets by name, for ``samples`` samples: the model's example, cut or repeated."""
-    result = {}
-    for name, tensor in zip(names, (*model.inputs, *model.targets), strict=True):
+    fed, count = fed_example(model, samples), len(model.fed[0])
+    inputs, targets = model.taken(fed[:count], fed[count:])
+    return dict(zip(names, (*inputs, *targets), strict=True))
+
+
+def fed_example(model: LoadedModel, samples: int) -> tuple[Tensor, ...]:
+    """The same as a step is given it: of a sparse network its clouds."""
+    inputs, targets = model.fed
+    result = []
+    for tensor in (*inputs, *targets):
         if tensor.ndim and tensor.shape[0] == model.samples:
             repeats = -(-samples // model.samples)
             tensor = (torch.cat([tensor] * repeats) if repeats > 1 else tensor)[:samples]
-        result[name] = tensor
-    return result
+        result.append(tensor)
+    return tuple(result)
 
 
 def is_alike(a: Tensor, b: Tensor) -> bool:

@@ -104,7 +104,7 @@ def _is_mean_over_all(arguments: Arguments) -> bool:
     return arguments.get("reduction", 1) != 0 and not arguments.get("dim")
 
 
-_OF_ANY_SIZE = frozenset({ELEMENTWISE, LOSS, RESHAPE, "slice", "upsample"})
+_OF_ANY_SIZE = frozenset({ELEMENTWISE, LOSS, RESHAPE, "slice", "upsample", "segment_expand"})
 """Kinds whose attributes hold for every size that an operator may be given."""
 
 _POOLS_OF_ALL_SPACE = frozenset(["mean", *(f"adaptive_avg_pool{space}d" for space in (1, 2, 3))])
@@ -141,6 +141,12 @@ _RULES: Mapping[str, tuple[str, Rule]] = {
     "softmax": ("softmax", attributes.dim),
     "log_softmax": ("softmax", attributes.dim),
     "linear": ("linear", attributes.nothing),
+    "sparse_conv": ("sparse_conv", attributes.nothing),
+    "sparse_sum_pool": ("sparse_pool", attributes.nothing),
+    "sparse_max_pool": ("sparse_pool", attributes.nothing),
+    "segment_sum": ("segment", attributes.nothing),
+    "segment_max": ("segment", attributes.nothing),
+    "segment_expand": ("segment_expand", attributes.nothing),
     "scaled_dot_product_attention": ("attention", attributes.nothing),
     "embedding": ("embedding", attributes.embedding),
     "lstm": ("lstm", attributes.recurrence),

@@ -7,21 +7,31 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
 from planner.ir.errors import UnsupportedModelError, UsageError
 from planner.ir.graph import Graph
-from planner.ir.profile import Measurement, ModelSource, Optimizer, ParameterCost, PartShape
-from profiler.apart import example_of
+from planner.ir.profile import (
+    Measurement,
+    ModelSource,
+    Optimizer,
+    ParameterCost,
+    PartShape,
+    PreparationCost,
+    SiteHalo,
+)
 from profiler.backends import back_end_keys
 from profiler.capture import Captured, capture
 from profiler.child import Report
 from profiler.counter import Counter, ProfileProgress
+from profiler.example import example_of, fed_example
 from profiler.footprint import footprints
 from profiler.kinds import Rules
+from profiler.model import CloudExample
 from profiler.parts import measure_round, rounds, whole_values
+from profiler.preparations import preparation_costs, site_halos
 from profiler.quiet import RunDelay, canary_s
 from profiler.source import LoadedModel, load_model
 from profiler.timing import QUICK, Effort, time_layers
@@ -62,6 +72,8 @@ class ModelCosts:
     canary_after_s: float
     run_delay: float
     parts: tuple[Measurement, ...] = ()
+    preparations: tuple[PreparationCost, ...] = ()
+    site_halos: tuple[SiteHalo, ...] = ()
 
 
 def measure_model(report: Report, job: Job) -> ModelCosts:
@@ -96,9 +108,19 @@ def measure_model(report: Report, job: Job) -> ModelCosts:
         raise UnsupportedModelError("the model runs at no number of samples", failures)
     parts = _measure_parts(captured, model, shapes, measurements, _of_parts(job), counter)
     costs = parameter_costs(captured, job.optimizer, effort.min_runs)
-    return ModelCosts(
+    found = ModelCosts(
         captured.graph, tuple(measurements), costs, iterations, before_s, canary_s(), delay.share(), parts
     )
+    return found if model.clouds is None else _with_preparations(found, model, model.clouds)
+
+
+def _with_preparations(costs: ModelCosts, model: LoadedModel, example: CloudExample) -> ModelCosts:
+    """With what the host prepares of the clouds, at the sizes at which the model runs."""
+    sizes = tuple(sorted({one.samples for one in costs.measurements}))
+    raw = {samples: fed_example(model, samples) for samples in sizes}
+    preparations = [cost for samples in sizes for cost in preparation_costs(example, raw[samples], samples)]
+    halos = [halo for samples in sizes for halo in site_halos(costs.graph, example, raw[samples], samples)]
+    return replace(costs, preparations=tuple(preparations), site_halos=tuple(halos))
 
 
 def _sizes(captured: Captured, wanted: tuple[int, ...]) -> tuple[int, ...]:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
+
+from cuda_ops.sparse.preparation import Preparation
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +41,7 @@ class LoadedModel:
         varying: the places, (tensor, dim), of each size that varies from batch to batch, by name.
         autocast: the dtype that operators run in where torch's autocast says so; None: no autocast.
         elementwise: operators (``mylib::op``) of which the user says that they treat every element by itself.
+        clouds: of a sparse network, how ``inputs`` and ``targets`` are made of batches of clouds.
     """
 
     module: nn.Module
@@ -48,9 +51,14 @@ class LoadedModel:
     varying: Mapping[str, tuple[tuple[str, int], ...]] = field(default_factory=dict)
     autocast: torch.dtype | None = None
     elementwise: frozenset[str] = frozenset()
+    clouds: CloudExample | None = None
 
     def loss(self, inputs: tuple[Tensor, ...], targets: tuple[Tensor, ...]) -> Tensor:
-        """The loss of a batch, under autocast if that is asked for."""
+        """The loss of a batch as a step is given it, under autocast if that is asked for."""
+        return self.loss_of_taken(*self.taken(inputs, targets))
+
+    def loss_of_taken(self, inputs: tuple[Tensor, ...], targets: tuple[Tensor, ...]) -> Tensor:
+        """The same of what :meth:`taken` made of it."""
         with self.precision():
             return self.loss_fn(self.module(*inputs), targets)
 
@@ -65,6 +73,17 @@ class LoadedModel:
         return dict(zip(names, (*self.inputs, *self.targets), strict=True))
 
     @property
+    def fed(self) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+        """The example as a step is given it, inputs and targets: samples first."""
+        return (self.inputs, self.targets) if self.clouds is None else (self.clouds.inputs, self.clouds.targets)
+
+    def taken(
+        self, inputs: tuple[Tensor, ...], targets: tuple[Tensor, ...]
+    ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+        """What ``module`` and ``loss_fn`` take, of a batch as a step is given it."""
+        return (inputs, targets) if self.clouds is None else self.clouds.prepared(inputs, targets)
+
+    @property
     def extents(self) -> dict[str, int]:
         """The example's extent of each size that varies."""
         return {name: self.tensors[places[0][0]].shape[places[0][1]] for name, places in self.varying.items()}
@@ -73,6 +92,50 @@ class LoadedModel:
     def samples(self) -> int:
         """Number of samples of the example."""
         return self.inputs[0].shape[0] if self.inputs[0].ndim else 1
+
+
+@dataclass(frozen=True, slots=True)
+class CloudExample:
+    """The example of a sparse network as its user's batches are.
+
+    Attributes:
+        preparation: makes of them what the network is given.
+        inputs: coordinates, features and counts, samples first, padded to the largest cloud.
+        targets: samples first; (samples, points, ...) where there is one a site.
+    """
+
+    preparation: Preparation
+    inputs: tuple[Tensor, ...]
+    targets: tuple[Tensor, ...]
+
+    def prepared(
+        self, inputs: tuple[Tensor, ...], targets: tuple[Tensor, ...]
+    ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+        """Inputs and targets of the network, for a batch of clouds."""
+        tensors = tuple(self.preparation.clouds((*inputs, *targets)).tensors().values())
+        return tensors[: self.preparation.num_inputs], tensors[self.preparation.num_inputs :]
+
+    def to(self, dtype: torch.dtype) -> CloudExample:
+        """With features, and targets that are no integers, of ``dtype``."""
+        inputs, targets = (
+            tuple(tensor.to(dtype) if tensor.is_floating_point() else tensor for tensor in tensors)
+            for tensors in (self.inputs, self.targets)
+        )
+        return replace(self, inputs=inputs, targets=targets)
+
+    @property
+    def without_samples(self) -> frozenset[str]:
+        """The graph's inputs whose first dim is not the samples, whatever its extent."""
+        preparation = self.preparation
+        names = graph_inputs(preparation.num_inputs, len(preparation.per_site))
+        kinds = ("neighbours_", "reverse_", "features")
+        return frozenset(name for name, own in zip(names, preparation.names, strict=True) if own.startswith(kinds))
+
+    @property
+    def named(self) -> dict[str, Tensor]:
+        """Inputs and targets by name."""
+        names = ("coordinates", "features", "counts", *graph_inputs(0, len(self.targets)))
+        return dict(zip(names, (*self.inputs, *self.targets), strict=True))
 
 
 def graph_inputs(num_inputs: int, num_targets: int) -> tuple[str, ...]:

@@ -71,7 +71,7 @@ def _module_loss(model: LoadedModel, tensors: Mapping[str, Tensor]) -> Tensor:
     values = tuple(tensors.values())
     with torch.random.fork_rng(devices=[]), _kept_buffers(model):
         torch.manual_seed(0)
-        return model.loss(values[: len(model.inputs)], values[len(model.inputs) :])
+        return model.loss_of_taken(values[: len(model.inputs)], values[len(model.inputs) :])
 
 
 def _graph_loss(traced: Traced, model: LoadedModel, tensors: Mapping[str, Tensor], samples: int) -> Tensor:

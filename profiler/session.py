@@ -69,6 +69,8 @@ def profile(
         parameters={device.processor: costs.parameters},
         provenance=_provenance(costs),
         parts={device.processor: costs.parts} if costs.parts else {},
+        preparations={device.processor: costs.preparations} if costs.preparations else {},
+        site_halos=costs.site_halos,
     )
 
 

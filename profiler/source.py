@@ -10,6 +10,9 @@ MODEL is ``pkg.mod:factory`` or ``path/file.py:factory``.  A factory is called w
 with ``inputs`` and ``targets`` a tensor or a tuple of tensors, samples first, and ``output = module(*inputs)``.
 ``loss_fn(output, targets)`` is a mean over samples; without one it is :func:`mean_of_squares`.
 
+A sparse network takes one ``SparseTensor`` of coordinates and features; its targets are one a sample, or one a point in
+the order in which the points were given.  What varies in it is known.
+
 ``varying`` says which other sizes than the number of samples differ from batch to batch (the length of sequences, the
 number of points, the height and width of images), and where they are:
 
@@ -36,6 +39,7 @@ from torch import Tensor, nn
 
 from planner.ir.errors import FactoryError
 from planner.ir.profile import ModelSource
+from profiler.clouds import is_clouds, load_clouds
 from profiler.factory import find_factory
 from profiler.model import LoadedModel, Loss, graph_inputs, mean_of_squares
 from profiler.varying import parse_varying
@@ -66,6 +70,7 @@ def load_model(source: ModelSource, seed: int = 0) -> LoadedModel:
         model,
         inputs=_cast(model.inputs, dtype),
         targets=_cast(model.targets, dtype),
+        clouds=model.clouds and model.clouds.to(dtype),
         varying=parse_varying(source.factory, varying, model.tensors),
         autocast=autocast,
         elementwise=frozenset(source.elementwise),
@@ -152,6 +157,11 @@ def _parts(source: ModelSource, result: Any, shaped: bool) -> tuple[LoadedModel,
                     f"{source.factory} returned a module and no example inputs", remedies=["give --input 8,3,64,64"]
                 )
             return LoadedModel(module, (torch.randn(source.input_shape),), (), default), varying
+        case (nn.Module() as module, inputs) if is_clouds(inputs):
+            return load_clouds(source.factory, module, inputs, (), default)
+        case (nn.Module() as module, (inputs, targets), loss_fn) if callable(loss_fn) and is_clouds(inputs):
+            loss = Loss(loss_fn, unpacked=isinstance(targets, Tensor))
+            return load_clouds(source.factory, module, inputs, _tensors(source, "targets", targets), loss)
         case (nn.Module() as module, inputs):
             found = LoadedModel(module, _tensors(source, "inputs", inputs), (), default)
         case (nn.Module() as module, (inputs, targets), loss_fn, *rest) if callable(loss_fn) and len(rest) <= 1:

@@ -94,11 +94,13 @@ def trace(model: LoadedModel) -> Traced:
     tensors = tuple(_repeated(tensor, model.samples, samples) for tensor in (*model.inputs, *model.targets))
     wrapper = _WithLoss(model).train(model.module.training)
     varying = _varying(model)
+    whole = frozenset() if model.clouds is None else model.clouds.without_samples
+    names = graph_inputs(len(model.inputs), len(model.targets))
     try:
         dim = torch.export.Dim("samples")
         shapes = tuple(
-            {**({0: dim} if tensor.ndim and tensor.shape[0] == samples else {}), **dims}
-            for tensor, dims in zip(tensors, varying, strict=True)
+            {**({0: dim} if tensor.ndim and tensor.shape[0] == samples and name not in whole else {}), **dims}
+            for name, tensor, dims in zip(names, tensors, varying, strict=True)
         )
         return _clean(model, _export(model, wrapper, tensors, (shapes,)), samples)
     except (*_REFUSALS, FixedSamplesError):

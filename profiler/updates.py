@@ -66,7 +66,10 @@ def parameter_costs(captured: Captured, optimizer: Optimizer, num_runs: int) -> 
 def iteration_s(
     model: LoadedModel, inputs: tuple[Tensor, ...], targets: tuple[Tensor, ...], optimizer: Optimizer, num_runs: int
 ) -> float:
-    """Thread CPU time of a whole step on the user's own module: forward, backward, update."""
+    """Thread CPU time of a whole step on the user's own module: forward, backward, update.
+
+    ``inputs`` and ``targets`` are what the module and its loss take (:meth:`LoadedModel.taken`).
+    """
     parameters = [parameter for parameter in model.module.parameters() if parameter.requires_grad]
     update = still_optimizer(optimizer, parameters) if parameters else None
     times = []
@@ -74,7 +77,7 @@ def iteration_s(
         gc.collect()
         gc.disable()
         start_s = time.thread_time()
-        model.loss(inputs, targets).backward()
+        model.loss_of_taken(inputs, targets).backward()
         if update is not None:
             update.step()
             update.zero_grad(set_to_none=True)

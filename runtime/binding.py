@@ -23,6 +23,8 @@ from planner.passes.versions import updates_of
 from runtime.batch import Batch, Shapes, part_in
 from runtime.plumbing import Plumbing
 from runtime.resident import Feed, Resident, Share
+from runtime.sites.batch import PreparedBatch, site_speeds
+from runtime.sites.share import SiteShare, boundaries_of_sites
 from runtime.stages.captured import CapturedModel
 from runtime.stages.cut import NUM_SAMPLES
 from runtime.stages.manner import Portion
@@ -43,12 +45,14 @@ class Binding:
         program: with the messages of these sizes; actions of micro-batches without rows are left out.
         plumbing: this rank's messages.
         residents: the stages of this rank, with their shares.
+        is_kept: whether another batch of the same sizes gets it as well.
     """
 
     rows: tuple[int, ...]
     program: Program
     plumbing: Plumbing
     residents: Mapping[int, Resident]
+    is_kept: bool = True
 
 
 class Binder:
@@ -99,6 +103,8 @@ class Binder:
         Raises:
             UnsupportedModelError: the model cannot be run with so many samples.
         """
+        if isinstance(batch, PreparedBatch):
+            return self._bound_to_sites(residents, batch)
         varying = enumerate(batch.rows) if self._sizes else ()
         key = (batch.rows, tuple(self._varying(batch.shapes(m)) if rows else () for m, rows in varying))
         found = self._found.get(key)
@@ -132,6 +138,39 @@ class Binder:
                 for stage, resident in residents.items()
             },
         )
+
+    def _bound_to_sites(self, residents: Mapping[int, Resident], batch: PreparedBatch) -> Binding:
+        """Of clouds: no two batches have the same sites."""
+        shares = {
+            (stage, m): self._site_share(stage, batch, m)
+            for stage, each in enumerate(self._decision.stages)
+            for m, rows in enumerate(batch.rows)
+            if rows and len(each.ranks) > 1
+        }
+        boundaries = [
+            boundaries_of_sites(self._decision, batch, m, shares) if count else self._boundaries
+            for m, count in enumerate(batch.rows)
+        ]
+        program = self._program(batch.rows, boundaries)
+        return Binding(
+            batch.rows,
+            program,
+            Plumbing(boundaries, program, batch.rows, self._rank),
+            {
+                stage: self._shared(
+                    stage, resident, batch, {m: share for (s, m), share in shares.items() if s == stage}
+                )
+                for stage, resident in residents.items()
+            },
+            is_kept=False,
+        )
+
+    def _site_share(self, stage: int, batch: PreparedBatch, m: int) -> SiteShare:
+        """This rank's, or of a stage that it has no part in the first rank's, whose cut points are asked for."""
+        ranks = self._decision.stages[stage].ranks
+        position = ranks.index(self._rank) if self._rank in ranks else 0
+        samples = self._decision.layout_of(stage).samples(batch.rows[m])
+        return SiteShare.of(batch, m, site_speeds(self._decision, stage), position, samples)
 
     def _division(self, boundaries: Boundaries, stage: int, rows: int, sizes: tuple[int, ...]) -> Division:
         key = (id(boundaries), stage, rows, sizes)
@@ -187,7 +226,9 @@ class Binder:
             )
         )
 
-    def _shared(self, stage: int, resident: Resident, batch: Batch) -> Resident:
+    def _shared(
+        self, stage: int, resident: Resident, batch: Batch, sites: Mapping[int, SiteShare] | None = None
+    ) -> Resident:
         layout, position = self._decision.layout_of(stage), resident.ranks.index(self._rank)
         counts = [layout.samples(samples) for samples in batch.rows]
         self._require_possible(stage, {count[position] for count, rows in zip(counts, batch.rows, strict=True) if rows})
@@ -197,8 +238,16 @@ class Binder:
         for m, count in enumerate(counts):
             start = sum(count[:position])
             sizes = self._sizes_of(resident.program.sizes, batch.shapes(m)) if batch.rows[m] else ()
-            shares.append(Share(Portion(m, count[position], start, batch.rows[m], sizes), count[position] * weights[m]))
-            feeds.append({name: partial(_feed, name=name, m=m, start=start, count=count[position]) for name in names})
+            share = (sites or {}).get(m)
+            if share is not None:
+                sizes = tuple(share.sizes[word] for word in resident.program.sizes)
+            portion = Portion(m, count[position], start, batch.rows[m], sizes, sites=share)
+            shares.append(Share(portion, count[position] * weights[m]))
+            feeds.append(
+                {name: partial(_feed, name=name, m=m, start=start, count=count[position]) for name in names}
+                if share is None
+                else {name: partial(_feed_of_sites, name=name, share=share) for name in names}
+            )
         return replace(resident, shares=tuple(shares), feeds=tuple(feeds))
 
     def _divided_shares(
@@ -243,6 +292,10 @@ class Binder:
                 [f"stage {stage} would run it with {', '.join(map(str, sorted(counts)))}"],
                 remedies=[f"plan with micro-batches of {self._graph.samples} and one rank a stage"],
             )
+
+
+def _feed_of_sites(batch: Batch, name: str, share: SiteShare) -> Tensor:
+    return share.tensor(name)
 
 
 def _feed(batch: Batch, name: str, m: int, start: int, count: int) -> Tensor:

@@ -23,6 +23,7 @@ from runtime.decomposition.groups import groups_in
 from runtime.decomposition.later import Later
 from runtime.decomposition.parameters import Parts, groups_of_parameters, parts_of, sliced
 from runtime.resident import Resident
+from runtime.sites.rules import SharedSites, require_shareable
 from runtime.stages.buffers import refuse_drifting_buffers
 from runtime.stages.captured import CapturedModel as CapturedModel
 from runtime.stages.captured import captured_model as captured_model
@@ -119,9 +120,9 @@ class Builder:
         graph, decision, transport = self._model.graph, self._decision, self._transport
         ranks = tuple(sorted(decision.stages[stage].ranks))
         add = partial(transport.all_reduce, ranks=ranks, deadline_s=self._deadline_s)
-        divided, manner = self._divided(stage), self._manner(stage)
+        divided, manner, sites = self._divided(stage), self._manner(stage), self._sites(stage)
         parts = {} if divided is None else parts_of(self._model, decision, stage, transport.rank)
-        functions = self._functions(stage, ranks, parts, manner, divided)
+        functions = self._functions(stage, ranks, parts, manner, divided, sites)
         function = functions.training
         received = tuple(name for name in function.inputs if name not in graph.inputs)
         self._check_received(stage, received)
@@ -141,7 +142,7 @@ class Builder:
         if divided is not None and isinstance(updates.reduction, GradientBuckets):
             divided.later.added, updates.reduction.put_off = updates.reduction.note, divided.later.targets
         return Resident(
-            self._program(functions, manner, frozenset(received), loss, updates, divided),
+            self._program(functions, manner, frozenset(received), loss, updates, divided or sites),
             ranks,
             (),
             received,
@@ -154,7 +155,13 @@ class Builder:
         )
 
     def _functions(
-        self, stage: int, ranks: tuple[int, ...], parts: Parts, manner: Manner, divided: DividedStage | None
+        self,
+        stage: int,
+        ranks: tuple[int, ...],
+        parts: Parts,
+        manner: Manner,
+        divided: DividedStage | None,
+        sites: SharedSites | None,
     ) -> StageFunctions:
         collectives = self._collectives.get(stage)
         talks = self._transport if collectives is None else collectives
@@ -167,6 +174,7 @@ class Builder:
             self._draws.rule(self._draw, len(ranks), self._places(divided)),
             halves=bool(manner.split) and self._compiler is None,
             divided=divided,
+            sites=sites,
         )
         if self._compiler is not None:
             refuse_draws(stage, self._decision.layers_of(stage), self._draws.layers)
@@ -194,6 +202,21 @@ class Builder:
             wire = CollectiveWire(collectives, ranks, self._deadline_s)
         return DividedStage(self._model, self._decision.layers_of(stage), wire, Later())
 
+    def _sites(self, stage: int) -> SharedSites | None:
+        """How a stage of several ranks shares out the sites of a sparse network."""
+        ranks = self._decision.stages[stage].ranks
+        if self._model.prepared is None or len(ranks) == 1:
+            return None
+        require_shareable(self._model.graph, frozenset(self._decision.layers_of(stage)), stage)
+        if self._compiler is not None:
+            raise UnsupportedModelError(
+                f"stage {stage} shares out sites, which is not compiled", [], ["run without --compile"]
+            )
+        return SharedSites(
+            {node: value for value, node in self._model.node_of_value.items()},
+            Wire(self._transport, ranks, self._deadline_s),
+        )
+
     def _manner(self, stage: int) -> Manner:
         actions = [action for action in self._row if action.stage == stage]
         return Manner.of(actions, self._decision.stages[stage].recompute, self._model.autocast)
@@ -205,7 +228,7 @@ class Builder:
         received: frozenset[str],
         loss: str | None,
         updates: Updates,
-        divided: DividedStage | None,
+        divided: DividedStage | SharedSites | None,
     ) -> StageProgram:
         return StageProgram(
             functions.training,

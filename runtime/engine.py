@@ -28,6 +28,7 @@ from runtime.decomposition.gathering import gathered, gathered_gradients
 from runtime.executor import Executor, Ran, Surroundings
 from runtime.jobs.activity import Activity
 from runtime.pieces import Piece
+from runtime.sites.batch import Preparing
 from runtime.stages.captured import CapturedModel
 from runtime.stages.shapes import graph_at, varying_dims, without_data
 from runtime.training_state import load_rank_state, named_parts, named_state, rank_state, speakers
@@ -46,7 +47,7 @@ class StepResult:
 
     Attributes:
         loss: of the whole global batch; None on ranks that do not make it.
-        step_s: from the common start to this rank's end.
+        step_s: from the common start to this rank's end; of clouds with the time of finding their sites before.
         spans: when each action ran, in order.
         thread_s: this thread's processor time in each of them.
         gradient_norm: of all gradients before they were clipped; None where they are not, or not yet.
@@ -70,12 +71,14 @@ class Evaluation:
         num_samples: of the whole batch.
         outputs: what the loss is computed from, this rank's part, by micro-batch and name of the value: where it lies
             in the micro-batch, and the tensor.
+        batch: what was evaluated on, as the graph's inputs.
         step_s, spans: as of a :class:`StepResult`.
     """
 
     loss: float | None
     num_samples: int
     outputs: Mapping[int, Mapping[str, Piece]]
+    batch: Batch
     step_s: float = 0.0
     spans: tuple[Span, ...] = ()
 
@@ -156,10 +159,11 @@ class Engine:
         self._state = named_state(self._residents, model, module)
         self._parts = named_parts(self._residents, self._state)
         self._speaks = speakers(model, decision)
-        self._inputs = InputSpecs(model.graph.inputs, model.graph.samples, varying_dims(model))
+        self._inputs = InputSpecs(model.fed, model.graph.samples, varying_dims(model))
         # Shapes that are not the capture's are found on a copy without parameters.
-        reshape = partial(graph_at, without_data(model)) if model.sizes else None
+        reshape = partial(graph_at, without_data(model)) if model.sizes and model.prepared is None else None
         self._binder = Binder(decision, model, boundaries, program, transport.rank, reshape)
+        self._preparing = Preparing.of(decision, model)
         self._binder.require_possible(self._residents)
         self._around = Surroundings(
             transport,
@@ -211,7 +215,7 @@ class Engine:
         rates = tuple(
             chain.from_iterable(r.optimizer.learning_rates() for r in self._residents.values() if r.optimizer)
         )
-        binding = self._binder.bind(self._residents, batch)
+        batch, binding, ahead_s = self._bound(batch)
         executor = self._executor(binding, evaluates=False)
         self._finishing.begin()
         self._norm = None
@@ -219,7 +223,7 @@ class Engine:
         loss = self._loss(binding)
         self._step += 1
         self._activity.num_done, self._activity.loss, self._activity.step_s = self._step, loss, step_s
-        return StepResult(loss, step_s, ran.spans, ran.thread_s, self._norm, rates)
+        return StepResult(loss, ahead_s + step_s, ran.spans, ran.thread_s, self._norm, rates)
 
     def evaluate(self, inputs: tuple[Tensor, ...], targets: tuple[Tensor, ...]) -> Evaluation:
         """Forward passes in evaluation mode (running statistics, nothing dropped); nothing is changed by them."""
@@ -227,10 +231,10 @@ class Engine:
 
     def evaluate_on(self, batch: Batch) -> Evaluation:
         """As :meth:`evaluate`, on any batch."""
-        binding = self._binder.bind(self._residents, batch)
+        batch, binding, ahead_s = self._bound(batch)
         executor = self._executor(binding, evaluates=True)
         ran, step_s = self._run(executor, batch)
-        return Evaluation(self._loss(binding), sum(batch.rows), dict(executor.outputs), step_s, ran.spans)
+        return Evaluation(self._loss(binding), sum(batch.rows), dict(executor.outputs), batch, step_s, ran.spans)
 
     def state_dict(self) -> dict[str, Tensor]:
         """Parameters and buffers of this rank's stages, by the user's own names; tied ones under each name.
@@ -297,7 +301,18 @@ class Engine:
         self._turn += 1
         return ran, step_s
 
+    def _bound(self, batch: Batch) -> tuple[Batch, Binding, float]:
+        """The batch as the graph's inputs, the plan bound to it, and the seconds of finding the sites of clouds."""
+        if self._preparing is None:
+            return batch, self._binder.bind(self._residents, batch), 0.0
+        start = time.perf_counter()
+        batch = self._preparing.batch(batch)
+        binding = self._binder.bind(self._residents, batch)
+        return batch, binding, time.perf_counter() - start
+
     def _executor(self, binding: Binding, *, evaluates: bool) -> Executor:
+        if not binding.is_kept:
+            self._executors.clear()
         key = (binding, evaluates)
         if key not in self._executors:
             if len(self._executors) >= _MOST_KEPT:

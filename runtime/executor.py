@@ -19,6 +19,7 @@ from torch import Tensor
 from planner.ir.errors import HalopipeError
 from planner.ir.schedule import MESSAGE, Action, Op
 from planner.ir.timeline import Span
+from runtime.ahead import Ahead
 from runtime.batch import Batch
 from runtime.binding import Binding
 from runtime.context import Context
@@ -101,6 +102,7 @@ class Executor:
         self._last, self._final = _last_gradients(row, binding.program.ranks), _last_updates(row)
         self._tasks = self._made(row)
         self._batch: Batch | None = None
+        self._ahead = Ahead(beside=around.device.type != "cpu")
         self._step = 0
         self.outputs: dict[int, dict[str, Piece]] = {}
 
@@ -120,6 +122,7 @@ class Executor:
         activity.begin(START)
         activity.step, activity.deadline_s = step, self._around.deadline_s
         self._step, self._batch = step, batch
+        self._ahead.forget()
         self.outputs.clear()
         for resident in self._residents.values():
             resident.program.reset(step) if self._evaluates else resident.reset(step)
@@ -171,7 +174,7 @@ class Executor:
         stage, microbatch, plumbing = action.stage, _microbatch(action), self._plumbing
         resident = self._residents[stage]
         pieces = self._post.take(FORWARD, stage, microbatch)
-        values = resident.feed(self._batch, microbatch)
+        values = self._ahead.take(stage, microbatch) or resident.feed(self._batch, microbatch)
         if self._around.device.type != "cpu":
             values = {name: part.to(self._around.device, non_blocking=True) for name, part in values.items()}
         for value in resident.received:
@@ -185,6 +188,10 @@ class Executor:
             outputs = resident.forward(microbatch, values, action.version)
         for edge in self._program.stages.out_of(stage):
             self._post.hand_out(FORWARD, (stage, edge.dst, microbatch), outputs)
+
+    def _prepare(self, action: Action) -> None:
+        stage, microbatch = action.stage, _microbatch(action)
+        self._ahead.make(stage, microbatch, partial(self._residents[stage].feed, self._batch, microbatch))
 
     def _judged(self, stage: int, microbatch: int, outputs: Mapping[str, Tensor]) -> dict[str, Piece]:
         """What the loss is computed from, and where it lies; of copies on several ranks, those of the first."""
@@ -245,6 +252,7 @@ class Executor:
             Op.BACKWARD_WEIGHT: self._backward_weight,
             Op.REDUCE_GRAD: self._reduce,
             Op.UPDATE: self._update,
+            Op.PREPARE: self._prepare,
         }
         first = next(filter(_ends_step, row), None)
 

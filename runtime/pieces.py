@@ -10,6 +10,12 @@ from planner.ir.box import Box, volume
 
 CPU = torch.device("cpu")
 
+Cut = tuple[int, int, int]
+"""(dim, start, length): arguments of ``Tensor.narrow``."""
+
+Cuts = tuple[Cut, ...]
+"""Of the dims along which a part is not all of a tensor."""
+
 Piece = tuple[Box, torch.Tensor]
 """Where a tensor lies, in the coordinates of its micro-batch, and the tensor."""
 
@@ -17,6 +23,22 @@ Piece = tuple[Box, torch.Tensor]
 def slices(box: Box, origin: Box) -> tuple[slice, ...]:
     """``box`` as an index into a tensor that covers ``origin``."""
     return tuple(slice(a.start - o.start, a.stop - o.start) for a, o in zip(box, origin, strict=True))
+
+
+def cuts_of(box: Box, origin: Box) -> Cuts:
+    """Where ``box`` lies in a tensor that covers ``origin``: the dims along which it is not all of it."""
+    return tuple(
+        (dim, part.start - whole.start, len(part))
+        for dim, (part, whole) in enumerate(zip(box, origin, strict=True))
+        if part != whole
+    )
+
+
+def narrowed(tensor: torch.Tensor, cuts: Cuts) -> torch.Tensor:
+    """A view of ``tensor``; itself where nothing is cut."""
+    for cut in cuts:
+        tensor = tensor.narrow(*cut)
+    return tensor
 
 
 def assemble(pieces: Sequence[Piece], box: Box, dtype: torch.dtype, device: torch.device = CPU) -> torch.Tensor:

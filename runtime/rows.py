@@ -53,13 +53,13 @@ class Rows:
 
     Args:
         ranks: this one among them; the table is in their order.
-        key: of rows of an even number of numbers, the next one is of the others; see ``Transport.start_exchange``.  Of
-            either sort all must be equally long, else they have none.
+        key: even; of the first kind of rows (so many numbers of a dtype) that comes along, the next one of the second;
+            others have none.  See ``Transport.start_exchange``.
     """
 
     def __init__(self, transport: Transport, ranks: tuple[int, ...], deadline_s: float, key: int | None = None) -> None:
         self._transport, self._deadline_s, self._key = transport, deadline_s, key
-        self._usual: dict[int, int] = {}
+        self._kinds: dict[tuple[int, torch.dtype], int] = {}
         self._num_ranks, self._index = len(ranks), ranks.index(transport.rank)
         self._others = tuple((at, rank) for at, rank in enumerate(ranks) if rank != transport.rank)
 
@@ -74,14 +74,9 @@ class Rows:
             return Told(table)
         sent = {rank: own for _, rank in self._others}
         received = {rank: rows[at] for at, rank in self._others}
-        is_usual = self._usual.setdefault(count % 2, count) == count
-        key = self._key | count % 2 if self._key is not None and is_usual else None
+        number = self._kinds.setdefault((count, dtype), len(self._kinds))
+        key = self._key | number if self._key is not None and number < 2 else None
         return Told(table, self._transport.start_exchange(sent, received, self._deadline_s, key))
-
-
-def alone(parts: Sequence[Tensor], dtype: torch.dtype) -> Table:
-    """A group of one rank."""
-    return Told(torch.cat(tuple(parts)).to(dtype).unsqueeze(0))
 
 
 def summing(reduce: Callable[[Tensor], None], size: int, index: int) -> Tell:

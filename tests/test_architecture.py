@@ -36,14 +36,15 @@ def floor(ours: str = "", third_party: str = "") -> Floor:
 
 
 PLANNER = "planner.ir planner.layers planner.schedules planner.passes"
-WITH_TORCH = "planner.ir planner.layers cuda_ops"
-DEPENDENCIES = "jinja2 matplotlib numpy pandas psutil pydantic rich sklearn torch typer"
+WITH_TORCH = "planner.ir planner.layers planner.sites cuda_ops"
+DEPENDENCIES = "jinja2 laspy matplotlib numpy pandas psutil pydantic rich sklearn torch typer"
 # The architecture's table. The longest name here that a module's own begins with is its floor.
 FLOORS = {
     "planner.ir": floor(),
     "planner.ir.codec": floor("planner.ir", "pydantic"),
-    "cuda_ops": floor("", "numpy spconv torch torchsparse triton"),
+    "cuda_ops": floor("", "MinkowskiEngine numpy spconv torch torchsparse triton"),
     "planner.layers": floor("planner.ir"),
+    "planner.sites": floor("planner.ir", "numpy"),
     "planner.schedules": floor("planner.ir"),
     "planner.passes": floor("planner.ir planner.layers"),
     "planner.costs": floor(PLANNER, "numpy scipy"),
@@ -57,11 +58,11 @@ FLOORS = {
     "planner.export": floor(f"{PLANNER} planner.costs planner.solvers planner.formats planner.peers", "pandas"),
     "planner": floor("planner"),
     "profiler": floor(WITH_TORCH, "pandas psutil sympy torch"),
-    "profiler.models": floor("", "torch"),
+    "profiler.models": floor("cuda_ops", "torch"),
     "runtime": floor(f"{WITH_TORCH} planner.passes", "torch"),
     "halopipe": floor(" ".join(CODE[1:]), DEPENDENCIES),
     "halopipe.guard": floor(),
-    "benchmarks": floor(" ".join(CODE), f"{DEPENDENCIES} highspy networkx pulp scipy"),
+    "benchmarks": floor(" ".join(CODE), f"{DEPENDENCIES} highspy networkx pulp scipy spconv triton"),
 }
 FACES = ("planner",)  # of these floors, only the package's own __init__: a new sub-package needs a line in the table
 

@@ -8,6 +8,9 @@ from math import prod
 
 SAMPLE = "sample"
 
+SITES = "sites"
+"""The dim that holds the active sites of a sparse tensor; on further levels ``sites_1``, ``sites_2``, ..."""
+
 MIXES_SAMPLES = "mixes_samples"
 """Attribute of a layer whose result for a sample depends on others; the capture finds it by trying."""
 
@@ -39,7 +42,8 @@ class TensorSpec:
     Attributes:
         dims: a name per dim: ``sample``, ``channel``, ``depth``, ``height``, ``width``, ``time``, ``feature``, or
             ``dim2`` where the meaning is not known.  A dim called ``sample`` has an extent proportional to the number
-            of samples (a flattened batch x time counts: samples are contiguous in it).
+            of samples (a flattened batch x time counts: samples are contiguous in it).  One of sites (:func:`is_sites`)
+            grows with them as well, by as many as their clouds happen to have.
         shape: extents for the number of samples the graph was captured with (``Graph.samples``).
         dtype: name as in torch, e.g. ``float32``.
         occupancy: active sites over volume, for sparse tensors; 1 for dense ones.
@@ -63,14 +67,26 @@ class TensorSpec:
     @property
     def has_samples(self) -> bool:
         """Whether it grows with the number of samples."""
-        return SAMPLE in self.dims
+        return SAMPLE in self.dims or self.has_sites
+
+    @property
+    def has_sites(self) -> bool:
+        """Whether it is a sparse tensor, or a map between such."""
+        return any(map(is_sites, self.dims))
 
     def at(self, samples: int, captured: int) -> TensorSpec:
-        """The same tensor for ``samples`` samples, where ``captured`` is the graph's own number."""
+        """The same tensor for ``samples`` samples, where ``captured`` is the graph's own number.
+
+        Sites are as many as the captured samples have on average.
+        """
         if samples == captured or not self.has_samples:
             return self
         shape = tuple(
-            extent // captured * samples if dim == SAMPLE else extent
+            extent // captured * samples
+            if dim == SAMPLE
+            else _sites(extent, samples, captured)
+            if is_sites(dim)
+            else extent
             for dim, extent in zip(self.dims, self.shape, strict=True)
         )
         return replace(self, shape=shape)
@@ -140,6 +156,15 @@ class Graph:
             value_name(layer.name, index) for layer in self.layers[:position] for index in range(len(layer.outputs))
         ]
         return tuple(value for value in early if value in late)
+
+
+def is_sites(dim: str) -> bool:
+    """Whether a dim of that name holds active sites."""
+    return dim == SITES or dim.startswith(f"{SITES}_")
+
+
+def _sites(extent: int, samples: int, captured: int) -> int:
+    return (2 * extent * samples + captured) // (2 * captured)
 
 
 def value_name(layer: str, index: int) -> str:

@@ -8,7 +8,7 @@ from itertools import pairwise, product
 from math import prod
 
 from planner.ir.box import Box, Interval
-from planner.ir.graph import SAMPLE, TensorSpec
+from planner.ir.graph import SAMPLE, TensorSpec, is_sites
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +19,10 @@ class Layout:
     ranks form a grid, the last dim running fastest.  A tensor that lacks a dim is whole (replicated) along that axis.
     Cut points are scaled to the tensor's extent, so that one layout serves micro-batches of different size.  A dim of
     extent 1, the samples' apart, is never cut: what is broadcast along it, or was summed over it, is whole everywhere.
+
+    Sites lie along the samples' axis of the grid: who is given a third of the samples is given a third of the sites, in
+    the order that their rows have.  ``{"sample": (0, 1, 2), "sites": (0, 700, 1000)}`` says which: of one micro-batch,
+    where clouds differ.
     """
 
     cuts: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
@@ -26,19 +30,25 @@ class Layout:
     @property
     def num_parts(self) -> int:
         """Number of ranks it needs."""
-        return prod(len(points) - 1 for points in self.cuts.values())
+        return prod(len(points) - 1 for points in self._axes.values())
+
+    @property
+    def _axes(self) -> dict[str, tuple[int, ...]]:
+        """The cut points of each axis of the grid."""
+        return {dim: points for dim, points in self.cuts.items() if not is_sites(dim)}
 
     def boxes(self, spec: TensorSpec, samples: int) -> tuple[Box, ...]:
         """The box of each part, in rank order, of a tensor made for ``samples`` samples.
 
         A part may be empty where cut points coincide.  A sample dim of extent ``k * samples`` is cut between samples.
         """
-        numbers = {dim: number for number, dim in enumerate(self.cuts)}
+        axes = self._axes
+        numbers = {dim: number for number, dim in enumerate(axes)}
         parts = [
-            (numbers.get(dim, 0), self._intervals(dim, extent, samples if dim == SAMPLE else extent))
+            (numbers.get(_axis(dim), 0), self._intervals(dim, extent, samples if dim == SAMPLE else extent))
             for dim, extent in zip(spec.dims, spec.shape, strict=True)
         ]
-        grid = product(*(range(len(points) - 1) for points in self.cuts.values()))
+        grid = product(*(range(len(points) - 1) for points in axes.values()))
         return tuple(
             tuple(along[index[axis]] if len(along) > 1 else along[0] for axis, along in parts) for index in grid
         )
@@ -50,10 +60,18 @@ class Layout:
 
     def _intervals(self, dim: str, extent: int, units: int) -> tuple[Interval, ...]:
         """The interval of each part along ``dim``; one for all where the tensor is whole along it."""
+        if is_sites(dim):
+            points = self.cuts.get(dim) or self.cuts.get(SAMPLE)
+            return scaled_intervals(points, extent) if points and extent else (Interval(0, extent),)
         if dim not in self.cuts or units == 0 or (extent == 1 and dim != SAMPLE):
             return (Interval(0, extent),)
         each = extent // units
         return tuple(Interval(part.start * each, part.stop * each) for part in scaled_intervals(self.cuts[dim], units))
+
+
+def _axis(dim: str) -> str:
+    """The axis of the grid that a dim lies along."""
+    return SAMPLE if is_sites(dim) else dim
 
 
 def scaled_intervals(points: tuple[int, ...], extent: int) -> tuple[Interval, ...]:

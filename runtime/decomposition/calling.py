@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import operator
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from torch import Tensor, fx
+from torch import fx
 
 from planner.ir.graph import Layer, producer
 from runtime.decomposition.integers import depends
 from runtime.decomposition.step import InputIndex
-from runtime.stages.captured import CapturedModel
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,19 +91,3 @@ class _Places:
         places = [index for index, name in enumerate(self._layer.inputs) if name == value]
         self._reads[value] += 1
         return places[min(self._reads[value], len(places)) - 1]
-
-
-def main_nodes(model: CapturedModel, layers: Mapping[str, Layer]) -> dict[str, str]:
-    """The node of each layer that makes its outputs, by name."""
-    nodes = {node.name: node for node in model.graph_module.graph.nodes}
-    found: dict[str, str] = {}
-    for value, name in model.node_of_value.items():
-        layer, node = producer(value), nodes[name]
-        if layer in layers:
-            found[layer] = str(node.args[0]) if node.target is operator.getitem and _picks(node) else name
-    return found
-
-
-def _picks(node: fx.Node) -> bool:
-    maker = node.args[0]
-    return isinstance(maker, fx.Node) and not isinstance(maker.meta.get("val"), Tensor)

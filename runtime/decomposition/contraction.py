@@ -23,7 +23,7 @@ from planner.ir.graph import TensorSpec
 from planner.layers.contraction import contraction_of
 from runtime.decomposition.empties import connected
 from runtime.decomposition.exchange import Arriving, Exchange
-from runtime.decomposition.parts import shape_of, within
+from runtime.decomposition.parts import shape_of
 from runtime.decomposition.step import Step
 
 Run = Callable[[Tensor, Tensor], Tensor]
@@ -111,15 +111,6 @@ def contract(step: Step, x: Tensor, weight: Tensor, run: Run) -> Tensor:
     return kept
 
 
-def summed(step: Step, partial: Tensor) -> Tensor:
-    """The outputs that this rank keeps, from its partial sums of the whole block; differentiable.
-
-    For a layer that is best computed in one go, as a convolution whose halos travel meanwhile.
-    """
-    found: Tensor = _Summed.apply(partial, sharing_of(step))
-    return found
-
-
 @dataclass(slots=True)
 class _Sums:
     """What one call has on its way: partial sums forward, gradients backward."""
@@ -168,29 +159,6 @@ class _Keep(torch.autograd.Function):
         if ctx.needs_input_grad[1]:
             sums.returning = sums.sharing.exchange.start(dy)
         return dy, dy.new_zeros(0), None
-
-
-class _Summed(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: FunctionCtx, partial: Tensor, sharing: Sharing) -> Tensor:
-        ctx.sharing = sharing
-        exchange = sharing.exchange
-        pieces = [within(partial, exchange.wanted, box) for _, box in exchange.receives]
-        arriving = exchange.start_adjoint(pieces, partial)
-        own = partial.narrow(sharing.filters, sharing.before, sharing.own)
-        return _total(own, [piece for _, piece in arriving.wait()])
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: FunctionCtx, dy: Tensor) -> tuple[Tensor, None]:
-        sharing: Sharing = ctx.sharing
-        exchange = sharing.exchange
-        arriving = exchange.start(dy)
-        found = dy.new_empty(shape_of(exchange.wanted))
-        found.narrow(sharing.filters, sharing.before, sharing.own).copy_(dy)
-        for box, piece in arriving.wait():
-            within(found, exchange.wanted, box).copy_(piece)
-        return found, None
 
 
 def _total(own: Tensor, pieces: list[Tensor]) -> Tensor:

@@ -20,7 +20,7 @@ from torch import fx
 
 from planner.ir.graph import Layer, producer
 from planner.layers.division import Division
-from runtime.decomposition.calling import Call, main_nodes
+from runtime.decomposition.calling import Call
 from runtime.decomposition.empties import connected
 from runtime.decomposition.exchange import Wire
 from runtime.decomposition.forms import form
@@ -28,7 +28,7 @@ from runtime.decomposition.groups import group_of
 from runtime.decomposition.integers import evaluate
 from runtime.decomposition.later import Later
 from runtime.decomposition.step import Step
-from runtime.stages.captured import CapturedModel
+from runtime.stages.captured import CapturedModel, main_nodes
 from runtime.stages.cut import NUM_SAMPLES, Rule
 from runtime.stages.manner import Portion
 
@@ -57,7 +57,7 @@ class DividedStage:
         self._layers = {name: by_name[name] for name in layers}
         self._layer_of_node = {node: name for node, name in model.layer_of_node.items() if name in self._layers}
         self._value_of_node = {node: value for value, node in model.node_of_value.items()}
-        self._main = main_nodes(model, self._layers)
+        self._main = {layer: node.name for layer, node in main_nodes(model).items()}
         self._loss = producer(model.graph.loss)
         self._read = frozenset(producer(value) for layer in model.graph.layers for value in layer.inputs)
         self._places = _places(self._layers)

@@ -18,14 +18,11 @@ from torch import Tensor
 from torch.autograd.function import FunctionCtx, once_differentiable
 
 from planner.ir.box import Box, Transfer, intersect, volume
-from runtime.pieces import slices
+from runtime.pieces import Cuts, cuts_of, narrowed, slices
 from runtime.transport import Pending, Transport
 
 Pieces = tuple[tuple[Box, Tensor], ...]
 """Boxes in global coordinates, and the tensors that cover them."""
-
-Cuts = tuple[tuple[int, int, int], ...]
-"""(dim, start, length) of each dim along which a box is not all of a tensor."""
 
 
 @dataclass(slots=True)
@@ -86,7 +83,7 @@ class _Mail:
 
     def cut(self, x: Tensor) -> Tensor:
         """The message of what this rank has."""
-        return self.pack([_narrowed(x, cuts) for cuts in self.cuts])
+        return self.pack([narrowed(x, cuts) for cuts in self.cuts])
 
     def pack(self, pieces: Sequence[Tensor]) -> Tensor:
         """One contiguous tensor."""
@@ -208,47 +205,52 @@ class Exchange:
         return Arriving([box for _, box in self.sends], self._outgoing, list(received.values()), pending, sent)
 
 
-def redistribute(x: Tensor, exchange: Exchange) -> Tensor:
+def redistribute(x: Tensor, exchange: Exchange, box: Box | None = None) -> Tensor:
     """The tensor that covers ``exchange.wanted``, from ``x``, which covers ``exchange.held``; differentiable.
 
     All ranks of the stage call it in the same order, also those that get nothing: so their backward passes agree.
+
+    Args:
+        box: to be covered instead, with zeros beside what is wanted.
     """
-    if exchange.is_local:
-        if exchange.wanted == exchange.held:
+    box = exchange.wanted if box is None else box
+    if exchange.is_local and box == exchange.wanted:
+        if box == exchange.held:
             return x
         if exchange.kept:
-            return x[slices(exchange.kept[0], exchange.held)]
-    found: Tensor = _Redistribute.apply(x, exchange)
+            return narrowed(x, cuts_of(exchange.kept[0], exchange.held))
+    found: Tensor = _Redistribute.apply(x, exchange, box)
     return found
 
 
 class _Redistribute(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: FunctionCtx, x: Tensor, exchange: Exchange) -> Tensor:
-        ctx.exchange = exchange
+    def forward(ctx: FunctionCtx, x: Tensor, exchange: Exchange, box: Box) -> Tensor:
+        ctx.exchange, ctx.box = exchange, box
         arriving = exchange.start(x)
-        found = x.new_empty([len(interval) for interval in exchange.wanted])
-        for box in exchange.kept:
-            found[slices(box, exchange.wanted)] = x[slices(box, exchange.held)]
-        for box, piece in arriving.wait():
-            found[slices(box, exchange.wanted)] = piece
+        shape = [len(interval) for interval in box]
+        found = x.new_empty(shape) if box == exchange.wanted else x.new_zeros(shape)
+        for part in exchange.kept:
+            found[slices(part, box)] = x[slices(part, exchange.held)]
+        for part, piece in arriving.wait():
+            found[slices(part, box)] = piece
         return found
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: FunctionCtx, gradient: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: FunctionCtx, gradient: Tensor) -> tuple[Tensor, None, None]:
         exchange: Exchange = ctx.exchange
-        pieces = [gradient[slices(box, exchange.wanted)] for _, box in exchange.receives]
-        arriving = exchange.start_adjoint(pieces, gradient)
+        box: Box = ctx.box
+        arriving = exchange.start_adjoint([gradient[slices(part, box)] for _, part in exchange.receives], gradient)
         if exchange.kept == (exchange.held,):
-            found = gradient[slices(exchange.held, exchange.wanted)].clone(memory_format=torch.contiguous_format)
+            found = gradient[slices(exchange.held, box)].clone(memory_format=torch.contiguous_format)
         else:
             found = gradient.new_zeros([len(interval) for interval in exchange.held])
-            for box in exchange.kept:
-                found[slices(box, exchange.held)] = gradient[slices(box, exchange.wanted)]
-        for box, piece in arriving.wait():
-            found[slices(box, exchange.held)] += piece
-        return found, None
+            for part in exchange.kept:
+                found[slices(part, exchange.held)] = gradient[slices(part, box)]
+        for part, piece in arriving.wait():
+            found[slices(part, exchange.held)] += piece
+        return found, None, None
 
 
 def _mails(entries: Sequence[tuple[int, Box]], held: Box | None) -> tuple[_Mail, ...]:
@@ -258,21 +260,7 @@ def _mails(entries: Sequence[tuple[int, Box]], held: Box | None) -> tuple[_Mail,
     found = []
     for position, members in sorted(by_position.items()):
         boxes = tuple(entries[entry][1] for entry in members)
-        cuts = () if held is None else tuple(_cuts(box, held) for box in boxes)
+        cuts = () if held is None else tuple(cuts_of(box, held) for box in boxes)
         shape = tuple(map(len, boxes[0])) if len(boxes) == 1 else (sum(volume(box) for box in boxes),)
         found.append(_Mail(position, boxes, cuts, tuple(members), shape))
     return tuple(found)
-
-
-def _cuts(box: Box, origin: Box) -> Cuts:
-    return tuple(
-        (dim, interval.start - whole.start, len(interval))
-        for dim, (interval, whole) in enumerate(zip(box, origin, strict=True))
-        if interval != whole
-    )
-
-
-def _narrowed(x: Tensor, cuts: Cuts) -> Tensor:
-    for dim, start, length in cuts:
-        x = x.narrow(dim, start, length)
-    return x

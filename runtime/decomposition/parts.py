@@ -9,6 +9,7 @@ from torch import Tensor
 
 from planner.ir.box import Box, Interval
 from planner.ir.errors import StageFailedError
+from runtime.pieces import cuts_of, narrowed
 
 
 def shape_of(box: Box) -> tuple[int, ...]:
@@ -18,10 +19,7 @@ def shape_of(box: Box) -> tuple[int, ...]:
 
 def within(x: Tensor, covered: Box, wanted: Box) -> Tensor:
     """The part ``wanted`` of ``x``, which covers ``covered``; a view."""
-    for dim, (have, want) in enumerate(zip(covered, wanted, strict=True)):
-        if have != want:
-            x = x.narrow(dim, want.start - have.start, len(want))
-    return x
+    return narrowed(x, cuts_of(wanted, covered))
 
 
 def broadcast_part(x: Tensor, shape: tuple[int, ...], box: Box) -> Tensor:

@@ -55,11 +55,6 @@ class Step:
         self.is_first: bool = self.division.is_first[self.position]
         self.is_empty: bool = not all(len(interval) for interval in self.done)
 
-    @property
-    def stage_ranks(self) -> tuple[int, ...]:
-        """Global ranks of the stage, by position."""
-        return self.wire.ranks
-
     def input_of(self, argument: str) -> InputIndex:
         """Which input of the layer an argument is; None for parameters, buffers, constants and numbers."""
         return self.inputs_of.get(argument)
@@ -71,10 +66,6 @@ class Step:
     def held(self, index: int) -> Box:
         """What this rank has of an input before it gets the rest."""
         return self.whole.held(self.layer.inputs[index])[self.position]
-
-    def weight(self, name: str) -> Box:
-        """This rank's part of a parameter, by its name in the model."""
-        return self.division.weights[self.layer.parameters.index(name)][self.position]
 
     def exchange(self, index: int) -> Exchange:
         """How this rank gets what it needs of an input, as far as it lies inside the tensor."""

@@ -6,7 +6,6 @@ or the norm of a weight, has to be whole.
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import reduce
@@ -14,10 +13,10 @@ from functools import reduce
 from torch import Tensor, fx, nn
 
 from planner.ir.box import Box, whole
-from planner.ir.graph import TensorSpec, producer
+from planner.ir.graph import TensorSpec
 from planner.layers import kind
 from planner.layers.division import Division, LayerDivision
-from runtime.stages.captured import CapturedModel
+from runtime.stages.captured import CapturedModel, main_nodes
 
 _STATISTICS = "batch_norm"
 
@@ -55,24 +54,11 @@ def uses_of(model: CapturedModel, division: Division) -> dict[str, tuple[Use, ..
     return found
 
 
-def main_nodes(model: CapturedModel) -> dict[str, fx.Node]:
-    """The node of each layer that makes its outputs."""
-    nodes = {node.name: node for node in model.graph_module.graph.nodes}
-    makers = ((producer(value), nodes[name]) for value, name in model.node_of_value.items())
-    return {layer: _picked_from(node) or node for layer, node in makers if layer not in model.graph.inputs}
-
-
 def _readers(attribute: fx.Node, model: CapturedModel) -> Iterator[tuple[str, fx.Node]]:
     for user in attribute.users:
         layer = model.layer_of_node.get(user.name)
         if layer is not None:
             yield layer, user
-
-
-def _picked_from(node: fx.Node) -> fx.Node | None:
-    """The operator of several outputs that ``node`` picks one of."""
-    maker = node.args[0] if node.target is operator.getitem else None
-    return maker if isinstance(maker, fx.Node) and not isinstance(maker.meta.get("val"), Tensor) else None
 
 
 def _boxes(division: LayerDivision, name: str, tensor: Tensor, is_direct: bool) -> tuple[Box, ...]:

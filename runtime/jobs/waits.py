@@ -32,6 +32,7 @@ WORDS: Mapping[Op, str] = {
     Op.RECV_BACKWARD: "receiving the gradient",
     Op.REDUCE_GRAD: "summing gradients",
     Op.UPDATE: "update",
+    Op.PREPARE: "preparing inputs",
 }
 
 Place = tuple[int, float]
@@ -156,7 +157,7 @@ class Waits:
     def _shared(self, rank: int, action: Action, beats: Mapping[int, Beat]) -> _Wait | None:
         """Ranks of one stage may meet inside its actions, to exchange something: those behind may be waited for."""
         others = [other for other in self.ranks[action.stage] if other != rank]
-        if not others or action.op in (Op.UPDATE, Op.SEND_FORWARD, Op.SEND_BACKWARD):
+        if not others or action.op in (Op.UPDATE, Op.PREPARE, Op.SEND_FORWARD, Op.SEND_BACKWARD):
             return None
         what = f"stage {action.stage} {WORDS[action.op]}{_of(action)}, which they do together"
         wait = self._until(what, rank, action, others, beats, reached=True)

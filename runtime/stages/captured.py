@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
-from torch import fx
+from torch import Tensor, fx
 
-from planner.ir.graph import Graph, producer
+from cuda_ops.sparse.preparation import Preparation
+from planner.ir.graph import Graph, TensorSpec, producer
+from runtime.sites.batch import Prepared
+from runtime.stages.judging import judging_layer
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +26,7 @@ class CapturedModel:
         node_of_value: the node of each value, graph inputs included.
         autocast: the dtype that operators run in where torch's autocast says so; None: no autocast.
         sizes: sizes that vary beside the number of samples: by placeholder, the graph input and the dim they are of.
+        prepared: of a sparse network, how the graph's inputs are made of a batch of clouds; None: they are the batch.
     """
 
     graph: Graph
@@ -30,12 +35,17 @@ class CapturedModel:
     node_of_value: Mapping[str, str]
     autocast: torch.dtype | None = None
     sizes: Mapping[str, tuple[str, int]] = field(default_factory=dict)
+    prepared: Prepared | None = None
+
+    @property
+    def fed(self) -> Mapping[str, TensorSpec]:
+        """The tensors that a step is given, samples first, for the samples of the capture."""
+        return self.graph.inputs if self.prepared is None else self.prepared.raw
 
     @property
     def judged(self) -> tuple[str, ...]:
-        """The values that layers make and the loss is computed from."""
-        loss = self.graph.by_name()[producer(self.graph.loss)]
-        return tuple(value for value in loss.inputs if value not in self.graph.inputs)
+        """The values that layers make and that are compared with the targets."""
+        return tuple(value for value in judging_layer(self.graph).inputs if value not in self.graph.inputs)
 
 
 class Captured(Protocol):
@@ -53,6 +63,10 @@ class Captured(Protocol):
     def autocast(self) -> torch.dtype | None: ...
     @property
     def sizes(self) -> Mapping[str, tuple[str, int]]: ...
+    @property
+    def preparation(self) -> Preparation | None: ...
+    @property
+    def raw(self) -> Mapping[str, TensorSpec]: ...
 
 
 def captured_model(captured: Captured) -> CapturedModel:
@@ -64,4 +78,21 @@ def captured_model(captured: Captured) -> CapturedModel:
         captured.node_of_value,
         captured.autocast,
         captured.sizes,
+        None if captured.preparation is None else Prepared.of(captured.graph, captured.preparation, dict(captured.raw)),
     )
+
+
+def makers(model: CapturedModel) -> dict[str, fx.Node]:
+    """The node that makes each value; of one that is picked from several outputs, the operator that has them."""
+    nodes = {node.name: node for node in model.graph_module.graph.nodes}
+    return {value: _picked_from(nodes[name]) for value, name in model.node_of_value.items()}
+
+
+def main_nodes(model: CapturedModel) -> dict[str, fx.Node]:
+    """The node of each layer that makes its outputs."""
+    return {producer(value): node for value, node in makers(model).items() if value not in model.graph.inputs}
+
+
+def _picked_from(node: fx.Node) -> fx.Node:
+    maker = node.args[0] if node.target is operator.getitem else None
+    return maker if isinstance(maker, fx.Node) and not isinstance(maker.meta.get("val"), Tensor) else node

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-import operator
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -24,7 +23,7 @@ from torch import Tensor, fx
 
 from planner.ir.errors import StageFailedError
 from runtime.stages.aliases import arguments_of
-from runtime.stages.captured import CapturedModel
+from runtime.stages.captured import CapturedModel, makers
 from runtime.stages.cut import Rule
 from runtime.stages.drawing import OPERATORS
 from runtime.stages.manner import Portion
@@ -166,7 +165,7 @@ class Draws:
         self._dims = SampleDims(model)
         self._layer_of_node = model.layer_of_node
         nodes = [node for node in model.graph_module.graph.nodes if node.name in model.layer_of_node]
-        self._main = frozenset(model.node_of_value.values())
+        self._main = frozenset(node.name for node in makers(model).values())
         self.layers = tuple(dict.fromkeys(model.layer_of_node[node.name] for node in nodes if is_random(node)))
 
     def rule(self, draw: Draw, num_ranks: int = 1, places: Places | None = None) -> Rule:
@@ -187,19 +186,11 @@ class Draws:
             if drawn is None and not draws_all:
                 raise cannot_share(layer, f"its numbers cannot be drawn in parts ({node.target})")
             parts = num_ranks if places is None else places.parts_of_samples(layer)
-            place = None if places is None else partial(places.place, layer, self._is_main(node))
+            place = None if places is None else partial(places.place, layer, node.name in self._main)
             noise = Noise(draw, node.name, self._dims.of(node, layer, parts), place)
             return partial(noise.run, node.target) if drawn is None else partial(drawn, noise)
 
         return rule
-
-    def _is_main(self, node: fx.Node) -> bool:
-        """Whether a layer's value is what ``node`` makes, or one of several that it makes."""
-        return node.name in self._main or any(user.name in self._main and _picks(user) for user in node.users)
-
-
-def _picks(node: fx.Node) -> bool:
-    return node.target is operator.getitem and not isinstance(node.all_input_nodes[0].meta.get("val"), Tensor)
 
 
 def is_random(node: fx.Node) -> bool:

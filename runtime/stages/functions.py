@@ -13,6 +13,7 @@ from torch import fx
 from cuda_ops.deferred import Current, deferred
 from planner.ir.errors import UnsupportedModelError
 from runtime.decomposition.decompose import DividedStage
+from runtime.sites.rules import SharedSites
 from runtime.stages.captured import CapturedModel
 from runtime.stages.cut import Rule, StageFunction, cut_stage
 from runtime.stages.empty import without_rows
@@ -60,6 +61,7 @@ class StageFunctions:
         draws: the rule for layers that draw random numbers.
         halves: whether some backward comes in two halves.
         divided: how the ranks divide layers along any dims; None: they share out samples.
+        sites: how they share out the sites of a sparse network as well.
 
     Attributes:
         current: where operators that can be halved leave their weight gradients.
@@ -76,6 +78,7 @@ class StageFunctions:
         *,
         halves: bool = False,
         divided: DividedStage | None = None,
+        sites: SharedSites | None = None,
     ) -> None:
         self.current = Current()
         if divided is not None:
@@ -84,6 +87,8 @@ class StageFunctions:
             self._others = {Mode(False, False): _attempt(cut, evaluation, False)}
             return
         together = [synchronise(add, group_size, index)] if group_size > 1 else []
+        if sites is not None:
+            together.append(sites.rule)
         halved = [partial(deferred, current=self.current)] if halves else []
         rules = {
             Mode(True, False): first_of([*together, draws, *halved]),

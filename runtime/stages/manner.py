@@ -10,6 +10,7 @@ import torch
 
 from planner.ir.schedule import Action, Op
 from planner.layers.division import Division
+from runtime.sites.share import SiteShare
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +69,8 @@ class Portion:
         start: where they begin in the micro-batch.
         total: rows of the micro-batch.
         sizes: what varies between micro-batches beside the number of rows, in the order of the stage's ``sizes``.
+        sites: of a stage whose ranks share out the sites of clouds, for this micro-batch; samples are then those that
+            the rank goes on with after a reduction over sites.
         division: of a stage whose layers are divided along any dims, for this micro-batch, of which ``num_samples`` are
             then all rows; None where the stage's ranks just share out samples.
     """
@@ -78,3 +81,4 @@ class Portion:
     total: int
     sizes: tuple[int, ...] = ()
     division: Division | None = None
+    sites: SiteShare | None = None

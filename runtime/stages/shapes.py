@@ -19,6 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from cuda_ops.recurrent import RECURRENT_SHAPES
 from planner.ir.errors import HalopipeError, UnsupportedModelError
 from planner.ir.graph import SAMPLE, Graph, Layer, TensorSpec, value_name
+from runtime.sites.batch import POINTS
 from runtime.stages.captured import CapturedModel
 from runtime.stages.cut import NUM_SAMPLES
 
@@ -62,7 +63,11 @@ def without_data(model: CapturedModel) -> CapturedModel:
 
 
 def varying_dims(model: CapturedModel) -> frozenset[tuple[str, int]]:
-    """(graph input, dim) of all dims that may differ from the capture's, samples apart: those named as a size."""
+    """(input of a step, dim) of all dims that may differ from the capture's, samples apart: those named as a size."""
+    if model.prepared is not None:
+        return frozenset(
+            (name, dim) for name, spec in model.fed.items() for dim, word in enumerate(spec.dims) if word == POINTS
+        )
     return frozenset(
         (name, dim)
         for name, spec in model.graph.inputs.items()

@@ -15,7 +15,7 @@ from functools import partial
 import torch
 import torch.distributed as dist
 
-from runtime.transport.base import Deadline, Pending, check_member, declare, gone, parts
+from runtime.transport.base import Deadline, Pending, check_member, declare, parts
 from runtime.transport.standing import KEYED, Standing
 from runtime.transport.works import Words, Works
 
@@ -75,7 +75,6 @@ class Together:
         alone = self.world_size == 1
         self._pairs = _Circle(everybody, self.rank, None if alone else _new_group(everybody, backend), ("exchange",))
         self._standing = Standing(self._pairs.group, works)
-        self._tags: dict[tuple[int, torch.dtype], int] = {}
         self._counts: dict[tuple[str, tuple[int, ...]], int] = {}
 
     def all_reduce(self, tensor: torch.Tensor, ranks: tuple[int, ...], deadline_s: float) -> None:
@@ -93,36 +92,16 @@ class Together:
         key: int | None = None,
     ) -> Pending:
         if self._device.type == "cpu" and self._pairs.group is None:
-            return _Exchange(self._works, (), deadline_s)
+            return _Exchange(self._works, {}, deadline_s)
         if self._device.type == "cpu" and key is not None and not self._batched:
             return self._standing.start(sent, received, deadline_s, key)
         if self._device.type == "cpu":
-            return _Exchange(self._works, self._start_pairs(sent, received), deadline_s)
+            return _Exchange(self._works, self._start_exchange(self._pairs, sent, received), deadline_s)
         here = {rank: self._here(torch.empty_like(tensor)) for rank, tensor in received.items()}
         gone = {rank: self._here(tensor) for rank, tensor in sent.items()}
         works = self._start_exchange(self._pairs, gone, here)
         copies = [(received[rank], came) for rank, came in here.items()]
-        return _Exchange(self._works, list(works.items()), deadline_s, copies)
-
-    def _start_pairs(
-        self, sent: Mapping[int, torch.Tensor], received: Mapping[int, torch.Tensor]
-    ) -> list[tuple[dist.Work, Words]]:
-        """As :meth:`_start_exchange`, without what costs time: a network of many layers comes here often."""
-        group, tags, works = self._pairs.group, self._tags, list[tuple[dist.Work, Words]]()
-        rank = -1
-        if group is None:
-            return works
-        try:
-            for moves, start in ((received, group.recv), (sent, group.send)):
-                for rank, tensor in moves.items():
-                    if count := tensor.numel():
-                        tag = tags.get((count, tensor.dtype))
-                        if tag is None:
-                            tag = tags[count, tensor.dtype] = _tag(tensor) % KEYED
-                        works.append((start([tensor], rank, tag), ("rank", rank)))
-        except RuntimeError as error:
-            raise gone("exchange", self.rank, f"rank {rank}", str(error)) from error
-        return works
+        return _Exchange(self._works, works, deadline_s, copies)
 
     @torch.no_grad()
     def reduce_scatter(
@@ -256,13 +235,13 @@ class _Exchange:
     """Tensors on their way; ``copies``: where what came belongs, and where it came."""
 
     works: Works
-    pending: Sequence[tuple[dist.Work, Words]]
+    pending: Mapping[dist.Work, Words]
     deadline_s: float
     copies: Sequence[tuple[torch.Tensor, torch.Tensor]] = ()
 
     def wait(self) -> None:
         deadline = Deadline(self.deadline_s)
-        for work, peer in self.pending:
+        for work, peer in self.pending.items():
             self.works.wait(work, _EXCHANGE, peer, deadline)
         if self.copies:
             with torch.no_grad():
@@ -277,4 +256,4 @@ def _new_group(ranks: tuple[int, ...], backend: str) -> dist.ProcessGroup | None
 
 def _tag(tensor: torch.Tensor) -> int:
     """Terms of different size must not meet: gloo has no frames, and a longer one would end the process."""
-    return zlib.crc32(f"{tensor.numel()} {tensor.dtype}".encode()) % (1 << 31)
+    return zlib.crc32(f"{tensor.numel()} {tensor.dtype}".encode()) % KEYED

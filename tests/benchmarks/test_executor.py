@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from benchmarks.executor import REAL, durations, ideal_s, peak_bytes, race, require_equal, work_rows
-from benchmarks.pairs import on_two_ranks
-from benchmarks.sides import Case
+from benchmarks.ranks import on_ranks
+from benchmarks.sides import NUM_RANKS, Case
 from planner.ir.profile import ModelSource
 from planner.ir.program import Program
 from planner.ir.schedule import Op
@@ -17,6 +17,7 @@ from planner.ir.timeline import Span
 from planner.layers.boundary import Boundaries
 from planner.passes import validate
 from profiler import capture, load_model
+from runtime.transport import Transport
 
 SMALL = {case.schedule: replace(case, width=8, rows=2, num_microbatches=4, num_layers=16) for case in REAL}
 
@@ -67,10 +68,10 @@ def test_sides_that_compute_something_else_are_not_compared() -> None:
 def test_both_sides_run_a_case() -> None:
     cases = [SMALL["1f1b-so"], SMALL["zb-v"]]
 
-    def work(rank: int, transport: object) -> list[object]:
+    def work(transport: Transport) -> list[object]:
         return [race(case, transport, steps=1) for case in cases]
 
-    for case, *found in zip(cases, *on_two_ranks(work), strict=True):
+    for case, *found in zip(cases, *on_ranks(NUM_RANKS, work), strict=True):
         assert {side for each in found for side in each.seconds} >= {"halopipe", "torch"}
         rows = work_rows(case, found)
         assert all(row.value > 0 for row in rows)
@@ -81,17 +82,17 @@ def test_memory_counts_parameters_gradients_and_momentum_at_least() -> None:
     case = replace(SMALL["1f1b"], width=64)
     parameters = 8 * (64 * 64 + 64) * 4
     for side in ("halopipe", "torch"):
-        for found in on_two_ranks(lambda rank, transport, side=side: peak_bytes(side, case, transport)):
+        for found in on_ranks(NUM_RANKS, lambda transport, side=side: peak_bytes(side, case, transport)):
             assert 3 * parameters < found < 4 * parameters
 
 
 def test_what_a_rank_raises_is_told() -> None:
-    def work(rank: int, transport: object) -> None:
-        if rank == 1:
+    def work(transport: Transport) -> None:
+        if transport.rank == 1:
             raise ValueError("so it is")
 
     with pytest.raises(RuntimeError, match=r"rank 1:\n(.|\n)*ValueError: so it is"):
-        on_two_ranks(work)
+        on_ranks(NUM_RANKS, work)
 
 
 def test_the_network_is_named_like_any_model() -> None:

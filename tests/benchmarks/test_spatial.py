@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from benchmarks.pairs import on_two_ranks
+from benchmarks.ranks import on_ranks
 from benchmarks.spatial import CASES, MODES, Raced, overheads, race, race_small, require_equal, shares
 from benchmarks.spatial_sides import Divided, Half, captured_case
 from runtime.decomposition.convolution.convolve import HaloSettings
@@ -24,11 +24,11 @@ def one_thread() -> None:
 def test_the_network_is_computed_together(case):
     captured = captured_case(case)
 
-    def work(rank, transport):
+    def work(transport):
         found = [Divided(case, captured, transport, HaloSettings(mode, most_extra=1.0)) for mode in MODES]
         return [(each.y.detach(), each.stage.wire.sent_bytes) for each in found], Half(case).shape
 
-    ranks = on_two_ranks(work)
+    ranks = on_ranks(2, work)
     model = case.model()
     torch.manual_seed(1)
     whole = model(torch.randn(case.shape)).detach()
@@ -42,11 +42,11 @@ def test_the_network_is_computed_together(case):
 
 
 def test_a_race_times_every_side():
-    def work(rank, transport):
+    def work(transport):
         return race(SMALL[3], captured, transport, 2), race_small(transport, 2)
 
     captured = captured_case(SMALL[3])
-    for raced in (each for pair in on_two_ranks(work) for each in pair):
+    for raced in (each for pair in on_ranks(2, work) for each in pair):
         assert set(raced.wall_s) == set(raced.cpu_s) == {"half", *MODES}
         assert min(raced.wall_s.values()) > 0.0
 

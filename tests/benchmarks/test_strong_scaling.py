@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.layer_clock import LayerClock
+from benchmarks.ranks import on_ranks
 from benchmarks.scaling_layouts import Ways, shapes_of
 from benchmarks.scaling_points import LayerPoint, Point, further_rows, layer_rows, rows_of
-from benchmarks.scaling_ranks import on_ranks
 from benchmarks.scaling_roofline import enlarged_graph, roofline_profile
 from benchmarks.scaling_runs import Network, require_equal_losses
 from benchmarks.strong_scaling import chosen, run_point

@@ -70,7 +70,7 @@ def decide(
     )
     boundaries = Boundaries.of_decision(graph, made)
     edges = boundaries.edges()
-    stages = StageGraph(len(groups), len(micro_batches), edges)
+    stages = StageGraph(len(groups), len(micro_batches), edges, boundaries.prepares())
     program = lower(order(Pipeline(stages)), stages, groups, boundaries.routes(edges, micro_batches), num_ranks)
     validate(program)
     return replace(made, program=tuple(tuple(str(action) for action in row) for row in program.rows))
@@ -135,7 +135,8 @@ def batch_of(model: LoadedModel, rows: int, step: int) -> tuple[tuple[Tensor, ..
             else rows_of
         )
 
-    return tuple(map(pick, model.inputs)), tuple(map(pick, model.targets))
+    inputs, targets = model.fed
+    return tuple(map(pick, inputs)), tuple(map(pick, targets))
 
 
 def train_serially(model: LoadedModel, micro_batches: tuple[int, ...], steps: int = 3) -> Trained:

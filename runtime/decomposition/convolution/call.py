@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from cuda_ops.conv_kernels import Gradients, Kernel, Mask, kernel_for
-from planner.ir.box import Box
-from runtime.decomposition.convolution.terms import Cuts, Term
+from runtime.decomposition.convolution.terms import Term
+from runtime.pieces import narrowed
 
 _pad = torch.constant_pad_nd
 
@@ -82,22 +82,6 @@ class Call:
     def _choose(self, x: Tensor, taps: Tensor) -> Kernel:
         self.kernel = kernel_for(x, taps, self.term.options)
         return self.kernel
-
-
-def narrowed(tensor: Tensor, cuts: Cuts) -> Tensor:
-    """A view of ``tensor``."""
-    for cut in cuts:
-        tensor = tensor.narrow(*cut)
-    return tensor
-
-
-def cuts_of(box: Box, origin: Box) -> Cuts:
-    """Where ``box`` lies in a tensor that covers ``origin``: the dims along which it is not all of it."""
-    return tuple(
-        (dim, part.start - whole.start, len(part))
-        for dim, (part, whole) in enumerate(zip(box, origin, strict=True))
-        if part != whole
-    )
 
 
 def spread(bias: Tensor, shape: tuple[int, ...]) -> Tensor:

@@ -9,16 +9,15 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.autograd.function import FunctionCtx, once_differentiable
 
 from planner.ir.box import Box, Interval
-from runtime.decomposition.convolution.call import Call, narrowed, spread
+from runtime.decomposition.convolution.call import Call, spread
 from runtime.decomposition.convolution.overlapped import LocalConv, Put, halo_conv
 from runtime.decomposition.convolution.segments import Segment, segments
-from runtime.decomposition.convolution.terms import Cuts, Window, main_term
+from runtime.decomposition.convolution.terms import Window, main_term
 from runtime.decomposition.empties import connected
 from runtime.decomposition.exchange import Exchange, redistribute
-from runtime.pieces import slices
+from runtime.pieces import Cuts, narrowed
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -40,7 +39,7 @@ class GatheredConv:
 
     def __call__(self, x: Tensor, weight: Tensor, bias: Tensor | None, put: Put | None = None) -> Tensor:
         """The outputs; differentiable."""
-        x = fetched(x, self.exchange, self.box)
+        x = redistribute(x, self.exchange, self.box)
         if not self.parts:
             return self._without_input(x, weight, bias)
         if len(self.parts) == 1 and self.parts[0][0].is_whole:
@@ -86,14 +85,6 @@ def gathered_conv(
     return GatheredConv(exchange, box, shape, filters, tuple(parts))
 
 
-def fetched(x: Tensor, exchange: Exchange, box: Box) -> Tensor:
-    """What covers ``box``, which holds ``exchange.wanted``; zeros beside that.  Differentiable."""
-    if box == exchange.wanted:
-        return redistribute(x, exchange)
-    found: Tensor = _Padded.apply(x, exchange, box)
-    return found
-
-
 def box_with_zeros(window: Window, outputs: Box, needed: Box, exchange: Exchange) -> Box:
     """What is wanted, and along dims where equal zeros on both sides would not do, the zeros that are read."""
     wanted = exchange.wanted
@@ -108,32 +99,6 @@ def box_with_zeros(window: Window, outputs: Box, needed: Box, exchange: Exchange
         if term is None or not term.is_whole:
             box[dim] = needed[dim]
     return tuple(box)
-
-
-class _Padded(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: FunctionCtx, x: Tensor, exchange: Exchange, box: Box) -> Tensor:
-        ctx.exchange, ctx.box = exchange, box
-        arriving = exchange.start(x)
-        found = x.new_zeros([len(interval) for interval in box])
-        for part in exchange.kept:
-            found[slices(part, box)] = x[slices(part, exchange.held)]
-        for part, piece in arriving.wait():
-            found[slices(part, box)] = piece
-        return found
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: FunctionCtx, gradient: Tensor) -> tuple[Tensor, None, None]:
-        exchange: Exchange = ctx.exchange
-        box: Box = ctx.box
-        arriving = exchange.start_adjoint([gradient[slices(part, box)] for _, part in exchange.receives], gradient)
-        found = gradient.new_zeros([len(interval) for interval in exchange.held])
-        for part in exchange.kept:
-            found[slices(part, exchange.held)] = gradient[slices(part, box)]
-        for part, piece in arriving.wait():
-            found[slices(part, exchange.held)] += piece
-        return found, None, None
 
 
 def _numbers(window: Window) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], tuple[int, ...]]:

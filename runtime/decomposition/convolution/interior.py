@@ -18,10 +18,11 @@ from torch import Tensor
 from torch.autograd.function import FunctionCtx, once_differentiable
 
 from planner.ir.box import Box, Interval, intersect
-from runtime.decomposition.convolution.call import Call, cuts_of, narrowed
+from runtime.decomposition.convolution.call import Call
 from runtime.decomposition.convolution.overlapped import Put
-from runtime.decomposition.convolution.terms import LEADING, Cuts, Window, main_term, reads
+from runtime.decomposition.convolution.terms import LEADING, Window, main_term, reads
 from runtime.decomposition.exchange import Exchange
+from runtime.pieces import Cuts, cuts_of, narrowed
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -13,14 +13,14 @@ from cuda_ops.conv_kernels import NATIVE, kernel_for
 from planner.ir.box import Box, Interval
 from planner.layers import kind
 from planner.layers.backward_halo import backward_halo
-from runtime.decomposition.convolution.call import narrowed
 from runtime.decomposition.convolution.convolve import LINEAR, HaloSettings, LocalForm, local_form, overlapped
 from runtime.decomposition.convolution.linear import Part
 from runtime.decomposition.convolution.overlapped import Put
 from runtime.decomposition.convolution.shared import shared_conv
-from runtime.decomposition.convolution.terms import Cuts, Window
+from runtime.decomposition.convolution.terms import Window
 from runtime.decomposition.exchange import Exchange
 from runtime.decomposition.step import Step
+from runtime.pieces import Cuts, narrowed
 
 Operator = Callable[..., Any]
 _BATCH = Interval(0, 1)

@@ -20,10 +20,10 @@ import torch
 from torch import Tensor
 from torch.autograd.function import FunctionCtx
 
-from runtime.decomposition.convolution.call import Call, cuts_of
+from runtime.decomposition.convolution.call import Call
 from runtime.decomposition.convolution.linear import Terms
-from runtime.decomposition.convolution.terms import Cuts
 from runtime.decomposition.exchange import Exchange, Pieces
+from runtime.pieces import Cuts, cuts_of
 
 
 @dataclass(frozen=True, slots=True, eq=False)

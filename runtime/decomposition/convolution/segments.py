@@ -12,7 +12,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from planner.ir.box import Interval
-from runtime.decomposition.convolution.terms import Cuts, Window
+from runtime.decomposition.convolution.terms import Window
+from runtime.pieces import Cuts
 
 
 @dataclass(frozen=True, slots=True)

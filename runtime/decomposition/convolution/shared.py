@@ -14,11 +14,11 @@ from torch import Tensor
 from planner.ir.box import Box, Interval
 from runtime.decomposition.contraction import contract, sharing_of
 from runtime.decomposition.convolution.call import Call
-from runtime.decomposition.convolution.gathered import box_with_zeros, fetched
+from runtime.decomposition.convolution.gathered import box_with_zeros
 from runtime.decomposition.convolution.overlapped import LocalConv, Put, halo_conv
 from runtime.decomposition.convolution.terms import Window, main_term
 from runtime.decomposition.empties import connected
-from runtime.decomposition.exchange import Exchange
+from runtime.decomposition.exchange import Exchange, redistribute
 from runtime.decomposition.step import Step
 
 
@@ -39,7 +39,7 @@ class SharedConv:
 
     def __call__(self, step: Step, x: Tensor, weight: Tensor, bias: Tensor | None, put: Put | None = None) -> Tensor:
         """The outputs that this rank keeps; differentiable."""
-        y = contract(step, fetched(x, self.exchange, self.box), weight, self._partial_sums)
+        y = contract(step, redistribute(x, self.exchange, self.box), weight, self._partial_sums)
         return y if bias is None else y + bias.view(-1, *[1] * (y.ndim - 2))
 
     def _partial_sums(self, x: Tensor, weight: Tensor) -> Tensor:

@@ -21,10 +21,8 @@ from math import prod
 
 from cuda_ops.conv_kernels import Options
 from planner.ir.box import Box, Interval
+from runtime.pieces import Cuts
 
-Cut = tuple[int, int, int]
-"""(dim, start, length): arguments of ``Tensor.narrow``."""
-Cuts = tuple[Cut, ...]
 LEADING = 2
 """Dims before those of space: samples and channels."""
 

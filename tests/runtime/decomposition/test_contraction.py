@@ -18,7 +18,7 @@ from planner.ir.graph import Graph, Layer, TensorSpec
 from planner.ir.layout import Layout
 from planner.ir.plan import Placement
 from planner.layers.division import Division, LayerDivision, layer_division
-from runtime.decomposition.contraction import contract, sharing_of, summed
+from runtime.decomposition.contraction import contract
 from runtime.decomposition.exchange import Wire
 from runtime.decomposition.forms.linear import run as linear_form
 from runtime.decomposition.step import Step
@@ -81,19 +81,6 @@ def convolved(run: Callable[..., Tensor]) -> Compute:
     return compute
 
 
-def in_one_go(run: Callable[..., Tensor]) -> Compute:
-    """All partial sums of the block, then what is kept."""
-
-    def compute(step: Step, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        x = step.get(0, x)
-        made = sharing_of(step).block
-        partial = run(x, weight, None) if x.numel() else x.new_zeros([len(each) for each in made])
-        y = summed(step, partial + 0 * (x.sum() + weight.sum()))
-        return y + bias.view(-1, *(1 for _ in made[2:]))
-
-    return compute
-
-
 def conv(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return F.conv2d(x, weight, bias, padding=1)
 
@@ -110,7 +97,6 @@ TURNED = ((SAMPLES, CHANNELS, 4, 3), (CHANNELS, FILTERS, 3, 3))
 OPERATORS = {
     "linear": lambda: operator("linear", ("sample", "time", "feature"), ROWS, F.linear, by_form, {}),
     "conv": lambda: operator("conv", IMAGE, IMAGES, conv, convolved(conv), SQUARE),
-    "conv in one go": lambda: operator("conv", IMAGE, IMAGES, conv, in_one_go(conv), SQUARE),
     "transposed": lambda: operator("transposed_conv", IMAGE, TURNED, transposed, convolved(transposed), SQUARE),
 }
 CUTS = {

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from planner.ir.errors import StageFailedError
-from runtime.rows import alone, summing
+from runtime.rows import summing
 from runtime.stages import normalisation
 from runtime.stages.normalisation import synchronised_batch_norm
 from runtime.transport import Hub, InProcessTransport
@@ -120,7 +120,7 @@ def test_in_the_precisions_of_training(dtype):
 
 def test_half_precision_without_parameters_keeps_its_statistics_in_single():
     x = torch.randn(64, 3, 8, generator=torch.Generator().manual_seed(0)).bfloat16()
-    y = synchronised_batch_norm(x, None, None, None, None, 0.1, EPS, alone)
+    y = synchronised_batch_norm(x, None, None, None, None, 0.1, EPS, summing(lambda table: None, 1, 0))
     expected = F.batch_norm(x.double(), None, None, training=True, eps=EPS)
     torch.testing.assert_close(y.double(), expected, rtol=1e-2, atol=1e-2)
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from planner.ir.errors import DeadlineError, HalopipeError, TransportError
+from runtime.rows import Rows
 
 pytestmark = pytest.mark.parametrize("run", ["inprocess", "gloo", "channels"], indirect=True)
 
@@ -152,3 +153,19 @@ def test_what_was_sent_may_be_written_after_the_wait(run):
         return wrong
 
     assert run(2, program) == [0, 0]
+
+
+def test_rows_of_one_key_may_be_of_several_kinds(run):
+    """As a loss tells first how many places count, then its sum, in another dtype."""
+
+    def program(transport):
+        rows, found = Rows(transport, (0, 1), DEADLINE_S, key=12), []
+        for step in range(3):
+            for count, dtype in ((1, torch.float64), (1, torch.float32), (4, torch.float32), (1, torch.float64)):
+                term = torch.full((count,), 10.0 * step + transport.rank + count, dtype=dtype)
+                table = rows([term], dtype).wait()
+                found.append(table.dtype == dtype and table[:, 0].tolist() == [10.0 * step + count + r for r in (0, 1)])
+        transport.flush(DEADLINE_S)
+        return all(found)
+
+    assert run(2, program) == [True, True]

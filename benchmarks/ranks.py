@@ -1,4 +1,4 @@
-"""Any number of fresh processes on this machine, forked from one that has done nothing yet, as in ``pairs``."""
+"""Fresh processes on this machine, forked from one that has done nothing yet: as separate as workers, there at once."""
 
 from __future__ import annotations
 
@@ -29,6 +29,8 @@ def on_ranks(
     limit_s: float = _LIMIT_S,
 ) -> list[T]:
     """What ``work(transport)`` returns on every rank, each with one thread, pinned to a core; ranks may share cores.
+
+    The process group of the transport is torch's default one, so torch's own pipelining works beside it.
 
     Args:
         groups: of ranks that do something together.

@@ -1,0 +1,254 @@
+"""What every operator asks of its tensors before one of its implementations runs, in a few comparisons of shapes.
+
+What would need a look at all elements (rows of a map within range) is left to those who make maps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from itertools import combinations
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from cuda_ops.sparse.errors import SparseInputError
+from cuda_ops.sparse.keys import Triple, check_coordinates, check_rows, check_triple
+
+FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+
+
+def _agree(what: str, where: str, found: object, expected: object, remedy: str) -> None:
+    if found != expected:
+        raise SparseInputError(what, where=where, found=found, expected=expected, remedy=remedy)
+
+
+def _floats(where: str, *tensors: Tensor) -> None:
+    first = tensors[0]
+    if first.dtype not in FLOATS:
+        raise SparseInputError(
+            "dtype of features",
+            where=where,
+            found=first.dtype,
+            expected=" or ".join(map(str, FLOATS)),
+            remedy="convert the features with .float()",
+        )
+    for other in tensors[1:]:
+        _agree("dtypes that differ", where, other.dtype, first.dtype, "convert one of them with .to")
+        _agree("devices that differ", where, other.device, first.device, "move one of them with .to")
+
+
+def _dims(where: str, count: int, *tensors: Tensor) -> None:
+    for tensor in tensors:
+        _agree("number of dimensions", where, tensor.ndim, count, f"the tensor has shape {list(tensor.shape)}")
+
+
+def _indices(where: str, like: Tensor, dtypes: Sequence[torch.dtype], dims: int, *tensors: Tensor) -> None:
+    _dims(where, dims, *tensors)
+    for tensor in tensors:
+        if tensor.dtype not in dtypes:
+            raise SparseInputError(
+                "dtype of indices",
+                where=where,
+                found=tensor.dtype,
+                expected=" or ".join(map(str, dtypes)),
+                remedy="convert them with .to",
+            )
+        _agree("devices that differ", where, tensor.device, like.device, "move one of them with .to")
+
+
+def _map(where: str, x: Tensor, neighbours: Tensor, reverse: Tensor) -> None:
+    _indices(where, x, (torch.int32,), 2, neighbours, reverse)
+    _agree("offsets of reverse", where, reverse.shape[0], neighbours.shape[0], "make it with reversed_map")
+    _agree("rows of features against the map's inputs", where, x.shape[0], reverse.shape[1], "take this level's map")
+
+
+def _sorted_sites(coordinates: Tensor) -> None:
+    check_coordinates(coordinates, "sorted_sites")
+
+
+def _sites(where: str) -> Callable[..., None]:
+    def check(keys: Tensor, kernel: Triple, stride: Triple, dilation: Triple) -> None:
+        _indices(where, keys, (torch.int64,), 1, keys)
+        check_rows(keys.shape[0], where)
+        for name, values in (("kernel", kernel), ("stride", stride), ("dilation", dilation)):
+            check_triple(values, name, where)
+
+    return check
+
+
+def _kernel_map(
+    in_keys: Tensor, out_keys: Tensor, kernel: Triple, stride: Triple, dilation: Triple, transposed: bool
+) -> None:
+    _sites("kernel_map")(in_keys, kernel, stride, dilation)
+    _indices("kernel_map", in_keys, (torch.int64,), 1, out_keys)
+    check_rows(out_keys.shape[0], "kernel_map")
+
+
+def _reversed_map(neighbours: Tensor, num_inputs: int) -> None:
+    _indices("reversed_map", neighbours, (torch.int32,), 2, neighbours)
+    check_rows(num_inputs, "reversed_map")
+    check_rows(neighbours.shape[1], "reversed_map")
+
+
+def _sparse_conv(x: Tensor, weight: Tensor, neighbours: Tensor, reverse: Tensor) -> None:
+    where = "sparse_conv"
+    _floats(where, x, weight)
+    _dims(where, 2, x)
+    _dims(where, 3, weight)
+    _map(where, x, neighbours, reverse)
+    _agree("offsets of the weight", where, weight.shape[0], neighbours.shape[0], "take the map of this kernel size")
+    _agree("channels of the features", where, x.shape[1], weight.shape[1], "the weight is [offsets, in, out]")
+
+
+def _sparse_conv_weight(x: Tensor, dy: Tensor, neighbours: Tensor) -> None:
+    where = "sparse_conv_weight"
+    _floats(where, x, dy)
+    _dims(where, 2, x, dy)
+    _indices(where, x, (torch.int32,), 2, neighbours)
+    _agree("rows of the gradient", where, dy.shape[0], neighbours.shape[1], "take this level's map")
+
+
+def _pool(where: str) -> Callable[..., None]:
+    def check(x: Tensor, neighbours: Tensor, reverse: Tensor) -> None:
+        _floats(where, x)
+        _dims(where, 2, x)
+        _map(where, x, neighbours, reverse)
+
+    return check
+
+
+def _max_pool_backward(dy: Tensor, argmax: Tensor, reverse: Tensor) -> None:
+    where = "sparse_max_pool_backward"
+    _floats(where, dy)
+    _indices(where, dy, (torch.int32,), 2, argmax, reverse)
+    _agree("shape of the gradient", where, list(dy.shape), list(argmax.shape), "one number a maximum")
+
+
+def _segments(where: str) -> Callable[..., None]:
+    def check(x: Tensor, starts: Tensor, lengths: Tensor) -> None:
+        _floats(where, x)
+        _dims(where, 2, x)
+        check_rows(x.shape[0], where)
+        _indices(where, x, (torch.int64,), 1, starts, lengths)
+        _agree("starts and lengths", where, starts.shape[0], lengths.shape[0], "give one of each a segment")
+
+    return check
+
+
+def _segment_expand(y: Tensor, starts: Tensor, lengths: Tensor, num_rows: int) -> None:
+    _segments("segment_expand")(y, starts, lengths)
+    check_rows(num_rows, "segment_expand")
+    _agree("rows against segments", "segment_expand", y.shape[0], starts.shape[0], "give one row a segment")
+
+
+def _interpolate(x: Tensor, index: Tensor, weight: Tensor) -> None:
+    where = "interpolate"
+    _floats(where, x, weight)
+    _dims(where, 2, x)
+    _indices(where, x, (torch.int32,), 2, index)
+    _agree("shape of the weights", where, list(weight.shape), list(index.shape), "give one weight a row that is read")
+
+
+def _interpolate_backward(dy: Tensor, index: Tensor, weight: Tensor, num_rows: int) -> None:
+    _interpolate(dy, index, weight)
+    check_rows(num_rows, "interpolate_backward")
+    _agree("rows of the gradient", "interpolate_backward", dy.shape[0], index.shape[0], "one row a point")
+
+
+def _interpolate_weight(x: Tensor, dy: Tensor, index: Tensor) -> None:
+    where = "interpolate_weight"
+    _floats(where, x, dy)
+    _dims(where, 2, x, dy)
+    _indices(where, x, (torch.int32,), 2, index)
+    _agree("rows of the gradient", where, dy.shape[0], index.shape[0], "one row a point")
+
+
+def _pack_rows(x: Tensor, index: Tensor) -> None:
+    _indices("pack_rows", x, (torch.int32, torch.int64), 1, index)
+
+
+def _unpack_add(base: Tensor, index: Tensor, rows: Tensor) -> None:
+    where = "unpack_add"
+    _floats(where, base, rows)
+    _indices(where, base, (torch.int32, torch.int64), 1, index)
+    expected = [index.shape[0], *base.shape[1:]]
+    _agree("shape of the rows", where, list(rows.shape), expected, "one row an index, as long as the base's")
+
+
+def _boxes(where: str, x: Tensor, boxes: Sequence[int]) -> int:
+    """Elements of all boxes."""
+    per_box = 2 * x.ndim
+    if not per_box or len(boxes) % per_box:
+        remedy = "give start and stop of every dimension, box after box"
+        raise SparseInputError(
+            "numbers of boxes", where=where, found=len(boxes), expected=f"a multiple of {per_box}", remedy=remedy
+        )
+    elements = 0
+    for first in range(0, len(boxes), per_box):
+        volume = 1
+        for dim, extent in enumerate(x.shape):
+            start, stop = boxes[first + 2 * dim : first + 2 * dim + 2]
+            if not 0 <= start <= stop <= extent:
+                raise SparseInputError(
+                    f"box {first // per_box} along dimension {dim}",
+                    where=where,
+                    found=f"{start}..{stop}",
+                    expected=f"within 0..{extent}",
+                    remedy="cut the box to the tensor",
+                )
+            volume *= stop - start
+        elements += volume
+    return elements
+
+
+def _pack_boxes(x: Tensor, boxes: Sequence[int]) -> None:
+    _boxes("pack_boxes", x, boxes)
+
+
+def _unpack_boxes(buffer: Tensor, x: Tensor, boxes: Sequence[int], add: bool) -> None:
+    where = "unpack_boxes"
+    _agree("dtypes that differ", where, buffer.dtype, x.dtype, "convert one of them with .to")
+    _agree("shape of the buffer", where, list(buffer.shape), [_boxes(where, x, boxes)], "fill it by pack_boxes")
+    if not add:
+        _require_disjoint(boxes, x.ndim)
+
+
+def _require_disjoint(boxes: Sequence[int], dims: int) -> None:
+    """Elements of two boxes would get the later one's value, and the earlier one no gradient."""
+    bounds = list(zip(boxes[::2], boxes[1::2], strict=True))
+    split = [bounds[first : first + dims] for first in range(0, len(bounds), dims)]
+    for (i, one), (j, other) in combinations(enumerate(split), 2):
+        if all(max(a, c) < min(b, d) for (a, b), (c, d) in zip(one, other, strict=True)):
+            raise SparseInputError(
+                f"boxes {i} and {j} overlap",
+                where="unpack_boxes",
+                found=f"{one} and {other}",
+                expected="disjoint boxes",
+                remedy="cut one of them, or add",
+            )
+
+
+CHECKS: Mapping[str, Callable[..., Any]] = {
+    "sorted_sites": _sorted_sites,
+    "strided_sites": _sites("strided_sites"),
+    "generated_sites": _sites("generated_sites"),
+    "kernel_map": _kernel_map,
+    "reversed_map": _reversed_map,
+    "sparse_conv": _sparse_conv,
+    "sparse_conv_weight": _sparse_conv_weight,
+    "sparse_max_pool": _pool("sparse_max_pool"),
+    "sparse_max_pool_backward": _max_pool_backward,
+    "sparse_sum_pool": _pool("sparse_sum_pool"),
+    "segment_sum": _segments("segment_sum"),
+    "segment_max": _segments("segment_max"),
+    "segment_expand": _segment_expand,
+    "interpolate": _interpolate,
+    "interpolate_backward": _interpolate_backward,
+    "interpolate_weight": _interpolate_weight,
+    "pack_rows": _pack_rows,
+    "unpack_add": _unpack_add,
+    "pack_boxes": _pack_boxes,
+    "unpack_boxes": _unpack_boxes,
+}
+"""By operator, with its arguments."""

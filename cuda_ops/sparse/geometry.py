@@ -1,0 +1,254 @@
+"""Which sites a sparse network's tensors live on, and the maps between them: found once, shared by all its layers.
+
+A *route* names a site set by the steps that lead to it from the network's input, so that two layers that ask for the
+same set or the same map get the same object, whoever asks first:
+
+    ()                                     the input's sites
+    (strided 2^3 / 2,)                     what a convolution of kernel 2 and stride 2 makes of them
+    (strided 2^3 / 2, strided 3^3 / 2)     and one of kernel 3 and stride 2 of those
+
+What a network asks for is the same for every cloud, and depends on no feature: :mod:`cuda_ops.sparse.recipe` notes it
+once and prepares it on the host ahead of the features.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+import torch
+from torch import Tensor
+
+from cuda_ops.sparse import keys, operators  # the latter registers torch.ops.halopipe
+from cuda_ops.sparse.errors import SparseInputError
+
+Triple = tuple[int, int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """From one site set to the next.
+
+    Attributes:
+        kind: ``strided``: every site whose field holds one of the old; ``generated``: every site that an old one
+            reaches by a transposed convolution.
+        kernel, stride, dilation: along x, y and z.
+    """
+
+    kind: Literal["strided", "generated"]
+    kernel: Triple
+    stride: Triple
+    dilation: Triple = (1, 1, 1)
+
+    def __str__(self) -> str:
+        return f"{self.kind} {_text(self.kernel)}/{_text(self.stride)}" + (
+            f" dilation {_text(self.dilation)}" if self.dilation != (1, 1, 1) else ""
+        )
+
+
+Route = tuple[Step, ...]
+"""The steps from the input's site set to another; () is the input's own."""
+
+
+@dataclass(frozen=True, slots=True)
+class MapSpec:
+    """A kernel map that a layer asks for.
+
+    Attributes:
+        source, target: the site sets that are read and made.
+        kernel, stride, dilation: of the convolution or pooling.
+        transposed: see :func:`torch.ops.halopipe.kernel_map`.
+    """
+
+    source: Route
+    target: Route
+    kernel: Triple
+    stride: Triple = (1, 1, 1)
+    dilation: Triple = (1, 1, 1)
+    transposed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class KernelMap:
+    """Who reads whom.
+
+    Attributes:
+        neighbours: int32 (offsets, outputs): the input row that an output reads through an offset, or -1.
+        reverse: int32 (offsets, inputs): the output row that reads an input through an offset, or -1.
+    """
+
+    neighbours: Tensor
+    reverse: Tensor
+
+    @property
+    def num_inputs(self) -> int:
+        """Rows of the input."""
+        return self.reverse.shape[1]
+
+    @property
+    def num_outputs(self) -> int:
+        """Rows of the output."""
+        return self.neighbours.shape[1]
+
+    def inverse(self) -> KernelMap:
+        """From the outputs back to the inputs, through the same offsets: the map of an inverse convolution."""
+        return KernelMap(self.reverse, self.neighbours)
+
+    def num_pairs(self) -> int:
+        """Pairs of an input and an output: multiply-adds over input channels times output channels."""
+        return int((self.neighbours >= 0).sum())
+
+    def to(self, device: torch.device | str) -> KernelMap:
+        """The same map on a device."""
+        return KernelMap(self.neighbours.to(device), self.reverse.to(device))
+
+
+@dataclass(frozen=True, slots=True)
+class Segments:
+    """Where the rows of each sample lie.
+
+    Attributes:
+        starts, lengths: int64 (samples,); a sample without sites has length 0.
+    """
+
+    starts: Tensor
+    lengths: Tensor
+
+    def to(self, device: torch.device | str) -> Segments:
+        """The same on a device."""
+        return Segments(self.starts.to(device), self.lengths.to(device))
+
+
+class Geometry(Protocol):
+    """The site sets and maps of one batch of clouds, shared by all tensors that descend from it."""
+
+    @property
+    def num_samples(self) -> int:
+        """Clouds in the batch, empty ones counted."""
+        ...
+
+    def num_sites(self, route: Route) -> int:
+        """Sites of a set."""
+        ...
+
+    def coordinates(self, route: Route) -> Tensor:
+        """int32 (sites, 4), batch first, in units of the set's stride."""
+        ...
+
+    def map(self, spec: MapSpec) -> KernelMap:
+        """The map ``spec``."""
+        ...
+
+    def segments(self, route: Route) -> Segments:
+        """Where each sample's rows are in a site set."""
+        ...
+
+
+class BuiltGeometry:
+    """A geometry that finds what it is asked for, and keeps it.
+
+    Args:
+        keys: sorted packed keys of the input's sites.
+        num_samples: clouds in the batch.
+    """
+
+    def __init__(self, keys: Tensor, num_samples: int) -> None:
+        self._num_samples = num_samples
+        self._keys: dict[Route, Tensor] = {(): keys}
+        self._maps: dict[MapSpec, KernelMap] = {}
+        self._segments: dict[Route, Segments] = {}
+
+    @property
+    def num_samples(self) -> int:
+        return self._num_samples
+
+    def keys(self, route: Route) -> Tensor:
+        """int64 (sites,), ascending."""
+        found = self._keys.get(route)
+        if found is None:
+            step = route[-1]
+            make = operators.strided_sites if step.kind == "strided" else operators.generated_sites
+            found = self._keys[route] = make(self.keys(route[:-1]), step.kernel, step.stride, step.dilation)
+        return found
+
+    def num_sites(self, route: Route) -> int:
+        return self.keys(route).shape[0]
+
+    def coordinates(self, route: Route) -> Tensor:
+        return keys.unpack(self.keys(route))
+
+    def map(self, spec: MapSpec) -> KernelMap:
+        found = self._maps.get(spec)
+        if found is None:
+            source, target = self.keys(spec.source), self.keys(spec.target)
+            how = spec.kernel, spec.stride, spec.dilation, spec.transposed
+            neighbours = operators.kernel_map(source, target, *how)
+            reverse = operators.reversed_map(neighbours, source.shape[0])
+            found = self._maps[spec] = KernelMap(neighbours, reverse)
+        return found
+
+    def segments(self, route: Route) -> Segments:
+        found = self._segments.get(route)
+        if found is None:
+            found = self._segments[route] = _segments(self.keys(route), self._num_samples)
+        return found
+
+
+def geometry_of(coordinates: Tensor, num_samples: int | None = None) -> tuple[BuiltGeometry, Tensor]:
+    """The geometry of a batch of clouds, and the order that sorts its features.
+
+    Args:
+        coordinates: int32 (sites, 4), batch first, in any order.
+        num_samples: clouds in the batch; None: the largest batch index and one.
+
+    Returns:
+        The geometry, and int64 (sites,): row ``i`` of the sorted tensor is row ``order[i]`` of what was given.
+
+    Raises:
+        SparseInputError: coordinates are out of range or occur twice, or a batch index is not below ``num_samples``.
+    """
+    found, order = operators.sorted_sites(coordinates)
+    if num_samples is None:
+        num_samples = int(coordinates[:, 0].max()) + 1 if len(coordinates) else 1
+    else:
+        _require_samples(found, num_samples)
+    return BuiltGeometry(found, num_samples), order
+
+
+def stride_of(route: Route) -> Triple:
+    """The stride of a site set's coordinates, in sites of the input.
+
+    A generated set can be finer than the input: where the product of its strides does not divide, coordinates are in
+    units of a fraction, and the stride is rounded down to 1.
+    """
+    up, down = [1, 1, 1], [1, 1, 1]
+    for step in route:
+        for axis, extent in enumerate(step.stride):
+            if step.kind == "strided":
+                up[axis] *= extent
+            else:
+                down[axis] *= extent
+    x, y, z = (max(1, u // d) for u, d in zip(up, down, strict=True))
+    return x, y, z
+
+
+def _segments(sorted_keys: Tensor, num_samples: int) -> Segments:
+    bounds = torch.arange(num_samples + 1, device=sorted_keys.device) << keys.BATCH_SHIFT
+    places = torch.searchsorted(sorted_keys, bounds)
+    return Segments(places[:-1], places.diff())
+
+
+def _require_samples(sorted_keys: Tensor, num_samples: int) -> None:
+    last = int(sorted_keys[-1] >> keys.BATCH_SHIFT) if len(sorted_keys) else -1
+    if last >= num_samples or num_samples > keys.MAX_BATCHES:
+        raise SparseInputError(
+            "number of samples",
+            where="SparseTensor",
+            found=num_samples,
+            expected=f"{last + 1} to {keys.MAX_BATCHES}",
+            remedy="give as many samples as the batch has clouds, empty ones counted",
+        )
+
+
+def _text(triple: Triple) -> str:
+    return str(triple[0]) if len(set(triple)) == 1 else "x".join(map(str, triple))

@@ -1,0 +1,64 @@
+"""Sparse networks in the words of torchsparse: tensors, layers, losses, and points to voxels and back.
+
+A tensor is `SparseTensor(feats, coords)` with coords int32 (sites, 4), batch first; modules go together as torch's do:
+`Sequential(Conv3d(4, 32, 3), BatchNorm(32), ReLU(), GlobalAvgPool())(x)` is (samples, 32).
+"""
+
+from __future__ import annotations
+
+from cuda_ops.sparse.errors import SparseInputError
+from cuda_ops.sparse.nn import functional
+from cuda_ops.sparse.nn.conv import Conv3d
+from cuda_ops.sparse.nn.dense import ToDense, to_dense
+from cuda_ops.sparse.nn.loss import SampleMean, SiteCrossEntropy, sample_mean, site_cross_entropy
+from cuda_ops.sparse.nn.norm import BatchNorm, GroupNorm, InstanceNorm
+from cuda_ops.sparse.nn.points import devoxelise, voxelise
+from cuda_ops.sparse.nn.pointwise import (
+    ELU,
+    GELU,
+    Dropout,
+    LayerNorm,
+    LeakyReLU,
+    Linear,
+    Pointwise,
+    ReLU,
+    Sigmoid,
+    SiLU,
+    Tanh,
+)
+from cuda_ops.sparse.nn.pooling import AvgPool3d, GlobalAvgPool, GlobalMaxPool, MaxPool3d
+from cuda_ops.sparse.nn.tensor import SparseTensor, cat
+
+__all__ = [
+    "ELU",
+    "GELU",
+    "AvgPool3d",
+    "BatchNorm",
+    "Conv3d",
+    "Dropout",
+    "GlobalAvgPool",
+    "GlobalMaxPool",
+    "GroupNorm",
+    "InstanceNorm",
+    "LayerNorm",
+    "LeakyReLU",
+    "Linear",
+    "MaxPool3d",
+    "Pointwise",
+    "ReLU",
+    "SampleMean",
+    "SiLU",
+    "Sigmoid",
+    "SiteCrossEntropy",
+    "SparseInputError",
+    "SparseTensor",
+    "Tanh",
+    "ToDense",
+    "cat",
+    "devoxelise",
+    "functional",
+    "sample_mean",
+    "site_cross_entropy",
+    "to_dense",
+    "voxelise",
+]

@@ -1,0 +1,215 @@
+"""What a sparse network asks of its geometry, noted once; made for any batch of clouds, ahead of the features.
+
+Site sets and maps follow from coordinates alone.  A network is run once on a :class:`Recorder`; the :class:`Recipe` it
+leaves says which maps and segments its layers read.  ``Recipe.prepare`` makes them for other clouds, on the host and
+ahead of the features, and :class:`PreparedNetwork` is the network as a function of tensors only: what it reads of the
+geometry are its inputs, so that no size in its graph depends on data.
+
+    recipe = record(network, example, network)                       run once
+    tensors = recipe.prepare(geometry)                               of each batch of clouds, by ``recipe.names``
+    PreparedNetwork(network, recipe)(lengths, features, *tensors)    equals network(SparseTensor(features, coordinates))
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from cuda_ops.sparse.errors import SparseInputError
+from cuda_ops.sparse.geometry import BuiltGeometry, Geometry, KernelMap, MapSpec, Route, Segments
+from cuda_ops.sparse.nn.tensor import SparseTensor
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """Maps and segments that a network's layers read, in the order in which it first asked for them.
+
+    Attributes:
+        maps: kernel maps; of a map and its inverse the one that was asked for first.
+        segments: site sets whose rows by sample are read.
+    """
+
+    maps: tuple[MapSpec, ...]
+    segments: tuple[Route, ...]
+
+    @property
+    def routes(self) -> tuple[Route, ...]:
+        """The site sets, the input's first; each after those that lead to it."""
+        asked = [route for spec in self.maps for route in (spec.source, spec.target)]
+        found = [route[:stop] for route in [(), *asked, *self.segments] for stop in range(len(route) + 1)]
+        return tuple(dict.fromkeys(found))
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of the tensors that :meth:`prepare` makes, in order."""
+        maps = (f"{part}_{index}" for index in range(len(self.maps)) for part in ("neighbours", "reverse"))
+        segments = (f"{part}_{index}" for index in range(len(self.segments)) for part in ("starts", "lengths"))
+        return (*maps, *segments)
+
+    @property
+    def sites(self) -> dict[str, Mapping[int, Route]]:
+        """By the name of a tensor, which of its dims hold the sites of which set."""
+        found: dict[str, Mapping[int, Route]] = {name: {} for name in self.names}
+        for index, spec in enumerate(self.maps):
+            found[f"neighbours_{index}"] = {1: spec.target}
+            found[f"reverse_{index}"] = {1: spec.source}
+        return found
+
+    def prepare(self, geometry: Geometry) -> dict[str, Tensor]:
+        """The tensors of ``names`` for one batch of clouds."""
+        found: dict[str, Tensor] = {}
+        for index, spec in enumerate(self.maps):
+            kernel_map = geometry.map(spec)
+            found[f"neighbours_{index}"], found[f"reverse_{index}"] = kernel_map.neighbours, kernel_map.reverse
+        for index, route in enumerate(self.segments):
+            segments = geometry.segments(route)
+            found[f"starts_{index}"], found[f"lengths_{index}"] = segments.starts, segments.lengths
+        return found
+
+
+class Recorder:
+    """A geometry that notes what it is asked for."""
+
+    def __init__(self, geometry: BuiltGeometry) -> None:
+        self._geometry = geometry
+        self._maps: dict[MapSpec, None] = {}
+        self._segments: dict[Route, None] = {}
+
+    @property
+    def num_samples(self) -> int:
+        return self._geometry.num_samples
+
+    @property
+    def recipe(self) -> Recipe:
+        """What was asked for so far."""
+        return Recipe(tuple(self._maps), tuple(self._segments))
+
+    def num_sites(self, route: Route) -> int:
+        return self._geometry.num_sites(route)
+
+    def coordinates(self, route: Route) -> Tensor:
+        return self._geometry.coordinates(route)
+
+    def map(self, spec: MapSpec) -> KernelMap:
+        self._maps[spec] = None
+        return self._geometry.map(spec)
+
+    def segments(self, route: Route) -> Segments:
+        self._segments[route] = None
+        return self._geometry.segments(route)
+
+
+class GivenGeometry:
+    """A geometry whose maps are given, tensor by tensor, as a recipe names them.
+
+    Args:
+        num_sites: of the input.
+        num_samples: clouds in the batch.
+    """
+
+    def __init__(self, recipe: Recipe, tensors: Mapping[str, Tensor], num_sites: int, num_samples: int) -> None:
+        self._num_samples = num_samples
+        self._maps = {
+            spec: KernelMap(tensors[f"neighbours_{index}"], tensors[f"reverse_{index}"])
+            for index, spec in enumerate(recipe.maps)
+        }
+        self._segments = {
+            route: Segments(tensors[f"starts_{index}"], tensors[f"lengths_{index}"])
+            for index, route in enumerate(recipe.segments)
+        }
+        self._sites: dict[Route, int] = {(): num_sites}
+        for spec, found in self._maps.items():
+            self._sites.setdefault(spec.source, found.num_inputs)
+            self._sites.setdefault(spec.target, found.num_outputs)
+
+    @property
+    def num_samples(self) -> int:
+        return self._num_samples
+
+    def num_sites(self, route: Route) -> int:
+        return self._sites[route]
+
+    def coordinates(self, route: Route) -> Tensor:
+        raise SparseInputError(
+            "coordinates in a prepared network",
+            where="SparseTensor.coords",
+            found="a layer that reads them",
+            expected="layers that read features and maps alone",
+            remedy="make features of coordinates before the network",
+        )
+
+    def map(self, spec: MapSpec) -> KernelMap:
+        return self._of(self._maps, spec)
+
+    def segments(self, route: Route) -> Segments:
+        return self._of(self._segments, route)
+
+    def _of(self, found: Mapping[Any, Any], asked: Any) -> Any:
+        if asked not in found:
+            raise SparseInputError(
+                "a map that was not recorded",
+                where="prepared network",
+                found=asked,
+                expected=f"one of {len(self._maps)} maps and {len(self._segments)} site sets",
+                remedy="a network whose layers do not depend on the data",
+            )
+        return found[asked]
+
+
+class PreparedNetwork(nn.Module):
+    """A sparse network as a function of features and of what a recipe prepares; its parameters keep their names.
+
+    ``forward(lengths, features, *tensors)``: ``lengths`` (samples,), the sites of each cloud, ``features`` (sites,
+    channels) in the geometry's order, ``tensors`` as ``recipe.names`` says.
+    """
+
+    def __init__(self, network: nn.Module, recipe: Recipe) -> None:
+        super().__init__()
+        self.recipe = recipe
+        object.__setattr__(self, "network", network)  # not registered: names stay those of the network
+        for shared in ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"):
+            object.__setattr__(self, shared, getattr(network, shared))  # one and the same, also when moved or cast
+
+    def forward(self, lengths: Tensor, features: Tensor, *tensors: Tensor) -> Any:
+        """See the class."""
+        given = dict(zip(self.recipe.names, tensors, strict=True))
+        geometry = GivenGeometry(self.recipe, given, features.shape[0], lengths.shape[0])
+        return self.network(SparseTensor.on(geometry, features))
+
+    def train(self, mode: bool = True) -> PreparedNetwork:
+        """Training mode, of the network as well."""
+        super().train(mode)
+        self.network.training = mode
+        return self
+
+
+def record(function: Callable[[SparseTensor], Any], example: SparseTensor, network: nn.Module) -> Recipe:
+    """What ``function`` asks for, by running it once on ``example``; random state stays as it is.
+
+    Args:
+        function: ``network``, or what also computes a loss.
+        network: whose buffers stay as they are.
+
+    Raises:
+        SparseInputError: the example is no input of a network, but what a layer made.
+    """
+    if example.route or not isinstance(example.geometry, BuiltGeometry):
+        raise SparseInputError(
+            "what a network is recorded on",
+            where="record",
+            found=f"a tensor after {len(example.route)} steps",
+            expected="the network's input",
+            remedy="give SparseTensor(features, coordinates)",
+        )
+    recorder = Recorder(example.geometry)
+    buffers = list(network.buffers())
+    before = [buffer.clone() for buffer in buffers]
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        function(SparseTensor.on(recorder, example.feats))
+        for buffer, value in zip(buffers, before, strict=True):
+            buffer.copy_(value)
+    return recorder.recipe

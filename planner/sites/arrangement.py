@@ -1,0 +1,157 @@
+"""The one order of a micro-batch's blocks, and the intervals of it that the ranks of a stage own.
+
+    samples   | A            | B     | C    | D  |       A order of blocks within each sample is :mod:`bisection`'s,
+    ranks     | 0    | 1     | 2            | 3  |       the order of samples is :mod:`samples`'.
+
+Every stage cuts the same order, each by its own speeds.  So two stages exchange intervals, whether those are whole
+samples or parts of one, and a rank that owns the same share in both keeps its sites.  All of it is integers and single
+IEEE operations in a fixed order: every rank that computes it from the same counts gets the same bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import fsum, inf
+
+import numpy as np
+
+from planner.ir.errors import UsageError
+from planner.sites.bisection import bisection
+from planner.sites.blocks import BlockWork
+from planner.sites.cuts import balanced_cuts, bottleneck
+from planner.sites.keys import Ints, samples_of
+from planner.sites.ownership import Ownership, ownership_of
+from planner.sites.samples import sample_order
+from planner.sites.stretches import best_stretches
+
+TOLERANCE = 0.06
+"""By how much the slowest rank may exceed the mean where that saves cutting a sample."""
+_UNITS = float(1 << 50)
+
+Order = Callable[[Ints, Ints, Ints], Ints]
+"""Blocks [B], their work [B] in whole units, and the work before each place where ranks will meet, both with samples
+ascending -> a permutation [B] with samples ascending."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Arrangement:
+    """Blocks in their order.
+
+    Attributes:
+        keys: [B], the blocks.
+        before: [B + 1], the work before each block, in whole units; the last is all work.
+        sample_ends: [S + 1], where each sample that has blocks begins, then B.
+        unit_s: seconds of one unit.
+    """
+
+    keys: Ints
+    before: Ints
+    sample_ends: Ints
+    unit_s: float
+
+    @property
+    def samples(self) -> Ints:
+        """The samples [S] that have blocks, in their order."""
+        return samples_of(self.keys[self.sample_ends[:-1]])
+
+
+def arrange(
+    work: BlockWork, speeds: Sequence[float] = (1.0,), tolerance: float = TOLERANCE, order: Order = bisection
+) -> Arrangement:
+    """The order of a micro-batch's blocks.
+
+    Args:
+        work: from :func:`planner.sites.blocks.block_work`; without any work at all, each block counts the same.
+        speeds: of the ranks of the stage that the order should suit best: by whole samples, and by plane cuts.
+        tolerance: see :func:`cut`.
+        order: of blocks within a sample.
+
+    Raises:
+        UsageError: no speed, or work that is not a number.
+    """
+    _require_speeds(speeds, tolerance)
+    total_s = fsum(work.work_s.tolist())  # exact, hence of no order
+    if not 0 <= total_s < inf or (len(work.work_s) and work.work_s.min() < 0):
+        raise UsageError("work is not in seconds", [f"{total_s} s in all, {work.work_s.min()} s at least"])
+    units = np.rint(work.work_s / total_s * _UNITS).astype(np.int64) if total_s else np.ones(len(work.keys), np.int64)
+    samples, rows = np.unique(samples_of(work.keys), return_inverse=True)
+    by_sample = np.zeros(len(samples), np.int64)
+    np.add.at(by_sample, rows, units)
+    sequence_of_samples = sample_order(by_sample, speeds, tolerance)
+    goals = _goals(by_sample, sequence_of_samples, speeds, tolerance)
+    ascending = order(work.keys, units, goals)
+    ends = np.cumsum(np.bincount(rows, minlength=len(samples)))[:-1]
+    parts = np.split(ascending, ends)
+    parts = [parts[sample] for sample in sequence_of_samples]
+    sequence = np.concatenate([np.zeros(0, np.int64), *parts])
+    return Arrangement(
+        keys=work.keys[sequence],
+        before=_sums(units[sequence]),
+        sample_ends=_sums(np.array([len(part) for part in parts], np.int64)),
+        unit_s=total_s / max(int(units.sum()), 1),
+    )
+
+
+def cut(arrangement: Arrangement, speeds: Sequence[float], tolerance: float = TOLERANCE) -> Ownership:
+    """The intervals that ranks of ``speeds`` own, rank by rank along the order.
+
+    As few samples as possible are cut in space, while the slowest rank takes at most ``1 + tolerance`` of the best
+    that any intervals reach; a tolerance of 0 gives those best ones.  A rank may own nothing; one of speed 0 owns no
+    work.
+
+    Raises:
+        UsageError: no speed above 0, one below, or a tolerance below 0.
+    """
+    ends = cut_places(arrangement, speeds, tolerance)
+    ranks = np.repeat(np.arange(len(speeds)), np.diff(ends))
+    return ownership_of(len(speeds), arrangement.keys, ranks)
+
+
+def cut_places(arrangement: Arrangement, speeds: Sequence[float], tolerance: float = TOLERANCE) -> list[int]:
+    """The cuts [n + 1] of :func:`cut`: rank r owns blocks ``places[r]`` up to ``places[r + 1]`` of the order."""
+    _require_speeds(speeds, tolerance)
+    before, ends = arrangement.before, arrangement.sample_ends
+    best = balanced_cuts(before, speeds)
+    most = (1 + tolerance) * bottleneck(before, best, speeds)
+    places = [0]
+    for stretch in best_stretches(before[ends], speeds, most).row:
+        first, last = int(ends[stretch.first_sample]), int(ends[stretch.last_sample])
+        own = speeds[stretch.first_rank : stretch.last_rank]
+        inside = balanced_cuts(before[first : last + 1] - before[first], own) if sum(own) else [0] * (len(own) + 1)
+        places += [first + place for place in inside[1:]]
+    # space cannot be cut through a block: a stretch may take longer than its share
+    return places if bottleneck(before, places, speeds) <= most else best
+
+
+def _goals(work: Ints, order: Sequence[int], speeds: Sequence[float], tolerance: float) -> Ints:
+    """Where ranks will meet inside samples: the work before these places, samples ascending.
+
+    ``work`` is that of each sample; the same stretches are found once more by :func:`cut_places`, among whole blocks.
+    """
+    if not len(work):
+        return work
+    before, ascending = _sums(work[np.array(order)]), _sums(work)
+    most = (1 + tolerance) * int(before[-1]) / sum(speeds)
+    goals = []
+    for stretch in best_stretches(before, speeds, most).row:
+        own = speeds[stretch.first_rank : stretch.last_rank]
+        low, high = int(before[stretch.first_sample]), int(before[stretch.last_sample])
+        for speed in np.cumsum(own)[:-1].tolist() if high > low else ():
+            place = low + int(speed / sum(own) * (high - low))
+            sample = int(np.searchsorted(before, place, side="right")) - 1
+            if low < place < high:
+                goals.append(place - int(before[sample]) + int(ascending[order[sample]]))
+    return np.array(sorted(goals), np.int64)
+
+
+def _sums(counts: Ints) -> Ints:
+    sums: Ints = np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])
+    return sums
+
+
+def _require_speeds(speeds: Sequence[float], tolerance: float) -> None:
+    if not len(speeds) or not all(0 <= speed < inf for speed in speeds) or not 0 < sum(speeds) < inf:
+        raise UsageError("no rank has a speed", [f"speeds {list(speeds)}"], ["give numbers, one of them above 0"])
+    if not 0 <= tolerance < inf:
+        raise UsageError("not a tolerance", [f"{tolerance}"], ["give a number from 0 on, such as 0.06"])

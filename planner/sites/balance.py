@@ -1,0 +1,107 @@
+"""What an ownership costs: the work of each rank, and the sites that it reads of others.
+
+    halo[map][src, dst] = sites of the map's input level owned by src that an output site of dst reads, each once
+
+A convolution on rank dst waits for those rows, ``bytes_per_site`` each; backward the same number of gradient rows goes
+the other way.  The tables are those of an example cloud: the planner asks for the bytes of n parts before any
+micro-batch is drawn.  Ignored here: the keys that the inspector exchanges once a map.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.ir.errors import UsageError
+from planner.sites.blocks import BlockWork, Level
+from planner.sites.keys import AnyInts, Floats, Ints
+from planner.sites.ownership import Ownership, Ranks
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SiteMap:
+    """A layer's reading of one level for another.
+
+    Attributes:
+        source: the input level's place in the list of levels.
+        target: the output level's.
+        neighbours: [K, M], the input row of each output row at each offset, or -1.
+        bytes_per_site: of an input row, all its channels; summed over the layers that use the map.
+    """
+
+    source: int
+    target: int
+    neighbours: AnyInts
+    bytes_per_site: float = 1.0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Halo:
+    """What ranks read of one another.
+
+    Attributes:
+        sites: one [n, n] a map, from row to column; the diagonal is 0.
+        received_bytes: [n], by the rank that receives, all maps.
+        input_bytes: of all input rows of all maps, wherever they are.
+    """
+
+    sites: tuple[Ints, ...]
+    received_bytes: Floats
+    input_bytes: float
+
+    @property
+    def share(self) -> float:
+        """Bytes received by all ranks over bytes of all inputs."""
+        return float(self.received_bytes.sum()) / self.input_bytes if self.input_bytes else 0.0
+
+
+def rank_work(ownership: Ownership, work: BlockWork) -> Floats:
+    """Seconds [n] of each rank, on a device of speed 1."""
+    ranks = ownership.owner_of_blocks(work.keys)
+    return np.bincount(ranks, work.work_s, minlength=ownership.num_ranks).astype(np.float64)
+
+
+def imbalance(work_s: Floats, speeds: Sequence[float] | None = None) -> float:
+    """Maximum over mean of the ranks' times, the mean as if work could be shared in proportion to speed; 1 is best."""
+    pace = np.ones(len(work_s)) if speeds is None else np.asarray(speeds, dtype=np.float64)
+    if len(pace) != len(work_s) or pace.sum() <= 0:
+        raise UsageError("speeds do not fit", [f"{len(work_s)} ranks, speeds {pace.tolist()}"])
+    if not work_s.sum():
+        return 1.0
+    with np.errstate(divide="ignore", invalid="ignore"):
+        times = np.where(work_s > 0, work_s / pace, 0.0)
+    return float(times.max() * pace.sum() / work_s.sum())
+
+
+def halo(ownership: Ownership, levels: Sequence[Level], maps: Sequence[SiteMap]) -> Halo:
+    """The rows that each rank receives of each other for ``maps``.
+
+    Raises:
+        UsageError: a map that does not fit its levels.
+    """
+    owners = [ownership.owner(level.samples, level.coordinates, level.stride) for level in levels]
+    received, inputs, sites = np.zeros(ownership.num_ranks), 0.0, []
+    for table in maps:
+        rows, read = len(owners[table.source]), np.shape(table.neighbours)
+        if len(read) != 2 or read[1] != len(owners[table.target]) or np.max(table.neighbours, initial=-1) >= rows:
+            found = f"{rows} input sites, {len(owners[table.target])} output sites, neighbours {list(read)}"
+            raise UsageError("a map does not fit its levels", [found], ["give input rows [K, outputs], or -1"])
+        sites.append(halo_sites(owners[table.source], owners[table.target], table.neighbours, ownership.num_ranks))
+        received += table.bytes_per_site * sites[-1].sum(axis=0)
+        inputs += table.bytes_per_site * rows
+    return Halo(tuple(sites), received, inputs)
+
+
+def halo_sites(source: Ranks, target: Ranks, neighbours: AnyInts, num_ranks: int) -> Ints:
+    """Input rows [n, n] that go from rank to rank, given the owners of input [N] and of output rows [M]."""
+    needed: NDArray[np.bool_] = np.zeros((len(source) + 1) * num_ranks, np.bool_)
+    for rows in neighbours:  # row -1 (absent) falls on the last, which is not counted
+        needed[np.asarray(rows, dtype=np.int64) * num_ranks + target] = True
+    pairs = np.flatnonzero(needed[: len(source) * num_ranks])
+    src, dst = source[pairs // num_ranks].astype(np.int64), pairs % num_ranks
+    counts = np.bincount(src * num_ranks + dst, minlength=num_ranks**2).reshape(num_ranks, num_ranks)
+    np.fill_diagonal(counts, 0)
+    return counts

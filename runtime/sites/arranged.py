@@ -1,0 +1,141 @@
+"""A micro-batch of clouds whose rows, on every level, are in one order that any stage may cut into intervals.
+
+Sites come sorted by their keys.  Where some stage has several ranks, the rows of all site sets follow the order of the
+blocks that they lie in (:mod:`planner.sites.arrangement`): the rank of a site is then the same function of its
+coordinates on every level, and what a rank has of a tensor is an interval of its rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from cuda_ops.sparse.geometry import KernelMap, MapSpec, Route, Segments, stride_of
+from cuda_ops.sparse.preparation import Clouds
+from planner.sites.arrangement import Arrangement, arrange, cut_places
+from planner.sites.blocks import BlockWork, Level
+from planner.sites.keys import block_keys
+from planner.sites.prices import Pairs, Prices, network_work
+from runtime.sites.local import Owned, local_segments
+
+Maps = Mapping[str, tuple[int, bool]]
+
+
+class ArrangedClouds:
+    """``clouds`` with rows in the order of blocks.
+
+    Args:
+        maps: of the maps that have a price, by the graph input that layers take as neighbours: the place in the recipe,
+            and whether it is read backwards.
+        price: what the blocks are balanced by.
+        speeds: of the ranks of the stage that whole samples should suit best.
+    """
+
+    def __init__(self, clouds: Clouds, maps: Maps, price: Prices, speeds: Sequence[float]) -> None:
+        self.clouds = clouds
+        self._levels = {route: _level(clouds, route) for route in clouds.preparation.size_of}
+        self._arrangement: Arrangement = arrange(self._work(maps, price), speeds)
+        self._orders: dict[Route, tuple[Tensor, Tensor, Tensor]] = {}
+        self._maps: dict[MapSpec, KernelMap] = {}
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """See :class:`Clouds`."""
+        return self.clouds.sizes
+
+    def places(self, speeds: Sequence[float]) -> list[int]:
+        """Where ranks of ``speeds`` cut the order of blocks."""
+        return cut_places(self._arrangement, speeds)
+
+    def cut_points(self, places: Sequence[int]) -> dict[str, tuple[int, ...]]:
+        """The cut points among the rows of every site set, by the name of its size."""
+        at = torch.tensor(list(places))
+        return {
+            word: tuple(torch.searchsorted(self._order(route)[1], at).tolist())
+            for route, word in self.clouds.preparation.size_of.items()
+        }
+
+    def owned(self, route: Route, places: Sequence[int], position: int) -> Owned:
+        """What the rank at ``position`` owns of a site set."""
+        owners = torch.searchsorted(
+            torch.tensor(list(places[1:-1]), dtype=torch.int64), self._order(route)[1], right=True
+        )
+        return Owned.by(owners, position)
+
+    def samples(self, route: Route) -> Tensor:
+        """int64 (sites,): the sample of each row."""
+        return self._sorted_samples(route)[self._order(route)[0]]
+
+    def map(self, spec: MapSpec) -> KernelMap:
+        """See :class:`Clouds`."""
+        found = self._maps.get(spec)
+        if found is None:
+            (source, _, row_of_source), (target, _, row_of_target) = self._order(spec.source), self._order(spec.target)
+            kernel_map = self.clouds.map(spec)
+            neighbours = row_of_source[kernel_map.neighbours[:, target].long()]
+            reverse = row_of_target[kernel_map.reverse[:, source].long()]
+            found = self._maps[spec] = KernelMap(neighbours, reverse)
+        return found
+
+    def segments(self, route: Route) -> Segments:
+        """See :class:`Clouds`."""
+        return local_segments(self.samples(route), self.clouds.num_samples)
+
+    def tensor(self, name: str) -> Tensor:
+        """See :class:`Clouds`."""
+        recipe, (what, _, number) = self.clouds.preparation.recipe, name.rpartition("_")
+        if what in ("neighbours", "reverse"):
+            return getattr(self.map(recipe.maps[int(number)]), what)
+        if what in ("starts", "lengths"):
+            return getattr(self.segments(recipe.segments[int(number)]), what)
+        found = self.clouds.tensor(name)
+        per_site = name == "features" or (what == "target" and self.clouds.preparation.per_site[int(number)])
+        return found[self._order(())[0]] if per_site else found
+
+    def _work(self, maps: Maps, price: Prices) -> BlockWork:
+        words = self.clouds.preparation.size_of
+        pairs = {}
+        for name in price.pair:
+            index, is_inverse = maps[name]
+            spec = self.clouds.preparation.recipe.maps[index]
+            found, ends = self.clouds.map(spec), (words[spec.source], words[spec.target])
+            if is_inverse:
+                found, ends = found.inverse(), (ends[1], ends[0])
+            pairs[name] = Pairs(*ends, _counts(found.reverse), _counts(found.neighbours))
+        levels = {word: self._levels[route] for route, word in words.items()}
+        return network_work(levels, pairs, price)
+
+    def _order(self, route: Route) -> tuple[Tensor, Tensor, Tensor]:
+        """Of a site set: the sorted row of each row, its block's place, and the row of each sorted row (and of -1)."""
+        found = self._orders.get(route)
+        if found is None:
+            level = self._levels[route]
+            blocks = torch.from_numpy(block_keys(level.samples, level.coordinates, level.stride))
+            place = self._place_of(blocks)
+            order = place.argsort(stable=True)
+            rows = torch.full((len(order) + 1,), -1, dtype=torch.int32)
+            rows[order] = torch.arange(len(order), dtype=torch.int32)
+            found = self._orders[route] = order, place[order], rows
+        return found
+
+    @cached_property
+    def _place_of(self) -> Callable[[Tensor], Tensor]:
+        keys = torch.from_numpy(self._arrangement.keys.copy())
+        ascending, place = keys.sort()
+        return lambda blocks: place[torch.searchsorted(ascending, blocks)]
+
+    def _sorted_samples(self, route: Route) -> Tensor:
+        return torch.from_numpy(self._levels[route].samples)
+
+
+def _level(clouds: Clouds, route: Route) -> Level:
+    coordinates = clouds.geometry.coordinates(route).long()
+    return Level(coordinates[:, 0].numpy(), coordinates[:, 1:].numpy(), stride_of(route))
+
+
+def _counts(neighbours: Tensor) -> Any:
+    return (neighbours >= 0).sum(0).numpy()

@@ -1,0 +1,122 @@
+"""One rank's share of the sites of a micro-batch, in a stage of several ranks: what it is fed, and what it lends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import cache
+from itertools import accumulate
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from cuda_ops.sparse.geometry import Route, Segments
+from planner.ir.layout import Layout
+from planner.ir.plan import Decision
+from planner.layers.boundary import Boundaries
+from runtime.pieces import CPU
+from runtime.sites.arranged import ArrangedClouds
+from runtime.sites.batch import PreparedBatch
+from runtime.sites.local import LocalMap, Owned, local_map, local_segments
+
+
+class SiteShare:
+    """The share of the rank at ``position``; maps are made when they are first asked for.
+
+    Args:
+        places: where the stage's ranks cut the order of blocks.
+        shares: samples that each rank goes on with after a reduction over sites, by position.
+
+    Attributes:
+        shares: as given.
+        sizes: this rank's sites of each site set, by the name of the number.
+    """
+
+    def __init__(
+        self, batch: PreparedBatch, microbatch: int, places: Sequence[int], position: int, shares: tuple[int, ...]
+    ) -> None:
+        clouds = batch.clouds(microbatch)
+        if not isinstance(clouds, ArrangedClouds):
+            raise ValueError("sites are shared out of clouds that are arranged")
+        self._batch, self._microbatch, self._clouds = batch, microbatch, clouds
+        self._places, self._position, self.shares = tuple(places), position, shares
+        self.cuts = clouds.cut_points(places)
+        self.sizes = {word: points[position + 1] - points[position] for word, points in self.cuts.items()}
+        self._found = cache(self._map), cache(self._segments)
+        self._on: dict[tuple[str, torch.device], Any] = {}
+
+    @classmethod
+    def of(
+        cls, batch: PreparedBatch, microbatch: int, speeds: Sequence[float], position: int, shares: tuple[int, ...]
+    ) -> SiteShare:
+        """The share of one of ranks of ``speeds``."""
+        clouds = batch.clouds(microbatch)
+        places = clouds.places(speeds) if isinstance(clouds, ArrangedClouds) else ()
+        return cls(batch, microbatch, places, position, shares)
+
+    def map(self, name: str, device: torch.device = CPU) -> LocalMap:
+        """This rank's part of the kernel map of which a layer takes the graph input ``name`` as neighbours.
+
+        Where that input is the reverse of a map, the layer goes back through it (an inverse convolution).
+        """
+        return self._at(self._found[0], name, device)
+
+    def segments(self, name: str, device: torch.device = CPU) -> Segments:
+        """Where each sample's rows are among this rank's, for the graph input ``name`` that holds the starts."""
+        return self._at(self._found[1], name, device)
+
+    def tensor(self, name: str) -> Tensor:
+        """This rank's part of a graph input; of a kernel map nothing: layers over shared sites ask :meth:`map`."""
+        prepared = self._batch.prepared
+        if name in prepared.maps:
+            if name in self._batch.neighbours:
+                self.map(name)  # it is time to make it
+            return torch.empty(0, dtype=torch.int32)
+        whole, spec = self._batch.whole(name, self._microbatch), prepared.graph.inputs[name]
+        if spec.has_sites:
+            start, stop = self.cuts[spec.dims[0]][self._position : self._position + 2]
+            return whole[start:stop]
+        start = list(accumulate(self.shares, initial=0))[self._position]
+        return whole[start : start + self.shares[self._position]]
+
+    def _at(self, find: Callable[[str], Any], name: str, device: torch.device) -> Any:
+        if device == CPU:
+            return find(name)
+        found = self._on.get((name, device))
+        if found is None:
+            found = self._on[name, device] = find(name).to(device)
+        return found
+
+    def _map(self, name: str) -> LocalMap:
+        index, is_inverse = self._batch.prepared.maps[name]
+        spec = self._batch.prepared.preparation.recipe.maps[index]
+        found, source, target = self._clouds.map(spec), self._owned(spec.source), self._owned(spec.target)
+        if is_inverse:
+            return local_map(found.inverse(), target, source)
+        return local_map(found, source, target)
+
+    def _segments(self, name: str) -> Segments:
+        number = int(self._batch.prepared.names[name].rpartition("_")[2])
+        route = self._batch.prepared.preparation.recipe.segments[number]
+        samples = self._clouds.samples(route)[self._owned(route).rows]
+        return local_segments(samples, sum(self.shares))
+
+    def _owned(self, route: Route) -> Owned:
+        return self._clouds.owned(route, self._places, self._position)
+
+
+def boundaries_of_sites(
+    decision: Decision, batch: PreparedBatch, microbatch: int, shares: Mapping[tuple[int, int], SiteShare]
+) -> Boundaries:
+    """What stages hand each other of a micro-batch: intervals of rows, cut where its sites are shared out.
+
+    Args:
+        shares: by stage and micro-batch, of the stages of several ranks.
+    """
+    found = Boundaries.of_decision(batch.graph(microbatch), decision)
+    layouts = tuple(
+        Layout({**layout.cuts, **shares[stage, microbatch].cuts}) if (stage, microbatch) in shares else layout
+        for stage, layout in enumerate(found.layouts)
+    )
+    return replace(found, layouts=layouts)
