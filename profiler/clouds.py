@@ -15,18 +15,31 @@ from torch import Tensor, nn
 from cuda_ops.sparse.errors import SparseInputError
 from cuda_ops.sparse.nn.tensor import SparseTensor
 from cuda_ops.sparse.preparation import Preparation, padded
-from cuda_ops.sparse.recipe import PreparedNetwork, record
+from cuda_ops.sparse.recipe import PreparedNetwork, Recipe, record
 from planner.ir.errors import FactoryError
 from profiler.model import CloudExample, LoadedModel, Loss, graph_inputs, mean_of_squares
 
 _PAIR = 2
 
 
-def is_clouds(inputs: Any) -> bool:
-    """Whether a factory's inputs are a batch of clouds."""
-    return isinstance(inputs, SparseTensor) or (
-        isinstance(inputs, tuple) and any(isinstance(each, SparseTensor) for each in inputs)
+def is_clouds(network: nn.Module, inputs: Any) -> bool:
+    """Whether a factory's inputs are a batch of clouds: a SparseTensor, or coordinates, features and counts.
+
+    Three such tensors are clouds for a network that has sparse layers.
+    """
+    values = inputs if isinstance(inputs, tuple) else (inputs,)
+    if any(isinstance(each, SparseTensor) for each in values):
+        return True
+    return (
+        len(values) == 3
+        and all(isinstance(each, Tensor) for each in values)
+        and [each.ndim for each in values] == [3, 3, 1]
+        and values[0].dtype == torch.int32
+        and any(type(module).__module__.startswith(_SPARSE_LAYERS) for module in network.modules())
     )
+
+
+_SPARSE_LAYERS = "cuda_ops.sparse.nn"
 
 
 def load_clouds(
@@ -36,61 +49,67 @@ def load_clouds(
 
     Args:
         factory: its name, for people.
-        inputs: a SparseTensor of coordinates and features, or a tuple of just that.
-        targets: one a sample, or one a point in the order that the points were given in.
+        inputs: a SparseTensor (or a tuple of just that), and ``targets`` one a sample, or one a point in the order that
+            the points were given in; or coordinates, features and counts with samples first
+            (:mod:`cuda_ops.sparse.preparation`), and targets with samples first as well.
 
     Raises:
         FactoryError: the network takes something beside clouds, or cannot be run on them.
     """
-    example = inputs[0] if isinstance(inputs, tuple) and len(inputs) == 1 else inputs
-    if not isinstance(example, SparseTensor):
+    values = inputs if isinstance(inputs, tuple) else (inputs,)
+    if isinstance(values[0], SparseTensor) and len(values) == 1:
+        raw, per_site = _samples_first(values[0], targets)
+    elif any(isinstance(each, SparseTensor) for each in values):
         raise FactoryError(
             f"{factory} returned a SparseTensor among other inputs",
-            [f"{len(inputs)} inputs"],
+            [f"{len(values)} inputs"],
             ["a network that takes one SparseTensor; further numbers can be features of its sites"],
         )
-    raw = _samples_first(example, targets)
-    if example.num_samples < _PAIR:  # one is special to the capture
+    else:
+        raw = (*values, *targets)
+        per_site = tuple(each.ndim > 1 and each.shape[1] == values[0].shape[1] for each in targets)
+    if len(raw[2]) < _PAIR:  # one is special to the capture
         raw = tuple(torch.cat([tensor] * _PAIR) for tensor in raw)
-    per_site = tuple(len(target) == len(example) != example.num_samples for target in targets)
-    function = loss.function
-
-    def run(clouds: SparseTensor) -> Tensor:
-        return function_of(
-            network(clouds), tuple(target if not site else target[clouds_order] for target, site in both)
-        )
-
-    clouds_order = torch.arange(len(example)) if example.order is None else example.order
-    both = tuple(zip(targets, per_site, strict=True))
-    function_of = Loss(_on_features if function is mean_of_squares else function, loss.unpacked)
+    told = Loss(_on_features if loss.function is mean_of_squares else loss.function, loss.unpacked)
     try:
-        recipe = record(run, example, network)
+        preparation = _preparation(network, raw, per_site, told)
     except SparseInputError as error:
         raise FactoryError(f"{factory} returned a network that does not take its clouds", [str(error)]) from error
-    preparation = Preparation(recipe, per_site)
-    found = CloudExample(preparation, raw[:3], raw[3:])
+    found = CloudExample(preparation, raw[:_NUM_INPUTS], raw[_NUM_INPUTS:])
     prepared, aims = found.prepared(found.inputs, found.targets)
-    model = LoadedModel(PreparedNetwork(network, recipe), prepared, aims, function_of, clouds=found)
+    model = LoadedModel(PreparedNetwork(network, preparation.recipe), prepared, aims, told, clouds=found)
     return model, _varying(preparation)
 
 
-def _samples_first(example: SparseTensor, targets: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """Coordinates, features, counts and targets, samples first and padded."""
-    coordinates, segments = example.coords, example.segments
-    rows = [range(s, s + n) for s, n in zip(segments.starts.tolist(), segments.lengths.tolist(), strict=True)]
-    cut = [slice(each.start, each.stop) for each in rows]
-    first = padded([coordinates[each, 1:] for each in cut], [example.feats[each] for each in cut])
-    points = first[0].shape[1]
+_NUM_INPUTS = 3
+
+
+def _preparation(network: nn.Module, raw: tuple[Tensor, ...], per_site: tuple[bool, ...], loss: Loss) -> Preparation:
+    """What the network and its loss ask for, by running them once."""
+    clouds = Preparation(Recipe((), ()), per_site).clouds(raw)
+    targets = tuple(clouds.tensor(f"target_{index}") for index in range(len(per_site)))
+    dtype = next((each.dtype for each in network.parameters() if each.is_floating_point()), torch.float32)
+    example = SparseTensor.on(clouds.geometry, clouds.tensor("features").to(dtype))
+    return Preparation(record(lambda x: loss(network(x), targets), example, network), per_site)
+
+
+def _samples_first(example: SparseTensor, targets: tuple[Tensor, ...]) -> tuple[tuple[Tensor, ...], tuple[bool, ...]]:
+    """Coordinates, features, counts and targets, samples first and padded; and which targets are one a site."""
+    segments, per_site = (
+        example.segments,
+        tuple(len(target) == len(example) != example.num_samples for target in targets),
+    )
+    cuts = [slice(s, s + n) for s, n in zip(segments.starts.tolist(), segments.lengths.tolist(), strict=True)]
+    first = padded([example.coords[cut, 1:] for cut in cuts], [example.feats[cut] for cut in cuts])
     found = []
-    for target in targets:
-        if len(target) == len(example) != example.num_samples:
+    for target, is_per_site in zip(targets, per_site, strict=True):
+        if is_per_site:
             ordered = target if example.order is None else target[example.order]
-            whole = target.new_zeros(len(cut), points, *target.shape[1:])
-            for index, each in enumerate(cut):
-                whole[index, : each.stop - each.start] = ordered[each]
-            target = whole
+            target = target.new_zeros(len(cuts), first[0].shape[1], *target.shape[1:])
+            for index, cut in enumerate(cuts):
+                target[index, : cut.stop - cut.start] = ordered[cut]
         found.append(target)
-    return (*first, *found)
+    return (*first, *found), per_site
 
 
 def _varying(preparation: Preparation) -> Mapping[str, Any]:

@@ -123,6 +123,17 @@ class CloudExample:
         )
         return replace(self, inputs=inputs, targets=targets)
 
+    def of_fewer_points(self, divisor: int) -> CloudExample:
+        """With a part of the points of each cloud, at least one where there are some."""
+        points = -(-self.inputs[0].shape[1] // divisor)
+        coordinates, features, counts = self.inputs
+        targets = tuple(
+            target[:, :points] if is_per_site else target
+            for target, is_per_site in zip(self.targets, self.preparation.per_site, strict=True)
+        )
+        inputs = coordinates[:, :points], features[:, :points], counts.clamp(max=points)
+        return replace(self, inputs=inputs, targets=targets)
+
     @property
     def without_samples(self) -> frozenset[str]:
         """The graph's inputs whose first dim is not the samples, whatever its extent."""

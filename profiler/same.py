@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -27,7 +28,7 @@ def require_same_loss(traced: Traced, model: LoadedModel) -> None:
     whole = example_of(traced.inputs, model, samples)
     _require_alike(traced, _module_loss(model, whole), _graph_loss(traced, model, whole, samples), {})
     for divisor in (_PAIR, max(model.extents.values())) if traced.varying else ():
-        tensors = _shrunk(whole, traced, divisor)
+        tensors = _shrunk(whole, traced, divisor) if model.clouds is None else _fewer(traced, model, samples, divisor)
         try:
             expected = _module_loss(model, tensors)
         except Exception:  # noqa: BLE001 - the user's module may refuse such an extent in any way
@@ -100,6 +101,12 @@ def _kept_buffers(model: LoadedModel) -> Iterator[None]:
     finally:
         for name, buffer in model.module.named_buffers():
             buffer.copy_(state[name])
+
+
+def _fewer(traced: Traced, model: LoadedModel, samples: int, divisor: int) -> dict[str, Tensor]:
+    """Of clouds: maps of fewer points, since a part of a map is none."""
+    clouds = model.clouds and model.clouds.of_fewer_points(divisor)
+    return example_of(traced.inputs, replace(model, clouds=clouds), samples)
 
 
 def _shrunk(tensors: Mapping[str, Tensor], traced: Traced, divisor: int) -> dict[str, Tensor]:

@@ -10,8 +10,9 @@ MODEL is ``pkg.mod:factory`` or ``path/file.py:factory``.  A factory is called w
 with ``inputs`` and ``targets`` a tensor or a tuple of tensors, samples first, and ``output = module(*inputs)``.
 ``loss_fn(output, targets)`` is a mean over samples; without one it is :func:`mean_of_squares`.
 
-A sparse network takes one ``SparseTensor`` of coordinates and features; its targets are one a sample, or one a point in
-the order in which the points were given.  What varies in it is known.
+A sparse network takes one ``SparseTensor``.  Its example is that, with targets one a sample or one a point in the order
+in which points were given; or, as data sets have it, coordinates, features and counts with samples first, padded to the
+largest cloud (:mod:`cuda_ops.sparse.preparation`).  What varies in it is known.
 
 ``varying`` says which other sizes than the number of samples differ from batch to batch (the length of sequences, the
 number of points, the height and width of images), and where they are:
@@ -157,9 +158,9 @@ def _parts(source: ModelSource, result: Any, shaped: bool) -> tuple[LoadedModel,
                     f"{source.factory} returned a module and no example inputs", remedies=["give --input 8,3,64,64"]
                 )
             return LoadedModel(module, (torch.randn(source.input_shape),), (), default), varying
-        case (nn.Module() as module, inputs) if is_clouds(inputs):
+        case (nn.Module() as module, inputs) if is_clouds(module, inputs):
             return load_clouds(source.factory, module, inputs, (), default)
-        case (nn.Module() as module, (inputs, targets), loss_fn) if callable(loss_fn) and is_clouds(inputs):
+        case (nn.Module() as module, (inputs, targets), loss_fn) if callable(loss_fn) and is_clouds(module, inputs):
             loss = Loss(loss_fn, unpacked=isinstance(targets, Tensor))
             return load_clouds(source.factory, module, inputs, _tensors(source, "targets", targets), loss)
         case (nn.Module() as module, inputs):

@@ -33,7 +33,7 @@ def sample_order(work: Ints, speeds: Sequence[float], tolerance: float) -> list[
     """The samples in the order for ranks of these ``speeds``: the one with fewest cuts in space, then the fastest."""
     most = (1 + tolerance) * int(work.sum()) / sum(speeds)
     large = [item for item in range(len(work)) if work[item] > most * max(speeds)]
-    orders = [_by_rank(ranks, large) for ranks in _assignments(work.tolist(), speeds, large)]
+    orders = [_by_rank(ranks) for ranks in _assignments(work.tolist(), speeds, large)]
     orders.append(list(range(len(work))))
 
     def worth(order: Sequence[int]) -> tuple[int, float]:
@@ -76,6 +76,5 @@ def _large_first(work: Sequence[int], speeds: Sequence[float], large: Sequence[i
     return [first[item] for item in range(len(work))]
 
 
-def _by_rank(ranks: Sequence[int], large: Sequence[int]) -> list[int]:
-    """Samples by rank; a large one goes on to the next ranks, so it comes last in its first."""
-    return sorted(range(len(ranks)), key=lambda item: (ranks[item], item in large, item))
+def _by_rank(ranks: Sequence[int]) -> list[int]:
+    return sorted(range(len(ranks)), key=lambda item: (ranks[item], item))

@@ -20,7 +20,7 @@ from torch import nn
 
 from cuda_ops.sparse import nn as spnn
 from cuda_ops.sparse.nn import SparseTensor
-from profiler.models.shapes import CloudExample, clouds, site_labels
+from profiler.models.shapes import CloudExample, shapes, site_labels
 from profiler.models.sparse_blocks import ConvBlock, ResidualBlock
 
 CHANNELS = (32, 32, 64, 128, 256, 256, 128, 96, 96)
@@ -83,10 +83,10 @@ def minkunet(
     blocks: int = 2,
 ) -> CloudExample:
     """MinkUNet-18; ``width`` multiplies all channels. The loss is the mean over samples of the mean over sites."""
-    inputs = clouds("minkunet", input_shape)
+    cloud = shapes("minkunet", input_shape)
     scaled = [max(1, int(width * each)) for each in channels]
     module = MinkUNet(in_channels=input_shape[2], num_classes=num_classes, channels=scaled, blocks=blocks)
-    return module, (inputs, site_labels(num_classes, input_shape)), spnn.SiteCrossEntropy()
+    return module, (cloud, site_labels(num_classes, input_shape)), spnn.SiteCrossEntropy()
 
 
 def minkunet_tiny(*, input_shape: tuple[int, ...] = (2, 200, 4), num_classes: int = 3) -> CloudExample:

@@ -1,4 +1,4 @@
-"""Example clouds for the sparse networks: voxelised shapes, samples first, padded to the largest.
+"""Example clouds for the sparse networks: voxelised shapes.
 
 A sample is a ball's surface, squeezed by its own factor along each axis and cut to the number of voxels asked for, so
 that sites have the neighbours that scanned surfaces have.
@@ -14,47 +14,36 @@ from torch import Tensor, nn
 from cuda_ops.sparse.nn import SparseTensor
 from profiler.models.example import indices, normal, require_dims
 
-CloudInputs = tuple[Tensor, Tensor, Tensor]
-"""Coordinates int32 (sample, site, 3), features (sample, site, channel), and the sites of each sample (sample,)."""
+CloudExample = tuple[nn.Module, tuple[SparseTensor, Tensor], Callable[..., Tensor]]
+"""What a sparse factory returns: the module, its example input and targets, and the loss.
 
-CloudExample = tuple[nn.Module, tuple[CloudInputs, Tensor], Callable[..., Tensor]]
-"""What a sparse factory returns: the module of a sparse tensor, the inputs and targets that it is made of, the loss.
-
-A target is (sample,) for a classification, and (sample, site) for a segmentation.
+A target is (sample,) for a classification, and (site,) in the order of the input's points for a segmentation.
 """
 
 _DIMS = ("sample", "site", "channel")
 
 
-def clouds(network: str, input_shape: tuple[int, ...], seed: int = 0) -> CloudInputs:
+def shapes(network: str, input_shape: tuple[int, ...], seed: int = 0) -> SparseTensor:
     """Clouds of exactly ``input_shape[1]`` sites each; raises `ValueError` for another number of dims.
 
-    Coordinates are whole numbers, int32, on torch's default device; features are standard normal numbers.
+    Features are standard normal numbers of torch's default dtype. Points are given in the order of the sites, so that
+    targets are in that of both.
     """
     require_dims(network, input_shape, _DIMS)
-    samples, sites, _ = input_shape
-    coordinates = torch.stack([_surface(sites, seed + 7919 * sample) for sample in range(samples)])
-    counts = torch.full((samples,), sites)
-    device = torch.get_default_device()
-    return coordinates.to(device), normal(input_shape, seed), counts.to(device)
+    samples, sites, channels = input_shape
+    clouds = [_surface(sites, seed + 7919 * sample) for sample in range(samples)]
+    batch = torch.arange(samples, dtype=torch.int32, device="cpu").repeat_interleave(sites).unsqueeze(1)
+    coords = torch.cat((batch, torch.cat(clouds)), 1).to(torch.get_default_device())
+    return SparseTensor(normal((samples * sites, channels), seed), coords, num_samples=samples)
 
 
 def site_labels(num_classes: int, input_shape: tuple[int, ...], seed: int = 1) -> Tensor:
-    """Uniform class numbers, int64 (sample, site)."""
-    return indices(num_classes, input_shape[:2], seed)
-
-
-def sparse_batch(inputs: CloudInputs) -> SparseTensor:
-    """The sparse tensor of a batch of clouds; row ``i`` is site ``order[i]`` of all samples one after another."""
-    coordinates, features, counts = inputs
-    there = torch.arange(coordinates.shape[1], device=counts.device) < counts.unsqueeze(1)
-    sample = torch.arange(len(counts), device=counts.device, dtype=torch.int32).unsqueeze(1).expand_as(there)
-    coords = torch.cat((sample.unsqueeze(2), coordinates.to(torch.int32)), 2)
-    return SparseTensor(features[there], coords[there], num_samples=len(counts))
+    """Uniform class numbers, int64 (site,), for the sites of all samples."""
+    return indices(num_classes, (input_shape[0] * input_shape[1],), seed)
 
 
 def _surface(sites: int, seed: int) -> Tensor:
-    """int32 (sites, 3), each once: as many of the voxels of a squeezed sphere as are asked for."""
+    """int32 (sites, 3), each once and ascending: as many of the voxels of a squeezed sphere as are asked for."""
     generator = torch.Generator("cpu").manual_seed(seed)
     squeeze = 0.6 + 0.4 * torch.rand(3, generator=generator, device="cpu")
     radius = 1 + int(sites**0.5)

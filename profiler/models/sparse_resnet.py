@@ -16,7 +16,7 @@ from torch.nn import functional
 from cuda_ops.sparse import nn as spnn
 from cuda_ops.sparse.nn import SparseTensor
 from profiler.models.example import indices
-from profiler.models.shapes import CloudExample, clouds
+from profiler.models.shapes import CloudExample, shapes
 from profiler.models.sparse_blocks import ConvBlock, ResidualBlock, Size
 
 CHANNELS = (16, 32, 64, 128)
@@ -73,10 +73,10 @@ def sparse_resnet(
     blocks: Sequence[int] = (2, 2, 2, 2),
 ) -> CloudExample:
     """The 21 layers; ``width`` multiplies all channels."""
-    inputs = clouds("sparse_resnet", input_shape)
+    cloud = shapes("sparse_resnet", input_shape)
     channels = [max(1, int(width * each)) for each in CHANNELS[: len(blocks)]]
     module = SparseResNet(in_channels=input_shape[2], num_classes=num_classes, channels=channels, blocks=blocks)
-    return module, (inputs, indices(num_classes, input_shape[:1], seed=1)), functional.cross_entropy
+    return module, (cloud, indices(num_classes, input_shape[:1], seed=1)), functional.cross_entropy
 
 
 def sparse_resnet_tiny(*, input_shape: tuple[int, ...] = (2, 200, 4), num_classes: int = 5) -> CloudExample:

@@ -2,8 +2,8 @@
 
 The graph is that of the authors' published profiles: 13 submanifold convolutions of kernel 3 without bias, each with
 batch norm and ReLU, in five stages with a max-pool of 2 after each; the maximum over each sample's sites; linear layers
-of 4096, 4096 and 40. 33.7 M parameters with one channel in. Dropout is off unless asked for, so that a run can be
-repeated (theirs is 0.5).
+of 4096, 4096 and 40: 63,182,824 parameters with one channel in, as in the profiles. Dropout is off unless asked for, so
+that a run can be repeated (theirs is 0.5).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch.nn import functional
 from cuda_ops.sparse import nn as spnn
 from cuda_ops.sparse.nn import SparseTensor
 from profiler.models.example import indices
-from profiler.models.shapes import CloudExample, clouds
+from profiler.models.shapes import CloudExample, shapes
 
 Between = Literal["pool", "convolution"]
 
@@ -81,7 +81,7 @@ def sparse_vgg16(
     between: Between = "pool",
 ) -> CloudExample:
     """SparsePipe's network, on clouds of the size of theirs."""
-    inputs = clouds("sparse_vgg16", input_shape)
+    cloud = shapes("sparse_vgg16", input_shape)
     module = SparseVGG16(
         in_channels=input_shape[2],
         num_classes=num_classes,
@@ -90,7 +90,7 @@ def sparse_vgg16(
         dropout=dropout,
         between=between,
     )
-    return module, (inputs, indices(num_classes, input_shape[:1], seed=1)), functional.cross_entropy
+    return module, (cloud, indices(num_classes, input_shape[:1], seed=1)), functional.cross_entropy
 
 
 def sparse_vgg16_tiny(

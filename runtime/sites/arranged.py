@@ -60,15 +60,17 @@ class ArrangedClouds:
         }
 
     def owned(self, route: Route, places: Sequence[int], position: int) -> Owned:
-        """What the rank at ``position`` owns of a site set."""
-        owners = torch.searchsorted(
-            torch.tensor(list(places[1:-1]), dtype=torch.int64), self._order(route)[1], right=True
-        )
-        return Owned.by(owners, position)
+        """What the rank at ``position`` owns of a site set, in rows of ``clouds``' own maps."""
+        order, blocks, _ = self._order(route)
+        cuts = torch.tensor(list(places), dtype=torch.int64)
+        start, stop = torch.searchsorted(blocks, cuts[position : position + 2]).tolist()
+        owners = torch.empty(len(order), dtype=torch.int8)
+        owners[order] = torch.searchsorted(cuts[1:-1], blocks, right=True).to(torch.int8)
+        return Owned(owners, position, order[start:stop])
 
     def samples(self, route: Route) -> Tensor:
         """int64 (sites,): the sample of each row."""
-        return self._sorted_samples(route)[self._order(route)[0]]
+        return self.sorted_samples(route)[self._order(route)[0]]
 
     def map(self, spec: MapSpec) -> KernelMap:
         """See :class:`Clouds`."""
@@ -76,8 +78,8 @@ class ArrangedClouds:
         if found is None:
             (source, _, row_of_source), (target, _, row_of_target) = self._order(spec.source), self._order(spec.target)
             kernel_map = self.clouds.map(spec)
-            neighbours = row_of_source[kernel_map.neighbours[:, target].long()]
-            reverse = row_of_target[kernel_map.reverse[:, source].long()]
+            neighbours = _renumbered(kernel_map.neighbours, target, row_of_source)
+            reverse = _renumbered(kernel_map.reverse, source, row_of_target)
             found = self._maps[spec] = KernelMap(neighbours, reverse)
         return found
 
@@ -110,7 +112,7 @@ class ArrangedClouds:
         return network_work(levels, pairs, price)
 
     def _order(self, route: Route) -> tuple[Tensor, Tensor, Tensor]:
-        """Of a site set: the sorted row of each row, its block's place, and the row of each sorted row (and of -1)."""
+        """Of a site set: the sorted row of each row, its block's place, and the row of -1 and of each sorted row."""
         found = self._orders.get(route)
         if found is None:
             level = self._levels[route]
@@ -118,7 +120,7 @@ class ArrangedClouds:
             place = self._place_of(blocks)
             order = place.argsort(stable=True)
             rows = torch.full((len(order) + 1,), -1, dtype=torch.int32)
-            rows[order] = torch.arange(len(order), dtype=torch.int32)
+            rows[order + 1] = torch.arange(len(order), dtype=torch.int32)
             found = self._orders[route] = order, place[order], rows
         return found
 
@@ -128,8 +130,15 @@ class ArrangedClouds:
         ascending, place = keys.sort()
         return lambda blocks: place[torch.searchsorted(ascending, blocks)]
 
-    def _sorted_samples(self, route: Route) -> Tensor:
+    def sorted_samples(self, route: Route) -> Tensor:
+        """int64 (sites,): the sample of each row of ``clouds``."""
         return torch.from_numpy(self._levels[route].samples)
+
+
+def _renumbered(half: Tensor, columns: Tensor, rows: Tensor) -> Tensor:
+    """Columns of one half of a map, with the numbers that ``rows`` has for -1 and each row."""
+    chosen = half.index_select(1, columns)
+    return rows.index_select(0, chosen.flatten() + 1).view(chosen.shape)
 
 
 def _level(clouds: Clouds, route: Route) -> Level:

@@ -17,6 +17,7 @@ from planner.ir.plan import Decision
 from planner.sites.prices import Prices, prices
 from runtime.batch import Batch, Shapes
 from runtime.sites.arranged import ArrangedClouds
+from runtime.sites.faults import telling
 
 POINTS = "points"
 """The dim of a user's tensors that holds the points of a sample, padded to those of the largest."""
@@ -30,17 +31,21 @@ class Prepared:
         graph: whose inputs they are.
         names: by graph input, the name that the preparation has for it.
         raw: the tensors that a user's batch has, samples first, by name.
+        looked_at: graph inputs that layers other than convolutions and poolings read, maps among them.
     """
 
     graph: Graph
     preparation: Preparation
     names: dict[str, str]
     raw: dict[str, TensorSpec]
+    looked_at: frozenset[str]
 
     @classmethod
     def of(cls, graph: Graph, preparation: Preparation, raw: dict[str, TensorSpec]) -> Prepared:
         """The graph's inputs are in the preparation's order."""
-        return cls(graph, preparation, dict(zip(graph.inputs, preparation.names, strict=True)), raw)
+        looked_at = {name for layer in graph.layers if layer.kind not in _MAPPED for name in layer.inputs}
+        names = dict(zip(graph.inputs, preparation.names, strict=True))
+        return cls(graph, preparation, names, raw, frozenset(looked_at.intersection(graph.inputs)))
 
     @property
     def maps(self) -> dict[str, tuple[int, bool]]:
@@ -54,6 +59,7 @@ class Prepared:
 
 NEIGHBOURS, REVERSE = "neighbours_", "reverse_"
 """How the names of a map's two halves begin."""
+_MAPPED = frozenset({"sparse_conv", "sparse_pool"})
 
 
 class PreparedBatch:
@@ -81,7 +87,8 @@ class PreparedBatch:
         if found is None:
             rows = self.rows[microbatch]
             tensors = [self._raw.part(name, microbatch, 0, rows) for name in self.prepared.raw]
-            clouds = self.prepared.preparation.clouds(tensors)
+            with telling(microbatch):
+                clouds = self.prepared.preparation.clouds(tensors)
             found = ArrangedClouds(clouds, self.prepared.maps, self._price, self._speeds) if self._speeds else clouds
             self._clouds[microbatch] = found
         return found
@@ -102,7 +109,8 @@ class PreparedBatch:
         """A graph input of all samples."""
         found = self._made.get((microbatch, name))
         if found is None:
-            found = self.clouds(microbatch).tensor(self.prepared.names[name])
+            with telling(microbatch):
+                found = self.clouds(microbatch).tensor(self.prepared.names[name])
             dtype = getattr(torch, self.prepared.graph.inputs[name].dtype)
             found = self._made[microbatch, name] = found.to(dtype)
         return found

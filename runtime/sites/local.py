@@ -27,9 +27,9 @@ class Owned:
     """Who owns the rows of one site set.
 
     Attributes:
-        owners: int64 (sites,), by position in the stage.
+        owners: int8 (sites,), by position in the stage.
         position: of this rank.
-        rows: int64, this rank's rows, ascending.
+        rows: int64, this rank's rows, in the order in which it has them.
     """
 
     owners: Tensor
@@ -38,8 +38,12 @@ class Owned:
 
     @classmethod
     def by(cls, owners: Tensor, position: int) -> Owned:
-        """This rank's among ``owners``."""
-        return cls(owners, position, (owners == position).nonzero().squeeze(1))
+        """This rank's among ``owners`` (sites,), in the order of the sites."""
+        return cls(owners.to(torch.int8), position, (owners == position).nonzero().squeeze(1))
+
+    def of(self, rows: Tensor) -> Tensor:
+        """int8: the owner of each of ``rows``, -1 for those that are -1."""
+        return _looked_up(torch.cat([self.owners.new_full((1,), -1), self.owners]), rows)
 
     def __len__(self) -> int:
         """Rows of this rank."""
@@ -122,16 +126,17 @@ class LocalMap:
 
 def local_map(kernel_map: KernelMap, source: Owned, target: Owned) -> LocalMap:
     """This rank's part of ``kernel_map``, whose inputs and outputs are owned as ``source`` and ``target`` say."""
-    read = kernel_map.neighbours[:, target.rows].long()  # rows of the whole input, -1 for none
-    foreign = torch.unique(read[(read >= 0) & (source.owners[read] != source.position)])
-    owners = source.owners[foreign]
-    order = owners.argsort(stable=True)
-    place = torch.full((len(source.owners) + 1,), -1, dtype=torch.int32)  # the last entry is that of -1
-    place[source.rows] = torch.arange(len(source), dtype=torch.int32)
-    place[foreign[order]] = torch.arange(len(source), len(source) + len(foreign), dtype=torch.int32)
-    neighbours = place[read]
-    receives = {int(owner): int(count) for owner, count in zip(*owners.unique(return_counts=True), strict=True)}
-    halo = Halo(_sends(kernel_map, source, target), receives)
+    read = kernel_map.neighbours.index_select(1, target.rows)  # rows of the whole input, -1 for none
+    owners = source.of(read)
+    foreign = torch.unique(read[(owners != source.position) & (owners >= 0)]).long()
+    owners = source.owners[foreign].long()
+    foreign = foreign[owners.argsort(stable=True)]
+    place = torch.full((len(source.owners) + 1,), -1, dtype=torch.int32)  # the first entry is that of -1
+    place[source.rows + 1] = torch.arange(len(source), dtype=torch.int32)
+    place[foreign + 1] = torch.arange(len(source), len(source) + len(foreign), dtype=torch.int32)
+    neighbours = _looked_up(place, read)
+    counts = torch.bincount(owners).tolist()
+    halo = Halo(_sends(kernel_map, source, target), {owner: count for owner, count in enumerate(counts) if count})
     reverse = operators.reversed_map(neighbours, len(source) + len(foreign))
     return LocalMap(neighbours, reverse, len(source), halo)
 
@@ -145,8 +150,15 @@ def local_segments(samples: Tensor, num_samples: int) -> Segments:
 
 
 def _sends(kernel_map: KernelMap, source: Owned, target: Owned) -> dict[int, Tensor]:
-    """Of this rank's inputs, those that outputs of other ranks read."""
-    readers = kernel_map.reverse[:, source.rows].long()
-    by = torch.where(readers >= 0, target.owners[readers], source.position)
-    others = [int(position) for position in by.unique() if position != source.position]
-    return {position: (by == position).any(0).nonzero().squeeze(1) for position in others}
+    """Of this rank's inputs, those that outputs of other ranks read, in the order of the whole input's rows."""
+    readers = target.of(kernel_map.reverse.index_select(1, source.rows))
+    lent = ((readers != source.position) & (readers >= 0)).any(0).nonzero().squeeze(1)
+    lent = lent[source.rows[lent].argsort()]
+    readers = readers[:, lent]
+    others = [int(position) for position in readers.unique() if position not in (-1, source.position)]
+    return {position: lent[(readers == position).any(0)] for position in others}
+
+
+def _looked_up(table: Tensor, rows: Tensor) -> Tensor:
+    """``table[rows + 1]``, in the shape of ``rows`` (int32); several times as fast as to index with int64."""
+    return table.index_select(0, rows.flatten() + 1).view(rows.shape)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -107,9 +107,7 @@ def require_shareable(graph: Graph, layers: frozenset[str], stage: int) -> None:
     for layer in graph.layers:
         if layer.name not in layers or not any(values[name].has_sites for name in layer.inputs):
             continue
-        keeps = layer.kind in _KEEP_SITES or (layer.kind == _OPAQUE and not layer.attributes.get(MIXES_SAMPLES))
-        makes_sites = all(spec.dims and is_sites(spec.dims[0]) for spec in layer.outputs)
-        if layer.kind not in _REDUCE_SITES and not (keeps and makes_sites):
+        if layer.kind not in _REDUCE_SITES and not _keeps_sites(layer, [values[name].dims for name in layer.inputs]):
             raise UnsupportedModelError(
                 f"stage {stage} cannot share out sites: layer {layer.name} needs those of all ranks",
                 [f"{_operator(layer)} over {' x '.join(values[layer.inputs[0]].dims)}"],
@@ -122,10 +120,28 @@ def require_shareable(graph: Graph, layers: frozenset[str], stage: int) -> None:
 
 _KEEP_SITES = frozenset(
     {"pointwise", "batch_norm", "linear", "concat", "sparse_conv", "sparse_pool", "softmax"}
-    | {"layer_norm", "slice", "loss", "segment_expand"}
+    | {"layer_norm", "slice", "loss", "segment_expand", "reduce", "reshape"}
 )
 _REDUCE_SITES = frozenset({"segment"})
 _OPAQUE = "opaque"
+
+
+def _keeps_sites(layer: Layer, read: Sequence[tuple[str, ...]]) -> bool:
+    """Whether what the layer makes at a site follows from what it reads there (or through a map)."""
+    kind, attributes = layer.kind, layer.attributes
+    if kind not in _KEEP_SITES and (kind != _OPAQUE or attributes.get(MIXES_SAMPLES)):
+        return False
+    along = attributes.get("dims" if kind == "reduce" else "dim") if kind in _ALONG_A_DIM else ()
+    dims = layer.outputs[0].dims if kind == "concat" else read[0]  # stacked tensors have the dim only then
+    if any(is_sites(dims[dim]) for dim in (along if isinstance(along, tuple) else (along,))):
+        return False
+    leading = len(layer.outputs[0].dims) if kind in _ANYWHERE else 1
+    return all(any(map(is_sites, spec.dims[:leading])) for spec in layer.outputs)
+
+
+_ALONG_A_DIM = frozenset({"softmax", "concat", "slice", "reduce"})
+_ANYWHERE = frozenset({"pointwise", "reduce", "reshape"})
+"""Kinds that keep sites apart whichever dim they are on; others take the first for rows."""
 
 
 def _operator(layer: Layer) -> str:

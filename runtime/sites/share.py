@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from cuda_ops.sparse.geometry import Route, Segments
+from planner.ir.graph import is_sites
 from planner.ir.layout import Layout
 from planner.ir.plan import Decision
 from planner.layers.boundary import Boundaries
@@ -67,16 +68,21 @@ class SiteShare:
         return self._at(self._found[1], name, device)
 
     def tensor(self, name: str) -> Tensor:
-        """This rank's part of a graph input; of a kernel map nothing: layers over shared sites ask :meth:`map`."""
+        """This rank's part of a graph input.
+
+        Of a kernel map nothing: layers over shared sites ask :meth:`map`.  Only where some other layer looks at a map
+        (whether a neighbour is there) has it this rank's columns, of rows numbered in the whole micro-batch.
+        """
         prepared = self._batch.prepared
-        if name in prepared.maps:
-            if name in self._batch.neighbours:
-                self.map(name)  # it is time to make it
+        if name in self._batch.neighbours:
+            self.map(name)  # it is time to make it
+        if name in prepared.maps and name not in prepared.looked_at:
             return torch.empty(0, dtype=torch.int32)
         whole, spec = self._batch.whole(name, self._microbatch), prepared.graph.inputs[name]
-        if spec.has_sites:
-            start, stop = self.cuts[spec.dims[0]][self._position : self._position + 2]
-            return whole[start:stop]
+        for dim, word in enumerate(spec.dims):
+            if is_sites(word):
+                start, stop = self.cuts[word][self._position : self._position + 2]
+                return whole.narrow(dim, start, stop - start)
         start = list(accumulate(self.shares, initial=0))[self._position]
         return whole[start : start + self.shares[self._position]]
 
@@ -91,7 +97,7 @@ class SiteShare:
     def _map(self, name: str) -> LocalMap:
         index, is_inverse = self._batch.prepared.maps[name]
         spec = self._batch.prepared.preparation.recipe.maps[index]
-        found, source, target = self._clouds.map(spec), self._owned(spec.source), self._owned(spec.target)
+        found, source, target = self._clouds.clouds.map(spec), self._owned(spec.source), self._owned(spec.target)
         if is_inverse:
             return local_map(found.inverse(), target, source)
         return local_map(found, source, target)
@@ -99,7 +105,7 @@ class SiteShare:
     def _segments(self, name: str) -> Segments:
         number = int(self._batch.prepared.names[name].rpartition("_")[2])
         route = self._batch.prepared.preparation.recipe.segments[number]
-        samples = self._clouds.samples(route)[self._owned(route).rows]
+        samples = self._clouds.sorted_samples(route)[self._owned(route).rows]
         return local_segments(samples, sum(self.shares))
 
     def _owned(self, route: Route) -> Owned:
