@@ -30,6 +30,7 @@ _COLOUR: Mapping[Op, str] = {
     Op.BACKWARD_WEIGHT: VERMILION,
     Op.REDUCE_GRAD: PURPLE,
     Op.UPDATE: GREEN,
+    Op.PREPARE: GREY,
 }
 _WORDS: Mapping[Op, str] = {
     Op.FORWARD: "forward",
@@ -38,6 +39,7 @@ _WORDS: Mapping[Op, str] = {
     Op.BACKWARD_WEIGHT: "backward for weights",
     Op.REDUCE_GRAD: "gradient all-reduce",
     Op.UPDATE: "update",
+    Op.PREPARE: "preparing on the host",
 }
 _LABEL_FROM = 0.012  # of the step; shorter actions carry no label
 _MIB = 2**20
@@ -142,8 +144,10 @@ def _draw_timeline(axes: Axes, timeline: Timeline) -> set[Op]:
             continue
         seen.add(action.op)
         start, length = 1e3 * span.start_s, 1e3 * (span.stop_s - span.start_s)
-        axes.barh(span.rank, length, left=start, height=0.8, color=_COLOUR[action.op], edgecolor="white", linewidth=0.4)
-        if length > 1e3 * _LABEL_FROM * timeline.step_s and action.op not in PER_STEP:
+        height, below = (0.14, 0.47) if action.op is Op.PREPARE else (0.8, 0.0)  # it may last while the rank computes
+        colour = _COLOUR[action.op]
+        axes.barh(span.rank + below, length, left=start, height=height, color=colour, edgecolor="white", linewidth=0.4)
+        if action.op is not Op.PREPARE and length > 1e3 * _LABEL_FROM * timeline.step_s and action.op not in PER_STEP:
             middle = start + length / 2
             axes.text(middle, span.rank, str(action.microbatch), ha="center", va="center", fontsize=7)
     return seen

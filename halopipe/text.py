@@ -22,6 +22,7 @@ _FILL = {
     Op.BACKWARD_WEIGHT: "▒",
     Op.REDUCE_GRAD: "=",
     Op.UPDATE: "#",
+    Op.PREPARE: ":",
 }
 _LABEL = {Op.REDUCE_GRAD: "R", Op.UPDATE: "U"}
 _LEGEND = {
@@ -31,6 +32,7 @@ _LEGEND = {
     Op.BACKWARD_WEIGHT: "W backward for weights",
     Op.REDUCE_GRAD: "R gradient all-reduce",
     Op.UPDATE: "U update",
+    Op.PREPARE: "P preparing on the host",
 }
 _IDLE = "·"
 _QUANTITY = re.compile(r"[+-]?[\d.,]+( \S+)?|–|best")
@@ -87,12 +89,12 @@ def _row(drawn: list[tuple[Span, Action]], step_s: float, cells: int) -> str:
     row = [_IDLE] * cells
     per_s = cells / step_s if step_s > 0 else 0.0
     several_stages = len({action.stage for _, action in drawn}) > 1
-    for span, action in drawn:
+    for span, action in sorted(drawn, key=lambda pair: pair[1].op is not Op.PREPARE):  # compute covers it
         first, last = round(span.start_s * per_s), round(span.stop_s * per_s)
         length = min(cells, last) - first
         if length <= 0:
             continue
-        label = _LABEL.get(action.op, f"{action.op.value}{action.microbatch}")
+        label = _LABEL.get(action.op, f"{action.op.value[0]}{action.microbatch}")
         if several_stages:
             label = f"{action.stage}{label}"
         text = label if len(label) <= length else _FILL[action.op]

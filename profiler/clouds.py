@@ -58,7 +58,9 @@ def load_clouds(
     """
     values = inputs if isinstance(inputs, tuple) else (inputs,)
     if isinstance(values[0], SparseTensor) and len(values) == 1:
-        raw, per_site = _samples_first(values[0], targets)
+        given = values[0]
+        per_site = tuple(len(target) == len(given) != given.num_samples for target in targets)
+        raw = samples_first(given, targets, per_site)
     elif any(isinstance(each, SparseTensor) for each in values):
         raise FactoryError(
             f"{factory} returned a SparseTensor among other inputs",
@@ -93,12 +95,13 @@ def _preparation(network: nn.Module, raw: tuple[Tensor, ...], per_site: tuple[bo
     return Preparation(record(lambda x: loss(network(x), targets), example, network), per_site)
 
 
-def _samples_first(example: SparseTensor, targets: tuple[Tensor, ...]) -> tuple[tuple[Tensor, ...], tuple[bool, ...]]:
-    """Coordinates, features, counts and targets, samples first and padded; and which targets are one a site."""
-    segments, per_site = (
-        example.segments,
-        tuple(len(target) == len(example) != example.num_samples for target in targets),
-    )
+def samples_first(example: SparseTensor, targets: tuple[Tensor, ...], per_site: tuple[bool, ...]) -> tuple[Tensor, ...]:
+    """Coordinates, features, counts and targets, samples first and padded.
+
+    Args:
+        targets: one a sample, or one a point in the order that the points were given in, as ``per_site`` says.
+    """
+    segments = example.segments
     cuts = [slice(s, s + n) for s, n in zip(segments.starts.tolist(), segments.lengths.tolist(), strict=True)]
     first = padded([example.coords[cut, 1:] for cut in cuts], [example.feats[cut] for cut in cuts])
     found = []
@@ -109,7 +112,7 @@ def _samples_first(example: SparseTensor, targets: tuple[Tensor, ...]) -> tuple[
             for index, cut in enumerate(cuts):
                 target[index, : cut.stop - cut.start] = ordered[cut]
         found.append(target)
-    return (*first, *found), per_site
+    return (*first, *found)
 
 
 def _varying(preparation: Preparation) -> Mapping[str, Any]:

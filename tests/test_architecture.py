@@ -37,7 +37,7 @@ def floor(ours: str = "", third_party: str = "") -> Floor:
 
 PLANNER = "planner.ir planner.layers planner.schedules planner.passes"
 WITH_TORCH = "planner.ir planner.layers planner.sites cuda_ops"
-DEPENDENCIES = "jinja2 laspy matplotlib numpy pandas psutil pydantic rich sklearn torch typer"
+DEPENDENCIES = "jinja2 laspy lazrs matplotlib numpy pandas psutil pydantic rich sklearn torch typer"
 # The architecture's table. The longest name here that a module's own begins with is its floor.
 FLOORS = {
     "planner.ir": floor(),

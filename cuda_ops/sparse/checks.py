@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from itertools import combinations
+from math import prod
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from torch import Tensor
 from cuda_ops.sparse.errors import SparseInputError
 from cuda_ops.sparse.keys import Triple, check_coordinates, check_rows, check_triple
 
+_ENTRIES = "entries of a map (offsets times rows)"
 FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 
@@ -82,13 +84,12 @@ def _kernel_map(
 ) -> None:
     _sites("kernel_map")(in_keys, kernel, stride, dilation)
     _indices("kernel_map", in_keys, (torch.int64,), 1, out_keys)
-    check_rows(out_keys.shape[0], "kernel_map")
+    check_rows(prod(kernel) * max(in_keys.shape[0], out_keys.shape[0]), "kernel_map", _ENTRIES)
 
 
 def _reversed_map(neighbours: Tensor, num_inputs: int) -> None:
     _indices("reversed_map", neighbours, (torch.int32,), 2, neighbours)
-    check_rows(num_inputs, "reversed_map")
-    check_rows(neighbours.shape[1], "reversed_map")
+    check_rows(neighbours.shape[0] * max(num_inputs, neighbours.shape[1]), "reversed_map", _ENTRIES)
 
 
 def _sparse_conv(x: Tensor, weight: Tensor, neighbours: Tensor, reverse: Tensor) -> None:

@@ -5,7 +5,8 @@
     others    plain torch
 
 The environment variable HALOPIPE_SPARSE=torch|native|triton forces one; with TRITON_INTERPRET=1 triton runs on the
-CPU too.  Operators that an implementation lacks come from :mod:`cuda_ops.sparse.reference`.
+CPU too.  HALOPIPE_SPARSE=torchsparse|spconv takes the kernels of those packages, where they are installed.  Operators
+that an implementation lacks come from :mod:`cuda_ops.sparse.reference`.
 """
 
 from __future__ import annotations
@@ -18,12 +19,14 @@ from types import SimpleNamespace
 from typing import Any
 
 from cuda_ops.sparse import gpu, native, reference
+from cuda_ops.sparse.adapters import backends
 from cuda_ops.sparse.errors import SparseImplementationError
 
 VARIABLE = "HALOPIPE_SPARSE"
 _LOGGER = logging.getLogger(__name__)
 _DEVICES = {"native": "cpu", "triton": "cuda"}
 _MODULES: dict[str, Any] = {"native": native, "triton": gpu}
+_PACKAGES = ("torchsparse", "spconv")
 _REMEDIES = {"native": "a C++ compiler and torch >= 2.10", "triton": "the package triton"}
 
 
@@ -37,7 +40,7 @@ def implementation(name: str, device: str) -> Callable[..., Any]:
 
 
 def chosen(device: str) -> str:
-    """``torch``, ``native`` or ``triton``: what runs on a device of this type."""
+    """``torch``, ``native``, ``triton`` or a package's name: what runs on a device of this type."""
     return _chosen(device, os.environ.get(VARIABLE, ""))[0]
 
 
@@ -57,15 +60,24 @@ def _chosen(device: str, forced: str) -> tuple[str, Any]:
             functions = _loaded(name)
             if functions is not None:
                 return name, functions
-            _LOGGER.warning("sparse operators on %s run in plain torch: %s needs %s", device, name, _REMEDIES[name])
+            if name != "native":  # which has said why
+                _LOGGER.warning("sparse operators on %s run in plain torch: %s needs %s", device, name, _REMEDIES[name])
     return "torch", reference
 
 
 def _forced(device: str, name: str) -> Any:
     if name == "torch":
         return reference
+    if name in _PACKAGES:
+        functions = backends.load(name)
+        if functions is None:
+            raise SparseImplementationError(
+                f"{VARIABLE}={name}: {name} is not installed; install it, or unset {VARIABLE}"
+            )
+        return functions
     if name not in _DEVICES:
-        raise SparseImplementationError(f"{VARIABLE}={name}: there are torch, native and triton")
+        known = ", ".join(("torch", *_DEVICES, *_PACKAGES))
+        raise SparseImplementationError(f"{VARIABLE}={name}: there are {known}")
     interpreted = name == "triton" and os.environ.get("TRITON_INTERPRET") == "1"
     if device != _DEVICES[name] and not interpreted:
         raise SparseImplementationError(
@@ -79,5 +91,4 @@ def _forced(device: str, name: str) -> Any:
 
 @functools.cache
 def _loaded(name: str) -> SimpleNamespace | None:
-    loader = getattr(_MODULES[name], "load", None)
-    return loader() if loader else None
+    return _MODULES[name].load()  # type: ignore[no-any-return]

@@ -210,7 +210,7 @@ def geometry_of(coordinates: Tensor, num_samples: int | None = None) -> tuple[Bu
     found, order = operators.sorted_sites(coordinates)
     if num_samples is None:
         num_samples = int(coordinates[:, 0].max()) + 1 if len(coordinates) else 1
-    else:
+    elif not torch.compiler.is_compiling():  # a number of samples that is a symbol is not looked at
         _require_samples(found, num_samples)
     return BuiltGeometry(found, num_samples), order
 

@@ -115,11 +115,11 @@ def check_coordinates(coordinates: Tensor, where: str) -> None:
             )
 
 
-def check_rows(rows: int, where: str) -> None:
+def check_rows(rows: int, where: str, what: str = "rows") -> None:
     """Raises SparseInputError where int32 cannot count these rows."""
     if rows > MAX_ROWS:
         raise SparseInputError(
-            "too many rows",
+            f"too many {what}",
             where=where,
             found=rows,
             expected=f"at most {MAX_ROWS}",

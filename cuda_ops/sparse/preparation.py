@@ -135,13 +135,26 @@ class Clouds:
         if name == "lengths":
             return self.segments(()).lengths
         if name == "features":
-            return _taken(self._features, self._rows)
+            return self._finite(_taken(self._features, self._rows))
         if what == "target":
             target = self._targets[int(number)]
             return _taken(target, self._rows) if self.preparation.per_site[int(number)] else target
         if what in ("neighbours", "reverse"):
             return getattr(self.map(recipe.maps[int(number)]), what)
         return getattr(self.segments(recipe.segments[int(number)]), what)
+
+    def _finite(self, features: Tensor) -> Tensor:
+        bad = (~features.isfinite()).any(1).nonzero()
+        if len(bad):
+            sample, point = divmod(int(self._rows[bad[0, 0]]), self._features.shape[1])
+            raise SparseInputError(
+                f"features that are NaN or infinite, the first of sample {sample}, point {point}",
+                where="a batch of clouds",
+                found=f"{len(bad)} of {len(features)} points",
+                expected=0,
+                remedy="drop those points before they are voxelised",
+            )
+        return features
 
     def tensors(self) -> dict[str, Tensor]:
         """All of them."""

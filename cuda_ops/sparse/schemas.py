@@ -51,7 +51,7 @@ def _kernel(name: str) -> Callable[..., Any]:
         return implementation(name, first.device.type)(*ready)
 
     kernel.__name__ = name
-    return kernel
+    return torch._disable_dynamo(kernel)  # the compiler sees the operator, not what runs behind it
 
 
 def _plain(argument: Any) -> Any:

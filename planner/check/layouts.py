@@ -11,7 +11,7 @@ from planner.ir.errors import CorruptFileError
 from planner.ir.graph import SAMPLE, Graph, Layer, TensorSpec
 from planner.ir.plan import Decision, Placement
 from planner.ir.remedies import operator_of, remedies
-from planner.layers import check_samples_apart, kind
+from planner.layers import check_samples_apart, kind, over_sites
 from planner.layers.contraction import contracted_dims
 
 REPLICA = "replica"
@@ -42,10 +42,14 @@ def layer_faults(decision: Decision, graph: Graph) -> Iterator[str]:
     """What is wrong with the layouts of single layers, in stages that give each layer its own."""
     mixing = check_samples_apart(graph)
     laid_out = [stage for stage in range(len(decision.stages)) if has_layouts(decision, stage)]
-    values = graph.values()
+    values, sites = graph.values(), over_sites(graph)
     for layer in graph.layers:
         placed = decision.layers[layer.name]
         if placed.stage not in laid_out:
+            continue
+        if layer.name in sites:
+            text = f"layer {layer.name} is over sites, which ranks share as they do samples and nothing else"
+            yield f"{text}: cut all layers of stage {placed.stage} alike, along samples"
             continue
         if SAMPLE in _cut_dims(placed) and layer.name in mixing:
             yield f"layer {layer.name} mixes samples and is cut along them"

@@ -9,7 +9,7 @@ from itertools import pairwise
 from planner.ir.profile import Measurement
 
 
-def at_samples(measured: Sequence[Measurement], samples: int, what: str) -> float:
+def at_samples(measured: Sequence[Measurement], samples: float, what: str) -> float:
     """The measurement, or the line through two of one key: log-log between neighbours, straight elsewhere."""
     for measurement in measured:
         if measurement.samples == samples:
@@ -37,9 +37,10 @@ def _samples(measurement: Measurement) -> int:
     return measurement.samples
 
 
-def _line(low: Measurement, high: Measurement, samples: int, what: str) -> float:
+def _line(low: Measurement, high: Measurement, samples: float, what: str) -> float:
     a, b = float(getattr(low, what)), float(getattr(high, what))
-    return max(0.0, a + (b - a) * (samples - low.samples) / (high.samples - low.samples))
+    least = a * samples / low.samples if samples < 1 else 0.0  # a part of a sample takes that part of the time
+    return max(least, a + (b - a) * (samples - low.samples) / (high.samples - low.samples))
 
 
 def from_points(points: Sequence[tuple[int, float]], size: float) -> float:

@@ -5,19 +5,22 @@ Follows the same model as ``planner.costs`` (its module docstrings say what that
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from planner.check.laid_out import LaidOut
+from planner.check.preparing import preparation_s, prepared_bytes, prepares_beside
 from planner.check.reading import at_samples, from_points
+from planner.check.site_exchanges import site_exchange_s
 from planner.ir.cluster import ALL_REDUCE, STATISTICS
 from planner.ir.graph import BYTES_PER_ELEMENT, SAMPLE, Layer
 from planner.ir.plan import Decision
 from planner.ir.profile import Measurement, Profile
 from planner.ir.program import Message, Program, receive_window
 from planner.ir.schedule import RECEIVE, SEND, Action, Op
-from planner.layers import kind
+from planner.layers import kind, throughout_sites
 
 _SECONDS = {
     Op.FORWARD: "forward_s",
@@ -61,10 +64,12 @@ class _Plain:
             for measurement in measurements:
                 self.measured.setdefault((device_kind, measurement.layer), []).append(measurement)
         self.laid_out: dict[tuple[int, int], LaidOut] = {}
-        self.known: dict[tuple[str, str, int, str], float] = {}
+        self.known: dict[tuple[str, str, float, str], float] = {}
         self.values = profile.graph.values()
+        self.throughout = throughout_sites(profile.graph)
         self.users = self._users()
-        self.left: dict[tuple[str, int, int], int] = {}
+        self.left: dict[tuple[str, int, float], int] = {}
+        self.prepared: dict[tuple[int, int, int | None], float] = {}
 
     def step_s(self) -> float:
         """Always runs, of all actions that can run, the one that can start first."""
@@ -72,6 +77,8 @@ class _Plain:
         clock, position = [0.0 for _ in ranks], [0 for _ in ranks]
         arrived: dict[tuple[object, ...], float] = {}
         wire_free: dict[object, float] = {}
+        self.prepared.clear()
+        host_free = [0.0 for _ in ranks]
         while any(position[rank] < len(rows[rank]) for rank in ranks):
             starts = [self._start(rank, clock, position, arrived) for rank in ranks]
             possible = [(start, rank) for rank, start in enumerate(starts) if start is not None]
@@ -83,6 +90,12 @@ class _Plain:
                 for member in self.program.ranks[action.stage]:
                     clock[member] = start + self._action_s(member, action, position[member])
                     position[member] += 1
+                continue
+            if action.op is Op.PREPARE:
+                host_free[rank] = max(start, host_free[rank]) + self._action_s(rank, action, position[rank])
+                self.prepared[rank, action.stage, action.microbatch] = host_free[rank]
+                clock[rank] = start if prepares_beside(self.profile, rank) else host_free[rank]
+                position[rank] += 1
                 continue
             clock[rank] = start + self._action_s(rank, action, position[rank])
             if action.blocking and action.op in RECEIVE:  # it takes as long again to take what was sent
@@ -132,6 +145,8 @@ class _Plain:
             for message in self.program.messages_of(rank, action)
         ]
         resident = weights + gradients + state + buffers + sum(sorted(incoming)[-receive_window(incoming) :])
+        fullest = self.decision.micro_batches.index(max(self.decision.micro_batches))
+        resident += sum(self._prepared_bytes(rank, stage, fullest) for stage in mine)
         held = most = 0
         for action in self.program.rows[rank]:
             if action.op not in _SECONDS or action.microbatch is None:
@@ -174,6 +189,8 @@ class _Plain:
             group = self.program.ranks[action.stage]
             there = [position[m] < len(rows[m]) and rows[m][position[m]] == action for m in group]
             return max(clock[m] for m in group) if all(there) else None
+        if action.op is Op.FORWARD:
+            return max(clock[rank], self.prepared.get((rank, action.stage, action.microbatch), 0.0))
         if action.op not in RECEIVE:
             return clock[rank]
         keys = [self._transfer(action, message)[0] for message in self.program.messages_of(rank, action)]
@@ -193,6 +210,9 @@ class _Plain:
         device_kind = self.profile.cluster.devices[rank].kind
         overhead = self.profile.action_overhead_s.get(device_kind, 0.0)
         group = self.program.ranks[action.stage]
+        if action.op is Op.PREPARE:
+            samples = self.decision.micro_batches[action.microbatch or 0]
+            return overhead + preparation_s(self.profile, device_kind, self.layers[action.stage], samples)
         if self._has_layouts(action.stage) and (action.op in _SECONDS or action.op in (Op.REDUCE_GRAD, Op.UPDATE)):
             return overhead + self._laid_out_s(rank, action, index)
         if action.op is Op.REDUCE_GRAD:
@@ -211,9 +231,10 @@ class _Plain:
             return overhead
         accumulates = self._accumulates(rank, action, index)
         stage_layers, recompute = self.layers[action.stage], self.decision.stages[action.stage].recompute
-        exchanges = [self._exchange_s(layer, group, action.op) for layer in stage_layers]
+        size = self.decision.micro_batches[action.microbatch or 0]
+        exchanges = [self._exchange_s(layer, group, action.op, size) for layer in stage_layers]
         if recompute and action.op in (Op.BACKWARD, Op.BACKWARD_INPUT):
-            exchanges += [self._exchange_s(layer, group, Op.FORWARD) for layer in stage_layers]
+            exchanges += [self._exchange_s(layer, group, Op.FORWARD, size) for layer in stage_layers]
         members = group if sum(exchanges) > 0 else (rank,)
         return overhead + sum(exchanges) + max(self._compute_s(m, action, accumulates) for m in members)
 
@@ -306,9 +327,13 @@ class _Plain:
                 total += costs[layer.name].accumulate_s
         return total
 
-    def _exchange_s(self, layer: Layer, group: tuple[int, ...], op: Op) -> float:
-        if len(group) < 2 or op is Op.BACKWARD_WEIGHT or kind(layer.kind).REDUCTION != "statistics":
+    def _exchange_s(self, layer: Layer, group: tuple[int, ...], op: Op, samples: int) -> float:
+        if len(group) < 2 or op is Op.BACKWARD_WEIGHT:
             return 0.0
+        if kind(layer.kind).REDUCTION != "statistics":
+            x = self.values[layer.inputs[0]] if layer.inputs else layer.outputs[0]
+            sum_s = functools.partial(self._sum_s, group, operations=(STATISTICS, ALL_REDUCE))
+            return site_exchange_s(self.profile, layer, x, group, op, samples, sum_s)
         spec = layer.outputs[0]
         channels = spec.shape[spec.dims.index("channel") if "channel" in spec.dims else 1]
         if op is Op.FORWARD:
@@ -329,7 +354,7 @@ class _Plain:
         return 2 * (len(group) - 1) * seconds
 
     def _activation(self, rank: int, stage: int, microbatch: int) -> tuple[int, int, int]:
-        """(bytes that layers save, bytes received and sent, workspace)."""
+        """(bytes that layers save, bytes received, prepared and sent, workspace)."""
         device_kind = self.profile.cluster.devices[rank].kind
         if self._has_layouts(stage):
             of_size = self._laid_out(stage, self.decision.micro_batches[microbatch])
@@ -348,7 +373,13 @@ class _Plain:
             and (message.src if src == stage else message.dst) == rank
             and stage in (src, dst)
         )
-        return round(saved), handed, round(workspace)
+        return round(saved), handed + self._prepared_bytes(rank, stage, microbatch), round(workspace)
+
+    def _prepared_bytes(self, rank: int, stage: int, microbatch: int) -> int:
+        """Of what the host prepares of a micro-batch: the rank's own part, or all where layers have layouts."""
+        whole = self.decision.micro_batches[microbatch]
+        samples = whole if self._has_layouts(stage) else self._samples(rank, stage, microbatch)
+        return prepared_bytes(self.profile, self.layers[stage], samples)
 
     def _left_bytes(self, rank: int, stage: int, microbatch: int) -> int:
         """Inputs, and gradients of outputs, of the layers whose weight gradients may come later than their inputs'."""
@@ -359,19 +390,25 @@ class _Plain:
         key = (device_kind, stage, samples)
         if key in self.left:
             return self.left[key]
-        total = 0
+        total = 0.0
         for layer in self.layers[stage]:
             if any(m.backward_weight_s > 0 for m in self.measured.get((device_kind, layer.name), ())):
                 floats = [s for s in (*(self.values[name] for name in layer.inputs), *layer.outputs) if s.is_float]
-                total += sum(spec.at(samples, captured).num_bytes for spec in floats)
-        self.left[key] = total
-        return total
+                total += sum(spec.num_bytes * (samples / captured if spec.has_samples else 1.0) for spec in floats)
+        self.left[key] = round(total)
+        return self.left[key]
 
-    def _samples(self, rank: int, stage: int, microbatch: int) -> int:
-        shares = self.decision.layout_of(stage).samples(self.decision.micro_batches[microbatch])
-        return shares[self.program.ranks[stage].index(rank)]
+    def _samples(self, rank: int, stage: int, microbatch: int) -> float:
+        """Whole samples; but a part of the sites where there are no others, and shares do not sum to samples."""
+        rows, member = self.decision.micro_batches[microbatch], self.program.ranks[stage].index(rank)
+        layout = self.decision.layout_of(stage)
+        points = layout.cuts.get(SAMPLE, (0,))
+        throughout = all(layer.name in self.throughout for layer in self.layers[stage])
+        if throughout and len(points) > 2 and points[-1] != max(self.decision.micro_batches):
+            return (points[member + 1] - points[member]) * rows / points[-1]
+        return layout.samples(rows)[member]
 
-    def _cost(self, device_kind: str, layer: Layer, samples: int, what: str) -> float:
+    def _cost(self, device_kind: str, layer: Layer, samples: float, what: str) -> float:
         key = (device_kind, layer.name, samples, what)
         if key not in self.known:
             self.known[key] = at_samples(self.measured[device_kind, layer.name], samples, what)

@@ -10,9 +10,10 @@ from planner.check.layouts import has_layouts, layer_faults
 from planner.check.reckon import Reckoning, reckon
 from planner.ir.errors import HalopipeError
 from planner.ir.fingerprint import fingerprint
-from planner.ir.graph import Graph, producer
+from planner.ir.graph import SAMPLE, Graph, producer
 from planner.ir.plan import Decision, Plan
 from planner.ir.profile import Profile
+from planner.layers import throughout_sites
 from planner.layers.boundary import Boundaries
 from planner.passes import validate
 
@@ -32,7 +33,7 @@ def check(plan: Plan, profile: Profile | None) -> tuple[str, ...]:
     faults += _fingerprint_faults(plan, profile)
     placement = [*_placement_faults(plan.decision, profile.graph), *_device_faults(plan.decision, profile)]
     if not faults and not placement:
-        placement = [*layer_faults(plan.decision, profile.graph)]
+        placement = [*layer_faults(plan.decision, profile.graph), *_part_faults(plan.decision, profile.graph)]
     faults += placement
     if faults and (placement or any("stage" in fault or "micro-batch" in fault for fault in faults)):
         return tuple(faults)  # a program can only be judged on stages that make sense
@@ -85,9 +86,19 @@ def _layout_faults(decision: Decision, number: int) -> Iterator[str]:
         if placed.layout.num_parts != len(ranks):
             yield f"stage {number}: {name} is cut in {placed.layout.num_parts} parts for {len(ranks)} ranks"
             return
-    layout = decision.layers[names[0]].layout
-    if has_layouts(decision, number):
-        return
+    if not has_layouts(decision, number) and not _is_in_parts(decision, number):
+        yield from _share_faults(decision, number)
+
+
+def _is_in_parts(decision: Decision, number: int) -> bool:
+    """Whether the shares of a stage are none of samples, but parts of its sites."""
+    points = decision.layers[decision.layers_of(number)[0]].cuts.get(SAMPLE, (0,))
+    return len(points) > 2 and points[-1] != max(decision.micro_batches)
+
+
+def _share_faults(decision: Decision, number: int) -> Iterator[str]:
+    ranks = decision.stages[number].ranks
+    layout = decision.layers[decision.layers_of(number)[0]].layout
     for rows in sorted(set(decision.micro_batches)):
         shares = layout.samples(rows)
         if sum(shares) != rows and len(ranks) > 1:
@@ -136,6 +147,18 @@ def _placement_faults(decision: Decision, graph: Graph) -> Iterator[str]:
                 yield f"layer {layer.name} of stage {here} reads {value}, which stage {there} makes"
 
 
+def _part_faults(decision: Decision, graph: Graph) -> Iterator[str]:
+    """Stages that share parts of sites: where layers see samples, or a rank would have nothing, shares are samples."""
+    throughout = throughout_sites(graph)
+    for number in range(len(decision.stages)):
+        if has_layouts(decision, number) or not _is_in_parts(decision, number):
+            continue
+        if not throughout.issuperset(decision.layers_of(number)):
+            yield from _share_faults(decision, number)
+        elif min(b - a for a, b in pairwise(decision.layout_of(number).cuts[SAMPLE])) < 1:
+            yield f"stage {number} leaves a rank none of the sites"
+
+
 def _device_faults(decision: Decision, profile: Profile) -> Iterator[str]:
     devices = profile.cluster.devices
     for number, stage in enumerate(decision.stages):
@@ -153,9 +176,10 @@ def _prediction_faults(plan: Plan, profile: Profile, found: Reckoning) -> Iterat
     if len(prediction.ranks) != len(found.peak_bytes):
         yield f"{len(prediction.ranks)} ranks are predicted, the program has {len(found.peak_bytes)}"
         return
-    # Parts of a layer are fractions of bytes, which are rounded for each micro-batch that is held.
-    laid_out = any(has_layouts(plan.decision, stage) for stage in range(len(plan.decision.stages)))
-    rounded = 2 * len(plan.decision.micro_batches) + 2 if laid_out else 0
+    # Parts of a layer, or of a sample, are fractions of bytes, which are rounded for each micro-batch that is held.
+    stages = range(len(plan.decision.stages))
+    in_parts = any(has_layouts(plan.decision, stage) or _is_in_parts(plan.decision, stage) for stage in stages)
+    rounded = 2 * len(plan.decision.micro_batches) + 2 if in_parts else 0
     for rank, (said, peak) in enumerate(zip(prediction.ranks, found.peak_bytes, strict=True)):
         if abs(said.peak_bytes - peak) > rounded:
             yield f"rank {rank} is predicted to hold {said.peak_bytes} bytes, recomputed {peak}"

@@ -16,9 +16,10 @@ from planner.ir.schedule import COMPUTE, MESSAGE, SEND, Action, Op, format_grid
 from planner.passes.numbering import Numbering
 from planner.passes.versions import versions_kept
 
-COMPUTE_STEP, SEND_STEP, RECEIVE_STEP, REDUCE_STEP = range(4)
+COMPUTE_STEP, SEND_STEP, RECEIVE_STEP, REDUCE_STEP, PREPARE_STEP, PREPARED_STEP = range(6)
 Step = tuple[int, int, tuple[int, ...]]
-"""(what it is, price slot, messages sent or awaited, or the reduction's number)."""
+"""(what it is, price slot, messages sent or awaited, or the reduction's number, or that of what is prepared); a
+``PREPARED_STEP`` is compute that waits for what was prepared."""
 Hold = tuple[int, int, int]
 """(position in the row, activation slot, +1 where its memory is taken, -1 where it is given back, else 0); a forward
 that nothing follows takes it and gives it back."""
@@ -66,6 +67,7 @@ class CompiledProgram:
         messages: (transfer slot, channel) of each message.
         channels: (src, dst) of each channel; messages of a channel travel one after another.
         reductions: number of ranks of each reduction.
+        num_prepared: how many inputs of micro-batches are prepared, each on one rank.
         holds: by rank, where memory is taken and given back.
         grid: the program's rows, for error texts.
         blocking: whether messages hold their ranks while they travel: the sender first, then the receiver.
@@ -85,6 +87,7 @@ class CompiledProgram:
     blocking: bool = False
     trains: tuple[bool, ...] = ()
     versions: tuple[int, ...] = ()
+    num_prepared: int = 0
 
 
 def compile_program(program: Program, micro_batches: Sequence[int]) -> CompiledProgram:
@@ -115,6 +118,7 @@ def compile_program(program: Program, micro_batches: Sequence[int]) -> CompiledP
         program.blocking,
         tuple(any(action.op in _BACKWARD for action in row) for row in program.rows),
         versions_kept(program.rows, program.stages.num_stages),
+        len(numbers.prepared.values),
     )
 
 
@@ -156,6 +160,7 @@ class _Numbers:
         self.messages: _Numbered[tuple[int, int]] = _Numbered()
         self.channels: _Numbered[tuple[int, int]] = _Numbered()
         self.reductions: _Numbered[int] = _Numbered()
+        self.prepared: _Numbered[None] = _Numbered()
         self._with_gradients: set[tuple[int, int]] = set()
         self._transfer_of: dict[tuple[object, ...], tuple[int, int]] = {}
 
@@ -179,6 +184,10 @@ class _Numbers:
         if op is Op.REDUCE_GRAD:
             members = len(self.numbering.program.ranks[stage])
             return REDUCE_STEP, slot, (self.reductions.number((stage, microbatch), members),)
+        if op is Op.PREPARE:
+            return PREPARE_STEP, slot, (self.prepared.number((rank, stage, microbatch), None),)
+        if op is Op.FORWARD and stage in self.numbering.program.stages.prepares:
+            return PREPARED_STEP, slot, (self.prepared.number((rank, stage, microbatch), None),)
         return COMPUTE_STEP, slot, ()
 
     def holds(self, rank: int, row: Sequence[Action]) -> Iterator[Hold]:

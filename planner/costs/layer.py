@@ -3,7 +3,8 @@
     0 samples                            nothing
     a measured number                    that measurement
     between two measured ones            a straight line in log-log, if both ran on the same back end (``key``)
-    beyond, or across a change of key    the straight line through the two nearest of one key
+    beyond, or across a change of key    the straight line through the two nearest of one key; for a part of a sample
+                                         (its sites shared by ranks) no less than that part of the smaller of the two
 
 Convolutions change their back end with the batch and jump by a factor of two there, hence the keys.  Ignored: that a
 layer's time depends on what ran before it (caches).
@@ -32,7 +33,7 @@ class LayerCost:
     evidence: Evidence
 
 
-def layer_cost(measured: Sequence[Measurement], samples: int) -> LayerCost:
+def layer_cost(measured: Sequence[Measurement], samples: float) -> LayerCost:
     """What the layer costs at ``samples`` samples.
 
     Args:
@@ -53,10 +54,12 @@ def layer_cost(measured: Sequence[Measurement], samples: int) -> LayerCost:
     values = tuple(
         read(low.samples, a, high.samples, b, samples) for a, b in zip(_values(low), _values(high), strict=True)
     )
+    if samples < 1 and not inside:
+        values = tuple(max(a, b * samples / low.samples) for a, b in zip(values, _values(low), strict=True))
     return LayerCost(values, weakest((INTERPOLATED, low.evidence, high.evidence)))
 
 
-def _neighbours(measured: Sequence[Measurement], samples: int, position: int) -> tuple[Measurement, Measurement]:
+def _neighbours(measured: Sequence[Measurement], samples: float, position: int) -> tuple[Measurement, Measurement]:
     """The two measurements to draw a line through: around ``samples``, or the nearest two of a neighbour's key."""
     below, above = measured[:position], measured[position:]
     if below and above and below[-1].key == above[0].key:
@@ -84,11 +87,11 @@ def _values(measurement: Measurement) -> tuple[float, ...]:
     return tuple(float(getattr(measurement, name)) for name in QUANTITIES)
 
 
-def _affine(x0: int, y0: float, x1: int, y1: float, x: int) -> float:
+def _affine(x0: int, y0: float, x1: int, y1: float, x: float) -> float:
     return max(0.0, y0 + (y1 - y0) * (x - x0) / (x1 - x0))
 
 
-def _log_log(x0: int, y0: float, x1: int, y1: float, x: int) -> float:
+def _log_log(x0: int, y0: float, x1: int, y1: float, x: float) -> float:
     if y0 <= 0 or y1 <= 0:
         return _affine(x0, y0, x1, y1, x)
     return exp(log(y0) + (log(y1) - log(y0)) * (log(x) - log(x0)) / (log(x1) - log(x0)))

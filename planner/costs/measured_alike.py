@@ -34,18 +34,20 @@ class MeasuredAlike:
     values: Array
     evidence: tuple[tuple[Evidence, ...], ...]
 
-    def at(self, samples: int) -> tuple[Array, tuple[Evidence, ...]]:
+    def at(self, samples: float) -> tuple[Array, tuple[Evidence, ...]]:
         """(layer, quantity) at ``samples`` samples, and how well each layer's are known."""
         if samples == 0:
             return np.zeros_like(self.values[0]), (MEASURED,) * self.values.shape[1]
         if samples in self.sizes:
-            position = self.sizes.index(samples)
+            position = self.sizes.index(int(samples))
             return self.values[position], self.evidence[position]
         above = sum(size < samples for size in self.sizes)
         high = min(max(above, 1), len(self.sizes) - 1)
         low = high - 1
         x0, x1, y0, y1 = self.sizes[low], self.sizes[high], self.values[low], self.values[high]
         read = np.maximum(0.0, y0 + (y1 - y0) * (samples - x0) / (x1 - x0))
+        if samples < min(1, x0):
+            read = np.maximum(read, y0 * samples / x0)
         if x0 < samples < x1:
             positive = (y0 > 0) & (y1 > 0)
             logs = np.log(np.where(positive, y0, 1.0)), np.log(np.where(positive, y1, 1.0))

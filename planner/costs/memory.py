@@ -4,7 +4,8 @@
                                                                                  neither gradients nor state; as many
                                                                                  versions of parameters as are in use
     receive buffers                                                              all the time: receives are posted ahead
-    saved activations + received inputs + sent outputs                           from F to B (or W), per micro-batch
+    prepared inputs (kernel maps) of one micro-batch                             all the time: they are made ahead
+    saved activations + received and prepared inputs + sent outputs              from F to B (or W), per micro-batch
     workspace of the hungriest layer                                             while F, B, I or W runs
 
 A backward in two halves keeps, from I to W, inputs and gradients of outputs of the layers whose weight gradients come
@@ -30,7 +31,7 @@ from planner.ir.program import receive_window
 
 @dataclass(frozen=True, slots=True)
 class Resident:
-    """Bytes that a rank holds throughout a step."""
+    """Bytes that a rank holds throughout a step; ``receive_buffers`` with what is prepared ahead."""
 
     parameters: int
     gradients: int
@@ -94,8 +95,16 @@ def resident(costs: StageCosts, compiled: CompiledProgram, transfer_bytes: Seque
         )
         buffers = round(sum(span(costs.book.tables.graph.buffer_bytes, stage.runs) for stage in stages))
         posted = sum(sorted(received[rank])[-receive_window(received[rank]) :])
-        found.append(Resident(parameters + older, gradients, state, buffers, posted))
+        ahead = sum(_prepared_ahead(costs, number, rank) for number, s in enumerate(costs.stages) if rank in s.ranks)
+        found.append(Resident(parameters + older, gradients, state, buffers, posted + ahead))
     return tuple(found)
+
+
+def _prepared_ahead(costs: StageCosts, stage: int, rank: int) -> int:
+    """Bytes of the prepared inputs of the largest micro-batch."""
+    sizes = costs.micro_batches
+    member = costs.stages[stage].ranks.index(rank)
+    return costs.prepared_bytes(stage, member, sizes.index(max(sizes)))
 
 
 def _left_to_others(stage: StagePlacement) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from planner.costs.book import PriceBook
 from planner.costs.layouts import LayoutPrices
@@ -11,8 +12,10 @@ from planner.costs.shards import Option
 from planner.costs.staged import StageCost, stage_cost
 from planner.costs.tables import Run, runs_of
 from planner.ir.graph import SAMPLE, Graph
+from planner.ir.layout import Layout
 from planner.ir.plan import Decision
 from planner.ir.problem import SAMPLE_DIMS
+from planner.layers import throughout_sites
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +39,7 @@ class StagePlacement:
     Attributes:
         runs: its layers, as runs of indices.
         ranks: its ranks.
-        samples: of each rank, by samples of the micro-batch; empty if ``laid_out``.
+        samples: of each rank, by samples of the micro-batch (fractions: :func:`loads`); empty if ``laid_out``.
         parameter_bytes: of its distinct parameters.
         recompute: whether its activations are computed again before the backward.
         sharded: whether its ranks divide the optimiser's state among them.
@@ -46,7 +49,7 @@ class StagePlacement:
 
     runs: tuple[Run, ...]
     ranks: tuple[int, ...]
-    samples: Mapping[int, tuple[int, ...]]
+    samples: Mapping[int, tuple[float, ...]]
     parameter_bytes: int
     recompute: bool = False
     sharded: bool = False
@@ -73,6 +76,7 @@ def placements(book: PriceBook, decision: Decision) -> tuple[StagePlacement, ...
     graph = book.profile.graph
     index = {layer.name: position for position, layer in enumerate(graph.layers)}
     sizes, layouts, ties = set(decision.micro_batches), LayoutBook(book), _ties(graph, decision)
+    sites = throughout_sites(graph)
     found = []
     for stage, group in enumerate(decision.stages):
         names = decision.layers_of(stage)
@@ -83,7 +87,7 @@ def placements(book: PriceBook, decision: Decision) -> tuple[StagePlacement, ...
             StagePlacement(
                 runs_of(options),
                 group.ranks,
-                {rows: layout.samples(rows) for rows in sizes} if plain else {},
+                {rows: loads(layout, rows, max(sizes), sites.issuperset(names)) for rows in sizes} if plain else {},
                 graph.parameter_bytes(frozenset(names)),
                 group.recompute,
                 group.sharded and plain and len(group.ranks) > 1,
@@ -92,6 +96,19 @@ def placements(book: PriceBook, decision: Decision) -> tuple[StagePlacement, ...
             )
         )
     return tuple(found)
+
+
+def loads(layout: Layout, rows: int, full: int, throughout: bool) -> tuple[float, ...]:
+    """How many samples of a micro-batch of ``rows`` each rank of a stage takes; of a part of one, a fraction.
+
+    Args:
+        full: samples of a full micro-batch: where shares sum to as many they are samples, else parts of sites.
+        throughout: whether all layers of the stage lie along sites alone (``planner.layers.throughout_sites``).
+    """
+    points = layout.cuts.get(SAMPLE, (0, 1))
+    if not throughout or points[-1] == full or len(points) < 3:
+        return layout.samples(rows)
+    return tuple(rows * (b - a) / points[-1] for a, b in pairwise(points))
 
 
 def _ties(graph: Graph, decision: Decision) -> list[tuple[Tie, ...]]:

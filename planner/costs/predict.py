@@ -5,10 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from planner.costs.compiled import RECEIVE_STEP, REDUCE_STEP, SEND_STEP, CompiledProgram, compile_program
+from planner.costs.compiled import PREPARE_STEP, RECEIVE_STEP, REDUCE_STEP, SEND_STEP, CompiledProgram, compile_program
 from planner.costs.evidence import weakest
 from planner.costs.memory import RankMemory, rank_memories
-from planner.costs.simulate import Trace, execute, prices, resources, timeline, transfer_bytes, transfer_prices
+from planner.costs.simulate import (
+    Trace,
+    execute,
+    hosts_beside,
+    prices,
+    resources,
+    timeline,
+    transfer_bytes,
+    transfer_prices,
+)
 from planner.costs.stage import PriceBook, StageCosts, placements
 from planner.ir.cluster import Evidence
 from planner.ir.plan import Decision, Prediction, RankPrediction
@@ -52,13 +61,15 @@ def forecast(book: PriceBook, decision: Decision, memory_margin: float, memory_b
     compiled = compile_program(program, decision.micro_batches)
     sizes = transfer_bytes(program, compiled)
     action_s, message_s = prices(compiled, costs), transfer_prices(compiled, sizes, book.network)
-    trace = execute(compiled, action_s, message_s, resources(compiled, book.network))
+    beside = hosts_beside(compiled, costs)
+    trace = execute(compiled, action_s, message_s, resources(compiled, book.network), beside)
     memories = rank_memories(costs, compiled, sizes)
     devices = book.profile.cluster.devices
     usable = [int(device.memory_bytes * (1 - memory_margin)) for device in devices]
     limits = [min(limit, memory_bytes) if memory_bytes else limit for limit in usable]
     ranks = tuple(
-        _rank(rank, compiled, trace, costs, memory.peak_bytes, limits[rank]) for rank, memory in enumerate(memories)
+        _rank(rank, compiled, trace, costs, memory.peak_bytes, limits[rank], bool(beside) and beside[rank])
+        for rank, memory in enumerate(memories)
     )
     step_s = trace.step_s
     used = [ranks[rank] for rank, row in enumerate(compiled.rows) if row]
@@ -80,7 +91,13 @@ def _network_evidence(costs: StageCosts, compiled: CompiledProgram, sizes: Seque
 
 
 def _rank(
-    rank: int, compiled: CompiledProgram, trace: Trace, costs: StageCosts, peak_bytes: int, limit_bytes: int
+    rank: int,
+    compiled: CompiledProgram,
+    trace: Trace,
+    costs: StageCosts,
+    peak_bytes: int,
+    limit_bytes: int,
+    beside: bool,
 ) -> RankPrediction:
     """Where the rank's time goes.
 
@@ -97,6 +114,8 @@ def _rank(
             communication_s += stop - trace.released[numbers[0]]
         elif code == SEND_STEP:
             communication_s += stop - start
+        elif code == PREPARE_STEP and beside:
+            continue  # a thread of the host is busy, the rank is not
         else:
             exchanged_s = costs.exchange_s(compiled.grid[rank][position])
             compute_s += stop - start - exchanged_s

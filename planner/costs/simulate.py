@@ -4,8 +4,10 @@ Resources: a compute stream for each rank; a channel for each ordered pair of ra
 another (one for both directions where the link is not duplex).  A send costs its rank the executor's overhead only; a
 receive waits for the message; a reduction starts when its last member has arrived.  A message that blocks holds its
 sender until it has left, and then its receiver for as long again (it is sent, then taken, by ranks that do nothing else
-meanwhile).  What must precede what comes from ``dependencies``, checked when the program was compiled.  Ignored: links
-shared by several pairs of ranks, and compute that slows down while data moves.
+meanwhile).  What is prepared of a micro-batch occupies its rank or, beside an accelerator, a thread of the host: one
+after another, from when the rank asks for it, and the forward waits (``costs.preparing``).  What must precede what
+comes from ``dependencies``, checked when the program was compiled.  Ignored: links shared by several pairs of ranks,
+and compute that slows down while data moves.
 """
 
 from __future__ import annotations
@@ -16,6 +18,8 @@ from heapq import heapify, heappop, heappush
 
 from planner.costs.compiled import (
     COMPUTE_STEP,
+    PREPARE_STEP,
+    PREPARED_STEP,
     RECEIVE_STEP,
     SEND_STEP,
     CompiledProgram,
@@ -23,6 +27,7 @@ from planner.costs.compiled import (
 )
 from planner.costs.memory import activations, resident, walk
 from planner.costs.network import Network
+from planner.costs.preparing import has_host_beside
 from planner.costs.stage import StageCosts
 from planner.ir.errors import IllegalProgramError
 from planner.ir.program import Program
@@ -38,7 +43,8 @@ class Trace:
     """When everything happened, in seconds.
 
     Attributes:
-        starts, stops: by rank and position; a step that waits starts when its rank reaches it.
+        starts, stops: by rank and position; a step that waits starts when its rank reaches it, but compute that waits
+            for what its host prepares when that is there.
         sent, arrived: by message: when it got hold of its channel, and when it was there.
         released: by reduction: when its last member arrived.
     """
@@ -64,7 +70,11 @@ def simulate(program: Program, costs: StageCosts, network: Network) -> Timeline:
     compiled = compile_program(program, costs.micro_batches)
     sizes = transfer_bytes(program, compiled)
     trace = execute(
-        compiled, prices(compiled, costs), transfer_prices(compiled, sizes, network), resources(compiled, network)
+        compiled,
+        prices(compiled, costs),
+        transfer_prices(compiled, sizes, network),
+        resources(compiled, network),
+        hosts_beside(compiled, costs),
     )
     return timeline(compiled, trace, costs, sizes)
 
@@ -98,8 +108,18 @@ def resources(compiled: CompiledProgram, network: Network) -> list[int]:
     ]
 
 
+def hosts_beside(compiled: CompiledProgram, costs: StageCosts) -> tuple[bool, ...]:
+    """By rank, whether its host prepares while it computes."""
+    devices = costs.book.profile.cluster.devices
+    return tuple(has_host_beside(devices[rank]) for rank in range(len(compiled.rows))) if compiled.num_prepared else ()
+
+
 def execute(
-    compiled: CompiledProgram, seconds: Sequence[float], transfer_s: Sequence[float], wires: Sequence[int]
+    compiled: CompiledProgram,
+    seconds: Sequence[float],
+    transfer_s: Sequence[float],
+    wires: Sequence[int],
+    beside: Sequence[bool] = (),
 ) -> Trace:
     """Runs all rows to their end.
 
@@ -110,6 +130,7 @@ def execute(
         seconds: by action slot.
         transfer_s: by transfer slot.
         wires: by channel.
+        beside: by rank, whether its host prepares while it computes; empty: nowhere.
 
     Raises:
         IllegalProgramError: nobody can move and somebody is not done.
@@ -124,6 +145,8 @@ def execute(
     waiting = [_NOBODY] * len(message_s)
     members: list[list[int]] = [[] for _ in compiled.reductions]
     released = [_NOT_YET] * len(compiled.reductions)
+    prepared = [_NOT_YET] * compiled.num_prepared
+    host_free = [0.0] * len(rows)
     clock, position = [0.0] * len(rows), [0] * len(rows)
     starts: list[list[float]] = [[] for _ in rows]
     stops: list[list[float]] = [[] for _ in rows]
@@ -151,6 +174,19 @@ def execute(
                     stop += sum(message_s[message] for message in numbers)
             elif code == COMPUTE_STEP:
                 stop += seconds[slot]
+            elif code == PREPARED_STEP:
+                now = max(now, prepared[numbers[0]])
+                stop = now + seconds[slot]
+            elif code == PREPARE_STEP:
+                begin = max(now, host_free[rank])
+                stop = prepared[numbers[0]] = host_free[rank] = begin + seconds[slot]
+                if beside and beside[rank]:
+                    my_starts.append(begin)
+                    my_stops.append(stop)
+                    index += 1
+                    if one_by_one:
+                        break
+                    continue
             elif code == SEND_STEP:
                 stop += seconds[slot]
                 for message in numbers:

@@ -77,7 +77,10 @@ class SizedLayer:
 
         Half of the work along the dim must read less of some parameter, or less of every input that is as large as the
         largest.  (A softmax cut along its own dim, or a reshape along anything but samples, would read all of it.)
+        Layers over sites have none: ranks share their sites with the samples of a stage, and cut nothing else.
         """
+        if any(spec.has_sites for spec in (*self.inputs, *self.layer.outputs)):
+            return frozenset()
         return frozenset(dim for position, dim in enumerate(self.work.dims) if self._narrows(position))
 
     def _narrows(self, position: int) -> bool:

@@ -4,7 +4,8 @@ F, B, I and W are the sums of the stage's layers at the rank's own number of sam
 stage that recomputes runs its forward once more in B or I.  Every backward but a rank's first also adds its gradients
 into those that are there.  On a stage of several ranks each normalisation over the batch exchanges statistics
 (``runtime.stages.normalisation``: one all-reduce of 1 + 2 channels float64 numbers a rank forward, one of 2 channels
-backward), so its ranks go at the pace of the slowest.  Where layers have layouts of their own all ranks go at one pace,
+backward), and each layer over sites its halo (``costs.site_exchanges``), so its ranks go at the pace of the slowest.
+What hosts prepare is in ``costs.preparing``.  Where layers have layouts of their own all ranks go at one pace,
 layer by layer, messages between layers included (``costs.staged``).  Where ranks divide the optimiser's state, the sum
 of gradients is a reduce-scatter and the update is of one part, then an all-gather: each half of an all-reduce (a ring
 is made of the two; Patarasuk and Yuan 2009).  Gradients of parameters that several stages use are summed over all their
@@ -19,7 +20,7 @@ from planner.costs.book import PriceBook
 from planner.costs.evidence import weakest
 from planner.costs.placement import StagePlacement, placements
 from planner.costs.staged import StageCost
-from planner.costs.tables import Array, SizeTable, span
+from planner.costs.tables import Array, SizeTable, layers_of, span
 from planner.ir.cluster import Evidence
 from planner.ir.schedule import COMPUTE, Action, Op
 
@@ -45,6 +46,9 @@ class StageCosts:
         overhead = self.book.tables.overhead_s(self.book.kind(rank))
         if action.microbatch is not None and action.op in COMPUTE:
             return overhead + self._compute_s(action.stage, rank, action.op, action.microbatch, accumulates)
+        if action.op is Op.PREPARE and action.microbatch is not None:
+            samples = self.micro_batches[action.microbatch]
+            return overhead + self.book.preparations.seconds(self.book.kind(rank), layers_of(stage.runs), samples)
         once = stage.once
         if once is not None and action.op in (Op.REDUCE_GRAD, Op.UPDATE):
             return overhead + (once.reduction_s if action.op is Op.REDUCE_GRAD else once.paced_update_s)
@@ -69,22 +73,30 @@ class StageCosts:
         """What the stage's rank number ``member`` holds of a micro-batch, messages between stages apart.
 
         Returns:
-            Bytes between forward and backward, bytes computed again for the backward, workspace while an action runs,
-            and what a backward for the input leaves beyond those bytes until that for the weights.
+            Bytes between forward and backward (prepared inputs included), bytes computed again for the backward,
+            workspace while an action runs, and what a backward for the input leaves beyond those bytes until that for
+            the weights.
         """
         placed = self.stages[stage]
+        prepared = self.prepared_bytes(stage, member, microbatch)
         if placed.laid_out:
             cost = placed.laid_out[self.micro_batches[microbatch]]
             parts = (cost.saved_bytes, cost.transient_bytes, cost.workspace_bytes)
             saved, again, workspace = (round(float(part[member])) for part in parts)
-            return saved, again, workspace, 0
+            return saved + prepared, again, workspace, 0
         table = self.table(stage, member, microbatch)
         saved = round(span(table.saved_bytes, placed.runs))
         workspace = round(max((table.workspace_bytes[a:b].max() for a, b in placed.runs if a < b), default=0))
         again = saved if placed.recompute else 0
         samples = placed.samples[self.micro_batches[microbatch]][member]
         left = round(self.book.tables.left_bytes(self.book.kind(placed.ranks[member]), samples, placed.runs))
-        return saved - again, again, workspace, max(0, left - saved)
+        return saved - again + prepared, again, workspace, max(0, left - saved)
+
+    def prepared_bytes(self, stage: int, member: int, microbatch: int) -> int:
+        """What the stage's rank number ``member`` holds of prepared inputs (kernel maps) of a micro-batch."""
+        placed, rows = self.stages[stage], self.micro_batches[microbatch]
+        samples = placed.samples[rows][member] if placed.samples else rows
+        return self.book.preparations.num_bytes(layers_of(placed.runs), samples)
 
     def parameter_bytes(self, rank: int) -> int:
         """What the rank holds of parameters."""
@@ -111,7 +123,7 @@ class StageCosts:
         placed = self.stages[stage]
         if placed.laid_out:
             return _paced_s(placed.laid_out[self.micro_batches[microbatch]], op, accumulates)
-        exchanged_s = self._exchange_s(placed, op)
+        exchanged_s = self._exchange_s(placed, op, microbatch)
         if not exchanged_s:
             return self._local_s(stage, placed.ranks.index(rank), op, microbatch, accumulates)
         members = range(len(placed.ranks))
@@ -125,12 +137,12 @@ class StageCosts:
             return (
                 _exchanged_s(placed.laid_out[self.micro_batches[action.microbatch or 0]], action.op) if known else 0.0
             )
-        return self._exchange_s(self.stages[action.stage], action.op)
+        return self._exchange_s(placed, action.op, action.microbatch or 0)
 
-    def _exchange_s(self, placed: StagePlacement, op: Op) -> float:
+    def _exchange_s(self, placed: StagePlacement, op: Op, microbatch: int) -> float:
         if op not in (Op.FORWARD, Op.BACKWARD, Op.BACKWARD_INPUT) or len(placed.ranks) < 2:
             return 0.0
-        forward, backward = self.book.norms_s(placed.ranks)
+        forward, backward = self.book.exchanges_s(placed.ranks, self.micro_batches[microbatch])
         if op is Op.FORWARD:
             return span(forward, placed.runs)
         return span(backward, placed.runs) + (span(forward, placed.runs) if placed.recompute else 0.0)

@@ -81,13 +81,18 @@ def runs_of(indices: Iterable[int]) -> tuple[Run, ...]:
     return tuple((ordered[a], ordered[b - 1] + 1) for a, b in pairwise([0, *breaks, len(ordered)]))
 
 
+def layers_of(runs: Iterable[Run]) -> tuple[int, ...]:
+    """The layers of runs, by index."""
+    return tuple(index for first, last in runs for index in range(first, last))
+
+
 @dataclass(slots=True, eq=False)
 class CostTables:
     """The profile's look-ups, each made once."""
 
     profile: Profile
     graph: GraphTable = field(init=False)
-    _sizes: dict[tuple[str, int], SizeTable] = field(init=False, default_factory=dict, repr=False)
+    _sizes: dict[tuple[str, float], SizeTable] = field(init=False, default_factory=dict, repr=False)
     _parameters: dict[str, ParameterTable] = field(init=False, default_factory=dict, repr=False)
     _measured: dict[str, tuple[Sequence[Measurement], ...]] = field(init=False, default_factory=dict, repr=False)
     _largest: dict[str, int] = field(init=False, default_factory=dict, repr=False)
@@ -97,7 +102,7 @@ class CostTables:
     def __post_init__(self) -> None:
         self.graph = _graph_table(self.profile.graph)
 
-    def at(self, kind: str, samples: int) -> SizeTable:
+    def at(self, kind: str, samples: float) -> SizeTable:
         """All layers on a device of ``kind`` at ``samples`` samples.
 
         Raises:
@@ -119,7 +124,7 @@ class CostTables:
             found = self._parameters[kind] = _parameter_table(self.profile, kind, self.graph)
         return found
 
-    def left_bytes(self, kind: str, samples: int, runs: Iterable[Run]) -> float:
+    def left_bytes(self, kind: str, samples: float, runs: Iterable[Run]) -> float:
         """What the layers of ``runs`` keep between a backward for the input and the one for the weights.
 
         A layer whose weight gradient is left for later keeps its inputs and the gradient of its outputs.
@@ -141,17 +146,17 @@ class CostTables:
         """What the executor takes per action."""
         return self.profile.action_overhead_s.get(kind, 0.0)
 
-    def evidence(self, kind: str, samples: int, runs: Iterable[Run]) -> Evidence:
+    def evidence(self, kind: str, samples: float, runs: Iterable[Run]) -> Evidence:
         """The weakest evidence among the layers of ``runs``."""
         table = self.at(kind, samples)
         return weakest(evidence for first, last in runs for evidence in table.evidence[first:last])
 
-    def _size_table(self, kind: str, samples: int) -> SizeTable:
+    def _size_table(self, kind: str, samples: float) -> SizeTable:
         values, evidence = self._costs(kind, samples)
         sums = [_running(values[:, column]) for column in range(len(QUANTITIES) - 1)]
         return SizeTable(sums[0], sums[1], sums[2], sums[3], sums[4], values[:, -1], evidence)
 
-    def _costs(self, kind: str, samples: int) -> tuple[Array, tuple[Evidence, ...]]:
+    def _costs(self, kind: str, samples: float) -> tuple[Array, tuple[Evidence, ...]]:
         """(layer, quantity), and how well each layer's are known."""
         alike = self._alike.get(kind)
         if alike is None:

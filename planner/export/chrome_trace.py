@@ -1,5 +1,7 @@
 """Timelines as a Chrome trace: a process a source (predicted, measured), a thread a rank; Perfetto reads it.
 
+What a rank's host prepares, which may go on while the rank computes, has a thread of its own.
+
 The format is the "Trace Event Format" of the Chromium project: complete events (``ph`` = ``X``) with ``ts`` and ``dur``
 in microseconds, counters (``C``) for memory, metadata (``M``) for names, and flow events (``s``, ``f``) that join each
 send to its receive.
@@ -15,6 +17,8 @@ from planner.ir.schedule import RECEIVE, SEND, Action, Op
 from planner.ir.timeline import Timeline
 
 _US_PER_S = 1e6
+_HOSTS = 1_000_000
+"""The first number of a host's thread, above those of ranks."""
 _WORDS = {
     Op.FORWARD: "forward",
     Op.BACKWARD: "backward",
@@ -26,6 +30,7 @@ _WORDS = {
     Op.RECV_BACKWARD: "receive",
     Op.REDUCE_GRAD: "all-reduce",
     Op.UPDATE: "update",
+    Op.PREPARE: "prepare",
 }
 
 Event = dict[str, Any]
@@ -48,12 +53,15 @@ def _names(process: int, timeline: Timeline, devices: Sequence[str]) -> Iterator
         device = f" ({devices[rank]})" if rank < len(devices) else ""
         yield _metadata("thread_name", process, rank, {"name": f"rank {rank}{device}"})
         yield _metadata("thread_sort_index", process, rank, {"sort_index": rank})
+    for rank in sorted({span.rank for span in timeline.spans if Action.parse(span.action).op is Op.PREPARE}):
+        yield _metadata("thread_name", process, _HOSTS + rank, {"name": f"host of rank {rank}"})
+        yield _metadata("thread_sort_index", process, _HOSTS + rank, {"sort_index": rank})
 
 
 def _spans(process: int, timeline: Timeline) -> Iterator[Event]:
     for span in timeline.spans:
         action = Action.parse(span.action)
-        where: Event = {"pid": process, "tid": span.rank}
+        where: Event = {"pid": process, "tid": span.rank + (_HOSTS if action.op is Op.PREPARE else 0)}
         yield {
             "name": span.action,
             "cat": _WORDS[action.op],

@@ -120,6 +120,38 @@ class Provenance:
 
 
 @dataclass(frozen=True, slots=True)
+class PreparationCost:
+    """One thing that a host makes of the coordinates of ``samples`` samples: a site set, or a kernel map.
+
+    Attributes:
+        name: unique among those of a device kind and number of samples.
+        inputs: the graph inputs that it makes; none if it is for others alone.
+        after: names of what it is made from.
+        seconds: on one thread of the device's host, without those of ``after``.
+    """
+
+    name: str
+    inputs: tuple[str, ...]
+    after: tuple[str, ...]
+    seconds: float
+    samples: int
+
+
+@dataclass(frozen=True, slots=True)
+class SiteHalo:
+    """Rows that a rank receives for a layer over sites, where ``parts`` ranks share the sites of ``samples`` samples.
+
+    Attributes:
+        rows: the most that any of the ranks receives.
+    """
+
+    layer: str
+    parts: int
+    samples: int
+    rows: int
+
+
+@dataclass(frozen=True, slots=True)
 class Profile:
     """Graph, cluster and measurements.
 
@@ -129,6 +161,8 @@ class Profile:
         action_overhead_s: what the executor itself takes per action, by device kind.
         parts: by device kind: parts of layers, as far as they were measured at their own shapes.  (Whole layers alone
             are in ``measurements``.)
+        preparations: by device kind: what its host makes of coordinates, each after what it is made from.
+        site_halos: how much layers over sites exchange.
     """
 
     model: ModelSource
@@ -140,3 +174,5 @@ class Profile:
     provenance: Provenance
     action_overhead_s: Mapping[str, float] = field(default_factory=dict)
     parts: Mapping[str, tuple[Measurement, ...]] = field(default_factory=dict, metadata={"added": "0.1"})
+    preparations: Mapping[str, tuple[PreparationCost, ...]] = field(default_factory=dict, metadata={"added": "0.1"})
+    site_halos: tuple[SiteHalo, ...] = field(default=(), metadata={"added": "0.1"})

@@ -7,6 +7,11 @@ stage as well: ``1SEND_F3>2`` (stage 1 sends the activation of micro-batch 3 to 
     rank 0: 0F0 0SEND_F0>1 0F1 0SEND_F1>1 0RECV_B0<1 0B0 0RECV_B1<1 0B1 0UPDATE
     rank 1: 1RECV_F0<0 1F0 1B0 1SEND_B0>0 1RECV_F1<0 1F1 1B1 1SEND_B1>0 1UPDATE
 
+A stage that reads what its host prepares of a micro-batch's coordinates (the kernel maps of sparse networks) has an
+action for that, ``1PREP3``, one micro-batch ahead of its forward.  On a device with a host beside it the two overlap.
+
+    0PREP0 0PREP1 0F0 0SEND_F0>1 0PREP2 0F1 0SEND_F1>1 0F2 0SEND_F2>1 ...
+
 Two things are written only where a schedule needs them.  ``1SEND_F3>2!`` holds its rank while the message travels (no
 overlap with compute).  ``0UPDATE3`` is an update in the middle of a step, with the gradients of all micro-batches up to
 3 that no update before it has used; it makes the next version of the stage's weights, and ``0F5@2`` runs on version 2
@@ -34,13 +39,14 @@ class Op(StrEnum):
     RECV_BACKWARD = "RECV_B"
     REDUCE_GRAD = "REDUCE_GRAD"
     UPDATE = "UPDATE"
+    PREPARE = "PREP"
 
 
 COMPUTE = frozenset({Op.FORWARD, Op.BACKWARD, Op.BACKWARD_INPUT, Op.BACKWARD_WEIGHT})
 SEND = frozenset({Op.SEND_FORWARD, Op.SEND_BACKWARD})
 RECEIVE = frozenset({Op.RECV_FORWARD, Op.RECV_BACKWARD})
 MESSAGE = SEND | RECEIVE
-FORWARD_PASS = frozenset({Op.FORWARD, Op.SEND_FORWARD, Op.RECV_FORWARD})
+FORWARD_PASS = frozenset({Op.FORWARD, Op.SEND_FORWARD, Op.RECV_FORWARD, Op.PREPARE})
 PER_STEP = frozenset({Op.REDUCE_GRAD, Op.UPDATE})
 
 _OPS = "|".join(sorted((op.value for op in Op), key=len, reverse=True))
@@ -119,11 +125,16 @@ class Edge:
 
 @dataclass(frozen=True, slots=True)
 class StageGraph:
-    """The stages of a pipeline as a DAG, and how many micro-batches pass through it."""
+    """The stages of a pipeline as a DAG, and how many micro-batches pass through it.
+
+    Attributes:
+        prepares: the stages whose hosts prepare inputs of each micro-batch.
+    """
 
     num_stages: int
     num_microbatches: int
     edges: tuple[Edge, ...]
+    prepares: tuple[int, ...] = ()
 
     @classmethod
     def chain(cls, num_stages: int, num_microbatches: int) -> StageGraph:
@@ -235,10 +246,16 @@ def dependencies(action: Action, stages: StageGraph) -> tuple[frozenset[Action],
     s, m = action.stage, action.microbatch
     match action.op:
         case Op.FORWARD:
-            return tuple(
-                frozenset({Action(s, Op.RECV_FORWARD, m, edge.src), Action(edge.src, Op.FORWARD, m)})
-                for edge in stages.into(s)
+            prepared = [frozenset({Action(s, Op.PREPARE, m)})] if s in stages.prepares else []
+            return (
+                *prepared,
+                *(
+                    frozenset({Action(s, Op.RECV_FORWARD, m, edge.src), Action(edge.src, Op.FORWARD, m)})
+                    for edge in stages.into(s)
+                ),
             )
+        case Op.PREPARE:
+            return ()
         case Op.BACKWARD | Op.BACKWARD_INPUT:
             return (
                 frozenset({Action(s, Op.FORWARD, m)}),

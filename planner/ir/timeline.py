@@ -45,12 +45,17 @@ class Timeline:
         return max((sample.num_bytes for sample in self.memory if sample.rank == rank), default=0)
 
     def busy_s(self, rank: int) -> float:
-        """Time that ``rank`` spent inside actions other than waiting for messages."""
-        return sum(
-            span.stop_s - span.start_s
+        """Time that ``rank`` spent inside actions other than waiting for messages; what overlaps counts once."""
+        busy = sorted(
+            (span.start_s, span.stop_s)
             for span in self.spans
             if span.rank == rank and "RECV" not in span.action and "SEND" not in span.action
         )
+        total_s, until_s = 0.0, 0.0
+        for start_s, stop_s in busy:
+            total_s += max(0.0, stop_s - max(start_s, until_s))
+            until_s = max(until_s, stop_s)
+        return total_s
 
 
 @dataclass(frozen=True, slots=True)

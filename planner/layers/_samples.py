@@ -2,7 +2,18 @@
 
 from __future__ import annotations
 
-from planner.ir.graph import INTERLEAVES_SAMPLES, MIXES_SAMPLES, SAMPLE, Graph, Layer, TensorSpec, producer
+from planner.ir.box import Interval, whole
+from planner.ir.graph import (
+    INTERLEAVES_SAMPLES,
+    MIXES_SAMPLES,
+    SAMPLE,
+    Graph,
+    Layer,
+    TensorSpec,
+    is_sites,
+    producer,
+)
+from planner.layers._kinds import kind
 
 
 def check_samples_apart(graph: Graph) -> tuple[str, ...]:
@@ -11,7 +22,8 @@ def check_samples_apart(graph: Graph) -> tuple[str, ...]:
     Those are the layers (other than the loss) that read samples and make an output without, those with more than one
     sample dim, those that concatenate or normalise along it, and those that the capture found to mix or interleave
     samples, with the readers of what is interleaved.  Batch normalisation is not among them: its statistics are
-    combined.
+    combined.  Neither are layers that treat sites each by itself, or with neighbours: those of a stage of several ranks
+    are cut with the samples, anywhere; but all others that read sparse tensors are.
     """
     values = graph.values()
     interleaved = {layer.name for layer in graph.layers if INTERLEAVES_SAMPLES in layer.attributes}
@@ -22,6 +34,28 @@ def check_samples_apart(graph: Graph) -> tuple[str, ...]:
         or layer.name in interleaved
         or any(producer(value) in interleaved for value in layer.inputs)
         or (layer.kind != "loss" and _mixes(layer, tuple(values[name] for name in layer.inputs)))
+        or _mixes_sites(layer, tuple(values[name] for name in layer.inputs))
+    )
+
+
+def _mixes_sites(layer: Layer, inputs: tuple[TensorSpec, ...]) -> bool:
+    """Whether half of the rows of the work may need more than half of those of an input, neighbours apart."""
+    specs = (*inputs, *layer.outputs)
+    if not any(spec.has_sites for spec in specs):
+        return False
+    relation = kind(layer.kind)
+    work = relation.work(layer, inputs)
+    dims = [dim for dim, name in enumerate(work.dims) if is_sites(name)]
+    if len(dims) != 1 or any(sum(map(is_sites, spec.dims)) > 1 for spec in specs):
+        return True
+    if work.shape[dims[0]] < 2:
+        return False
+    box = list(whole(work.shape))
+    box[dims[0]] = Interval(0, work.shape[dims[0]] // 2)
+    return any(
+        is_sites(name) and extent > 1 and len(interval) >= extent
+        for spec, read in zip(inputs, relation.input_boxes(layer, inputs, tuple(box)), strict=True)
+        for name, extent, interval in zip(spec.dims, spec.shape, read, strict=True)
     )
 
 
@@ -29,7 +63,8 @@ def _mixes(layer: Layer, inputs: tuple[TensorSpec, ...]) -> bool:
     reads_samples = any(spec.has_samples for spec in inputs)
     loses = reads_samples and not all(spec.has_samples for spec in layer.outputs)
     repeats = any(spec.dims.count(SAMPLE) > 1 for spec in (*inputs, *layer.outputs))
-    return loses or repeats or any(layer.outputs[0].dims[dim] == SAMPLE for dim in _joined_dims(layer))
+    joined = [layer.outputs[0].dims[dim] for dim in _joined_dims(layer)]
+    return loses or repeats or any(dim == SAMPLE or is_sites(dim) for dim in joined)
 
 
 def _joined_dims(layer: Layer) -> tuple[int, ...]:

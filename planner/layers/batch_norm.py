@@ -1,13 +1,13 @@
 """Batch normalisation: elementwise, once the statistics of every channel are known.
 
-The statistics are over all samples and all of space; where these are divided, counts, sums and sums of squares are
-combined over the ranks, which boxes do not say: ``REDUCTION`` does.  Weight and bias ``[channel]``.
+The statistics are over all samples and all of space, or all sites; where these are divided, counts, sums and sums of
+squares are combined over the ranks, which boxes do not say: ``REDUCTION`` does.  Weight and bias ``[channel]``.
 """
 
 from __future__ import annotations
 
 from planner.ir.box import Box
-from planner.ir.graph import SAMPLE, Layer
+from planner.ir.graph import SAMPLE, Layer, is_sites
 from planner.layers._rules import Boxes, Specs, broadcast, empty_work_reads_nothing, first_output, num_elements
 
 REDUCTION = "statistics"
@@ -23,7 +23,10 @@ def input_boxes(layer: Layer, inputs: Specs, work_box: Box) -> Boxes:
 def weight_boxes(layer: Layer, parameters: Specs, work_box: Box) -> Boxes:
     """The channels of the work."""
     dims = layer.outputs[0].dims
-    channel = dims.index("channel") if "channel" in dims else dims.index(SAMPLE) + 1
+    if "channel" in dims:
+        channel = dims.index("channel")
+    else:
+        channel = 1 + next(at for at, dim in enumerate(dims) if dim == SAMPLE or is_sites(dim))
     return tuple((work_box[channel],) for _ in parameters)
 
 

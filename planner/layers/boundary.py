@@ -14,7 +14,7 @@ from planner.ir.layout import Layout
 from planner.ir.plan import Decision, Placement
 from planner.ir.program import Message, Part, Program, Route
 from planner.ir.schedule import Edge, StageGraph
-from planner.layers import kind
+from planner.layers import kind, prepared_inputs
 from planner.layers.division import layer_division, read_by
 
 
@@ -92,6 +92,12 @@ class Boundaries:
             for values in [tuple(sorted(names, key=order.__getitem__))]
         )
 
+    def prepares(self) -> tuple[int, ...]:
+        """The stages that read inputs which a host prepares (:func:`planner.layers.prepared_inputs`)."""
+        prepared = set(prepared_inputs(self.graph))
+        reading = (layer.name for layer in self.graph.layers if prepared.intersection(layer.inputs))
+        return tuple(sorted({self.stage_of[name] for name in reading}))
+
     def owned(self, value: str, samples: int) -> dict[int, Box]:
         """The box of ``value`` that each rank of its stage makes, for a micro-batch of ``samples``."""
         maker = producer(value)
@@ -103,6 +109,7 @@ class Boundaries:
 
         Along dims that a layer is not cut along it takes the value whole.  (A strided window may skip the last row:
         those few bytes are worth less than a contiguous message, and a tensor of the shape that layers were made for.)
+        Of sparse tensors it is the rank's own rows, as its layout cuts that level: neighbours come from the stage.
         """
         spec = self._spec(value, samples)
         hulls: list[Box | None] = [None] * len(self.ranks[stage])
@@ -116,6 +123,10 @@ class Boundaries:
             at_samples = _resized(layer, samples, self.graph.samples)
             inputs = tuple(self._spec(name, samples) for name in layer.inputs)
             layout = self.layout(layer.name)
+            if spec.has_sites:
+                own = layout.boxes(spec, samples)
+                hulls = [hull(each, box) if volume(box) else each for each, box in zip(hulls, own, strict=True)]
+                continue
             parts = layout.boxes(relation.work(at_samples, inputs), samples)
             for part, work_box in enumerate(parts):
                 read = relation.input_boxes(at_samples, inputs, work_box)
@@ -146,7 +157,7 @@ class Boundaries:
             ValueError: an entry of the program is not an action.
         """
         edges = self.edges()
-        stages = StageGraph(len(self.ranks), len(decision.micro_batches), edges)
+        stages = StageGraph(len(self.ranks), len(decision.micro_batches), edges, self.prepares())
         return Program(decision.rows(), stages, self.ranks, self.routes(edges, decision.micro_batches))
 
     def routes(self, edges: tuple[Edge, ...], micro_batches: tuple[int, ...]) -> dict[Route, tuple[Message, ...]]:

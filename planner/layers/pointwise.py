@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from planner.ir.box import Box, whole
-from planner.ir.graph import SAMPLE, Layer
+from planner.ir.graph import SAMPLE, Layer, is_sites
 from planner.layers._rules import Boxes, Specs, broadcast, empty_work_reads_nothing, first_output, num_elements
 
 REDUCTION = ""
@@ -24,7 +24,7 @@ def weight_boxes(layer: Layer, parameters: Specs, work_box: Box) -> Boxes:
     places = tuple(broadcast(output, work_box, spec) for spec in parameters)
     return tuple(
         tuple(
-            total if dim == SAMPLE else interval
+            total if dim == SAMPLE or is_sites(dim) else interval
             for dim, interval, total in zip(output.dims[-len(box) :], box, whole(spec.shape), strict=True)
         )
         if 0 < len(box) <= len(output.dims)

@@ -18,13 +18,19 @@ def lower(
     ranks: tuple[tuple[int, ...], ...],
     messages: Mapping[Route, tuple[Message, ...]],
     num_ranks: int,
+    *,
+    ahead: bool = True,
 ) -> Program:
     """The program of ``schedule``: a receive just before its consumer, a send just after its producer.
 
     (The executor posts receives ahead of time; where a receive stands is where it is waited for.)  A rank's row is that
     of its position; between stages of one rank nothing is sent.  A stage on several ranks sums its gradients after its
     last backward, and every stage is updated at the end; where the schedule says when a stage is updated, it is summed
-    just before.  Stages without a backward are neither summed nor updated.
+    just before.  Stages without a backward are neither summed nor updated.  What a stage prepares of a micro-batch
+    stands before the receives of the forward one before that micro-batch's.
+
+    Args:
+        ahead: if False, what is prepared stands just before the forward that needs it, after its receives.
 
     Raises:
         ValueError: a rank has to run several positions of the schedule, whose order among each other nobody gave, or
@@ -38,7 +44,13 @@ def lower(
         if len(positions) > 1:
             heads = ", ".join(str(row[0]) for row in positions)
             raise ValueError(f"rank {rank} runs {len(positions)} positions of the schedule (they start with {heads})")
-        row = [action for position in positions for compute in position for action in _moved(draft, rank, compute)]
+        computes = [compute for position in positions for compute in position]
+        prepared = _prepared(stages, computes, ahead)
+        row = [
+            action
+            for compute, before in zip(computes, prepared, strict=True)
+            for action in _moved(draft, rank, compute, before, ahead)
+        ]
         if schedule.blocking:
             row = [replace(action, blocking=True) if action.op in MESSAGE else action for action in row]
         rows.append(tuple(_with_reductions(row, ranks)))
@@ -54,8 +66,20 @@ def _require_one_group(schedule: Schedule, ranks: tuple[tuple[int, ...], ...]) -
             raise ValueError(f"position {position} of the schedule is on several groups of ranks: {text}")
 
 
-def _moved(program: Program, rank: int, compute: Action) -> Iterator[Action]:
-    """``compute`` between the receives it needs and the sends of what it makes."""
+def _prepared(stages: StageGraph, computes: list[Action], ahead: bool) -> list[tuple[Action, ...]]:
+    """What is prepared with each action of a row: for its stage's next forward, and with the first for that as well."""
+    found: list[tuple[Action, ...]] = [() for _ in computes]
+    for stage in stages.prepares:
+        at = [index for index, action in enumerate(computes) if (action.stage, action.op) == (stage, Op.FORWARD)]
+        needed = [Action(stage, Op.PREPARE, computes[index].microbatch) for index in at]
+        for number, index in enumerate(at):
+            first = number + 1 if ahead and number else number
+            found[index] = tuple(needed[first : number + 2 if ahead else number + 1])
+    return found
+
+
+def _moved(program: Program, rank: int, compute: Action, prepared: tuple[Action, ...], ahead: bool) -> Iterator[Action]:
+    """``compute`` between the receives it needs and the sends of what it makes; ``prepared`` goes before or between."""
     stage, microbatch = compute.stage, compute.microbatch
     before: Iterable[Action] = ()
     after: Iterable[Action] = ()
@@ -65,7 +89,8 @@ def _moved(program: Program, rank: int, compute: Action) -> Iterator[Action]:
     elif compute.op in _BACKWARD:
         before = [Action(stage, Op.RECV_BACKWARD, microbatch, edge.dst) for edge in program.stages.out_of(stage)]
         after = [Action(stage, Op.SEND_BACKWARD, microbatch, edge.src) for edge in program.stages.into(stage)]
-    yield from (action for action in before if program.messages_of(rank, action))
+    receives = [action for action in before if program.messages_of(rank, action)]
+    yield from (*prepared, *receives) if ahead else (*receives, *prepared)
     yield compute
     yield from (action for action in after if program.messages_of(rank, action))
 

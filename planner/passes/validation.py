@@ -4,7 +4,8 @@ Checked one after the other, so that each check may rely on those before it:
 
 1. stages and ranks exist, and edges go from earlier to later stages;
 2. every rank's row holds exactly what its stages and messages ask for, each action once, every send with its receive
-   (a program of forwards alone asks for no backward and no update); messages block all or none;
+   (a program of forwards alone asks for no backward and no update); inputs are prepared where a stage reads such;
+   messages block all or none;
 3. whatever an action needs from its own rank comes earlier in the row, and the last update of a stage is its last
    action;
 4. forward and backward of a micro-batch use the same weights, and none that are older than claimed
@@ -137,8 +138,11 @@ def _expected(numbering: Numbering, rank: int, trains: bool, updates: tuple[int 
             numbering.number(Action(stage, op, 0))
             for op in (Op.FORWARD, Op.BACKWARD, Op.BACKWARD_INPUT, Op.BACKWARD_WEIGHT)
         )
+        prepare = numbering.number(Action(stage, Op.PREPARE, 0)) if stage in program.stages.prepares else -1
         for m in range(count):
             yield forward + m
+            if prepare >= 0:
+                yield prepare + m
             if trains:  # split where the row has a half of the backward and not the whole
                 is_split = whole + m not in present and any(half + m in present for half in halves)
                 yield from (half + m for half in halves) if is_split else (whole + m,)
@@ -180,6 +184,8 @@ def _why_not(program: Program, rank: int, action: Action, trains: bool, updates:
         downstream = action.op in (Op.SEND_FORWARD, Op.RECV_BACKWARD)
         src, dst = (action.stage, action.peer) if downstream else (action.peer, action.stage)
         return f"no message between ranks goes that way: edge {src} to {dst} has none for this rank and micro-batch"
+    if action.op is Op.PREPARE:
+        return f"stage {action.stage} reads nothing that is prepared"
     return "its backward is whole (B) and split (I, W) at once"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from planner.ir.schedule import COMPUTE, Action, Op, Pipeline, StageTimes, dependencies
@@ -64,6 +65,11 @@ class Clock:
         found = self._needs.get((stage, op))
         if found is None:
             groups = dependencies(Action(stage, op, 0), self.pipeline.stages)
-            parts = ([(a.stage, a.op) for a in group if a.op in COMPUTE] for group in groups)
+            parts = [[(a.stage, a.op) for a in group if a.op in COMPUTE] for group in groups if not _is_prepared(group)]
             found = self._needs[stage, op] = tuple(tuple(sorted(group)) for group in parts)
         return found
+
+
+def _is_prepared(group: Iterable[Action]) -> bool:
+    """Whether it is what a host prepares, which is no part of a schedule."""
+    return all(action.op is Op.PREPARE for action in group)

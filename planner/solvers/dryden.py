@@ -7,7 +7,7 @@ compute on the slowest rank, halos hidden behind it as far as it lasts, a redist
 an all-reduce of every weight's gradient.  As in their runs the batch is taken at once, or in the largest micro-batches
 that fit.  Ignored: that all-reduces hide behind the backward of earlier layers; limits of memory while searching.
 
-If samples alone may be cut (``Problem.allow``), this is sample parallelism on all ranks.
+If samples alone may be cut (``Problem.allow``), or layers are over sites, this is sample parallelism on all ranks.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from planner.costs.stage import PriceBook
 from planner.ir.errors import InfeasibleError
 from planner.ir.plan import Plan
 from planner.ir.problem import SAMPLE_DIMS, SPATIAL_DIMS, Problem
+from planner.layers import over_sites
 from planner.solvers import data_parallel
 from planner.solvers.candidates.answer import heuristic_plan, infeasible
 from planner.solvers.candidates.assemble import Candidate
@@ -47,7 +48,7 @@ def solve(problem: Problem, progress: Progress | None = None) -> Plan:
         MissingMeasurementError: the profile says nothing about any size that may be used.
     """
     evaluator = Evaluator(problem, PriceBook(problem.profile))
-    if len(problem.ranks) == 1 or SPATIAL_DIMS not in problem.allow:
+    if len(problem.ranks) == 1 or SPATIAL_DIMS not in problem.allow or over_sites(problem.profile.graph):
         return _by_samples(evaluator)
     closest: Evaluation | None = None
     for size in reversed(micro_batch_sizes(problem, evaluator.book)):

@@ -3,11 +3,15 @@
 ``peers.sparsepipe`` is its programme, here with the published restrictions (``fixed_order``).  As there any two devices
 are joined alike (the slowest link), and replicas have equal shares whatever their speed.  Its schedule is PipeDream's;
 ours is the synchronous 1F1B.  Every micro-batch size is tried.
+
+Of a sparse network each stage makes its kernel maps when the features have arrived, and not ahead of them; in its
+planner that is a part of the layers' time, of the first one that needs a map.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from planner.costs.stage import PriceBook
 from planner.ir.plan import Plan
@@ -58,11 +62,11 @@ def pipelines(problem: Problem, book: PriceBook) -> Iterator[Candidate]:
             ]
             stages.append((next(iter(networks.values())).layers(names_in(stage)), tuple(sorted(taken))))
         if stages:
-            yield from candidates(problem, book, stages, size)
+            yield from (replace(each, prepares_ahead=False) for each in candidates(problem, book, stages, size))
 
 
 def _networks(problem: Problem, book: PriceBook, kinds: list[str], size: int) -> dict[str, Network]:
     """The network on each kind; if one must be a chain of blocks, the same blocks on all."""
-    found = {kind: network(problem, book, kind, size) for kind in kinds}
+    found = {kind: network(problem, book, kind, size, prepares=True) for kind in kinds}
     ends = block_ends(found[kinds[0]], len(problem.ranks))
     return found if ends is None else {kind: blocks_at(fine, ends) for kind, fine in found.items()}

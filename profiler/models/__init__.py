@@ -26,12 +26,40 @@ and have its default dtype. A shape that a network cannot take raises `ValueErro
 | `profiler.models.mesh_tangling:mesh_tangling_1k` | Dryden et al. 2019 | sample, channel, height, width | 34.4 M |
 | `profiler.models.mesh_tangling:mesh_tangling_2k` | Dryden et al. 2019 | sample, channel, height, width | 12.4 M |
 | `profiler.models.mesh_tangling:mesh_tangling_128` | Dryden et al. 2019 | sample, channel, height, width | 4.2 M |
+| `profiler.models.minkunet:minkunet` | Choy et al. 2019 | sample, site, channel | 21.7 M |
+| `profiler.models.sparse_resnet:sparse_resnet` | as in torchsparse | sample, site, channel | 2.7 M |
+| `profiler.models.sparse_vgg:sparse_vgg16` | Zhai et al. 2022 (SparsePipe) | sample, site, channel | 63.2 M |
+
+The last three take sparse tensors: their example is a `SparseTensor` of generated surfaces, and `input_shape` says how
+many sites each sample has.
 
 All of them pass `torch.export.export(..., strict=False)` in training mode with a dynamic sample dim.
 """
 
 from __future__ import annotations
 
-from profiler.models import cosmoflow, gnmt, gpt, mesh_tangling, resnet, unet3d, vgg
+from profiler.models import (
+    cosmoflow,
+    gnmt,
+    gpt,
+    mesh_tangling,
+    minkunet,
+    resnet,
+    sparse_resnet,
+    sparse_vgg,
+    unet3d,
+    vgg,
+)
 
-__all__ = ["cosmoflow", "gnmt", "gpt", "mesh_tangling", "resnet", "unet3d", "vgg"]
+__all__ = [
+    "cosmoflow",
+    "gnmt",
+    "gpt",
+    "mesh_tangling",
+    "minkunet",
+    "resnet",
+    "sparse_resnet",
+    "sparse_vgg",
+    "unet3d",
+    "vgg",
+]

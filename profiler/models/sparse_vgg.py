@@ -1,4 +1,4 @@
-"""The sparse VGG-16 of SparsePipe (Zhai et al. 2022), a classifier of voxelised shapes.
+"""The sparse VGG-16 of SparsePipe (Zhai et al. 2020, arXiv 2012.13846), a classifier of voxelised shapes.
 
 The graph is that of the authors' published profiles: 13 submanifold convolutions of kernel 3 without bias, each with
 batch norm and ReLU, in five stages with a max-pool of 2 after each; the maximum over each sample's sites; linear layers

@@ -208,7 +208,7 @@ def chain_decision(
     stage_of = {layer.name: s for s, (a, b) in enumerate(pairwise(bounds)) for layer in graph.layers[a:b]}
     boundaries = Boundaries.of(graph, stage_of, layouts, groups)
     edges = boundaries.edges()
-    stages = StageGraph(num_stages, len(micro_batches), edges)
+    stages = StageGraph(num_stages, len(micro_batches), edges, boundaries.prepares())
     routes = boundaries.routes(edges, micro_batches)
     num_ranks = 1 + max(rank for group in groups for rank in group)
     program = lower(schedule_named(schedule)(Pipeline(stages)), stages, groups, routes, num_ranks)

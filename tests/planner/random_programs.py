@@ -97,7 +97,7 @@ def random_program(rng: random.Random, schedule_name: str) -> Program:
     boundaries = random_boundaries(rng, positions=positions)
     micro_batches = tuple(rng.randint(1, 4) for _ in range(rng.randint(1, 6)))
     edges = boundaries.edges()
-    stages = StageGraph(len(boundaries.ranks), len(micro_batches), edges)
+    stages = StageGraph(len(boundaries.ranks), len(micro_batches), edges, boundaries.prepares())
     routes = boundaries.routes(edges, micro_batches)
     num_ranks = len({rank for group in boundaries.ranks for rank in group})
     order = schedule(schedule_name)(random_pipeline(rng, schedule_name, stages, positions))

@@ -36,7 +36,7 @@ def random_case(rng: random.Random) -> Chosen:
     boundaries = _random_boundaries(rng, num_ranks)
     micro_batches = tuple(rng.randint(1, 4) for _ in range(rng.randint(1, 6)))
     edges = boundaries.edges()
-    stages = StageGraph(len(boundaries.ranks), len(micro_batches), edges)
+    stages = StageGraph(len(boundaries.ranks), len(micro_batches), edges, boundaries.prepares())
     draft = Program(((),) * num_ranks, stages, boundaries.ranks, boundaries.routes(edges, micro_batches))
     program = _History(rng, draft).program()
     validate(program)

@@ -9,8 +9,9 @@ from torch import nn
 
 from cuda_ops.sparse.errors import SparseInputError
 from cuda_ops.sparse.geometry import Triple
+from cuda_ops.sparse.nn.checks import triple, volume
 from cuda_ops.sparse.nn.functional import Size, conv3d
-from cuda_ops.sparse.nn.tensor import SparseTensor, triple, volume
+from cuda_ops.sparse.nn.tensor import SparseTensor
 
 
 class Conv3d(nn.Module):

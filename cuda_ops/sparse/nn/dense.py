@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from cuda_ops.sparse.errors import SparseInputError
-from cuda_ops.sparse.nn.tensor import SparseTensor, triple
+from cuda_ops.sparse.nn.checks import triple
+from cuda_ops.sparse.nn.tensor import SparseTensor
 
 
 class ToDense(nn.Module):

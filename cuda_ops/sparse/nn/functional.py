@@ -19,7 +19,8 @@ from torch.nn import functional
 
 from cuda_ops.sparse.errors import SparseInputError
 from cuda_ops.sparse.geometry import KernelMap, MapSpec, Route, Step, Triple, stride_of
-from cuda_ops.sparse.nn.tensor import SparseTensor, require_channels, triple, volume
+from cuda_ops.sparse.nn.checks import require_channels, triple, volume
+from cuda_ops.sparse.nn.tensor import SparseTensor
 
 Size = int | Sequence[int]
 _ONES = (1, 1, 1)
@@ -51,7 +52,7 @@ def conv3d(
         for value, name in ((kernel_size, "kernel_size"), (stride, "stride"), (dilation, "dilation"))
     )
     _require_weight(weight, kernel)
-    require_channels(input, weight.shape[-2], "conv3d")
+    require_channels(input.feats, weight.shape[-2], "conv3d")
     if volume(kernel) == 1 and strides == _ONES:
         feats = input.feats @ (weight[0] if weight.ndim == 3 else weight)
         route = input.route
@@ -82,10 +83,8 @@ def conv_map(
     if stride == _ONES:
         return x.route, x.geometry.map(MapSpec(x.route, x.route, kernel, stride, dilation)).inverse()
     _require_step_back(x, stride)
-    finer, last = x.route[:-1], x.route[-1]
-    if (last.kernel, last.dilation) == (kernel, dilation):
-        return finer, x.geometry.map(MapSpec(finer, x.route, kernel, stride, dilation)).inverse()
-    return finer, x.geometry.map(MapSpec(x.route, finer, kernel, stride, dilation, True))
+    finer = x.route[:-1]
+    return finer, x.geometry.map(MapSpec(finer, x.route, kernel, stride, dilation)).inverse()
 
 
 def window_map(x: SparseTensor, kernel: Triple, stride: Triple, dilation: Triple) -> tuple[Route, KernelMap]:

@@ -7,7 +7,8 @@ from torch import nn
 
 from cuda_ops.sparse.errors import SparseInputError
 from cuda_ops.sparse.nn import functional
-from cuda_ops.sparse.nn.tensor import SparseTensor, require_channels
+from cuda_ops.sparse.nn.checks import require_channels
+from cuda_ops.sparse.nn.tensor import SparseTensor
 
 
 class BatchNorm(nn.BatchNorm1d):
@@ -19,7 +20,7 @@ class BatchNorm(nn.BatchNorm1d):
         Raises:
             SparseInputError: another number of channels, or one site alone in training.
         """
-        require_channels(input, self.num_features, "BatchNorm")
+        require_channels(input.feats, self.num_features, "BatchNorm")
         training = self.training or self.running_mean is None
         tracked = not self.training or self.track_running_stats
         momentum = 0.0 if self.momentum is None else self.momentum
@@ -65,7 +66,7 @@ class GroupNorm(nn.Module):
 
     def forward(self, input: SparseTensor) -> SparseTensor:
         """See the class."""
-        require_channels(input, self.num_channels, type(self).__name__)
+        require_channels(input.feats, self.num_channels, type(self).__name__)
         return functional.group_norm(input, self.num_groups, self.weight, self.bias, self.eps)
 
     def extra_repr(self) -> str:

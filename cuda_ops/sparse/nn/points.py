@@ -13,7 +13,8 @@ from torch import Tensor
 
 from cuda_ops.sparse.errors import SparseInputError
 from cuda_ops.sparse.keys import in_range, pack
-from cuda_ops.sparse.nn.tensor import SparseTensor, require_finite
+from cuda_ops.sparse.nn.checks import require_finite
+from cuda_ops.sparse.nn.tensor import SparseTensor
 
 _CORNERS = tuple((x, y, z) for x in (0, 1) for y in (0, 1) for z in (0, 1))
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from cuda_ops.sparse.nn import functional
+from cuda_ops.sparse.nn.checks import triple
 from cuda_ops.sparse.nn.functional import Size
-from cuda_ops.sparse.nn.tensor import SparseTensor, triple
+from cuda_ops.sparse.nn.tensor import SparseTensor
 
 
 class _Pool3d(nn.Module):

@@ -30,7 +30,7 @@ def add_rows(sums: Tensor, index: Tensor, rows: Tensor) -> None:
         return
     order = torch.sort(index, stable=True)
     targets, lengths = torch.unique_consecutive(order.values, return_counts=True)
-    addends = torch.segment_reduce(rows[order.indices].flatten(1), "sum", lengths=lengths)
+    addends = torch.segment_reduce(rows[order.indices].to(sums.dtype).flatten(1), "sum", lengths=lengths)
     sums[targets] += addends.view(len(targets), *sums.shape[1:])
 
 

@@ -6,13 +6,15 @@ import torch
 from torch import Tensor
 
 from cuda_ops.sparse.reference.conv import accumulator
+from cuda_ops.sparse.reference.halo import add_rows
 
 
 def segment_sum(x: Tensor, starts: Tensor, lengths: Tensor) -> Tensor:
     """[B, C]: sums of rows starts[b] .. starts[b] + lengths[b] of x [N, C]; 0 for an empty segment."""
-    rows, _ = segment_rows(starts, lengths)
-    wide = x[rows].to(accumulator(x.dtype))
-    return torch.segment_reduce(wide, "sum", lengths=lengths, initial=0).to(x.dtype)
+    rows, segments = segment_rows(starts, lengths)
+    sums = x.new_zeros((len(starts), x.shape[1]), dtype=accumulator(x.dtype))
+    add_rows(sums, segments, x.index_select(0, rows))
+    return sums.to(x.dtype)
 
 
 def segment_max(x: Tensor, starts: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
@@ -21,7 +23,7 @@ def segment_max(x: Tensor, starts: Tensor, lengths: Tensor) -> tuple[Tensor, Ten
     Ties go to the smallest row; the first NaN wins.
     """
     rows, segments = segment_rows(starts, lengths)
-    values, shape = x[rows], (len(starts), x.shape[1])
+    values, shape = x.index_select(0, rows), (len(starts), x.shape[1])
     spread = segments[:, None].expand(-1, shape[1])
     largest = torch.full(shape, -torch.inf, dtype=x.dtype, device=x.device).scatter_reduce_(0, spread, values, "amax")
     takes = (values == largest[segments]) | values.isnan()
@@ -36,8 +38,7 @@ def segment_expand(y: Tensor, starts: Tensor, lengths: Tensor, num_rows: int) ->
     """[num_rows, C]: every row gets its segment's row of y [B, C]; rows of no segment get 0."""
     rows, segments = segment_rows(starts, lengths)
     spread = torch.zeros((num_rows, y.shape[1]), dtype=y.dtype, device=y.device)
-    spread[rows] = y[segments]
-    return spread
+    return spread.index_copy_(0, rows, y.index_select(0, segments))
 
 
 def segment_rows(starts: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:

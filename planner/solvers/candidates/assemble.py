@@ -32,6 +32,7 @@ class Candidate:
         windows: most forwards before the first backward, by stage; empty: the schedule's own.
         recompute: by stage, whether activations are computed again before the backward; empty: nowhere.
         options: by layer: how it is divided where its stage is not cut along samples alone, else None; empty: nowhere.
+        prepares_ahead: whether hosts prepare inputs one micro-batch ahead (``passes.lower``).
     """
 
     stage_of: tuple[int, ...]
@@ -42,6 +43,7 @@ class Candidate:
     windows: tuple[int, ...] = ()
     recompute: tuple[bool, ...] = ()
     options: tuple[Option | None, ...] = ()
+    prepares_ahead: bool = True
 
     @classmethod
     def chain(
@@ -122,11 +124,11 @@ def program_of(graph: Graph, candidate: Candidate) -> Program:
     """The candidate's program, validated by whoever predicts it."""
     boundaries = boundaries_of(graph, candidate)
     edges = boundaries.edges()
-    stages = StageGraph(candidate.num_stages, len(candidate.micro_batches), edges)
+    stages = StageGraph(candidate.num_stages, len(candidate.micro_batches), edges, boundaries.prepares())
     routes = boundaries.routes(edges, candidate.micro_batches)
     num_ranks = 1 + max(rank for group in candidate.groups for rank in group)
     order = schedule_named(candidate.schedule)(Pipeline(stages, candidate.positions, candidate.windows))
-    return lower(order, stages, candidate.groups, routes, num_ranks)
+    return lower(order, stages, candidate.groups, routes, num_ranks, ahead=candidate.prepares_ahead)
 
 
 def decision_of(problem: Problem, candidate: Candidate) -> Decision:

@@ -8,15 +8,16 @@ from dataclasses import dataclass, field, replace
 from planner.costs.compiled import CompiledProgram, compile_program
 from planner.costs.memory import RankMemory, rank_memories
 from planner.costs.placement import LayoutBook
-from planner.costs.simulate import execute, prices, resources, transfer_prices
+from planner.costs.simulate import execute, hosts_beside, prices, resources, transfer_prices
 from planner.costs.stage import PriceBook, StageCosts, StagePlacement
 from planner.costs.tables import runs_of, span
 from planner.ir.graph import Graph, producer
 from planner.ir.problem import Problem
 from planner.ir.schedule import Edge
+from planner.layers import prepared_inputs, throughout_sites
 from planner.layers.boundary import Boundaries
 from planner.solvers.candidates.assemble import Candidate, boundaries_of, program_of
-from planner.solvers.candidates.shares import samples_of
+from planner.solvers.candidates.shares import parts_of, samples_of
 from planner.solvers.candidates.space import schedule_names
 
 Pieces = Mapping[tuple[int, int], tuple[int, int]]
@@ -62,10 +63,17 @@ class Evaluator:
     _pieces: dict[object, Pieces] = field(init=False, default_factory=dict, repr=False)
     _samples: dict[tuple[tuple[int, ...], int], tuple[int, ...]] = field(init=False, default_factory=dict, repr=False)
     _readers: tuple[tuple[str, int, tuple[int, ...]], ...] = field(init=False, repr=False)
+    _preparing: tuple[int, ...] = field(init=False, repr=False)
+    _throughout: frozenset[int] = field(init=False, repr=False)
     layouts: LayoutBook = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        self._readers = _readers(self.problem.profile.graph)
+        graph = self.problem.profile.graph
+        self._readers = _readers(graph)
+        along = throughout_sites(graph)
+        self._throughout = frozenset(i for i, layer in enumerate(graph.layers) if layer.name in along)
+        prepared = frozenset(prepared_inputs(graph))
+        self._preparing = tuple(i for i, layer in enumerate(graph.layers) if prepared.intersection(layer.inputs))
         self.layouts = LayoutBook(self.book, self.problem.allow, self.problem.halo_depth)
 
     @property
@@ -89,7 +97,8 @@ class Evaluator:
         if excess is None:
             self.num_simulated += 1
             message_s = transfer_prices(compiled, sizes, self.book.network)
-            step_s = execute(compiled, prices(compiled, costs), message_s, wires).step_s
+            beside = hosts_beside(compiled, costs)
+            step_s = execute(compiled, prices(compiled, costs), message_s, wires, beside).step_s
         return Evaluation(candidate, step_s, memories, excess)
 
     def samples(self, shares: tuple[int, ...], rows: int) -> tuple[int, ...]:
@@ -98,6 +107,14 @@ class Evaluator:
         if found is None:
             found = self._samples[shares, rows] = samples_of(shares, rows)
         return found
+
+    def _loads(
+        self, shares: tuple[int, ...], micro_batches: tuple[int, ...], layers: Sequence[int]
+    ) -> dict[int, tuple[float, ...]]:
+        """Samples of each member, by samples of the micro-batch."""
+        if sum(shares) == max(micro_batches) or not self._throughout.issuperset(layers):
+            return {rows: self.samples(shares, rows) for rows in set(micro_batches)}
+        return {rows: parts_of(shares, rows) for rows in set(micro_batches)}
 
     def excess(self, found: Evaluation) -> float:
         """How many times its limit the fullest rank holds."""
@@ -131,7 +148,7 @@ class Evaluator:
                 StagePlacement(
                     runs,
                     group,
-                    {} if own else {rows: self.samples(shares, rows) for rows in sizes},
+                    {} if own else self._loads(shares, candidate.micro_batches, layers[stage]),
                     round(span(parameters, runs)),
                     candidate.recomputes(stage),
                     self.problem.shards(len(group)) and not own,
@@ -172,7 +189,9 @@ class Evaluator:
             for rows, pieces in by_rows.items()
             for pair, (forward, backward) in pieces.items()
         )
-        key = (candidate.schedule, candidate.windows, candidate.micro_batches, candidate.groups, crossing)
+        prepares = frozenset(candidate.stage_of[index] for index in self._preparing)
+        ways = (prepares, candidate.prepares_ahead)
+        key = (candidate.schedule, candidate.windows, candidate.micro_batches, candidate.groups, crossing, ways)
         found = self._shapes.get(key)
         if found is None:
             program = program_of(self.problem.profile.graph, candidate)

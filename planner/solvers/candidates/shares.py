@@ -9,6 +9,9 @@ from planner.ir.layout import Layout, cut_points
 from planner.ir.problem import Problem
 from planner.solvers.candidates.space import is_covered
 
+_PARTS = 1000
+"""Into how many parts, or somewhat fewer, the sites of a stage are divided."""
+
 
 def equal_shares(samples: int, num_ranks: int) -> tuple[int, ...]:
     """As equal as can be, the first ones larger."""
@@ -21,14 +24,32 @@ def samples_of(shares: tuple[int, ...], rows: int) -> tuple[int, ...]:
     return Layout({SAMPLE: cut_points(shares)} if len(shares) > 1 else {}).samples(rows)
 
 
+def parts_of(shares: tuple[int, ...], rows: int) -> tuple[float, ...]:
+    """The same where ranks share the sites of a stage: fractions of samples (``costs.placement.loads``)."""
+    return tuple(rows * share / sum(shares) for share in shares)
+
+
+def site_shares(problem: Problem, book: PriceBook, ranks: tuple[int, ...], size: int) -> tuple[int, ...]:
+    """Parts of the sites of each rank of a stage, whatever the number of samples: equal, else in proportion to speed.
+
+    Their sum is not ``size``, samples of a full micro-batch, which would make them samples.
+    """
+    if len({book.kind(rank) for rank in ranks}) == 1:
+        each = _PARTS // len(ranks)
+        return (each + (each * len(ranks) == size),) * len(ranks)
+    speeds = [_samples_per_s(book, book.kind(rank)) for rank in ranks]
+    return proportional(_PARTS - (size == _PARTS), speeds)
+
+
 def usable(
     problem: Problem, book: PriceBook, ranks: tuple[int, ...], shares: tuple[int, ...], micro_batches: tuple[int, ...]
 ) -> bool:
     """Whether every rank has a sample of every micro-batch (a mean over none is none), and none more than measured."""
+    divide = samples_of if sum(shares) == max(micro_batches) else parts_of
     return all(
         samples > 0 and is_covered(problem, book, book.kind(rank), samples)
         for rows in set(micro_batches)
-        for rank, samples in zip(ranks, samples_of(shares, rows), strict=True)
+        for rank, samples in zip(ranks, divide(shares, rows), strict=True)
     )
 
 

@@ -115,7 +115,7 @@ def micro_batch_sizes(problem: Problem, book: PriceBook) -> tuple[int, ...]:
     return tuple(sorted(size for size in sizes if size <= min(batch, covered)))
 
 
-def is_covered(problem: Problem, book: PriceBook, kind: str, samples: int) -> bool:
+def is_covered(problem: Problem, book: PriceBook, kind: str, samples: float) -> bool:
     """Whether a device of ``kind`` may be given ``samples`` at once: what was measured, or what the user asks for."""
     return bool(problem.micro_batch_sizes) or samples <= book.tables.largest_measured(kind)
 

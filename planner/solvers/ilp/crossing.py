@@ -18,7 +18,6 @@ from planner.ir.box import intersect, volume, whole
 from planner.ir.cluster import ACROSS_HOSTS, WITHIN_HOST, Cluster, Link
 from planner.ir.graph import BYTES_PER_ELEMENT, Graph, Layer, TensorSpec, producer
 from planner.layers import kind as kind_named
-from planner.solvers.candidates.shares import samples_of
 from planner.solvers.ilp.groups import Group
 
 Flags = NDArray[np.bool_]
@@ -65,7 +64,7 @@ class Crossing:
         return np.asarray(np.where(self.linked, bytes_per_sample, np.inf).min(axis=0))
 
 
-Piece = tuple[str, int]
+Piece = tuple[str, float]
 """A message as the prices see it: (class of its link, samples)."""
 
 
@@ -85,7 +84,7 @@ class Messages:
     micro_batches: tuple[int, ...]
     overhead_s: Mapping[str, float]
     _links: Mapping[str, Link] = field(init=False, repr=False)
-    _travels: dict[tuple[str, int, bool], Array] = field(init=False, default_factory=dict, repr=False)
+    _travels: dict[tuple[str, float, bool], Array] = field(init=False, default_factory=dict, repr=False)
     _known: dict[object, Array] = field(init=False, default_factory=dict, repr=False)
     _waits: dict[object, tuple[Array, Array]] = field(init=False, default_factory=dict, repr=False)
 
@@ -142,14 +141,14 @@ class Messages:
 
     def _pieces(self, source: Group, destination: Group, rows: int) -> frozenset[frozenset[Piece]]:
         """What each member behind waits for, of a micro-batch of ``rows``; like members once."""
-        starts, ends = (np.cumsum([0, *samples_of(group.shares, rows)]) for group in (source, destination))
+        starts, ends = (np.round(np.cumsum([0, *group.samples(rows)]), 9) for group in (source, destination))
         shared = np.minimum.outer(starts[1:], ends[1:]) - np.maximum.outer(starts[:-1], ends[:-1])
         found = []
         for column, there in zip(shared.T, destination.classes, strict=True):
-            largest: dict[str, int] = {}
+            largest: dict[str, float] = {}
             for samples, here in zip(column, source.classes, strict=True):
                 link = WITHIN_HOST if here.host == there.host else ACROSS_HOSTS
-                largest[link] = max(largest.get(link, 0), int(samples))
+                largest[link] = max(largest.get(link, 0.0), float(samples))
             found.append(frozenset((link, samples) for link, samples in largest.items() if samples > 0))
         return frozenset(found)
 

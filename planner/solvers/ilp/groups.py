@@ -11,8 +11,9 @@ from math import prod
 from planner.costs.stage import PriceBook
 from planner.ir.errors import MissingMeasurementError
 from planner.ir.problem import SAMPLE_DIMS, Problem
+from planner.layers import throughout_sites
 from planner.solvers.candidates.rules import Constraints
-from planner.solvers.candidates.shares import group_shares, usable
+from planner.solvers.candidates.shares import group_shares, parts_of, samples_of, site_shares, usable
 from planner.solvers.candidates.space import pools
 
 FEW_COMPOSITIONS = 40
@@ -36,19 +37,25 @@ class DeviceClass:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Devices that share the samples of a stage.
+    """Devices that share the samples of a stage, or, of one that lies along sites alone, its sites.
 
     Attributes:
         takes: by class of devices, how many.
         classes: of each member, in the order in which they share a micro-batch.
         ranks: such ranks; the plan may take others of the same classes.
-        shares: samples of each in a full micro-batch.
+        shares: samples of each in a full micro-batch, or parts of the sites.
+        by_parts: which of the two.
     """
 
     takes: tuple[int, ...]
     classes: tuple[DeviceClass, ...]
     ranks: tuple[int, ...]
     shares: tuple[int, ...]
+    by_parts: bool = False
+
+    def samples(self, rows: int) -> tuple[float, ...]:
+        """Samples of each in a micro-batch of ``rows``."""
+        return parts_of(self.shares, rows) if self.by_parts else samples_of(self.shares, rows)
 
     @property
     def size(self) -> int:
@@ -77,18 +84,21 @@ def device_classes(problem: Problem, constraints: Constraints) -> tuple[DeviceCl
 def groups(
     problem: Problem, book: PriceBook, classes: tuple[DeviceClass, ...], micro_batches: tuple[int, ...]
 ) -> tuple[Group, ...]:
-    """Every group that gets a sample of every micro-batch and whose sizes were measured."""
+    """Every group that gets a sample of every micro-batch, or some of its sites, and whose sizes were measured."""
     found = []
-    for takes in _takes(classes):
+    of_sites = (False, True) if throughout_sites(problem.profile.graph) else (False,)
+    for takes, by_parts in product(_takes(classes), of_sites):
         count = sum(takes)
-        if count > micro_batches[0] or (count > 1 and SAMPLE_DIMS not in problem.allow):
+        if count > 1 and SAMPLE_DIMS not in problem.allow:
+            continue
+        if count == 1 if by_parts else count > micro_batches[0]:
             continue
         members = _members(classes, takes)
         ranks = _first(classes, members, [0] * len(classes))
-        shares = group_shares(problem, book, ranks, micro_batches[0])
+        shares = (site_shares if by_parts else group_shares)(problem, book, ranks, micro_batches[0])
         try:
             if usable(problem, book, ranks, shares, micro_batches):
-                found.append(Group(takes, tuple(classes[k] for k in members), ranks, shares))
+                found.append(Group(takes, tuple(classes[k] for k in members), ranks, shares, by_parts))
         except MissingMeasurementError:
             continue
     return tuple(found)

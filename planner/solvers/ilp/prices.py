@@ -17,7 +17,6 @@ from planner.costs.tables import Array, SizeTable
 from planner.ir.cluster import ALL_REDUCE
 from planner.ir.schedule import Op, Pipeline, StageGraph
 from planner.schedules import schedule as schedule_named
-from planner.solvers.candidates.shares import samples_of
 from planner.solvers.ilp.crossing import Crossing, Flags
 from planner.solvers.ilp.groups import DeviceClass, Group
 
@@ -64,7 +63,7 @@ class Prices:
     holdings: tuple[Holding, ...]
 
 
-Member = tuple[DeviceClass, tuple[int, ...]]
+Member = tuple[DeviceClass, tuple[float, ...]]
 """What tells members of a group apart: their device, and their samples of a full micro-batch and of the last one."""
 
 
@@ -109,7 +108,7 @@ class Pricing:
     def _members(self, group: Group) -> tuple[Member, ...]:
         """Members that differ."""
         rows = self.micro_batches[0], self.micro_batches[-1]
-        samples = zip(*(samples_of(group.shares, n) for n in rows), strict=True)
+        samples = zip(*(group.samples(n) for n in rows), strict=True)
         return tuple(dict.fromkeys(zip(group.classes, samples, strict=True)))
 
     def _member(self, member: Member, recompute: bool, parts: int) -> _Times:
@@ -169,11 +168,11 @@ class Pricing:
         return np.asarray((self.crossing.linked | ~before).all(axis=0)) & (at > 0)
 
     def _exchange_s(self, group: Group, recompute: bool) -> tuple[Array, Array]:
-        """Exchanges of statistics in an F and in a B."""
+        """Exchanges inside the group in an F and in a B, of the smallest micro-batch."""
         if group.size == 1:
             nothing = np.zeros((len(self.cuts), len(self.cuts)))
             return nothing, nothing
-        there, back = (self._matrix(sums) for sums in self.book.norms_s(group.ranks))
+        there, back = (self._matrix(sums) for sums in self.book.exchanges_s(group.ranks, min(self.micro_batches)))
         return there, back + there if recompute else back
 
     def _matrix(self, sums: Array) -> Array:

@@ -13,6 +13,7 @@ from planner.costs.tables import Array
 from planner.ir.constraints import Ways
 from planner.ir.errors import MissingMeasurementError
 from planner.ir.problem import ALWAYS, NEVER, Problem
+from planner.layers import throughout_sites
 from planner.solvers.candidates.rules import Constraints
 from planner.solvers.ilp.crossing import Flags, Messages
 from planner.solvers.ilp.groups import DeviceClass, Group
@@ -159,6 +160,10 @@ class Builder:
         if group.size > 1:
             mixing = np.concatenate(([0], np.cumsum(self.mixing)))[list(self.pricing.cuts)]
             allowed &= mixing[None, :] == mixing[:, None]
+        if group.by_parts:
+            layers, along = self.problem.profile.graph.layers, throughout_sites(self.problem.profile.graph)
+            others = np.cumsum([0, *(layer.name not in along for layer in layers)])[list(self.pricing.cuts)]
+            allowed &= others[None, :] == others[:, None]
         depth = self._depth(prices, in_flight)
         first, last = np.nonzero(allowed & (depth > 0))
         more_there, more_round = (matrix[first, last] for matrix in self._more(number))

@@ -42,8 +42,11 @@ class Network:
         return tuple(sorted(index for node in nodes for index in self.members[node]))
 
 
-def network(problem: Problem, book: PriceBook, kind: str, size: int) -> Network:
+def network(problem: Problem, book: PriceBook, kind: str, size: int, prepares: bool = False) -> Network:
     """All layers at ``size`` samples on a device of ``kind``.
+
+    Args:
+        prepares: whether what hosts prepare counts as forward of the first layer that needs it.
 
     Raises:
         MissingMeasurementError: the profile says nothing about that size.
@@ -65,11 +68,16 @@ def network(problem: Problem, book: PriceBook, kind: str, size: int) -> Network:
     for value, block in read.items():
         crossing[block] += sizes[value]
     table, parameters = book.tables.at(kind, size), book.tables.graph.parameter_bytes
+
+    def preparing(first: int, last: int) -> float:
+        until, before = (book.preparations.seconds(kind, range(end), size) for end in (last, first))
+        return until - before if prepares else 0.0
+
     nodes = tuple(
         Node(
             name=f"n{block}",
             description="layer",
-            forward_s=max(0.0, float(table.forward_s[last] - table.forward_s[first])),
+            forward_s=max(0.0, float(table.forward_s[last] - table.forward_s[first])) + preparing(first, last),
             backward_s=max(0.0, float(table.backward_s[last] - table.backward_s[first])),
             activation_bytes=crossing[block],
             parameter_bytes=float(parameters[last] - parameters[first]),

@@ -206,12 +206,12 @@ class Frontier:
     def stage_groups(self, prefix: Prefix) -> list[Group]:
         """The group of each stage, hosts called by their own numbers."""
         found = zip(self._hosts(prefix), prefix.choices, strict=True)
-        return [self._version(counts, choice.group.recompute) for counts, choice in found]
+        return [self._version(counts, choice.group.version) for counts, choice in found]
 
     def next_groups(self, prefix: Prefix, table: Table) -> list[Group]:
         """The same of each choice of a stage behind ``prefix``."""
         names = self._names(prefix)
-        return [self._version(_named(c.option.group, names), c.group.recompute) for c in table.choices]
+        return [self._version(_named(c.option.group, names), c.group.version) for c in table.choices]
 
     def _hosts(self, prefix: Prefix) -> list[Counts]:
         """The devices of each stage by pool, hosts called by their own numbers."""
@@ -227,11 +227,11 @@ class Frontier:
             names = tuple(names[place] for place in choice.option.order)
         return names
 
-    def _version(self, counts: Counts, recompute: bool) -> Group:
-        return next(g for g in self.suffixes.prices.versions(counts) if g.recompute == recompute)
+    def _version(self, counts: Counts, version: tuple[bool, bool]) -> Group:
+        return next(g for g in self.suffixes.prices.versions(counts) if g.version == version)
 
     def _renamed(self, choice: Choice) -> Group:
-        return self._version(choice.option.renamed, choice.group.recompute)
+        return self._version(choice.option.renamed, choice.group.version)
 
     def _table(self, state: Counts, first: int) -> Table:
         found = self._tables.get((state, first))

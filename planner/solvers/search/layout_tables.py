@@ -192,7 +192,7 @@ class TableMaker:
         """Exchanges of statistics of one F and B."""
         if len(ranks) < 2:
             return np.zeros((1, 1))
-        forward, backward = self.evaluator.book.norms_s(ranks)
+        forward, backward = self.evaluator.book.exchanges_s(ranks, self.rest or self.size)
         times = 2 if self.problem.recompute == ALWAYS and self.backward != NONE else 1
         return _between(forward) * times + (0.0 if self.backward == NONE else _between(backward))
 

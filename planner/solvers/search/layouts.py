@@ -23,6 +23,7 @@ from dataclasses import dataclass, field, replace
 
 from planner.ir.plan import Rejected
 from planner.ir.problem import SAMPLE_DIMS, SPATIAL_DIMS, Problem
+from planner.layers import over_sites
 from planner.solvers.candidates.choose import ROUNDING, better
 from planner.solvers.candidates.evaluate import Evaluation, Evaluator
 from planner.solvers.candidates.rules import Constraints
@@ -40,8 +41,9 @@ _FAR = float("inf")
 
 
 def beyond_samples(problem: Problem) -> bool:
-    """Whether layers may be cut along more than samples."""
-    return len(problem.ranks) > 1 and any(family != SAMPLE_DIMS for family in problem.allow)
+    """Whether layers may be cut along more than samples; those of a network over sites are not."""
+    asked = len(problem.ranks) > 1 and any(family != SAMPLE_DIMS for family in problem.allow)
+    return asked and not over_sites(problem.profile.graph)
 
 
 def with_layouts(evaluator: Evaluator, outcome: Outcome, time_limit_s: float) -> Outcome:

@@ -13,7 +13,7 @@ from planner.ir.cluster import ACROSS_HOSTS, WITHIN_HOST, Link
 from planner.solvers.search.cuts import Handed
 from planner.solvers.search.prices import Group, Prices
 
-Pieces = frozenset[tuple[str, int]]
+Pieces = frozenset[tuple[str, float]]
 """Messages by link class and samples; equal ones once."""
 
 
@@ -47,7 +47,7 @@ class Links:
 
     prices: Prices
     _links: dict[str, Link] = field(init=False, repr=False)
-    _seconds: dict[tuple[str, int, bool], Array] = field(init=False, default_factory=dict, repr=False)
+    _seconds: dict[tuple[str, float, bool], Array] = field(init=False, default_factory=dict, repr=False)
     _handed: dict[object, tuple[float, float]] = field(init=False, default_factory=dict, repr=False)
     _alike: dict[object, Handover] = field(init=False, default_factory=dict, repr=False)
     _known: dict[object, Handover] = field(init=False, default_factory=dict, repr=False)
@@ -57,7 +57,7 @@ class Links:
 
     def between(self, source: Group, destination: Group) -> Handover:
         """Messages from ``source`` to ``destination``, and gradients back."""
-        key = (source.counts, destination.counts)
+        key = (source.counts, source.shares, destination.counts, destination.shares)
         found = self._known.get(key)
         if found is None:
             found = self._known[key] = self._work_out(source, destination)
@@ -65,7 +65,8 @@ class Links:
 
     def handed(self, source: Group, destination: Group, handed: Handed) -> tuple[float, float]:
         """As ``there`` and ``back_all`` of :class:`Handover`, for given bytes and without the executor's overhead."""
-        key = (source.counts, destination.counts, handed.forward_bytes, handed.backward_bytes)
+        ends = (source.counts, source.shares, destination.counts, destination.shares)
+        key = (*ends, handed.forward_bytes, handed.backward_bytes)
         found = self._handed.get(key)
         if found is None:
             patterns = [
@@ -144,7 +145,7 @@ class Links:
     def _least(self, pieces: Pieces, forward: bool) -> Array:
         return np.asarray(np.minimum.reduce([self._of(link, samples, forward) for link, samples in pieces]))
 
-    def _of(self, link: str, samples: int, forward: bool) -> Array:
+    def _of(self, link: str, samples: float, forward: bool) -> Array:
         found = self._seconds.get((link, samples, forward))
         if found is None:
             columns = self.prices.cuts.columns
@@ -163,15 +164,15 @@ class _Pieces:
 
 @functools.lru_cache(maxsize=65536)
 def _pieces(
-    source: tuple[int, ...], destination: tuple[int, ...], sources: tuple[str, ...], destinations: tuple[str, ...]
+    source: tuple[float, ...], destination: tuple[float, ...], sources: tuple[str, ...], destinations: tuple[str, ...]
 ) -> _Pieces:
     """The messages, given the samples of each member before and behind, and the hosts they are on."""
-    starts, ends = np.cumsum([0, *source]), np.cumsum([0, *destination])
+    starts, ends = (np.round(np.cumsum([0, *shares]), 9) for shares in (source, destination))  # of whole samples exact
     borders = np.union1d(starts, ends)
     first = np.searchsorted(starts, borders[:-1], side="right") - 1
     second = np.searchsorted(ends, borders[:-1], side="right") - 1
-    by_receiver: list[set[tuple[str, int]]] = [set() for _ in destination]
-    by_sender: list[set[tuple[str, int]]] = [set() for _ in source]
+    by_receiver: list[set[tuple[str, float]]] = [set() for _ in destination]
+    by_sender: list[set[tuple[str, float]]] = [set() for _ in source]
     for i, j, size in zip(first.tolist(), second.tolist(), np.diff(borders).tolist(), strict=True):
         piece = (WITHIN_HOST if sources[i] == destinations[j] else ACROSS_HOSTS, size)
         by_receiver[j].add(piece)

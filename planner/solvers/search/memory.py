@@ -67,12 +67,12 @@ def holder_of(
     book: PriceBook,
     cuts: Cuts,
     kind: str,
-    sizes: tuple[int, ...],
+    sizes: tuple[float, ...],
     limit_bytes: int,
     trains: bool,
     recompute: bool,
     parts: int,
-    workspaces: dict[tuple[str, int, bool], Workspace],
+    workspaces: dict[tuple[str, float, bool], Workspace],
 ) -> Holder:
     """What a member that gets ``sizes`` samples of the micro-batches holds.
 
@@ -100,7 +100,7 @@ def holder_of(
     )
 
 
-def may_bind(problem: Problem, book: PriceBook, sizes: Iterable[tuple[str, int, int]], num_microbatches: int) -> bool:
+def may_bind(problem: Problem, book: PriceBook, sizes: Iterable[tuple[str, float, int]], num_microbatches: int) -> bool:
     """Whether memory can matter at all: whether the whole network with all micro-batches overflows some device.
 
     Args:

@@ -17,14 +17,15 @@ from planner.costs.tables import Array
 from planner.ir.cluster import ALL_REDUCE
 from planner.ir.errors import MissingMeasurementError
 from planner.ir.problem import Problem
-from planner.solvers.candidates.shares import group_shares, samples_of, usable
+from planner.layers import throughout_sites
+from planner.solvers.candidates.shares import group_shares, parts_of, samples_of, site_shares, usable
 from planner.solvers.candidates.space import Pool
 from planner.solvers.search.cuts import Cuts, Flags, Numbers
 from planner.solvers.search.devices import Counts, first_ranks, member_orders, orders_known
 from planner.solvers.search.freedom import Freedom
 from planner.solvers.search.memory import Memory, Workspace, holder_of, may_bind
 
-Member = tuple[str, tuple[int, ...]]
+Member = tuple[str, tuple[float, ...]]
 """What tells members of a group apart: kind of device, samples of each micro-batch."""
 
 
@@ -138,7 +139,7 @@ class Group:
         orders_known: whether these are all.
         shares: samples of each member in a full micro-batch.
         samples: of each member, by samples of the micro-batch.
-        recompute: whether its stage computes activations again.
+        version: whether its stage computes activations again, and whether members share its sites and not samples.
         allowed: by first and last cut, what side constraints allow; None: everything.
     """
 
@@ -147,11 +148,16 @@ class Group:
     orders: tuple[tuple[int, ...], ...]
     orders_known: bool
     shares: tuple[int, ...]
-    samples: Mapping[int, tuple[int, ...]]
-    recompute: bool
+    samples: Mapping[int, tuple[float, ...]]
+    version: tuple[bool, bool]
     prices: StagePrices
     owner: Prices
     allowed: Flags | None
+
+    @property
+    def recompute(self) -> bool:
+        """Whether its stage computes activations again."""
+        return self.version[0]
 
     @property
     def size(self) -> int:
@@ -201,6 +207,7 @@ class Prices:
 
     Attributes:
         parameter_bytes, mixing: at each cut: bytes of parameters, layers that mix samples.
+        throughout: by first and last cut, whether a stage there lies along sites alone.
     """
 
     problem: Problem
@@ -211,9 +218,10 @@ class Prices:
     freedom: Freedom
     parameter_bytes: Array = field(init=False)
     mixing: Array = field(init=False)
-    _groups: dict[tuple[Counts, bool], Group | None] = field(init=False, default_factory=dict, repr=False)
+    throughout: Flags = field(init=False)
+    _groups: dict[tuple[Counts, bool, bool], Group | None] = field(init=False, default_factory=dict, repr=False)
     _prices: dict[object, StagePrices] = field(init=False, default_factory=dict, repr=False)
-    _workspaces: dict[tuple[str, int, bool], Workspace] = field(init=False, default_factory=dict, repr=False)
+    _workspaces: dict[tuple[str, float, bool], Workspace] = field(init=False, default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
         layers = self.problem.profile.graph.layers
@@ -221,10 +229,17 @@ class Prices:
         self.mixing = self.cuts.sums(
             np.array([layer.name in self.freedom.mixing for layer in layers], dtype=np.float64)
         )
+        along = throughout_sites(self.problem.profile.graph)
+        others = self.cuts.sums(np.array([layer.name not in along for layer in layers], dtype=np.float64))
+        self.throughout = self.cuts.inside & (others[None, :] - others[:, None] < 0.5)
 
     def versions(self, counts: Counts) -> tuple[Group, ...]:
-        """The devices ``counts`` as a stage, without and with recompute as allowed; none if they cannot be priced."""
-        found = (self._group(counts, again) for again in self.freedom.recompute)
+        """The devices ``counts`` as a stage, without and with recompute as allowed; none if they cannot be priced.
+
+        Where a stage may lie along sites alone also one that shares these in other parts than whole samples.
+        """
+        parts = (False, True) if sum(counts) > 1 and self.throughout.any() else (False,)
+        found = (self._group(counts, again, by_parts) for by_parts in parts for again in self.freedom.recompute)
         return tuple(group for group in found if group is not None)
 
     def capacity_s(self) -> Array:
@@ -241,44 +256,55 @@ class Prices:
                 per_sample[number] = np.minimum(per_sample[number], seconds / samples)
         return per_sample * sum(self.micro_batches)
 
-    def _share_sizes(self) -> list[int]:
-        """Samples that a member of some group may have of a micro-batch."""
+    def _share_sizes(self) -> list[float]:
+        """Samples that a member of some group may have of a micro-batch; where it shares sites, also parts of one."""
         largest = self.micro_batches[0]
+        if self.throughout.any():
+            return [1e-3, *range(1, largest + 1)]  # between, costs per sample lie between
         if len({pool.kind for pool in self.pools}) > 1:
             return list(range(1, largest + 1))
         sizes = range(1, len(self.problem.ranks) + 1)
         return sorted({n for rows in set(self.micro_batches) for m in sizes for n in (rows // m, -(-rows // m)) if n})
 
-    def _group(self, counts: Counts, recompute: bool) -> Group | None:
-        key = (counts, recompute)
+    def _group(self, counts: Counts, recompute: bool, by_parts: bool) -> Group | None:
+        key = (counts, recompute, by_parts)
         if key not in self._groups:
             try:
-                self._groups[key] = self._make(counts, recompute)
+                self._groups[key] = self._make(counts, recompute, by_parts)
             except MissingMeasurementError:
                 self._groups[key] = None
         return self._groups[key]
 
-    def _make(self, counts: Counts, recompute: bool) -> Group | None:
+    def _make(self, counts: Counts, recompute: bool, by_parts: bool) -> Group | None:
         orders = member_orders(self.pools, counts)
         members = orders[0]
         ranks = first_ranks(self.pools, members)
-        shares = group_shares(self.problem, self.book, ranks, self.micro_batches[0])
+        shares_of = site_shares if by_parts else group_shares
+        shares = shares_of(self.problem, self.book, ranks, self.micro_batches[0])
         if not usable(self.problem, self.book, ranks, shares, self.micro_batches):
             return None
         across = len({self.pools[number].host for number in members}) > 1
-        alike = (tuple((self.pools[k].kind, self.pools[k].memory_limit_bytes) for k in members), across, recompute)
+        kinds = tuple((self.pools[k].kind, self.pools[k].memory_limit_bytes) for k in members)
+        alike = (kinds, across, recompute, by_parts)
         if alike not in self._prices:
             self._prices[alike] = self._priced(ranks, members, shares, recompute)
         allowed = self.freedom.allowed(self.cuts, ranks, recompute)
+        if by_parts:
+            allowed = self.throughout if allowed is None else self.throughout & allowed
         known = orders_known(self.pools, counts)
-        samples = {rows: samples_of(shares, rows) for rows in set(self.micro_batches)}
-        return Group(counts, ranks, orders, known, shares, samples, recompute, self._prices[alike], self, allowed)
+        samples = {rows: self._samples_of(shares, rows) for rows in set(self.micro_batches)}
+        version = (recompute, by_parts)
+        return Group(counts, ranks, orders, known, shares, samples, version, self._prices[alike], self, allowed)
+
+    def _samples_of(self, shares: tuple[int, ...], rows: int) -> tuple[float, ...]:
+        """Of each member: whole samples, or its part of the sites."""
+        return samples_of(shares, rows) if sum(shares) == self.micro_batches[0] else parts_of(shares, rows)
 
     def _priced(
         self, ranks: tuple[int, ...], pools: tuple[int, ...], shares: tuple[int, ...], recompute: bool
     ) -> StagePrices:
         tables, freedom, batches = self.book.tables, self.freedom, self.micro_batches
-        of_size = {rows: samples_of(shares, rows) for rows in set(batches)}
+        of_size = {rows: self._samples_of(shares, rows) for rows in set(batches)}
         members: dict[Member, int] = {}
         for number, pool in enumerate(pools):
             members.setdefault((self.pools[pool].kind, tuple(of_size[rows][number] for rows in batches)), pool)
@@ -297,12 +323,13 @@ class Prices:
             found = {row.tobytes(): row for row in map(self.cuts.sums, rows)}  # members that are alike once
             return Spread(np.array(list(found.values())))
 
-        def summed(by_size: dict[tuple[str, int], Array], member: Member) -> Array:
+        def summed(by_size: dict[tuple[str, float], Array], member: Member) -> Array:
             kind, of_batch = member
             total = sum(of_batch.count(n) * by_size[kind, n] for n in set(of_batch))
             return np.asarray(total + (count - 1) * adds[kind] * freedom.trains)
 
-        exchange = self.book.norms_s(ranks) if len(ranks) > 1 else (np.zeros(1), np.zeros(1))
+        smallest = min(self.micro_batches)
+        exchange = self.book.exchanges_s(ranks, smallest) if len(ranks) > 1 else (np.zeros(1), np.zeros(1))
         nothing = np.zeros(len(self.cuts.members))
         there, back = (self.cuts.sums(np.diff(sums)) if len(sums) > 1 else nothing for sums in exchange)
         works = spread([summed(soon, member) for member in members])

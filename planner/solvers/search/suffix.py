@@ -232,7 +232,7 @@ class Suffixes:
     def _renamed(self, choice: Choice) -> Group:
         """The group with its hosts called as in what is left."""
         versions = self.prices.versions(choice.option.renamed)
-        return next(group for group in versions if group.recompute == choice.group.recompute)
+        return next(group for group in versions if group.version == choice.group.version)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

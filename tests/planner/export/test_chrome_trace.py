@@ -59,3 +59,16 @@ def test_memory_is_a_counter() -> None:
 def test_a_timeline_of_nothing_is_a_trace_of_names_alone() -> None:
     trace = json.loads(chrome_trace([Timeline("predicted", 1.0, ())]))
     assert {event["ph"] for event in trace["traceEvents"]} == {"M"}
+
+
+def test_what_a_host_prepares_has_a_thread_of_its_own() -> None:
+    spans = (Span(0, "0PREP0", 0.0, 0.001), Span(0, "0PREP1", 0.001, 0.003), Span(0, "0F0", 0.001, 0.002))
+    found = json.loads(chrome_trace([Timeline("predicted", 0.003, spans)]))["traceEvents"]
+    threads = {event["tid"]: event["args"]["name"] for event in found if event["name"] == "thread_name"}
+    (host,) = (tid for tid, name in threads.items() if name == "host of rank 0")
+    assert {event["name"]: event["tid"] for event in found if event["ph"] == "X"} == {
+        "0PREP0": host,
+        "0PREP1": host,
+        "0F0": 0,
+    }
+    assert {event["cat"] for event in found if event.get("tid") == host and event["ph"] == "X"} == {"prepare"}

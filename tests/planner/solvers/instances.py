@@ -12,10 +12,11 @@ from planner.costs.stage import PriceBook
 from planner.ir.graph import Graph, producer
 from planner.ir.problem import Problem
 from planner.ir.profile import Optimizer
+from planner.layers import throughout_sites
 from planner.schedules import default_names, traits
 from planner.solvers.candidates.assemble import Candidate, split_batch
 from planner.solvers.candidates.evaluate import Evaluation, Evaluator
-from planner.solvers.candidates.shares import group_shares, samples_of
+from planner.solvers.candidates.shares import group_shares, parts_of, samples_of, site_shares
 from tests.planner.factories import chain_profile
 
 SIZES = (1, 2, 4)
@@ -88,19 +89,47 @@ def plans(problem: Problem) -> Iterator[Candidate]:
     """Every plan of the space."""
     graph, book = problem.profile.graph, PriceBook(problem.profile)
     batch, largest = problem.global_batch, SIZES[-1]
+    along = throughout_sites(graph)
+    others = [index for index, layer in enumerate(graph.layers) if layer.name not in along]
     schedules = problem.schedules or default_names()
     for size in range(1, batch + 1):
         batches = split_batch(batch, size)
         for groups in _groups((), tuple(problem.ranks), problem):
-            shares = tuple(group_shares(problem, book, group, size) for group in groups)
-            counts = [n for share in shares for rows in set(batches) for n in samples_of(share, rows)]
-            if min(counts) < 1 or max(counts) > largest:
-                continue
-            for stage_of in _stages(graph, len(groups)):
+            shared = _shares(problem, book, groups, batches, size, largest)
+            for (shares, by_parts), stage_of in product(shared, _stages(graph, len(groups))):
+                if any(stage_of[index] in by_parts for index in others):
+                    continue
                 for schedule in schedules:
                     for windows in _windows(len(groups), len(batches)) if traits(schedule).windowed else ((),):
                         for again in _recompute(problem, len(groups)):
                             yield Candidate(stage_of, groups, shares, batches, schedule, windows, again)
+
+
+def _shares(
+    problem: Problem,
+    book: PriceBook,
+    groups: tuple[tuple[int, ...], ...],
+    batches: tuple[int, ...],
+    size: int,
+    largest: int,
+) -> Iterator[tuple[tuple[tuple[int, ...], ...], frozenset[int]]]:
+    """Shares of all stages, in samples; and with those of some stages of several ranks in parts of sites."""
+    several = [stage for stage, group in enumerate(groups) if len(group) > 1]
+    sparse = bool(throughout_sites(problem.profile.graph))
+    for flags in product((False, True) if sparse else (False,), repeat=len(several)):
+        by_parts = frozenset(stage for stage, flag in zip(several, flags, strict=True) if flag)
+        shares = tuple(
+            (site_shares if stage in by_parts else group_shares)(problem, book, group, size)
+            for stage, group in enumerate(groups)
+        )
+        loads = [
+            n
+            for stage, share in enumerate(shares)
+            for rows in set(batches)
+            for n in (parts_of if stage in by_parts else samples_of)(share, rows)
+        ]
+        if min(loads) > 0 and max(loads) <= largest:
+            yield shares, by_parts
 
 
 def _stages(graph: Graph, num_stages: int) -> Iterator[tuple[int, ...]]:

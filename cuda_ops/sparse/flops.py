@@ -1,0 +1,35 @@
+"""Floating-point operations of a sparse convolution, for torch's counter: two a pair, input and output channel.
+
+A map without memory is taken as full.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils.flop_counter import register_flop_formula
+
+from cuda_ops.sparse.schemas import NAMESPACE
+
+_OPS = getattr(torch.ops, NAMESPACE)
+
+
+def _operations(neighbours: Tensor, channels: int) -> int:
+    is_known = not isinstance(neighbours, FakeTensor) and not neighbours.is_meta
+    pairs = int((neighbours >= 0).sum()) if is_known else neighbours.numel()
+    return 2 * pairs * channels
+
+
+def _conv(x: Tensor, weight: Tensor, neighbours: Tensor, reverse: Tensor, *_: Any, **__: Any) -> int:
+    return _operations(neighbours, weight.shape[1] * weight.shape[2])
+
+
+def _conv_weight(x: Tensor, dy: Tensor, neighbours: Tensor, *_: Any, **__: Any) -> int:
+    return _operations(neighbours, x.shape[1] * dy.shape[1])
+
+
+register_flop_formula(_OPS.sparse_conv, get_raw=True)(_conv)
+register_flop_formula(_OPS.sparse_conv_weight, get_raw=True)(_conv_weight)

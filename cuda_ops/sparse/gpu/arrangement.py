@@ -1,0 +1,100 @@
+"""In what order the rows of a map are worked on, found once a map and kept while the map lives.
+
+Two arrangements.  *Grouped* rows: output rows sorted by which neighbours they have, so that the rows of a tile miss
+the same offsets and the tile skips them.  A 3 x 3 x 3 map of an outdoor scan (0.143 m voxels, 101,364 rows) has 11.9
+pairs a row; tiles of 128 rows in the order of keys multiply 2.26 times as many rows as there are pairs, grouped ones
+1.52 times.  *Pairs*: the pairs of each offset one after another, for the weight gradient, which then multiplies nothing
+in vain.
+
+Results do not depend on the grouping: any permutation of rows gives the same bits, because a row's sum runs over its
+offsets in ascending order in every tile.  So a map whose contents are replaced in place keeps its grouping, valid if
+no longer the best; pairs are made anew (by the tensor's version).
+
+What is made on one stream is not ready on another, and what a CUDA graph makes exists only while it is replayed.  So
+arrangements are kept for each stream, and none while a graph is captured: there rows stay as they are, and pairs become
+part of the graph.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch.utils.weak import WeakTensorKeyDictionary
+
+BITS = 62  # of a sortable mask; further offsets do not take part in the grouping
+
+
+@dataclass(frozen=True, slots=True)
+class Pairs:
+    """The pairs of every offset.
+
+    Attributes:
+        inputs: int32 [K, M], the input rows of an offset's pairs, then rubbish.
+        outputs: int32 [K, M], their output rows, ascending.
+        counts: int32 [K], how many pairs there are.
+    """
+
+    inputs: torch.Tensor
+    outputs: torch.Tensor
+    counts: torch.Tensor
+
+
+class Arrangements:
+    """Arrangements by the map's tensor and the stream that reads it, dropped with the map."""
+
+    def __init__(self) -> None:
+        self._grouped: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
+        self._pairs: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
+
+    def grouped(self, neighbours: torch.Tensor) -> torch.Tensor | None:
+        """The output rows in groups, int32 [M]; None: as they are."""
+        if capturing(neighbours):
+            return None
+        kept, stream = self._grouped.setdefault(neighbours, {}), stream_of(neighbours)
+        if stream not in kept:
+            kept[stream] = grouped(neighbours)
+        return kept[stream]
+
+    def pairs(self, neighbours: torch.Tensor) -> Pairs:
+        """The pairs of a map."""
+        if capturing(neighbours):
+            return pairs(neighbours)
+        kept, stream = self._pairs.setdefault(neighbours, {}), stream_of(neighbours)
+        version = 0 if neighbours.is_inference() else neighbours._version
+        if stream not in kept or kept[stream][0] != version:
+            kept[stream] = (version, pairs(neighbours))
+        return kept[stream][1]
+
+
+def capturing(tensor: torch.Tensor) -> bool:
+    """Whether work on this tensor goes into a CUDA graph."""
+    return tensor.is_cuda and torch.cuda.is_current_stream_capturing()
+
+
+def stream_of(tensor: torch.Tensor) -> int:
+    """The stream that works on this tensor now."""
+    return torch.cuda.current_stream(tensor.device).cuda_stream if tensor.is_cuda else 0
+
+
+def grouped(neighbours: torch.Tensor) -> torch.Tensor:
+    """The output rows sorted by the set of their offsets, int32 [M]; the rarest offset counts most."""
+    present = neighbours >= 0
+    rarest_last = torch.argsort(present.sum(1), descending=True, stable=True)[:BITS]
+    place = torch.arange(len(rarest_last), device=neighbours.device)
+    sets = (present[rarest_last].to(torch.int64) << place[:, None]).sum(0)
+    return torch.argsort(sets, stable=True).to(torch.int32)
+
+
+def pairs(neighbours: torch.Tensor) -> Pairs:
+    """The pairs of every offset, in the order of output rows."""
+    num_offsets, num_rows = neighbours.shape
+    present = neighbours >= 0
+    ranks = present.cumsum(1, dtype=torch.int32)
+    places = torch.where(present, ranks - 1, num_rows).to(torch.int64)  # the last place takes the absent
+    both = neighbours.new_empty((2, num_offsets, num_rows + 1))
+    both[0].scatter_(1, places, neighbours)
+    rows = torch.arange(num_rows, dtype=torch.int32, device=neighbours.device)
+    both[1].scatter_(1, places, rows.expand(num_offsets, num_rows))
+    inputs, outputs = both[:, :, :num_rows].contiguous()
+    return Pairs(inputs, outputs, present.sum(1, dtype=torch.int32))

@@ -1,0 +1,179 @@
+"""Reductions over runs of rows, and back.
+
+Few long segments (samples of a batch) are divided into shares that are added in their order afterwards; many short
+ones (points of a voxel) are taken several at a time.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from cuda_ops.sparse.gpu.launch import accumulator, block_of, launch
+
+MOST_COLUMNS = 64
+LONG = 32  # mean rows of a segment from which on it has a program of its own
+SHARE_ROWS, MOST_SHARES = 256, 64  # mean rows of a share; shares of a segment
+
+
+@triton.jit
+def bounds(starts, lengths, segments, exists, share, num_shares):
+    """First row and number of rows of a share of each segment."""
+    length = tl.load(lengths + segments, mask=exists, other=0)
+    part = (length + num_shares - 1) // num_shares
+    skipped = tl.minimum(share * part, length)
+    return tl.load(starts + segments, mask=exists, other=0) + skipped, tl.minimum(part, length - skipped)
+
+
+@triton.jit(do_not_specialize=["num_segments"])
+def add_segments(
+    x, starts, lengths, y, num_segments, num_channels, SEGMENTS: tl.constexpr, ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr, WIDE: tl.constexpr,
+):  # fmt: skip
+    """The sum of a share."""
+    segments = tl.program_id(0) * SEGMENTS + tl.arange(0, SEGMENTS)
+    columns = tl.program_id(2) * COLUMNS + tl.arange(0, COLUMNS)
+    exists = segments < num_segments
+    start, length = bounds(starts, lengths, segments, exists, tl.program_id(1), tl.num_programs(1))
+    total = tl.zeros((SEGMENTS, ROWS, COLUMNS), dtype=WIDE)
+    for first in range(0, tl.max(length, 0), ROWS):
+        steps = first + tl.arange(0, ROWS)
+        there = (steps[None, :] < length[:, None])[:, :, None] & (columns < num_channels)[None, None, :]
+        at = (start[:, None] + steps[None, :])[:, :, None] * num_channels + columns[None, None, :]
+        total += tl.load(x + at, mask=there, other=0.0).to(WIDE)
+    place = (segments * tl.num_programs(1) + tl.program_id(1)).to(tl.int64)
+    tl.store(
+        y + place[:, None] * num_channels + columns[None, :],
+        tl.sum(total, 1).to(y.dtype.element_ty),
+        mask=exists[:, None] & (columns < num_channels)[None, :],
+    )
+
+
+@triton.jit(do_not_specialize=["num_segments"])
+def largest_of_segments(
+    x, starts, lengths, y, argmax, num_segments, num_channels, SEGMENTS: tl.constexpr, ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr, WIDE: tl.constexpr,
+):  # fmt: skip
+    """The largest value of a share and its row; without rows -infinity and -1.  The first NaN wins."""
+    segments = tl.program_id(0) * SEGMENTS + tl.arange(0, SEGMENTS)
+    columns = tl.program_id(2) * COLUMNS + tl.arange(0, COLUMNS)
+    exists = segments < num_segments
+    start, length = bounds(starts, lengths, segments, exists, tl.program_id(1), tl.num_programs(1))
+    best = tl.full((SEGMENTS, ROWS, COLUMNS), -float("inf"), dtype=WIDE)
+    winner = tl.full((SEGMENTS, ROWS, COLUMNS), -1, dtype=tl.int32)
+    for first in range(0, tl.max(length, 0), ROWS):
+        steps = first + tl.arange(0, ROWS)
+        there = (steps[None, :] < length[:, None])[:, :, None] & (columns < num_channels)[None, None, :]
+        rows = (start[:, None] + steps[None, :])[:, :, None]
+        value = tl.load(x + rows * num_channels + columns[None, None, :], mask=there, other=0.0).to(WIDE)
+        takes = there & ((winner < 0) | (value > best) | ((value != value) & (best == best)))
+        best = tl.where(takes, value, best)
+        winner = tl.where(takes, rows.to(tl.int32), winner)
+    nan = best != best
+    some_nan = tl.max(nan.to(tl.int32), 1) > 0
+    largest = tl.max(tl.where(nan, -float("inf"), best), 1)
+    candidate = (winner >= 0) & tl.where(some_nan[:, None, :], nan, best == largest[:, None, :])
+    row = tl.min(tl.where(candidate, winner, 2147483647), 1)
+    place = (segments * tl.num_programs(1) + tl.program_id(1)).to(tl.int64)
+    at = place[:, None] * num_channels + columns[None, :]
+    here = exists[:, None] & (columns < num_channels)[None, :]
+    tl.store(y + at, tl.where(some_nan, float("nan"), largest).to(y.dtype.element_ty), mask=here)
+    tl.store(argmax + at, tl.where(row == 2147483647, -1, row), mask=here)
+
+
+@triton.jit(do_not_specialize=["num_segments"])
+def expand_segments(
+    y, starts, lengths, x, num_segments, num_channels, SEGMENTS: tl.constexpr, ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """A segment's row, written to each row of a share."""
+    segments = tl.program_id(0) * SEGMENTS + tl.arange(0, SEGMENTS)
+    columns = tl.program_id(2) * COLUMNS + tl.arange(0, COLUMNS)
+    exists = segments < num_segments
+    start, length = bounds(starts, lengths, segments, exists, tl.program_id(1), tl.num_programs(1))
+    mask = exists[:, None] & (columns < num_channels)[None, :]
+    value = tl.load(y + segments.to(tl.int64)[:, None] * num_channels + columns[None, :], mask=mask, other=0.0)
+    value = tl.broadcast_to(value[:, None, :], (SEGMENTS, ROWS, COLUMNS))
+    for first in range(0, tl.max(length, 0), ROWS):
+        steps = first + tl.arange(0, ROWS)
+        there = (steps[None, :] < length[:, None])[:, :, None] & (columns < num_channels)[None, None, :]
+        at = (start[:, None] + steps[None, :])[:, :, None] * num_channels + columns[None, None, :]
+        tl.store(x + at, value, mask=there)
+
+
+def shape_of(num_segments: int, num_rows: int, num_channels: int) -> tuple[int, dict[str, int]]:
+    """Shares of a segment, and the tile of a program."""
+    columns = block_of(num_channels, 1, MOST_COLUMNS)
+    if num_rows < LONG * num_segments:
+        return 1, {"SEGMENTS": 16, "ROWS": 2, "COLUMNS": columns}
+    shares = max(1, min(MOST_SHARES, num_rows // (num_segments * SHARE_ROWS)))
+    return shares, {"SEGMENTS": 1, "ROWS": 32, "COLUMNS": columns}
+
+
+def grid_of(num_segments: int, shares: int, num_channels: int, sizes: dict[str, int]) -> tuple[int, int, int]:
+    """Programs by segments, shares and channels."""
+    return triton.cdiv(num_segments, sizes["SEGMENTS"]), shares, triton.cdiv(num_channels, sizes["COLUMNS"])
+
+
+def runs(num_segments: int, shares: int, like: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Starts and lengths of the shares of each segment."""
+    starts = torch.arange(0, num_segments * shares, shares, device=like.device)
+    return starts, torch.full_like(starts, shares)
+
+
+def segment_sum(x: torch.Tensor, starts: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+    """[B, C]: sums of rows starts[b] .. starts[b] + lengths[b] of x [N, C]; 0 for an empty segment."""
+    num_segments, (num_rows, num_channels) = len(starts), x.shape
+    if num_segments == 0:
+        return x.new_zeros((0, num_channels))
+    shares, sizes = shape_of(num_segments, num_rows, num_channels)
+    wide = torch.float64 if x.dtype == torch.float64 else torch.float32
+    y = x.new_empty((num_segments * shares, num_channels), dtype=x.dtype if shares == 1 else wide)
+    launch(
+        add_segments, grid_of(num_segments, shares, num_channels, sizes), x,
+        x.contiguous(), starts.contiguous(), lengths.contiguous(), y, num_segments, num_channels,
+        **sizes, WIDE=accumulator(x.dtype),
+    )  # fmt: skip
+    return y if shares == 1 else y.view(num_segments, shares, num_channels).sum(1).to(x.dtype)
+
+
+def segment_max(x: torch.Tensor, starts: torch.Tensor, lengths: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Largest value [B, C] of every segment and its row int32 [B, C]; 0 and -1 for an empty segment."""
+    num_segments, (num_rows, num_channels) = len(starts), x.shape
+    if num_segments == 0:
+        return x.new_zeros((0, num_channels)), x.new_zeros((0, num_channels), dtype=torch.int32)
+    shares, sizes = shape_of(num_segments, num_rows, num_channels)
+    largest, argmax = _largest(x, starts, lengths, shares, sizes)
+    if shares > 1:  # of the shares' maxima; empty shares are last, so that they never win
+        shared_rows = argmax
+        largest, argmax = _largest(largest, *runs(num_segments, shares, x), 1, sizes)
+        argmax = shared_rows.gather(0, argmax.to(torch.int64))
+    return torch.where(argmax < 0, 0, largest), argmax
+
+
+def _largest(
+    x: torch.Tensor, starts: torch.Tensor, lengths: torch.Tensor, shares: int, sizes: dict[str, int]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    num_segments, num_channels = len(starts), x.shape[1]
+    y = x.new_empty((num_segments * shares, num_channels))
+    argmax = torch.empty_like(y, dtype=torch.int32)
+    launch(
+        largest_of_segments, grid_of(num_segments, shares, num_channels, sizes), x,
+        x.contiguous(), starts.contiguous(), lengths.contiguous(), y, argmax, num_segments, num_channels,
+        **sizes, WIDE=accumulator(x.dtype),
+    )  # fmt: skip
+    return y, argmax
+
+
+def segment_expand(y: torch.Tensor, starts: torch.Tensor, lengths: torch.Tensor, num_rows: int) -> torch.Tensor:
+    """[num_rows, C]: every row gets its segment's row of y [B, C]; rows of no segment get 0."""
+    num_segments, num_channels = y.shape
+    x = y.new_zeros((num_rows, num_channels))
+    if num_segments:
+        shares, sizes = shape_of(num_segments, num_rows, num_channels)
+        launch(
+            expand_segments, grid_of(num_segments, shares, num_channels, sizes), y,
+            y.contiguous(), starts.contiguous(), lengths.contiguous(), x, num_segments, num_channels, **sizes,
+        )  # fmt: skip
+    return x

@@ -1,0 +1,196 @@
+"""Compiles the C++ sources into a cache folder, where any number of processes find the library.
+
+The library's name is a hash of everything that it depends on: sources, flags, compiler, torch, processor.  A compiler
+writes into a folder of its own, whose library is renamed in one step, so that nobody sees half a file.  Processes that
+start at once wait for the first of them, where the file system has locks; else each compiles for itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import platform
+import re
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+SOURCES = Path(__file__).parent / "source"
+OLDEST_TORCH = (2, 10)
+"""The first whose stable ABI has threads."""
+
+_COMPILERS = ("c++", "g++", "clang++")
+_COMMON_FLAGS = ("-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", "-DTORCH_TARGET_VERSION=0x020a000000000000")
+_SHOWN_CHARACTERS = 2000  # of a compiler's message
+
+
+class CannotCompileError(Exception):
+    """There is no compiler, torch is too old, or the compiler has failed; the text says which."""
+
+
+@dataclass(frozen=True, slots=True)
+class Toolchain:
+    """What a library is made with.
+
+    Attributes:
+        compiler: command, without flags.
+        version: what it says of itself.
+        flags: of every translation unit.
+        includes, libraries: folders of torch.
+        torch: its version.
+    """
+
+    compiler: str
+    version: str
+    flags: tuple[str, ...]
+    includes: Path
+    libraries: Path
+    torch: str
+
+    def key(self, sources: Path) -> str:
+        """Hash of all that the library depends on."""
+        parts = [self.compiler, self.version, *self.flags, self.torch, platform.machine(), processor()]
+        digest = hashlib.sha256("\0".join(parts).encode())
+        for path in sorted(sources.iterdir()):
+            digest.update(f"\0{path.name}\0".encode())
+            digest.update(path.read_bytes())
+        return digest.hexdigest()[:24]
+
+
+def compiled(environment: Mapping[str, str], sources: Path = SOURCES) -> Path:
+    """The library of these sources for this machine, compiled if the cache folder does not hold it.
+
+    Raises:
+        CannotCompileError: no library can be had.
+        OSError: the cache folder cannot be written.
+    """
+    toolchain = find_toolchain(environment)
+    folder = cache_folder(environment)
+    library = folder / f"sparse-{toolchain.key(sources)}.so"
+    if not library.exists():
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with _locked(folder):
+            if not library.exists():
+                with tempfile.TemporaryDirectory(prefix="compiling-", dir=folder) as scratch:
+                    os.replace(_compile(toolchain, sources, Path(scratch)), library)
+    return library
+
+
+def cache_folder(environment: Mapping[str, str]) -> Path:
+    """Where libraries are kept."""
+    above = environment.get("XDG_CACHE_HOME", "")
+    return (Path(above) if above else Path(environment.get("HOME", "~")).expanduser() / ".cache") / "halopipe"
+
+
+def find_toolchain(environment: Mapping[str, str]) -> Toolchain:
+    """The compiler and torch of this process.
+
+    Raises:
+        CannotCompileError: one of them is missing or too old.
+    """
+    import torch
+
+    found = re.match(r"(\d+)\.(\d+)", torch.__version__)
+    if found is None or (int(found[1]), int(found[2])) < OLDEST_TORCH:
+        raise CannotCompileError(f"torch {torch.__version__} is older than {'.'.join(map(str, OLDEST_TORCH))}")
+    home = Path(torch.__file__).parent
+    compiler = _find_compiler(environment)
+    native = "-march=native" if platform.machine().lower() in ("x86_64", "amd64", "i686") else "-mcpu=native"
+    return Toolchain(
+        compiler,
+        _run([compiler, "--version"], Path.cwd()),
+        (*_COMMON_FLAGS, native),
+        home / "include",
+        home / "lib",
+        torch.__version__,
+    )
+
+
+def processor() -> str:
+    """What ``native`` code depends on: the processor's instruction sets."""
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
+    except OSError:
+        return platform.processor()
+    return "\n".join(sorted(set(re.findall(r"(?m)^(?:model name|flags|Features|CPU part)\s*:.*$", text))))
+
+
+@contextlib.contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Holds the folder against other processes; the lock goes with the process."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        with contextlib.suppress(OSError):  # a file system without locks
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _find_compiler(environment: Mapping[str, str]) -> str:
+    named = environment.get("CXX", "")
+    for name in (named,) if named else _COMPILERS:
+        path = shutil.which(name, path=environment.get("PATH"))
+        if path:
+            return path
+    raise CannotCompileError(f"no C++ compiler: {named or ', '.join(_COMPILERS)} not found")
+
+
+def _compile(toolchain: Toolchain, sources: Path, scratch: Path) -> Path:
+    """One object a source, all at once, then the library."""
+    units = sorted(sources.glob("*.cpp"))
+    objects = [scratch / f"{unit.stem}.o" for unit in units]
+    include = ("-isystem", str(toolchain.includes))
+    _run_together(
+        [
+            [toolchain.compiler, *toolchain.flags, *include, "-c", str(unit), "-o", str(made)]
+            for unit, made in zip(units, objects, strict=True)
+        ],
+        scratch,
+    )
+    library = scratch / "sparse.so"
+    link = [toolchain.compiler, "-shared", *map(str, objects), f"-L{toolchain.libraries}", "-ltorch_cpu"]
+    _run([*link, "-o", str(library)], scratch)
+    return library
+
+
+def _run(command: Sequence[str], folder: Path) -> str:
+    return _run_together([command], folder)
+
+
+def _run_together(commands: Sequence[Sequence[str]], folder: Path) -> str:
+    """Output of commands that run at once.
+
+    Raises:
+        CannotCompileError: one has failed; the text holds its message.
+    """
+    environment = {**os.environ, "TMPDIR": str(folder), "LC_ALL": "C"}
+    running = []
+    try:
+        for command in commands:
+            running.append(
+                subprocess.Popen(
+                    command,
+                    env=environment,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.STDOUT,
+                    text=True,
+                    errors="replace",
+                )
+            )
+    except OSError as error:
+        for process in running:
+            process.kill()
+        raise CannotCompileError(f"{command[0]}: {error}") from error
+    finally:
+        outputs = [process.communicate()[0] for process in running]
+    for command, process, output in zip(commands, running, outputs, strict=True):
+        if process.returncode:
+            message = output.strip()[:_SHOWN_CHARACTERS]
+            raise CannotCompileError(f"{command[0]} ended with {process.returncode}: {message}")
+    return "".join(outputs)

@@ -1,0 +1,124 @@
+// Sparse convolution: for each output and offset a row is gathered, multiplied and added where it lies.
+//
+// Output-stationary: a block of outputs stays in the nearest cache while all offsets pass.  The rows that an offset reads
+// are gathered a few at a time, so that their sums stay in registers; each output adds its offsets in ascending order,
+// and within one the input channels, whatever the number of threads.
+#pragma once
+
+#include "buffers.h"
+#include "tensors.h"
+#include "vectors.h"
+
+namespace halopipe {
+
+constexpr int64_t kConvBlock = 512;                      // outputs of one task
+constexpr int64_t kConvRows = kRegisters == 32 ? 8 : 6;  // gathered at a time; each has sums of two vectors
+
+// weight [K, C, D] as, for each offset and panel, C rows of the panel's columns, zeros behind the last.
+template <typename T>
+inline Buffer<T> in_panels(const Tensor& weight) {
+  const int64_t volume = weight.size(0), inputs = weight.size(1), outputs = weight.size(2);
+  const int64_t step_k = weight.stride(0), step_c = weight.stride(1), step_d = weight.stride(2);
+  const int64_t columns = rounded_up<T>(outputs);
+  const T* from = static_cast<const T*>(weight.const_data_ptr());
+  Buffer<T> packed(volume * inputs * columns);
+  for_each(volume, [&](int64_t k) {
+    T* to = packed.data() + k * inputs * columns;
+    for_each_panel<T>(columns, [&](int64_t column, auto width) {
+      constexpr int64_t kWidth = decltype(width)::value * kLanes<T>;
+      const int64_t there = std::min(kWidth, outputs - column);
+      for (int64_t c = 0; c < inputs; ++c, to += kWidth) {
+        const T* row = from + k * step_k + c * step_c + column * step_d;
+        for (int64_t d = 0; d < kWidth; ++d) to[d] = d < there ? row[d * step_d] : T(0);
+      }
+    });
+  });
+  return packed;
+}
+
+// sums[r] += rows[r] . panel, for rows of `inputs` channels.
+template <typename T, int64_t kVectors>
+inline void multiply_rows(const T* const* rows, int64_t inputs, const T* panel, T* const* sums) {
+  Vector<T> sum[kConvRows][kVectors];
+  for (int64_t r = 0; r < kConvRows; ++r)
+    for (int64_t v = 0; v < kVectors; ++v) sum[r][v] = load(sums[r] + v * kLanes<T>);
+  for (int64_t c = 0; c < inputs; ++c, panel += kVectors * kLanes<T>) {
+    Vector<T> w[kVectors];
+    for (int64_t v = 0; v < kVectors; ++v) w[v] = load(panel + v * kLanes<T>);
+    for (int64_t r = 0; r < kConvRows; ++r)
+      for (int64_t v = 0; v < kVectors; ++v) sum[r][v] += w[v] * rows[r][c];
+  }
+  for (int64_t r = 0; r < kConvRows; ++r)
+    for (int64_t v = 0; v < kVectors; ++v) store(sums[r] + v * kLanes<T>, sum[r][v]);
+}
+
+// The outputs of one block that read something through one offset, and what they read.
+struct Pairs {
+  int32_t input[kConvBlock];
+  int32_t output[kConvBlock];
+  int64_t count = 0;
+
+  void collect(const int32_t* neighbours, int64_t length) {
+    count = 0;
+    for (int64_t o = 0; o < length; ++o) {
+      input[count] = neighbours[o];
+      output[count] = static_cast<int32_t>(o);
+      count += neighbours[o] >= 0;
+    }
+  }
+};
+
+// sums [kConvBlock + 1, columns] += the pairs' products; the last row takes what fills up the last group.
+template <typename T>
+inline void multiply_pairs(const Pairs& pairs, const T* x, int64_t inputs, const T* packed, int64_t columns, T* sums) {
+  for_each_panel<T>(columns, [&](int64_t column, auto width) {
+    const T* rows[kConvRows];
+    T* to[kConvRows];
+    for (int64_t first = 0; first < pairs.count; first += kConvRows) {
+      for (int64_t r = 0; r < kConvRows; ++r) {
+        const bool there = first + r < pairs.count;
+        rows[r] = x + pairs.input[there ? first + r : first] * inputs;
+        to[r] = sums + (there ? pairs.output[first + r] : kConvBlock) * columns + column;
+      }
+      multiply_rows<T, decltype(width)::value>(rows, inputs, packed + column * inputs, to);
+    }
+  });
+}
+
+template <typename T>
+inline Tensor sparse_conv_of(const Tensor& x, const Tensor& weight, const Tensor& neighbours) {
+  const int64_t volume = weight.size(0), inputs = weight.size(1), outputs = weight.size(2), rows = neighbours.size(1);
+  const int64_t columns = rounded_up<T>(outputs);
+  const T* from = elements<T>(x);
+  const int32_t* map = elements<int32_t>(neighbours);
+  Tensor y = uninitialized<T>({rows, outputs});
+  T* to = writable<T>(y);
+  if (rows * outputs == 0) return y;
+  const Buffer<T> packed = in_panels<T>(weight);
+  const auto convolve = [&](int64_t begin, int64_t end, Pairs& pairs, Buffer<T>& sums) {
+    std::fill(sums.data(), sums.data() + kConvBlock * columns, T(0));
+    for (int64_t k = 0; k < volume; ++k) {
+      pairs.collect(map + k * rows + begin, end - begin);
+      multiply_pairs(pairs, from, inputs, packed.data() + k * inputs * columns, columns, sums.data());
+    }
+    for (int64_t o = begin; o < end; ++o) {
+      std::memcpy(to + o * outputs, sums.data() + (o - begin) * columns, outputs * sizeof(T));
+    }
+  };
+  torch::stable::parallel_for(0, (rows + kConvBlock - 1) / kConvBlock, 1, [&](int64_t first, int64_t last) {
+    Pairs pairs;
+    Buffer<T> sums((kConvBlock + 1) * columns);
+    for (int64_t block = first; block < last; ++block) {
+      convolve(block * kConvBlock, std::min(rows, (block + 1) * kConvBlock), pairs, sums);
+    }
+  });
+  return y;
+}
+
+// x [N, C], weight [K, C, D] of any strides, neighbours [K, M] -> [M, D].
+inline Tensor sparse_conv(const Tensor& x, const Tensor& weight, const Tensor& neighbours) {
+  STD_TORCH_CHECK(weight.scalar_type() == x.scalar_type(), "features and weight should have one dtype");
+  return with_floats(x, [&](auto zero) { return sparse_conv_of<decltype(zero)>(x, weight, neighbours); });
+}
+
+}  // namespace halopipe

@@ -1,0 +1,92 @@
+"""What a stage's host prepares ahead of a micro-batch, how long that takes, and where.
+
+    PREP of a stage = sum of seconds over what its layers read and what that is made from, each once
+
+in proportion to the samples, from the measurement nearest in size.  Every rank of a stage prepares the whole
+micro-batch: which rows are its own follows from all of them.  Inputs that no preparation of the profile makes arrive
+ready.  Where the device is a core of the host, preparing occupies the rank; beside an accelerator it is done in order
+by a thread of the host, and the forward waits for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from planner.ir.cluster import DeviceSpec
+from planner.ir.graph import Graph
+from planner.ir.profile import PreparationCost, Profile
+from planner.layers import prepared_inputs
+
+_CORE = "cpu"
+
+
+def has_host_beside(device: DeviceSpec) -> bool:
+    """Whether the device computes while its host prepares (``n0/gpu0``, but not ``n0/cpu0``)."""
+    return not device.name.rpartition("/")[2].startswith(_CORE)
+
+
+@dataclass(slots=True, eq=False)
+class Preparations:
+    """Look-ups of one profile, each made once."""
+
+    profile: Profile
+    _inputs: dict[int, frozenset[str]] = field(init=False, default_factory=dict, repr=False)
+    _seconds: dict[tuple[str, frozenset[str], float], float] = field(init=False, default_factory=dict, repr=False)
+    _prepared: frozenset[str] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        self._prepared = frozenset(prepared_inputs(self.profile.graph))
+
+    def read(self, layers: Iterable[int]) -> frozenset[str]:
+        """The prepared inputs that layers, by index, read."""
+        if not self._prepared:
+            return frozenset()
+        return frozenset().union(*(self._read(index) for index in layers))
+
+    def seconds(self, kind: str, layers: Iterable[int], samples: float) -> float:
+        """Seconds on the host of a device of ``kind``, for a micro-batch of ``samples``."""
+        inputs = self.read(layers)
+        if not inputs:
+            return 0.0
+        key = (kind, inputs, samples)
+        found = self._seconds.get(key)
+        if found is None:
+            found = sum(
+                nearest.seconds * samples / nearest.samples
+                for costs in closure(self.profile.preparations.get(kind, ()), inputs).values()
+                for nearest in [min(costs, key=lambda cost: (abs(cost.samples - samples), cost.samples))]
+            )
+            self._seconds[key] = found
+        return found
+
+    def num_bytes(self, layers: Iterable[int], samples: float) -> int:
+        """Bytes of the prepared inputs that layers read, for ``samples`` samples."""
+        graph = self.profile.graph
+        return sum(input_bytes(graph, name, samples) for name in sorted(self.read(layers)))
+
+    def _read(self, index: int) -> frozenset[str]:
+        found = self._inputs.get(index)
+        if found is None:
+            found = self._inputs[index] = self._prepared.intersection(self.profile.graph.layers[index].inputs)
+        return found
+
+
+def closure(costs: Iterable[PreparationCost], inputs: frozenset[str]) -> Mapping[str, list[PreparationCost]]:
+    """The measurements, by name, of what makes ``inputs`` and of what that is made from."""
+    named: dict[str, list[PreparationCost]] = {}
+    for cost in costs:
+        named.setdefault(cost.name, []).append(cost)
+    needed = [name for name, found in named.items() if inputs.intersection(found[0].inputs)]
+    taken: dict[str, list[PreparationCost]] = {}
+    while needed:
+        name = needed.pop()
+        if name not in taken and name in named:
+            taken[name] = named[name]
+            needed.extend(named[name][0].after)
+    return {name: taken[name] for name in sorted(taken)}
+
+
+def input_bytes(graph: Graph, name: str, samples: float) -> int:
+    """Bytes of a prepared input for ``samples`` samples, in proportion."""
+    return round(graph.inputs[name].num_bytes * samples / graph.samples)

@@ -1,0 +1,73 @@
+"""What ranks that share sites exchange inside a stage: rows beside their own, and what is known of whole samples.
+
+    sparse_conv, sparse_pool      forward: the halo, so many rows of x from each other rank alike, one after another;
+                                  backward: its gradient, back again, where x has one
+    segment, segment_expand       forward and backward: a sum over the ranks of [samples, channels]
+
+The rows of a halo depend on how finely a cloud is cut, so they are read by parts a sample, q = parts / samples: between
+measured q in log-log, below as at the smallest (ranks cut few samples, whatever their number), beyond the largest in
+proportion to q^(-2/3), the surface of a part.  Of a layer that was not measured they are 6 n^(2/3), the surface of a
+cube of a rank's n rows.  Ignored: that ranks with a whole number of samples might receive nothing, and memory of halos.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.costs.network import collective_s, transfer_s
+from planner.ir.cluster import STATISTICS, Cluster
+from planner.ir.graph import BYTES_PER_ELEMENT, Graph
+from planner.ir.profile import Profile, SiteHalo
+from planner.layers import has_halo
+
+Array = NDArray[np.float64]
+
+SUMMED = ("segment", "segment_expand")
+"""Kinds that go from sites to samples, or back."""
+
+
+def site_exchanges_s(profile: Profile, ranks: tuple[int, ...], samples: int) -> tuple[Array, Array]:
+    """(forward, backward) seconds by layer, of a micro-batch of ``samples`` whose sites ``ranks`` share."""
+    graph, cluster = profile.graph, profile.cluster
+    measured: dict[str, list[SiteHalo]] = {}
+    for halo in profile.site_halos:
+        measured.setdefault(halo.layer, []).append(halo)
+    values = graph.values()
+    seconds = np.zeros((2, len(graph.layers)))
+    for index, layer in enumerate(graph.layers if len(ranks) > 1 else ()):
+        if has_halo(layer.kind):
+            x = values[layer.inputs[0]]
+            rows = halo_rows(measured.get(layer.name, ()), graph, x.shape[0], len(ranks), samples)
+            size = rows * x.shape[-1] * BYTES_PER_ELEMENT[x.dtype]
+            seconds[:, index] = _apart_s(cluster, ranks, size)
+            if layer.inputs[0] in graph.inputs:
+                seconds[1, index] = 0.0
+        elif layer.kind in SUMMED:
+            y = layer.outputs[0]
+            size = samples * y.shape[-1] * BYTES_PER_ELEMENT[y.dtype]
+            seconds[:, index] = float(collective_s(cluster, STATISTICS, ranks, size))
+    return seconds[0], seconds[1]
+
+
+def halo_rows(measured: Sequence[SiteHalo], graph: Graph, rows: int, parts: int, samples: int) -> float:
+    """Rows that a rank receives; ``rows``: of the input, at the graph's own samples."""
+    if not measured:
+        of_all = rows * samples / graph.samples
+        own = of_all / parts
+        return float(min(of_all - own, 6.0 * own ** (2 / 3)))
+    cut = parts / samples
+    points = sorted((halo.parts / halo.samples, float(halo.rows)) for halo in measured)
+    at = np.array([point[0] for point in points])
+    found = np.maximum(np.array([point[1] for point in points]), 1e-9)
+    inside = float(np.exp(np.interp(np.log(cut), np.log(at), np.log(found))))
+    return inside * float(min(1.0, at[-1] / cut) ** (2 / 3))
+
+
+def _apart_s(cluster: Cluster, ranks: tuple[int, ...], size: float) -> float:
+    """Seconds of receiving ``size`` bytes, as much from each other rank."""
+    others = len(ranks) - 1
+    link = cluster.links[cluster.group_link_class(ranks)]
+    return others * float(transfer_s(link, size / others)) * (1 if link.duplex else 2)

@@ -1,0 +1,224 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import Tensor
+
+from cuda_ops.sparse import native, reference
+from cuda_ops.sparse.errors import SparseInputError
+from cuda_ops.sparse.keys import HIGHEST, LOWEST, pack
+from tests.cuda_ops.sparse.clouds import ONES, Triple, cloud, random
+
+Run = Callable[[SimpleNamespace], object]
+STEPS: list[tuple[Triple, Triple, Triple]] = [
+    (kernel, stride, dilation)
+    for kernel in ((1, 1, 1), (2, 2, 2), (3, 3, 3), (5, 3, 1), (2, 3, 4), (1, 1, 5))
+    for stride in (ONES, (2, 2, 2), (1, 2, 3))
+    for dilation in (ONES, (2, 1, 3))
+]
+CHANNELS = [(1, 1), (3, 5), (4, 32), (13, 16), (17, 33), (32, 64), (64, 47)]
+TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5}
+
+
+@pytest.fixture(scope="module")
+def compiled() -> SimpleNamespace:
+    found = native.load()
+    if found is None:
+        pytest.skip("no compiler for the native operators")
+    return found
+
+
+def keys_of(sites: int, seed: int = 0, extent: int = 6) -> Tensor:
+    return reference.sorted_sites(cloud(sites, seed, extent))[0]
+
+
+def edge_keys() -> Tensor:
+    """Sites in the corners of the range and beside them, of two samples."""
+    near = [LOWEST, LOWEST + 1, -1, 0, HIGHEST - 1, HIGHEST]
+    grid = torch.cartesian_prod(torch.tensor([0, 511]), *(torch.tensor(near),) * 3)
+    return pack(grid).sort().values
+
+
+def level(sites: int = 900, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
+    """Keys of more than one block of a kernel, and their map with its reverse."""
+    keys = keys_of(sites, seed, extent=9)
+    neighbours = reference.kernel_map(keys, keys, (3, 3, 3), ONES, ONES, False)
+    return keys, neighbours, reference.reversed_map(neighbours, len(keys))
+
+
+def assert_same(one: object, other: object) -> None:
+    if isinstance(one, tuple):
+        assert isinstance(other, tuple)
+        for left, right in zip(one, other, strict=True):
+            assert_same(left, right)
+    else:
+        assert isinstance(one, Tensor)
+        assert isinstance(other, Tensor)
+        assert torch.equal(one, other)
+        assert one.dtype == other.dtype
+
+
+def test_sites_are_sorted_as_by_the_reference(compiled: SimpleNamespace) -> None:
+    for coordinates in (cloud(2000, extent=40), cloud(1), cloud(0), torch.tensor([[511, HIGHEST, LOWEST, 0]]).int()):
+        assert_same(compiled.sorted_sites(coordinates), reference.sorted_sites(coordinates))
+    assert_same(compiled.sorted_sites(cloud(50).long()), reference.sorted_sites(cloud(50).long()))
+
+
+@pytest.mark.parametrize(
+    "row", [[0, 1, 2, 3], [-1, 0, 0, 0], [512, 0, 0, 0], [0, HIGHEST + 1, 0, 0], [0, 0, LOWEST - 1, 0]]
+)
+def test_what_is_no_site_is_named(compiled: SimpleNamespace, row: list[int]) -> None:
+    coordinates = torch.tensor([[0, 1, 2, 3], row], dtype=torch.int32)
+    with pytest.raises(SparseInputError):
+        compiled.sorted_sites(coordinates)
+
+
+@pytest.mark.parametrize(("kernel", "stride", "dilation"), STEPS)
+def test_sites_and_maps_of_every_step_are_those_of_the_reference(
+    compiled: SimpleNamespace, kernel: Triple, stride: Triple, dilation: Triple
+) -> None:
+    for keys in (keys_of(300), keys_of(1), keys_of(0), edge_keys()):
+        strided = compiled.strided_sites(keys, kernel, stride, dilation)
+        assert_same(strided, reference.strided_sites(keys, kernel, stride, dilation))
+        generated = compiled.generated_sites(keys, kernel, stride, dilation)
+        assert_same(generated, reference.generated_sites(keys, kernel, stride, dilation))
+        for sources, targets, transposed in (
+            (keys, strided, False),
+            (strided, keys, True),
+            (keys, generated, True),
+            (keys, keys, False),
+            (keys, keys_of(200, seed=1), False),
+            (keys, keys[:0], False),
+        ):
+            arguments = (sources, targets, kernel, stride, dilation, transposed)
+            neighbours = compiled.kernel_map(*arguments)
+            assert_same(neighbours, reference.kernel_map(*arguments))
+            assert_same(
+                compiled.reversed_map(neighbours, len(sources)), reference.reversed_map(neighbours, len(sources))
+            )
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize(("inputs", "outputs"), CHANNELS)
+def test_convolutions_of_any_channels_are_those_of_the_reference(
+    compiled: SimpleNamespace, inputs: int, outputs: int, dtype: torch.dtype
+) -> None:
+    keys, neighbours, reverse = level()
+    x, dy = random(len(keys), inputs, dtype=dtype), random(len(keys), outputs, seed=1, dtype=dtype)
+    weight = random(27, inputs, outputs, seed=2, dtype=dtype)
+    transposed = weight.transpose(1, 2)
+    for ours, theirs in (
+        (compiled.sparse_conv(x, weight, neighbours, reverse), reference.sparse_conv(x, weight, neighbours, reverse)),
+        (
+            compiled.sparse_conv(dy, transposed, reverse, neighbours),
+            reference.sparse_conv(dy, transposed, reverse, neighbours),
+        ),
+        (compiled.sparse_conv_weight(x, dy, neighbours), reference.sparse_conv_weight(x, dy, neighbours)),
+    ):
+        assert ours.dtype == dtype
+        size = theirs.abs().max()
+        torch.testing.assert_close(ours / size, theirs / size, rtol=0, atol=TOLERANCE[dtype])
+
+
+def test_a_kernel_of_few_offsets_divides_its_gradient_by_channels(compiled: SimpleNamespace) -> None:
+    x, dy = random(700, 53), random(700, 9, seed=1)
+    neighbours = torch.arange(700, dtype=torch.int32)[None].contiguous()
+    torch.testing.assert_close(compiled.sparse_conv_weight(x, dy, neighbours)[0], x.T @ dy, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("outputs", [0, 5])
+def test_nothing_in_gives_zeros_of_the_right_shape(compiled: SimpleNamespace, outputs: int) -> None:
+    neighbours = torch.full((8, outputs), -1, dtype=torch.int32)
+    reverse = torch.empty((8, 0), dtype=torch.int32)
+    x, none = random(0, 3), torch.zeros(0, dtype=torch.int64)
+    assert_same(compiled.sparse_conv(x, random(8, 3, 4), neighbours, reverse), x.new_zeros(outputs, 4))
+    assert_same(compiled.sparse_conv_weight(x, x.new_ones(outputs, 4), neighbours), x.new_zeros(8, 3, 4))
+    assert_same(compiled.sparse_max_pool(x, neighbours, reverse), reference.sparse_max_pool(x, neighbours, reverse))
+    assert_same(compiled.sparse_sum_pool(x, neighbours, reverse), x.new_zeros(outputs, 3))
+    assert_same(compiled.segment_sum(x, none, none), x.new_zeros(0, 3))
+    assert_same(compiled.segment_expand(x, none, none, outputs), x.new_zeros(outputs, 3))
+
+
+def with_ties(dtype: torch.dtype) -> Tensor:
+    x = random(len(keys_of(900, extent=9)), 5, dtype=dtype).mul(2).round()
+    x[7, 0] = x[9, 0] = torch.nan
+    x[11, 1] = -torch.inf
+    return x
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+def test_pools_are_those_of_the_reference(compiled: SimpleNamespace, dtype: torch.dtype) -> None:
+    keys, neighbours, reverse = level()
+    neighbours[:, 3] = -1
+    x, dy = with_ties(dtype), random(len(keys), 5, seed=1, dtype=dtype)
+    largest, rows = reference.sparse_max_pool(x, neighbours, reverse)
+    found, found_rows = compiled.sparse_max_pool(x, neighbours, reverse)
+    torch.testing.assert_close(found, largest, rtol=0, atol=0, equal_nan=True)
+    assert_same(found_rows, rows)
+    gradient = compiled.sparse_max_pool_backward(dy, rows, reverse)
+    assert_same(gradient, reference.sparse_max_pool_backward(dy, rows, reverse))
+    assert_same(compiled.sparse_sum_pool(dy, neighbours, reverse), reference.sparse_sum_pool(dy, neighbours, reverse))
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+def test_segments_and_points_are_those_of_the_reference(compiled: SimpleNamespace, dtype: torch.dtype) -> None:
+    x = with_ties(dtype)
+    starts, lengths = torch.tensor([600, 0, 5, 20]), torch.tensor([200, 5, 0, 570])
+    largest, rows = reference.segment_max(x, starts, lengths)
+    found, found_rows = compiled.segment_max(x, starts, lengths)
+    torch.testing.assert_close(found, largest, rtol=0, atol=0, equal_nan=True)
+    assert_same(found_rows, rows)
+    y = random(4, 5, dtype=dtype)
+    assert_same(
+        compiled.segment_expand(y, starts, lengths, len(x)), reference.segment_expand(y, starts, lengths, len(x))
+    )
+    x = random(*x.shape, dtype=dtype)
+    close = {"rtol": TOLERANCE[dtype], "atol": 10 * TOLERANCE[dtype]}
+    torch.testing.assert_close(
+        compiled.segment_sum(x, starts, lengths), reference.segment_sum(x, starts, lengths), **close
+    )
+    index = torch.randint(-1, len(x), (400, 8), generator=torch.Generator().manual_seed(0)).int()
+    weight = random(400, 8, seed=2, dtype=dtype)
+    torch.testing.assert_close(compiled.interpolate(x, index, weight), reference.interpolate(x, index, weight), **close)
+
+
+def test_a_dtype_that_is_not_computed_here_is_left_to_the_reference(compiled: SimpleNamespace) -> None:
+    keys, neighbours, reverse = level(200)
+    x, weight = random(len(keys), 3, dtype=torch.bfloat16), random(27, 3, 4, dtype=torch.bfloat16)
+    assert_same(
+        compiled.sparse_conv(x, weight, neighbours, reverse), reference.sparse_conv(x, weight, neighbours, reverse)
+    )
+    assert_same(compiled.sparse_max_pool(x, neighbours, reverse), reference.sparse_max_pool(x, neighbours, reverse))
+    starts, lengths = torch.tensor([0]), torch.tensor([len(keys)])
+    assert_same(compiled.segment_sum(x, starts, lengths), reference.segment_sum(x, starts, lengths))
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+def test_one_thread_and_several_give_the_same_bits(compiled: SimpleNamespace, dtype: torch.dtype) -> None:
+    keys, neighbours, reverse = level(2500)
+    x, dy = random(len(keys), 19, dtype=dtype), random(len(keys), 33, seed=1, dtype=dtype)
+    weight = random(27, 19, 33, seed=2, dtype=dtype)
+    rows = reference.sparse_max_pool(x, neighbours, reverse)[1]
+    starts, lengths = torch.tensor([0, 100, 800]), torch.tensor([100, 700, len(keys) - 800])
+
+    def everything() -> tuple[object, ...]:
+        return (
+            compiled.kernel_map(keys, keys, (3, 3, 3), ONES, ONES, False),
+            compiled.reversed_map(neighbours, len(keys)),
+            compiled.sparse_conv(x, weight, neighbours, reverse),
+            compiled.sparse_conv_weight(x, dy, neighbours),
+            compiled.sparse_conv_weight(x, dy, neighbours[:1].contiguous()),
+            compiled.sparse_max_pool(x, neighbours, reverse),
+            compiled.sparse_max_pool_backward(x, rows, reverse),
+            compiled.sparse_sum_pool(x, neighbours, reverse),
+            compiled.segment_sum(x, starts, lengths),
+        )
+
+    alone = everything()
+    torch.set_num_threads(3)
+    assert torch.get_num_threads() == 3
+    for _ in range(3):
+        assert_same(everything(), alone)

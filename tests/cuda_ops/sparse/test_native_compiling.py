@@ -1,0 +1,135 @@
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import torch
+
+from cuda_ops.sparse import native
+from cuda_ops.sparse.native import compiling
+from cuda_ops.sparse.native.compiling import CannotCompileError, cache_folder, compiled, find_toolchain
+
+SMALL = "int answer() { return 42; }\n"
+
+
+@pytest.fixture
+def environment(tmp_path: Path) -> dict[str, str]:
+    return {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache")}
+
+
+@pytest.fixture
+def sources(tmp_path: Path) -> Path:
+    if native.load() is None:
+        pytest.skip("no compiler for the native operators")
+    folder = tmp_path / "source"
+    folder.mkdir()
+    (folder / "small.cpp").write_text(SMALL)
+    return folder
+
+
+def counting(tmp_path: Path, environment: dict[str, str]) -> tuple[dict[str, str], Path]:
+    """A compiler that writes a line for every call that compiles or links."""
+    calls, script = tmp_path / "calls", tmp_path / "counting-compiler"
+    real = find_toolchain(environment).compiler
+    script.write_text(f'#!/bin/sh\ncase "$*" in *-o*) echo "$*" >> {calls};; esac\nexec {real} "$@"\n')
+    script.chmod(0o755)
+    return {**environment, "CXX": str(script)}, calls
+
+
+def test_a_library_is_compiled_once_and_found_again(tmp_path: Path, environment: dict[str, str], sources: Path) -> None:
+    environment, calls = counting(tmp_path, environment)
+    library = compiled(environment, sources)
+    made = calls.read_text()
+    assert library.parent == cache_folder(environment) == tmp_path / "cache" / "halopipe"
+    assert made.count("\n") == 2
+    assert compiled(environment, sources) == library
+    assert calls.read_text() == made
+    assert list(library.parent.iterdir()) == [library]
+
+
+def test_those_who_start_at_once_get_one_library(tmp_path: Path, environment: dict[str, str], sources: Path) -> None:
+    environment, calls = counting(tmp_path, environment)
+    with ThreadPoolExecutor(3) as pool:
+        libraries = set(pool.map(lambda _: compiled(environment, sources), range(3)))
+    assert len(libraries) == 1
+    assert list(cache_folder(environment).iterdir()) == [*libraries]
+    assert calls.read_text().count("\n") == 2
+
+
+def test_another_source_or_flag_is_another_library(environment: dict[str, str], sources: Path) -> None:
+    toolchain = find_toolchain(environment)
+    first = toolchain.key(sources)
+    assert toolchain.key(sources) == first
+    (sources / "small.cpp").write_text(SMALL + "// changed\n")
+    assert toolchain.key(sources) != first
+
+
+def test_a_failure_leaves_nothing_and_shows_the_compilers_message(environment: dict[str, str], sources: Path) -> None:
+    (sources / "broken.cpp").write_text("int broken( { return undeclared; }\n")
+    with pytest.raises(CannotCompileError, match=r"broken\.cpp"):
+        compiled(environment, sources)
+    assert list(cache_folder(environment).iterdir()) == []
+
+
+def failed_load(
+    environment: dict[str, str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> list[str]:
+    """What the log says where `load` finds nothing."""
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    with caplog.at_level(logging.INFO, logger="cuda_ops"):
+        assert native.load.__wrapped__() is None
+    return [record.getMessage() for record in caplog.records]
+
+
+def test_without_a_compiler_one_line_says_so(
+    environment: dict[str, str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    (line,) = failed_load({**environment, "CXX": "no-such-compiler"}, monkeypatch, caplog)
+    assert "no C++ compiler: no-such-compiler not found" in line
+
+
+def test_a_compiler_that_fails_is_quoted_in_one_line(
+    environment: dict[str, str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    script = tmp_path / "failing"
+    script.write_text('#!/bin/sh\ncase "$*" in *version*) echo 1.0;; *) echo out of paper >&2; exit 3;; esac\n')
+    script.chmod(0o755)
+    (line,) = failed_load({**environment, "CXX": str(script)}, monkeypatch, caplog)
+    assert "ended with 3: out of paper" in line
+    assert list(cache_folder(environment).iterdir()) == []
+
+
+def test_an_old_torch_is_named(
+    environment: dict[str, str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(torch, "__version__", "2.9.1+cpu")
+    (line,) = failed_load(environment, monkeypatch, caplog)
+    assert "torch 2.9.1+cpu is older than 2.10" in line
+
+
+def test_a_cache_that_cannot_be_written_is_no_error(
+    environment: dict[str, str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    (tmp_path / "file").touch()
+    lines = failed_load({**environment, "XDG_CACHE_HOME": str(tmp_path / "file")}, monkeypatch, caplog)
+    assert len(lines) == 1
+
+
+def test_the_operators_still_answer_without_a_compiler(environment: dict[str, str]) -> None:
+    code = (
+        "import torch; from cuda_ops.sparse import operators;"
+        "print(operators.sorted_sites(torch.tensor([[0, 1, 1, 1], [0, 0, 0, 0]], dtype=torch.int32))[1].tolist())"
+    )
+    home = Path(compiling.__file__).parents[3]
+    environment = {**environment, "CXX": "no-such-compiler", "PYTHONPATH": str(home)}
+    result = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True, cwd=home
+    )
+    assert result.stdout.strip() == "[1, 0]"
+    assert "no-such-compiler" in result.stderr
