@@ -89,12 +89,12 @@ class Binder:
 
     def require_possible(self, residents: Mapping[int, Resident]) -> None:
         """Raises :class:`UnsupportedModelError` unless the model can be run with the samples that are planned."""
-        for stage, resident in residents.items():
+        for stage in residents:
             if stage in self._divided:
                 divisions = [self._division(self._boundaries, stage, n, ()) for n in self._decision.micro_batches]
                 self._require_possible(stage, {count for each in divisions for count in self._rows_in(each, stage)})
                 continue
-            layout, position = self._decision.layout_of(stage), resident.ranks.index(self._rank)
+            layout, position = self._decision.layout_of(stage), self._position(stage)
             self._require_possible(stage, {layout.samples(n)[position] for n in self._decision.micro_batches})
 
     def bind(self, residents: Mapping[int, Resident], batch: Batch) -> Binding:
@@ -185,7 +185,7 @@ class Binder:
 
     def _rows_in(self, division: Division, stage: int) -> set[int]:
         """Numbers of samples that this rank runs layers of the stage with."""
-        position = self._decision.stages[stage].ranks.index(self._rank)
+        position = self._position(stage)
         return {layer.rows(position) for layer in division.layers.values()}
 
     def _program(self, rows: tuple[int, ...], boundaries: Sequence[Boundaries]) -> Program:
@@ -229,7 +229,7 @@ class Binder:
     def _shared(
         self, stage: int, resident: Resident, batch: Batch, sites: Mapping[int, SiteShare] | None = None
     ) -> Resident:
-        layout, position = self._decision.layout_of(stage), resident.ranks.index(self._rank)
+        layout, position = self._decision.layout_of(stage), self._position(stage)
         counts = [layout.samples(samples) for samples in batch.rows]
         self._require_possible(stage, {count[position] for count, rows in zip(counts, batch.rows, strict=True) if rows})
         weights = list(self._weights(batch.rows))
@@ -254,7 +254,7 @@ class Binder:
         self, stage: int, resident: Resident, batch: Batch, divisions: Mapping[tuple[int, int], Division]
     ) -> Resident:
         """Every rank runs the whole micro-batch, as far as its layers' parts go."""
-        position = self._decision.stages[stage].ranks.index(self._rank)
+        position = self._position(stage)
         weights = list(self._weights(batch.rows))
         names = [name for name in resident.program.inputs if name in self._graph.inputs]
         shares: list[Share] = []
@@ -272,6 +272,10 @@ class Binder:
                 spec = replace(self._graph.inputs[name], shape=tuple(shape))
                 feeds[-1][name] = partial(part_in, name=name, microbatch=m, box=box, spec=spec)
         return replace(resident, shares=tuple(shares), feeds=tuple(feeds))
+
+    def _position(self, stage: int) -> int:
+        """This rank's among those of a stage, in the plan's order."""
+        return self._decision.stages[stage].ranks.index(self._rank)
 
     def _weights(self, rows: tuple[int, ...]) -> Iterator[float]:
         """What one sample of each micro-batch counts for in the gradients of its update."""

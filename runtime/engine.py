@@ -11,7 +11,7 @@ from itertools import chain
 import torch
 from torch import Tensor, nn
 
-from planner.ir.errors import UsageError
+from planner.ir.errors import StageFailedError, UsageError
 from planner.ir.graph import producer
 from planner.ir.plan import Decision
 from planner.ir.schedule import FORWARD_PASS, Action
@@ -307,7 +307,10 @@ class Engine:
             return batch, self._binder.bind(self._residents, batch), 0.0
         start = time.perf_counter()
         batch = self._preparing.batch(batch)
-        binding = self._binder.bind(self._residents, batch)
+        try:
+            binding = self._binder.bind(self._residents, batch)
+        except StageFailedError as error:  # clouds that cannot be used
+            raise self._around.context.of(error, self._step, "finding sites") from error
         return batch, binding, time.perf_counter() - start
 
     def _executor(self, binding: Binding, *, evaluates: bool) -> Executor:

@@ -7,6 +7,7 @@ import signal
 import traceback
 from collections.abc import Iterable, Mapping
 
+from cuda_ops.sparse.errors import SparseInputError
 from planner.ir import errors
 from planner.ir.errors import DeadlineError, HalopipeError, TransportError, WorkerDiedError, WorkerError
 
@@ -63,5 +64,11 @@ def also(error: HalopipeError, lines: Iterable[str]) -> HalopipeError:
 
 
 def _foreign(error: BaseException) -> WorkerError:
+    if isinstance(error, SparseInputError):
+        return WorkerError(
+            f"clouds cannot be used: {error.what}",
+            [f"{error.where}: found {error.found}, expected {error.expected}"],
+            [error.remedy],
+        )
     frames = [line.rstrip() for line in traceback.format_exception(error)[-4:]]
     return WorkerError(f"a worker failed: {type(error).__name__}: {error}", frames)

@@ -64,8 +64,8 @@ class ArrangedClouds:
         order, blocks, _ = self._order(route)
         cuts = torch.tensor(list(places), dtype=torch.int64)
         start, stop = torch.searchsorted(blocks, cuts[position : position + 2]).tolist()
-        owners = torch.empty(len(order), dtype=torch.int8)
-        owners[order] = torch.searchsorted(cuts[1:-1], blocks, right=True).to(torch.int8)
+        owners = torch.empty(len(order), dtype=torch.int16)
+        owners[order] = torch.searchsorted(cuts[1:-1], blocks, right=True).to(torch.int16)
         return Owned(owners, position, order[start:stop])
 
     def samples(self, route: Route) -> Tensor:

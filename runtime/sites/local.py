@@ -27,7 +27,7 @@ class Owned:
     """Who owns the rows of one site set.
 
     Attributes:
-        owners: int8 (sites,), by position in the stage.
+        owners: int16 (sites,), by position in the stage.
         position: of this rank.
         rows: int64, this rank's rows, in the order in which it has them.
     """
@@ -39,10 +39,10 @@ class Owned:
     @classmethod
     def by(cls, owners: Tensor, position: int) -> Owned:
         """This rank's among ``owners`` (sites,), in the order of the sites."""
-        return cls(owners.to(torch.int8), position, (owners == position).nonzero().squeeze(1))
+        return cls(owners.to(torch.int16), position, (owners == position).nonzero().squeeze(1))
 
     def of(self, rows: Tensor) -> Tensor:
-        """int8: the owner of each of ``rows``, -1 for those that are -1."""
+        """int16: the owner of each of ``rows``, -1 for those that are -1."""
         return _looked_up(torch.cat([self.owners.new_full((1,), -1), self.owners]), rows)
 
     def __len__(self) -> int:

@@ -97,7 +97,7 @@ def synchronised_batch_norm(
         num_values: a channel on all ranks together; None: the ranks find out.
 
     Raises:
-        StageFailedError: the group has fewer than two values a channel, hence no variance.
+        StageFailedError: the group has one value a channel, hence no variance.
     """
     statistics = _Statistics(running_mean, running_var, momentum, eps, tell, counted, meanwhile, num_values)
     normalised: Tensor = _Normalise.apply(x, weight, bias, statistics)
@@ -123,6 +123,8 @@ class _Statistics:
         table = self.tell(parts, torch.float64).wait()
         num_values: Tensor | int = table[:, 0].sum() if self.num_values is None else self.num_values
         if num_local < 2 and num_values < 2:  # no wait for the device in the ordinary case
+            if not num_values:  # clouds without a site: nothing to normalise, and no statistics of it
+                return table.new_zeros(x.shape[1]), table.new_ones(x.shape[1]), 1
             raise StageFailedError(f"batch norm of {int(num_values)} values a channel, expected at least 2")
         mean, variance = _combined(table, num_values)
         if self.running_mean is not None:
