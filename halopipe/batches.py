@@ -9,6 +9,10 @@ seed).  It gives one of
 
 with ``inputs`` and ``targets`` a tensor or a tuple of tensors, samples first; floats are cast to the model's dtype.  A
 batch may also be a list of micro-batches, each an (inputs, targets) tuple of its own size and shape.
+
+Of a sparse network the inputs are coordinates int32 (samples, points, 3), features (samples, points, channels) and
+counts (samples,), the points of each cloud that are there; targets are one a sample, or (samples, points).  Every rank
+makes the maps that its stages read of whole clouds, and so reads all of them, whoever ``--data-from`` names.
 """
 
 from __future__ import annotations

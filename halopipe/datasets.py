@@ -214,7 +214,6 @@ def _float_dtype(model: LoadedModel) -> torch.dtype:
 def _repeated(model: LoadedModel, global_batch: int) -> Pair:
     rows = torch.arange(global_batch) % model.samples
     inputs, targets = (
-        tuple(t[rows] if t.ndim and t.shape[0] == model.samples else t for t in tensors)
-        for tensors in model.fed
+        tuple(t[rows] if t.ndim and t.shape[0] == model.samples else t for t in tensors) for tensors in model.fed
     )
     return inputs, targets

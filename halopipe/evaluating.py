@@ -14,6 +14,7 @@ from planner.ir.errors import UsageError
 from planner.ir.graph import Graph, TensorSpec, producer
 from runtime.batch import Batch, part_in
 from runtime.engine import Engine, Evaluation
+from runtime.stages.judging import judging_layer
 
 IGNORED = -100
 """Targets that ``cross_entropy`` leaves out."""
@@ -41,11 +42,11 @@ class Classes:
 
 def classes_of(graph: Graph) -> Classes | None:
     """None where the loss is not one of classes: of one value of numbers and one of integers."""
-    loss = graph.by_name()[producer(graph.loss)]
+    judging = judging_layer(graph)
     values = graph.values()
-    logits = [name for name in loss.inputs if values[name].is_float and name not in graph.inputs]
-    targets = [name for name in loss.inputs if values[name].dtype == "int64"]
-    if len(logits) != 1 or len(targets) != 1 or len(loss.inputs) != 2:
+    logits = [name for name in judging.inputs if values[name].is_float and name not in graph.inputs]
+    targets = [name for name in judging.inputs if values[name].dtype == "int64"]
+    if len(logits) != 1 or len(targets) != 1 or len(judging.inputs) != 2:
         return None
     dim = _class_dim(values[logits[0]], values[targets[0]])
     return None if dim is None else Classes(logits[0], targets[0], dim)
@@ -67,7 +68,7 @@ def evaluate(engine: Engine, consumer: Consumer, batches: Iterable[Batch]) -> Sc
             sums[0] += found.loss * found.num_samples
             sums[1] += found.num_samples
         if classes is not None:
-            right, asked = _answers(consumer, classes, batch, found)
+            right, asked = _answers(consumer, classes, found)
             sums[2] += right
             sums[3] += asked
     if is_empty:
@@ -83,9 +84,9 @@ def loss_rank(consumer: Consumer) -> int:
     return min(decision.stages[decision.layers[producer(graph.loss)].stage].ranks)
 
 
-def _answers(consumer: Consumer, classes: Classes, batch: Batch, found: Evaluation) -> tuple[int, int]:
+def _answers(consumer: Consumer, classes: Classes, found: Evaluation) -> tuple[int, int]:
     """Of this rank's part; none where the right classes are made by another stage, or no rank has all classes."""
-    graph = consumer.graph
+    graph, batch = consumer.graph, found.batch
     spec, right, asked = graph.values()[classes.logits], 0, 0
     for m, outputs in found.outputs.items():
         if classes.logits not in outputs:

@@ -13,11 +13,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from cuda_ops.sparse.recipe import PreparedNetwork
 from halopipe.execution import Batch as Batch
 from halopipe.execution import Execution as Execution
 from halopipe.execution import Tensors
@@ -32,7 +34,9 @@ from planner.ir.plan import Plan
 from planner.layers.boundary import Boundaries
 from planner.passes import validate
 from profiler import LoadedModel, capture, load_model
+from profiler.clouds import is_clouds, load_clouds
 from profiler.source import Loss, mean_of_squares
+from profiler.varying import parse_varying
 from runtime.build import check_layers, groups_of
 from runtime.engine import Engine
 from runtime.jobs.launch import SETUP_S
@@ -63,7 +67,8 @@ def execute(
         loss_fn: ``loss_fn(output, targets)``, a mean over samples; None: the factory's, or the profiler's default.
         optimizer: an optimiser of the model's parameters, whose class and settings are used for each stage's own; or a
             function that makes one of parameters; or text such as ``AdamW:lr=0.001``; None: the plan's.
-        example: (inputs, targets) to capture the model with; None: the factory's.
+        example: (inputs, targets) to capture the model with, of a sparse network (SparseTensor, targets); None: the
+            factory's.
         scheduler: a function that makes a schedule of an optimiser, or text such as ``CosineAnnealingLR:T_max=100``;
             stepped once an update.
         clip_norm: largest norm of all gradients together; 0: they are not clipped.
@@ -110,7 +115,8 @@ def execute(
         activity=voice.activity,
         others=voice.others,
     )
-    return Execution(engine, consumer_of(plan.decision, model_given, transport, deadline_s), loaded.module, voice, seed)
+    consumer = consumer_of(plan.decision, model_given, transport, deadline_s)
+    return Execution(engine, consumer, _users(loaded.module), voice, seed)
 
 
 def _position(plan: Plan) -> tuple[int, int]:
@@ -137,13 +143,28 @@ def _loaded(
 ) -> LoadedModel:
     """The user's parts, those of the plan's factory where there are none."""
     if model is not None and example is not None:
-        inputs, targets = (_tuple(part) for part in example)
         loss = Loss(loss_fn or mean_of_squares, unpacked=loss_fn is not None and isinstance(example[1], Tensor))
-        return LoadedModel(model, inputs, targets, loss)
+        return _of_example(model, example, loss)
     made = load_model(plan.inputs.model)
-    inputs, targets = (made.inputs, made.targets) if example is None else (_tuple(example[0]), _tuple(example[1]))
     loss = made.loss_fn if loss_fn is None else Loss(loss_fn, made.loss_fn.unpacked)
-    return LoadedModel(made.module if model is None else model, inputs, targets, loss)
+    if example is not None:
+        return _of_example(_users(made.module), example, loss)
+    if model is not None and made.clouds is not None:
+        model = PreparedNetwork(model, made.clouds.preparation.recipe)
+    return replace(made, module=made.module if model is None else model, loss_fn=loss)
+
+
+def _of_example(model: nn.Module, example: tuple[Any, Tensors], loss: Loss) -> LoadedModel:
+    inputs, targets = example[0], _tuple(example[1])
+    if not is_clouds(model, inputs):
+        return LoadedModel(model, _tuple(inputs), targets, loss)
+    found, varying = load_clouds("the example", model, inputs, targets, loss)
+    return replace(found, varying=parse_varying("the example", varying, found.tensors))
+
+
+def _users(module: nn.Module) -> nn.Module:
+    """The user's own module."""
+    return module.network if isinstance(module, PreparedNetwork) else module
 
 
 def _maker(optimizer: str | torch.optim.Optimizer | MakeOptimizer) -> MakeOptimizer:

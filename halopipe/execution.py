@@ -7,6 +7,7 @@ from pathlib import Path
 from torch import Tensor, nn
 
 import runtime.batch
+from cuda_ops.sparse.nn.tensor import SparseTensor
 from halopipe.batches import bound
 from halopipe.checkpoints import save_now
 from halopipe.evaluating import evaluate
@@ -15,12 +16,17 @@ from halopipe.forms import Pair
 from halopipe.runs import Score
 from halopipe.saved import open_saved
 from planner.ir.errors import UsageError
+from profiler.clouds import samples_first
 from runtime.engine import Engine, StepResult
 from runtime.jobs.voice import Voice
 
 Tensors = Tensor | tuple[Tensor, ...]
-Batch = tuple[Tensors, Tensors] | list[tuple[Tensors, Tensors]]
-"""Inputs and targets of a global batch; or of each of its micro-batches."""
+Batch = tuple[Tensors | SparseTensor, Tensors] | list[tuple[Tensors | SparseTensor, Tensors]]
+"""Inputs and targets of a global batch; or of each of its micro-batches.
+
+Of a sparse network the inputs are a SparseTensor, and targets one a sample or one a point in the order that the points
+were given in; or all has samples first, padded: coordinates, features and counts, and the targets.
+"""
 
 
 class Execution:
@@ -130,13 +136,19 @@ class Execution:
         self._engine.close()
 
     def _bound(self, batch: Batch) -> runtime.batch.Batch:
-        item = [_pair(each) for each in batch] if isinstance(batch, list) else _pair(batch)
+        item = [self._pair(each) for each in batch] if isinstance(batch, list) else self._pair(batch)
         return bound(item, self._consumer.inputs, self._consumer.decision.micro_batches)
 
+    def _pair(self, batch: tuple[Tensors | SparseTensor, Tensors]) -> Pair:
+        inputs, targets = batch
+        if isinstance(inputs, SparseTensor):
+            found = samples_first(inputs, _tuple(targets), self._consumer.per_site)
+            return found[:_NUM_OF_CLOUDS], found[_NUM_OF_CLOUDS:]
+        return _tuple(inputs), _tuple(targets)
 
-def _pair(batch: tuple[Tensors, Tensors]) -> Pair:
-    inputs, targets = batch
-    return _tuple(inputs), _tuple(targets)
+
+_NUM_OF_CLOUDS = 3
+"""Coordinates, features and counts."""
 
 
 def _tuple(value: Tensors) -> tuple[Tensor, ...]:

@@ -14,9 +14,10 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from cuda_ops.sparse.preparation import Preparation
 from halopipe.batches import bound, read
 from halopipe.datasets import Data, Position
-from halopipe.needs import Need, needs
+from halopipe.needs import Need, needs, whole_needs
 from planner.ir.errors import TransportError
 from planner.ir.graph import Graph, TensorSpec
 from planner.ir.plan import Decision
@@ -52,7 +53,8 @@ class Consumer:
     """Who is fed.
 
     Attributes:
-        inputs: what the model takes.
+        inputs: what a step is given.
+        preparation: makes the graph's inputs of them, on every rank; None: they are the graph's inputs.
         turns: numbers the batches of all feeds of this rank; the same on all ranks.
     """
 
@@ -62,6 +64,7 @@ class Consumer:
     transport: Transport
     turns: Iterator[int]
     deadline_s: float
+    preparation: Preparation | None = None
 
     @property
     def ranks(self) -> tuple[int, ...]:
@@ -70,7 +73,14 @@ class Consumer:
 
     def needs(self, rows: tuple[int, ...], rank: int | None = None) -> tuple[Need, ...]:
         """What a rank, by default this one, reads of micro-batches of ``rows``."""
+        if self.preparation is not None:
+            return whole_needs(self.inputs.specs, rows)
         return needs(self.decision, self.graph, self.transport.rank if rank is None else rank, rows)
+
+    @property
+    def per_site(self) -> tuple[bool, ...]:
+        """Of each target of a sparse network, whether it has a value a point."""
+        return () if self.preparation is None else self.preparation.per_site
 
     def dtype(self, name: str) -> torch.dtype:
         """Of an input."""
@@ -83,8 +93,9 @@ class Consumer:
 
 def consumer_of(decision: Decision, model: CapturedModel, transport: Transport, deadline_s: float) -> Consumer:
     """The consumer of this rank of ``transport``."""
-    inputs = InputSpecs(model.graph.inputs, model.graph.samples, varying_dims(model))
-    return Consumer(decision, model.graph, inputs, transport, count(), deadline_s)
+    inputs = InputSpecs(model.fed, model.graph.samples, varying_dims(model))
+    preparation = None if model.prepared is None else model.prepared.preparation
+    return Consumer(decision, model.graph, inputs, transport, count(), deadline_s, preparation)
 
 
 class OwnFeed:

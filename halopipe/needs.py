@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from planner.ir.box import Interval
@@ -10,6 +10,7 @@ from planner.ir.graph import SAMPLE, Graph, TensorSpec, producer
 from planner.ir.plan import Decision
 from planner.layers.boundary import Boundaries
 from planner.layers.division import Division, divides
+from runtime.stages.judging import judging_layer
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +34,11 @@ def needs(decision: Decision, graph: Graph, rank: int, rows: tuple[int, ...]) ->
     return tuple(dict.fromkeys(_needs(decision, graph, rank, rows)))
 
 
+def whole_needs(names: Iterable[str], rows: tuple[int, ...]) -> tuple[Need, ...]:
+    """What every rank asks for where the graph's inputs are first made of whole micro-batches: all of them."""
+    return tuple(Need(name, m, 0, samples) for m, samples in enumerate(rows) if samples for name in names)
+
+
 def portion(decision: Decision, stage: int, rank: int, samples: int) -> tuple[int, int]:
     """First sample, and number of samples, of ``rank`` in a micro-batch of ``samples``; of a stage cut by samples."""
     counts = decision.layout_of(stage).samples(samples)
@@ -49,9 +55,9 @@ def samples_in(interval: Interval, extent: int, samples: int) -> tuple[int, int]
 
 def _needs(decision: Decision, graph: Graph, rank: int, rows: tuple[int, ...]) -> Iterator[Need]:
     layers = graph.by_name()
-    loss = layers[producer(graph.loss)]
-    judged = [value for value in loss.inputs if value not in graph.inputs]
-    targets = [value for value in loss.inputs if value in graph.inputs]
+    judging = judging_layer(graph)
+    judged = [value for value in judging.inputs if value not in graph.inputs]
+    targets = [value for value in judging.inputs if value in graph.inputs]
     for stage, ranks in enumerate(each.ranks for each in decision.stages):
         if rank not in ranks:
             continue

@@ -21,15 +21,18 @@ from halopipe.job import NUM_COMPARED, Compared, Job
 from halopipe.optimizer import makers_of
 from planner.ir.codec import plain
 from planner.ir.errors import UsageError
+from planner.ir.plan import Decision
 from planner.ir.profile import ModelSource
 from profiler.capture import capture
 from profiler.source import LoadedModel, load_model
-from runtime.batch import filled
+from runtime.batch import InputSpecs, WholeBatch, filled
 from runtime.engine import Engine
 from runtime.numerics import TOLERANCES, Difference, Tolerance, loss_differences, relative_error, tensor_differences
 from runtime.serial import LossOf, drawing_loss, serial_step
+from runtime.sites.batch import Preparing
 from runtime.stages.captured import captured_model
 from runtime.stages.draws import Draw
+from runtime.stages.shapes import varying_dims
 from runtime.updates.optimizer import StageOptimizer
 
 EXACT = "float64"
@@ -98,7 +101,7 @@ def _run(job: Job, source: ModelSource) -> Reference:
     optimizer = _Optimizer(job, model)
     stream = batches(options.data, model, decision.global_batch, options.seed)
     draw = Draw(options.seed)
-    loss_of = _shared(_loss_of(model, draw), options.accumulate)
+    loss_of = _shared(_loss_of(model, draw, decision), options.accumulate)
     losses: list[float] = []
     first: dict[str, dict[str, Tensor]] = {}
     for step in range(min(max(NUM_COMPARED, options.accumulate), options.steps)):
@@ -164,8 +167,21 @@ def _whole(item: Item) -> Pair:
     return item
 
 
-def _loss_of(model: LoadedModel, draw: Draw) -> LossOf:
-    return drawing_loss(captured_model(capture(model)), draw) if _draws(model) else model.loss
+def _loss_of(model: LoadedModel, draw: Draw, decision: Decision) -> LossOf:
+    if not _draws(model):
+        return model.loss
+    captured = captured_model(capture(model))
+    loss_of, preparing = drawing_loss(captured, draw), Preparing.of(decision, captured)
+    if preparing is None:
+        return loss_of
+
+    def of_clouds(inputs: Tensors, targets: Tensors) -> Tensor:
+        """Sites in the plan's order: numbers are drawn by row."""
+        specs = InputSpecs(captured.fed, captured.graph.samples, varying_dims(captured))
+        batch = preparing.batch(WholeBatch(specs, (*inputs, *targets), (inputs[0].shape[0],)))
+        return loss_of(tuple(batch.whole(name, 0) for name in captured.graph.inputs), ())
+
+    return of_clouds
 
 
 @torch.no_grad()

@@ -234,7 +234,8 @@ class Engine:
         batch, binding, ahead_s = self._bound(batch)
         executor = self._executor(binding, evaluates=True)
         ran, step_s = self._run(executor, batch)
-        return Evaluation(self._loss(binding), sum(batch.rows), dict(executor.outputs), batch, step_s, ran.spans)
+        seconds = ahead_s + step_s
+        return Evaluation(self._loss(binding), sum(batch.rows), dict(executor.outputs), batch, seconds, ran.spans)
 
     def state_dict(self) -> dict[str, Tensor]:
         """Parameters and buffers of this rank's stages, by the user's own names; tied ones under each name.

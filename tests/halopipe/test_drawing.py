@@ -64,3 +64,11 @@ def test_other_formats_than_svg_and_png_are_refused(tmp_path: Path) -> None:
     assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
     with pytest.raises(UsageError, match=r"not '\.gif'"):
         drawing.save(drawing.memory({"a": PLAN}), tmp_path / "a.gif")
+
+
+def test_what_is_prepared_is_a_thin_bar_below_the_ranks_own() -> None:
+    step = Timeline("predicted", 0.02, (Span(0, "0PREP0", 0.0, 0.01), Span(0, "0F0", 0.0, 0.02)))
+    figure = drawing.gantt(step)
+    heights = sorted(bar.get_height() for bar in figure.axes[0].patches)
+    assert heights == [0.14, 0.8]
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["forward", "preparing on the host"]

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -18,6 +19,7 @@ from planner.ir.plan import Plan
 from planner.ir.profile import ModelSource, Optimizer
 from profiler import capture, load_model
 from runtime.serial import serial_step
+from tests.halopipe import cloudy
 from tests.planner.factories import chain_decision, chain_profile, plan_of
 
 HOME = Path(__file__).resolve().parents[2]
@@ -87,12 +89,13 @@ def free_port() -> int:
         return int(listener.getsockname()[1])
 
 
-def test_a_script_of_ones_own_trains_as_one_device_does(plan: Plan, tmp_path: Path) -> None:
+def run_ranks(folder: Path) -> list[Any]:
+    """What each of two ranks of the script prints."""
     job = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "PYTHONPATH": str(HOME)}
     ranks = [
         subprocess.Popen(
             [sys.executable, "train.py"],
-            cwd=tmp_path,
+            cwd=folder,
             env={**os.environ, **job, "RANK": str(rank), "LOCAL_RANK": str(rank)},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -106,11 +109,63 @@ def test_a_script_of_ones_own_trains_as_one_device_does(plan: Plan, tmp_path: Pa
         for process in ranks:
             process.kill()
     assert [process.returncode for process in ranks] == [0, 0], outputs
-    first, second = (json.loads(stdout) for stdout, _ in outputs)
+    return [json.loads(stdout) for stdout, _ in outputs]
+
+
+def test_a_script_of_ones_own_trains_as_one_device_does(plan: Plan, tmp_path: Path) -> None:
+    first, second = run_ranks(tmp_path)
     assert first == [0, [None] * NUM_STEPS, ["0.bias", "0.weight"], 7, NUM_STEPS, True]
     assert second[3:] == first[3:]
     assert second[2] == ["2.bias", "2.weight"]
     assert second[1] == pytest.approx(serial_losses(plan), rel=1e-10)
+
+
+SPARSE_SCRIPT = f"""
+import json, torch
+import halopipe as hp
+from planner.ir.codec import load
+from planner.ir.plan import Plan
+from tests.halopipe import cloudy
+
+torch.manual_seed(0)
+model, (x, targets), loss_fn = cloudy.segmenter()
+model, x = model.double(), x.double()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+with hp.execute(load("plan.json", Plan), model, loss_fn, optimizer, example=(x, targets)) as engine:
+    losses = [engine.step((x, targets)) for _ in range({NUM_STEPS})]
+    score = engine.evaluate((x, targets))
+    is_mine = engine.model is model
+    print(json.dumps([engine.rank, losses, sorted(engine.state_dict()), score.num_samples, score.accuracy, is_mine]))
+"""
+
+
+def test_a_script_of_a_sparse_network_steps_on_sparse_tensors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    made = cloudy.plan(cuts=[0.4])
+    dump(made, "plan.json")
+    (tmp_path / "train.py").write_text(SPARSE_SCRIPT)
+    first, second = run_ranks(tmp_path)
+    model = load_model(made.inputs.model)
+    optimizer = torch.optim.SGD(model.module.parameters(), lr=0.1)
+    losses = [serial_step(model.loss, optimizer, *model.fed, made.decision.micro_batches) for _ in range(NUM_STEPS)]
+    assert second[1] == pytest.approx(losses, rel=1e-10)
+    assert sorted([*first[2], *second[2]]) == sorted(model.module.state_dict())
+    assert first[3:] == second[3:]
+    assert first[3] == 4
+    assert first[5]
+
+
+def test_a_sparse_example_or_module_takes_the_place_of_the_factorys() -> None:
+    made = cloudy.plan(cuts=[])
+    network = cloudy.Segmenter().double()
+    by_module = executing._loaded(made, network, None, None)
+    assert by_module.module.network is network
+    assert by_module.loss(*by_module.fed).isfinite()
+    example = cloudy.tensor_of([cloudy.cloud(n) for n in range(3)]).double(), torch.zeros(3, dtype=torch.int64)
+    by_example = executing._loaded(made, None, lambda output, targets: output.feats.square().mean(), example)
+    assert by_example.samples == 3
+    assert by_example.clouds.preparation.per_site == (False,)
+    assert capture(by_module).graph == capture(load_model(made.inputs.model)).graph
 
 
 def test_a_process_that_is_no_rank_is_told_the_command(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,12 +4,12 @@ import pytest
 import torch
 
 from halopipe.evaluating import Classes, classes_of
-from halopipe.needs import Need, needs, portion
+from halopipe.needs import Need, needs, portion, whole_needs
 from planner.ir.graph import Graph
 from planner.ir.profile import ModelSource
 from profiler.capture import capture
 from profiler.source import load_model
-from tests.halopipe import learners
+from tests.halopipe import cloudy, learners
 from tests.halopipe.plans import RESNET
 from tests.runtime.plans import decide, folded
 
@@ -54,6 +54,22 @@ def test_models_that_classify_are_known_by_their_loss(source: ModelSource) -> No
     assert classes is not None
     assert [classes.logits, classes.target] == list(graph.layers[-1].inputs)
     assert classes.dim == 1
+
+
+def test_a_network_that_classifies_sites_is_known_before_the_means_of_its_loss() -> None:
+    graph = graph_of(cloudy.source("segmenter"))
+    classes = classes_of(graph)
+    assert classes is not None
+    assert classes.target == "targets"
+    assert graph.values()[classes.logits].dims == ("sites", "channel")
+    assert graph.values()[graph.layers[-1].inputs[0]].dims == ("sample",)
+
+
+def test_every_rank_needs_all_clouds_that_its_maps_are_made_of() -> None:
+    names = ("coordinates", "features", "counts")
+    assert whole_needs(names, (2, 0, 1)) == tuple(
+        Need(name, m, 0, count) for m, count in ((0, 2), (2, 1)) for name in names
+    )
 
 
 def test_other_models_are_known_too() -> None:

@@ -63,3 +63,10 @@ def test_a_bar_shows_too_much() -> None:
     assert text.bar(0.5, 4) == "[##..]"
     assert text.bar(1.2, 4) == "[###!]"
     assert text.bar(0.0, 4) == "[....]"
+
+
+def test_what_is_prepared_is_drawn_where_the_rank_does_not_compute() -> None:
+    spans = (Span(0, "0PREP0", 0.0, 0.010), Span(0, "0F0", 0.010, 0.030), Span(0, "0PREP1", 0.010, 0.040))
+    drawn = text.gantt(Timeline("predicted", 0.040, spans), width=28)
+    assert drawn.splitlines()[0] == "rank 0  P0:::F0░░░░░░░░:::::"
+    assert "P preparing on the host" in drawn

@@ -175,7 +175,8 @@ def test_no_values_at_all_are_normalised_and_leave_the_statistics_alone():
     for part in distributed(data, (0, 0)):
         for name in ("running_mean", "running_var"):
             assert torch.equal(part[name], data[name])
-        assert not part["dweight"].any() and not part["dbias"].any()
+        assert not part["dweight"].any()
+        assert not part["dbias"].any()
 
 
 def test_dx_does_not_overwrite_a_saved_or_incoming_tensor():
