@@ -118,7 +118,9 @@ def _with_preparations(costs: ModelCosts, model: LoadedModel, example: CloudExam
     """With what the host prepares of the clouds, at the sizes at which the model runs."""
     sizes = tuple(sorted({one.samples for one in costs.measurements}))
     raw = {samples: fed_example(model, samples) for samples in sizes}
-    preparations = [cost for samples in sizes for cost in preparation_costs(example, raw[samples], samples)]
+    preparations = [
+        cost for samples in sizes for cost in preparation_costs(costs.graph, example, raw[samples], samples)
+    ]
     halos = [halo for samples in sizes for halo in site_halos(costs.graph, example, raw[samples], samples)]
     return replace(costs, preparations=tuple(preparations), site_halos=tuple(halos))
 

@@ -6,9 +6,11 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from cuda_ops.sparse.geometry import BuiltGeometry, KernelMap, Route, stride_of
+from cuda_ops.sparse.local import Owned, local_map
 from cuda_ops.sparse.preparation import Clouds, Preparation
 from planner.ir.graph import Graph
 from planner.ir.profile import PreparationCost, SiteHalo
@@ -25,17 +27,22 @@ _NUM_RUNS = 5
 _COLLATE = "collate"
 
 
-def preparation_costs(example: CloudExample, raw: tuple[Tensor, ...], samples: int) -> tuple[PreparationCost, ...]:
+def preparation_costs(
+    graph: Graph, example: CloudExample, raw: tuple[Tensor, ...], samples: int
+) -> tuple[PreparationCost, ...]:
     """Thread CPU seconds of each step, of the ``samples`` clouds in ``raw``: medians of a few runs.
 
-    A site set comes after the one that it is made of, a map after its ends.
+    A site set comes after the one that it is made of, a map after its ends.  What sharing sites costs on top is
+    measured for two ranks: the order of the sites, and what a rank does with each map.
     """
     preparation = example.preparation
     words = preparation.size_of
     inputs = dict(zip(preparation.names, _names(preparation), strict=True))
     runs = [_timed(preparation, raw) for _ in range(_NUM_RUNS)]
     seconds = {name: trimmed_mean([run[name] for run in runs]) for name in runs[0]}
-    found = [PreparationCost(_COLLATE, (inputs["lengths"],), (), seconds[_COLLATE], samples)]
+    shares = [_timed_shares(graph, preparation, raw) for _ in range(_NUM_RUNS)]
+    shared = {name: trimmed_mean([run[name] for run in shares]) for name in shares[0]}
+    found = [PreparationCost(_COLLATE, (inputs["lengths"],), (), seconds[_COLLATE], samples, shared[_COLLATE])]
     for route, word in words.items():
         if route:
             parent = words[route[:-1]] if route[:-1] else _COLLATE
@@ -47,7 +54,8 @@ def preparation_costs(example: CloudExample, raw: tuple[Tensor, ...], samples: i
     for index, spec in enumerate(preparation.recipe.maps):
         made = inputs[f"neighbours_{index}"], inputs[f"reverse_{index}"]
         after = tuple(dict.fromkeys((level(spec.source), level(spec.target))))
-        found.append(PreparationCost(f"map_{index}", made, after, seconds[f"map_{index}"], samples))
+        name = f"map_{index}"
+        found.append(PreparationCost(name, made, after, seconds[name], samples, shared[name]))
     for index, route in enumerate(preparation.recipe.segments):
         made = inputs[f"starts_{index}"], inputs[f"lengths_{index}"]
         found.append(PreparationCost(f"segments_{index}", made, (level(route),), seconds[f"segments_{index}"], samples))
@@ -58,18 +66,10 @@ def site_halos(graph: Graph, example: CloudExample, raw: tuple[Tensor, ...], sam
     """Rows that each sparse layer exchanges, where equal ranks share the sites of the clouds in ``raw``."""
     preparation = example.preparation
     clouds, words = preparation.clouds(raw), preparation.size_of
-    levels = {word: _level(clouds, route) for route, word in words.items()}
-    maps = {name: _map(clouds, own) for name, own in zip(_names(preparation), preparation.names, strict=True)}
-    known = {name: found for name, found in maps.items() if found is not None}
-    pairs = {
-        name: Pairs(words[source], words[target], _counts(found.reverse), _counts(found.neighbours))
-        for name, (found, source, target) in known.items()
-    }
-    work = network_work(levels, pairs, prices(graph))
+    known = _maps(clouds)
     halos = []
     for parts in PARTS:
-        owned = cut(arrange(work, (1.0,) * parts), (1.0,) * parts)
-        owners = {word: owned.owner(each.samples, each.coordinates, each.stride) for word, each in levels.items()}
+        owners = _owners(graph, clouds, parts)
         counted: dict[str, int] = {}
         for layer in graph.layers:
             name = next((value for value in layer.inputs[1:] if value in known), None)
@@ -109,10 +109,46 @@ def _timed(preparation: Preparation, raw: tuple[Tensor, ...]) -> dict[str, float
     return seconds
 
 
+def _timed_shares(graph: Graph, preparation: Preparation, raw: tuple[Tensor, ...]) -> dict[str, float]:
+    """Seconds of arranging the clouds (under ``collate``), and of each map's part on the first of two ranks."""
+    clouds, words = preparation.clouds(raw), preparation.size_of
+    for spec in preparation.recipe.maps:
+        clouds.map(spec)
+    start_s = time.thread_time()
+    owners = _owners(graph, clouds, 2)
+    seconds = {_COLLATE: time.thread_time() - start_s}
+    owned = {route: Owned.by(torch.from_numpy(owners[word]), 0) for route, word in words.items()}
+    for index, spec in enumerate(preparation.recipe.maps):
+        start_s = time.thread_time()
+        local_map(clouds.map(spec), owned[spec.source], owned[spec.target]).split()
+        seconds[f"map_{index}"] = time.thread_time() - start_s
+    return seconds
+
+
 def _collated(preparation: Preparation, raw: tuple[Tensor, ...]) -> Clouds:
     clouds = preparation.clouds(raw)
     clouds.tensor("features")
     return clouds
+
+
+def _owners(graph: Graph, clouds: Clouds, parts: int) -> dict[str, Any]:
+    """Who owns each site of each level, where ``parts`` equal ranks share them; by the level's name."""
+    words = clouds.preparation.size_of
+    levels = {word: _level(clouds, route) for route, word in words.items()}
+    pairs = {
+        name: Pairs(words[source], words[target], _counts(found.reverse), _counts(found.neighbours))
+        for name, (found, source, target) in _maps(clouds).items()
+    }
+    speeds = (1.0,) * parts
+    owned = cut(arrange(network_work(levels, pairs, prices(graph)), speeds), speeds)
+    return {word: owned.owner(each.samples, each.coordinates, each.stride) for word, each in levels.items()}
+
+
+def _maps(clouds: Clouds) -> dict[str, tuple[KernelMap, Route, Route]]:
+    """By the graph input that a layer takes as neighbours, its map and the map's ends."""
+    preparation = clouds.preparation
+    found = ((name, _map(clouds, own)) for name, own in zip(_names(preparation), preparation.names, strict=True))
+    return {name: each for name, each in found if each is not None}
 
 
 def _map(clouds: Clouds, own: str) -> tuple[KernelMap, Route, Route] | None:

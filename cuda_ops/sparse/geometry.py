@@ -183,7 +183,7 @@ class BuiltGeometry:
             source, target = self.keys(spec.source), self.keys(spec.target)
             how = spec.kernel, spec.stride, spec.dilation, spec.transposed
             neighbours = operators.kernel_map(source, target, *how)
-            reverse = operators.reversed_map(neighbours, source.shape[0])
+            reverse = neighbours.flip(0) if _is_mirrored(spec) else operators.reversed_map(neighbours, source.shape[0])
             found = self._maps[spec] = KernelMap(neighbours, reverse)
         return found
 
@@ -230,6 +230,12 @@ def stride_of(route: Route) -> Triple:
                 down[axis] *= extent
     x, y, z = (max(1, u // d) for u, d in zip(up, down, strict=True))
     return x, y, z
+
+
+def _is_mirrored(spec: MapSpec) -> bool:
+    """Whether one site reads another through offset k where that reads the one through offset K - 1 - k."""
+    odd = all(extent % 2 == 1 for extent in spec.kernel)
+    return odd and spec.source == spec.target and spec.stride == (1, 1, 1) and not spec.transposed
 
 
 def _segments(sorted_keys: Tensor, num_samples: int) -> Segments:

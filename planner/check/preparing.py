@@ -5,27 +5,39 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from planner.ir.graph import Layer
-from planner.ir.profile import Profile
+from planner.ir.profile import PreparationCost, Profile
 from planner.layers import prepared_inputs
 
 
-def preparation_s(profile: Profile, device_kind: str, layers: Sequence[Layer], samples: float) -> float:
-    """Of all that ``layers`` read and that this is made from."""
+def preparation_s(
+    profile: Profile, device_kind: str, layers: Sequence[Layer], samples: float, num_ranks: int = 1
+) -> float:
+    """Of all that ``layers`` read and is made for it; where ranks share sites, of the network, and their shares."""
     costs = profile.preparations.get(device_kind, ())
     wanted = set(_inputs(profile, layers))
-    names = {cost.name for cost in costs if wanted & set(cost.inputs)}
-    while True:
-        more = {name for cost in costs if cost.name in names for name in cost.after} - names
-        if not more:
-            break
-        names |= more
+    if not wanted:
+        return 0.0
+    own = _made_for(costs, wanted)
+    everything = own if num_ranks == 1 else _made_for(costs, set(_inputs(profile, profile.graph.layers)))
     total = 0.0
-    for name in names:
+    for name in everything:
         found = [cost for cost in costs if cost.name == name]
         if found:
             nearest = sorted(found, key=lambda cost: (abs(cost.samples - samples), cost.samples))[0]
             total += nearest.seconds / nearest.samples * samples
+            if num_ranks > 1 and name in own:
+                total += nearest.shared_s / nearest.samples * samples
     return total
+
+
+def _made_for(costs: Sequence[PreparationCost], wanted: set[str]) -> set[str]:
+    """Names of what makes the inputs ``wanted``, and of what that is made from."""
+    names = {cost.name for cost in costs if wanted & set(cost.inputs)}
+    while True:
+        more = {name for cost in costs if cost.name in names for name in cost.after} - names
+        if not more:
+            return names
+        names |= more
 
 
 def prepared_bytes(profile: Profile, layers: Sequence[Layer], samples: float) -> int:

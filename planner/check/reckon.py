@@ -212,7 +212,8 @@ class _Plain:
         group = self.program.ranks[action.stage]
         if action.op is Op.PREPARE:
             samples = self.decision.micro_batches[action.microbatch or 0]
-            return overhead + preparation_s(self.profile, device_kind, self.layers[action.stage], samples)
+            layers = self.layers[action.stage]
+            return overhead + preparation_s(self.profile, device_kind, layers, samples, len(group))
         if self._has_layouts(action.stage) and (action.op in _SECONDS or action.op in (Op.REDUCE_GRAD, Op.UPDATE)):
             return overhead + self._laid_out_s(rank, action, index)
         if action.op is Op.REDUCE_GRAD:

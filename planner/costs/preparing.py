@@ -32,7 +32,7 @@ class Preparations:
 
     profile: Profile
     _inputs: dict[int, frozenset[str]] = field(init=False, default_factory=dict, repr=False)
-    _seconds: dict[tuple[str, frozenset[str], float], float] = field(init=False, default_factory=dict, repr=False)
+    _seconds: dict[tuple[str, frozenset[str], float, bool], float] = field(init=False, default_factory=dict, repr=False)
     _prepared: frozenset[str] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -44,19 +44,26 @@ class Preparations:
             return frozenset()
         return frozenset().union(*(self._read(index) for index in layers))
 
-    def seconds(self, kind: str, layers: Iterable[int], samples: float) -> float:
-        """Seconds on the host of a device of ``kind``, for a micro-batch of ``samples``."""
+    def seconds(self, kind: str, layers: Iterable[int], samples: float, *, shared: bool = False) -> float:
+        """Seconds on the host of a device of ``kind``, for a micro-batch of ``samples``.
+
+        Args:
+            shared: by several ranks, which balance the whole network's work: each makes all maps, its own ones local.
+        """
         inputs = self.read(layers)
         if not inputs:
             return 0.0
-        key = (kind, inputs, samples)
+        key = (kind, inputs, samples, shared)
         found = self._seconds.get(key)
         if found is None:
-            found = sum(
-                nearest.seconds * samples / nearest.samples
-                for costs in closure(self.profile.preparations.get(kind, ()), inputs).values()
-                for nearest in [min(costs, key=lambda cost: (abs(cost.samples - samples), cost.samples))]
-            )
+            costs = self.profile.preparations.get(kind, ())
+            read = closure(costs, inputs)
+            made = closure(costs, self._prepared) if shared else read
+            found = 0.0
+            for name, several in made.items():
+                nearest = min(several, key=lambda cost: (abs(cost.samples - samples), cost.samples))
+                further_s = nearest.shared_s if shared and name in read else 0.0
+                found += (nearest.seconds + further_s) * samples / nearest.samples
             self._seconds[key] = found
         return found
 

@@ -48,7 +48,8 @@ class StageCosts:
             return overhead + self._compute_s(action.stage, rank, action.op, action.microbatch, accumulates)
         if action.op is Op.PREPARE and action.microbatch is not None:
             samples = self.micro_batches[action.microbatch]
-            return overhead + self.book.preparations.seconds(self.book.kind(rank), layers_of(stage.runs), samples)
+            seconds, is_shared = self.book.preparations.seconds, len(stage.ranks) > 1
+            return overhead + seconds(self.book.kind(rank), layers_of(stage.runs), samples, shared=is_shared)
         once = stage.once
         if once is not None and action.op in (Op.REDUCE_GRAD, Op.UPDATE):
             return overhead + (once.reduction_s if action.op is Op.REDUCE_GRAD else once.paced_update_s)

@@ -128,6 +128,7 @@ class PreparationCost:
         inputs: the graph inputs that it makes; none if it is for others alone.
         after: names of what it is made from.
         seconds: on one thread of the device's host, without those of ``after``.
+        shared_s: what comes on top where several ranks share out the sites: putting sites in order, making a map local.
     """
 
     name: str
@@ -135,6 +136,7 @@ class PreparationCost:
     after: tuple[str, ...]
     seconds: float
     samples: int
+    shared_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

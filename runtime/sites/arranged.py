@@ -15,12 +15,12 @@ import torch
 from torch import Tensor
 
 from cuda_ops.sparse.geometry import KernelMap, MapSpec, Route, Segments, stride_of
+from cuda_ops.sparse.local import Owned, local_segments
 from cuda_ops.sparse.preparation import Clouds
 from planner.sites.arrangement import Arrangement, arrange, cut_places
 from planner.sites.blocks import BlockWork, Level
 from planner.sites.keys import block_keys
 from planner.sites.prices import Pairs, Prices, network_work
-from runtime.sites.local import Owned, local_segments
 
 Maps = Mapping[str, tuple[int, bool]]
 

@@ -1,7 +1,7 @@
 """The executor: layers over sites that several ranks share, as autograd functions.
 
-Rows that others read leave first; while they travel, outputs that need no halo are computed, and in backward the
-gradients of the rank's own inputs and of the weights.  Everything is added up in the order of positions, so that a
+Rows that others read leave first; while they travel, a convolution does what its own rows contribute, and in backward
+the gradients of the rank's own inputs and of the weights.  Everything is added up in the order of positions, so that a
 result does not depend on who was faster.
 """
 
@@ -14,8 +14,8 @@ from torch import Tensor
 from torch.autograd.function import FunctionCtx, once_differentiable
 
 from cuda_ops.sparse import operators
+from cuda_ops.sparse.local import Halo, LocalMap
 from runtime.decomposition.exchange import Wire
-from runtime.sites.local import Halo, LocalMap
 from runtime.transport import Pending
 
 
@@ -43,27 +43,30 @@ class _Conv(torch.autograd.Function):
     @staticmethod
     def forward(ctx: FunctionCtx, x: Tensor, weight: Tensor, local: LocalMap, wire: Wire) -> Tensor:
         halo, pending = _start(x, local.halo, wire)
-        y = x.new_empty(local.neighbours.shape[1], weight.shape[2])
-        y[local.interior] = operators.sparse_conv(x, weight, local.of_interior, local.of_own)
+        own = local.of_own
+        y = operators.sparse_conv(x, weight, own.neighbours, own.reverse)
         pending.wait()
-        rows = torch.cat([x, halo])
-        y[local.boundary] = operators.sparse_conv(rows, weight, local.of_boundary, local.reverse)
-        ctx.save_for_backward(rows, weight)
+        if len(halo):  # convolution is linear: what the halo contributes is added
+            y.index_add_(0, local.boundary, operators.sparse_conv(halo, weight, local.of_boundary, local.of_halo))
+        ctx.save_for_backward(x, halo, weight)
         ctx.local, ctx.wire = local, wire
         return y
 
     @staticmethod
     @once_differentiable
     def backward(ctx: FunctionCtx, dy: Tensor) -> tuple[Tensor | None, ...]:
-        rows, weight = ctx.saved_tensors
+        x, halo, weight = ctx.saved_tensors
         local: LocalMap = ctx.local
-        dy, transposed = dy.contiguous(), weight.transpose(1, 2)
-        dx = back = None
+        dy, transposed, own = dy.contiguous(), weight.transpose(1, 2), local.of_own
+        dx = dw = back = None
         if ctx.needs_input_grad[0]:
             lent = operators.sparse_conv(dy, transposed, local.of_halo, local.neighbours)
             back = _start_back(lent, local.halo, ctx.wire)
-            dx = operators.sparse_conv(dy, transposed, local.of_own, local.neighbours)
-        dw = operators.sparse_conv_weight(rows, dy, local.neighbours) if ctx.needs_input_grad[1] else None
+            dx = operators.sparse_conv(dy, transposed, own.reverse, own.neighbours)
+        if ctx.needs_input_grad[1]:
+            dw = operators.sparse_conv_weight(x, dy, own.neighbours)
+            if len(halo):
+                dw += operators.sparse_conv_weight(halo, dy[local.boundary], local.of_boundary)
         if dx is not None and back is not None:
             dx = _added(dx, local.halo, *back)
         return dx, dw, None, None

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from cuda_ops.sparse.geometry import Route, Segments
+from cuda_ops.sparse.local import LocalMap, Owned, local_map, local_segments
 from planner.ir.graph import is_sites
 from planner.ir.layout import Layout
 from planner.ir.plan import Decision
@@ -19,7 +20,6 @@ from planner.layers.boundary import Boundaries
 from runtime.pieces import CPU
 from runtime.sites.arranged import ArrangedClouds
 from runtime.sites.batch import PreparedBatch
-from runtime.sites.local import LocalMap, Owned, local_map, local_segments
 
 
 class SiteShare:
@@ -99,8 +99,8 @@ class SiteShare:
         spec = self._batch.prepared.preparation.recipe.maps[index]
         found, source, target = self._clouds.clouds.map(spec), self._owned(spec.source), self._owned(spec.target)
         if is_inverse:
-            return local_map(found.inverse(), target, source)
-        return local_map(found, source, target)
+            return local_map(found.inverse(), target, source).split()
+        return local_map(found, source, target).split()
 
     def _segments(self, name: str) -> Segments:
         number = int(self._batch.prepared.names[name].rpartition("_")[2])

@@ -10,9 +10,12 @@ from __future__ import annotations
 import functools
 import logging
 import os
-from types import SimpleNamespace
+from typing import TYPE_CHECKING
 
 from cuda_ops.sparse.native.compiling import CannotCompileError, compiled
+
+if TYPE_CHECKING:
+    from cuda_ops.sparse.native.functions import NativeOperators
 
 __all__ = ["load"]
 
@@ -20,20 +23,18 @@ _LOGGER = logging.getLogger(__name__)
 
 
 @functools.cache
-def load() -> SimpleNamespace | None:
+def load() -> NativeOperators | None:
     """The operators by name; None where they cannot be had, with one line in the log that says why.
 
     The compiler is called here, not at import, and only if no earlier process left the library in the cache folder
-    (``$XDG_CACHE_HOME/halopipe`` or ``~/.cache/halopipe``); ``$CXX`` names another compiler.
+    (``$XDG_CACHE_HOME/halopipe`` or ``~/.cache/halopipe``), or has failed there within the hour; ``$CXX`` names
+    another compiler.
     """
-    import torch
+    from cuda_ops.sparse.native.functions import NativeOperators
+    from cuda_ops.sparse.native.library import Library
 
     try:
-        library = compiled(dict(os.environ))
-        torch.ops.load_library(str(library))
+        return NativeOperators(Library(compiled(dict(os.environ))))
     except (CannotCompileError, OSError) as error:
         _LOGGER.warning("sparse operators run in plain torch, not in C++: %s", error)
         return None
-    from cuda_ops.sparse.native import functions
-
-    return SimpleNamespace(**{name: getattr(functions, name) for name in functions.__all__})

@@ -1,8 +1,10 @@
 """Compiles the C++ sources into a cache folder, where any number of processes find the library.
 
-The library's name is a hash of everything that it depends on: sources, flags, compiler, torch, processor.  A compiler
-writes into a folder of its own, whose library is renamed in one step, so that nobody sees half a file.  Processes that
-start at once wait for the first of them, where the file system has locks; else each compiles for itself.
+The library's name is a hash of everything that it depends on: sources, flags, compiler, processor.  (It is made
+without torch's headers, and runs with any torch that has the function which it calls.)  A compiler writes into a folder
+of its own, whose library is renamed in one step, so that nobody sees half a file.  Processes that start at once wait
+for the first of them, where the file system has locks; else each compiles for itself.  Where the compiler fails, its
+message is kept beside the library's place, and for an hour nobody tries again.
 """
 
 from __future__ import annotations
@@ -16,16 +18,21 @@ import re
 import shutil
 import subprocess
 import tempfile
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 SOURCES = Path(__file__).parent / "source"
 OLDEST_TORCH = (2, 10)
-"""The first whose stable ABI has threads."""
+"""The first whose stable C interface has threads."""
+FAILURE_LASTS_S = 3600.0
+"""For so long what a compiler said is believed."""
 
 _COMPILERS = ("c++", "g++", "clang++")
-_COMMON_FLAGS = ("-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", "-DTORCH_TARGET_VERSION=0x020a000000000000")
+_COMMON_FLAGS = ("-std=c++17", "-fPIC", "-fvisibility=hidden")
+_LEVELS = {"conv": "-O3", "pool": "-O3"}
+"""Units of loops that are to be unrolled and vectorized; the others are faster with -O2, maps by two thirds."""
 _SHOWN_CHARACTERS = 2000  # of a compiler's message
 
 
@@ -40,21 +47,17 @@ class Toolchain:
     Attributes:
         compiler: command, without flags.
         version: what it says of itself.
-        flags: of every translation unit.
-        includes, libraries: folders of torch.
-        torch: its version.
+        flags: of every translation unit, but for its level of optimization.
     """
 
     compiler: str
     version: str
     flags: tuple[str, ...]
-    includes: Path
-    libraries: Path
-    torch: str
 
     def key(self, sources: Path) -> str:
         """Hash of all that the library depends on."""
-        parts = [self.compiler, self.version, *self.flags, self.torch, platform.machine(), processor()]
+        levels = map("".join, sorted(_LEVELS.items()))
+        parts = [self.compiler, self.version, *self.flags, *levels, platform.machine(), processor()]
         digest = hashlib.sha256("\0".join(parts).encode())
         for path in sorted(sources.iterdir()):
             digest.update(f"\0{path.name}\0".encode())
@@ -76,9 +79,40 @@ def compiled(environment: Mapping[str, str], sources: Path = SOURCES) -> Path:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         with _locked(folder):
             if not library.exists():
-                with tempfile.TemporaryDirectory(prefix="compiling-", dir=folder) as scratch:
-                    os.replace(_compile(toolchain, sources, Path(scratch)), library)
+                _fill(library, toolchain, sources)
     return library
+
+
+def _fill(library: Path, toolchain: Toolchain, sources: Path) -> None:
+    """Compiles the library into its place, or keeps there what the compiler says."""
+    failure = library.with_suffix(".failed")
+    _require_no(failure)
+    with tempfile.TemporaryDirectory(prefix="compiling-", dir=library.parent) as scratch:
+        try:
+            made = _compile(toolchain, sources, Path(scratch))
+        except CannotCompileError as error:
+            message = Path(scratch) / failure.name
+            message.write_text(str(error), encoding="utf-8")
+            os.replace(message, failure)
+            raise
+        os.replace(made, library)
+    failure.unlink(missing_ok=True)
+
+
+def _require_no(failure: Path) -> None:
+    """Looks whether an earlier process has failed.
+
+    Raises:
+        CannotCompileError: what it was told, if that is not long ago.
+    """
+    try:
+        age_s = time.time() - failure.stat().st_mtime
+        message = failure.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return
+    if 0 <= age_s < FAILURE_LASTS_S:
+        wait = f"in {round((FAILURE_LASTS_S - age_s) / 60)} minutes, or once {failure} is deleted"
+        raise CannotCompileError(f"{message} (found by an earlier process; tried again {wait})")
 
 
 def cache_folder(environment: Mapping[str, str]) -> Path:
@@ -88,7 +122,7 @@ def cache_folder(environment: Mapping[str, str]) -> Path:
 
 
 def find_toolchain(environment: Mapping[str, str]) -> Toolchain:
-    """The compiler and torch of this process.
+    """The compiler of this process, whose torch is looked at.
 
     Raises:
         CannotCompileError: one of them is missing or too old.
@@ -98,17 +132,9 @@ def find_toolchain(environment: Mapping[str, str]) -> Toolchain:
     found = re.match(r"(\d+)\.(\d+)", torch.__version__)
     if found is None or (int(found[1]), int(found[2])) < OLDEST_TORCH:
         raise CannotCompileError(f"torch {torch.__version__} is older than {'.'.join(map(str, OLDEST_TORCH))}")
-    home = Path(torch.__file__).parent
     compiler = _find_compiler(environment)
     native = "-march=native" if platform.machine().lower() in ("x86_64", "amd64", "i686") else "-mcpu=native"
-    return Toolchain(
-        compiler,
-        _run([compiler, "--version"], Path.cwd()),
-        (*_COMMON_FLAGS, native),
-        home / "include",
-        home / "lib",
-        torch.__version__,
-    )
+    return Toolchain(compiler, _run([compiler, "--version"], Path.cwd()), (*_COMMON_FLAGS, native))
 
 
 def processor() -> str:
@@ -145,17 +171,15 @@ def _compile(toolchain: Toolchain, sources: Path, scratch: Path) -> Path:
     """One object a source, all at once, then the library."""
     units = sorted(sources.glob("*.cpp"))
     objects = [scratch / f"{unit.stem}.o" for unit in units]
-    include = ("-isystem", str(toolchain.includes))
     _run_together(
         [
-            [toolchain.compiler, *toolchain.flags, *include, "-c", str(unit), "-o", str(made)]
+            [toolchain.compiler, *toolchain.flags, _LEVELS.get(unit.stem, "-O2"), "-c", str(unit), "-o", str(made)]
             for unit, made in zip(units, objects, strict=True)
         ],
         scratch,
     )
     library = scratch / "sparse.so"
-    link = [toolchain.compiler, "-shared", *map(str, objects), f"-L{toolchain.libraries}", "-ltorch_cpu"]
-    _run([*link, "-o", str(library)], scratch)
+    _run([toolchain.compiler, "-shared", *map(str, objects), "-o", str(library)], scratch)
     return library
 
 

@@ -64,6 +64,9 @@ def test_a_strided_map_joins_each_site_to_the_one_that_holds_it(geometry: BuiltG
 def test_both_halves_of_a_map_say_the_same(geometry: BuiltGeometry) -> None:
     for spec in (
         MapSpec((), (), (3, 3, 3)),
+        MapSpec((), (), (2, 2, 2)),
+        MapSpec((), (), (3, 3, 3), dilation=(2, 1, 3)),
+        MapSpec((), (), (3, 3, 3), transposed=True),
         MapSpec((), (FLAT,), (3, 3, 3), (1, 2, 2)),
         MapSpec((), (MORE,), (2, 2, 2), (2, 2, 2), transposed=True),
     ):

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,9 +9,10 @@ from torch import Tensor
 from cuda_ops.sparse import native, reference
 from cuda_ops.sparse.errors import SparseInputError
 from cuda_ops.sparse.keys import HIGHEST, LOWEST, pack
+from cuda_ops.sparse.native.functions import NativeOperators
 from tests.cuda_ops.sparse.clouds import ONES, Triple, cloud, random
 
-Run = Callable[[SimpleNamespace], object]
+Run = Callable[[NativeOperators], object]
 STEPS: list[tuple[Triple, Triple, Triple]] = [
     (kernel, stride, dilation)
     for kernel in ((1, 1, 1), (2, 2, 2), (3, 3, 3), (5, 3, 1), (2, 3, 4), (1, 1, 5))
@@ -24,7 +24,7 @@ TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5}
 
 
 @pytest.fixture(scope="module")
-def compiled() -> SimpleNamespace:
+def compiled() -> NativeOperators:
     found = native.load()
     if found is None:
         pytest.skip("no compiler for the native operators")
@@ -61,7 +61,7 @@ def assert_same(one: object, other: object) -> None:
         assert one.dtype == other.dtype
 
 
-def test_sites_are_sorted_as_by_the_reference(compiled: SimpleNamespace) -> None:
+def test_sites_are_sorted_as_by_the_reference(compiled: NativeOperators) -> None:
     for coordinates in (cloud(2000, extent=40), cloud(1), cloud(0), torch.tensor([[511, HIGHEST, LOWEST, 0]]).int()):
         assert_same(compiled.sorted_sites(coordinates), reference.sorted_sites(coordinates))
     assert_same(compiled.sorted_sites(cloud(50).long()), reference.sorted_sites(cloud(50).long()))
@@ -70,7 +70,7 @@ def test_sites_are_sorted_as_by_the_reference(compiled: SimpleNamespace) -> None
 @pytest.mark.parametrize(
     "row", [[0, 1, 2, 3], [-1, 0, 0, 0], [512, 0, 0, 0], [0, HIGHEST + 1, 0, 0], [0, 0, LOWEST - 1, 0]]
 )
-def test_what_is_no_site_is_named(compiled: SimpleNamespace, row: list[int]) -> None:
+def test_what_is_no_site_is_named(compiled: NativeOperators, row: list[int]) -> None:
     coordinates = torch.tensor([[0, 1, 2, 3], row], dtype=torch.int32)
     with pytest.raises(SparseInputError):
         compiled.sorted_sites(coordinates)
@@ -78,7 +78,7 @@ def test_what_is_no_site_is_named(compiled: SimpleNamespace, row: list[int]) -> 
 
 @pytest.mark.parametrize(("kernel", "stride", "dilation"), STEPS)
 def test_sites_and_maps_of_every_step_are_those_of_the_reference(
-    compiled: SimpleNamespace, kernel: Triple, stride: Triple, dilation: Triple
+    compiled: NativeOperators, kernel: Triple, stride: Triple, dilation: Triple
 ) -> None:
     for keys in (keys_of(300), keys_of(1), keys_of(0), edge_keys()):
         strided = compiled.strided_sites(keys, kernel, stride, dilation)
@@ -104,7 +104,7 @@ def test_sites_and_maps_of_every_step_are_those_of_the_reference(
 @pytest.mark.parametrize("dtype", TOLERANCE)
 @pytest.mark.parametrize(("inputs", "outputs"), CHANNELS)
 def test_convolutions_of_any_channels_are_those_of_the_reference(
-    compiled: SimpleNamespace, inputs: int, outputs: int, dtype: torch.dtype
+    compiled: NativeOperators, inputs: int, outputs: int, dtype: torch.dtype
 ) -> None:
     keys, neighbours, reverse = level()
     x, dy = random(len(keys), inputs, dtype=dtype), random(len(keys), outputs, seed=1, dtype=dtype)
@@ -123,14 +123,14 @@ def test_convolutions_of_any_channels_are_those_of_the_reference(
         torch.testing.assert_close(ours / size, theirs / size, rtol=0, atol=TOLERANCE[dtype])
 
 
-def test_a_kernel_of_few_offsets_divides_its_gradient_by_channels(compiled: SimpleNamespace) -> None:
+def test_a_kernel_of_few_offsets_divides_its_gradient_by_channels(compiled: NativeOperators) -> None:
     x, dy = random(700, 53), random(700, 9, seed=1)
     neighbours = torch.arange(700, dtype=torch.int32)[None].contiguous()
     torch.testing.assert_close(compiled.sparse_conv_weight(x, dy, neighbours)[0], x.T @ dy, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("outputs", [0, 5])
-def test_nothing_in_gives_zeros_of_the_right_shape(compiled: SimpleNamespace, outputs: int) -> None:
+def test_nothing_in_gives_zeros_of_the_right_shape(compiled: NativeOperators, outputs: int) -> None:
     neighbours = torch.full((8, outputs), -1, dtype=torch.int32)
     reverse = torch.empty((8, 0), dtype=torch.int32)
     x, none = random(0, 3), torch.zeros(0, dtype=torch.int64)
@@ -150,7 +150,7 @@ def with_ties(dtype: torch.dtype) -> Tensor:
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE)
-def test_pools_are_those_of_the_reference(compiled: SimpleNamespace, dtype: torch.dtype) -> None:
+def test_pools_are_those_of_the_reference(compiled: NativeOperators, dtype: torch.dtype) -> None:
     keys, neighbours, reverse = level()
     neighbours[:, 3] = -1
     x, dy = with_ties(dtype), random(len(keys), 5, seed=1, dtype=dtype)
@@ -164,7 +164,7 @@ def test_pools_are_those_of_the_reference(compiled: SimpleNamespace, dtype: torc
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE)
-def test_segments_and_points_are_those_of_the_reference(compiled: SimpleNamespace, dtype: torch.dtype) -> None:
+def test_segments_and_points_are_those_of_the_reference(compiled: NativeOperators, dtype: torch.dtype) -> None:
     x = with_ties(dtype)
     starts, lengths = torch.tensor([600, 0, 5, 20]), torch.tensor([200, 5, 0, 570])
     largest, rows = reference.segment_max(x, starts, lengths)
@@ -185,7 +185,7 @@ def test_segments_and_points_are_those_of_the_reference(compiled: SimpleNamespac
     torch.testing.assert_close(compiled.interpolate(x, index, weight), reference.interpolate(x, index, weight), **close)
 
 
-def test_a_dtype_that_is_not_computed_here_is_left_to_the_reference(compiled: SimpleNamespace) -> None:
+def test_a_dtype_that_is_not_computed_here_is_left_to_the_reference(compiled: NativeOperators) -> None:
     keys, neighbours, reverse = level(200)
     x, weight = random(len(keys), 3, dtype=torch.bfloat16), random(27, 3, 4, dtype=torch.bfloat16)
     assert_same(
@@ -197,7 +197,7 @@ def test_a_dtype_that_is_not_computed_here_is_left_to_the_reference(compiled: Si
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE)
-def test_one_thread_and_several_give_the_same_bits(compiled: SimpleNamespace, dtype: torch.dtype) -> None:
+def test_one_thread_and_several_give_the_same_bits(compiled: NativeOperators, dtype: torch.dtype) -> None:
     keys, neighbours, reverse = level(2500)
     x, dy = random(len(keys), 19, dtype=dtype), random(len(keys), 33, seed=1, dtype=dtype)
     weight = random(27, 19, 33, seed=2, dtype=dtype)

@@ -2,8 +2,10 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import subprocess
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -12,7 +14,13 @@ import torch
 
 from cuda_ops.sparse import native
 from cuda_ops.sparse.native import compiling
-from cuda_ops.sparse.native.compiling import CannotCompileError, cache_folder, compiled, find_toolchain
+from cuda_ops.sparse.native.compiling import (
+    FAILURE_LASTS_S,
+    CannotCompileError,
+    cache_folder,
+    compiled,
+    find_toolchain,
+)
 
 SMALL = "int answer() { return 42; }\n"
 
@@ -69,11 +77,47 @@ def test_another_source_or_flag_is_another_library(environment: dict[str, str], 
     assert toolchain.key(sources) != first
 
 
-def test_a_failure_leaves_nothing_and_shows_the_compilers_message(environment: dict[str, str], sources: Path) -> None:
+def broken(sources: Path, environment: dict[str, str]) -> Path:
+    """Where the message of a compiler that fails is kept."""
     (sources / "broken.cpp").write_text("int broken( { return undeclared; }\n")
+    return cache_folder(environment) / f"sparse-{find_toolchain(environment).key(sources)}.failed"
+
+
+def test_a_failure_shows_the_compilers_message_and_leaves_nothing_else(
+    environment: dict[str, str], sources: Path
+) -> None:
+    failure = broken(sources, environment)
     with pytest.raises(CannotCompileError, match=r"broken\.cpp"):
         compiled(environment, sources)
-    assert list(cache_folder(environment).iterdir()) == []
+    assert list(cache_folder(environment).iterdir()) == [failure]
+
+
+def test_what_has_failed_is_not_tried_again_within_the_hour(
+    tmp_path: Path, environment: dict[str, str], sources: Path
+) -> None:
+    environment, calls = counting(tmp_path, environment)
+    failure = broken(sources, environment)
+    for _ in range(2):
+        with pytest.raises(CannotCompileError, match=r"broken\.cpp"):
+            compiled(environment, sources)
+        assert calls.read_text().count("broken.cpp") == 1
+    with pytest.raises(CannotCompileError, match=re.escape(f"tried again in 60 minutes, or once {failure} is deleted")):
+        compiled(environment, sources)
+    (sources / "broken.cpp").unlink()
+    assert compiled(environment, sources).exists()  # another source: another key
+
+
+@pytest.mark.parametrize("age_s", [FAILURE_LASTS_S + 60, -60])
+def test_an_old_failure_is_tried_again(environment: dict[str, str], sources: Path, age_s: float) -> None:
+    failure = cache_folder(environment) / f"sparse-{find_toolchain(environment).key(sources)}.failed"
+    failure.parent.mkdir(parents=True)
+    failure.write_text("out of paper")
+    with pytest.raises(CannotCompileError, match="out of paper"):
+        compiled(environment, sources)
+    made = time.time() - age_s
+    os.utime(failure, (made, made))
+    library = compiled(environment, sources)
+    assert list(library.parent.iterdir()) == [library]
 
 
 def failed_load(
@@ -102,7 +146,8 @@ def test_a_compiler_that_fails_is_quoted_in_one_line(
     script.chmod(0o755)
     (line,) = failed_load({**environment, "CXX": str(script)}, monkeypatch, caplog)
     assert "ended with 3: out of paper" in line
-    assert list(cache_folder(environment).iterdir()) == []
+    (kept,) = cache_folder(environment).iterdir()
+    assert kept.read_text() == f"{script} ended with 3: out of paper"
 
 
 def test_an_old_torch_is_named(

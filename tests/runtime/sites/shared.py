@@ -17,13 +17,13 @@ import torch
 from torch import Tensor, fx
 
 from cuda_ops.sparse.geometry import BuiltGeometry, KernelMap, MapSpec, Route, Segments, geometry_of, stride_of
+from cuda_ops.sparse.local import LocalMap, Owned, local_map, local_segments
 from planner.sites.arrangement import arrange, cut
 from planner.sites.baselines import random_blocks
 from planner.sites.bisection import bisection, morton
 from planner.sites.blocks import Level, Load, block_work
 from planner.sites.ownership import Ownership
 from runtime.decomposition.exchange import Wire
-from runtime.sites.local import LocalMap, Owned, local_map, local_segments
 from runtime.sites.rules import SharedSites
 from runtime.stages.manner import Portion
 from runtime.transport import InProcessTransport

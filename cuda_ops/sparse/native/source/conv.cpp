@@ -3,12 +3,21 @@
 
 #include "conv_weight.h"
 
-STABLE_TORCH_LIBRARY_FRAGMENT(halopipe_native, m) {
-  m.def("sparse_conv(Tensor x, Tensor weight, Tensor neighbours) -> Tensor");
-  m.def("sparse_conv_weight(Tensor x, Tensor dy, Tensor neighbours) -> Tensor");
+HALOPIPE_CALL sparse_conv(int64_t is_double, const void* x, const void* weight, int64_t volume, int64_t inputs,
+                          int64_t outputs, int64_t step_k, int64_t step_c, int64_t step_d, const int32_t* neighbours,
+                          int64_t rows, void* y) {
+  return halopipe::done_with_floats(is_double, [&](auto zero) {
+    using T = decltype(zero);
+    const halopipe::Weight<T> strided{static_cast<const T*>(weight), volume, inputs, outputs, step_k, step_c, step_d};
+    halopipe::sparse_conv(static_cast<const T*>(x), strided, neighbours, rows, static_cast<T*>(y));
+  });
 }
 
-STABLE_TORCH_LIBRARY_IMPL(halopipe_native, CPU, m) {
-  m.impl("sparse_conv", TORCH_BOX(&halopipe::sparse_conv));
-  m.impl("sparse_conv_weight", TORCH_BOX(&halopipe::sparse_conv_weight));
+HALOPIPE_CALL sparse_conv_weight(int64_t is_double, const void* x, const void* dy, const int32_t* neighbours,
+                                 int64_t volume, int64_t rows, int64_t inputs, int64_t outputs, void* gradient) {
+  return halopipe::done_with_floats(is_double, [&](auto zero) {
+    using T = decltype(zero);
+    halopipe::sparse_conv_weight(static_cast<const T*>(x), static_cast<const T*>(dy), neighbours, volume, rows, inputs,
+                                 outputs, static_cast<T*>(gradient));
+  });
 }

@@ -5,8 +5,7 @@
 // and within one the input channels, whatever the number of threads.
 #pragma once
 
-#include "buffers.h"
-#include "tensors.h"
+#include "calls.h"
 #include "vectors.h"
 
 namespace halopipe {
@@ -14,26 +13,27 @@ namespace halopipe {
 constexpr int64_t kConvBlock = 512;                      // outputs of one task
 constexpr int64_t kConvRows = kRegisters == 32 ? 8 : 6;  // gathered at a time; each has sums of two vectors
 
-// weight [K, C, D] as, for each offset and panel, C rows of the panel's columns, zeros behind the last.
+// The weight [K, C, D] of any strides.
 template <typename T>
-inline Buffer<T> in_panels(const Tensor& weight) {
-  const int64_t volume = weight.size(0), inputs = weight.size(1), outputs = weight.size(2);
-  const int64_t step_k = weight.stride(0), step_c = weight.stride(1), step_d = weight.stride(2);
-  const int64_t columns = rounded_up<T>(outputs);
-  const T* from = static_cast<const T*>(weight.const_data_ptr());
-  Buffer<T> packed(volume * inputs * columns);
-  for_each(volume, [&](int64_t k) {
-    T* to = packed.data() + k * inputs * columns;
+struct Weight {
+  const T* at;
+  int64_t volume, inputs, outputs, step_k, step_c, step_d;
+};
+
+// The weight as, for each offset and panel, C rows of the panel's columns, zeros behind the last.
+template <typename T>
+inline void in_panels(const Weight<T>& weight, int64_t columns, T* packed) {
+  for_each(weight.volume, [&](int64_t k) {
+    T* to = packed + k * weight.inputs * columns;
     for_each_panel<T>(columns, [&](int64_t column, auto width) {
       constexpr int64_t kWidth = decltype(width)::value * kLanes<T>;
-      const int64_t there = std::min(kWidth, outputs - column);
-      for (int64_t c = 0; c < inputs; ++c, to += kWidth) {
-        const T* row = from + k * step_k + c * step_c + column * step_d;
-        for (int64_t d = 0; d < kWidth; ++d) to[d] = d < there ? row[d * step_d] : T(0);
+      const int64_t there = smaller(kWidth, weight.outputs - column);
+      for (int64_t c = 0; c < weight.inputs; ++c, to += kWidth) {
+        const T* row = weight.at + k * weight.step_k + c * weight.step_c + column * weight.step_d;
+        for (int64_t d = 0; d < kWidth; ++d) to[d] = d < there ? row[d * weight.step_d] : T(0);
       }
     });
   });
-  return packed;
 }
 
 // sums[r] += rows[r] . panel, for rows of `inputs` channels.
@@ -85,40 +85,28 @@ inline void multiply_pairs(const Pairs& pairs, const T* x, int64_t inputs, const
   });
 }
 
+// x [N, C], weight [K, C, D], map [K, M] -> y [M, D].
 template <typename T>
-inline Tensor sparse_conv_of(const Tensor& x, const Tensor& weight, const Tensor& neighbours) {
-  const int64_t volume = weight.size(0), inputs = weight.size(1), outputs = weight.size(2), rows = neighbours.size(1);
-  const int64_t columns = rounded_up<T>(outputs);
-  const T* from = elements<T>(x);
-  const int32_t* map = elements<int32_t>(neighbours);
-  Tensor y = uninitialized<T>({rows, outputs});
-  T* to = writable<T>(y);
-  if (rows * outputs == 0) return y;
-  const Buffer<T> packed = in_panels<T>(weight);
-  const auto convolve = [&](int64_t begin, int64_t end, Pairs& pairs, Buffer<T>& sums) {
-    std::fill(sums.data(), sums.data() + kConvBlock * columns, T(0));
-    for (int64_t k = 0; k < volume; ++k) {
+inline void sparse_conv(const T* x, const Weight<T>& weight, const int32_t* map, int64_t rows, T* y) {
+  const int64_t inputs = weight.inputs, outputs = weight.outputs, columns = rounded_up<T>(outputs);
+  if (rows * outputs == 0) return;
+  const Buffer<T> packed(weight.volume * inputs * columns);
+  in_panels(weight, columns, packed.data());
+  const auto convolve = [&](int64_t begin, int64_t end, Pairs& pairs, T* sums) {
+    fill(sums, kConvBlock * columns, T(0));
+    for (int64_t k = 0; k < weight.volume; ++k) {
       pairs.collect(map + k * rows + begin, end - begin);
-      multiply_pairs(pairs, from, inputs, packed.data() + k * inputs * columns, columns, sums.data());
+      multiply_pairs(pairs, x, inputs, packed.data() + k * inputs * columns, columns, sums);
     }
-    for (int64_t o = begin; o < end; ++o) {
-      std::memcpy(to + o * outputs, sums.data() + (o - begin) * columns, outputs * sizeof(T));
-    }
+    for (int64_t o = begin; o < end; ++o) copy(sums + (o - begin) * columns, outputs, y + o * outputs);
   };
-  torch::stable::parallel_for(0, (rows + kConvBlock - 1) / kConvBlock, 1, [&](int64_t first, int64_t last) {
+  for_ranges((rows + kConvBlock - 1) / kConvBlock, [&](int64_t first, int64_t last) {
     Pairs pairs;
-    Buffer<T> sums((kConvBlock + 1) * columns);
+    const Buffer<T> sums((kConvBlock + 1) * columns);
     for (int64_t block = first; block < last; ++block) {
-      convolve(block * kConvBlock, std::min(rows, (block + 1) * kConvBlock), pairs, sums);
+      convolve(block * kConvBlock, smaller(rows, (block + 1) * kConvBlock), pairs, sums.data());
     }
   });
-  return y;
-}
-
-// x [N, C], weight [K, C, D] of any strides, neighbours [K, M] -> [M, D].
-inline Tensor sparse_conv(const Tensor& x, const Tensor& weight, const Tensor& neighbours) {
-  STD_TORCH_CHECK(weight.scalar_type() == x.scalar_type(), "features and weight should have one dtype");
-  return with_floats(x, [&](auto zero) { return sparse_conv_of<decltype(zero)>(x, weight, neighbours); });
 }
 
 }  // namespace halopipe

@@ -58,53 +58,42 @@ struct OuterProducts {
 
 // dy [M, D] itself, or a copy whose rows are filled up to whole vectors.
 template <typename T>
-inline const T* filled_up(const T* dy, int64_t rows, int64_t outputs, int64_t columns, Buffer<T>& copy) {
+inline const T* filled_up(const T* dy, int64_t rows, int64_t outputs, int64_t columns, T* filled) {
   if (columns == outputs) return dy;
   for_each_part(rows, kConvBlock, [&](int64_t begin, int64_t end) {
     for (int64_t o = begin; o < end; ++o) {
-      T* to = copy.data() + o * columns;
-      std::fill(std::copy(dy + o * outputs, dy + (o + 1) * outputs, to), to + columns, T(0));
+      copy(dy + o * outputs, outputs, filled + o * columns);
+      fill(filled + o * columns + outputs, columns - outputs, T(0));
     }
   });
-  return copy.data();
+  return filled;
 }
 
+// x [N, C], dy [M, D], map [K, M] -> gradient [K, C, D].
 template <typename T>
-inline Tensor sparse_conv_weight_of(const Tensor& x, const Tensor& dy, const Tensor& neighbours) {
-  const int64_t volume = neighbours.size(0), rows = neighbours.size(1), inputs = x.size(1), outputs = dy.size(1);
+inline void sparse_conv_weight(const T* x, const T* dy, const int32_t* map, int64_t volume, int64_t rows,
+                               int64_t inputs, int64_t outputs, T* gradient) {
   const int64_t columns = rounded_up<T>(outputs);
-  const int32_t* map = elements<int32_t>(neighbours);
-  Buffer<T> copy(columns == outputs ? 0 : rows * columns), sums(volume * inputs * columns);
-  std::fill(sums.data(), sums.data() + volume * inputs * columns, T(0));
-  const T* gradients = filled_up(elements<T>(dy), rows, outputs, columns, copy);
-  const OuterProducts<T> products{elements<T>(x), gradients, sums.data(), inputs, columns};
+  const Buffer<T> filled(columns == outputs ? 0 : rows * columns), sums(volume * inputs * columns);
+  fill(sums.data(), volume * inputs * columns, T(0));
+  const T* gradients = filled_up(dy, rows, outputs, columns, filled.data());
+  const OuterProducts<T> products{x, gradients, sums.data(), inputs, columns};
 
   const int64_t row_bytes = (inputs + columns) * static_cast<int64_t>(sizeof(T));
-  const int64_t range = std::max<int64_t>(1, kRangeBytes / row_bytes / kConvBlock) * kConvBlock;
+  const int64_t blocks = kRangeBytes / row_bytes / kConvBlock, range = (blocks > 1 ? blocks : 1) * kConvBlock;
   const int64_t groups = volume < kFewOffsets ? (inputs + kChannelGroup - 1) / kChannelGroup : 1;
-  torch::stable::parallel_for(0, volume * groups, 1, [&](int64_t first, int64_t last) {
+  for_ranges(volume * groups, [&](int64_t first, int64_t last) {
     Pairs pairs;
     for (int64_t start = 0; start < rows; start += range)
       for (int64_t task = first; task < last; ++task) {
         const int64_t k = task / groups, c = task % groups * kChannelGroup;
-        for (int64_t o = start; o < std::min(rows, start + range); o += kConvBlock) {
-          pairs.collect(map + k * rows + o, std::min(kConvBlock, rows - o));
-          products.add(pairs, o, k, c, groups == 1 ? inputs : std::min(inputs, c + kChannelGroup));
+        for (int64_t o = start; o < smaller(rows, start + range); o += kConvBlock) {
+          pairs.collect(map + k * rows + o, smaller(kConvBlock, rows - o));
+          products.add(pairs, o, k, c, groups == 1 ? inputs : smaller(inputs, c + kChannelGroup));
         }
       }
   });
-
-  Tensor weight = uninitialized<T>({volume, inputs, outputs});
-  T* to = writable<T>(weight);
-  for (int64_t row = 0; row < volume * inputs; ++row)
-    std::memcpy(to + row * outputs, sums.data() + row * columns, outputs * sizeof(T));
-  return weight;
-}
-
-// x [N, C], dy [M, D], neighbours [K, M] -> [K, C, D].
-inline Tensor sparse_conv_weight(const Tensor& x, const Tensor& dy, const Tensor& neighbours) {
-  STD_TORCH_CHECK(dy.scalar_type() == x.scalar_type(), "features and gradient should have one dtype");
-  return with_floats(x, [&](auto zero) { return sparse_conv_weight_of<decltype(zero)>(x, dy, neighbours); });
+  for (int64_t row = 0; row < volume * inputs; ++row) copy(sums.data() + row * columns, outputs, gradient + row * outputs);
 }
 
 }  // namespace halopipe

@@ -4,29 +4,31 @@
 // through the inputs, and the offsets along z are found in the few keys behind it.
 #pragma once
 
-#include <cstring>
+#include <type_traits>
 
+#include "calls.h"
 #include "keys.h"
-#include "tensors.h"
 
 namespace halopipe {
 
 constexpr int64_t kMapPart = 1 << 14;  // outputs of one task
 constexpr int64_t kColumns = 5;        // of one task; half of those of a 3 x 3 x 3 kernel and the middle one
 
+// Along x, y and z.
 struct MapShape {
-  Triple kernel, stride, dilation;
+  const int64_t *kernel, *stride, *dilation;
   int64_t volume() const { return kernel[0] * kernel[1] * kernel[2]; }
   int64_t columns() const { return kernel[0] * kernel[1]; }
   int64_t offset(int axis, int64_t i) const { return offset_of(i, kernel[axis], dilation[axis]); }
   // An odd kernel that moves nothing: offset K - 1 - k is the opposite of offset k.
-  bool symmetric() const { return stride == Triple{1, 1, 1} && kernel[0] % 2 * kernel[1] % 2 * kernel[2] % 2 == 1; }
+  bool symmetric() const {
+    return stride[0] == 1 && stride[1] == 1 && stride[2] == 1 && (kernel[0] & kernel[1] & kernel[2] & 1) == 1;
+  }
 };
 
 struct Keys {
   const int64_t* at;
   int64_t count;
-  int64_t lower_bound(int64_t key) const { return std::lower_bound(at, at + count, key) - at; }
 };
 
 // Where the merge of one column stands.
@@ -53,7 +55,7 @@ struct Questions {
     return near;
   }
   int64_t first(const Column& column, int64_t wanted) const {
-    if (column.cursor < 0) return std::min<int64_t>(std::lower_bound(keys, keys + last, wanted) - keys, last);
+    if (column.cursor < 0) return lower_bound(keys, last, wanted);
     return walked_on(column.cursor, wanted);
   }
   int64_t next(int64_t near, int64_t wanted) const {
@@ -124,13 +126,13 @@ struct Merge {
 
 inline void merge(const Keys& in, const Keys& out, const MapShape& shape, int64_t columns, int32_t* to) {
   if (in.count == 0) {
-    std::fill(to, to + columns * shape.kernel[2] * out.count, -1);
+    fill(to, columns * shape.kernel[2] * out.count, -1);
     return;
   }
   const int64_t parts = (out.count + kMapPart - 1) / kMapPart, groups = (columns + kColumns - 1) / kColumns;
   for_each(groups * parts, [&](int64_t task) {
     const int64_t first = task / parts * kColumns, begin = task % parts * kMapPart;
-    const int64_t last = std::min(first + kColumns, columns), end = std::min(begin + kMapPart, out.count);
+    const int64_t last = smaller(first + kColumns, columns), end = smaller(begin + kMapPart, out.count);
     if (shape.kernel[2] == 3) {
       Merge{in, out, shape, to}.run(std::integral_constant<int64_t, 3>(), first, last, begin, end);
     } else {
@@ -141,7 +143,7 @@ inline void merge(const Keys& in, const Keys& out, const MapShape& shape, int64_
 
 // to[i] = o for each from[o] = i >= 0; the rest is -1.
 inline void reverse_row(const int32_t* from, int64_t outputs, int32_t* to, int64_t inputs) {
-  std::fill(to, to + inputs, -1);
+  fill(to, inputs, -1);
   int32_t nowhere = 0;
   for (int64_t o = 0; o < outputs; ++o) {
     // An address instead of a branch, which could not be foretold.
@@ -151,38 +153,33 @@ inline void reverse_row(const int32_t* from, int64_t outputs, int32_t* to, int64
   }
 }
 
-inline Tensor reversed_map(const Tensor& neighbours, int64_t inputs) {
-  const int64_t rows = neighbours.size(0), outputs = neighbours.size(1);
-  const int32_t* from = elements<int32_t>(neighbours);
-  Tensor reverse = uninitialized<int32_t>({rows, inputs});
-  int32_t* to = writable<int32_t>(reverse);
-  for_each(rows, [&](int64_t k) { reverse_row(from + k * outputs, outputs, to + k * inputs, inputs); });
-  return reverse;
+inline void reversed_map(const int32_t* from, int64_t volume, int64_t outputs, int32_t* to, int64_t inputs) {
+  for_each(volume, [&](int64_t k) { reverse_row(from + k * outputs, outputs, to + k * inputs, inputs); });
 }
 
-// neighbours [K, M] of the plain map.  Of a symmetric kernel between equal sets half of the columns is merged; the
-// others are their mirror image: out reads in through k where in reads out through K - 1 - k.
-inline Tensor plain_map(const Keys& in, const Keys& out, const MapShape& shape) {
+// to [K, M] of the plain map.  Of a symmetric kernel between equal sets half of the columns is merged; the others are
+// their mirror image: out reads in through k where in reads out through K - 1 - k.
+inline void plain_map(const Keys& in, const Keys& out, const MapShape& shape, int32_t* to) {
   const int64_t volume = shape.volume(), columns = shape.columns(), count = out.count;
-  Tensor neighbours = uninitialized<int32_t>({volume, count});
-  int32_t* to = writable<int32_t>(neighbours);
   const bool equal = in.count == count && (count == 0 || std::memcmp(in.at, out.at, count * sizeof(int64_t)) == 0);
   if (!equal || !shape.symmetric()) {
     merge(in, out, shape, columns, to);
-    return neighbours;
+    return;
   }
   merge(in, out, shape, columns / 2 + 1, to);
   for_each(columns / 2 * shape.kernel[2],
            [&](int64_t k) { reverse_row(to + k * count, count, to + (volume - 1 - k) * count, count); });
-  return neighbours;
 }
 
 // A transposed map is the plain one of the swapped sets, read the other way.
-inline Tensor kernel_map(const Tensor& in_keys, const Tensor& out_keys, std::vector<int64_t> kernel,
-                         std::vector<int64_t> stride, std::vector<int64_t> dilation, bool transposed) {
-  const Keys in{elements<int64_t>(in_keys), in_keys.numel()}, out{elements<int64_t>(out_keys), out_keys.numel()};
-  const MapShape shape{triple(kernel), triple(stride), triple(dilation)};
-  return transposed ? reversed_map(plain_map(out, in, shape), out.count) : plain_map(in, out, shape);
+inline void kernel_map(const Keys& in, const Keys& out, const MapShape& shape, bool transposed, int32_t* to) {
+  if (!transposed) {
+    plain_map(in, out, shape, to);
+    return;
+  }
+  const Buffer<int32_t> plain(shape.volume() * in.count);
+  plain_map(out, in, shape, plain.data());
+  reversed_map(plain.data(), shape.volume(), in.count, to, out.count);
 }
 
 }  // namespace halopipe

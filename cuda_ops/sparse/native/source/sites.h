@@ -4,93 +4,94 @@
 // the moved keys keep their order; the set is the union of such sorted lists, and nothing is sorted anew.
 #pragma once
 
+#include "arrays.h"
 #include "keys.h"
 #include "sorting.h"
-#include "tensors.h"
 
 namespace halopipe {
 
-// Moves the keys along one axis with each offset, where `move` gives the new coordinate and says if there is one.
+// Sorted keys without duplicates.
+struct Set {
+  int64_t* keys;
+  int64_t count;
+};
+
+// Union of two sets, written to `all`.
+inline Set united(const Set& left, const Set& right, int64_t* all) {
+  int64_t i = 0, j = 0, n = 0;
+  while (i < left.count && j < right.count) {
+    const int64_t a = left.keys[i], b = right.keys[j];
+    all[n++] = a < b ? a : b;
+    i += a <= b;
+    j += b <= a;
+  }
+  copy(left.keys + i, left.count - i, all + n);
+  copy(right.keys + j, right.count - j, all + n + left.count - i);
+  return {all, n + left.count - i + right.count - j};
+}
+
+// o * stride + offset = site.
+struct Strided {
+  int64_t stride;
+  bool operator()(int64_t& at, int64_t offset) const {
+    const int64_t quotient = (at - offset) / stride;
+    const bool divisible = quotient * stride == at - offset;
+    at = quotient;
+    return divisible;
+  }
+};
+
+// site * stride + offset.
+struct Generated {
+  int64_t stride;
+  bool operator()(int64_t& at, int64_t offset) const {
+    at = at * stride + offset;
+    return true;
+  }
+};
+
+// The keys moved along one axis with each offset, where `move` gives the new coordinate and says if there is one;
+// written to `to`, which has room for kernel times as many.  How many they are.
 template <typename Move>
-inline std::vector<int64_t> moved(const std::vector<int64_t>& keys, int axis, int64_t kernel, int64_t dilation,
-                                  const Move& move) {
-  std::vector<int64_t> all;
+inline int64_t moved_sites(const int64_t* keys, int64_t count, int axis, int64_t kernel, int64_t dilation,
+                           const Move& move, int64_t* to) {
+  const Buffer<int64_t> list(count), other(kernel > 1 ? kernel * count : 0);
+  Set all{to, 0};
   for (int64_t i = 0; i < kernel; ++i) {
     const int64_t offset = offset_of(i, kernel, dilation);
-    std::vector<int64_t> list(keys.size());
-    size_t n = 0;
-    for (const int64_t key : keys) {
-      int64_t at = coordinate(key, axis);
+    Set next{all.count == 0 ? all.keys : list.data(), 0};
+    for (int64_t row = 0; row < count; ++row) {
+      int64_t at = coordinate(keys[row], axis);
       const bool there = move(at, offset) && in_range(at);
-      list[n] = with_coordinate(key, axis, there ? at : 0);
-      n += there;
+      next.keys[next.count] = with_coordinate(keys[row], axis, there ? at : 0);
+      next.count += there;
     }
-    list.resize(n);
-    all = all.empty() ? std::move(list) : united(all, list);
+    all = all.count == 0 ? next : united(all, next, all.keys == to ? other.data() : to);
   }
-  return all;
-}
-
-inline std::vector<int64_t> listed(const Tensor& keys) {
-  const int64_t* from = elements<int64_t>(keys);
-  return std::vector<int64_t>(from, from + keys.numel());
-}
-
-// Every output whose field holds a site: o * stride + offset = site.
-inline Tensor strided_sites(const Tensor& keys, std::vector<int64_t> kernel, std::vector<int64_t> stride,
-                            std::vector<int64_t> dilation) {
-  const Triple size = triple(kernel), step = triple(stride), spread = triple(dilation);
-  std::vector<int64_t> sites = listed(keys);
-  for (int axis = 0; axis < 3; ++axis) {
-    const int64_t divisor = step[axis];
-    sites = moved(sites, axis, size[axis], spread[axis], [divisor](int64_t& at, int64_t offset) {
-      const int64_t quotient = (at - offset) / divisor;
-      const bool divisible = quotient * divisor == at - offset;
-      at = quotient;
-      return divisible;
-    });
-  }
-  return copied(sites);
-}
-
-// Every site * stride + offset.
-inline Tensor generated_sites(const Tensor& keys, std::vector<int64_t> kernel, std::vector<int64_t> stride,
-                              std::vector<int64_t> dilation) {
-  const Triple size = triple(kernel), step = triple(stride), spread = triple(dilation);
-  std::vector<int64_t> sites = listed(keys);
-  for (int axis = 0; axis < 3; ++axis) {
-    const int64_t factor = step[axis];
-    sites = moved(sites, axis, size[axis], spread[axis], [factor](int64_t& at, int64_t offset) {
-      at = at * factor + offset;
-      return true;
-    });
-  }
-  return copied(sites);
+  if (all.keys != to) copy(all.keys, all.count, to);
+  return all.count;
 }
 
 // Keys of coordinates [N, 4] in ascending order, the rows they come from, and whether they are sites at all:
 // in range, each once.
-inline std::tuple<Tensor, Tensor, bool> sorted_sites(const Tensor& coordinates) {
-  const int64_t count = coordinates.size(0);
-  const int32_t* from = elements<int32_t>(coordinates);
-  std::vector<Entry> entries(count);
+inline bool sorted_sites(const int32_t* coordinates, int64_t count, int64_t* keys, int64_t* order) {
+  const Buffer<Entry> entries(count), other(count);
   bool fine = true;
   for (int64_t row = 0; row < count; ++row) {
-    const int32_t* at = from + 4 * row;
+    const int32_t* at = coordinates + 4 * row;
     fine &= at[0] >= 0 && at[0] < kNumBatches && in_range(at[1]) && in_range(at[2]) && in_range(at[3]);
-    entries[row] = {static_cast<uint64_t>(at[0]) << 54 | static_cast<uint64_t>(at[1] + kBias) << 36 |
-                        static_cast<uint64_t>(at[2] + kBias) << 18 | static_cast<uint64_t>(at[3] + kBias),
-                    row};
+    entries.data()[row] = {static_cast<uint64_t>(at[0]) << 54 | static_cast<uint64_t>(at[1] + kBias) << 36 |
+                               static_cast<uint64_t>(at[2] + kBias) << 18 | static_cast<uint64_t>(at[3] + kBias),
+                           row};
   }
-  if (fine) sort_entries(entries);
-  Tensor keys = uninitialized<int64_t>({count}), order = uninitialized<int64_t>({count});
-  int64_t *key = writable<int64_t>(keys), *row = writable<int64_t>(order);
+  if (!fine) return false;
+  const Entry* sorted = sorted_entries(entries.data(), other.data(), count);
   for (int64_t i = 0; i < count; ++i) {
-    key[i] = static_cast<int64_t>(entries[i].key);
-    row[i] = entries[i].row;
-    fine &= i == 0 || key[i] != key[i - 1];
+    keys[i] = static_cast<int64_t>(sorted[i].key);
+    order[i] = sorted[i].row;
+    fine &= i == 0 || keys[i] != keys[i - 1];
   }
-  return {keys, order, fine};
+  return fine;
 }
 
 }  // namespace halopipe

@@ -1,9 +1,7 @@
 // Radix sort of keys with the rows that they come from, over those bits alone that differ.
 #pragma once
 
-#include <array>
-#include <cstdint>
-#include <vector>
+#include "arrays.h"
 
 namespace halopipe {
 
@@ -12,26 +10,28 @@ struct Entry {
   int64_t row;
 };
 
-// Ascending by key; entries of equal keys keep their order.
-inline void sort_entries(std::vector<Entry>& entries) {
+// Ascending by key; entries of equal keys keep their order.  The result is in one of the two arrays, which is returned.
+inline const Entry* sorted_entries(Entry* entries, Entry* other, int64_t count) {
   constexpr int kDigitBits = 11;
-  constexpr uint64_t kDigitMask = (uint64_t{1} << kDigitBits) - 1;
+  constexpr int64_t kDigits = int64_t{1} << kDigitBits;
   uint64_t differing = 0;
-  for (const Entry& entry : entries) differing |= entry.key ^ entries.front().key;
-  std::vector<Entry> other(entries.size());
+  for (int64_t i = 0; i < count; ++i) differing |= entries[i].key ^ entries[0].key;
   for (int shift = 0; shift < 64 && differing >> shift != 0; shift += kDigitBits) {
     while ((differing >> shift & 1) == 0) ++shift;  // to the next bit that differs
-    std::array<size_t, kDigitMask + 1> place{};
-    for (const Entry& entry : entries) ++place[entry.key >> shift & kDigitMask];
-    size_t before = 0;
-    for (size_t& start : place) {
-      const size_t length = start;
+    int64_t place[kDigits] = {};
+    for (int64_t i = 0; i < count; ++i) ++place[entries[i].key >> shift & (kDigits - 1)];
+    int64_t before = 0;
+    for (int64_t& start : place) {
+      const int64_t length = start;
       start = before;
       before += length;
     }
-    for (const Entry& entry : entries) other[place[entry.key >> shift & kDigitMask]++] = entry;
-    entries.swap(other);
+    for (int64_t i = 0; i < count; ++i) other[place[entries[i].key >> shift & (kDigits - 1)]++] = entries[i];
+    Entry* const sorted = other;
+    other = entries;
+    entries = sorted;
   }
+  return entries;
 }
 
 }  // namespace halopipe

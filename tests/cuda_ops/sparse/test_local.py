@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from cuda_ops.sparse.geometry import KernelMap, MapSpec, Step
-from runtime.sites.local import Owned, local_map, local_segments
+from cuda_ops.sparse.local import Owned, local_map, local_segments
 from tests.runtime.sites.shared import OWNERSHIPS, Sharing, cloud, ownership
 
 torch.set_num_threads(1)
@@ -31,11 +31,11 @@ def test_the_rows_of_a_row_of_sites_that_two_ranks_share() -> None:
     assert {rank: rows.tolist() for rank, rows in left.halo.sends.items()} == {1: [3]}
     assert {rank: rows.tolist() for rank, rows in right.halo.sends.items()} == {0: [0]}
     assert (dict(left.halo.receives), dict(right.halo.receives)) == ({1: 1}, {0: 1})
-    assert (left.interior.tolist(), left.boundary.tolist()) == ([0, 1, 2], [3])
-    assert (right.interior.tolist(), right.boundary.tolist()) == ([1, 2], [0])
-    assert left.of_boundary.tolist() == [[2], [3], [4]]
+    assert (left.boundary.tolist(), right.boundary.tolist()) == ([3], [0])
+    assert left.of_own.neighbours.tolist() == [[-1, 0, 1, 2], [0, 1, 2, 3], [1, 2, 3, -1]]
+    assert left.of_boundary.tolist() == [[-1], [-1], [0]]
     assert left.reverse.tolist() == [[1, 2, 3, -1, -1], [0, 1, 2, 3, -1], [-1, 0, 1, 2, 3]]
-    assert torch.equal(left.of_own, left.reverse[:, :4])
+    assert torch.equal(left.of_own.reverse, left.reverse[:, :4])
     assert torch.equal(left.of_halo, left.reverse[:, 4:])
 
 
@@ -55,10 +55,12 @@ def test_what_a_rank_reads_is_what_the_whole_map_reads_there(spec: MapSpec, kind
         rows = torch.cat([sources[rank].rows, *halo, torch.tensor([-1])])
         target = sharing.owned(spec.target, rank)
         assert torch.equal(rows[local.neighbours.long()], whole.neighbours[:, target.rows].long())
-        both = torch.cat([local.interior, local.boundary])
-        assert torch.equal(both.sort().values, torch.arange(len(target)))
-        assert (local.of_interior < local.num_own).all()
-        assert (local.of_boundary >= local.num_own).any(0).all()
+        assert (local.of_own.neighbours < local.num_own).all()
+        assert (local.of_boundary >= 0).any(0).all()
+        of_halo = torch.full_like(local.neighbours, -1)
+        of_halo[:, local.boundary] = local.of_boundary
+        both = torch.where(of_halo >= 0, of_halo + local.num_own, local.of_own.neighbours)
+        assert torch.equal(both, local.neighbours), "a pair is in neither part, or in both"
         assert local.halo.num_received == sum(map(len, halo)) == local.reverse.shape[1] - local.num_own
         assert (local.of_halo >= 0).any(0).all(), "a row that nobody reads has come"
     assert all(rank not in local.halo.sends for rank, local in enumerate(locals_))
@@ -85,5 +87,5 @@ def test_samples_without_rows_have_empty_segments() -> None:
 def test_a_local_map_on_a_device_is_the_same() -> None:
     local = local_map(chain(), Owned.by(OWNERS, 0), Owned.by(OWNERS, 0))
     moved = local.to(torch.device("cpu"))
-    for name in ("neighbours", "reverse", "interior", "boundary", "of_own", "of_halo"):
+    for name in ("neighbours", "reverse", "boundary", "of_boundary", "of_halo"):
         assert torch.equal(getattr(moved, name), getattr(local, name))

@@ -86,42 +86,37 @@ class LocalMap:
     @cached_property
     def boundary(self) -> Tensor:
         """int64: outputs that read the halo."""
-        return self._reads_halo.nonzero().squeeze(1)
+        return (self.neighbours >= self.num_own).any(0).nonzero().squeeze(1)
 
     @cached_property
-    def interior(self) -> Tensor:
-        """int64: outputs that do not."""
-        return (~self._reads_halo).nonzero().squeeze(1)
-
-    @cached_property
-    def of_boundary(self) -> Tensor:
-        """``neighbours`` of the boundary."""
-        return self.neighbours[:, self.boundary].contiguous()
-
-    @cached_property
-    def of_interior(self) -> Tensor:
-        """``neighbours`` of the interior."""
-        return self.neighbours[:, self.interior].contiguous()
-
-    @cached_property
-    def of_own(self) -> Tensor:
-        """``reverse`` of the own inputs."""
-        return self.reverse[:, : self.num_own].contiguous()
+    def of_own(self) -> KernelMap:
+        """The part of the map that joins own inputs and outputs."""
+        reverse = self.reverse[:, : self.num_own].contiguous()
+        if not self.halo.num_received:
+            return KernelMap(self.neighbours, reverse)
+        return KernelMap(self.neighbours.masked_fill(self.neighbours >= self.num_own, -1), reverse)
 
     @cached_property
     def of_halo(self) -> Tensor:
-        """``reverse`` of the halo."""
+        """``reverse`` of the halo: the own outputs that read each of its rows."""
         return self.reverse[:, self.num_own :].contiguous()
 
-    @property
-    def _reads_halo(self) -> Tensor:
-        return (self.neighbours >= self.num_own).any(0)
+    @cached_property
+    def of_boundary(self) -> Tensor:
+        """int32 (offsets, boundary): rows of the halo alone."""
+        found = self.neighbours.index_select(1, self.boundary) - self.num_own
+        return found.clamp_(min=-1)
+
+    def split(self) -> LocalMap:
+        """Itself, with all parts made."""
+        _ = self.of_own, self.of_halo, self.of_boundary
+        return self
 
     def to(self, device: torch.device) -> LocalMap:
         """The same on a device."""
         sends = {position: rows.to(device) for position, rows in self.halo.sends.items()}
         halo = Halo(sends, self.halo.receives)
-        return LocalMap(self.neighbours.to(device), self.reverse.to(device), self.num_own, halo)
+        return LocalMap(self.neighbours.to(device), self.reverse.to(device), self.num_own, halo).split()
 
 
 def local_map(kernel_map: KernelMap, source: Owned, target: Owned) -> LocalMap:

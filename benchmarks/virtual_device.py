@@ -1,0 +1,239 @@
+"""A device on a core of this machine: what a rank computes is followed by so much waiting that it took longer.
+
+A device of *factor* f does in f seconds what the core does in one: after each piece of work the rank is held until f x
+the thread's processor time that the work took have passed since the piece began.  A rank that had to share its core
+with something else, up to that factor, is held the less: the device is no slower for it.  Work is what a stage's device
+and its host would do: forward, backward and its halves, update, and what is prepared of clouds.  Waiting for other
+ranks, and what the transport itself does, is not charged: links are as fast as they are.
+
+A rank is held *before it says anything to another rank*, and at the end of each action.  So others never get a message
+earlier than from a device of that speed, also in the middle of a layer's exchange with the rank beside it.
+
+    work  1.0 | held 1.0 | send | work 0.5 | held 0.5 | end of the action        factor 2
+
+The engine is wrapped from outside: it does not know.  While held the thread sleeps, so that the core is free for the
+threads that move messages, except for the last 0.3 ms: a sleeping thread is woken up to 0.1 ms late.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, fields, replace
+from functools import wraps
+from typing import Any, TypeVar
+
+from torch import Tensor
+
+from planner.ir.profile import Measurement, ParameterCost, Profile
+from runtime.batch import Batch
+from runtime.engine import Engine
+from runtime.resident import Resident
+from runtime.transport import Pending, Transport
+
+Cost = TypeVar("Cost", Measurement, ParameterCost)
+
+_SPIN_S = 3e-4
+_LEAST_S = 1e-4
+"""Below this, what is owed waits for the next time."""
+
+
+class VirtualDevice:
+    """The clock of one rank.
+
+    Attributes:
+        factor: seconds of the device for one of the core; 1: the core itself, which is never held.
+        busy_s: of the device since the start: ``factor`` x processor time of the work.
+        held_s: how long the rank was held.
+        late_s: by how much pieces of work took longer than the device's time, since something else had the core.
+        sites_s: seconds until the sites of clouds were found and shared out, before the program of a step.
+    """
+
+    def __init__(self, factor: float) -> None:
+        if factor < 1:
+            raise ValueError(f"a device of factor {factor} would be faster than the core")
+        self.factor = factor
+        self.busy_s = self.held_s = self.late_s = self.sites_s = 0.0
+        self._owed_s = 0.0
+        self._since: tuple[float, float] | None = None  # processor time and clock
+
+    @contextmanager
+    def working(self) -> Iterator[None]:
+        """What is done inside is this device's work; not nested."""
+        self._since = _now()
+        try:
+            yield
+        finally:
+            self.settle()
+            self._since = None
+            self.late_s += max(0.0, -self._owed_s)
+            self._owed_s = max(0.0, self._owed_s)
+
+    def settle(self) -> None:
+        """Hold the rank until a device of this speed would be here; without effect outside of work."""
+        if self._since is None:
+            return
+        worked_s, took_s = (now - since for now, since in zip(_now(), self._since, strict=True))
+        self.busy_s += self.factor * worked_s
+        self._owed_s += self.factor * worked_s - took_s
+        if self._owed_s > _LEAST_S:
+            start_s = time.perf_counter()
+            _hold(start_s + self._owed_s)
+            took_s = time.perf_counter() - start_s
+            self.held_s += took_s
+            self._owed_s -= took_s
+        self._since = _now()
+
+    @contextmanager
+    def talking(self) -> Iterator[None]:
+        """What is done inside is the transport's: the rank settles first, and none of it is charged."""
+        self.settle()
+        try:
+            yield
+        finally:
+            if self._since is not None:
+                self._since = _now()
+
+
+def _now() -> tuple[float, float]:
+    return time.thread_time(), time.perf_counter()
+
+
+def _hold(until_s: float) -> None:
+    time.sleep(max(0.0, until_s - time.perf_counter() - _SPIN_S))
+    while time.perf_counter() < until_s:
+        pass
+
+
+_SAYS = ("send", "all_reduce", "start_sum", "start_exchange", "reduce_scatter", "all_gather", "all_max")
+"""By which a rank tells others something."""
+
+
+class HeldTransport:
+    """``transport`` of a rank that is ``device``: what leaves it leaves when that device would have made it."""
+
+    def __init__(self, transport: Transport, device: VirtualDevice) -> None:
+        self._transport, self._device = transport, device
+        self.rank, self.world_size = transport.rank, transport.world_size
+        for name in _SAYS:
+            setattr(self, name, _talks(getattr(transport, name), device))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+
+class _HeldPending:
+    """Something under way; waiting for it is not work."""
+
+    def __init__(self, pending: Pending, device: VirtualDevice) -> None:
+        self._pending, self._device = pending, device
+
+    def wait(self) -> None:
+        with self._device.talking():
+            self._pending.wait()
+
+
+class _HeldProgram:
+    """A stage's program on ``device``."""
+
+    def __init__(self, program: Any, device: VirtualDevice) -> None:
+        self._held = program
+        for name in ("forward", "evaluate", "backward", "backward_input", "backward_weight"):
+            setattr(self, name, _works(getattr(program, name), device))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._held, name)
+
+
+@dataclass(frozen=True)
+class HeldResident(Resident):
+    """A stage on ``device``."""
+
+    device: VirtualDevice = field(default_factory=lambda: VirtualDevice(1.0))
+
+    def feed(self, batch: Batch, microbatch: int) -> dict[str, Tensor]:
+        with self.device.working():
+            return super().feed(batch, microbatch)
+
+    def update(self) -> None:
+        with self.device.working():
+            super().update()
+
+
+class _HeldBinder:
+    """Finds the sites of a batch of clouds, and who has which of them, on ``device``."""
+
+    def __init__(self, binder: Any, device: VirtualDevice) -> None:
+        self._binder, self._device = binder, device
+
+    def bind(self, residents: Mapping[int, Resident], batch: Batch) -> Any:
+        start_s = time.perf_counter()
+        with self._device.working():
+            found = self._binder.bind(residents, batch)
+        self._device.sites_s += time.perf_counter() - start_s
+        return found
+
+
+def hold(engine: Engine, device: VirtualDevice) -> None:
+    """Makes what ``engine`` computes the work of ``device``; its transport should be a :class:`HeldTransport`."""
+    for stage, resident in engine._residents.items():
+        values = {each.name: getattr(resident, each.name) for each in fields(resident)}
+        values["program"] = _HeldProgram(resident.program, device)
+        engine._residents[stage] = HeldResident(**values, device=device)
+    engine._binder = _HeldBinder(engine._binder, device)  # type: ignore[assignment]
+
+
+def _works(function: Callable[..., Any], device: VirtualDevice) -> Callable[..., Any]:
+    @wraps(function)
+    def held(*arguments: Any, **named: Any) -> Any:
+        with device.working():
+            return function(*arguments, **named)
+
+    return held
+
+
+def _talks(function: Callable[..., Any], device: VirtualDevice) -> Callable[..., Any]:
+    @wraps(function)
+    def held(*arguments: Any, **named: Any) -> Any:
+        with device.talking():
+            found = function(*arguments, **named)
+        return found if found is None else _HeldPending(found, device)
+
+    return held
+
+
+def with_devices(profile: Profile, factors: Sequence[float]) -> Profile:
+    """``profile`` with virtual devices of such factors, by rank."""
+    for rank, factor in enumerate(factors):
+        profile = _with_device(profile, rank, factor) if factor != 1 else profile
+    return profile
+
+
+def _with_device(profile: Profile, rank: int, factor: float) -> Profile:
+    """With the device of ``rank`` of a kind of its own, on which all takes ``factor`` times as long."""
+    kind = profile.cluster.devices[rank].kind
+    slow = f"{kind}, {factor:g} times slower"
+    devices = tuple(replace(d, kind=slow) if r == rank else d for r, d in enumerate(profile.cluster.devices))
+
+    def slowed(cost: Cost) -> Cost:
+        seconds = {each.name: factor * getattr(cost, each.name) for each in fields(cost) if each.name.endswith("_s")}
+        return replace(cost, **seconds)
+
+    found = replace(
+        profile,
+        cluster=replace(profile.cluster, devices=devices),
+        measurements={**profile.measurements, slow: tuple(map(slowed, profile.measurements[kind]))},
+        parameters={
+            **profile.parameters,
+            slow: {name: slowed(cost) for name, cost in profile.parameters[kind].items()},
+        },
+        preparations={
+            **profile.preparations,
+            slow: tuple(replace(cost, seconds=factor * cost.seconds) for cost in profile.preparations.get(kind, ())),
+        },
+    )
+    overhead_s = profile.action_overhead_s
+    if kind in overhead_s:
+        found = replace(found, action_overhead_s={**overhead_s, slow: factor * overhead_s[kind]})
+    return found
