@@ -57,6 +57,7 @@ def test_there_are_notebooks() -> None:
         "03_certified_planning.ipynb",
         "04_schedules.ipynb",
         "05_spatial_decomposition.ipynb",
+        "06_point_clouds.ipynb",
     ]
 
 

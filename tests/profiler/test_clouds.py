@@ -15,6 +15,7 @@ from cuda_ops.sparse.recipe import PreparedNetwork
 from planner.ir.errors import FactoryError
 from planner.ir.graph import SAMPLE, Graph
 from planner.ir.profile import ModelSource
+from planner.layers import check_samples_apart
 from profiler.capture import Captured, capture
 from profiler.source import LoadedModel, load_model
 
@@ -228,3 +229,11 @@ def test_the_captured_network_runs_on_other_clouds(captured: Captured, samples: 
     (found,) = [captured.graph_module(len(index), *sizes, *given.values())]
     found = found[0] if isinstance(found, tuple) else found
     assert float(found.detach()) == pytest.approx(float(model.loss(*batch).detach()), rel=1e-13)
+
+
+@pytest.mark.parametrize(
+    "name", ["minkunet:minkunet_tiny", "sparse_vgg:sparse_vgg16_tiny", "sparse_resnet:sparse_resnet_tiny"]
+)
+def test_no_layer_of_the_reference_networks_mixes_samples(name: str) -> None:
+    model = load_model(ModelSource(f"profiler.models.{name}"))
+    assert check_samples_apart(capture(model).graph) == ()

@@ -86,7 +86,13 @@ def test_layers_over_sites_keep_samples_apart() -> None:
 
 @pytest.mark.parametrize(
     ("name", "attributes"),
-    [("opaque", {}), ("reshape", {}), ("softmax", {"dim": 0}), ("concat", {"dim": 0}), ("reduce", {"dims": (0,)})],
+    [
+        ("opaque", {"mixes_samples": True}),
+        ("reshape", {}),
+        ("softmax", {"dim": 0}),
+        ("concat", {"dim": 0}),
+        ("reduce", {"dims": (0,)}),
+    ],
 )
 def test_what_joins_rows_of_different_sites_is_named(name: str, attributes: dict[str, int]) -> None:
     x = TensorSpec(("sites", "channel"), (40, 3), "float32")
@@ -97,7 +103,7 @@ def test_what_joins_rows_of_different_sites_is_named(name: str, attributes: dict
 
 @pytest.mark.parametrize(
     ("name", "attributes"),
-    [("pointwise", {}), ("reshape", {"kept": (0, 1)}), ("softmax", {"dim": 1}), ("concat", {"dim": 1})],
+    [("pointwise", {}), ("opaque", {}), ("reshape", {"kept": (0, 1)}), ("softmax", {"dim": 1}), ("concat", {"dim": 1})],
 )
 def test_what_treats_each_site_by_itself_is_not(name: str, attributes: dict[str, int]) -> None:
     x = TensorSpec(("sites", "channel"), (40, 3), "float32")
