@@ -21,6 +21,7 @@ from cuda_ops.sparse.preparation import Clouds
 from planner.ir.plan import Decision
 from planner.ir.profile import ModelSource
 from planner.ir.timeline import Span
+from planner.sites.blocks import Level
 from profiler import capture, load_model
 from profiler.capture import Captured
 from profiler.quiet import RunDelay
@@ -28,7 +29,7 @@ from profiler.source import LoadedModel
 from runtime.batch import Batch as RawBatch
 from runtime.build import groups_of
 from runtime.engine import Engine
-from runtime.sites.arranged import ArrangedClouds, _level
+from runtime.sites.arranged import ArrangedClouds
 from runtime.sites.batch import PreparedBatch, Preparing
 from runtime.sites.share import SiteShare
 from runtime.stages.captured import captured_model
@@ -136,7 +137,7 @@ class CountedClouds(ArrangedClouds):
 
     def __init__(self, clouds: Clouds, position: int) -> None:
         self.clouds, self._position = clouds, position
-        self._levels = {route: _level(clouds, route) for route in clouds.preparation.size_of}
+        self._levels = {route: Level(*clouds.level(route)) for route in clouds.preparation.size_of}
         self._orders: dict[Route, tuple[Tensor, Tensor, Tensor]] = {}
         self._maps: dict[MapSpec, KernelMap] = {}
 
@@ -173,10 +174,9 @@ class CountedShare(SiteShare):
     """One rank's samples of such a batch: nobody reads another's rows, so that the maps of its own are the rank's."""
 
     def _map(self, name: str) -> LocalMap:
-        index, is_inverse = self._batch.prepared.maps[name]
+        prepared = self._batch.prepared
         clouds = cast("CountedClouds", self._clouds).clouds
-        found = clouds.map(clouds.preparation.recipe.maps[index])
-        found = found.inverse() if is_inverse else found
+        found = prepared.preparation.recipe.passage(clouds, prepared.names[name]).kernel_map
         return LocalMap(found.neighbours, found.reverse, found.reverse.shape[1], Halo({}, {}))
 
 

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from cuda_ops.sparse.geometry import BuiltGeometry, KernelMap, Route, stride_of
+from cuda_ops.sparse.geometry import BuiltGeometry, Route
 from cuda_ops.sparse.local import Owned, local_map
 from cuda_ops.sparse.preparation import Clouds, Preparation
+from cuda_ops.sparse.recipe import Passage
 from planner.ir.graph import Graph
 from planner.ir.profile import PreparationCost, SiteHalo
 from planner.sites.arrangement import arrange, cut
 from planner.sites.balance import halo_sites
-from planner.sites.blocks import Level
+from planner.sites.blocks import BlockWork, Level
 from planner.sites.prices import Pairs, network_work, prices
 from profiler.model import CloudExample, graph_inputs
 from profiler.timing import trimmed_mean
@@ -66,18 +67,20 @@ def site_halos(graph: Graph, example: CloudExample, raw: tuple[Tensor, ...], sam
     """Rows that each sparse layer exchanges, where equal ranks share the sites of the clouds in ``raw``."""
     preparation = example.preparation
     clouds, words = preparation.clouds(raw), preparation.size_of
-    known = _maps(clouds)
+    known = _passages(clouds)
+    levels, work = _work(graph, clouds)
     halos = []
     for parts in PARTS:
-        owners = _owners(graph, clouds, parts)
+        owners = _owners(levels, work, parts)
         counted: dict[str, int] = {}
         for layer in graph.layers:
             name = next((value for value in layer.inputs[1:] if value in known), None)
             if name is None or "pairs" not in layer.attributes:
                 continue
             if name not in counted:
-                found, source, target = known[name]
-                rows = halo_sites(owners[words[source]], owners[words[target]], found.neighbours.numpy(), parts)
+                found = known[name]
+                ends = owners[words[found.source]], owners[words[found.target]]
+                rows = halo_sites(*ends, found.kernel_map.neighbours.numpy(), parts)
                 counted[name] = int(rows.sum(0).max(initial=0))
             halos.append(SiteHalo(layer.name, parts, samples, counted[name]))
     return tuple(halos)
@@ -115,7 +118,7 @@ def _timed_shares(graph: Graph, preparation: Preparation, raw: tuple[Tensor, ...
     for spec in preparation.recipe.maps:
         clouds.map(spec)
     start_s = time.thread_time()
-    owners = _owners(graph, clouds, 2)
+    owners = _owners(*_work(graph, clouds), 2)
     seconds = {_COLLATE: time.thread_time() - start_s}
     owned = {route: Owned.by(torch.from_numpy(owners[word]), 0) for route, word in words.items()}
     for index, spec in enumerate(preparation.recipe.maps):
@@ -131,40 +134,27 @@ def _collated(preparation: Preparation, raw: tuple[Tensor, ...]) -> Clouds:
     return clouds
 
 
-def _owners(graph: Graph, clouds: Clouds, parts: int) -> dict[str, Any]:
-    """Who owns each site of each level, where ``parts`` equal ranks share them; by the level's name."""
+def _work(graph: Graph, clouds: Clouds) -> tuple[dict[str, Level], BlockWork]:
+    """The site sets by name, and what the network costs on each block of them."""
     words = clouds.preparation.size_of
-    levels = {word: _level(clouds, route) for route, word in words.items()}
-    pairs = {
-        name: Pairs(words[source], words[target], _counts(found.reverse), _counts(found.neighbours))
-        for name, (found, source, target) in _maps(clouds).items()
-    }
+    pairs = {}
+    for name, found in _passages(clouds).items():
+        counts = found.kernel_map.pairs_of_inputs().numpy(), found.kernel_map.pairs_of_outputs().numpy()
+        pairs[name] = Pairs(words[found.source], words[found.target], *counts)
+    levels = {word: Level(*clouds.level(route)) for route, word in words.items()}
+    return levels, network_work(levels, pairs, prices(graph))
+
+
+def _owners(levels: Mapping[str, Level], work: BlockWork, parts: int) -> dict[str, Any]:
+    """Who owns each site of each level, where ``parts`` equal ranks share them; by the level's name."""
     speeds = (1.0,) * parts
-    owned = cut(arrange(network_work(levels, pairs, prices(graph)), speeds), speeds)
+    owned = cut(arrange(work, speeds), speeds)
     return {word: owned.owner(each.samples, each.coordinates, each.stride) for word, each in levels.items()}
 
 
-def _maps(clouds: Clouds) -> dict[str, tuple[KernelMap, Route, Route]]:
-    """By the graph input that a layer takes as neighbours, its map and the map's ends."""
+def _passages(clouds: Clouds) -> dict[str, Passage]:
+    """By the graph input that a layer takes as neighbours, what it then goes through."""
     preparation = clouds.preparation
-    found = ((name, _map(clouds, own)) for name, own in zip(_names(preparation), preparation.names, strict=True))
+    own = zip(_names(preparation), preparation.names, strict=True)
+    found = ((name, preparation.recipe.passage(clouds, each)) for name, each in own)
     return {name: each for name, each in found if each is not None}
-
-
-def _map(clouds: Clouds, own: str) -> tuple[KernelMap, Route, Route] | None:
-    """The map that a layer takes if it takes the prepared tensor ``own`` as neighbours, and its ends."""
-    what, _, number = own.rpartition("_")
-    if what not in ("neighbours", "reverse"):
-        return None
-    spec = clouds.preparation.recipe.maps[int(number)]
-    found = clouds.map(spec)
-    return (found, spec.source, spec.target) if what == "neighbours" else (found.inverse(), spec.target, spec.source)
-
-
-def _level(clouds: Clouds, route: Route) -> Level:
-    coordinates = clouds.geometry.coordinates(route).long()
-    return Level(coordinates[:, 0].numpy(), coordinates[:, 1:].numpy(), stride_of(route))
-
-
-def _counts(neighbours: Tensor) -> Any:
-    return (neighbours >= 0).sum(0).numpy()

@@ -102,6 +102,14 @@ class KernelMap:
         """The same map on a device."""
         return KernelMap(self.neighbours.to(device), self.reverse.to(device))
 
+    def pairs_of_inputs(self) -> Tensor:
+        """int64 (inputs,): how many outputs read each input."""
+        return (self.reverse >= 0).sum(0)
+
+    def pairs_of_outputs(self) -> Tensor:
+        """int64 (outputs,): how many inputs each output reads."""
+        return (self.neighbours >= 0).sum(0)
+
 
 @dataclass(frozen=True, slots=True)
 class Segments:

@@ -18,12 +18,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from cuda_ops.sparse.errors import SparseInputError
-from cuda_ops.sparse.geometry import BuiltGeometry, KernelMap, MapSpec, Route, Segments, geometry_of
+from cuda_ops.sparse.geometry import BuiltGeometry, KernelMap, MapSpec, Route, Segments, Triple, geometry_of, stride_of
 from cuda_ops.sparse.recipe import Recipe
 
 SITES = "sites"
@@ -128,9 +129,13 @@ class Clouds:
         """Where each sample's rows are."""
         return self.geometry.segments(route)
 
+    def level(self, route: Route) -> tuple[Any, Any, Triple]:
+        """A site set as arrays: the sample of each site, its coordinates (sites, 3), and their stride."""
+        coordinates = self.geometry.coordinates(route).long().numpy()
+        return coordinates[:, 0], coordinates[:, 1:], stride_of(route)
+
     def tensor(self, name: str) -> Tensor:
         """A tensor of ``preparation.names``."""
-        recipe = self.preparation.recipe
         what, _, number = name.rpartition("_")
         if name == "lengths":
             return self.segments(()).lengths
@@ -139,9 +144,7 @@ class Clouds:
         if what == "target":
             target = self._targets[int(number)]
             return _taken(target, self._rows) if self.preparation.per_site[int(number)] else target
-        if what in ("neighbours", "reverse"):
-            return getattr(self.map(recipe.maps[int(number)]), what)
-        return getattr(self.segments(recipe.segments[int(number)]), what)
+        return self.preparation.recipe.tensor(self, name)
 
     def _finite(self, features: Tensor) -> Tensor:
         bad = (~features.isfinite()).any(1).nonzero()

@@ -14,14 +14,42 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from cuda_ops.sparse.errors import SparseInputError
-from cuda_ops.sparse.geometry import BuiltGeometry, Geometry, KernelMap, MapSpec, Route, Segments
+from cuda_ops.sparse.geometry import BuiltGeometry, KernelMap, MapSpec, Route, Segments
 from cuda_ops.sparse.nn.tensor import SparseTensor
+
+HALVES = ("neighbours", "reverse")
+"""The two tensors of a kernel map."""
+
+
+class Maker(Protocol):
+    """Makes maps and segments of one batch of clouds."""
+
+    def map(self, spec: MapSpec) -> KernelMap:
+        """The map ``spec``."""
+        ...
+
+    def segments(self, route: Route) -> Segments:
+        """Where each sample's rows are in a site set."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Passage:
+    """A kernel map, in the direction in which a layer goes through it: an inverse convolution goes back.
+
+    Attributes:
+        source, target: the site sets that are read and made.
+    """
+
+    kernel_map: KernelMap
+    source: Route
+    target: Route
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +74,7 @@ class Recipe:
     @property
     def names(self) -> tuple[str, ...]:
         """Of the tensors that :meth:`prepare` makes, in order."""
-        maps = (f"{part}_{index}" for index in range(len(self.maps)) for part in ("neighbours", "reverse"))
+        maps = (f"{part}_{index}" for index in range(len(self.maps)) for part in HALVES)
         segments = (f"{part}_{index}" for index in range(len(self.segments)) for part in ("starts", "lengths"))
         return (*maps, *segments)
 
@@ -59,16 +87,32 @@ class Recipe:
             found[f"reverse_{index}"] = {1: spec.source}
         return found
 
-    def prepare(self, geometry: Geometry) -> dict[str, Tensor]:
+    def prepare(self, geometry: Maker) -> dict[str, Tensor]:
         """The tensors of ``names`` for one batch of clouds."""
-        found: dict[str, Tensor] = {}
-        for index, spec in enumerate(self.maps):
-            kernel_map = geometry.map(spec)
-            found[f"neighbours_{index}"], found[f"reverse_{index}"] = kernel_map.neighbours, kernel_map.reverse
-        for index, route in enumerate(self.segments):
-            segments = geometry.segments(route)
-            found[f"starts_{index}"], found[f"lengths_{index}"] = segments.starts, segments.lengths
+        return {name: self.tensor(geometry, name) for name in self.names}
+
+    def tensor(self, geometry: Maker, name: str) -> Tensor:
+        """The tensor ``name`` for one batch of clouds."""
+        what, index = _parted(name)
+        found: Tensor = getattr(
+            geometry.map(self.maps[index]) if what in HALVES else geometry.segments(self.segments[index]), what
+        )
         return found
+
+    def segments_of(self, name: str) -> Route:
+        """The site set whose rows by sample the tensor ``name`` is about."""
+        return self.segments[_parted(name)[1]]
+
+    def passage(self, geometry: Maker, name: str) -> Passage | None:
+        """What a layer goes through that takes the tensor ``name`` as neighbours; None if that is no half of a map."""
+        what, index = _parted(name)
+        if what not in HALVES:
+            return None
+        spec = self.maps[index]
+        found = geometry.map(spec)
+        if what == "neighbours":
+            return Passage(found, spec.source, spec.target)
+        return Passage(found.inverse(), spec.target, spec.source)
 
 
 class Recorder:
@@ -213,3 +257,9 @@ def record(function: Callable[[SparseTensor], Any], example: SparseTensor, netwo
         for buffer, value in zip(buffers, before, strict=True):
             buffer.copy_(value)
     return recorder.recipe
+
+
+def _parted(name: str) -> tuple[str, int]:
+    """What a tensor is, and its place in the recipe."""
+    what, _, number = name.rpartition("_")
+    return what, int(number) if number.isdigit() else -1

@@ -9,36 +9,32 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from cuda_ops.sparse.geometry import KernelMap, MapSpec, Route, Segments, stride_of
+from cuda_ops.sparse.geometry import KernelMap, MapSpec, Route, Segments
 from cuda_ops.sparse.local import Owned, local_segments
-from cuda_ops.sparse.preparation import Clouds
+from cuda_ops.sparse.preparation import SITES, Clouds
 from planner.sites.arrangement import Arrangement, arrange, cut_places
 from planner.sites.blocks import BlockWork, Level
 from planner.sites.keys import block_keys
 from planner.sites.prices import Pairs, Prices, network_work
-
-Maps = Mapping[str, tuple[int, bool]]
 
 
 class ArrangedClouds:
     """``clouds`` with rows in the order of blocks.
 
     Args:
-        maps: of the maps that have a price, by the graph input that layers take as neighbours: the place in the recipe,
-            and whether it is read backwards.
+        names: by graph input, the name that the preparation has for it.
         price: what the blocks are balanced by.
         speeds: of the ranks of the stage that whole samples should suit best.
     """
 
-    def __init__(self, clouds: Clouds, maps: Maps, price: Prices, speeds: Sequence[float]) -> None:
+    def __init__(self, clouds: Clouds, names: Mapping[str, str], price: Prices, speeds: Sequence[float]) -> None:
         self.clouds = clouds
-        self._levels = {route: _level(clouds, route) for route in clouds.preparation.size_of}
-        self._arrangement: Arrangement = arrange(self._work(maps, price), speeds)
+        self._levels = {route: Level(*clouds.level(route)) for route in clouds.preparation.size_of}
+        self._arrangement: Arrangement = arrange(self._work(names, price), speeds)
         self._orders: dict[Route, tuple[Tensor, Tensor, Tensor]] = {}
         self._maps: dict[MapSpec, KernelMap] = {}
 
@@ -89,25 +85,20 @@ class ArrangedClouds:
 
     def tensor(self, name: str) -> Tensor:
         """See :class:`Clouds`."""
-        recipe, (what, _, number) = self.clouds.preparation.recipe, name.rpartition("_")
-        if what in ("neighbours", "reverse"):
-            return getattr(self.map(recipe.maps[int(number)]), what)
-        if what in ("starts", "lengths"):
-            return getattr(self.segments(recipe.segments[int(number)]), what)
+        preparation = self.clouds.preparation
+        if name in preparation.recipe.names:
+            return preparation.recipe.tensor(self, name)
         found = self.clouds.tensor(name)
-        per_site = name == "features" or (what == "target" and self.clouds.preparation.per_site[int(number)])
-        return found[self._order(())[0]] if per_site else found
+        return found[self._order(())[0]] if (name, 0) in preparation.varying[SITES] else found
 
-    def _work(self, maps: Maps, price: Prices) -> BlockWork:
-        words = self.clouds.preparation.size_of
+    def _work(self, names: Mapping[str, str], price: Prices) -> BlockWork:
+        words, recipe = self.clouds.preparation.size_of, self.clouds.preparation.recipe
         pairs = {}
         for name in price.pair:
-            index, is_inverse = maps[name]
-            spec = self.clouds.preparation.recipe.maps[index]
-            found, ends = self.clouds.map(spec), (words[spec.source], words[spec.target])
-            if is_inverse:
-                found, ends = found.inverse(), (ends[1], ends[0])
-            pairs[name] = Pairs(*ends, _counts(found.reverse), _counts(found.neighbours))
+            found = recipe.passage(self.clouds, names[name])
+            if found is not None:
+                counts = found.kernel_map.pairs_of_inputs().numpy(), found.kernel_map.pairs_of_outputs().numpy()
+                pairs[name] = Pairs(words[found.source], words[found.target], *counts)
         levels = {word: self._levels[route] for route, word in words.items()}
         return network_work(levels, pairs, price)
 
@@ -139,12 +130,3 @@ def _renumbered(half: Tensor, columns: Tensor, rows: Tensor) -> Tensor:
     """Columns of one half of a map, with the numbers that ``rows`` has for -1 and each row."""
     chosen = half.index_select(1, columns)
     return rows.index_select(0, chosen.flatten() + 1).view(chosen.shape)
-
-
-def _level(clouds: Clouds, route: Route) -> Level:
-    coordinates = clouds.geometry.coordinates(route).long()
-    return Level(coordinates[:, 0].numpy(), coordinates[:, 1:].numpy(), stride_of(route))
-
-
-def _counts(neighbours: Tensor) -> Any:
-    return (neighbours >= 0).sum(0).numpy()

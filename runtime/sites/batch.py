@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from cuda_ops.sparse.preparation import Clouds, Preparation
+from cuda_ops.sparse.recipe import HALVES
 from planner.ir.errors import UnsupportedModelError
 from planner.ir.graph import SAMPLE, Graph, TensorSpec
 from planner.ir.plan import Decision
@@ -48,17 +49,11 @@ class Prepared:
         return cls(graph, preparation, names, raw, frozenset(looked_at.intersection(graph.inputs)))
 
     @property
-    def maps(self) -> dict[str, tuple[int, bool]]:
-        """By graph input that a layer may take as neighbours, which map it is of, and whether backwards."""
-        return {
-            name: (int(own.rpartition("_")[2]), own.startswith(REVERSE))
-            for name, own in self.names.items()
-            if own.startswith((NEIGHBOURS, REVERSE))
-        }
+    def maps(self) -> frozenset[str]:
+        """The graph inputs that are half of a kernel map."""
+        return frozenset(name for name, own in self.names.items() if own.startswith(HALVES))
 
 
-NEIGHBOURS, REVERSE = "neighbours_", "reverse_"
-"""How the names of a map's two halves begin."""
 _MAPPED = frozenset({"sparse_conv", "sparse_pool"})
 
 
@@ -89,7 +84,7 @@ class PreparedBatch:
             tensors = [self._raw.part(name, microbatch, 0, rows) for name in self.prepared.raw]
             with telling(microbatch):
                 clouds = self.prepared.preparation.clouds(tensors)
-            found = ArrangedClouds(clouds, self.prepared.maps, self._price, self._speeds) if self._speeds else clouds
+            found = ArrangedClouds(clouds, self.prepared.names, self._price, self._speeds) if self._speeds else clouds
             self._clouds[microbatch] = found
         return found
 
@@ -119,10 +114,6 @@ class PreparedBatch:
         found = self.whole(name, microbatch)
         spec = self.prepared.graph.inputs[name]
         return found if spec.has_sites else found[start : start + count]
-
-    def forget(self, microbatch: int) -> None:
-        """Let go of what was made of a micro-batch."""
-        self._made = {key: tensor for key, tensor in self._made.items() if key[0] != microbatch}
 
 
 @dataclass(frozen=True, slots=True)

@@ -95,16 +95,15 @@ class SiteShare:
         return found
 
     def _map(self, name: str) -> LocalMap:
-        index, is_inverse = self._batch.prepared.maps[name]
-        spec = self._batch.prepared.preparation.recipe.maps[index]
-        found, source, target = self._clouds.clouds.map(spec), self._owned(spec.source), self._owned(spec.target)
-        if is_inverse:
-            return local_map(found.inverse(), target, source).split()
-        return local_map(found, source, target).split()
+        prepared = self._batch.prepared
+        found = prepared.preparation.recipe.passage(self._clouds.clouds, prepared.names[name])
+        if found is None:
+            raise KeyError(f"{name} is no half of a kernel map")
+        return local_map(found.kernel_map, self._owned(found.source), self._owned(found.target)).split()
 
     def _segments(self, name: str) -> Segments:
-        number = int(self._batch.prepared.names[name].rpartition("_")[2])
-        route = self._batch.prepared.preparation.recipe.segments[number]
+        prepared = self._batch.prepared
+        route = prepared.preparation.recipe.segments_of(prepared.names[name])
         samples = self._clouds.sorted_samples(route)[self._owned(route).rows]
         return local_segments(samples, sum(self.shares))
 
