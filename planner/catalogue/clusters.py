@@ -13,7 +13,9 @@
           - {name: my-gpu, memory: 24GiB, memory-bandwidth: 936GB/s, peak: {float32: 35.6TFLOP/s}}
     links:
       within-host: NVLink-2                # a name of the catalogue; "measured": the profile's own
-      across-hosts: {link: Ethernet-10G, latency: 30us}      # or {bandwidth: 1.25GB/s, latency: 30us}
+      across-hosts: {link: Ethernet-10G, latency: 30us}      # or {bandwidth: 1.25GB/s, latency: 30us, burst: 64KiB}
+      pairs:                                                 # what is joined otherwise, one way each
+        - {from: n0, to: n1, bandwidth: 125MB/s, latency: 50us}
 
 With ``measured-on`` the share of its roof that each layer reached is carried over.  It is a name of the catalogue,
 figures like those of ``my-gpu``, or, for a profile of several kinds of device, a mapping of those by kind; kinds that
@@ -31,10 +33,11 @@ from planner.catalogue.entries import DeviceEntry
 from planner.catalogue.listing import device, devices, link, links, names_of
 from planner.catalogue.quantities import BYTES, BYTES_PER_S, FLOP_PER_S, SECONDS
 from planner.catalogue.reading import ABSENT, Reader, parse_yaml, suggestion
-from planner.ir.cluster import ACROSS_HOSTS, DATASHEET, WITHIN_HOST, Cluster, DeviceSpec, Link
+from planner.ir.cluster import ACROSS_HOSTS, DATASHEET, WITHIN_HOST, Cluster, DeviceSpec, Link, PairLink
 from planner.ir.errors import MissingFileError
 
-_MEASURED = "measured"
+_MEASURED, _PAIRS = "measured", "pairs"
+_LINK = ("link", "bandwidth", "latency", "duplex", "burst")
 _FIGURES = ("memory", "memory-bandwidth", "peak")
 _NO_CLUSTER = Cluster((), {})
 
@@ -182,7 +185,8 @@ class _Machines:
         return found
 
     def _cluster(self, specs: tuple[DeviceSpec, ...], value: Any) -> Cluster:
-        node = self.reader.mapping(value, "links", (), (WITHIN_HOST, ACROSS_HOSTS))
+        node = self.reader.mapping(value, "links", (), (WITHIN_HOST, ACROSS_HOSTS, _PAIRS))
+        apart = tuple(self._pairs(node.pop(_PAIRS), {spec.host for spec in specs})) if _PAIRS in node else ()
         hosts = [spec.host for spec in specs]
         needed = {
             WITHIN_HOST: len(set(hosts)) < len(hosts),
@@ -195,7 +199,25 @@ class _Machines:
         found = {name: self._link(name, entry) for name, entry in node.items()}
         measured = {name for name, entry in node.items() if entry == _MEASURED}
         collectives = tuple(each for each in self.own.collectives if each.link in measured)
-        return Cluster(specs, found, collectives)
+        stated = {(pair.src_host, pair.dst_host) for pair in apart}
+        apart += tuple(
+            pair
+            for pair in self.own.pairs
+            if (WITHIN_HOST if pair.src_host == pair.dst_host else ACROSS_HOSTS) in measured
+            and {pair.src_host, pair.dst_host} <= set(hosts)
+            and (pair.src_host, pair.dst_host) not in stated
+        )
+        return Cluster(specs, found, collectives, apart)
+
+    def _pairs(self, value: Any, hosts: set[str]) -> Iterator[PairLink]:
+        """Links from one host to another that are not as their class."""
+        for path, entry in self.reader.items(value, f"links.{_PAIRS}"):
+            node = dict(self.reader.mapping(entry, path, ("from", "to"), _LINK))
+            src, dst = (self.reader.text(node.pop(key), f"{path}.{key}") for key in ("from", "to"))
+            for key, host in (("from", src), ("to", dst)):
+                if host and host not in hosts:
+                    self.reader.fault(f"{path}.{key}", f"no host {host!r}{suggestion(host, sorted(hosts))}")
+            yield PairLink(src, dst, self._described(node, path))
 
     def _link(self, name: str, value: Any) -> Link:
         path = f"links.{name}"
@@ -204,7 +226,9 @@ class _Machines:
                 self.reader.fault(path, f"the profile measured no link {name}")
             return self.own.links.get(name, Link(0.0, 1.0))
         node = {"link": value} if isinstance(value, str) else value
-        node = self.reader.mapping(node, path, (), ("link", "bandwidth", "latency", "duplex"))
+        return self._described(self.reader.mapping(node, path, (), _LINK), path)
+
+    def _described(self, node: Mapping[str, Any], path: str) -> Link:
         latency_s, bandwidth = 0.0, 0.0
         if "link" in node:
             latency_s, bandwidth = self._known_link(self.reader.text(node["link"], f"{path}.link"), path)
@@ -217,7 +241,8 @@ class _Machines:
         duplex = node.get("duplex", True)
         if not isinstance(duplex, bool):
             self.reader.fault(f"{path}.duplex", f"should be true or false, got {duplex!r}")
-        return Link(latency_s, bandwidth or 1.0, (), duplex is not False, DATASHEET)
+        burst = self.reader.quantity(node["burst"], f"{path}.burst", BYTES) if "burst" in node else 0
+        return Link(latency_s, bandwidth or 1.0, (), duplex is not False, DATASHEET, int(burst))
 
     def _known_link(self, name: str, path: str) -> tuple[float, float]:
         known = names_of(links().values())

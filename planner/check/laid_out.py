@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
+from planner.check.families import SECONDS, Modelled
 from planner.check.measured_parts import cost_of_part
 from planner.check.moving import Moving
 from planner.check.parts import Part, part_of, shared_channels
@@ -33,6 +34,8 @@ class LaidOut:
     Attributes:
         layers: of the stage, in the graph's order.
         placements: by layer.
+        modelled: by device kind: models of what was not measured.
+        left: what corrections add to (device kind, quantity) on this stage, as a factor.
     """
 
     profile: Profile
@@ -43,6 +46,8 @@ class LaidOut:
     recompute: bool
     cost: CostOf = field(repr=False)
     sum_s: SumOver = field(repr=False)
+    modelled: Callable[[str], Modelled] = field(repr=False)
+    left: Callable[[str, str], float] = field(repr=False)
 
     @cached_property
     def parts(self) -> dict[str, Part]:
@@ -172,24 +177,32 @@ class LaidOut:
         return max(self._cost(layer, member, what) for member in range(len(self.ranks)))
 
     def _cost(self, layer: Layer, member: int, what: str) -> float:
-        """Of the member's part: as measured, else its share of as many whole samples."""
+        """Of the member's part: as measured, else by its family, else its share of as many whole samples."""
         part = self.parts[layer.name]
         device_kind = self.profile.cluster.devices[self.ranks[member]].kind
         samples = part.samples_of(member)
         extents, whole = part.extents(member)
-        found = cost_of_part(self.profile, device_kind, layer.name, samples, extents, whole, what)
+        left, share = self.left(device_kind, what), part.share(member)
+        over_sites = any(spec.has_sites for spec in (*part.inputs, *part.outputs))
+        modelled = None if over_sites or extents == whole or not samples else self.modelled(device_kind)
+        shares = {} if modelled is None else self._shares(device_kind, layer, samples, share)
+        found = cost_of_part(self.profile, device_kind, layer.name, samples, extents, whole, what, modelled, shares)
         if found is not None:
-            return found
-        return max(0.0, self.cost(device_kind, layer, samples, what)) * part.share(member)
+            return found * left
+        return max(0.0, self.cost(device_kind, layer, samples, what)) * share * left
+
+    def _shares(self, device_kind: str, layer: Layer, samples: int, share: float) -> dict[str, float]:
+        return {name: max(0.0, self.cost(device_kind, layer, samples, name)) * share for name in SECONDS}
 
     def _parameters_s(self, layer: Layer, what: str) -> float:
         """In proportion to the bytes held, on the slowest member."""
         own = sum(self.profile.graph.parameters[name].num_bytes for _, name in self._own_parameters(layer))
         slowest = 0.0
         for member, rank in enumerate(self.ranks):
-            costs = self.profile.parameters.get(self.profile.cluster.devices[rank].kind, {})
+            device_kind = self.profile.cluster.devices[rank].kind
+            costs = self.profile.parameters.get(device_kind, {})
             if own and layer.name in costs:
-                seconds = float(getattr(costs[layer.name], what))
+                seconds = float(getattr(costs[layer.name], what)) * self.left(device_kind, what)
                 slowest = max(slowest, seconds * self._held_bytes(layer, member) / own)
         return slowest
 

@@ -6,8 +6,9 @@ None of its code: one loop over the measurements for every question.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
+from planner.check.families import Modelled
 from planner.check.reading import at_samples
 from planner.ir.profile import Measurement, Profile
 
@@ -15,12 +16,22 @@ Part = tuple[int, ...]
 
 
 def cost_of_part(
-    profile: Profile, device_kind: str, layer: str, samples: int, part: Part, whole: Part, what: str
+    profile: Profile,
+    device_kind: str,
+    layer: str,
+    samples: int,
+    part: Part,
+    whole: Part,
+    what: str,
+    modelled: Modelled | None = None,
+    share: Mapping[str, float] | None = None,
 ) -> float | None:
     """Seconds or bytes (``what``) of a part; None where it is a share of as many whole samples.
 
     Args:
         part, whole: extents of the work of the part and of the layer, without the dim of the samples.
+        modelled: for parts that nobody measured at any number of samples; None: there is no model of them.
+        share: by name: the seconds of as large a share of the whole at these samples.
     """
     if part == whole or samples == 0 or 0 in part:
         return None
@@ -31,6 +42,14 @@ def cost_of_part(
             return at_samples(alike, samples, what)
         except LookupError:
             alike = []
+    if modelled is not None and share is not None and what in share:
+        least = [share]
+        for m in measured:
+            if m.samples == samples:
+                least.append({name: getattr(m, name) * math.prod(part) / math.prod(m.part) for name in share})
+        said = modelled.part(layer, samples, part, least, what)
+        if said is not None:
+            return said
     now = [m for m in measured if m.samples == samples and _is_cut(m.part, whole) == _is_cut(part, whole)]
     if not now:
         return None

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from planner.check.parts import SPACE, Part, Pieces, shared_channels
-from planner.check.reading import from_points
+from planner.check.reading import message_s
 from planner.ir.box import Box, Interval, Transfer, intersect, transfers, volume
 from planner.ir.graph import BYTES_PER_ELEMENT, producer
 from planner.ir.plan import Placement
@@ -124,7 +124,4 @@ class Moving:
         return slowest
 
     def _message_s(self, src: int, dst: int, size: int) -> float:
-        link = self.profile.cluster.link(src, dst)
-        if size <= 0:
-            return 0.0
-        return from_points(link.points, size) if link.points else link.latency_s + size / link.bandwidth_bytes_per_s
+        return message_s(self.profile.cluster.link(src, dst), size)

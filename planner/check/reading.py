@@ -6,11 +6,16 @@ import math
 from collections.abc import Sequence
 from itertools import pairwise
 
+from planner.ir.cluster import Link
 from planner.ir.profile import Measurement
 
 
 def at_samples(measured: Sequence[Measurement], samples: float, what: str) -> float:
-    """The measurement, or the line through two of one key: log-log between neighbours, straight elsewhere."""
+    """The measurement, or the line through two of one key: log-log between neighbours, straight elsewhere.
+
+    Raises:
+        LookupError: there are no two (``planner.check.families`` may know more).
+    """
     for measurement in measured:
         if measurement.samples == samples:
             return float(getattr(measurement, what))
@@ -30,7 +35,7 @@ def at_samples(measured: Sequence[Measurement], samples: float, what: str) -> fl
         return _line(below[-2], below[-1], samples, what)
     if len(above) > 1:
         return _line(above[0], above[1], samples, what)
-    raise LookupError(f"{measured[0].layer} at {samples} samples")
+    raise LookupError(f"no line to read {what} at {samples} samples")
 
 
 def _samples(measurement: Measurement) -> int:
@@ -43,15 +48,43 @@ def _line(low: Measurement, high: Measurement, samples: float, what: str) -> flo
     return max(least, a + (b - a) * (samples - low.samples) / (high.samples - low.samples))
 
 
-def from_points(points: Sequence[tuple[int, float]], size: float) -> float:
-    """Log-log between the points; the first one's time below; the last slope, if it rises, beyond."""
+def from_points(points: Sequence[tuple[int, float]], size: float, bytes_per_s: float | None = None) -> float:
+    """Log-log between the points, the first one's time below; beyond, the bytes that remain at a rate.
+
+    Args:
+        bytes_per_s: that rate; None: the one between the last two points.
+    """
     if size <= points[0][0]:
         return points[0][1]
-    if len(points) == 1:
-        return points[0][1] * size / points[0][0]
     for (x0, y0), (x1, y1) in pairwise(points):
         if size <= x1:
             return float(y0 * (y1 / y0) ** (math.log(size / x0) / math.log(x1 / x0)))
-    (x0, y0), (x1, y1) = points[-2:]
-    slope = max(0.0, math.log(y1 / y0) / math.log(x1 / x0))
-    return float(y1 * (size / x1) ** slope)
+    x1, y1 = points[-1]
+    if bytes_per_s is not None:
+        return y1 + (size - x1) / bytes_per_s
+    if len(points) == 1:
+        return y1 * size / x1
+    x0, y0 = points[-2]
+    return y1 + max(0.0, (size - x1) * (y1 - y0) / (x1 - x0))
+
+
+def message_s(link: Link, size: float) -> float:
+    """A message of ``size`` bytes on an idle link."""
+    if size <= 0:
+        return 0.0
+    if link.points:
+        return from_points(link.points, size, link.bandwidth_bytes_per_s)
+    return link.latency_s + size / link.bandwidth_bytes_per_s
+
+
+def delay_s(points: Sequence[tuple[int, float]], size: float) -> float:
+    """What a rank loses by a message: straight between the points, the first one's below, in proportion beyond."""
+    if size <= 0 or not points:
+        return 0.0
+    if size <= points[0][0]:
+        return points[0][1]
+    for (x0, y0), (x1, y1) in pairwise(points):
+        if size <= x1:
+            return y0 + (y1 - y0) * (size - x0) / (x1 - x0)
+    x1, y1 = points[-1]
+    return y1 / x1 * size

@@ -10,16 +10,23 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from planner.check.behind import Made, waited_s
+from planner.check.corrections import remaining, restated
+from planner.check.events import Step
+from planner.check.families import Modelled
 from planner.check.laid_out import LaidOut
-from planner.check.preparing import preparation_s, prepared_bytes, prepares_beside
-from planner.check.reading import at_samples, from_points
+from planner.check.memory import Account, levels_at
+from planner.check.memory import Stage as Holding
+from planner.check.preparing import preparation_s, prepared_bytes
+from planner.check.reading import at_samples
 from planner.check.site_exchanges import site_exchange_s
+from planner.check.summing import moving_s, sum_s
 from planner.ir.cluster import ALL_REDUCE, STATISTICS
 from planner.ir.graph import BYTES_PER_ELEMENT, SAMPLE, Layer
 from planner.ir.plan import Decision
 from planner.ir.profile import Measurement, Profile
-from planner.ir.program import Message, Program, receive_window
-from planner.ir.schedule import RECEIVE, SEND, Action, Op
+from planner.ir.program import Program
+from planner.ir.schedule import Action, Op
 from planner.layers import kind, throughout_sites
 
 _SECONDS = {
@@ -53,8 +60,9 @@ def reckon(profile: Profile, decision: Decision, program: Program) -> Reckoning:
 class _Plain:
     """The evaluation of one program."""
 
-    def __init__(self, profile: Profile, decision: Decision, program: Program) -> None:
-        self.profile = profile
+    def __init__(self, given: Profile, decision: Decision, program: Program) -> None:
+        self.profile = profile = restated(given)
+        self.given = given
         self.decision = decision
         self.program = program
         layers = profile.graph.by_name()
@@ -65,56 +73,26 @@ class _Plain:
                 self.measured.setdefault((device_kind, measurement.layer), []).append(measurement)
         self.laid_out: dict[tuple[int, int], LaidOut] = {}
         self.known: dict[tuple[str, str, float, str], float] = {}
+        self.models: dict[str, Modelled] = {}
         self.values = profile.graph.values()
         self.throughout = throughout_sites(profile.graph)
         self.users = self._users()
         self.left: dict[tuple[str, int, float], int] = {}
-        self.prepared: dict[tuple[int, int, int | None], float] = {}
+        self.holdings: dict[tuple[int, int, int], Holding] = {}
 
     def step_s(self) -> float:
-        """Always runs, of all actions that can run, the one that can start first."""
-        rows, ranks = self.program.rows, range(len(self.program.rows))
-        clock, position = [0.0 for _ in ranks], [0 for _ in ranks]
-        arrived: dict[tuple[object, ...], float] = {}
-        wire_free: dict[object, float] = {}
-        self.prepared.clear()
-        host_free = [0.0 for _ in ranks]
-        while any(position[rank] < len(rows[rank]) for rank in ranks):
-            starts = [self._start(rank, clock, position, arrived) for rank in ranks]
-            possible = [(start, rank) for rank, start in enumerate(starts) if start is not None]
-            if not possible:
-                raise ValueError("the program never ends")
-            start, rank = min(possible)
-            action = rows[rank][position[rank]]
-            if action.op is Op.REDUCE_GRAD:
-                for member in self.program.ranks[action.stage]:
-                    clock[member] = start + self._action_s(member, action, position[member])
-                    position[member] += 1
-                continue
-            if action.op is Op.PREPARE:
-                host_free[rank] = max(start, host_free[rank]) + self._action_s(rank, action, position[rank])
-                self.prepared[rank, action.stage, action.microbatch] = host_free[rank]
-                clock[rank] = start if prepares_beside(self.profile, rank) else host_free[rank]
-                position[rank] += 1
-                continue
-            clock[rank] = start + self._action_s(rank, action, position[rank])
-            if action.blocking and action.op in RECEIVE:  # it takes as long again to take what was sent
-                moves = [self._transfer(action, message)[1:] for message in self.program.messages_of(rank, action)]
-                clock[rank] += sum(self._travel_s(*move) for move in moves)
-            position[rank] += 1
-            for message in self.program.messages_of(rank, action) if action.op in SEND else ():
-                key, src, dst, size = self._transfer(action, message)
-                wire = (src, dst) if self.profile.cluster.link(src, dst).duplex else frozenset((src, dst))
-                begin = max(clock[rank], wire_free.get(wire, 0.0))
-                arrived[key] = wire_free[wire] = begin + self._travel_s(src, dst, size)
-                if action.blocking:
-                    clock[rank] = arrived[key]
-        return max(clock)
+        """From start to end."""
+        return Step(self.profile, self.program, self._action_s, self._summed).seconds()
 
-    def _travel_s(self, src: int, dst: int, num_bytes: int) -> float:
-        link = self.profile.cluster.link(src, dst)
-        seconds = from_points(link.points, num_bytes) if link.points else None
-        return link.latency_s + num_bytes / link.bandwidth_bytes_per_s if seconds is None else seconds
+    def _summed(self, stage: int) -> tuple[float, float]:
+        """Of the sum of a stage's gradients that is waited for: seconds, and bytes/s on each card of its hosts."""
+        group, size = self.program.ranks[stage], self._stage_bytes(stage)
+        if len(group) < 2 or size == 0 or self._has_layouts(stage):
+            return 0.0, 0.0
+        overhead_s = self.profile.action_overhead_s.get(self.profile.cluster.devices[group[0]].kind, 0.0)
+        whole_s = self._sum_s(group, size, (ALL_REDUCE,))
+        waited_s = self._action_s(group[0], Action(stage, Op.REDUCE_GRAD), 0) - overhead_s
+        return waited_s, 2 * (len(group) - 1) / len(group) * size / whole_s if whole_s > 0 else 0.0
 
     def peak_bytes(self, rank: int) -> int:
         """The most that ``rank`` holds."""
@@ -138,27 +116,8 @@ class _Plain:
         weights += sum(self._older_bytes(stage, row) for stage, group in enumerate(self.program.ranks) if rank in group)
         mine = [stage for stage, group in enumerate(self.program.ranks) if rank in group]
         buffers = sum(layer.buffer_bytes for stage in mine for layer in self.layers[stage])
-        incoming = [
-            self._transfer(action, message)[3]
-            for action in self.program.rows[rank]
-            if action.op in RECEIVE
-            for message in self.program.messages_of(rank, action)
-        ]
-        resident = weights + gradients + state + buffers + sum(sorted(incoming)[-receive_window(incoming) :])
-        fullest = self.decision.micro_batches.index(max(self.decision.micro_batches))
-        resident += sum(self._prepared_bytes(rank, stage, fullest) for stage in mine)
-        held = most = 0
-        for action in self.program.rows[rank]:
-            if action.op not in _SECONDS or action.microbatch is None:
-                continue
-            saved, handed, workspace = self._activation(rank, action.stage, action.microbatch)
-            again = saved if self.decision.stages[action.stage].recompute else 0
-            kept, left = saved + handed - again, max(0, self._left_bytes(rank, action.stage, action.microbatch) - saved)
-            held += {Op.FORWARD: kept, Op.BACKWARD: again, Op.BACKWARD_INPUT: again + left}.get(action.op, 0)
-            most = max(most, held + workspace)
-            ends = action.op in (Op.BACKWARD, Op.BACKWARD_WEIGHT) or not trains
-            held -= kept + again + (left if action.op is Op.BACKWARD_WEIGHT else 0) if ends else 0
-        return resident + most
+        account = Account(self.profile, self.decision, self.program, rank, self._holding, self._samples)
+        return weights + state + buffers + account.batch_bytes() + account.most()
 
     def _older_bytes(self, stage: int, row: Sequence[Action]) -> int:
         """Of the parameters that micro-batches under way still need, beside the newest."""
@@ -177,35 +136,6 @@ class _Plain:
         names = {name for layer in self.layers[stage] for name in layer.parameters}
         return most * sum(self.profile.graph.parameters[name].num_bytes for name in names)
 
-    def _start(
-        self, rank: int, clock: list[float], position: list[int], arrived: dict[tuple[object, ...], float]
-    ) -> float | None:
-        """When the rank's next action can start (a wait: end); None if that is not known yet."""
-        rows = self.program.rows
-        if position[rank] >= len(rows[rank]):
-            return None
-        action = rows[rank][position[rank]]
-        if action.op is Op.REDUCE_GRAD:
-            group = self.program.ranks[action.stage]
-            there = [position[m] < len(rows[m]) and rows[m][position[m]] == action for m in group]
-            return max(clock[m] for m in group) if all(there) else None
-        if action.op is Op.FORWARD:
-            return max(clock[rank], self.prepared.get((rank, action.stage, action.microbatch), 0.0))
-        if action.op not in RECEIVE:
-            return clock[rank]
-        keys = [self._transfer(action, message)[0] for message in self.program.messages_of(rank, action)]
-        if any(key not in arrived for key in keys):
-            return None
-        return max(clock[rank], *(arrived[key] for key in keys)) if keys else clock[rank]
-
-    def _transfer(self, action: Action, message: Message) -> tuple[tuple[object, ...], int, int, int]:
-        """(key, source rank, destination rank, bytes) of what ``action`` sends or receives."""
-        forward = action.op in (Op.SEND_FORWARD, Op.RECV_FORWARD)
-        src, dst = (message.src, message.dst) if forward else (message.dst, message.src)
-        size = message.forward_bytes if forward else message.backward_bytes
-        ends = frozenset((action.stage, action.peer))
-        return (ends, forward, action.microbatch, src, dst), src, dst, size
-
     def _action_s(self, rank: int, action: Action, index: int) -> float:
         device_kind = self.profile.cluster.devices[rank].kind
         overhead = self.profile.action_overhead_s.get(device_kind, 0.0)
@@ -218,8 +148,9 @@ class _Plain:
             return overhead + self._laid_out_s(rank, action, index)
         if action.op is Op.REDUCE_GRAD:
             size = self._stage_bytes(action.stage)
-            summed_s = self._sum_s(group, size, (ALL_REDUCE,))
-            return overhead + (summed_s / 2 if self._sharded(action.stage) else summed_s)
+            if self._sharded(action.stage) or len(group) < 2:
+                return overhead + self._sum_s(group, size, (ALL_REDUCE,)) / 2
+            return overhead + self._waited_s(action.stage, group)
         costs = self.profile.parameters.get(device_kind, {})
         if action.op is Op.UPDATE:
             update_s = sum(costs[x.name].update_s for x in self.layers[action.stage] if x.name in costs)
@@ -250,6 +181,26 @@ class _Plain:
         """Whether the stage's ranks divide the optimiser's state among them."""
         divided = self.decision.stages[stage].sharded and len(self.program.ranks[stage]) > 1
         return divided and not self._has_layouts(stage)
+
+    def _waited_s(self, stage: int, group: tuple[int, ...]) -> float:
+        """For the sums of the stage's gradients, when its slowest rank has ended its last backward."""
+        last, alone = len(self.decision.micro_batches) - 1, {n for n, stages in self.users.items() if stages == {stage}}
+        ways_back = []
+        for rank in group:
+            action = Action(stage, Op.BACKWARD, last)
+            ways_back.append([self._layer_s(rank, layer, action) for layer in self.layers[stage]])
+        slowest, size = max(ways_back, key=sum), self.decision.micro_batches[last]
+        left_s, made = 0.0, []
+        for layer, layer_s in zip(self.layers[stage], slowest, strict=True):
+            mine = [name for name in layer.parameters if name in alone]
+            made += [Made(self.profile.graph.parameters[name].num_bytes, left_s) for name in mine]
+            alone.difference_update(mine)
+            left_s += layer_s + self._exchange_s(layer, group, Op.BACKWARD, size)
+        return waited_s(
+            made,
+            lambda num_bytes: self._sum_s(group, num_bytes, (ALL_REDUCE,)),
+            lambda num_bytes: moving_s(self.profile.cluster, group, num_bytes),
+        )
 
     def _stage_bytes(self, stage: int) -> int:
         """Of the parameters that this stage alone uses."""
@@ -298,6 +249,8 @@ class _Plain:
                 self.decision.stages[stage].recompute,
                 self._cost,
                 self._sum_s,
+                self._modelled,
+                functools.partial(self._left, stage),
             )
         return found
 
@@ -320,13 +273,25 @@ class _Plain:
         samples = self._samples(rank, action.stage, action.microbatch or 0)
         costs = self.profile.parameters.get(device_kind, {})
         total = 0.0
+        left = functools.partial(self._left, action.stage, device_kind)
         for layer in self.layers[action.stage]:
-            total += self._cost(device_kind, layer, samples, _SECONDS[action.op])
+            what = _SECONDS[action.op]
+            total += self._cost(device_kind, layer, samples, what) * left(what)
             if self.decision.stages[action.stage].recompute and action.op in (Op.BACKWARD, Op.BACKWARD_INPUT):
-                total += self._cost(device_kind, layer, samples, "forward_s")
+                total += self._cost(device_kind, layer, samples, "forward_s") * left("forward_s")
             if accumulates and layer.name in costs:
-                total += costs[layer.name].accumulate_s
+                total += costs[layer.name].accumulate_s * left("accumulate_s")
         return total
+
+    def _left(self, stage: int, device_kind: str, what: str) -> float:
+        """What corrections add to a quantity on the ranks of a stage."""
+        return remaining(self.given, what, device_kind, len(self.program.ranks[stage]))
+
+    def _layer_s(self, rank: int, layer: Layer, action: Action) -> float:
+        """The layer's part of an action."""
+        samples, what = self._samples(rank, action.stage, action.microbatch or 0), _SECONDS[action.op]
+        device_kind = self.profile.cluster.devices[rank].kind
+        return self._cost(device_kind, layer, samples, what) * self._left(action.stage, device_kind, what)
 
     def _exchange_s(self, layer: Layer, group: tuple[int, ...], op: Op, samples: int) -> float:
         if len(group) < 2 or op is Op.BACKWARD_WEIGHT:
@@ -342,39 +307,37 @@ class _Plain:
         return self._sum_s(group, 2 * channels * BYTES_PER_ELEMENT[spec.dtype], (STATISTICS, ALL_REDUCE))
 
     def _sum_s(self, group: tuple[int, ...], size: int, operations: tuple[str, ...]) -> float:
-        """By the first of ``operations`` that was measured, else a ring over the link."""
-        if size == 0:
-            return 0.0
-        name = self.profile.cluster.group_link_class(group)
-        tables = {(t.operation, t.num_ranks, t.link): t.points for t in self.profile.cluster.collectives}
-        for operation in operations:
-            if points := tables.get((operation, len(group), name)):
-                return from_points(points, size)
-        link, part = self.profile.cluster.links[name], size / len(group)
-        seconds = from_points(link.points, part) if link.points else link.latency_s + part / link.bandwidth_bytes_per_s
-        return 2 * (len(group) - 1) * seconds
+        """By the first of ``operations`` that was measured."""
+        return sum_s(self.profile.cluster, operations[0], group, size)
 
-    def _activation(self, rank: int, stage: int, microbatch: int) -> tuple[int, int, int]:
-        """(bytes that layers save, bytes received, prepared and sent, workspace)."""
-        device_kind = self.profile.cluster.devices[rank].kind
+    def _holding(self, rank: int, stage: int, microbatch: int) -> Holding:
+        """The stage on ``rank``, for the account of its memory."""
+        key = (rank, stage, self.decision.micro_batches[microbatch])
+        if key not in self.holdings:
+            self.holdings[key] = self._held(rank, stage, microbatch)
+        return self.holdings[key]
+
+    def _held(self, rank: int, stage: int, microbatch: int) -> Holding:
+        layers, prepared = self.layers[stage], self._prepared_bytes(rank, stage, microbatch)
+        recompute, device_kind = self.decision.stages[stage].recompute, self.profile.cluster.devices[rank].kind
         if self._has_layouts(stage):
             of_size = self._laid_out(stage, self.decision.micro_batches[microbatch])
             member = self.program.ranks[stage].index(rank)
-            saved, workspace = of_size.saved_bytes(member), of_size.workspace_bytes(member)
-        else:
-            samples = self._samples(rank, stage, microbatch)
-            saved = sum(self._cost(device_kind, layer, samples, "saved_bytes") for layer in self.layers[stage])
-            workspace = max(self._cost(device_kind, layer, samples, "workspace_bytes") for layer in self.layers[stage])
-        handed = sum(
-            message.forward_bytes
-            for (src, dst, m), messages in self.program.messages.items()
-            if m == microbatch
-            for message in messages
-            if message.src != message.dst
-            and (message.src if src == stage else message.dst) == rank
-            and stage in (src, dst)
-        )
-        return round(saved), handed + self._prepared_bytes(rank, stage, microbatch), round(workspace)
+            whole, workspace = of_size.saved_bytes(member), of_size.workspace_bytes(member)
+            again, parameters = (whole if recompute else 0.0), round(of_size.parameter_bytes(member))
+            return Holding(layers, (whole - again,), None, workspace, whole, again, prepared, parameters, False)
+        samples = self._samples(rank, stage, microbatch)
+        saved = [self._cost(device_kind, layer, samples, "saved_bytes") for layer in layers]
+        needs = max(self._cost(device_kind, layer, samples, "workspace_bytes") for layer in layers)
+        every = [self.measured.get((device_kind, layer.name), []) for layer in self.profile.graph.layers]
+        levels, mine = levels_at(every, samples), {layer.name for layer in layers}
+        if levels is not None:
+            names = (layer.name for layer in self.profile.graph.layers)
+            levels = [each for name, each in zip(names, levels, strict=True) if name in mine]
+        names_of = {name for layer in layers for name in layer.parameters}
+        parameters = sum(self.profile.graph.parameters[name].num_bytes for name in names_of)
+        left = self._left_bytes(rank, stage, microbatch)
+        return Holding(layers, saved, levels, needs, left, 0.0, prepared, parameters, recompute)
 
     def _prepared_bytes(self, rank: int, stage: int, microbatch: int) -> int:
         """Of what the host prepares of a micro-batch: the rank's own part, or all where layers have layouts."""
@@ -412,5 +375,14 @@ class _Plain:
     def _cost(self, device_kind: str, layer: Layer, samples: float, what: str) -> float:
         key = (device_kind, layer.name, samples, what)
         if key not in self.known:
-            self.known[key] = at_samples(self.measured[device_kind, layer.name], samples, what)
+            try:
+                found = at_samples(self.measured.get((device_kind, layer.name), ()), samples, what)
+            except LookupError:
+                found = self._modelled(device_kind).whole(layer.name, samples, what)
+            self.known[key] = found
         return self.known[key]
+
+    def _modelled(self, device_kind: str) -> Modelled:
+        if device_kind not in self.models:
+            self.models[device_kind] = Modelled(self.profile, device_kind)
+        return self.models[device_kind]

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from itertools import pairwise
 
-from planner.check.reading import from_points
+from planner.check.reading import message_s
 from planner.ir.graph import BYTES_PER_ELEMENT, Layer, TensorSpec
 from planner.ir.profile import Profile
 from planner.ir.schedule import Op
@@ -34,12 +34,14 @@ def site_exchange_s(
         return 0.0
     if op is not Op.FORWARD and layer.inputs[0] in profile.graph.inputs:
         return 0.0
-    others, link = len(group) - 1, profile.cluster.links[profile.cluster.group_link_class(group)]
+    cluster, others = profile.cluster, len(group) - 1
     size = _rows(profile, layer, x, len(group), samples) * x.shape[-1] * BYTES_PER_ELEMENT[x.dtype] / others
     if size <= 0:
         return 0.0
-    each = from_points(link.points, size) if link.points else link.latency_s + size / link.bandwidth_bytes_per_s
-    return others * each if link.duplex else 2 * others * each
+    between = cluster.group_link_class(group)
+    links = [cluster.link(a, b) for a in group for b in group if a != b and cluster.link_class(a, b) == between]
+    each = max(message_s(link, size) for link in links)
+    return others * each if all(link.duplex for link in links) else 2 * others * each
 
 
 def _rows(profile: Profile, layer: Layer, x: TensorSpec, parts: int, samples: int) -> float:

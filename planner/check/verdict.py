@@ -30,6 +30,7 @@ def check(plan: Plan, profile: Profile | None) -> tuple[str, ...]:
     faults = [*_own_faults(plan.decision), *_search_faults(plan)]
     if profile is None:
         return tuple(faults)
+    profile = profile.corrected_by(plan.inputs.corrections)  # those that the plan was made under
     faults += _fingerprint_faults(plan, profile)
     placement = [*_placement_faults(plan.decision, profile.graph), *_device_faults(plan.decision, profile)]
     if not faults and not placement:
@@ -124,7 +125,7 @@ def _search_faults(plan: Plan) -> Iterator[str]:
 def _fingerprint_faults(plan: Plan, profile: Profile) -> Iterator[str]:
     for what, expected, value in (
         ("model", plan.inputs.model_fingerprint, profile.graph),
-        ("profile", plan.inputs.profile_fingerprint, profile),
+        ("profile", plan.inputs.profile_fingerprint, profile.bare),
         ("cluster", plan.inputs.cluster_fingerprint, profile.cluster),
     ):
         found = fingerprint(value)
@@ -176,10 +177,9 @@ def _prediction_faults(plan: Plan, profile: Profile, found: Reckoning) -> Iterat
     if len(prediction.ranks) != len(found.peak_bytes):
         yield f"{len(prediction.ranks)} ranks are predicted, the program has {len(found.peak_bytes)}"
         return
-    # Parts of a layer, or of a sample, are fractions of bytes, which are rounded for each micro-batch that is held.
-    stages = range(len(plan.decision.stages))
-    in_parts = any(has_layouts(plan.decision, stage) or _is_in_parts(plan.decision, stage) for stage in stages)
-    rounded = 2 * len(plan.decision.micro_batches) + 2 if in_parts else 0
+    # Between sizes measured, of parts of a layer or of a sample there are fractions of bytes, which are rounded for
+    # each micro-batch that is held.
+    rounded = 2 * len(plan.decision.micro_batches) + 2
     for rank, (said, peak) in enumerate(zip(prediction.ranks, found.peak_bytes, strict=True)):
         if abs(said.peak_bytes - peak) > rounded:
             yield f"rank {rank} is predicted to hold {said.peak_bytes} bytes, recomputed {peak}"

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field, replace
 
 import numpy as np
 
+from planner.costs.corrected import Excess, Factors, corrected
+from planner.costs.gradient_sums import Bucket, buckets
+from planner.costs.levels import LevelTables
 from planner.costs.network import Network, collective_s
 from planner.costs.preparing import Preparations
 from planner.costs.site_exchanges import site_exchanges_s
-from planner.costs.tables import Array, CostTables
+from planner.costs.tables import Array, CostTables, Run, SizeTable, layers_of
 from planner.ir.cluster import STATISTICS
-from planner.ir.profile import Profile
+from planner.ir.profile import BACKWARD, FORWARD, Profile
 from planner.layers import over_sites
 
 _STATISTIC_BYTES = 8
@@ -19,18 +22,34 @@ _STATISTIC_BYTES = 8
 
 @dataclass(slots=True, eq=False)
 class PriceBook:
-    """Every price that a profile gives; looked up once and shared by all plans made from it."""
+    """Every price that a profile gives; looked up once and shared by all plans made from it.
 
-    profile: Profile
+    Attributes:
+        profile: with its corrections in its figures (:mod:`planner.costs.corrected`).
+        excess: what they add where a stage is priced.
+    """
+
+    source: InitVar[Profile]
+    profile: Profile = field(init=False)
+    excess: Excess = field(init=False)
     tables: CostTables = field(init=False)
+    levels: LevelTables = field(init=False)
     network: Network = field(init=False)
     preparations: Preparations = field(init=False)
     has_sites: bool = field(init=False)
-    _sites: dict[tuple[str, int, int], tuple[Array, Array]] = field(init=False, default_factory=dict, repr=False)
-    _norms: dict[tuple[str, int], tuple[Array, Array]] = field(init=False, default_factory=dict, repr=False)
+    _sites: dict[tuple[object, int], tuple[Array, Array]] = field(init=False, default_factory=dict, repr=False)
+    _sized: dict[tuple[str, float, bool], SizeTable] = field(init=False, default_factory=dict, repr=False)
+    _norms: dict[tuple[object, ...], tuple[Array, Array]] = field(init=False, default_factory=dict, repr=False)
 
-    def __post_init__(self) -> None:
+    _buckets: dict[tuple[tuple[Run, ...], frozenset[str]], tuple[Bucket, ...]] = field(
+        init=False, default_factory=dict, repr=False
+    )
+
+    def __post_init__(self, source: Profile) -> None:
+        self.profile = corrected(source)
+        self.excess = Excess(Factors.of(source.calibration.corrections))
         self.tables = CostTables(self.profile)
+        self.levels = LevelTables(self.profile)
         self.network = Network(self.profile.cluster)
         self.preparations = Preparations(self.profile)
         self.has_sites = bool(over_sites(self.profile.graph))
@@ -38,6 +57,38 @@ class PriceBook:
     def kind(self, rank: int) -> str:
         """The kind of the rank's device."""
         return self.profile.cluster.devices[rank].kind
+
+    def buckets(self, runs: tuple[Run, ...], apart: frozenset[str]) -> tuple[Bucket, ...]:
+        """In which the gradients of a stage's layers are summed, parameters ``apart`` left out."""
+        found = self._buckets.get((runs, apart))
+        if found is None:
+            found = self._buckets[runs, apart] = buckets(self.profile.graph, layers_of(runs), apart)
+        return found
+
+    def at(self, kind: str, samples: float, shared: bool) -> SizeTable:
+        """``tables.at`` with what corrections add to layers of stages of one rank, or of stages that ranks share.
+
+        Raises:
+            MissingMeasurementError: as ``tables.at``.
+        """
+        forward, backward = (self.excess(what, kind, shared) for what in (FORWARD, BACKWARD))
+        table = self.tables.at(kind, samples)
+        if forward == backward == 1:
+            return table
+        found = self._sized.get((kind, samples, shared))
+        if found is None:
+            found = self._sized[kind, samples, shared] = replace(
+                table,
+                forward_s=table.forward_s * forward,
+                backward_s=table.backward_s * backward,
+                backward_input_s=table.backward_input_s * backward,
+                backward_weight_s=table.backward_weight_s * backward,
+            )
+        return found
+
+    def accumulate_s(self, kind: str, shared: bool) -> Array:
+        """What adding into gradients takes: a running sum over layers."""
+        return self.tables.parameters(kind).accumulate_s * self.excess(BACKWARD, kind, shared)
 
     def exchanges_s(self, ranks: tuple[int, ...], samples: int) -> tuple[Array, Array]:
         """All that ``ranks`` exchange inside a stage of a micro-batch of ``samples``, both ways: running sums.
@@ -47,7 +98,7 @@ class PriceBook:
         norms = self.norms_s(ranks)
         if not self.has_sites:
             return norms
-        key = (self.profile.cluster.group_link_class(ranks), len(ranks), samples)
+        key = (self.profile.cluster.group_alike(ranks), samples)
         found = self._sites.get(key)
         if found is None:
             forward, backward = (
@@ -59,7 +110,7 @@ class PriceBook:
 
     def norms_s(self, ranks: tuple[int, ...]) -> tuple[Array, Array]:
         """Exchanges of statistics over ``ranks``, forward and backward: running sums over layers."""
-        key = (self.profile.cluster.group_link_class(ranks), len(ranks))
+        key = self.profile.cluster.group_alike(ranks)
         found = self._norms.get(key)
         if found is None:
             channels, element = self.tables.graph.norm_channels, self.tables.graph.norm_bytes

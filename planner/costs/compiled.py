@@ -67,6 +67,7 @@ class CompiledProgram:
         messages: (transfer slot, channel) of each message.
         channels: (src, dst) of each channel; messages of a channel travel one after another.
         reductions: number of ranks of each reduction.
+        reduced_stages: the stage of each reduction.
         num_prepared: how many inputs of micro-batches are prepared, each on one rank.
         holds: by rank, where memory is taken and given back.
         grid: the program's rows, for error texts.
@@ -88,6 +89,7 @@ class CompiledProgram:
     trains: tuple[bool, ...] = ()
     versions: tuple[int, ...] = ()
     num_prepared: int = 0
+    reduced_stages: tuple[int, ...] = ()
 
 
 def compile_program(program: Program, micro_batches: Sequence[int]) -> CompiledProgram:
@@ -112,13 +114,14 @@ def compile_program(program: Program, micro_batches: Sequence[int]) -> CompiledP
         tuple(numbers.activations.values),
         tuple(numbers.messages.values),
         tuple(numbers.channels.values),
-        tuple(numbers.reductions.values),
+        tuple(members for members, _ in numbers.reductions.values),
         holds,
         program.rows,
         program.blocking,
         tuple(any(action.op in _BACKWARD for action in row) for row in program.rows),
         versions_kept(program.rows, program.stages.num_stages),
         len(numbers.prepared.values),
+        tuple(stage for _, stage in numbers.reductions.values),
     )
 
 
@@ -159,7 +162,7 @@ class _Numbers:
         self.activations: _Numbered[ActivationSlot] = _Numbered()
         self.messages: _Numbered[tuple[int, int]] = _Numbered()
         self.channels: _Numbered[tuple[int, int]] = _Numbered()
-        self.reductions: _Numbered[int] = _Numbered()
+        self.reductions: _Numbered[tuple[int, int]] = _Numbered()
         self.prepared: _Numbered[None] = _Numbered()
         self._with_gradients: set[tuple[int, int]] = set()
         self._transfer_of: dict[tuple[object, ...], tuple[int, int]] = {}
@@ -183,7 +186,7 @@ class _Numbers:
         )
         if op is Op.REDUCE_GRAD:
             members = len(self.numbering.program.ranks[stage])
-            return REDUCE_STEP, slot, (self.reductions.number((stage, microbatch), members),)
+            return REDUCE_STEP, slot, (self.reductions.number((stage, microbatch), (members, stage)),)
         if op is Op.PREPARE:
             return PREPARE_STEP, slot, (self.prepared.number((rank, stage, microbatch), None),)
         if op is Op.FORWARD and stage in self.numbering.program.stages.prepares:

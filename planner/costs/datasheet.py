@@ -18,7 +18,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import log
 
+from planner.costs.features import Features
+from planner.costs.layer import LayerCost
+from planner.costs.quantiles import DATASHEET_RANGE
 from planner.ir.cluster import DATASHEET, Cluster, DeviceSpec
 from planner.ir.errors import MissingMeasurementError
 from planner.ir.graph import Graph, Layer, TensorSpec
@@ -106,6 +110,35 @@ def roof_s(work: Work, device: DeviceSpec, dtype: str, layer: str) -> float:
             )
         seconds = max(seconds, work.num_bytes / device.memory_bytes_per_s)
     return seconds
+
+
+def under_a_roof(
+    profile: Profile, kind: str, index: int, samples: float, features: Features, measured: Sequence[Measurement]
+) -> tuple[LayerCost, ...]:
+    """Layer number ``index`` at ``samples`` samples by the datasheet of devices of ``kind``; nothing without one.
+
+    Args:
+        measured: of the layer on that kind: the nearest one is scaled by the ratio of the roofs, and what it keeps by
+            that of the samples; without any, passes take as long as the roof, and all that is read and made is kept.
+    """
+    device = next((device for device in profile.cluster.devices if device.kind == kind and _is_known(device)), None)
+    layer, dtype = profile.graph.layers[index], profile.model.dtype
+    if device is None or not device.peak_flop_per_s.get(dtype):
+        return ()
+
+    def roof(size: float) -> tuple[float, float]:
+        _, flops, num_bytes, _ = features.whole(size)[index].tolist()
+        return roof_s(Work(round(flops), round(num_bytes)), device, dtype, layer.name), num_bytes
+
+    seconds, num_bytes = roof(samples)
+    low, high = DATASHEET_RANGE
+    if not measured:
+        return (LayerCost((seconds, 2 * seconds, seconds, seconds, num_bytes, 0.0), DATASHEET, low, high),)
+    near = min(measured, key=lambda m: abs(log(m.samples / samples)))
+    base, _ = roof(near.samples)
+    ratio, share = seconds / base if base else 1.0, samples / near.samples
+    values = (*(ratio * value for value in _passes(near)), share * near.saved_bytes, share * near.workspace_bytes)
+    return (LayerCost(values, DATASHEET, low, high),)
 
 
 def _is_known(device: DeviceSpec) -> bool:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from planner.ir.cluster import DATASHEET, INTERPOLATED, MEASURED, Evidence
+from planner.ir.cluster import DATASHEET, FAMILY, INTERPOLATED, MEASURED, Evidence
 
-_FROM_STRONG_TO_WEAK: tuple[Evidence, ...] = (MEASURED, INTERPOLATED, DATASHEET)
+_FROM_STRONG_TO_WEAK: tuple[Evidence, ...] = (MEASURED, INTERPOLATED, FAMILY, DATASHEET)
 
 
 def weakest(evidences: Iterable[Evidence]) -> Evidence:

@@ -5,6 +5,7 @@
     between two measured ones            a straight line in log-log, if both ran on the same back end (``key``)
     beyond, or across a change of key    the straight line through the two nearest of one key; for a part of a sample
                                          (its sites shared by ranks) no less than that part of the smaller of the two
+    no two of one key                    what layers like it say (``costs.families``), then a datasheet
 
 Convolutions change their back end with the batch and jump by a factor of two there, hence the keys.  Ignored: that a
 layer's time depends on what ran before it (caches).
@@ -13,7 +14,7 @@ layer's time depends on what ran before it (caches).
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import exp, log
 
@@ -27,64 +28,106 @@ QUANTITIES = ("forward_s", "backward_s", "backward_input_s", "backward_weight_s"
 
 @dataclass(frozen=True, slots=True)
 class LayerCost:
-    """``values`` in the order of ``QUANTITIES``: seconds, and bytes (fractions of a byte where read between)."""
+    """``values`` in the order of ``QUANTITIES``: seconds, and bytes (fractions of a byte where read between).
+
+    Attributes:
+        low, high: factors on forward and backward together, between which four of five such figures turned out.
+    """
 
     values: tuple[float, ...]
     evidence: Evidence
+    low: float = 1.0
+    high: float = 1.0
 
 
-def layer_cost(measured: Sequence[Measurement], samples: float) -> LayerCost:
-    """What the layer costs at ``samples`` samples.
+@dataclass(frozen=True, slots=True)
+class Neighbours:
+    """Two measurements to draw a line through.
+
+    Attributes:
+        inside: whether the asked size lies between them.
+    """
+
+    low: Measurement
+    high: Measurement
+    inside: bool
+
+
+def layer_cost(
+    measured: Sequence[Measurement], samples: float, otherwise: Callable[[], tuple[LayerCost, ...]] = tuple
+) -> LayerCost:
+    """What the layer costs at ``samples`` samples; ``low`` and ``high`` are those of ``otherwise``, else 1.
 
     Args:
-        measured: of one layer on one kind of device, at least one, by growing number of samples.
+        measured: of one layer on one kind of device, by growing number of samples.
+        otherwise: asked where there is no line to draw.
 
     Raises:
-        MissingMeasurementError: the measurements say nothing about this size.
+        MissingMeasurementError: nothing says what this size costs.
     """
     if samples == 0:
         return LayerCost((0.0,) * len(QUANTITIES), MEASURED)
-    sizes = [measurement.samples for measurement in measured]
-    position = bisect_left(sizes, samples)
-    if position < len(sizes) and sizes[position] == samples:
-        return LayerCost(_values(measured[position]), measured[position].evidence)
-    low, high = _neighbours(measured, samples, position)
-    inside = low.samples < samples < high.samples
-    read = _log_log if inside else _affine
-    values = tuple(
-        read(low.samples, a, high.samples, b, samples) for a, b in zip(_values(low), _values(high), strict=True)
-    )
-    if samples < 1 and not inside:
-        values = tuple(max(a, b * samples / low.samples) for a, b in zip(values, _values(low), strict=True))
-    return LayerCost(values, weakest((INTERPOLATED, low.evidence, high.evidence)))
-
-
-def _neighbours(measured: Sequence[Measurement], samples: float, position: int) -> tuple[Measurement, Measurement]:
-    """The two measurements to draw a line through: around ``samples``, or the nearest two of a neighbour's key."""
-    below, above = measured[:position], measured[position:]
-    if below and above and below[-1].key == above[0].key:
-        return below[-1], above[0]
-    if below:
-        alike = [m for m in below if m.key == below[-1].key]
-        if len(alike) > 1:
-            return alike[-2], alike[-1]
-    if above:
-        alike = [m for m in above if m.key == above[0].key]
-        if len(alike) > 1:
-            return alike[0], alike[1]
+    exact = hit(measured, samples)
+    if exact is not None:
+        return LayerCost(values_of(exact), exact.evidence)
+    line = neighbours(measured, samples)
+    if line is not None:
+        return _read(line, samples)
+    for known in otherwise():
+        return known
+    layer = measured[0].layer if measured else "a layer"
     raise MissingMeasurementError(
-        f"the profile does not say what {measured[0].layer} costs at {samples} samples",
-        [f"measured at {', '.join(_where(m) for m in measured)}"],
+        f"the profile does not say what {layer} costs at {samples} samples",
+        [f"measured at {', '.join(_where(m) for m in measured) or 'no size'}"],
         [f"measure this size too: halopipe profile ... --sizes {samples}"],
     )
 
 
+def hit(measured: Sequence[Measurement], samples: float) -> Measurement | None:
+    """The measurement of that size."""
+    position = bisect_left(measured, samples, key=_size)
+    return measured[position] if position < len(measured) and measured[position].samples == samples else None
+
+
+def neighbours(measured: Sequence[Measurement], samples: float) -> Neighbours | None:
+    """The two measurements to draw a line through: around ``samples``, or the nearest two of a neighbour's key."""
+    position = bisect_left(measured, samples, key=_size)
+    below, above = measured[:position], measured[position:]
+    if below and above and below[-1].key == above[0].key:
+        return Neighbours(below[-1], above[0], True)
+    if below:
+        alike = [m for m in below if m.key == below[-1].key]
+        if len(alike) > 1:
+            return Neighbours(alike[-2], alike[-1], False)
+    if above:
+        alike = [m for m in above if m.key == above[0].key]
+        if len(alike) > 1:
+            return Neighbours(alike[0], alike[1], False)
+    return None
+
+
+def values_of(measurement: Measurement) -> tuple[float, ...]:
+    """In the order of ``QUANTITIES``."""
+    return tuple(float(getattr(measurement, name)) for name in QUANTITIES)
+
+
+def _read(line: Neighbours, samples: float) -> LayerCost:
+    low, high = line.low, line.high
+    read = _log_log if line.inside else _affine
+    values = tuple(
+        read(low.samples, a, high.samples, b, samples) for a, b in zip(values_of(low), values_of(high), strict=True)
+    )
+    if samples < 1 and not line.inside:
+        values = tuple(max(a, b * samples / low.samples) for a, b in zip(values, values_of(low), strict=True))
+    return LayerCost(values, weakest((INTERPOLATED, low.evidence, high.evidence)))
+
+
+def _size(measurement: Measurement) -> int:
+    return measurement.samples
+
+
 def _where(measurement: Measurement) -> str:
     return f"{measurement.samples} ({measurement.key})" if measurement.key else f"{measurement.samples}"
-
-
-def _values(measurement: Measurement) -> tuple[float, ...]:
-    return tuple(float(getattr(measurement, name)) for name in QUANTITIES)
 
 
 def _affine(x0: int, y0: float, x1: int, y1: float, x: float) -> float:

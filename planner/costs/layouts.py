@@ -32,6 +32,7 @@ from planner.costs.overlap import exposed
 from planner.costs.reduction import Sums, reduction_rate, sums_of
 from planner.costs.shards import Option, Shards, shards_of
 from planner.costs.sized import SizedLayer
+from planner.ir import profile
 from planner.ir.graph import BYTES_PER_ELEMENT, Layer, TensorSpec, producer
 from planner.ir.problem import SAMPLE_DIMS
 from planner.layers import check_samples_apart
@@ -94,7 +95,7 @@ class LayoutPrices:
 
     def __post_init__(self) -> None:
         graph = self.book.profile.graph
-        self.parts = MeasuredParts(self.book.profile)
+        self.parts = self.book.tables.parts
         self._values = graph.values()
         self._mixing = frozenset(check_samples_apart(graph))
         self._axes = axes_of(graph, self.allow)
@@ -231,7 +232,13 @@ class LayoutPrices:
                 whole = self._column(self.book.kind(rank), samples)[:, index]
                 found[:, rows, member] = whole[:, None] * shards.share[rows, member]
         self.parts.put_in(found, self.layers[index].name, [self.book.kind(rank) for rank in self.ranks], shards)
+        for member, rank in enumerate(self.ranks):
+            found[FORWARD, :, member] *= self._excess(profile.FORWARD, rank)
+            found[BACKWARD:SAVED, :, member] *= self._excess(profile.BACKWARD, rank)
         return found
+
+    def _excess(self, what: str, rank: int) -> float:
+        return self.book.excess(what, self.book.kind(rank), len(self.ranks) > 1)
 
     def _column(self, kind: str, samples: int) -> Array:
         """``[6, layers]`` of a device kind at a number of samples."""
@@ -258,6 +265,7 @@ class LayoutPrices:
             share = held_bytes[:, member] / total if total else 0.0
             update[:, member] = (table.update_s[index + 1] - table.update_s[index]) * share
             accumulate[:, member] = (table.accumulate_s[index + 1] - table.accumulate_s[index]) * share
+            accumulate[:, member] *= self._excess(profile.BACKWARD, rank)
         return update, accumulate
 
 

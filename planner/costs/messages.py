@@ -101,11 +101,10 @@ def exchange_s(part: Counts, ranks: tuple[int, ...], network: Network) -> Array:
     at = np.flatnonzero(flat > 0)
     choice, pair = np.divmod(at, num_ranks**2)
     src, dst = np.divmod(pair, num_ranks)
-    names, classes = network.classes(ranks)
+    links, classes = network.classes(ranks)
     seconds, of_class = np.zeros(len(at)), classes[src, dst]
     duplex = True
-    for number, name in enumerate(names):
-        link = network.cluster.links[name]
+    for number, link in enumerate(links):
         duplex = duplex and link.duplex
         chosen = of_class == number
         seconds[chosen] = transfer_s(link, flat[at[chosen]])

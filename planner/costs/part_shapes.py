@@ -40,7 +40,8 @@ def part_shapes(graph: Graph, sizes: Sequence[int], allow: Collection[str], num_
 
 def part_of(sized: SizedLayer, extents: Sequence[int]) -> tuple[int, ...]:
     """The extents of a part of the work without those of its samples."""
-    return tuple(extent for dim, extent in enumerate(extents) if dim != sized.samples_dim)
+    apart = sized.samples_dim
+    return tuple(extents if apart is None else (*extents[:apart], *extents[apart + 1 :]))
 
 
 def group_sizes(num_ranks: int) -> tuple[int, ...]:

@@ -44,6 +44,7 @@ class StagePlacement:
         recompute: whether its activations are computed again before the backward.
         sharded: whether its ranks divide the optimiser's state among them.
         ties: its parameters that other stages use too.
+        tied: names of these.
         laid_out: its price by samples of the micro-batch, if its layers have layouts of their own; else empty.
     """
 
@@ -54,12 +55,18 @@ class StagePlacement:
     recompute: bool = False
     sharded: bool = False
     ties: tuple[Tie, ...] = ()
+    tied: frozenset[str] = frozenset()
     laid_out: Mapping[int, StageCost] = field(default_factory=dict)
 
     @property
     def own_bytes(self) -> int:
         """Of the parameters that no other stage uses: those summed over its ranks, and divided among them."""
         return self.parameter_bytes - sum(tie.num_bytes for tie in self.ties)
+
+    @property
+    def sums_behind(self) -> bool:
+        """Whether gradients are summed while backward runs, bucket by bucket."""
+        return len(self.ranks) > 1 and not self.laid_out and not self.sharded
 
     @property
     def once(self) -> StageCost | None:
@@ -75,7 +82,8 @@ def placements(book: PriceBook, decision: Decision) -> tuple[StagePlacement, ...
     """
     graph = book.profile.graph
     index = {layer.name: position for position, layer in enumerate(graph.layers)}
-    sizes, layouts, ties = set(decision.micro_batches), LayoutBook(book), _ties(graph, decision)
+    sizes, layouts, users = set(decision.micro_batches), LayoutBook(book), _users(graph, decision)
+    ties, tied = _ties(graph, decision, users), frozenset(name for name, stages in users.items() if len(stages) > 1)
     sites = throughout_sites(graph)
     found = []
     for stage, group in enumerate(decision.stages):
@@ -92,6 +100,7 @@ def placements(book: PriceBook, decision: Decision) -> tuple[StagePlacement, ...
                 group.recompute,
                 group.sharded and plain and len(group.ranks) > 1,
                 ties[stage],
+                tied,
                 {} if plain else layouts.costs(group.ranks, options, sizes),
             )
         )
@@ -111,12 +120,17 @@ def loads(layout: Layout, rows: int, full: int, throughout: bool) -> tuple[float
     return tuple(rows * (b - a) / points[-1] for a, b in pairwise(points))
 
 
-def _ties(graph: Graph, decision: Decision) -> list[tuple[Tie, ...]]:
-    """By stage."""
-    stages_of: dict[str, set[int]] = {}
+def _users(graph: Graph, decision: Decision) -> dict[str, set[int]]:
+    """By parameter, the stages that use it."""
+    found: dict[str, set[int]] = {}
     for layer in graph.layers:
         for name in layer.parameters:
-            stages_of.setdefault(name, set()).add(decision.layers[layer.name].stage)
+            found.setdefault(name, set()).add(decision.layers[layer.name].stage)
+    return found
+
+
+def _ties(graph: Graph, decision: Decision, stages_of: Mapping[str, set[int]]) -> list[tuple[Tie, ...]]:
+    """By stage."""
     num_bytes: dict[tuple[int, ...], int] = {}
     for name, stages in stages_of.items():
         if len(stages) > 1:

@@ -38,6 +38,11 @@ class Preparations:
     def __post_init__(self) -> None:
         self._prepared = frozenset(prepared_inputs(self.profile.graph))
 
+    @property
+    def inputs(self) -> frozenset[str]:
+        """Those that a host prepares."""
+        return self._prepared
+
     def read(self, layers: Iterable[int]) -> frozenset[str]:
         """The prepared inputs that layers, by index, read."""
         if not self._prepared:

@@ -17,6 +17,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from planner.costs.collective import group_links
 from planner.costs.network import collective_s, transfer_s
 from planner.ir.cluster import STATISTICS, Cluster
 from planner.ir.graph import BYTES_PER_ELEMENT, Graph
@@ -69,5 +70,6 @@ def halo_rows(measured: Sequence[SiteHalo], graph: Graph, rows: int, parts: int,
 def _apart_s(cluster: Cluster, ranks: tuple[int, ...], size: float) -> float:
     """Seconds of receiving ``size`` bytes, as much from each other rank."""
     others = len(ranks) - 1
-    link = cluster.links[cluster.group_link_class(ranks)]
-    return others * float(transfer_s(link, size / others)) * (1 if link.duplex else 2)
+    links = group_links(cluster, ranks)
+    each_s = max(float(transfer_s(link, size / others)) for link in links)
+    return others * each_s * (1 if all(link.duplex for link in links) else 2)

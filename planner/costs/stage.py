@@ -8,8 +8,10 @@ backward), and each layer over sites its halo (``costs.site_exchanges``), so its
 What hosts prepare is in ``costs.preparing``.  Where layers have layouts of their own all ranks go at one pace,
 layer by layer, messages between layers included (``costs.staged``).  Where ranks divide the optimiser's state, the sum
 of gradients is a reduce-scatter and the update is of one part, then an all-gather: each half of an all-reduce (a ring
-is made of the two; Patarasuk and Yuan 2009).  Gradients of parameters that several stages use are summed over all their
-ranks before the update, and priced with it.
+is made of the two; Patarasuk and Yuan 2009).  Otherwise, on a stage cut along samples alone, sums run behind the last
+backward (``costs.gradient_sums``).  Gradients of parameters that several stages use are summed over all their
+ranks before the update, and priced with it.  What runs of plans corrected (``costs.corrected``) is in all of these; of
+compute, what differs between stages of one rank and shared ones is put on here.
 """
 
 from __future__ import annotations
@@ -18,10 +20,12 @@ from dataclasses import dataclass, field
 
 from planner.costs.book import PriceBook
 from planner.costs.evidence import weakest
+from planner.costs.gradient_sums import exposed_s
 from planner.costs.placement import StagePlacement, placements
 from planner.costs.staged import StageCost
-from planner.costs.tables import Array, SizeTable, layers_of, span
+from planner.costs.tables import Array, SizeTable, before, layers_of, span
 from planner.ir.cluster import Evidence
+from planner.ir.profile import BACKWARD, FORWARD
 from planner.ir.schedule import COMPUTE, Action, Op
 
 __all__ = ["PriceBook", "StageCosts", "StagePlacement", "placements"]
@@ -35,6 +39,7 @@ class StageCosts:
     stages: tuple[StagePlacement, ...]
     micro_batches: tuple[int, ...]
     _local: dict[tuple[int, int, Op, int, bool], float] = field(init=False, default_factory=dict, repr=False)
+    _reductions: dict[int, float] = field(init=False, default_factory=dict, repr=False)
 
     def action_s(self, rank: int, action: Action, accumulates: bool = False) -> float:
         """Seconds that ``action`` keeps ``rank`` busy, waiting for messages or members not included.
@@ -54,7 +59,7 @@ class StageCosts:
         if once is not None and action.op in (Op.REDUCE_GRAD, Op.UPDATE):
             return overhead + (once.reduction_s if action.op is Op.REDUCE_GRAD else once.paced_update_s)
         if action.op is Op.REDUCE_GRAD:
-            return overhead + self._reduce_s(stage) / (2 if stage.sharded else 1)
+            return overhead + self._reduce_s(action.stage) / (2 if stage.sharded else 1)
         if action.op is Op.UPDATE:
             update_s = span(self.book.tables.parameters(self.book.kind(rank)).update_s, stage.runs)
             ties_s = sum(
@@ -63,35 +68,31 @@ class StageCosts:
                 if rank not in tie.held_below
             )
             if stage.sharded:
-                update_s = update_s / len(stage.ranks) + self._reduce_s(stage) / 2
+                update_s = update_s / len(stage.ranks) + self._reduce_s(action.stage) / 2
             return overhead + ties_s + update_s
         return overhead
 
-    def _reduce_s(self, stage: StagePlacement) -> float:
-        return self.book.network.all_reduce_s(stage.ranks, stage.own_bytes)
-
-    def held_bytes(self, stage: int, member: int, microbatch: int) -> tuple[int, int, int, int]:
-        """What the stage's rank number ``member`` holds of a micro-batch, messages between stages apart.
-
-        Returns:
-            Bytes between forward and backward (prepared inputs included), bytes computed again for the backward,
-            workspace while an action runs, and what a backward for the input leaves beyond those bytes until that for
-            the weights.
-        """
-        placed = self.stages[stage]
-        prepared = self.prepared_bytes(stage, member, microbatch)
-        if placed.laid_out:
-            cost = placed.laid_out[self.micro_batches[microbatch]]
-            parts = (cost.saved_bytes, cost.transient_bytes, cost.workspace_bytes)
-            saved, again, workspace = (round(float(part[member])) for part in parts)
-            return saved + prepared, again, workspace, 0
-        table = self.table(stage, member, microbatch)
-        saved = round(span(table.saved_bytes, placed.runs))
-        workspace = round(max((table.workspace_bytes[a:b].max() for a, b in placed.runs if a < b), default=0))
-        again = saved if placed.recompute else 0
-        samples = placed.samples[self.micro_batches[microbatch]][member]
-        left = round(self.book.tables.left_bytes(self.book.kind(placed.ranks[member]), samples, placed.runs))
-        return saved - again + prepared, again, workspace, max(0, left - saved)
+    def _reduce_s(self, number: int) -> float:
+        """Of a stage's gradients: what is left of their sums when its slowest rank ends its backward."""
+        stage = self.stages[number]
+        if not stage.sums_behind:
+            return self.book.network.all_reduce_s(stage.ranks, stage.own_bytes)
+        found = self._reductions.get(number)
+        if found is None:
+            tables = [self.table(number, member, len(self.micro_batches) - 1) for member in range(len(stage.ranks))]
+            backward_s = [
+                table.backward_s * self.book.excess(BACKWARD, self.book.kind(rank), True)
+                for rank, table in zip(stage.ranks, tables, strict=True)
+            ]
+            slowest_s = max(backward_s, key=lambda sums: span(sums, stage.runs))
+            exchanges_s = self.book.exchanges_s(stage.ranks, self.micro_batches[-1])[1]
+            found = self._reductions[number] = exposed_s(
+                self.book.buckets(stage.runs, stage.tied),
+                lambda layer: sum(span(sums, before(stage.runs, layer)) for sums in (slowest_s, exchanges_s)),
+                lambda num_bytes: self.book.network.all_reduce_s(stage.ranks, num_bytes),
+                lambda num_bytes: self.book.network.moving_s(stage.ranks, num_bytes),
+            )
+        return found
 
     def prepared_bytes(self, stage: int, member: int, microbatch: int) -> int:
         """What the stage's rank number ``member`` holds of prepared inputs (kernel maps) of a micro-batch."""
@@ -152,14 +153,14 @@ class StageCosts:
         key = (stage, member, op, self.micro_batches[microbatch], accumulates)
         found = self._local.get(key)
         if found is None:
-            runs = self.stages[stage].runs
-            table = self.table(stage, member, microbatch)
+            runs, ranks = self.stages[stage].runs, self.stages[stage].ranks
+            table, kind, shared = self.table(stage, member, microbatch), self.book.kind(ranks[member]), len(ranks) > 1
             found = span(_column(table, op), runs)
-            if self.stages[stage].recompute and op in (Op.BACKWARD, Op.BACKWARD_INPUT):
-                found += span(table.forward_s, runs)
             if accumulates and op in (Op.BACKWARD, Op.BACKWARD_WEIGHT):
-                kind = self.book.kind(self.stages[stage].ranks[member])
                 found += span(self.book.tables.parameters(kind).accumulate_s, runs)
+            found *= self.book.excess(FORWARD if op is Op.FORWARD else BACKWARD, kind, shared)
+            if self.stages[stage].recompute and op in (Op.BACKWARD, Op.BACKWARD_INPUT):
+                found += span(table.forward_s, runs) * self.book.excess(FORWARD, kind, shared)
             self._local[key] = found
         return found
 

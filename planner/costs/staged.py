@@ -16,10 +16,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from planner.costs.evidence import weakest
 from planner.costs.layouts import BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT, FORWARD, LayerTable, LayoutPrices
 from planner.costs.messages import Crossing
 from planner.costs.shards import Option
-from planner.ir.cluster import INTERPOLATED, MEASURED, Evidence
+from planner.ir.cluster import INTERPOLATED, Evidence
 
 Array = NDArray[np.float64]
 
@@ -174,15 +175,17 @@ def _kept(
 
 
 def _evidence(prices: LayoutPrices, tables: Mapping[int, LayerTable]) -> Evidence:
+    """The weakest; a share of the whole is no better than interpolated."""
+    found: set[Evidence] = set()
     for index, table in tables.items():
         for member, rank in enumerate(prices.ranks):
             samples, kind = int(table.shards.samples[0, member]), prices.book.kind(rank)
-            is_part = abs(float(table.shards.share[0, member]) - 1.0) > 1e-12
             own = prices.parts.evidence(prices.layers[index].name, kind, table.shards, 0, member)
-            known = own[0] if own else prices.book.tables.at(kind, samples).evidence[index]
-            if (is_part and not own) or known != MEASURED:
-                return known if known not in (MEASURED, INTERPOLATED) else INTERPOLATED
-    return MEASURED
+            is_part = abs(float(table.shards.share[0, member]) - 1.0) > 1e-12
+            found.update(own or (prices.book.tables.at(kind, samples).evidence[index],))
+            if is_part and not own:
+                found.add(INTERPOLATED)
+    return weakest(found)
 
 
 def _plain(option: Option) -> Option:

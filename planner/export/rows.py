@@ -25,6 +25,7 @@ class PlanRow:
         peak_bytes: predicted, of the fullest rank.
         micro_batches: such as ``4x2`` (four of two samples) or ``1x4+2x3``.
         measured_step_s, error: None until a run has measured; error is measured / predicted - 1.
+        p10_s, p90_s: deciles of what the step may come to; 0 if not known.
     """
 
     plan: str
@@ -42,6 +43,8 @@ class PlanRow:
     bound_s: float
     measured_step_s: float | None
     error: float | None
+    p10_s: float
+    p90_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,4 +220,6 @@ def _plan_row(name: str, plan: Plan, best_per_s: float) -> PlanRow:
         bound_s=plan.search.bound_s,
         measured_step_s=measured.step_s if measured is not None else None,
         error=measured.error if measured is not None else None,
+        p10_s=prediction.p10_s,
+        p90_s=prediction.p90_s,
     )

@@ -6,7 +6,8 @@
     │   ├── FactoryError             H202        (H203: a user's file hides a package, see halopipe/guard.py)
     │   ├── UnsupportedModelError    H204
     │   ├── RankCountError           H205
-    │   └── UnknownNameError         H206
+    │   ├── UnknownNameError         H206
+    │   └── MissingDeviceError       H207
     ├── InputFileError               H300    3   a file is missing, corrupt or stale
     │   ├── MissingFileError         H301
     │   ├── CorruptFileError         H302
@@ -21,7 +22,8 @@
     │   ├── StageFailedError         H502
     │   ├── DeadlineError            H503
     │   ├── TransportError           H504
-    │   └── CheckpointError          H505
+    │   ├── CheckpointError          H505
+    │   └── OutOfMemoryError         H506
     └── CheckError                   H600    6   a check said no
         ├── NumericsError            H601
         └── PlanCheckError           H602
@@ -101,6 +103,12 @@ class UnknownNameError(UsageError):
     """A schedule, solver, baseline, layer or device of that name does not exist."""
 
     code = "H206"
+
+
+class MissingDeviceError(UsageError):
+    """A plan, or somebody who asks for a profile, wants a device that this host does not have."""
+
+    code = "H207"
 
 
 class InputFileError(HalopipeError):
@@ -191,6 +199,12 @@ class CheckpointError(WorkerError):
     """A checkpoint could not be saved, or what the ranks save does not fit together; the text names step and rank."""
 
     code = "H505"
+
+
+class OutOfMemoryError(WorkerError):
+    """A rank needed more memory than its limit, or than there is."""
+
+    code = "H506"
 
 
 class CheckError(HalopipeError):

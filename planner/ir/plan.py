@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from planner.ir.layout import Layout
 from planner.ir.problem import Request
-from planner.ir.profile import ModelSource, Optimizer
+from planner.ir.profile import Correction, ModelSource, Optimizer
 from planner.ir.schedule import Action
 
 
@@ -17,6 +17,7 @@ class PlanInputs:
 
     Attributes:
         request: what was asked for.
+        corrections: of the profile's costs, as they counted when the plan was made.
     """
 
     model: ModelSource
@@ -25,6 +26,7 @@ class PlanInputs:
     profile_fingerprint: str
     cluster_fingerprint: str
     request: Request = field(default_factory=Request)
+    corrections: tuple[Correction, ...] = field(default=(), metadata={"added": "0.1"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,12 +116,14 @@ class Decision:
 
 @dataclass(frozen=True, slots=True)
 class RankPrediction:
-    """What one rank is predicted to do in a step.
+    """What one rank is predicted to do in a step; the four times add up to it (``planner.costs.breakdown``).
 
     Attributes:
         compute_s: inside forward, backward and update.
-        communication_s: waiting for messages and reductions, not hidden behind compute.
-        idle_s: the rest of the step (the pipeline's bubble).
+        communication_s: for messages and reductions, as far as it is not hidden behind compute.
+        idle_s: after its last action.
+        bubble_s: waiting for what other ranks have not computed yet, with something left to do; of older plan files it
+            is in ``idle_s``.
     """
 
     rank: int
@@ -128,17 +132,26 @@ class RankPrediction:
     idle_s: float
     peak_bytes: int
     memory_limit_bytes: int
+    bubble_s: float = field(default=0.0, metadata={"added": "0.1"})
 
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """A cache of what the simulator says of the decision."""
+    """A cache of what the simulator says of the decision.
+
+    Attributes:
+        bubble_fraction: of the time of the ranks that are used, what is bubble or idle.
+        p10_s, p90_s: one step in ten is shorter than the first, one longer than the second, as far as the profile says
+            how costs vary (``planner.costs.montecarlo``); 0 if not known.
+    """
 
     step_s: float
     samples_per_s: float
     bubble_fraction: float
     ranks: tuple[RankPrediction, ...]
     evidence: str
+    p10_s: float = field(default=0.0, metadata={"added": "0.1"})
+    p90_s: float = field(default=0.0, metadata={"added": "0.1"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,6 +198,24 @@ class Alternative:
 
 
 @dataclass(frozen=True, slots=True)
+class RankMeasured:
+    """Where the step of one rank went, mean over steps; the four parts add up to it.
+
+    Attributes:
+        compute_s: inside forward, backward, update, and what is prepared of a micro-batch.
+        communication_s: sending; waiting for a message that was sent already, or for a sum that all ranks have come to.
+        bubble_s: waiting for what another rank still computes.
+        idle_s: after the last action.
+    """
+
+    rank: int
+    compute_s: float
+    communication_s: float
+    bubble_s: float
+    idle_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class Measured:
     """What a run of the plan measured (``run --update``).
 
@@ -192,6 +223,8 @@ class Measured:
         step_s: median over ``num_steps`` steps after warm-up; ``spread`` is the interquartile range over the median.
         stage_forward_s, stage_backward_s: median per micro-batch, by stage.
         error: measured / predicted - 1.
+        stage_update_s, stage_reduction_s: median, by stage: the update; the sum of gradients from when its last rank is
+            there.
     """
 
     step_s: float
@@ -201,6 +234,9 @@ class Measured:
     stage_backward_s: tuple[float, ...]
     peak_bytes: tuple[int, ...]
     error: float
+    stage_update_s: tuple[float, ...] = field(default=(), metadata={"added": "0.1"})
+    stage_reduction_s: tuple[float, ...] = field(default=(), metadata={"added": "0.1"})
+    ranks: tuple[RankMeasured, ...] = field(default=(), metadata={"added": "0.1"})
 
 
 @dataclass(frozen=True, slots=True)

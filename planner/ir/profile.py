@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from planner.ir.cluster import MEASURED, Cluster, Evidence
 from planner.ir.graph import Graph
@@ -32,10 +32,32 @@ class ModelSource:
 
 
 @dataclass(frozen=True, slots=True)
+class Levels:
+    """How high memory rises while a layer runs, in bytes; gradients of parameters are apart.
+
+    Attributes:
+        forward: above what earlier layers save: what it saves, makes and needs, and values that later layers still
+            read and nobody saves.
+        backward: above what it and earlier layers save: gradients under way, and what it needs.
+        backward_input: the same while the gradients of its inputs are computed alone.
+        backward_weight: above what is left for the weight gradients, while its own are computed.
+        left: of what it saves, and of the gradients of its outputs: what some weight gradient needs later.
+        outputs_saved: of its outputs, those that it saves itself.
+    """
+
+    forward: int
+    backward: int
+    backward_input: int
+    backward_weight: int
+    left: int
+    outputs_saved: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Measurement:
     """One layer, or a part of it, at ``samples`` samples on one kind of device.
 
-    Seconds are medians (trimmed means) of ``num_runs`` runs.
+    Seconds are medians over the measuring processes of trimmed means; ``num_runs`` runs all told.
 
     Attributes:
         forward_s, backward_s: forward, and backward for input and weights in one go.
@@ -46,6 +68,9 @@ class Measurement:
         spread: interquartile range of forward + backward over its median.
         key: the back end chosen (convolutions); costs are interpolated inside one key only.
         part: of a part: the extents of its work, in the order of the work's dims without the samples; empty for whole.
+        raw_s: forward + backward of every run kept, in the order of the passes, process after process: the same
+            position is the same pass for all layers of a size.  Rounded to 4 significant digits.
+        levels: how high memory rises; None if only ``workspace_bytes`` is known.
     """
 
     layer: str
@@ -61,6 +86,8 @@ class Measurement:
     key: str = ""
     evidence: Evidence = MEASURED
     part: tuple[int, ...] = field(default=(), metadata={"added": "0.1"})
+    raw_s: tuple[float, ...] = field(default=(), metadata={"added": "0.1"})
+    levels: Levels | None = field(default=None, metadata={"added": "0.1"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,15 +127,40 @@ class Optimizer:
 
 
 @dataclass(frozen=True, slots=True)
+class MeasuringProcess:
+    """How quiet the machine was while one process measured.
+
+    Attributes:
+        host: where it ran; empty for the one host of a profile.
+        canary_before_s, canary_after_s, run_delay, contended: as of :class:`Provenance`, during this process.
+        step_s: forward + backward of all layers, by samples.
+        repeated: it is the quieter of two, of which the first was contended.
+    """
+
+    canary_before_s: float
+    canary_after_s: float
+    run_delay: float
+    contended: bool
+    step_s: Mapping[str, float] = field(default_factory=dict)
+    repeated: bool = False
+    host: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Provenance:
     """What was used to measure, and how quiet the machine was.
 
     Attributes:
         versions: of halopipe, torch, python and the operating system.
-        canary_before_s, canary_after_s: a fixed kernel, timed around the profile.
-        run_delay: share of the time in which the profiler waited for a processor.
-        contended: run_delay above 1 % or the canaries 5 % apart.
+        canary_before_s, canary_after_s: a fixed kernel, timed before the first process and after the last.
+        run_delay: share of the time in which the profiler waited for a processor: of the process with most of it.
+        contended: run_delay above 1 % or two canaries of a process 5 % apart, in any process.
         iteration_s: a whole step on one device (forward, backward, update), measured apart, by samples.
+        processes: those that measured, each as often as the others; the costs are medians over them.
+        process_spread: by samples: the longest ``step_s`` of a process less the shortest, over the median.
+        clocks: hertz by name, where readable: of the processor ``now``, ``least`` and ``most``; of a GPU at work, right
+            after the canaries, ``sm_before``, ``sm_after``, ``memory_before`` and ``memory_after``.
+        governor: what chooses the processor's clock, where readable.
     """
 
     versions: Mapping[str, str]
@@ -117,6 +169,10 @@ class Provenance:
     run_delay: float = 0.0
     contended: bool = False
     iteration_s: Mapping[str, float] = field(default_factory=dict)
+    processes: tuple[MeasuringProcess, ...] = field(default=(), metadata={"added": "0.1"})
+    process_spread: Mapping[str, float] = field(default_factory=dict, metadata={"added": "0.1"})
+    clocks: Mapping[str, float] = field(default_factory=dict, metadata={"added": "0.1"})
+    governor: str = field(default="", metadata={"added": "0.1"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +209,97 @@ class SiteHalo:
     rows: int
 
 
+FORWARD, BACKWARD, UPDATE, OVERHEAD = "forward", "backward", "update", "overhead"
+MESSAGES, ALL_REDUCES, STATISTIC_SUMS = "messages", "all-reduces", "statistics"
+
+
+@dataclass(frozen=True, slots=True)
+class CostClass:
+    """Costs that are corrected by one factor.
+
+    Attributes:
+        what: on a kind of device ``forward``, ``backward`` (with its halves, and adding into ``.grad``), ``update`` or
+            the executor's ``overhead`` an action; on a class of links ``messages``, ``all-reduces``, ``statistics``.
+        where: the kind of device, or the class of links.
+        shared: of forward and backward: whether several ranks share the stage's layers, so that what moves messages
+            takes from the same cores.
+    """
+
+    what: str
+    where: str
+    shared: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """Costs of one class in one run, as predicted without any correction and as measured.
+
+    Attributes:
+        of: the class.
+        predicted_s, measured_s: sums over the actions that are mostly of this class (medians over steps); 0 if there
+            are none, and nothing is known of the class.
+        step_s: its part of the predicted step: by how much the step grows with the factor of the class, at 1.
+        corrected_step_s: the same where every class of the plan has its own ratio as factor.
+    """
+
+    of: CostClass
+    predicted_s: float
+    measured_s: float
+    step_s: float
+    corrected_step_s: float
+
+    @property
+    def ratio(self) -> float:
+        """Measured over predicted; 1 if nothing is known."""
+        return self.measured_s / self.predicted_s if self.predicted_s > 0 and self.measured_s > 0 else 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """What one run of a plan says of the costs.
+
+    Attributes:
+        plan: fingerprint of the plan's decision.
+        num_steps: that were timed.
+        spread: interquartile range of these steps over their median.
+        predicted_s, measured_s: the step, predicted without any correction; the median measured.
+        explained_s: the step predicted with the ratio of every class as its factor.
+    """
+
+    plan: str
+    num_steps: int
+    spread: float
+    predicted_s: float
+    measured_s: float
+    explained_s: float
+    seen: tuple[Seen, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Correction:
+    """Costs of the class ``of`` count ``factor`` times as much; ``num_plans`` plans were run to know."""
+
+    of: CostClass
+    factor: float
+    num_plans: int
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """What runs of plans say of the profile's costs (``run --update``).
+
+    Attributes:
+        profile: fingerprint of the profile without this; of another profile this says nothing.  Empty: corrections
+            that were given, whatever the profile.
+        observations: one of each plan, the newest last.
+        corrections: what follows from them (:mod:`planner.costs.calibration`), and counts.
+    """
+
+    profile: str = ""
+    observations: tuple[Observation, ...] = ()
+    corrections: tuple[Correction, ...] = ()
+
+
 @dataclass(frozen=True, slots=True)
 class Profile:
     """Graph, cluster and measurements.
@@ -165,6 +312,7 @@ class Profile:
             are in ``measurements``.)
         preparations: by device kind: what its host makes of coordinates, each after what it is made from.
         site_halos: how much layers over sites exchange.
+        calibration: what runs of plans say of all these; it is no part of the profile's fingerprint (``bare``).
     """
 
     model: ModelSource
@@ -178,3 +326,13 @@ class Profile:
     parts: Mapping[str, tuple[Measurement, ...]] = field(default_factory=dict, metadata={"added": "0.1"})
     preparations: Mapping[str, tuple[PreparationCost, ...]] = field(default_factory=dict, metadata={"added": "0.1"})
     site_halos: tuple[SiteHalo, ...] = field(default=(), metadata={"added": "0.1"})
+    calibration: Calibration = field(default_factory=Calibration, metadata={"added": "0.1"})
+
+    @property
+    def bare(self) -> Profile:
+        """The profile as it was measured: what plans name by its fingerprint."""
+        return self.corrected_by(())
+
+    def corrected_by(self, corrections: tuple[Correction, ...]) -> Profile:
+        """The profile under these corrections, without what they were found from."""
+        return replace(self, calibration=Calibration(corrections=corrections))

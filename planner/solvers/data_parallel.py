@@ -1,8 +1,8 @@
 """Pure data parallelism: a replica of the whole model on every rank, gradients summed by one all-reduce a step.
 
 Li et al., "PyTorch Distributed", VLDB 2020.  Shares are in proportion to speed, so that unequal devices end together,
-and as in everyday use the batch is cut into as few micro-batches as memory allows (gradient accumulation).  The
-all-reduce here starts after the last backward; overlap with it is not modelled.
+and as in everyday use the batch is cut into as few micro-batches as memory allows (gradient accumulation).  Sums
+run behind the last backward, bucket by bucket (``costs.gradient_sums``).
 """
 
 from __future__ import annotations

@@ -222,6 +222,12 @@ def chain_decision(
     )
 
 
+def batch_bytes(profile: Profile, decision: Decision) -> int:
+    """Of the inputs of a step."""
+    times = decision.global_batch / profile.graph.samples
+    return round(sum(spec.num_bytes * (times if spec.has_samples else 1) for spec in profile.graph.inputs.values()))
+
+
 def plan_of(profile: Profile, decision: Decision, step_s: float = 1e-3) -> Plan:
     """A plan with ``decision`` and a made-up prediction."""
     ranks = tuple(

@@ -166,8 +166,9 @@ def plan_of(
         model=profile.model,
         optimizer=profile.optimizer,
         model_fingerprint=fingerprint(profile.graph),
-        profile_fingerprint=fingerprint(profile),
+        profile_fingerprint=fingerprint(profile.bare),
         cluster_fingerprint=fingerprint(profile.cluster),
         request=problem.request,
+        corrections=profile.calibration.corrections,
     )
     return Plan(inputs, decision, prediction, search, tuple(alternatives))

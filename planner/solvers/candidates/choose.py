@@ -36,7 +36,7 @@ def choose(evaluator: Evaluator, candidates: Iterable[Candidate], first_that_fit
     unknown: MissingMeasurementError | None = None
     for candidate in candidates:
         try:
-            found = evaluator.evaluate(candidate)
+            found = evaluator.evaluate(candidate, best.step_s if best is not None else float("inf"))
         except MissingMeasurementError as error:
             unknown = error
             continue

@@ -59,6 +59,7 @@ def _slower(evaluator: Evaluator, name: str, found: Evaluation, best: Evaluation
 def _reason(evaluator: Evaluator, found: Evaluation) -> str:
     """What the other plan spends its time on, beside computing."""
     decision = decision_of(evaluator.problem, found.candidate)
-    seen: Forecast = forecast(evaluator.book, decision, evaluator.problem.memory_margin, evaluator.problem.memory_bytes)
+    margin, limit_bytes = evaluator.problem.memory_margin, evaluator.problem.memory_bytes
+    seen: Forecast = forecast(evaluator.book, decision, margin, limit_bytes, num_draws=0)
     words = binding(decision, seen)
     return next((text for text in words if "computes" not in text), next(iter(words), ""))

@@ -24,7 +24,7 @@ class Pool:
     """Devices that nothing tells apart: one kind, host and memory size.
 
     Attributes:
-        whole_host: the host has no others.
+        whole_host: the host has no others, and no links of its own.
         told_apart: what side constraints say of them, see ``Constraints.device_class``.
     """
 
@@ -51,6 +51,7 @@ def pools(problem: Problem, constraints: Constraints | None = None) -> tuple[Poo
         key = (device.kind, device.host, problem.memory_limit_bytes(rank), told_apart)
         found.setdefault(key, []).append(rank)
     hosts = [host for _, host, *_ in found]
+    hosts += [end for pair in problem.profile.cluster.pairs for end in (pair.src_host, pair.dst_host)]
     return tuple(
         Pool(kind, host, limit, tuple(ranks), hosts.count(host) == 1, told_apart)
         for (kind, host, limit, told_apart), ranks in found.items()

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.costs.network import transfer_s
+from planner.costs.network import transfer_s, without_pairs
 from planner.costs.tables import Array
 from planner.ir.box import intersect, volume, whole
 from planner.ir.cluster import ACROSS_HOSTS, WITHIN_HOST, Cluster, Link
@@ -89,7 +89,8 @@ class Messages:
     _waits: dict[object, tuple[Array, Array]] = field(init=False, default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
-        self._links = {name: _never_falling(link) for name, link in self.cluster.links.items()}
+        links = without_pairs(self.cluster).links
+        self._links = {name: _never_falling(link) for name, link in links.items()}
 
     def there_s(self, source: Group, destination: Group) -> Array:
         """From the end of an F of the stage (a, b) to the start of the F behind it."""

@@ -155,7 +155,7 @@ class Enumeration:
         for size in micro_batch_sizes(problem, book):
             batches = micro_batches(problem, size)
             found_groups = groups(problem, book, classes, batches)
-            messages = Messages(problem.profile.cluster, crossing, batches, overhead)
+            messages = Messages(book.profile.cluster, crossing, batches, overhead)
             for splits, by_flight in self._schedules(most, len(batches)).items():
                 pricing = Pricing(book, cuts, crossing, batches, splits, problem.shards(2))
                 builder = Builder(problem, self.constraints, pricing, messages, classes, found_groups, mixing)
@@ -225,7 +225,8 @@ class Enumeration:
             candidate = Candidate.chain(
                 cuts_of(instance, chain), assign(instance.classes, chosen), shares, way.micro_batches, name
             )
-            self._take(self.evaluator.evaluate(replace(candidate, recompute=again if any(again) else ())))
+            candidate = replace(candidate, recompute=again if any(again) else ())
+            self._take(self.evaluator.evaluate(candidate, self._upper_s()))
 
     def _take(self, found: Evaluation) -> None:
         if found.fits:

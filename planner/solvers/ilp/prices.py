@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from planner.costs.gradient_sums import least_exposed_s
 from planner.costs.network import collective_s
 from planner.costs.stage import PriceBook
 from planner.costs.tables import Array, SizeTable
@@ -91,13 +92,14 @@ class Pricing:
         """
         exchange_there, exchange_back = self._exchange_s(group, recompute)
         exchanges = len(self.micro_batches) * (exchange_there + exchange_back)
-        found = [self._member(member, recompute, self._parts(group)) for member in self._members(group)]
+        found = [self._member(member, recompute, group) for member in self._members(group)]
         return Prices(
             forward_s=np.minimum.reduce([times.forward_s for times in found]) + exchange_there,
             backward_s=np.minimum.reduce([times.backward_s for times in found]) + exchange_back,
             turn_s=np.maximum.reduce([times.turn_s for times in found]) + exchanges,
             work_s=np.maximum.reduce([times.work_s for times in found]) + exchanges,
-            last_s=np.maximum.reduce([times.update_s for times in found]) + self._reduce_s(group),
+            last_s=np.maximum.reduce([times.update_s for times in found])
+            + self._reduce_s(group, np.maximum.reduce([times.back_s for times in found]) + exchange_back),
             holdings=tuple(self._holding(member, recompute, self._parts(group)) for member in self._members(group)),
         )
 
@@ -111,12 +113,12 @@ class Pricing:
         samples = zip(*(group.samples(n) for n in rows), strict=True)
         return tuple(dict.fromkeys(zip(group.classes, samples, strict=True)))
 
-    def _member(self, member: Member, recompute: bool, parts: int) -> _Times:
+    def _member(self, member: Member, recompute: bool, group: Group) -> _Times:
         """What the member does, without exchanges."""
-        kind, samples = member[0].kind, member[1]
+        kind, samples, shared = member[0].kind, member[1], group.size > 1
         overhead, count = self.book.tables.overhead_s(kind), len(self.micro_batches)
         rest = int(self.micro_batches[-1] != self.micro_batches[0])
-        tables = [self.book.tables.at(kind, n) for n in samples]
+        tables = [self.book.at(kind, n, shared) for n in samples]
         times = list(zip(tables, (count - rest, rest), strict=True))
         parameters = self.book.tables.parameters(kind)
         sends, receives = self.crossing.forward_bytes > 0, self.crossing.backward_bytes > 0
@@ -131,21 +133,25 @@ class Pricing:
         )
         turn = always + sum(n * f + n * b for (f, n), (b, _) in zip(forward, backward, strict=True))
         work = always + sum(n * f + n * b for (f, n), (b, _) in zip(forward, whole, strict=True))
-        work = work + (count - 1) * self._matrix(parameters.accumulate_s)
+        work = work + (count - 1) * self._matrix(self.book.accumulate_s(kind, shared))
         return _Times(
             np.minimum.reduce([f for f, _ in forward]) + overhead,
             np.minimum.reduce([b for b, _ in backward]) + overhead,
             turn if self.splits else work,
             work,
-            self._matrix(parameters.update_s) / parts + overhead,
+            self._matrix(parameters.update_s) / self._parts(group) + overhead,
+            np.maximum.reduce([self._matrix(table.backward_s) for table in tables]),
         )
 
-    def _reduce_s(self, group: Group) -> Array:
+    def _reduce_s(self, group: Group, back_s: Array) -> Array:
         size = self._matrix(self.book.tables.graph.parameter_bytes)
         if group.size == 1:
             return np.zeros_like(size)
         overhead = min(self.book.tables.overhead_s(member.kind) for member in group.classes)
-        return overhead + collective_s(self.book.profile.cluster, ALL_REDUCE, group.ranks, size)
+        cluster = self.book.profile.cluster
+        if self.shard:
+            return overhead + collective_s(cluster, ALL_REDUCE, group.ranks, size)
+        return overhead + least_exposed_s(cluster, group.ranks, size, back_s)
 
     def _holding(self, member: Member, recompute: bool, parts: int) -> Holding:
         """Lower bounds, as the simulator counts: receive buffers and gradients on their way apart."""
@@ -153,10 +159,15 @@ class Pricing:
         graph, tables = self.book.tables.graph, [self.book.tables.at(device.kind, n) for n in samples]
         state = 2 + self.book.profile.optimizer.state_bytes_per_parameter_byte / parts
         always = state * self._matrix(graph.parameter_bytes) + self._matrix(graph.buffer_bytes)
-        always = always + largest_between(tables[0].workspace_bytes, self.cuts)
         saved = [self._matrix(table.saved_bytes) for table in tables]
         received = np.where(self._surely_fed(), self.crossing.least(self.crossing.forward_bytes), 0.0)
-        handed = self.crossing.forward_bytes + received[:, None]
+        if self.book.levels.at(device.kind, samples[0]) is None:
+            always = always + largest_between(tables[0].workspace_bytes, self.cuts)
+            sent = self.crossing.forward_bytes
+        else:  # the first backward may make gradients as it lets go of what was saved; what is sent may be saved
+            always = always - np.minimum.reduce([self._matrix(graph.parameter_bytes), *saved])
+            sent = np.zeros_like(self.crossing.forward_bytes)
+        handed = sent + received[:, None]
         kept = [(0 if recompute else s) + handed * n for s, n in zip(saved, samples, strict=True)]
         again = np.minimum(*saved) if recompute else 0
         return Holding(always + again, kept[0], kept[1], device.memory_limit_bytes)
@@ -183,13 +194,14 @@ class Pricing:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Times:
-    """As in :class:`Prices`, of one member."""
+    """As in :class:`Prices`, of one member; ``back_s``: no whole backward of it is longer."""
 
     forward_s: Array
     backward_s: Array
     turn_s: Array
     work_s: Array
     update_s: Array
+    back_s: Array
 
 
 def largest_between(by_layer: Array, cuts: tuple[int, ...]) -> Array:

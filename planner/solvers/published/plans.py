@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from planner.costs.corrected import corrected_cluster
 from planner.costs.stage import PriceBook
 from planner.ir.errors import InfeasibleError
 from planner.ir.problem import Problem
@@ -74,7 +75,7 @@ def like_hosts(problem: Problem) -> tuple[tuple[int, ...], ...]:
 
 def bandwidth_bytes_per_s(problem: Problem, ranks: Sequence[int]) -> float:
     """Of the slowest link among ``ranks``; of the one link there is if they are but one."""
-    cluster = problem.profile.cluster
+    cluster = corrected_cluster(problem.profile)
     if len(ranks) < 2:
         return min(link.bandwidth_bytes_per_s for link in cluster.links.values())
     return cluster.links[cluster.group_link_class(tuple(ranks))].bandwidth_bytes_per_s

@@ -9,6 +9,7 @@ from heapq import heappop, heappush
 
 import numpy as np
 
+from planner.solvers.candidates.assemble import Candidate
 from planner.solvers.candidates.choose import ROUNDING, Choice, better
 from planner.solvers.candidates.evaluate import Evaluation, Evaluator
 from planner.solvers.progress import Progress, SearchProgress
@@ -187,7 +188,7 @@ class Queue:
             self._simulate(item.frontier, item.leaf)
         elif isinstance(item, Replicas):
             for schedule in self.evaluator.schedules:
-                self.take(self.evaluator.evaluate(replica_candidate(self.evaluator.problem, item, schedule)))
+                self._evaluate(replica_candidate(self.evaluator.problem, item, schedule))
         else:
             if position + 1 < len(item.expansion):
                 self._push(float(item.expansion.bound_s[position + 1]), item, position + 1)
@@ -196,7 +197,12 @@ class Queue:
     def _simulate(self, frontier: Frontier, leaf: Leaf) -> None:
         candidate = replace(frontier.candidate(leaf.prefix, leaf.schedule), windows=leaf.windows)
         if frontier.suffixes.prices.freedom.allows(candidate):
-            self.take(self.evaluator.evaluate(candidate))
+            self._evaluate(candidate)
+
+    def _evaluate(self, candidate: Candidate) -> None:
+        """Takes the candidate if it is the best of its number of stages."""
+        known = self.by_num_stages.get(candidate.num_stages)
+        self.take(self.evaluator.evaluate(candidate, known.step_s if known is not None else float("inf")))
 
     def _open(self, frontier: Frontier, prefix: Prefix) -> None:
         """Puts what may follow ``prefix`` into the queue, complete pipelines to the leaves."""

@@ -22,7 +22,8 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.costs.network import transfer_s
+from planner.costs.corrected import corrected_cluster
+from planner.costs.network import transfer_s, without_pairs
 from planner.costs.tables import Array
 from planner.ir.graph import Graph, TensorSpec, producer
 from planner.ir.problem import Problem
@@ -205,6 +206,6 @@ def _bytes_read(graph: Graph, at: int, value: str, values: Mapping[str, TensorSp
 
 def _least_message_s(problem: Problem, num_bytes: float) -> float:
     """The shortest that the longest of the messages between two groups may take: equal ones, on the fastest link."""
-    links = problem.profile.cluster.links.values()
+    links = without_pairs(corrected_cluster(problem.profile)).links.values()
     pairs = (len(problem.ranks) // 2) * (len(problem.ranks) - len(problem.ranks) // 2)
     return min((float(transfer_s(link, num_bytes / max(1, pairs))) for link in links), default=0.0)

@@ -58,7 +58,7 @@ class LayoutPlans:
         choices += list(by_stage.values())
         best: Evaluation | None = None
         for options in choices:
-            found = self._evaluated(candidate, options)
+            found = self._evaluated(candidate, options, best.step_s if best is not None else float("inf"))
             if found is not None and found.fits and (best is None or found.step_s < best.step_s):
                 best = found
         return best
@@ -84,11 +84,11 @@ class LayoutPlans:
                 if found is not None:
                     yield found
 
-    def _evaluated(self, candidate: Candidate, options: Layouts) -> Evaluation | None:
-        """What the simulator says; None if it is no plan that is allowed."""
+    def _evaluated(self, candidate: Candidate, options: Layouts, known_s: float = float("inf")) -> Evaluation | None:
+        """What the simulator says (``Evaluator.evaluate``); None if it is no plan that is allowed."""
         found = with_options(self.evaluator.layouts, candidate, options)
         try:
-            return self.evaluator.evaluate(found) if self._is_allowed(found) else None
+            return self.evaluator.evaluate(found, known_s) if self._is_allowed(found) else None
         except MissingMeasurementError:
             return None
 
@@ -114,7 +114,8 @@ class LayoutPlans:
         problem = self.evaluator.problem
         beside = [0] * len(closest.memories)  # bytes of each rank that layouts do not decide about
         for rank, memory in enumerate(closest.memories):
-            beside[rank] = memory.resident.buffers + memory.resident.receive_buffers
+            held = memory.resident
+            beside[rank] = held.buffers + held.receive_buffers + held.batch
         for _ in range(_FITTINGS):
             options: Layouts = {}
             for stage, group in enumerate(candidate.groups):

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from planner.costs.gradient_sums import least_exposed_s
 from planner.costs.layouts import LayoutPrices
 from planner.costs.network import collective_s
 from planner.costs.shards import Option
@@ -174,19 +175,29 @@ class TableMaker:
         exchanged = self._exchanged(ranks)
         least = samples_of(shares, self.rest) if self.rest else (0,) * len(ranks)
         each = [
-            self._member(book.kind(rank), samples, rest, exchanged)
+            self._member(book.kind(rank), samples, rest, exchanged, len(ranks) > 1)
             for rank, samples, rest in zip(ranks, shares, least, strict=True)
         ]
         step_s, once_s = (np.max([pair[k] for pair in each], axis=0) for k in (0, 1))
         if len(ranks) > 1:
             if self.backward != NONE:
-                size = _between(book.tables.graph.parameter_bytes)
-                step_s += collective_s(problem.profile.cluster, ALL_REDUCE, ranks, np.maximum(size, 0.0))
+                step_s += self._reduction_s(ranks, shares, least)
             mixing = mixing_layers(problem.profile.graph)
             mixes = _between(_sums(np.array([layer.name in mixing for layer in problem.profile.graph.layers], float)))
             step_s[mixes > 0], once_s[mixes > 0] = np.inf, np.inf
         step_s += self._overhead_s(ranks)
         return step_s, once_s
+
+    def _reduction_s(self, ranks: tuple[int, ...], shares: tuple[int, ...], rest: tuple[int, ...]) -> Array:
+        """The least that stages cut along samples alone wait for the sum of their gradients."""
+        book, cluster = self.evaluator.book, self.evaluator.book.profile.cluster
+        size = np.maximum(_between(book.tables.graph.parameter_bytes), 0.0)
+        if self.problem.shards(len(ranks)):
+            return collective_s(cluster, ALL_REDUCE, ranks, size)
+        last = zip(ranks, rest if self.rest else shares, strict=True)
+        backs = [_between(book.at(book.kind(rank), samples, True).backward_s) for rank, samples in last]
+        exchanged = _between(book.exchanges_s(ranks, self.rest or self.size)[1])
+        return least_exposed_s(cluster, ranks, size, np.max(backs, axis=0) + exchanged)
 
     def _exchanged(self, ranks: tuple[int, ...]) -> Array:
         """Exchanges of statistics of one F and B."""
@@ -196,16 +207,15 @@ class TableMaker:
         times = 2 if self.problem.recompute == ALWAYS and self.backward != NONE else 1
         return _between(forward) * times + (0.0 if self.backward == NONE else _between(backward))
 
-    def _member(self, kind: str, samples: int, rest: int, exchanged: Array) -> tuple[Array, Array]:
+    def _member(self, kind: str, samples: int, rest: int, exchanged: Array, shared: bool) -> tuple[Array, Array]:
         """(a step, one F and B) of a rank with so many samples, and so many of the last micro-batch."""
-        tables = self.evaluator.book.tables
-        once_s = self._pass(tables.at(kind, samples)) + exchanged
-        step_s = self.num_full * once_s + (self._pass(tables.at(kind, rest)) + exchanged if rest else 0.0)
+        book = self.evaluator.book
+        once_s = self._pass(book.at(kind, samples, shared)) + exchanged
+        step_s = self.num_full * once_s + (self._pass(book.at(kind, rest, shared)) + exchanged if rest else 0.0)
         if self.backward == NONE:
             return step_s, once_s
-        costs = tables.parameters(kind)
-        again = self.num_full - (not self.rest)
-        return step_s + again * _between(costs.accumulate_s) + _between(costs.update_s), once_s
+        again, updates = self.num_full - (not self.rest), _between(book.tables.parameters(kind).update_s)
+        return step_s + again * _between(book.accumulate_s(kind, shared)) + updates, once_s
 
     def _pass(self, table: SizeTable) -> Array:
         """One F and B."""

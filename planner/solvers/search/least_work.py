@@ -42,7 +42,7 @@ def least_work_s(evaluator: Evaluator, size: int, backward: str) -> Array:
 
 def _least_of_parts(evaluator: Evaluator, size: int, backward: str, kind: str) -> Array:
     """By layer: the least device time of a whole sample done in measured parts; infinity where none was measured."""
-    profile = evaluator.problem.profile
+    profile = evaluator.book.profile
     least = np.full(len(profile.graph.layers), np.inf)
     parts = MeasuredParts(profile)
     if not parts:

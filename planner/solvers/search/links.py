@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, fields
 
 import numpy as np
 
-from planner.costs.network import transfer_s
+from planner.costs.network import transfer_s, without_pairs
 from planner.costs.tables import Array
 from planner.ir.cluster import ACROSS_HOSTS, WITHIN_HOST, Link
 from planner.solvers.search.cuts import Handed
@@ -53,7 +53,8 @@ class Links:
     _known: dict[object, Handover] = field(init=False, default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
-        self._links = {name: least_link(link) for name, link in self.prices.problem.profile.cluster.links.items()}
+        links = without_pairs(self.prices.book.profile.cluster).links
+        self._links = {name: least_link(link) for name, link in links.items()}
 
     def between(self, source: Group, destination: Group) -> Handover:
         """Messages from ``source`` to ``destination``, and gradients back."""

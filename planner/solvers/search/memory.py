@@ -24,6 +24,8 @@ class Holder:
         resident: parameters, gradients, optimiser state, buffers.
         saved, saved_rest: between F and B, for a full micro-batch and for the last one.
         workspace: by first and last cut, of the hungriest layer; None: taken as 0.
+        gradients, once: of parameters, and what a full micro-batch saves, if the first backward is known to make the
+            ones as it lets go of the other; then the lesser of the two need not be there with everything else.
     """
 
     resident: Array
@@ -31,6 +33,8 @@ class Holder:
     saved_rest: Array
     workspace: Workspace | None
     limit_bytes: int
+    gradients: Array | None = None
+    once: Array | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -55,6 +59,9 @@ class Memory:
     def needed(self, holder: Holder, first: Numbers, last: Numbers, kept: int) -> Array:
         """Bytes that a stage holds with ``kept`` full micro-batches, at least."""
         found = holder.resident[last] - holder.resident[first] + kept * (holder.saved[last] - holder.saved[first])
+        if holder.gradients is not None and holder.once is not None:
+            gradients = holder.gradients[last] - holder.gradients[first]
+            found = found - np.minimum(gradients, holder.once[last] - holder.once[first])
         return np.asarray(found if holder.workspace is None else found + holder.workspace[first, last])
 
     def fullness(self, first: Numbers, last: Numbers, kept: int) -> Array:
@@ -84,12 +91,14 @@ def holder_of(
     state = 2 + book.profile.optimizer.state_bytes_per_parameter_byte / parts if trains else 1
     resident = cuts.sums(state * np.diff(graph.parameter_bytes) + np.diff(graph.buffer_bytes))
     keeps = trains and not recompute
+    by_layer = book.levels.at(kind, sizes[0]) is not None
+    once = cuts.sums(np.diff(full.saved_bytes))
     key = (kind, sizes[0], recompute)
     if key not in workspaces:
-        workspaces[key] = cuts.largest(full.workspace_bytes)
+        # Where levels of layers are known, the hungriest may run when others have let go: nothing is sure.
+        workspaces[key] = cuts.largest(np.zeros_like(full.workspace_bytes) if by_layer else full.workspace_bytes)
         if recompute and trains:
-            saved = cuts.sums(np.diff(full.saved_bytes))
-            workspaces[key] = workspaces[key] + (saved[None, :] - saved[:, None])
+            workspaces[key] = workspaces[key] + (once[None, :] - once[:, None])
     nothing = np.zeros(len(cuts.members))
     return Holder(
         resident,
@@ -97,6 +106,8 @@ def holder_of(
         cuts.sums(np.diff(rest.saved_bytes)) if keeps else nothing,
         workspaces[key],
         limit_bytes,
+        cuts.sums(np.diff(graph.parameter_bytes)) if by_layer and trains else None,
+        once if by_layer and trains else None,
     )
 
 
@@ -111,7 +122,9 @@ def may_bind(problem: Problem, book: PriceBook, sizes: Iterable[tuple[str, float
     always = state * graph.parameter_bytes[-1] + graph.buffer_bytes[-1]
     for kind, samples, limit in sizes:
         table = book.tables.at(kind, samples)
-        most = always + num_microbatches * table.saved_bytes[-1] + table.workspace_bytes.max(initial=0.0)
+        levels = book.levels.at(kind, samples)
+        highest = table.workspace_bytes.max(initial=0.0) if levels is None else levels[:4].max(initial=0.0)
+        most = always + num_microbatches * table.saved_bytes[-1] + highest
         if most > limit:
             return True
     return False

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from planner.costs.gradient_sums import least_exposed_s
 from planner.costs.network import collective_s
 from planner.costs.stage import PriceBook
 from planner.costs.tables import Array
@@ -56,7 +57,7 @@ class Stage:
 
     Attributes:
         head, back: the shortest F, and the shortest B (or I).
-        slow_head, slow_back: the longest.
+        slow_head, slow_back: those of one and the same member, the slowest; the longest where members keep in step.
         adds: what a B takes longer that finds gradients to add to.
         work: of the slowest member from its first F to its last B (or I).
         all_work: with the W that may come later.
@@ -80,12 +81,15 @@ class StagePrices:
     """What any stage costs on devices of given kinds, hosts apart; see :class:`Stage`.
 
     Attributes:
+        turns: F and B (or I) of each member, running sums.
         actions: compute actions of a micro-batch.
         is_even: whether all micro-batches are of one size.
     """
 
     heads: Spread
     backs: Spread
+    whole_backs: Spread
+    turns: tuple[tuple[Array, Array], ...]
     adds: Spread
     works: Spread
     all_works: Spread
@@ -97,23 +101,26 @@ class StagePrices:
     is_even: bool
     memory: Memory | None
 
+    def longest_back(self, first: Numbers, last: Numbers) -> Array:
+        """No whole backward of any member and micro-batch is longer, the executor's overhead aside."""
+        return self.whole_backs.most(first, last) + self.exchange_backward[last] - self.exchange_backward[first]
+
     def stage(self, first: Numbers, last: Numbers, num_microbatches: int) -> Stage:
         """Stages on one device, or on several that sum nothing."""
         there = self.exchange_forward[last] - self.exchange_forward[first]
         back = self.exchange_backward[last] - self.exchange_backward[first]
         head, back_s = self.heads.least(first, last), self.backs.least(first, last)
         slow_head, slow_back = head, back_s
-        if (
-            self.is_even and len(self.heads.sums) > 1
-        ):  # else the most is that of a full micro-batch, and says nothing of the last one
-            slow_head, slow_back = self.heads.most(first, last), self.backs.most(first, last)
-        in_step = there > 0  # an exchange of statistics makes members wait for the slowest
+        if self.is_even and len(self.turns) > 1:  # else the most is of a full micro-batch, and says nothing of the last
+            in_step = there > 0  # an exchange of statistics makes members wait for the slowest
+            longest = self.heads.most(first, last), self.backs.most(first, last)
+            slowest = self._slowest(first, last)
+            slow_head, slow_back = (np.where(in_step, a, b) for a, b in zip(longest, slowest, strict=True))
+            head, back_s = (np.where(in_step, a, b) for a, b in zip(longest, (head, back_s), strict=True))
         always = num_microbatches * (there + back + self.actions * self.overhead_s)
         window = np.full(slow_head.shape, num_microbatches, dtype=np.int64)
         if self.memory is not None:
             window = self.memory.window(first, last, num_microbatches)
-        if slow_head is not head:
-            head, back_s = np.where(in_step, slow_head, head), np.where(in_step, slow_back, back_s)
         work = self.works.most(first, last) + always
         return Stage(
             head=head + (there + self.overhead_s),
@@ -126,6 +133,20 @@ class StagePrices:
             tail=self.updates.most(first, last) + self.overhead_s,
             window=window,
         )
+
+    def _slowest(self, first: Numbers, last: Numbers) -> tuple[Array, Array]:
+        """F and B (or I) of the member whose sum of the two is largest: another may have a longer F, another B."""
+        found: tuple[Array, Array] | None = None
+        for turn in self.turns:
+            head, back_s = (sums[last] - sums[first] for sums in turn)
+            if found is None:
+                found = head, back_s
+            else:
+                slower = head + back_s > found[0] + found[1]
+                found = np.where(slower, head, found[0]), np.where(slower, back_s, found[1])
+        if found is None:
+            raise ValueError("a stage has no member")
+        return found
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -172,7 +193,7 @@ class Group:
         if self.size > 1:
             num_bytes = np.maximum(owner.parameter_bytes[last] - owner.parameter_bytes[first], 0.0)
             if owner.freedom.trains:
-                reduce_s = collective_s(owner.book.profile.cluster, ALL_REDUCE, self.ranks, num_bytes)
+                reduce_s = owner.reduction_s(self, num_bytes, self.prices.longest_back(first, last))
                 tail = tail + reduce_s + self.prices.overhead_s
             window = np.where(owner.mixing[last] - owner.mixing[first] > 0, 0, window)
         if self.allowed is not None:
@@ -256,6 +277,17 @@ class Prices:
                 per_sample[number] = np.minimum(per_sample[number], seconds / samples)
         return per_sample * sum(self.micro_batches)
 
+    def reduction_s(self, group: Group, num_bytes: Array, back_s: Array) -> Array:
+        """The least that a group waits for the sum of so many bytes of gradients.
+
+        Args:
+            back_s: the longest of its backwards.
+        """
+        cluster = self.book.profile.cluster
+        if self.problem.shards(group.size):
+            return collective_s(cluster, ALL_REDUCE, group.ranks, num_bytes)
+        return least_exposed_s(cluster, group.ranks, num_bytes, back_s)
+
     def _share_sizes(self) -> list[float]:
         """Samples that a member of some group may have of a micro-batch; where it shares sites, also parts of one."""
         largest = self.micro_batches[0]
@@ -283,9 +315,8 @@ class Prices:
         shares = shares_of(self.problem, self.book, ranks, self.micro_batches[0])
         if not usable(self.problem, self.book, ranks, shares, self.micro_batches):
             return None
-        across = len({self.pools[number].host for number in members}) > 1
         kinds = tuple((self.pools[k].kind, self.pools[k].memory_limit_bytes) for k in members)
-        alike = (kinds, across, recompute, by_parts)
+        alike = (kinds, self.book.profile.cluster.group_alike(ranks), recompute, by_parts)
         if alike not in self._prices:
             self._prices[alike] = self._priced(ranks, members, shares, recompute)
         allowed = self.freedom.allowed(self.cuts, ranks, recompute)
@@ -308,13 +339,16 @@ class Prices:
         members: dict[Member, int] = {}
         for number, pool in enumerate(pools):
             members.setdefault((self.pools[pool].kind, tuple(of_size[rows][number] for rows in batches)), pool)
-        sized = {(kind, samples) for kind, of_batch in members for samples in of_batch}
-        forward = {key: np.diff(tables.at(*key).forward_s) for key in sized}
+        shared = len(ranks) > 1
+        sized = {
+            (kind, samples): self.book.at(kind, samples, shared) for kind, of_batch in members for samples in of_batch
+        }
+        forward = {key: np.diff(table.forward_s) for key, table in sized.items()}
         again = {key: forward[key] if recompute else 0.0 for key in sized}
-        path = {key: freedom.path_back(tables.at(*key)) + again[key] for key in sized}
+        path = {key: freedom.path_back(table) + again[key] for key, table in sized.items()}
         soon = {key: forward[key] + path[key] for key in sized}  # F, and B or I
-        whole = {key: forward[key] + freedom.backward(tables.at(*key)) + again[key] for key in sized}
-        adds = {kind: np.diff(tables.parameters(kind).accumulate_s) for kind, _ in members}
+        whole = {key: forward[key] + freedom.backward(table) + again[key] for key, table in sized.items()}
+        adds = {kind: np.diff(self.book.accumulate_s(kind, shared)) for kind, _ in members}
         parts = len(ranks) if self.problem.shards(len(ranks)) else 1
         updates = {kind: np.diff(tables.parameters(kind).update_s) / parts for kind, _ in members}
         count, overhead_s = len(batches), min(tables.overhead_s(kind) for kind, _ in members)
@@ -336,6 +370,8 @@ class Prices:
         return StagePrices(
             heads=spread([forward[key] for key in sized]),
             backs=spread([path[key] for key in sized]),
+            turns=tuple((self.cuts.sums(forward[key]), self.cuts.sums(path[key])) for key in sized),
+            whole_backs=spread([np.diff(table.backward_s) for table in sized.values()]),
             adds=spread([adds[kind] * freedom.trains for kind, _ in members]),
             works=works,
             all_works=spread([summed(whole, member) for member in members]) if freedom.splits else works,

@@ -84,7 +84,7 @@ def _improved(
             for moved in (cuts[place] - 1, cuts[place] + 1):
                 if cuts[place - 1] < moved < cuts[place + 1]:
                     other = [*cuts[:place], moved, *cuts[place + 1 :]]
-                    found = _evaluated(evaluator, prices, chain, other, way)
+                    found = _evaluated(evaluator, prices, chain, other, way, best)
                     if found is not None and better(best, found) is found and found is not best:
                         best, cuts = found, other
         if best is before:
@@ -93,7 +93,12 @@ def _improved(
 
 
 def _evaluated(
-    evaluator: Evaluator, prices: Prices, chain: Numbers, cuts: list[int], way: tuple[str, tuple[int, ...], int]
+    evaluator: Evaluator,
+    prices: Prices,
+    chain: Numbers,
+    cuts: list[int],
+    way: tuple[str, tuple[int, ...], int],
+    best: Evaluation | None = None,
 ) -> Evaluation | None:
     name, ranks, ways = way
     size = prices.micro_batches[0]
@@ -108,7 +113,7 @@ def _evaluated(
     if not prices.freedom.allows(candidate):
         return None
     try:
-        found = evaluator.evaluate(candidate)
+        found = evaluator.evaluate(candidate, best.step_s if best is not None else float("inf"))
     except (MissingMeasurementError, IllegalProgramError):
         return None
     return found if found.fits else None

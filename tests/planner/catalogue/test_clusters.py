@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from planner.catalogue import Machines, machines_of, read_machines
-from planner.ir.cluster import ACROSS_HOSTS, DATASHEET, WITHIN_HOST, Cluster
+from planner.ir.cluster import ACROSS_HOSTS, DATASHEET, WITHIN_HOST, Cluster, Link, PairLink
 from planner.ir.errors import CorruptFileError, MissingFileError
 from tests.planner.factories import chain_profile
 
@@ -179,3 +179,34 @@ def test_the_documented_example_is_a_cluster_file(where: str) -> None:
     found = machines("\n".join(example))
     assert len(found.cluster.devices) == 9
     assert found.measured_on["kind-1"].peak_flop_per_s["float32"] == 112e9
+
+
+COMPLETE = GOOD.replace("- EPYC-7763-core", "")
+PAIRS = """
+  pairs:
+    - {from: n0, to: n1, bandwidth: 125MB/s, latency: 50us, burst: 64KiB}
+    - {from: n1, to: n0, link: Ethernet-10G}
+"""
+
+
+def test_a_file_may_state_links_of_pairs_of_hosts_and_bursts() -> None:
+    found = machines(COMPLETE.rstrip() + PAIRS).cluster
+    there, back = found.pairs
+    assert (there.src_host, there.dst_host, back.src_host, back.dst_host) == ("n0", "n1", "n1", "n0")
+    assert (there.link.bandwidth_bytes_per_s, there.link.latency_s, there.link.burst_bytes) == (125e6, 50e-6, 65536)
+    assert found.link(0, 2) == there.link
+    assert found.link(0, 4) == found.links[ACROSS_HOSTS]
+    wrong = COMPLETE.rstrip() + PAIRS.replace("to: n1", "to: n7").replace("link: Ethernet-10G", "latency: 1us")
+    assert "no host 'n7'" in "".join(faults(wrong))
+    assert "links.pairs[1].bandwidth" in "".join(faults(wrong))
+
+
+def test_measured_links_of_pairs_stay_where_their_hosts_are_there() -> None:
+    links = {ACROSS_HOSTS: Link(1e-3, 1e6)}
+    pairs = (PairLink("n0", "n1", Link(1e-3, 5e5)), PairLink("n0", "n9", Link(1e-3, 5e5)))
+    own = replace(PROFILE.cluster, links=links, pairs=pairs)
+    text = textwrap.dedent(COMPLETE).replace(
+        "across-hosts: {link: Ethernet-10G, latency: 30us}", "across-hosts: measured"
+    )
+    assert machines_of(text, own).cluster.pairs == pairs[:1]
+    assert machines_of(textwrap.dedent(COMPLETE), own).cluster.pairs == ()

@@ -10,7 +10,7 @@ from planner.costs.shards import Option
 from planner.costs.stage import PriceBook
 from planner.costs.staged import StageCost, stage_cost
 from planner.ir.box import transfers, volume
-from planner.ir.cluster import INTERPOLATED, MEASURED
+from planner.ir.cluster import FAMILY, INTERPOLATED, MEASURED
 from planner.ir.layout import Layout
 from planner.ir.profile import Profile
 from tests.planner.networks import BYTES_PER_S, CALL_S, Named, Network, plain, priced, residual
@@ -35,11 +35,29 @@ def everywhere(prices: LayoutPrices, option: Option) -> StageCost:
     return stage_cost(prices, dict.fromkeys(range(len(prices.layers)), option))
 
 
-def test_half_of_the_image_costs_half_of_the_call() -> None:
-    prices = prices_of(plain())
+def prices_of_shares(made: tuple[Network, Named], samples: int = 4) -> LayoutPrices:
+    """Of measurements at one number of samples: too few shapes for models of families."""
+    return prices_of(made, samples=samples, sizes=(samples,))
+
+
+def one_conv(samples: int = 4, height: int = 16) -> tuple[Network, Named]:
+    network = Network(samples, 3, height)
+    return network, network.conv(network.image, 8)
+
+
+def test_half_of_the_image_costs_half_of_the_call_where_there_is_no_family() -> None:
+    prices = prices_of_shares(one_conv())
     whole = prices.layer(0, (ALL,)).seconds[:, 0]
     for option in (H2, W2, C2):
         assert prices.layer(0, (option,)).seconds[:, 0] == pytest.approx(whole / 2)
+
+
+def test_half_of_the_image_costs_the_call_and_half_of_the_rest_where_the_family_says_so() -> None:
+    prices = prices_of(plain(height=64))
+    whole = prices.layer(0, (ALL,)).seconds[FORWARD, 0, 0]
+    for option in (H2, W2):
+        half = prices.layer(0, (option,)).seconds[FORWARD, 0, 0]
+        assert half == pytest.approx((whole - CALL_S) / 2 + CALL_S, rel=0.1)
 
 
 def test_half_of_the_samples_costs_what_was_measured_for_them() -> None:
@@ -49,7 +67,7 @@ def test_half_of_the_samples_costs_what_was_measured_for_them() -> None:
 
 
 def test_uneven_parts_cost_in_proportion() -> None:
-    prices = prices_of(plain(height=8))
+    prices = prices_of_shares(one_conv(height=8))
     table = prices.layer(0, (Option((("height", (0, 3, 8)),)),))
     whole = prices.layer(0, (ALL,)).seconds[BACKWARD, 0, 0]
     assert table.seconds[BACKWARD, 0] == pytest.approx([whole * 3 / 8, whole * 5 / 8])
@@ -143,7 +161,8 @@ def test_a_stage_cut_by_samples_costs_what_the_sums_of_the_profile_say() -> None
     )
     assert cost.saved_bytes == pytest.approx([table.saved_bytes[-1]] * 2)
     assert cost.evidence == MEASURED
-    assert everywhere(prices, H2).evidence == INTERPOLATED
+    assert everywhere(prices, H2).evidence == FAMILY
+    assert everywhere(prices_of_shares(one_conv()), H2).evidence == INTERPOLATED
 
 
 def test_the_slowest_rank_counts() -> None:
@@ -160,7 +179,7 @@ def test_working_beyond_ones_part_saves_the_halo_and_costs_the_rows() -> None:
     crossing = prices.crossing(0, 1, (H2, wide), (H2,))
     assert crossing.moved_bytes[:, 0].tolist() == [2 * 4 * 8 * 16 * 4, 0]
     plain_s, wide_s = prices.layer(0, (H2, wide)).seconds[FORWARD].max(axis=-1)
-    assert wide_s == pytest.approx(plain_s * 9 / 8)
+    assert plain_s < wide_s < plain_s * 9 / 8  # the call itself is not longer
 
 
 def test_a_wide_halo_is_fetched_once_for_two_layers() -> None:

@@ -130,8 +130,7 @@ def test_tables_hold_measured_parts_by_option_and_rank() -> None:
     profile = with_parts(
         priced(*plain(), speeds=(1.0, 1.0)), (2, 4), 2, lambda layer, samples, part: 1.5 if part[0] == 8 else 1.0
     )
-    shared = LayoutPrices(PriceBook(replace(profile, parts={})), (0, 1), 4, EVERYTHING)
-    prices = LayoutPrices(PriceBook(profile), (0, 1), 4, EVERYTHING)
+    shared, prices = measured_alone(replace(profile, parts={})), measured_alone(profile)
     options = (H2, W2, C2, S2, ALL)
     share, own = shared.layer(0, options).seconds, prices.layer(0, options).seconds
     assert own[:, :2] == pytest.approx(1.5 * share[:, :2])  # cut along space, with all 8 channels
@@ -141,6 +140,13 @@ def test_tables_hold_measured_parts_by_option_and_rank() -> None:
     assert known == [(MEASURED,)] * 3 + [()] * 2
     uneven = Option((("height", (0, 3, 16)),))
     assert prices.parts.evidence(LAYER, KIND, prices.shards(0, (uneven,)), 0, 0) == (INTERPOLATED,)
+
+
+def measured_alone(profile: Profile) -> LayoutPrices:
+    """Prices without models of families."""
+    book = PriceBook(profile)
+    book.tables.parts = MeasuredParts(book.profile)
+    return LayoutPrices(book, (0, 1), 4, EVERYTHING)
 
 
 def test_without_parts_nothing_changes() -> None:

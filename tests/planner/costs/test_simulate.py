@@ -18,7 +18,7 @@ from planner.layers.boundary import Boundaries
 from planner.passes import lower, validate
 from planner.schedules import positions
 from planner.schedules import schedule as schedule_named
-from tests.planner.factories import chain_decision, chain_profile
+from tests.planner.factories import batch_bytes, chain_decision, chain_profile
 
 TINY = 4
 
@@ -30,7 +30,7 @@ def program_of(profile: Profile, decision: Decision) -> Program:
 def run(profile: Profile, decision: Decision, program: Program | None = None) -> Timeline:
     book = PriceBook(profile)
     costs = StageCosts(book, placements(book, decision), decision.micro_batches)
-    return simulate(program or program_of(profile, decision), costs, book.network)
+    return simulate(program or program_of(profile, decision), costs)
 
 
 def pipeline(num_stages: int, num_microbatches: int, schedule: str, **costs: object) -> tuple[Profile, Decision]:
@@ -94,11 +94,12 @@ def test_memory_peaks_with_the_micro_batches_in_flight() -> None:
     peaks = {}
     for schedule in ("gpipe", "1f1b"):
         profile = chain_profile(2, 2, parameter_bytes=400, activation_bytes=TINY, saved_bytes=(1000, 0))
-        timeline = run(profile, chain_decision(profile, (1,), (1,) * 6, schedule=schedule))
-        peaks[schedule] = timeline.peak_bytes(0)
-    received = 6 * TINY
-    assert peaks["gpipe"] == 2 * 400 + received + 6 * (1000 + TINY)
-    assert peaks["1f1b"] == 2 * 400 + received + 2 * (1000 + TINY)
+        decision = chain_decision(profile, (1,), (1,) * 6, schedule=schedule)
+        peaks[schedule] = run(profile, decision).peak_bytes(0)
+    still_to_come = 5 * 2 * TINY  # in the first backward, which makes the gradients; buffers have as much to spare
+    always = 2 * 400 + still_to_come + batch_bytes(profile, decision)
+    assert peaks["gpipe"] == always + 6 * (1000 + TINY)
+    assert peaks["1f1b"] == always + 2 * (1000 + TINY)
 
 
 def test_a_split_backward_holds_its_activations_until_the_weights_are_done() -> None:
@@ -112,7 +113,8 @@ def test_a_split_backward_holds_its_activations_until_the_weights_are_done() -> 
         peaks.append(timeline.peak_bytes(0))
         steps.append(timeline.step_s)
     left = 2 * 4096  # the layer's input and the gradient of its output, more than the 1000 bytes it saved
-    assert peaks == [2 * 4 + left, 2 * 4 + 2 * left]
+    always = 2 * 4 + batch_bytes(profile, decision)
+    assert peaks == [always + left, always + 2 * left]
     assert steps == pytest.approx([20e-3 + 1e-4] * 2)
 
 
@@ -189,8 +191,9 @@ def test_forwards_alone_keep_nothing_behind() -> None:
     profile, decision = pipeline(2, 5, "forward", saved_bytes=1000, workspace_bytes=10, bandwidth_bytes_per_s=1e15)
     timeline = run(profile, decision)
     assert timeline.step_s == pytest.approx(6e-3, rel=1e-6)
-    assert timeline.peak_bytes(0) == TINY + 1000 + TINY + 10  # no gradients
-    assert timeline.memory[-1].num_bytes == TINY + 5 * TINY
+    always = TINY + batch_bytes(profile, decision)  # no gradients
+    assert timeline.peak_bytes(0) == always + 1000 + 10
+    assert timeline.memory[-1].num_bytes == always
 
 
 def test_an_update_starts_the_sum_of_gradients_anew() -> None:

@@ -6,7 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from planner.costs.compiled import CompiledProgram, compile_program
-from planner.costs.simulate import Trace, execute
+from planner.costs.simulate import execute
+from planner.costs.trace import Trace
 from planner.ir.box import Interval
 from planner.ir.program import Message, Part, Program
 from planner.ir.schedule import COMPUTE, MESSAGE, Action, Edge, Op, Pipeline, Schedule, StageGraph

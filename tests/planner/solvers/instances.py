@@ -85,6 +85,26 @@ def branching_problem(seed: int) -> Problem:
     return replace(problem, profile=replace(problem.profile, graph=branched))
 
 
+def heavy_problem(seed: int) -> Problem:
+    """The same with parameters so large that their gradients are summed in several buckets, on as much faster links."""
+    problem, times = random_problem(seed), 40_000
+    profile = problem.profile
+    heavy = {
+        name: replace(spec, shape=(times * spec.shape[0], *spec.shape[1:]))
+        for name, spec in profile.graph.parameters.items()
+    }
+    cluster = replace(
+        profile.cluster,
+        devices=tuple(replace(device, memory_bytes=2**50) for device in profile.cluster.devices),
+        collectives=tuple(
+            replace(found, points=tuple((times * size, seconds) for size, seconds in found.points))
+            for found in profile.cluster.collectives
+        ),
+    )
+    graph = replace(profile.graph, parameters=heavy)
+    return replace(problem, profile=replace(profile, graph=graph, cluster=cluster))
+
+
 def plans(problem: Problem) -> Iterator[Candidate]:
     """Every plan of the space."""
     graph, book = problem.profile.graph, PriceBook(problem.profile)

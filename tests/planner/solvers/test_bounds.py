@@ -21,9 +21,11 @@ from planner.solvers.search.links import least_link
 from planner.solvers.search.start import spaces
 from planner.solvers.search.windows import most_in_flight
 from tests.planner.factories import chain_profile
-from tests.planner.solvers.instances import branching_problem, random_problem
+from tests.planner.solvers.instances import branching_problem, heavy_problem, random_problem
 
-MAKERS = pytest.mark.parametrize("make", [random_problem, branching_problem], ids=["chains", "branches"])
+MAKERS = pytest.mark.parametrize(
+    "make", [random_problem, branching_problem, heavy_problem], ids=["chains", "branches", "heavy"]
+)
 
 
 def expansions(frontier: Frontier, path: tuple[float, ...], prefix: Prefix) -> Iterator[tuple[list[float], Expansion]]:

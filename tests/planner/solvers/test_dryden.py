@@ -97,4 +97,5 @@ def test_time_and_memory_of_each_rank_are_told() -> None:
     for rank in plan.prediction.ranks:
         assert rank.compute_s > 0
         assert rank.peak_bytes <= rank.memory_limit_bytes
-        assert rank.compute_s + rank.communication_s + rank.idle_s == pytest.approx(plan.prediction.step_s)
+        parts_s = rank.compute_s + rank.communication_s + rank.bubble_s + rank.idle_s
+        assert parts_s == pytest.approx(plan.prediction.step_s)

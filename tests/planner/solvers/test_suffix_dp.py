@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 
+from planner.check import check
 from planner.costs.predict import predict
 from planner.costs.stage import PriceBook
 from planner.ir.cluster import Link
@@ -20,13 +21,16 @@ from tests.planner.factories import chain_profile
 from tests.planner.solvers.instances import (
     best_by_exhaustion,
     branching_problem,
+    heavy_problem,
     plans,
     random_problem,
     with_memory,
 )
 
 
-@pytest.mark.parametrize("make", [random_problem, branching_problem], ids=["chains", "branches"])
+@pytest.mark.parametrize(
+    "make", [random_problem, branching_problem, heavy_problem], ids=["chains", "branches", "heavy"]
+)
 @pytest.mark.parametrize("first", range(0, 60, 20))
 def test_the_plan_is_the_best_of_all_plans(first: int, make: Callable[[int], Problem]) -> None:
     num_infeasible = num_saved = 0
@@ -270,3 +274,10 @@ def test_a_profile_that_says_nothing_about_the_sizes_is_refused() -> None:
     problem = Problem(chain_profile(2, 1, sizes=(8,)), 4, micro_batch_sizes=(2,))
     with pytest.raises(MissingMeasurementError):
         solve(problem)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_the_checker_agrees_where_gradients_are_summed_in_several_buckets(seed: int) -> None:
+    problem = heavy_problem(seed)
+    plan = solve(problem)
+    assert check(plan, problem.profile) == ()

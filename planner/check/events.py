@@ -1,0 +1,264 @@
+"""The length of a step for the checker: every rank is a coroutine that says what it waits for.
+
+The model is that of ``planner.costs.simulate`` and ``planner.costs.fluid``; the form is not.  There is one clock, and
+whatever comes next on it is looked for among all ranks and all that is under way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
+
+from planner.check.preparing import prepares_beside
+from planner.check.reading import delay_s
+from planner.check.sharing import Moving, computing_rate, message, share, summed
+from planner.ir.profile import Profile
+from planner.ir.program import Message, Program
+from planner.ir.schedule import RECEIVE, SEND, Action, Op
+
+_DIGITS = 11
+Key = tuple[object, ...]
+Transfer = tuple[Key, int, int, int]
+"""(name of the message, source rank, destination rank, bytes)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Until:
+    """Wait for a time."""
+
+    at_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """Compute for so long, if nothing slows it."""
+
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """Wait for a message."""
+
+    key: Key
+
+
+@dataclass(frozen=True, slots=True)
+class Together:
+    """Wait for the members of a reduction of ``stage``, then for the sum; what the rank pays beside comes after it."""
+
+    stage: int
+    microbatch: int | None
+
+    @property
+    def key(self) -> Key:
+        """Its name."""
+        return self.stage, self.microbatch
+
+
+@dataclass(frozen=True, slots=True)
+class Computing:
+    """A computation: what was left of it at a time, how fast it goes since, and when it will end."""
+
+    left_s: float
+    since_s: float
+    rate: float
+    ends_s: float
+
+
+Row = Generator[Until | Work | Arrival | Together, float, None]
+
+
+def transfer(action: Action, sent: Message) -> Transfer:
+    """What ``action`` sends or receives of a message."""
+    forward = action.op in (Op.SEND_FORWARD, Op.RECV_FORWARD)
+    src, dst = (sent.src, sent.dst) if forward else (sent.dst, sent.src)
+    size = sent.forward_bytes if forward else sent.backward_bytes
+    return (frozenset((action.stage, action.peer)), forward, action.microbatch, src, dst), src, dst, size
+
+
+class Step:
+    """A step of a program.
+
+    Args:
+        action_s: seconds of an action of a rank, given its place in the row; of a send or receive the executor's own.
+        sum_of: (seconds, bytes/s) of the sum of a stage's gradients; (0, 0) where it is not known what it moves.
+    """
+
+    def __init__(
+        self,
+        profile: Profile,
+        program: Program,
+        action_s: Callable[[int, Action, int], float],
+        sum_of: Callable[[int], tuple[float, float]],
+    ) -> None:
+        self.profile, self.program, self.action_s, self.sum_of = profile, program, action_s, sum_of
+        self.cluster = profile.cluster
+        self.arrived: set[Key] = set()
+        self.called: set[Key] = set()
+        self.wires: dict[object, list[Transfer]] = {}
+        self.under_way: dict[Key, Moving] = {}
+        self.members: dict[Key, list[int]] = {}
+        self.work: dict[int, Computing] = {}
+        self.ends = [0.0 for _ in program.rows]
+        self.rows = [self._row(rank) for rank in range(len(program.rows))]
+        self.waits = {rank: next(row) for rank, row in enumerate(self.rows)}
+        links = [*self.cluster.links.values(), *(pair.link for pair in self.cluster.pairs)]
+        self.in_ticks = not all(link.duplex for link in links)
+
+    def seconds(self) -> float:
+        """From start to end.
+
+        Raises:
+            ValueError: it never ends.
+        """
+        while self.waits:
+            coming = [
+                *((self._tick(each.ends_s), 0, place) for place, each in enumerate(self.under_way.values())),
+                *((self._tick(at), 1, rank) for rank in self.waits if (at := self._due_s(rank)) is not None),
+            ]
+            if not coming:
+                raise ValueError("the program never ends")
+            _, is_rank, number = min(coming)
+            if is_rank:
+                self._resume(number)
+            else:
+                self._over(list(self.under_way)[number])
+        return max(self.ends, default=0.0)
+
+    def _tick(self, at_s: float) -> float:
+        """Where directions share a wire, rounding is not to decide who is first."""
+        return round(at_s, _DIGITS) if self.in_ticks else at_s
+
+    def _due_s(self, rank: int) -> float | None:
+        """When the rank goes on; None if that is not known yet."""
+        wait = self.waits[rank]
+        if isinstance(wait, Work):
+            return self.work[rank].ends_s
+        return wait.at_s if isinstance(wait, Until) else None
+
+    def _resume(self, rank: int) -> None:
+        now_s = self._due_s(rank) or 0.0
+        self.work.pop(rank, None)
+        try:
+            wait = self.rows[rank].send(now_s)
+        except StopIteration:
+            self.ends[rank] = now_s
+            del self.waits[rank]
+            return
+        self.waits[rank] = wait
+        if isinstance(wait, Work):
+            rate = computing_rate(rank, list(self.under_way.values()))
+            self.work[rank] = Computing(wait.seconds, now_s, rate, now_s + wait.seconds / rate)
+        elif isinstance(wait, Together):
+            self._join(wait, rank, now_s)
+
+    def _row(self, rank: int) -> Row:
+        now_s = yield Until(0.0)
+        host_free_s, ready_s = 0.0, dict[tuple[int, int | None], float]()
+        for index, action in enumerate(self.program.rows[rank]):
+            seconds = self.action_s(rank, action, index)
+            moves = [transfer(action, each) for each in self.program.messages_of(rank, action)]
+            if action.op in RECEIVE:
+                for key, *_ in moves:
+                    now_s = now_s if key in self.arrived else (yield Arrival(key))
+                now_s = yield Until(now_s + seconds + (self._alone_s(moves) if action.blocking else 0.0))
+            elif action.op in SEND:
+                for move in moves:
+                    self.wires.setdefault(self._wire(move), []).append(move)
+                now_s = yield Until(now_s + seconds)
+                for move in moves:
+                    now_s = yield from self._call(move, now_s, action.blocking)
+            elif action.op is Op.REDUCE_GRAD:
+                now_s = yield Together(action.stage, action.microbatch)
+                now_s = yield Until(now_s + max(0.0, seconds - self._sum(action.stage).seconds))
+            elif action.op is Op.PREPARE and prepares_beside(self.profile, rank):
+                host_free_s = max(now_s, host_free_s) + seconds
+                ready_s[action.stage, action.microbatch] = host_free_s
+            else:
+                from_s = ready_s.get((action.stage, action.microbatch), 0.0) if action.op is Op.FORWARD else 0.0
+                now_s = (yield Until(from_s)) if from_s > now_s else now_s
+                now_s = yield Work(seconds)
+
+    def _call(self, move: Transfer, now_s: float, blocking: bool) -> Generator[Until | Arrival, float, float]:
+        """One call that sends; when it is over."""
+        key, src, dst, size = move
+        self.called.add(key)
+        self._begin(self._wire(move), now_s)
+        if blocking:
+            return now_s if key in self.arrived else (yield Arrival(key))
+        held_s = delay_s(self.cluster.link(src, dst).sending, size)
+        return (yield Until(now_s + held_s)) if held_s > 0 else now_s
+
+    def _wire(self, move: Transfer) -> object:
+        _, src, dst, _ = move
+        return (src, dst) if self.cluster.link(src, dst).duplex else frozenset((src, dst))
+
+    def _alone_s(self, moves: list[Transfer]) -> float:
+        return sum(message(self.cluster, src, dst, size).seconds for _, src, dst, size in moves)
+
+    def _begin(self, wire: object, now_s: float) -> None:
+        """The first message in line travels, unless it does already or was not called yet."""
+        line = self.wires[wire]
+        while line and line[0][0] in self.called and line[0][0] not in self.under_way:
+            key, src, dst, size = line[0]
+            moving = message(self.cluster, src, dst, size)
+            if moving.seconds > 0:
+                self._start(key, moving, now_s)
+                return
+            line.pop(0)
+            self._arrive(key, now_s)
+
+    def _arrive(self, key: Key, now_s: float) -> None:
+        self.arrived.add(key)
+        for rank, wait in self.waits.items():
+            if isinstance(wait, Arrival) and wait.key == key:
+                self.waits[rank] = Until(now_s)
+
+    def _sum(self, stage: int) -> Moving:
+        return summed(self.cluster, self.program.ranks[stage], *self.sum_of(stage))
+
+    def _join(self, wait: Together, rank: int, now_s: float) -> None:
+        """One more member of a reduction; the last one starts it."""
+        members = self.members.setdefault(wait.key, [])
+        members.append(rank)
+        if len(members) == len(self.program.ranks[wait.stage]):
+            moving = self._sum(wait.stage)
+            if moving.cards:
+                self._start(("sum", *wait.key), moving, now_s)
+            else:
+                self._release(wait.key, now_s)
+
+    def _release(self, key: Key, now_s: float) -> None:
+        for rank in self.members[key]:
+            self.waits[rank] = Until(now_s)
+
+    def _start(self, key: Key, moving: Moving, now_s: float) -> None:
+        moving.left_s, moving.since_s = moving.seconds, now_s
+        self.under_way[key] = moving
+        self._pace(now_s)
+
+    def _over(self, key: Key) -> None:
+        """A message is there, or a sum made."""
+        now_s = self.under_way.pop(key).ends_s
+        self._pace(now_s)
+        if key[0] == "sum":
+            self._release(key[1:], now_s)
+            return
+        wire = next(wire for wire, line in self.wires.items() if line and line[0][0] == key)
+        self.wires[wire].pop(0)
+        self._begin(wire, now_s)
+        self._arrive(key, now_s)
+
+    def _pace(self, now_s: float) -> None:
+        """What is under way has changed: what is left of each is counted, and its end found anew."""
+        under_way = list(self.under_way.values())
+        for each, speed in zip(under_way, share(self.cluster, under_way), strict=True):
+            if speed != each.speed:
+                each.left_s = max(0.0, each.left_s - (now_s - each.since_s) * each.speed)
+                each.since_s, each.speed, each.ends_s = now_s, speed, now_s + each.left_s / speed
+        for rank, mine in self.work.items():
+            rate = computing_rate(rank, under_way)
+            if rate != mine.rate:
+                left_s = max(0.0, mine.left_s - (now_s - mine.since_s) * mine.rate)
+                self.work[rank] = Computing(left_s, now_s, rate, now_s + left_s / rate)

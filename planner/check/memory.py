@@ -1,0 +1,365 @@
+"""A second, plain account of what a rank holds: one loop over its row, in each action one over the stage's layers.
+
+Follows the same model as ``planner.costs.memory`` (its docstring says what that is) but none of its code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from planner.ir.graph import Graph, Layer, producer
+from planner.ir.plan import Decision
+from planner.ir.profile import Levels, Measurement, Profile
+from planner.ir.program import Message, Program, receive_window
+from planner.ir.schedule import RECEIVE, Action, Op
+from planner.layers import prepared_inputs
+
+_ENDS = (Op.BACKWARD, Op.BACKWARD_WEIGHT)
+_COMPUTES = (Op.FORWARD, Op.BACKWARD, Op.BACKWARD_INPUT, Op.BACKWARD_WEIGHT)
+_SMALL, _SPARE, _BUCKET = 1 << 18, 1 << 20, 8 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """What the account needs to know of a stage on a rank.
+
+    Attributes:
+        layers: in order.
+        saved, levels: by layer, of the rank's share of a micro-batch; no levels where they were not measured.
+        workspace: of the hungriest layer.
+        left: inputs and gradients of outputs of layers whose weight gradients may come later.
+        again: what is saved only once it is computed again, of a stage whose layers have layouts of their own.
+        prepared: inputs that the host makes.
+        parameter_bytes: what the rank holds of parameters.
+    """
+
+    layers: Sequence[Layer]
+    saved: Sequence[float]
+    levels: Sequence[Sequence[float]] | None
+    workspace: float
+    left: float
+    again: float
+    prepared: int
+    parameter_bytes: int
+    recompute: bool
+
+
+@dataclass(slots=True)
+class _Now:
+    """What there is besides what is always there."""
+
+    kept: dict[tuple[int, int], float] = field(default_factory=dict)
+    inputs: dict[tuple[int, int], int] = field(default_factory=dict)
+    seeds: dict[tuple[int, int], int] = field(default_factory=dict)
+    gradients: dict[int, int] = field(default_factory=dict)
+    halved: set[tuple[int, int]] = field(default_factory=set)
+    sent: list[tuple[int, int, int, int]] = field(default_factory=list)  # (peer, stage, micro-batch, bytes)
+    posted: int = 0
+    prepared: int = 0
+
+    def total(self) -> float:
+        held = (*self.kept.values(), *self.inputs.values(), *self.seeds.values(), *self.gradients.values())
+        return sum(held) + sum(size for *_, size in self.sent) + self.posted + self.prepared
+
+
+class Account:
+    """What one rank holds.
+
+    Args:
+        stage: the stage of that number on that rank (rank, stage, micro-batch).
+        samples: its share of the micro-batch, alike.
+    """
+
+    def __init__(
+        self,
+        profile: Profile,
+        decision: Decision,
+        program: Program,
+        rank: int,
+        stage: Callable[[int, int, int], Stage],
+        samples: Callable[[int, int, int], float],
+    ) -> None:
+        self._profile, self._decision, self._program, self._rank = profile, decision, program, rank
+        self._row, self._samples = program.rows[rank], samples
+        self._stage_of = stage
+        self._trains = any(action.op in (*_ENDS, Op.BACKWARD_INPUT) for action in self._row)
+
+    def _stage(self, number: int, microbatch: int) -> Stage:
+        return self._stage_of(self._rank, number, microbatch)
+
+    def most(self) -> int:
+        """Beside parameters, optimiser state and buffers: the most at any action."""
+        now, most = _Now(), 0.0
+        receives = [action for action in self._row if action.op in RECEIVE]
+        sizes = [sum(map(_buffer, self._sizes(action))) for action in receives]
+        window = receive_window(size for action in receives for size in self._sizes(action))
+        now.posted, came = sum(sizes[:window]), 0
+        for position, action in enumerate(self._row):
+            if action.op in RECEIVE:
+                now.posted += (sizes[came + window] if came + window < len(sizes) else 0) - sizes[came]
+                self._receive(now, action, sizes[came])
+                came += 1
+            elif action.op is Op.SEND_BACKWARD:
+                for message in self._program.messages_of(self._rank, action):
+                    now.sent.append((message.src, action.stage, action.microbatch or 0, message.backward_bytes))
+            elif action.op in _COMPUTES:
+                most = max(most, self._compute(now, action), now.total())
+            elif action.op is Op.PREPARE:
+                now.prepared += self._stage(action.stage, action.microbatch or 0).prepared
+            elif action.op is Op.REDUCE_GRAD:
+                several = len(self._program.ranks[action.stage]) > 1
+                own = self._stage(action.stage, 0).parameter_bytes if several else 0
+                most = max(most, now.total() + min(_BUCKET, own))
+            elif action.op is Op.UPDATE:
+                most = max(most, now.total() + self._update_bytes(action.stage))
+                if any(a.op is Op.UPDATE and a.stage == action.stage for a in self._row[position + 1 :]):
+                    now.gradients.pop(action.stage, None)
+        return round(most)
+
+    def batch_bytes(self) -> int:
+        """Of all inputs of a step but those that the host prepares."""
+        if not self._row:
+            return 0
+        graph = self._profile.graph
+        made = set(prepared_inputs(graph))
+        times = self._decision.global_batch / graph.samples
+        sizes = (s.num_bytes * (times if s.has_samples else 1) for n, s in graph.inputs.items() if n not in made)
+        return round(sum(sizes))
+
+    def _compute(self, now: _Now, action: Action) -> float:
+        """What there is while it runs; ``now`` becomes what is there afterwards."""
+        key = (action.stage, action.microbatch or 0)
+        stage = self._stage(*key)
+        now.seeds.pop(key, None)
+        several = self._versions(action.stage) > 1
+        first = action.stage not in now.gradients or several
+        rises = _Rises(stage, self._profile.graph, self._seed_bytes(*key), first)
+        before = now.total()
+        if action.op is Op.FORWARD and not self._trains:
+            now.inputs.pop(key, None)
+            return before + rises.unrecorded()
+        if action.op is Op.FORWARD:
+            apart = 0.0 if stage.recompute else rises.saved
+            now.kept[key] = apart + self._unsaved(*key, stage)
+            return before + (rises.unrecorded() if stage.recompute else rises.forward())
+        saved = 0.0 if stage.recompute else rises.saved
+        if action.op is Op.BACKWARD_INPUT:
+            now.kept[key] += rises.left - saved
+            now.halved.add(key)
+            return before - saved + max(rises.halved(), rises.forward() if stage.recompute else 0.0)
+        if key in now.halved:
+            now.halved.remove(key)
+            top = before - rises.left + rises.weights()
+        else:
+            top = before - saved + max(rises.backward(), rises.forward() if stage.recompute else 0.0)
+        now.kept.pop(key)
+        now.inputs.pop(key, None)
+        now.gradients[action.stage] = stage.parameter_bytes
+        return top
+
+    def _receive(self, now: _Now, action: Action, size: int) -> None:
+        key = (action.stage, action.microbatch or 0)
+        where = now.inputs if action.op is Op.RECV_FORWARD else now.seeds
+        where[key] = where.get(key, 0) + size
+        forward = action.op is Op.RECV_FORWARD
+        for message in self._program.messages_of(self._rank, action):
+            peer = message.src if forward else message.dst
+            now.sent = [sent for sent in now.sent if not self._told(peer, sent, action)]
+
+    def _told(self, peer: int, sent: tuple[int, int, int, int], action: Action) -> bool:
+        """Whether the message that ``action`` receives from ``peer`` left when a sent gradient had come there."""
+        to, stage, microbatch, _ = sent
+        row = self._program.rows[peer]
+        answer = Op.SEND_FORWARD if action.op is Op.RECV_FORWARD else Op.SEND_BACKWARD
+        answers = (action.peer, action.microbatch, action.stage)
+        left = next(p for p, a in enumerate(row) if a.op is answer and (a.stage, a.microbatch, a.peer) == answers)
+        takes = (
+            p for p, a in enumerate(row) if a.op is Op.RECV_BACKWARD and (a.peer, a.microbatch) == (stage, microbatch)
+        )
+        return to == peer and next(takes, len(row)) < left
+
+    def _sizes(self, action: Action) -> list[int]:
+        forward = action.op in (Op.RECV_FORWARD, Op.SEND_FORWARD)
+        return [_bytes(message, forward) for message in self._program.messages_of(self._rank, action)]
+
+    def _seed_bytes(self, stage: int, microbatch: int) -> int:
+        """Gradients of the stage's outputs that come from other ranks, with room to spare."""
+        rows = (a for a in self._row if a.op is Op.RECV_BACKWARD and (a.stage, a.microbatch) == (stage, microbatch))
+        return sum(_buffer(size) for action in rows for size in self._sizes(action))
+
+    def _unsaved(self, number: int, microbatch: int, stage: Stage) -> float:
+        """Sent outputs that no layer of the stage saves."""
+        rows = (a for a in self._row if a.op is Op.SEND_FORWARD and (a.stage, a.microbatch) == (number, microbatch))
+        sent = sum(sum(self._sizes(action)) for action in rows)
+        if stage.levels is None or sent < _SMALL:
+            return sent
+        graph, names = self._profile.graph, [layer.name for layer in stage.layers]
+        samples = self._share(number, microbatch)
+        found = 0.0
+        for place, layer in enumerate(stage.layers):
+            readers = _readers(graph, layer.name)
+            if all(reader in names for reader in readers):
+                continue
+            size = sum(spec.num_bytes for spec in layer.outputs) / graph.samples * samples
+            inside = [stage.saved[names.index(reader)] for reader in readers if reader in names]
+            if not any(saved >= 0.99 * size for saved in inside):
+                found += max(0.0, size - stage.levels[place][5])
+        return min(float(round(found)), sent)
+
+    def _share(self, stage: int, microbatch: int) -> float:
+        return self._samples(self._rank, stage, microbatch)
+
+    def _versions(self, stage: int) -> int:
+        """How many versions of a stage's weights there are at once at most."""
+        newest, most = 0, 1
+        under_way: dict[int | None, int] = {}
+        for action in self._row:
+            if action.stage != stage:
+                continue
+            newest += action.op is Op.UPDATE
+            if action.op is Op.FORWARD:
+                under_way[action.microbatch] = action.version
+            elif action.op in _ENDS:
+                under_way.pop(action.microbatch, None)
+            most = max(most, len({newest, *under_way.values()}))
+        return most
+
+    def _update_bytes(self, stage: int) -> int:
+        """Copies that the optimiser makes of the largest parameter on its way."""
+        optimizer, parameters = self._profile.optimizer, self._profile.graph.parameters
+        names = {name for layer in self._stage(stage, 0).layers for name in layer.parameters}
+        copies = 1 if optimizer.arguments.get("weight_decay", 0.0) else 0
+        copies = 2 if optimizer.state_bytes_per_parameter_byte >= 2 else copies
+        return copies * max((parameters[name].num_bytes for name in names), default=0)
+
+
+class _Rises:
+    """How high memory rises in the actions of a stage, above what there is without what the stage saved."""
+
+    def __init__(self, stage: Stage, graph: Graph, seeds: int, first: bool) -> None:
+        self._stage, self._seeds, self._first = stage, seeds, first
+        self.saved = round(sum(stage.saved))
+        self.left = round(max(sum(stage.saved), stage.left))
+        if stage.levels is not None:
+            self.left = round(sum(levels[4] for levels in stage.levels))
+        self._made = _made(stage, graph)
+
+    def forward(self) -> float:
+        """While forward runs and keeps what it saves."""
+        if self._stage.levels is None:
+            return self.saved + round(self._stage.workspace)
+        below = most = 0.0
+        for saved, levels in zip(self._stage.saved, self._stage.levels, strict=True):
+            most = max(most, below + levels[0])
+            below += saved
+        return round(most)
+
+    def unrecorded(self) -> float:
+        """While forward runs and keeps nothing."""
+        if self._stage.levels is None:
+            return self.saved + round(self._stage.workspace)
+        before = most = 0.0
+        for saved, levels in zip(self._stage.saved, self._stage.levels, strict=True):
+            most = max(most, before + levels[0])
+            before = saved
+        return round(most)
+
+    def backward(self) -> float:
+        """While a whole backward runs."""
+        if self._stage.levels is None:
+            again = round(self._stage.again)
+            return self.saved + again + round(self._stage.workspace) + (self._all_made if self._first else 0)
+        return self._down(1, self._stage.saved, adds=True)
+
+    def halved(self) -> float:
+        """While the gradients of inputs are computed alone."""
+        if self._stage.levels is None:
+            needs = round(self._stage.workspace)
+            return max(self.left + needs, self.saved + round(self._stage.again) + needs)
+        return self._down(2, self._stage.saved, adds=False)
+
+    def weights(self) -> float:
+        """While those of weights are."""
+        if self._stage.levels is None:
+            return self.left + round(self._stage.workspace) + (self._all_made if self._first else 0)
+        return self._down(3, [levels[4] for levels in self._stage.levels], adds=True)
+
+    @property
+    def _all_made(self) -> int:
+        return round(sum(self._made))
+
+    def _down(self, which: int, held: Sequence[float], adds: bool) -> float:
+        """From the last layer to the first, each of which lets go of what it held, and makes gradients."""
+        levels = self._stage.levels or ()
+        there, made, left, most = sum(held), 0.0, 0.0, 0.0
+        for place in reversed(range(len(held))):
+            own = self._made[place] if adds else 0.0
+            made = made + own if self._first else own
+            given = self._seeds if place < len(held) - 1 and which != 3 else 0
+            most = max(most, there + levels[place][which] + made + left + given)
+            there -= held[place]
+            left += levels[place][4] if which == 2 else 0.0
+        return round(most)
+
+
+def levels_at(measured: Sequence[Sequence[Measurement]], samples: float) -> list[list[float]] | None:
+    """The levels of layers, on the line through the two sizes around (or nearest to) ``samples``; None without.
+
+    Args:
+        measured: by layer.
+    """
+    sizes = sorted(set.intersection(*({m.samples for m in each if m.levels and not m.part} for each in measured)))
+    if not sizes:
+        return None
+    found = []
+    for each in measured:
+        of_size = {m.samples: _numbers(m.levels) for m in each if m.levels and not m.part}
+        if len(sizes) == 1:
+            low = high = sizes[0]
+            share, times = 0.0, samples / low
+        else:
+            high = next((size for size in sizes[1:] if size >= samples), sizes[-1])
+            low, times = sizes[sizes.index(high) - 1], 1.0
+            share = (samples - low) / (high - low)
+        pairs = zip(of_size[low], of_size[high], strict=True)
+        found.append([max(0.0, (a + share * (b - a)) * times) for a, b in pairs])
+    return found
+
+
+def _numbers(levels: Levels) -> tuple[int, ...]:
+    gone = levels.backward_input, levels.backward_weight, levels.left, levels.outputs_saved
+    return levels.forward, levels.backward, *gone
+
+
+def _made(stage: Stage, graph: Graph) -> list[float]:
+    """Gradients of parameters by layer; those that an earlier stage uses too come with the first layer."""
+    names = [layer.name for layer in stage.layers]
+    found = [0.0] * len(names)
+    seen: dict[str, str] = {}
+    for layer in graph.layers:
+        for name in layer.parameters:
+            seen.setdefault(name, layer.name)
+    for parameter in {name for layer in stage.layers for name in layer.parameters}:
+        user = seen[parameter]
+        found[names.index(user) if user in names else 0] += graph.parameters[parameter].num_bytes
+    if stage.levels is None:
+        return [stage.parameter_bytes, *[0.0] * (len(names) - 1)]
+    return found
+
+
+def _readers(graph: Graph, name: str) -> list[str]:
+    return [
+        layer.name for layer in graph.layers if any(x not in graph.inputs and producer(x) == name for x in layer.inputs)
+    ]
+
+
+def _bytes(message: Message, forward: bool) -> int:
+    return message.forward_bytes if forward else message.backward_bytes
+
+
+def _buffer(size: int) -> int:
+    """Of a received message: an eighth to spare, of small ones as much again; an eighth of a large one is small."""
+    if size < _SMALL:
+        return 2 * size
+    return size + min(size // 8, _SPARE) + min(size // 8, _SMALL // 2)

@@ -1,0 +1,185 @@
+"""How high memory rises while the layers of a stage run.
+
+For a stage whose layers k = 0 .. n - 1 save s(k) bytes and have levels (:class:`planner.ir.profile.Levels`) f, b, i, w,
+l and gradients of parameters of g(k) bytes:
+
+    forward                 most over k of  s(<k) + f(k)
+    backward, the first     most over k of  s(<=k) + b(k) + g(>=k)          gradients come layer by layer
+    backward, later ones    most over k of  s(<=k) + b(k) + g(k)            beside the gradients that are there
+    backward for inputs     most over k of  s(<=k) + i(k) + l(>k)
+    backward for weights    most over k of  l(<=k) + w(k) + g(>=k), later ones with g(k) alone
+
+since forward goes up the layers and backward down, and lets go of what a layer saved.  Levels are affine in the samples
+between the sizes measured, and beyond.  A profile without levels has workspaces: then every action of the stage needs
+that of the hungriest layer beyond all that is saved.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, fields
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.ir.graph import producer
+from planner.ir.profile import Levels, Profile
+
+Array = NDArray[np.float64]
+Indices = NDArray[np.int64]
+Run = tuple[int, int]
+"""Layers ``[first, last)`` by index in the graph."""
+
+_NAMES = tuple(each.name for each in fields(Levels))
+
+
+@dataclass(frozen=True, slots=True)
+class Course:
+    """A stage's actions on a rank at one number of samples, in bytes, what it received apart.
+
+    Attributes:
+        saved: between forward and backward.
+        left: between a backward for inputs and that for weights.
+        forward, backward_first, backward_later, backward_input, weight_first, weight_later: the most while it runs;
+            of first backwards with the gradients of parameters that they make, of later ones beside them.
+        unrecorded: the most while forward runs without keeping anything for a backward.
+    """
+
+    saved: int
+    left: int
+    forward: int
+    backward_first: int
+    backward_later: int
+    backward_input: int
+    weight_first: int
+    weight_later: int
+    unrecorded: int
+
+
+@dataclass(slots=True, eq=False)
+class LevelTables:
+    """The levels of a profile, by kind of device.
+
+    Attributes:
+        outputs: by layer, bytes of its outputs per sample.
+        readers: by layer, those that read its outputs.
+        known: courses that were worked out, by stage and samples, with what is sent unsaved.
+    """
+
+    profile: Profile
+    outputs: tuple[float, ...] = field(init=False, repr=False)
+    readers: tuple[tuple[int, ...], ...] = field(init=False, repr=False)
+    known: dict[tuple[object, ...], tuple[Course, int | None]] = field(init=False, default_factory=dict, repr=False)
+    _sizes: dict[str, tuple[Array, Array]] = field(init=False, default_factory=dict, repr=False)
+    _at: dict[tuple[str, float], Array] = field(init=False, default_factory=dict, repr=False)
+
+    def __post_init__(self) -> None:
+        graph = self.profile.graph
+        index = {layer.name: position for position, layer in enumerate(graph.layers)}
+        readers: list[dict[int, None]] = [{} for _ in graph.layers]
+        for position, layer in enumerate(graph.layers):
+            for name in layer.inputs:
+                if name not in graph.inputs:
+                    readers[index[producer(name)]][position] = None
+        self.readers = tuple(map(tuple, readers))
+        self.outputs = tuple(sum(spec.num_bytes for spec in layer.outputs) / graph.samples for layer in graph.layers)
+
+    def at(self, kind: str, samples: float) -> Array | None:
+        """``[quantity, layer]`` in the order of :class:`planner.ir.profile.Levels`; None if they were not measured."""
+        sizes, measured = self._measured(kind)
+        if not len(sizes):
+            return None
+        found = self._at.get((kind, samples))
+        if found is None:
+            found = self._at[kind, samples] = np.maximum(affine(sizes, measured, samples), 0.0)
+        return found
+
+    def _measured(self, kind: str) -> tuple[Array, Array]:
+        """Sizes at which all layers have levels, and these: ``[size, quantity, layer]``."""
+        if kind not in self._sizes:
+            index = {layer.name: position for position, layer in enumerate(self.profile.graph.layers)}
+            by_size: dict[int, dict[int, Levels]] = {}
+            for one in self.profile.measurements.get(kind, ()):
+                if one.levels is not None and not one.part and one.layer in index:
+                    by_size.setdefault(one.samples, {})[index[one.layer]] = one.levels
+            whole = {size: found for size, found in sorted(by_size.items()) if len(found) == len(index)}
+            rows = [
+                [[float(getattr(found[k], name)) for k in range(len(index))] for name in _NAMES]
+                for found in whole.values()
+            ]
+            self._sizes[kind] = np.array(list(whole), dtype=np.float64), np.array(rows, dtype=np.float64)
+        return self._sizes[kind]
+
+
+def affine(sizes: Array, values: Array, at: float) -> Array:
+    """``values`` (first axis: ``sizes``, ascending) on the line through the two sizes around or nearest to ``at``.
+
+    One size alone scales with the samples.
+    """
+    if len(sizes) == 1:
+        return np.asarray(values[0] * at / sizes[0])
+    upper = int(np.clip(np.searchsorted(sizes, at), 1, len(sizes) - 1))
+    share = (at - sizes[upper - 1]) / (sizes[upper] - sizes[upper - 1])
+    return np.asarray(values[upper - 1] + share * (values[upper] - values[upper - 1]))
+
+
+def course(saved: Array, gradients: Array, levels: Array, seeds: float = 0.0) -> Course:
+    """The course of a stage.
+
+    Args:
+        saved, gradients: by layer of the stage, in order.
+        levels: ``[quantity, layer]`` of the same layers.
+        seeds: what came of the gradients of its outputs: it stays to the end of backward, beside what the last layer
+            is given.
+    """
+    forward, backward, halved, weight, left, _ = levels
+    upto = np.cumsum(saved)
+    before = upto - saved
+    made = np.cumsum(gradients[::-1])[::-1]
+    left_upto = np.cumsum(left)
+    previous = np.concatenate(([0.0], saved[:-1]))
+    came = np.full(len(saved), seeds)
+    came[-1:] = 0.0
+    backward, halved = backward + came, halved + came
+
+    def most(values: Array) -> int:
+        return round(float(values.max(initial=0.0)))
+
+    return Course(
+        saved=round(float(saved.sum())),
+        left=round(float(left.sum())),
+        forward=most(before + forward),
+        backward_first=most(upto + backward + made),
+        backward_later=most(upto + backward + gradients),
+        backward_input=most(upto + halved + left_upto[-1:] - left_upto),
+        weight_first=most(left_upto + weight + made),
+        weight_later=most(left_upto + weight + gradients),
+        unrecorded=most(previous + forward),
+    )
+
+
+def plain_course(saved: float, left: float, gradients: float, workspace: float, again: float = 0.0) -> Course:
+    """The course of a stage of which no levels are known.
+
+    Args:
+        left: what inputs and gradients of outputs of its layers take.
+        again: saved beside ``saved`` while backward runs, having been computed again.
+    """
+    held, kept, needs = round(saved), round(max(saved, left)), round(workspace)
+    back = held + round(again) + needs
+    return Course(
+        saved=held,
+        left=kept,
+        forward=held + needs,
+        backward_first=back + round(gradients),
+        backward_later=back,
+        backward_input=max(kept + needs, back),
+        weight_first=kept + needs + round(gradients),
+        weight_later=kept + needs,
+        unrecorded=held + needs,
+    )
+
+
+def layers_in(runs: Iterable[Run]) -> Indices:
+    """The layers of runs, by index."""
+    return np.concatenate([np.arange(first, last) for first, last in runs] or [np.zeros(0, dtype=np.int64)])

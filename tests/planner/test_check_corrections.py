@@ -1,0 +1,52 @@
+"""The checker and the planner agree about plans made under corrections, whatever these and the layouts are."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+
+from planner.check import check
+from planner.check.corrections import remaining
+from planner.costs.book import PriceBook
+from planner.ir.problem import Problem
+from planner.solvers import solver
+from planner.solvers.candidates.evaluate import Evaluator
+from tests.planner.corrections import random_corrections
+from tests.planner.solvers.instances import random_problem
+from tests.planner.solvers.laid_out_plans import EVERYTHING, plan_of_candidate, random_candidate, random_network
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_a_plan_with_any_layouts_is_reckoned_the_same(seed: int) -> None:
+    draw = random.Random(seed)
+    profile = random_network(draw)
+    profile = profile.corrected_by(random_corrections(draw, profile))
+    problem = Problem(profile, 4, allow=EVERYTHING)
+    evaluator = Evaluator(problem, PriceBook(profile))
+    plan = plan_of_candidate(evaluator, random_candidate(draw, evaluator))
+    assert plan.inputs.corrections == profile.calibration.corrections
+    assert check(plan, profile) == ()
+    assert check(plan, profile.bare) == (), "the plan itself says under which corrections it was made"
+    uncorrected = replace(plan, inputs=replace(plan.inputs, corrections=()))
+    assert any("the predicted step is" in fault for fault in check(uncorrected, profile))
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_found_plan_is_reckoned_the_same(seed: int) -> None:
+    problem = random_problem(seed)
+    corrections = random_corrections(random.Random(seed), problem.profile)
+    problem = replace(problem, profile=problem.profile.corrected_by(corrections))
+    plan = solver("suffix-dp")(problem, None)
+    assert check(plan, problem.profile) == ()
+
+
+def test_what_remains_is_of_compute_alone() -> None:
+    draw = random.Random(1)
+    profile = random_network(draw)
+    profile = profile.corrected_by(random_corrections(draw, profile, share=1.0))
+    kind = profile.cluster.devices[0].kind
+    assert remaining(profile, "saved_bytes", kind, 2) == 1.0
+    both = {remaining(profile, "forward_s", kind, count) for count in (1, 2)}
+    assert min(both) == 1.0 < max(both)
