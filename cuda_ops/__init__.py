@@ -5,6 +5,20 @@ The profiler and the runtime set their processes up with the same call, so that 
 
 from __future__ import annotations
 
-from cuda_ops.host import DeviceDescription, core_of, device_description, die_with_parent, prepare_process
+from cuda_ops.host import (
+    DeviceDescription,
+    core_of,
+    cores_beside,
+    device_description,
+    die_with_parent,
+    prepare_process,
+)
 
-__all__ = ["DeviceDescription", "core_of", "device_description", "die_with_parent", "prepare_process"]
+__all__ = [
+    "DeviceDescription",
+    "core_of",
+    "cores_beside",
+    "device_description",
+    "die_with_parent",
+    "prepare_process",
+]

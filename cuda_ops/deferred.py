@@ -53,6 +53,11 @@ class WeightGradients:
         """Operators noted."""
         return len(self._notes)
 
+    def held(self) -> list[Tensor]:
+        """The tensors that what was noted is computed from."""
+        computed = (compute.args for _, compute in self._notes if isinstance(compute, partial))
+        return [each for arguments in computed for each in arguments if isinstance(each, Tensor)]
+
     def note(self, targets: tuple[Tensor | None, Tensor | None], compute: Callable[[], Gradients]) -> None:
         """Leaves ``compute`` for :meth:`run`; its results are the gradients of ``targets``."""
         self._notes.append((targets, compute))

@@ -20,10 +20,12 @@ from planner.ir.graph import INTERLEAVES_SAMPLES, MIXES_SAMPLES
 from profiler.example import example_of, is_alike
 from profiler.grouping import Group
 from profiler.kinds import OPAQUE, kind_of
+from profiler.naming import operation
 from profiler.source import LoadedModel
 from profiler.trace import Traced
 
 _OFF = {"train": False, "training": False, "dropout_p": 0.0}
+_UNFILLED = frozenset(["empty", "empty_like", "new_empty"])
 _PAIR = 2
 
 
@@ -86,19 +88,37 @@ def _dependence(traced: Traced, found: tuple[Group, ...], model: LoadedModel) ->
         runs.append(_Run(traced, 1, alone))
     answers = dict.fromkeys((group.main for group in found), "")
     unknown: set[fx.Node] = set()
+    together: set[fx.Node] = set()  # of the pair alone: there is no value for one sample
     for node in traced.module.graph.nodes:
         if node.op == "output":
             break
-        if _is_random(node) or any(argument in unknown for argument in node.all_input_nodes):
+        if any(argument in unknown for argument in node.all_input_nodes):
             unknown.add(node)
-        for run in runs:
-            run.execute(node)
-        if node in answers and node not in unknown and _comparable(node, traced):
+        if any(argument in together for argument in node.all_input_nodes) or not _run_all(runs, node):
+            together.add(node)
+            unknown.add(node)
+            if node in answers:
+                answers[node] = MIXES_SAMPLES
+        if _is_random(node):
+            if node not in unknown and not (_comparable(node, traced) and _gives_parts(node, runs, traced)):
+                unknown.add(node)
+        elif node in answers and node not in unknown and _comparable(node, traced):
             answers[node] = _compare(node, runs, traced)
         elif node in answers and node not in unknown:
             answers[node] = MIXES_SAMPLES
             unknown.add(node)
     return tuple(answers.values())
+
+
+def _run_all(runs: list[_Run], node: fx.Node) -> bool:
+    """Executes ``node`` in all of ``runs``; whether it does on one sample, as on the pair."""
+    runs[0].execute(node)
+    try:
+        for run in runs[1:]:
+            run.execute(node)
+    except (IndexError, RuntimeError, ValueError):  # a class that there is with more samples only
+        return False
+    return True
 
 
 class _Run:
@@ -126,6 +146,8 @@ class _Run:
         else:
             arguments = fx.node.map_arg(_calm(node), self.values.__getitem__)
             self.values[node] = node.target(*arguments, **fx.node.map_arg(node.kwargs, self.values.__getitem__))
+            if operation(node) in _UNFILLED:  # whatever was in memory would tell the runs apart
+                self.values[node].zero_()
         for argument in node.all_input_nodes:
             self.readers[argument] -= 1
             if not self.readers[argument]:
@@ -181,6 +203,22 @@ def _comparable(node: fx.Node, traced: Traced) -> bool:
         dims = _sample_dims(value, traced)
         if len(dims) > 1 or any(traced.symbols.per_sample(value.shape[dim]) is None for dim in dims):
             return False
+    return True
+
+
+def _gives_parts(node: fx.Node, runs: list[_Run], traced: Traced) -> bool:
+    """Each sample goes on with its part of what was drawn for the pair, where that has a row a sample."""
+    parts: list[list[Tensor]] = [[], []]
+    for meta, together in zip(_leaves(node.meta["val"]), _leaves(runs[0].values.get(node)), strict=False):
+        dims = _sample_dims(meta, traced)
+        if dims and traced.symbols.per_sample(meta.shape[dims[0]]) != 1:
+            return False
+        halves = together.split(1, dims[0]) if dims else (together, together)
+        for part, half in zip(parts, halves, strict=True):
+            part.append(half)
+    for run, part in zip(runs[1:], parts, strict=True):
+        if node in run.values and part:
+            run.values[node] = part[0] if isinstance(run.values[node], Tensor) else part
     return True
 
 

@@ -14,8 +14,13 @@ from profiler.kinds import arguments_of
 
 
 def back_end_keys(captured: Captured, samples: int) -> dict[str, str]:
-    """The back end by layer, for ``samples`` samples; empty for what is no convolution."""
+    """The back end by layer, for ``samples`` samples, where the parameters are; empty for what is no convolution.
+
+    On a GPU that is cuDNN or not; which algorithm cuDNN then chooses cannot be asked.
+    """
     values = captured.graph.values()
+    parameter = next(captured.graph_module.parameters(), None)
+    device = torch.device("cpu") if parameter is None else parameter.device
     kinds = {layer.name: layer for layer in captured.graph.layers}
     keys = dict.fromkeys(kinds, "")
     for node in captured.graph_module.graph.nodes:
@@ -25,15 +30,21 @@ def back_end_keys(captured: Captured, samples: int) -> dict[str, str]:
         elif layer is not None and layer.kind in ("conv", "transposed_conv") and "conv" in str(node.target):
             spec = values[layer.inputs[0]].at(samples, captured.graph.samples)
             dtype = captured.autocast or getattr(torch, spec.dtype)
-            keys[layer.name] = _back_end(node, spec.shape, dtype, layer.kind == "transposed_conv", layer.attributes)
+            transposed = layer.kind == "transposed_conv"
+            keys[layer.name] = _back_end(node, spec.shape, dtype, transposed, layer.attributes, device)
     return keys
 
 
 def _back_end(
-    node: fx.Node, shape: tuple[int, ...], dtype: torch.dtype, transposed: bool, attributes: Mapping[str, Any]
+    node: fx.Node,
+    shape: tuple[int, ...],
+    dtype: torch.dtype,
+    transposed: bool,
+    attributes: Mapping[str, Any],
+    device: torch.device,
 ) -> str:
     weight = arguments_of(node)["weight"].meta["val"]
-    data, filters = _stand_in(shape, dtype), _stand_in(tuple(weight.shape), dtype)
+    data, filters = (_stand_in(extents, dtype, device) for extents in (shape, tuple(weight.shape)))
     padding = attributes["output_padding"] if transposed else (0,) * len(attributes["kernel"])
     chosen = torch._C._select_conv_backend(
         data,
@@ -49,6 +60,6 @@ def _back_end(
     return str(chosen).rpartition(".")[2]
 
 
-def _stand_in(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+def _stand_in(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
     """A tensor of ``shape`` with the memory of one element."""
-    return torch.empty(1, dtype=dtype).expand(shape)
+    return torch.empty(1, dtype=dtype, device=device).expand(shape)

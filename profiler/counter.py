@@ -44,6 +44,7 @@ class Counter:
         self, report: Report, sizes: tuple[int, ...], passes: int, planned: Sequence[Round], passes_of_parts: int
     ) -> None:
         self._report = report
+        self._passes = passes
         self._left = dict.fromkeys(sizes, passes)
         self._weights = {size: size + _BASE for size in sizes}
         self._passes_of_parts = passes_of_parts
@@ -52,19 +53,28 @@ class Counter:
         self._shapes = self._measured = 0
         self._start_s = time.monotonic()
 
+    def start_size(self, samples: int) -> None:
+        """Whole layers are going to be measured at ``samples``, which may not have been expected."""
+        if samples not in self._left:
+            self._left[samples] = self._passes
+            self._weights[samples] = samples + _BASE
+            self._total += self._passes * self._weights[samples]
+
     def passed(self, samples: int, layer: str, seconds: float, spread: float) -> None:
         """One more pass over whole layers."""
         self._left[samples] = max(0, self._left[samples] - 1)  # some sizes need more passes than planned
         self._say(layer, seconds, spread, samples)
 
-    def skip(self, samples: int) -> None:
-        """Nothing will be measured at ``samples``."""
+    def end_size(self, samples: int) -> None:
+        """No more is measured at ``samples``; that nothing was, needs not be said before."""
+        self.start_size(samples)
         self._left[samples] = 0
 
     def start_parts(self, planned: Sequence[Round]) -> None:
         """Whole layers are done; ``planned`` is left."""
         self._left = dict.fromkeys(self._left, 0)
-        self._parts = sum(self._weight(each) for each in planned)
+        before, self._parts = self._parts, sum(self._weight(each) for each in planned)
+        self._total += max(0, self._parts - before)
         self._shapes = sum(len(each.shapes) for each in planned)
 
     def passed_part(self, layer: str, seconds: float, spread: float) -> None:
@@ -73,7 +83,7 @@ class Counter:
 
     def end_round(self, each: Round) -> None:
         """All parts of a round are measured."""
-        self._parts -= self._weight(each)
+        self._parts = max(0, self._parts - self._weight(each))  # chosen bit by bit, there may be more rounds
         self._measured += len(each.shapes)
 
     def _weight(self, each: Round) -> int:

@@ -11,7 +11,7 @@ from profiler.source import LoadedModel
 
 
 def example_of(names: Iterable[str], model: LoadedModel, samples: int) -> dict[str, Tensor]:
-    """Inputs and targets by name, for ``samples`` samples: the model's example, cut or repeated."""
+    """Inputs and targets by name, for ``samples`` samples: the model's example, cut or repeated; where the model is."""
     fed, count = fed_example(model, samples), len(model.fed[0])
     inputs, targets = model.taken(fed[:count], fed[count:])
     return dict(zip(names, (*inputs, *targets), strict=True))

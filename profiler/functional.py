@@ -2,24 +2,27 @@
 
     y = relu_(x)    ->    y = relu(x), and later uses of x read y
 
-Updates of buffers (running statistics) stay in place: they are state.
+A write to a part of a tensor (``x[:, 0] += 1``) makes a new tensor as well, which later uses of the old one and of its
+other views read (:mod:`profiler.views`).  Updates of buffers (running statistics) stay in place: they are state.
 """
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from itertools import pairwise
 from typing import Any
 
 import torch
-from torch import fx
+from torch import Tensor, fx
 
 from planner.ir.errors import UnsupportedModelError
 from profiler.naming import place
+from profiler.views import Views
 
 _TWINS = {
     torch.ops.aten.bernoulli_.float: torch.ops.aten.bernoulli.p,
     torch.ops.aten.normal_.default: torch.ops.aten.normal_functional.default,
+    torch.ops.aten.copy_.default: torch.ops.aten.expand_as.default,
 }
 """Of operators whose twin has another name."""
 
@@ -28,22 +31,23 @@ def rewrite_in_place(graph: fx.Graph, attributes: Mapping[str, Any]) -> None:
     """Rewrites ``graph``; ``attributes`` holds what its ``get_attr`` nodes read.
 
     Raises:
-        UnsupportedModelError: a view of a tensor is written to while the tensor, or another view, is read later.
+        UnsupportedModelError: a view that cannot be undone is written to while the tensor, or another view, is read
+            later; or an operator has no twin.
     """
-    base_of: dict[fx.Node, fx.Node] = {}
+    views = Views()
     for node in list(graph.nodes):
-        if is_write(node):
-            root = _root(node.args[0], base_of)
-            if root.op == "get_attr" and not _is_trained(attributes[root.target]):
-                base_of[node] = node.args[0]
-                continue
-            _require_no_late_reader(graph, node, root, base_of)
-            base = node.args[0]
-            node.target = _functional(node)
-            base.replace_all_uses_with(node, delete_user_cb=lambda user, node=node: _is_after(graph, user, node))
-        viewed = _viewed(node)
-        if viewed is not None:
-            base_of[node] = viewed
+        if not is_write(node):
+            views.note(node)
+            continue
+        root = views.chain(node.args[0])[-1]
+        if node.target is torch.ops.aten.detach_.default:  # nothing is written
+            node.target = torch.ops.aten.detach.default
+            _replace_later(node.args[0], node, node)
+            views.alias(node, node.args[0])
+        elif root.op == "get_attr" and not _is_trained(attributes[root.target]):
+            views.alias(node, node.args[0])
+        else:
+            _rewrite(graph, node, views)
 
 
 def is_write(node: fx.Node) -> bool:
@@ -59,45 +63,37 @@ def _is_trained(value: Any) -> bool:
     return isinstance(value, torch.nn.Parameter) and value.requires_grad
 
 
-def _root(node: fx.Node, base_of: Mapping[fx.Node, fx.Node]) -> fx.Node:
-    while node in base_of:
-        node = base_of[node]
-    return node
+def _rewrite(graph: fx.Graph, node: fx.Node, views: Views) -> None:
+    """``node`` is given its twin; what is read later of the tensor that it wrote to is made again behind it."""
+    write, target = node.args[0], node.target
+    chain = views.chain(write)
+    others = [view for view in views.under(chain[-1]) if view not in chain]
+    reader = _late_reader((*chain[1:], *others), node)
+    last = _make_functional(graph, node)
+    written = {write: last}
+    if reader is not None:
+        for part, whole in pairwise(chain):
+            with graph.inserting_after(last):
+                made = views.whole(graph, part, written[part])
+            if made is None:
+                raise UnsupportedModelError(
+                    f"{target} writes to a part of a tensor that is read again",
+                    [f"in {place(node)}", f"the tensor is read by {reader.target} in {place(reader)}"],
+                    ["write it without the in-place operator, as x = x + y rather than x += y"],
+                )
+            written[whole] = made
+            last = made if made is not written[part] else last
+        for view in others:
+            with graph.inserting_after(last):
+                written[view] = last = views.again(graph, view, written)
+    for old, new in written.items():
+        _replace_later(old, new, last)
+    views.replace(written)
 
 
-def _viewed(node: fx.Node) -> fx.Node | None:
-    """The tensor that the result of ``node`` may share its memory with."""
-    if node.target is operator.getitem:
-        return node.args[0]
-    if not isinstance(node.target, torch._ops.OpOverload) or not node.args or not isinstance(node.args[0], fx.Node):
-        return None
-    results = node.target._schema.returns
-    shares = any(result.alias_info is not None for result in results) or node.target is torch.ops.aten.chunk.default
-    return node.args[0] if shares else None
-
-
-def _is_after(graph: fx.Graph, user: fx.Node, node: fx.Node) -> bool:
-    return user is not node and node < user
-
-
-def _require_no_late_reader(graph: fx.Graph, node: fx.Node, root: fx.Node, base_of: Mapping[fx.Node, fx.Node]) -> None:
-    for other in graph.nodes:
-        if other is node.args[0] or other is node or _root(other, base_of) is not root:
-            continue
-        late = [user for user in other.users if _is_after(graph, user, node) and _reads(user)]
-        if late:
-            raise UnsupportedModelError(
-                f"{node.target} writes to a part of a tensor that is read again",
-                [f"in {place(node)}", f"the tensor is read by {late[0].target} in {place(late[0])}"],
-                ["write it without the in-place operator, as x = x + y rather than x += y"],
-            )
-
-
-def _reads(user: fx.Node) -> bool:
-    return not isinstance(user.meta.get("val"), (int, torch.SymInt))
-
-
-def _functional(node: fx.Node) -> torch._ops.OpOverload:
+def _make_functional(graph: fx.Graph, node: fx.Node) -> fx.Node:
+    """Gives ``node`` the twin of its operator; the node whose value has the dtype of what was written to."""
+    written, *others = node.args
     name = node.target._schema.name.removeprefix("aten::")
     packet = getattr(torch.ops.aten, name[:-1], None) if name.endswith("_") else None
     overload = _TWINS.get(node.target) or getattr(packet, node.target._overloadname, None)
@@ -105,4 +101,51 @@ def _functional(node: fx.Node) -> torch._ops.OpOverload:
         raise UnsupportedModelError(
             f"{node.target} has no twin that is not in place", [f"in {place(node)}"], ["use an operator that returns"]
         )
-    return overload
+    if node.target is torch.ops.aten.copy_.default:
+        with graph.inserting_before(node):
+            others = [_like(graph, others[0], written, node)]
+        node.args = (*others, written)
+    else:
+        node.kwargs = {**_left_out(node, overload), **node.kwargs}
+    node.target = overload
+    if not any(_widens(other, written) for other in others):
+        return node
+    with graph.inserting_after(node):
+        made = _like(graph, node, written, node)
+    node.replace_all_uses_with(made, delete_user_cb=lambda user: user is not made)
+    return made
+
+
+def _left_out(node: fx.Node, twin: torch._ops.OpOverload) -> dict[str, Any]:
+    """Arguments that ``node`` leaves to their defaults, where ``twin`` has none."""
+    own = {each.name: each.default_value for each in node.target._schema.arguments if each.has_default_value()}
+    rest = (each for each in twin._schema.arguments[len(node.args) :] if not each.has_default_value())
+    return {each.name: own[each.name] for each in rest if each.name in own}
+
+
+def _like(graph: fx.Graph, value: fx.Node, other: fx.Node, node: fx.Node) -> fx.Node:
+    """``value`` in the dtype of ``other``, in the place of ``node``."""
+    made = graph.call_function(torch.ops.aten.type_as.default, (value, other))
+    made.meta = dict(node.meta)
+    if isinstance(value.meta.get("val"), Tensor) and isinstance(other.meta.get("val"), Tensor):
+        made.meta["val"] = value.meta["val"].type_as(other.meta["val"])
+    return made
+
+
+def _widens(value: Any, written: fx.Node) -> bool:
+    """Whether an operator that does not write would answer in the dtype of ``value`` rather than of ``written``."""
+    other, own = (each.meta.get("val") if isinstance(each, fx.Node) else None for each in (value, written))
+    if not isinstance(other, Tensor) or not isinstance(own, Tensor) or not other.is_floating_point():
+        return False
+    return other.dtype != own.dtype and torch.promote_types(other.dtype, own.dtype) != own.dtype
+
+
+def _replace_later(old: fx.Node, new: fx.Node, last: fx.Node) -> None:
+    """Who reads ``old`` after ``last`` reads ``new`` instead."""
+    old.replace_all_uses_with(new, delete_user_cb=lambda user: user is not last and last < user)
+
+
+def _late_reader(values: Iterable[fx.Node], node: fx.Node) -> fx.Node | None:
+    """Who reads one of ``values`` after ``node``; sizes do not matter."""
+    readers = (user for value in values for user in value.users if node < user)
+    return next((user for user in readers if not isinstance(user.meta.get("val"), (int, torch.SymInt))), None)

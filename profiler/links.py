@@ -1,56 +1,49 @@
-"""What messages and all-reduces cost between the workers of this host, over gloo, pinned as a run pins them.
+"""What messages and sums cost between workers, over gloo, pinned as a run pins them.
 
-Receives are posted before sends: gloo serialises a send and a later receive with the same peer (1.99 times as long).
-Times are wall-clock: the least of the medians of a few rounds over all sizes, since what other programs do can only
-add to them, and does so for a while.  A sum over two ranks is timed in both ways a run has, gloo's ring and an exchange
-with an addition, and the faster one counts.
+    within a host     the first two ranks of the first host that has two
+    across hosts      the first ranks of each two hosts: a glance at all of them, and in full the pair in the middle,
+                      which stands for the class, and every pair that differs from it by more than a tenth
+    sums              over 2 ... n ranks of the host that has most; over one rank each of 2 ... n hosts; and over all
+                      ranks, where hosts have several.  Of many, powers of two and n.
 
-Sums of statistics happen between two operators.  Then ranks do not arrive together, and a thread that slept must be
-woken on a core that computes: on a virtual machine such a sum took 2.5 ms where the same sum alone took 0.2.  Hence
-they are measured amid computation, and their mean counts, not the median: waits come in two sizes, and a step has both.
+:func:`measure_links` spawns the workers of this host; ranks of several hosts that have joined a process group call
+:func:`measure_together`.
 """
 
 from __future__ import annotations
 
-import statistics
+import json
 import tempfile
-import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 
-import torch
 import torch.distributed as dist
 
 from cuda_ops import core_of
-from planner.ir.cluster import ALL_REDUCE, MEASURED, STATISTICS, WITHIN_HOST, Collective, Link
+from planner.ir.cluster import ACROSS_HOSTS, ALL_REDUCE, STATISTICS, WITHIN_HOST, Collective, Link, PairLink
 from profiler.child import Child, Report
+from profiler.host_pairs import measure_across, measure_fully, rounded
+from profiler.pair import FULL, QUICK, Effort, Points
+from profiler.sums import gradients, of_statistics
 
-MESSAGE_BYTES = tuple(1024 * 4**power for power in range(8))  # 1 KiB ... 16 MiB
-REDUCE_BYTES = tuple(1024 * 4**power for power in range(9))  # 1 KiB ... 64 MiB
-STATISTICS_BYTES = tuple(1024 * 4**power for power in range(5))  # 1 KiB ... 256 KiB
-_COMPUTE_S = 0.0015  # between two sums of statistics, about what a layer takes
-_DUPLEX_BYTES = 1 << 20
-_DUPLEX_LIMIT = 1.5
-_DEADLINE_S = 60.0
-_NUM_ROUNDS = 3
-_ELEMENT_BYTES = 4
-
-Points = tuple[tuple[int, float], ...]
+_SILENCE_S = 300.0
+_EVERY_SIZE = 4  # all world sizes up to here are measured
 
 
 @dataclass(frozen=True, slots=True)
 class LinkCosts:
-    """The link between two workers of this host, and sums over groups of them."""
+    """The links by class, those of pairs of hosts that differ, and sums over groups of ranks."""
 
-    link: Link
-    collectives: tuple[Collective, ...]
+    links: Mapping[str, Link]
+    collectives: tuple[Collective, ...] = ()
+    pairs: tuple[PairLink, ...] = ()
 
 
 def measure_links(num_workers: int, quick: bool, progress: Callable[[str, float], None] | None = None) -> LinkCosts:
-    """Measures in ``num_workers`` (at least 2) processes.
+    """Measures in ``num_workers`` (at least 2) processes of this host.
 
     Args:
         progress: called with what has been measured and its seconds, ``num_measurements`` times.
@@ -66,7 +59,7 @@ def measure_links(num_workers: int, quick: bool, progress: Callable[[str, float]
             )
             for rank in range(num_workers)
         ]
-        first = children[0].reports(_DEADLINE_S)
+        first = children[0].reports(_SILENCE_S)
         while True:
             try:
                 what, seconds = next(first)
@@ -78,147 +71,77 @@ def measure_links(num_workers: int, quick: bool, progress: Callable[[str, float]
 
 def num_measurements(num_workers: int) -> int:
     """How often ``measure_links`` reports progress."""
-    return _NUM_ROUNDS * (len(MESSAGE_BYTES) + (num_workers - 1) * (len(REDUCE_BYTES) + len(STATISTICS_BYTES)))
+    return 1 + 2 * len(groups_of(("",) * num_workers))
 
 
 def measure_rank(report: Report, rank: int, num_workers: int, meeting: str, quick: bool) -> LinkCosts:
     """One rank's part, in its own process; all ranks call it together, rank 0's answer counts."""
     store = dist.FileStore(meeting, num_workers)
-    timeout = timedelta(seconds=_DEADLINE_S)
+    timeout = timedelta(seconds=_SILENCE_S)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=num_workers, timeout=timeout)
     try:
-        groups = {size: dist.new_group(list(range(size))) for size in range(2, num_workers + 1)}
-        rounds = [_one_round(report, rank, groups, quick) for _ in range(_NUM_ROUNDS)]
+        return measure_together(store, ("",) * num_workers, QUICK if quick else FULL, report)
     finally:
         dist.destroy_process_group()
-    best = {what: min(found[what] for found in rounds) for what in rounds[0]}
-    points = tuple((num_bytes, best["message", num_bytes]) for num_bytes in MESSAGE_BYTES)
-    sums = tuple(
-        Collective(operation, size, WITHIN_HOST, tuple((n, best[_name(operation, size), n]) for n in sizes))
-        for size in groups
-        for operation, sizes in ((ALL_REDUCE, REDUCE_BYTES), (STATISTICS, STATISTICS_BYTES))
-    )
-    return LinkCosts(_link(points, best["both ways", _DUPLEX_BYTES]), sums)
 
 
-def _one_round(
-    report: Report, rank: int, groups: Mapping[int, dist.ProcessGroup], quick: bool
-) -> dict[tuple[str, int], float]:
-    """Median seconds by what is done and its bytes."""
-    found = {}
+def measure_together(store: dist.Store, hosts: Sequence[str], effort: Effort, report: Report) -> LinkCosts:
+    """One rank's part in the default process group; all ranks call it together, rank 0's answer counts.
 
-    def measured(what: str, num_bytes: int, seconds: float) -> None:
-        found[what, num_bytes] = seconds
-        report((f"{what}, {num_bytes} bytes", seconds))
+    Args:
+        store: of the process group.
+        hosts: by rank.
+        report: called with what has been measured and the seconds of it.
+    """
+    links: dict[str, Link] = {}
+    pairs: tuple[PairLink, ...] = ()
+    neighbours = _neighbours(hosts)
+    if neighbours is not None:
+        found = measure_fully(store, [neighbours], effort)
+        links[WITHIN_HOST] = found[neighbours]
+        report(("messages within a host", links[WITHIN_HOST].points[0][1]))
+    if len(set(hosts)) > 1:
+        links[ACROSS_HOSTS], pairs = measure_across(store, hosts, effort)
+        report(("messages across hosts", links[ACROSS_HOSTS].points[0][1]))
+    sums = []
+    for ranks in groups_of(hosts):
+        group, num_hosts = dist.new_group(list(ranks)), len({hosts[rank] for rank in ranks})
+        name = WITHIN_HOST if num_hosts == 1 else ACROSS_HOSTS
+        for operation, measure in ((ALL_REDUCE, gradients), (STATISTICS, of_statistics)):
+            dist.barrier()
+            points = measure(group, effort) if dist.get_rank() in ranks else ()
+            points = _told(store, f"{operation} {ranks}", points, ranks[0])
+            sums.append(Collective(operation, len(ranks), name, points, num_hosts))
+            report((f"{operation} over {len(ranks)}", points[0][1]))
+    return LinkCosts(links, tuple(sums), pairs)
 
-    for num_bytes in MESSAGE_BYTES:
-        there_and_back_s = _median(lambda n=num_bytes: _ping_pong(rank, n), _repeats(num_bytes, quick))
-        measured("message", num_bytes, there_and_back_s / 2)
-    found["both ways", _DUPLEX_BYTES] = _median(lambda: _both_ways(rank), _repeats(_DUPLEX_BYTES, quick))
-    for size, group in groups.items():
-        for num_bytes in REDUCE_BYTES:
-            seconds = _sum_s(rank, size, group, num_bytes, _repeats(num_bytes, quick))
-            measured(_name(ALL_REDUCE, size), num_bytes, seconds)
-        for num_bytes in STATISTICS_BYTES:
-            measured(_name(STATISTICS, size), num_bytes, _statistics_s(rank, size, group, num_bytes, quick))
+
+def groups_of(hosts: Sequence[str]) -> list[tuple[int, ...]]:
+    """The groups of ranks whose sums are measured."""
+    by_host: dict[str, list[int]] = {}
+    for rank, host in enumerate(hosts):
+        by_host.setdefault(host, []).append(rank)
+    most = max(by_host.values(), key=len)
+    firsts = [ranks[0] for ranks in by_host.values()]
+    found = [tuple(ranks[:count]) for ranks in (most, firsts) for count in _world_sizes(len(ranks))]
+    if 1 < len(by_host) < len(hosts):
+        found.append(tuple(range(len(hosts))))
     return found
 
 
-def _name(operation: str, size: int) -> str:
-    return f"{operation} over {size}"
+def _world_sizes(most: int) -> list[int]:
+    return [n for n in range(2, most + 1) if n <= _EVERY_SIZE or n == most or n & (n - 1) == 0]
 
 
-def _link(points: Points, duplex_s: float) -> Link:
-    one_way_s = dict(points)[_DUPLEX_BYTES]
-    last_bytes, last_s = points[-1]
-    return Link(
-        latency_s=points[0][1],
-        bandwidth_bytes_per_s=last_bytes / last_s,
-        points=points,
-        duplex=duplex_s < _DUPLEX_LIMIT * one_way_s,
-        evidence=MEASURED,
-    )
+def _neighbours(hosts: Sequence[str]) -> tuple[int, int] | None:
+    for rank, host in enumerate(hosts):
+        if host in hosts[rank + 1 :]:
+            return rank, hosts.index(host, rank + 1)
+    return None
 
 
-def _sum_s(rank: int, size: int, group: dist.ProcessGroup, num_bytes: int, repeats: int) -> float:
-    tensor = torch.zeros(num_bytes // _ELEMENT_BYTES)
-    dist.barrier()
-    if rank >= size:
-        return 0.0
-    ring_s = _median(lambda: dist.all_reduce(tensor, group=group), repeats, group)
-    if size > 2:
-        return ring_s
-    return min(ring_s, _median(lambda: _exchange_and_add(rank, tensor), repeats, group))
-
-
-def _statistics_s(rank: int, size: int, group: dist.ProcessGroup, num_bytes: int, quick: bool) -> float:
-    """Mean seconds of a sum that follows computation, the waits for late ranks included."""
-    tensor, factor = torch.zeros(num_bytes // _ELEMENT_BYTES), torch.zeros(128, 128)
-    dist.barrier()
-    if rank >= size:
-        return 0.0
-    repeats = 15 if quick else 60
-    total_s = 0.0
-    for _ in range(repeats):
-        stop_s = time.thread_time() + _COMPUTE_S
-        while time.thread_time() < stop_s:
-            torch.mm(factor, factor)
-        start_s = time.perf_counter()
-        if size == 2:
-            _exchange_and_add(rank, tensor)
-        else:
-            dist.all_reduce(tensor, group=group)
-        total_s += time.perf_counter() - start_s
-    return total_s / repeats
-
-
-def _repeats(num_bytes: int, quick: bool) -> int:
-    """Many for small messages, which cost little and vary most."""
-    most, volume_bytes = (7, 32 << 20) if quick else (40, 128 << 20)
-    return max(3, min(most, volume_bytes // num_bytes))
-
-
-def _median(action: Callable[[], object], repeats: int, group: dist.ProcessGroup | None = None) -> float:
-    """Median seconds of ``action``; each starts when every rank of ``group`` (or rank 1, answering) is ready."""
-    times = []
-    for _ in range(repeats + 2):
-        if group is not None:
-            dist.barrier(group)
-        start_s = time.perf_counter()
-        action()
-        times.append(time.perf_counter() - start_s)
-    return statistics.median(times[2:])
-
-
-def _ping_pong(rank: int, num_bytes: int) -> None:
-    """Rank 0 sends to rank 1, which sends it back; the others wait for neither."""
-    if rank > 1:
-        return
-    message = torch.zeros(num_bytes, dtype=torch.uint8)
-    buffer = torch.empty_like(message)
-    coming = dist.irecv(buffer, 1 - rank)
-    if rank == 0:
-        _wait([dist.isend(message, 1), coming])
-    else:
-        _wait([coming])
-        _wait([dist.isend(message, 0)])
-
-
-def _both_ways(rank: int) -> None:
-    if rank > 1:
-        return
-    message = torch.zeros(_DUPLEX_BYTES, dtype=torch.uint8)
-    coming = dist.irecv(torch.empty_like(message), 1 - rank)
-    _wait([dist.isend(message, 1 - rank), coming])
-
-
-def _exchange_and_add(rank: int, tensor: torch.Tensor) -> None:
-    other = torch.empty_like(tensor)
-    coming = dist.irecv(other, 1 - rank)
-    _wait([dist.isend(tensor, 1 - rank), coming])
-    tensor += other
-
-
-def _wait(works: Sequence[dist.Work]) -> None:
-    for work in works:
-        work.wait(timedelta(seconds=_DEADLINE_S))
+def _told(store: dist.Store, what: str, points: Points, teller: int) -> Points:
+    """The points of one rank, on all."""
+    if dist.get_rank() == teller:
+        store.set(f"halopipe/{what}", json.dumps(points))
+    return rounded(json.loads(store.get(f"halopipe/{what}").decode()))

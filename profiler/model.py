@@ -80,8 +80,10 @@ class LoadedModel:
     def taken(
         self, inputs: tuple[Tensor, ...], targets: tuple[Tensor, ...]
     ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
-        """What ``module`` and ``loss_fn`` take, of a batch as a step is given it."""
-        return (inputs, targets) if self.clouds is None else self.clouds.prepared(inputs, targets)
+        """What ``module`` and ``loss_fn`` take, of a batch as a step is given it; where the model's example is."""
+        found = (inputs, targets) if self.clouds is None else self.clouds.prepared(inputs, targets)
+        device = self.inputs[0].device
+        return tuple(tensor.to(device) for tensor in found[0]), tuple(tensor.to(device) for tensor in found[1])
 
     @property
     def extents(self) -> dict[str, int]:

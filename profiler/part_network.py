@@ -13,9 +13,10 @@ from torch import Tensor, fx, nn
 from planner.ir.graph import Graph, Layer, TensorSpec, value_name
 from planner.ir.profile import PartShape
 from profiler.capture import Captured
+from profiler.clocks import Clock
 from profiler.local_part import LocalPart, local_part, operands
 from profiler.pieces import INPUT, PARAMETER, Operand, ValueOf
-from profiler.segments import Clock, Segment, SegmentedPass, segments
+from profiler.segments import Segment, SegmentedPass, segments
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,15 +38,15 @@ class PartNetwork:
 class PartPass(SegmentedPass):
     """As its base, but that inputs and gradients do not come from neighbours: both are fresh, as if just made."""
 
-    def __init__(self, network: PartNetwork, clock: Clock, split: bool = False) -> None:
+    def __init__(self, network: PartNetwork, clock: Clock | None = None, split: bool = False) -> None:
         super().__init__(network.captured, network.tensors, network.captured.graph.samples, clock, split)
 
-    def forward(self, segment: Segment) -> float:
-        """Runs ``segment``; the seconds that its operators took."""
+    def forward(self, segment: Segment) -> None:
+        """Runs ``segment``, and times its operators."""
         for node in segment.reads:
             value = self._values[node]
             self._values[node] = value.detach().clone().requires_grad_(value.requires_grad)
-        return super().forward(segment)
+        super().forward(segment)
 
     def start_backward(self) -> None:
         """Nothing: every part has a gradient of its own."""

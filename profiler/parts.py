@@ -6,7 +6,6 @@ as much between a layer's forward and its backward as they do on a rank.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -15,6 +14,7 @@ from torch import Tensor
 from planner.ir.profile import Measurement, PartShape
 from profiler.backends import back_end_keys
 from profiler.capture import Captured
+from profiler.clocks import Clock
 from profiler.footprint import workspace_bytes
 from profiler.part_network import PartNetwork, PartPass, part_network
 from profiler.pieces import ValueOf
@@ -54,7 +54,7 @@ def rounds(shapes: Sequence[PartShape], sizes: Sequence[int]) -> tuple[Round, ..
 
 def whole_values(captured: Captured, tensors: Mapping[str, Tensor], samples: int) -> ValueOf:
     """What every node is in a forward pass over the whole network."""
-    run = SegmentedPass(captured, tensors, samples, time.thread_time)
+    run = SegmentedPass(captured, tensors, samples)
     for segment in segments(captured):
         run.forward(segment)
     return run.value
@@ -67,6 +67,7 @@ def measure_round(
     whole: Mapping[str, Measurement],
     effort: Effort,
     after_pass: AfterPass,
+    clock: Clock | None = None,
 ) -> Iterator[Measurement]:
     """Measurements of the parts, for every layer that has such a part; nothing of parts that cannot be run alone.
 
@@ -77,15 +78,19 @@ def measure_round(
     """
     network = part_network(captured, value_of, each.samples, each.shapes)
     if network.shapes:
-        yield from _measured(network, whole, effort, after_pass)
+        yield from _measured(network, whole, effort, after_pass, clock)
 
 
 def _measured(
-    network: PartNetwork, whole: Mapping[str, Measurement], effort: Effort, after_pass: AfterPass
+    network: PartNetwork,
+    whole: Mapping[str, Measurement],
+    effort: Effort,
+    after_pass: AfterPass,
+    clock: Clock | None,
 ) -> Iterator[Measurement]:
     parts = segments(network.captured)
-    times = time_segments(parts, lambda split: PartPass(network, time.thread_time, split), effort, after_pass)
-    workspace = workspace_bytes(parts, PartPass(network, time.thread_time))
+    times = time_segments(parts, lambda split: PartPass(network, clock, split), effort, after_pass, clock)
+    workspace = workspace_bytes(parts, PartPass(network))
     keys = back_end_keys(network.captured, network.captured.graph.samples)
     for name, shape in network.shapes.items():
         for layer in shape.layers:
@@ -102,4 +107,5 @@ def _measured(
                 spread=times[name].spread,
                 key=keys[name],
                 part=shape.part,
+                raw_s=times[name].raw_s,
             )

@@ -1,29 +1,37 @@
-"""How quiet the machine was: a fixed kernel, and how long this process waited for its core."""
+"""How quiet the machine was: a fixed kernel, how long this process waited for its core, and a GPU's clock."""
 
 from __future__ import annotations
 
 import statistics
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
 
-_SIZE = 512
+from profiler.clocks import clock_for, timed
+
+_SIZE = {"cpu": 512, "cuda": 4096}
+_SM = "sm"
 _SCHEDSTAT = Path("/proc/self/schedstat")
 
 MOST_RUN_DELAY = 0.01
 MOST_DRIFT = 0.05
 
 
-def canary_s() -> float:
-    """Median thread CPU time of a product of two 512 x 512 matrices."""
-    left = torch.full((_SIZE, _SIZE), 0.5)
-    times = []
-    for _ in range(20):
-        start_s = time.thread_time()
-        torch.mm(left, left)
-        times.append(time.thread_time() - start_s)
-    return statistics.median(times)
+def canary_s(device: torch.device | str = "cpu") -> float:
+    """Median time of a product of two square matrices by the device's clock: of 512 rows, on a GPU of 4096."""
+    device = torch.device(device)
+    clock, size = clock_for(device), _SIZE.get(device.type, _SIZE["cuda"])
+    left = torch.full((size, size), 0.5, device=device)
+    return statistics.median(timed(clock, lambda: torch.mm(left, left)) for _ in range(20))
+
+
+def is_throttled(before: Mapping[str, float], after: Mapping[str, float]) -> bool:
+    """Whether a GPU's clock changed between two readings at work, by more than canaries may drift; not if unknown."""
+    if not before.get(_SM) or not after.get(_SM):
+        return False
+    return abs(after[_SM] / before[_SM] - 1) > MOST_DRIFT
 
 
 class RunDelay:

@@ -12,7 +12,7 @@ from torch import Tensor, fx
 
 from planner.ir.errors import UnsupportedModelError
 from profiler.example import example_of, is_alike
-from profiler.source import LoadedModel
+from profiler.source import LoadedModel, where
 from profiler.trace import Traced
 
 _PAIR = 2
@@ -26,7 +26,7 @@ def require_same_loss(traced: Traced, model: LoadedModel) -> None:
     """
     samples = _PAIR if traced.is_polymorphic else traced.samples
     whole = example_of(traced.inputs, model, samples)
-    _require_alike(traced, _module_loss(model, whole), _graph_loss(traced, model, whole, samples), {})
+    _require_alike(traced, _own_loss(model, whole, samples), _graph_loss(traced, model, whole, samples), {})
     for divisor in (_PAIR, max(model.extents.values())) if traced.varying else ():
         tensors = _shrunk(whole, traced, divisor) if model.clouds is None else _fewer(traced, model, samples, divisor)
         try:
@@ -73,6 +73,18 @@ def _module_loss(model: LoadedModel, tensors: Mapping[str, Tensor]) -> Tensor:
     with torch.random.fork_rng(devices=[]), _kept_buffers(model):
         torch.manual_seed(0)
         return model.loss_of_taken(values[: len(model.inputs)], values[len(model.inputs) :])
+
+
+def _own_loss(model: LoadedModel, tensors: Mapping[str, Tensor], samples: int) -> Tensor:
+    """The module's loss of ``samples`` samples, which must have one."""
+    try:
+        return _module_loss(model, tensors)
+    except Exception as error:
+        raise UnsupportedModelError(
+            f"the model does not run on {samples} samples of its example",
+            [f"{type(error).__name__}: {error}", where(error)],
+            ["a plan runs it on parts of a batch: targets must be valid for each of them"],
+        ) from error
 
 
 def _graph_loss(traced: Traced, model: LoadedModel, tensors: Mapping[str, Tensor], samples: int) -> Tensor:

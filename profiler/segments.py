@@ -9,9 +9,9 @@ half, everything else is the first.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -19,10 +19,9 @@ from torch import Tensor, fx, nn
 
 from cuda_ops.deferred import Current, WeightGradients, deferred
 from profiler.capture import Captured
+from profiler.clocks import Clock, ThreadClock
 from profiler.grouping import is_output_of, makes_tensors, tensor_arguments
 from profiler.trace import NUM_SAMPLES, attribute
-
-Clock = Callable[[], float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,19 +73,34 @@ class BackwardTimes:
     weight_s: float = 0.0
 
 
+@dataclass(frozen=True, slots=True)
+class _Laps:
+    """Laps of one layer: of its forward, of its backward (but that of deferred weight gradients), and of those."""
+
+    forward: list[Any] = field(default_factory=list)
+    backward: list[Any] = field(default_factory=list)
+    weight: list[Any] = field(default_factory=list)
+
+
 class SegmentedPass:
     """One forward and backward pass.  Call ``forward`` on every segment in order, then ``backward`` in reverse.
 
     Args:
-        tensors: by name, the graph's inputs for ``samples`` samples.
-        clock: seconds; thread CPU time, for the processor.
+        tensors: by name, the graph's inputs for ``samples`` samples, on the device of the parameters.
+        clock: of that device; by default that of the processor.
         split: run backward in halves, one after another.
     """
 
     def __init__(
-        self, captured: Captured, tensors: Mapping[str, Tensor], samples: int, clock: Clock, split: bool = False
+        self,
+        captured: Captured,
+        tensors: Mapping[str, Tensor],
+        samples: int,
+        clock: Clock | None = None,
+        split: bool = False,
     ) -> None:
-        self._clock = clock
+        self._clock = clock or ThreadClock()
+        self._laps: dict[str, _Laps] = {}
         self._split = split
         self._autocast = captured.autocast
         self._device = next((tensor.device.type for tensor in tensors.values()), "cpu")
@@ -117,8 +131,13 @@ class SegmentedPass:
         """The loss, once every segment has run."""
         return self._values[self._loss]
 
-    def forward(self, segment: Segment) -> float:
-        """Runs ``segment``; the seconds that its operators took."""
+    def times(self) -> dict[str, tuple[float, BackwardTimes]]:
+        """Seconds of each segment's forward and backward, as far as they were run; asked once, after the pass."""
+        self._clock.settle()
+        return {name: (self._seconds(laps.forward), self._backward_times(laps)) for name, laps in self._laps.items()}
+
+    def forward(self, segment: Segment) -> None:
+        """Runs ``segment``, and times its operators."""
         local = {node: self._values[node] for node in segment.reads}
         leaves = []
         for node, value in local.items():
@@ -131,16 +150,18 @@ class SegmentedPass:
             return local[node] if node in local else self._values[node]
 
         self._current.queue = self._queues[segment.name] = WeightGradients()
-        spent_s = 0.0
+        laps = self._laps[segment.name] = _Laps()
         with self._precision():
             for node in segment.calls:
                 arguments, keywords = fx.node.map_arg(node.args, read), fx.node.map_arg(node.kwargs, read)
                 function = (deferred(node, self._current) if self._split else None) or node.target
-                start_s = self._clock()
+                if is_output_of(node):
+                    self._values[node] = function(*arguments, **keywords)
+                    continue
+                started = self._clock.start()
                 value = function(*arguments, **keywords)
-                spent_s += 0.0 if is_output_of(node) else self._clock() - start_s
+                laps.forward.append(self._clock.stop(started))
                 self._values[node] = value
-        return spent_s
 
     def start_backward(self) -> None:
         """Puts the gradient of the loss in place."""
@@ -155,40 +176,62 @@ class SegmentedPass:
         ]
         return [value for value, _ in pairs], [gradient for _, gradient in pairs]
 
-    def backward(self, segment: Segment) -> BackwardTimes:
-        """Runs the backward of ``segment``, adding into ``.grad`` of its parameters; frees what it kept."""
+    def backward(self, segment: Segment) -> None:
+        """Runs and times the backward of ``segment``, adding into ``.grad`` of its parameters; frees what it kept."""
+        self.backward_input(segment)
+        self.backward_weight(segment)
+
+    def backward_input(self, segment: Segment) -> None:
+        """As :meth:`backward`, but where it is split the gradients of weights are left to :meth:`backward_weight`."""
         outputs, gradients = self.gradients_of(segment)
-        leaves, queue = self._leaves.pop(segment.name), self._queues.pop(segment.name)
+        leaves = self._leaves.pop(segment.name)
         if not outputs:
-            return BackwardTimes()
-        start_s = self._clock()
+            return
+        laps = self._laps[segment.name]
+        started = self._clock.start()
         torch.autograd.backward(outputs, gradients)
-        middle_s = self._clock()
+        laps.backward.append(self._clock.stop(started))
         for node in segment.results:
             self._gradients.pop(node, None)
-        first_s = middle_s - start_s + self._hand_on(leaves)
-        if not self._split:
-            return BackwardTimes(both_s=first_s)
-        del gradients
-        is_deferred = len(queue) > 0
-        start_s = self._clock()
-        queue.run()
-        return BackwardTimes(input_s=first_s, weight_s=self._clock() - start_s if is_deferred else 0.0)
+        laps.backward.extend(self._hand_on(leaves))
+
+    def backward_weight(self, segment: Segment) -> None:
+        """What :meth:`backward_input` left."""
+        queue = self._queues.pop(segment.name)
+        if self._split and len(queue) > 0:
+            started = self._clock.start()
+            queue.run()
+            self._laps[segment.name].weight.append(self._clock.stop(started))
+
+    def gradients_under_way(self) -> list[Tensor]:
+        """Gradients of values whose makers' backward is still to come."""
+        return list(self._gradients.values())
+
+    def left_of(self, segment: Segment) -> list[Tensor]:
+        """What the gradients of the weights of ``segment`` will be computed from."""
+        return self._queues[segment.name].held()
+
+    def _backward_times(self, laps: _Laps) -> BackwardTimes:
+        first_s = self._seconds(laps.backward)
+        return BackwardTimes(0.0, first_s, self._seconds(laps.weight)) if self._split else BackwardTimes(first_s)
+
+    def _seconds(self, laps: Iterable[Any]) -> float:
+        return sum((self._clock.seconds(lap) for lap in laps), 0.0)
 
     def _precision(self) -> AbstractContextManager[Any]:
         return nullcontext() if self._autocast is None else torch.autocast(self._device, self._autocast)
 
-    def _hand_on(self, leaves: list[tuple[fx.Node, Tensor]]) -> float:
-        """Adds gradients to those that other readers gave; the seconds that took."""
-        spent_s = 0.0
+    def _hand_on(self, leaves: list[tuple[fx.Node, Tensor]]) -> list[Any]:
+        """Adds gradients to those that other readers gave; the laps that took."""
+        laps = []
         for node, leaf in leaves:
             gradient, leaf.grad = leaf.grad, None
             if gradient is None:
                 continue
             if node in self._gradients:
-                start_s = self._clock()
+                started = self._clock.start()
                 self._gradients[node] = self._gradients[node] + gradient
-                spent_s += self._clock() - start_s
+                laps.append(self._clock.stop(started))
             else:
                 self._gradients[node] = gradient
-        return spent_s
+        return laps

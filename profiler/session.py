@@ -7,23 +7,30 @@ import platform
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import torch
 
-from cuda_ops import core_of, device_description
-from planner.ir.cluster import WITHIN_HOST, Cluster, DeviceSpec
+from cuda_ops import core_of
+from planner.ir.cluster import Cluster
 from planner.ir.errors import UsageError
+from planner.ir.fingerprint import fingerprint
 from planner.ir.profile import ModelSource, Optimizer, Profile, Provenance
-from profiler.child import Child
 from profiler.counter import ProfileProgress
+from profiler.devices import CPU, CUDA, Backend, chosen, described
+from profiler.frequency import clocks, governor
+from profiler.gpu_links import measure_gpu_links, num_gpu_measurements
+from profiler.job import Job, Shapes
 from profiler.links import LinkCosts, measure_links, num_measurements
-from profiler.measuring import Job, ModelCosts, Shapes
-from profiler.quiet import is_contended
+from profiler.merging import merged, merged_parameters, merged_preparations, merged_seconds, process_spread
+from profiler.processes import Measured, measure_in_processes
+from profiler.sampling import Read
+from profiler.unfinished import Unfinished
 
 __all__ = ["ProfileProgress", "profile"]
 
 HOST = "n0"
-_SILENCE_S = 600.0  # between two reports: a capture, or a pass over the largest batch
+NUM_PROCESSES = 3
 
 Progress = Callable[[ProfileProgress], None]
 
@@ -31,62 +38,98 @@ Progress = Callable[[ProfileProgress], None]
 def profile(
     source: ModelSource,
     *,
-    num_workers: int = 2,
+    num_workers: int = 0,
+    device: str = CPU,
     optimizer: Optimizer = Optimizer("SGD", {"lr": 0.01, "momentum": 0.9}, 1.0),  # noqa: B008 - it is frozen
     sizes: tuple[int, ...] | None = None,
     quick: bool = False,
     shapes: Shapes | None = None,
+    read: Read | None = None,
+    num_processes: int = 0,
+    unfinished: Path | None = None,
+    resume: bool = False,
     progress: Progress | None = None,
+    say: Callable[[str], None] | None = None,
 ) -> Profile:
-    """What ``source`` costs on this host, for ``num_workers`` workers of one core each.
+    """What ``source`` costs on this host, for ``num_workers`` workers: of one core each, or of one GPU.
 
     Args:
+        num_workers: 0: two, or as many as there are GPUs.
+        device: ``cpu``, ``cuda``, or ``auto``: the GPUs, if there are some and enough for the workers.
         optimizer: whose updates are measured.
-        sizes: numbers of samples to measure; None for the divisors of the example's.
-        quick: fewer runs, larger spread.
-        shapes: says which parts of layers are measured at their own shapes (``planner.costs.part_shapes``), being
+        sizes: numbers of samples to measure; None for those that matter (:mod:`profiler.sampling`).
+        read: what costs that are not measured are read by (``planner.costs.layer.layer_cost``), so that no more is
+            measured than that needs; None: all divisors of the batch are, and all of ``shapes``.
+        quick: fewer sizes and runs, larger spread.
+        shapes: says which parts of layers may be measured at their own shapes (``planner.costs.part_shapes``), being
             asked in the measuring process; None: whole layers alone.
+        num_processes: that measure the same, one after another; 0: three, or one if ``quick``.
+        unfinished: file that keeps what is finished, for ``resume``; it is the caller's to remove.
+        resume: go on with what ``unfinished`` holds of the same job.
         progress: called a few times a second at most sizes.
+        say: called with sentences for people.
 
     Raises:
+        MissingDeviceError: this host has no GPU, or fewer than there are to be workers.
         HalopipeError: the model cannot be built, captured or run, or a measuring process died.
     """
-    if num_workers < 1:
+    if num_workers < 0:
         raise UsageError("there must be a worker", [f"workers: {num_workers}"])
-    device = device_description(num_workers)
-    num_links = num_measurements(num_workers) if num_workers > 1 else 0
-    costs = _measure_model(Job(source, optimizer, sizes or (), quick, shapes=shapes), num_links, progress)
-    links = _measure_links(num_workers, quick, num_links, progress) if num_links else None
-    devices = tuple(
-        DeviceSpec(f"{HOST}/cpu{rank}", device.processor, HOST, device.memory_bytes) for rank in range(num_workers)
+    if num_processes < 0:
+        raise UsageError("a process must measure", [f"processes: {num_processes}"])
+    kind, num_workers = chosen(device, num_workers)
+    devices = described(kind, HOST, num_workers)
+    num_links = _num_links(kind, len(devices))
+    job = Job(
+        source,
+        optimizer,
+        sizes or (),
+        quick,
+        shapes=shapes,
+        read=read,
+        device="cpu" if kind.type == CPU else f"{kind.type}:0",
+        num_processes=num_processes or (1 if quick else NUM_PROCESSES),
     )
+    kept = Unfinished(unfinished, _fingerprint(job, devices[0].kind), resume, say or _silent)
+
+    def show(at: ProfileProgress) -> None:
+        if progress is not None:
+            progress(replace(at, total=at.total + num_links))
+
+    measured = measure_in_processes(job, kept, show, say or _silent)
+    links = _measure_links(kind, len(devices), quick, num_links, progress) if num_links else None
+    cluster = Cluster(devices, links.links if links else {}, links.collectives if links else ())
+    return _profile(job, measured, cluster, devices[0].kind)
+
+
+def _profile(job: Job, measured: Measured, cluster: Cluster, kind: str) -> Profile:
+    found = measured.found
+    parts = merged(costs.parts for costs in found)
+    preparations = merged_preparations(costs.rest.preparations for costs in found)
     return Profile(
-        model=source,
-        optimizer=optimizer,
-        graph=costs.graph,
-        cluster=Cluster(devices, {WITHIN_HOST: links.link} if links else {}, links.collectives if links else ()),
-        measurements={device.processor: costs.measurements},
-        parameters={device.processor: costs.parameters},
-        provenance=_provenance(costs),
-        parts={device.processor: costs.parts} if costs.parts else {},
-        preparations={device.processor: costs.preparations} if costs.preparations else {},
-        site_halos=costs.site_halos,
+        model=job.source,
+        optimizer=job.optimizer,
+        graph=measured.graph,
+        cluster=cluster,
+        measurements={kind: merged(costs.measurements for costs in found)},
+        parameters={kind: merged_parameters([costs.rest.parameters for costs in found])},
+        provenance=_provenance(measured),
+        parts={kind: parts} if parts else {},
+        preparations={kind: preparations} if preparations else {},
+        site_halos=found[0].rest.site_halos,
     )
 
 
-def _measure_model(job: Job, num_links: int, progress: Progress | None) -> ModelCosts:
-    with Child("profiler.measuring:measure_model", job, core=core_of(0)) as child:
-        reports = child.reports(_SILENCE_S)
-        while True:
-            try:
-                report: ProfileProgress = next(reports)
-            except StopIteration as stop:
-                return stop.value
-            if progress is not None:
-                progress(replace(report, total=report.total + num_links))
+def _num_links(kind: Backend, num_workers: int) -> int:
+    """How often measuring the links reports progress; 0: there are none."""
+    if num_workers < 2:
+        return 0
+    return num_gpu_measurements(num_workers) if kind.type == CUDA else num_measurements(num_workers)
 
 
-def _measure_links(num_workers: int, quick: bool, num_links: int, progress: Progress | None) -> LinkCosts:
+def _measure_links(
+    kind: Backend, num_workers: int, quick: bool, num_links: int, progress: Progress | None
+) -> LinkCosts:
     start_s, done = time.monotonic(), 0
 
     def show(what: str, seconds: float) -> None:
@@ -96,25 +139,55 @@ def _measure_links(num_workers: int, quick: bool, num_links: int, progress: Prog
             eta_s = (time.monotonic() - start_s) / done * (num_links - done)
             progress(ProfileProgress(what, seconds, 0.0, done, num_links, eta_s))
 
-    return measure_links(num_workers, quick, show)
+    return (measure_gpu_links if kind.type == CUDA else measure_links)(num_workers, quick, show)
 
 
-def _provenance(costs: ModelCosts) -> Provenance:
+def _provenance(measured: Measured) -> Provenance:
+    processes = measured.processes
+    return Provenance(
+        versions=_versions(),
+        canary_before_s=processes[0].canary_before_s,
+        canary_after_s=processes[-1].canary_after_s,
+        run_delay=max(each.run_delay for each in processes),
+        contended=any(each.contended for each in processes),
+        iteration_s=merged_seconds([costs.iteration_s for costs in measured.found]),
+        processes=processes,
+        process_spread=process_spread(processes),
+        clocks={**clocks(core_of(0)), **_accelerator_clocks(measured)},
+        governor=governor(core_of(0)),
+    )
+
+
+def _accelerator_clocks(measured: Measured) -> dict[str, float]:
+    """Hertz at work of the first and the last process; nothing of a processor."""
+    first, last = measured.found[0].rest.clocks_before, measured.found[-1].rest.clocks_after
+    return {f"{name}_before": value for name, value in first.items()} | {
+        f"{name}_after": value for name, value in last.items()
+    }
+
+
+def _fingerprint(job: Job, processor: str) -> str:
+    """Of everything that decides what is measured and where, but the model's own code: its graph has one of its own."""
+    shapes = job.shapes
+    function = getattr(shapes, "func", shapes)
+    reads = getattr(job.read, "__qualname__", "")
+    asked = [reads, getattr(function, "__qualname__", ""), getattr(shapes, "args", ()), getattr(shapes, "keywords", {})]
+    options = [job.sizes, job.quick, job.seed, job.device, job.num_processes, asked]
+    return fingerprint([job.source, job.optimizer, options, _versions(), processor])
+
+
+def _versions() -> dict[str, str]:
     try:
         release = importlib.metadata.version("halopipe")
     except importlib.metadata.PackageNotFoundError:
         release = "source"
-    versions = {
+    return {
         "halopipe": release,
         "torch": torch.__version__,
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.release()}",
     }
-    return Provenance(
-        versions=versions,
-        canary_before_s=costs.canary_before_s,
-        canary_after_s=costs.canary_after_s,
-        run_delay=round(costs.run_delay, 5),
-        contended=is_contended(costs.run_delay, costs.canary_before_s, costs.canary_after_s),
-        iteration_s=costs.iteration_s,
-    )
+
+
+def _silent(sentence: str) -> None:
+    """Nobody listens."""

@@ -1,7 +1,7 @@
 """What each layer takes: forward, backward, and the two halves of backward, each measured.
 
-Many segmented passes in thread CPU time; of each layer's times the 20 %-trimmed mean (Tukey), and the interquartile
-range over the median as spread.
+Many segmented passes by the device's clock, on the processor thread CPU time; of each layer's times the 20 %-trimmed
+mean (Tukey), and the interquartile range over the median as spread.
 """
 
 from __future__ import annotations
@@ -9,14 +9,14 @@ from __future__ import annotations
 import gc
 import math
 import statistics
-import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
 from profiler.capture import Captured
+from profiler.clocks import Clock, ThreadClock
 from profiler.segments import BackwardTimes, Segment, SegmentedPass, segments
 
 _TRIMMED = 0.2
@@ -43,9 +43,30 @@ class Effort:
 QUICK = Effort(num_warm_ups=1, min_runs=4, max_runs=4, split_runs=3)
 
 
+def shared(effort: Effort, num_processes: int) -> Effort:
+    """What each of several processes does, so that all together run about as many passes as one with ``effort``.
+
+    One warm-up is enough: whole steps are timed before.  Medians want no fewer than 4 runs a process.
+    """
+    if num_processes == 1:
+        return effort
+
+    def share(runs: int, least: int) -> int:
+        return max(least, math.ceil(1.5 * runs / num_processes))
+
+    return replace(
+        effort,
+        num_warm_ups=1,
+        min_runs=share(effort.min_runs, 4),
+        max_runs=share(effort.max_runs, 4),
+        split_runs=share(effort.split_runs, 3),
+        error=effort.error * math.sqrt(num_processes),
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class LayerTimes:
-    """Seconds of one layer, and how they were found."""
+    """Seconds of one layer, and how they were found; ``raw_s`` as of :class:`planner.ir.profile.Measurement`."""
 
     forward_s: float
     backward_s: float
@@ -53,6 +74,7 @@ class LayerTimes:
     backward_weight_s: float
     num_runs: int
     spread: float
+    raw_s: tuple[float, ...] = ()
 
 
 @dataclass(slots=True)
@@ -69,18 +91,20 @@ def time_layers(
     samples: int,
     effort: Effort,
     after_pass: Callable[[str, float, float], None],
+    clock: Clock | None = None,
 ) -> dict[str, LayerTimes]:
     """The times of every layer for ``samples`` samples.
 
     Args:
         tensors: the graph's inputs by name.
         after_pass: called after every pass with the layer that takes longest, its seconds and its spread.
+        clock: of the device that the tensors are on; by default that of the processor.
     """
 
     def start(split: bool) -> SegmentedPass:
-        return SegmentedPass(captured, tensors, samples, time.thread_time, split)
+        return SegmentedPass(captured, tensors, samples, clock, split)
 
-    return time_segments(segments(captured), start, effort, after_pass)
+    return time_segments(segments(captured), start, effort, after_pass, clock)
 
 
 def time_segments(
@@ -88,10 +112,11 @@ def time_segments(
     start: Callable[[bool], SegmentedPass],
     effort: Effort,
     after_pass: Callable[[str, float, float], None],
+    clock: Clock | None = None,
 ) -> dict[str, LayerTimes]:
     """The times of ``parts``, run in passes that ``start`` makes, backward in halves or whole."""
     found = {part.name: _Samples() for part in parts}
-    call_s = backward_call_s()
+    call_s = backward_call_s(clock)
 
     def once(split: bool) -> dict[str, tuple[float, BackwardTimes]]:
         return _pass(parts, start, split)
@@ -133,11 +158,14 @@ def spread(values: Sequence[float]) -> float:
     return (high - low) / middle
 
 
-def backward_call_s() -> float:
+def backward_call_s(clock: Clock | None = None) -> float:
     """What a call of autograd takes beside the operators: a stage makes one, a segmented pass one a layer.
 
-    A chain of one view against a chain of many tells the call from the node.
+    A chain of one view against a chain of many tells the call from the node.  Beside a GPU nothing: the call runs while
+    the GPU works on what it was given before, and what of it shows in the time between events cannot be told.
     """
+    if clock is not None and not isinstance(clock, ThreadClock):
+        return 0.0
     one_s, many_s = _chain_s(1), _chain_s(_CHAIN)
     return max(0.0, one_s - (many_s - one_s) / (_CHAIN - 1))
 
@@ -145,15 +173,16 @@ def backward_call_s() -> float:
 def _chain_s(length: int) -> float:
     leaf = torch.ones(1, requires_grad=True)
     gradient = torch.ones(1)
+    clock = ThreadClock()
     times = []
     for _ in range(30):
         value = leaf
         for _ in range(length):
             value = value.view_as(value)
         leaf.grad = None
-        start_s = time.thread_time()
+        started = clock.start()
         torch.autograd.backward([value], [gradient])
-        times.append(time.thread_time() - start_s)
+        times.append(clock.seconds(clock.stop(started)))
     return statistics.median(times)
 
 
@@ -167,12 +196,14 @@ def _pass(
     gc.disable()
     try:
         run = start(split)
-        forward_s = {part.name: run.forward(part) for part in parts}
+        for part in parts:
+            run.forward(part)
         run.start_backward()
-        backward = {part.name: run.backward(part) for part in reversed(parts)}
+        for part in reversed(parts):
+            run.backward(part)
+        return run.times()
     finally:
         gc.enable()
-    return {part.name: (forward_s[part.name], backward[part.name]) for part in parts}
 
 
 def _error(totals: Sequence[float]) -> float:
@@ -197,5 +228,11 @@ def _summary(values: _Samples) -> LayerTimes:
         input_s = backward_s
     whole = _whole(values)
     return LayerTimes(
-        trimmed_mean(values.forward_s), backward_s, input_s, weight_s, len(whole), round(spread(whole), 4)
+        trimmed_mean(values.forward_s),
+        backward_s,
+        input_s,
+        weight_s,
+        len(whole),
+        round(spread(whole), 4),
+        tuple(float(f"{value:.4g}") for value in whole),
     )

@@ -19,6 +19,7 @@ from torch import Tensor, fx, nn
 
 from cuda_ops.recurrent import recurrence_by_shape
 from planner.ir.errors import UnsupportedModelError
+from profiler.constants import detach_constants
 from profiler.functional import rewrite_in_place
 from profiler.sizes import NUM_SAMPLES, FixedSamplesError, Places, SizeNodes, Symbols, read_symbols, require
 from profiler.source import LoadedModel, graph_inputs
@@ -184,6 +185,7 @@ def _clean(model: LoadedModel, exported: fx.GraphModule, samples: int) -> Traced
         elif not _is_check(node):
             copies[node] = graph.node_copy(node, copies.__getitem__)
     rewrite_in_place(graph, attributes)
+    detach_constants(graph)
     graph.eliminate_dead_code(_has_effects)
     module = fx.GraphModule(attributes, graph)
     parameters = {name: value for name, value in attributes.items() if _is_trained(value)}

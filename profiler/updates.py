@@ -8,7 +8,6 @@ from __future__ import annotations
 import difflib
 import gc
 import inspect
-import time
 from collections.abc import Callable, Iterable, Mapping
 
 import torch
@@ -17,6 +16,7 @@ from torch import Tensor, nn
 from planner.ir.errors import UnknownNameError, UsageError
 from planner.ir.profile import Optimizer, ParameterCost
 from profiler.capture import Captured
+from profiler.clocks import Clock, ThreadClock, timed
 from profiler.segments import Segment, segments
 from profiler.source import LoadedModel
 from profiler.timing import trimmed_mean
@@ -44,19 +44,25 @@ def still_optimizer(optimizer: Optimizer, parameters: Iterable[nn.Parameter]) ->
         raise UsageError(f"torch.optim.{optimizer.name} refuses its arguments", [str(error)]) from None
 
 
-def parameter_costs(captured: Captured, optimizer: Optimizer, num_runs: int) -> dict[str, ParameterCost]:
+def parameter_costs(
+    captured: Captured, optimizer: Optimizer, num_runs: int, clock: Clock | None = None
+) -> dict[str, ParameterCost]:
     """The costs of each layer that has parameters; tied parameters count for the first layer that uses them.
 
     The updates of all layers add up to what one optimiser for all takes.
+
+    Args:
+        clock: of the device that the parameters are on; by default that of the processor.
     """
+    clock = clock or ThreadClock()
     parts = _owners(captured)
     if not parts:
         return {}
     for part in parts.values():
         for parameter in part:
             parameter.grad = torch.full_like(parameter, 1e-3)
-    accumulate_s = _accumulate_s(parts, num_runs)
-    update_s = _update_s(parts, optimizer, num_runs)
+    accumulate_s = _accumulate_s(parts, num_runs, clock)
+    update_s = _update_s(parts, optimizer, num_runs, clock)
     for part in parts.values():
         for parameter in part:
             parameter.grad = None
@@ -64,25 +70,38 @@ def parameter_costs(captured: Captured, optimizer: Optimizer, num_runs: int) -> 
 
 
 def iteration_s(
-    model: LoadedModel, inputs: tuple[Tensor, ...], targets: tuple[Tensor, ...], optimizer: Optimizer, num_runs: int
+    model: LoadedModel,
+    inputs: tuple[Tensor, ...],
+    targets: tuple[Tensor, ...],
+    optimizer: Optimizer,
+    num_runs: int,
+    clock: Clock | None = None,
 ) -> float:
-    """Thread CPU time of a whole step on the user's own module: forward, backward, update.
+    """Seconds of a whole step on the user's own module: forward, backward, update.
 
     ``inputs`` and ``targets`` are what the module and its loss take (:meth:`LoadedModel.taken`).
+
+    Args:
+        clock: of the device that the model is on; by default that of the processor.
     """
+    clock = clock or ThreadClock()
     parameters = [parameter for parameter in model.module.parameters() if parameter.requires_grad]
     update = still_optimizer(optimizer, parameters) if parameters else None
-    times = []
-    for _ in range(num_runs + 2):
-        gc.collect()
-        gc.disable()
-        start_s = time.thread_time()
+
+    def step() -> None:
         model.loss_of_taken(inputs, targets).backward()
         if update is not None:
             update.step()
             update.zero_grad(set_to_none=True)
-        times.append(time.thread_time() - start_s)
-        gc.enable()
+
+    times = []
+    for _ in range(num_runs + 2):
+        gc.collect()
+        gc.disable()
+        try:
+            times.append(timed(clock, step))
+        finally:
+            gc.enable()
     return trimmed_mean(times[2:])
 
 
@@ -102,35 +121,36 @@ def _distinct(part: Segment) -> tuple[nn.Parameter, ...]:
 
 
 @torch.no_grad()
-def _accumulate_s(parts: Mapping[str, tuple[nn.Parameter, ...]], num_runs: int) -> dict[str, float]:
+def _accumulate_s(parts: Mapping[str, tuple[nn.Parameter, ...]], num_runs: int, clock: Clock) -> dict[str, float]:
     fresh = {name: [torch.zeros_like(parameter) for parameter in part] for name, part in parts.items()}
     times: dict[str, list[float]] = {name: [] for name in parts}
     for _ in range(num_runs + 1):
+        laps = {}
         for name in reversed(parts):  # the order of backward
-            start_s = time.thread_time()
+            started = clock.start()
             for parameter, gradient in zip(parts[name], fresh[name], strict=True):
                 parameter.grad.add_(gradient)
-            times[name].append(time.thread_time() - start_s)
+            laps[name] = clock.stop(started)
+        clock.settle()
+        for name, lap in laps.items():
+            times[name].append(clock.seconds(lap))
     return {name: trimmed_mean(values[1:]) for name, values in times.items()}
 
 
-def _update_s(parts: Mapping[str, tuple[nn.Parameter, ...]], optimizer: Optimizer, num_runs: int) -> dict[str, float]:
+def _update_s(
+    parts: Mapping[str, tuple[nn.Parameter, ...]], optimizer: Optimizer, num_runs: int, clock: Clock
+) -> dict[str, float]:
     """Each layer's own optimiser tells the shares, one optimiser for all the sum: a call costs something, too."""
     own = {name: still_optimizer(optimizer, part) for name, part in parts.items()}
     shares: dict[str, list[float]] = {name: [] for name in parts}
     for _ in range(num_runs + 1):
         for name, update in own.items():
-            shares[name].append(_step_s(update))
+            shares[name].append(timed(clock, update.step))
     own.clear()
     whole = still_optimizer(optimizer, [parameter for part in parts.values() for parameter in part])
-    total_s = trimmed_mean([_step_s(whole) for _ in range(num_runs + 1)][1:])
-    call_s = _step_s(still_optimizer(optimizer, [nn.Parameter(torch.zeros(1))]))
+    total_s = trimmed_mean([timed(clock, whole.step) for _ in range(num_runs + 1)][1:])
+    device = next(iter(parts.values()))[0].device
+    call_s = timed(clock, still_optimizer(optimizer, [nn.Parameter(torch.zeros(1, device=device))]).step)
     net = {name: max(0.05 * call_s, trimmed_mean(values[1:]) - call_s) for name, values in shares.items()}
     scale = total_s / sum(net.values())
     return {name: value * scale for name, value in net.items()}
-
-
-def _step_s(optimizer: torch.optim.Optimizer) -> float:
-    start_s = time.thread_time()
-    optimizer.step()
-    return time.thread_time() - start_s

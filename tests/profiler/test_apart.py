@@ -90,3 +90,19 @@ REDUCTIONS = {"sum": lambda output: output.square().sum(), "root": lambda output
 def test_a_loss_that_is_no_mean_over_samples_is_named(reduce: Callable[[Tensor], Tensor]) -> None:
     model = LoadedModel(nn.Linear(4, 4), (torch.randn(3, 4),), (), Loss(lambda output, targets: reduce(output)))
     assert capture(model).mixing == ("loss",)
+
+
+def test_memory_that_is_yet_to_be_filled_tells_no_samples_apart() -> None:
+    def skipped(y: Tensor) -> Tensor:
+        torch.full((64,), float("nan"))  # what the next tensor may find in its memory
+        return y * y.new_empty(y.shape[0], 1, 1).bernoulli_(0.5)
+
+    assert mixing(skipped) == ()
+
+
+def test_what_mixes_samples_behind_a_draw_is_found() -> None:
+    def dropped(y: Tensor) -> Tensor:
+        return y * torch.rand(y.shape[0], 1, 1)
+
+    assert mixing(lambda y: dropped(y).tanh()) == ()
+    assert mixing(lambda y: dropped(y) - dropped(y).mean(0)) != ()

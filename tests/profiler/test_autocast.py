@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import functools
-import time
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -99,7 +98,7 @@ def test_layers_run_by_themselves_give_the_same_loss(factory: Callable[..., Any]
     graph, model = captured(factory)
     tensors = dict(zip(graph.graph.inputs, (*model.inputs, *model.targets), strict=True))
     twin = copy.deepcopy(model)
-    run = SegmentedPass(graph, tensors, 2, time.thread_time)
+    run = SegmentedPass(graph, tensors, 2)
     parts = segments(graph)
     for part in parts:
         run.forward(part)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -68,7 +67,7 @@ def test_a_part_computes_what_the_layer_does_there(factory: Callable[..., Any]) 
     node_of = {node.name: node for node in graph.graph_module.graph.nodes}
     shapes = shapes_of(graph, (4,), 2)
     network = part_network(graph, value_of, 4, shapes)
-    run = PartPass(network, time.thread_time)
+    run = PartPass(network)
     for part in segments(network.captured):
         run.forward(part)
         shape = network.shapes[part.name]
@@ -119,7 +118,7 @@ def test_windows_of_every_kind_are_cut(windows: tuple[Captured, LoadedModel]) ->
     network = part_network(graph, value_of, 2, shapes)
     left_out = {(kinds[s.layers[0]], s.layers[0], s.part) for s in shapes if s not in set(network.shapes.values())}
     assert not left_out
-    run = PartPass(network, time.thread_time)
+    run = PartPass(network)
     for part in segments(network.captured):
         run.forward(part)
         shape = network.shapes[part.name]
@@ -183,7 +182,7 @@ def test_what_is_measured_leaves_the_model_alone() -> None:
     value_of = whole_values(graph, tensors, 2)
     before = {name: tensor.clone() for name, tensor in model.module.state_dict().items()}
     network = part_network(graph, value_of, 2, shapes_of(graph, (2,), 2))
-    run = PartPass(network, time.thread_time)
+    run = PartPass(network)
     parts = segments(network.captured)
     for part in parts:
         run.forward(part)
@@ -205,7 +204,7 @@ def test_a_part_for_which_torch_would_take_a_loop_runs_in_onednn() -> None:
     assert back_end_keys(network.captured, 1) == {"part0": "Mkldnn"}
     (part,) = segments(network.captured)
     assert part.calls[0].target is onednn_convolution
-    run = PartPass(network, time.thread_time)
+    run = PartPass(network)
     run.forward(part)
     node = next(n for n in graph.graph_module.graph.nodes if n.name == graph.node_of_value[name])
     expected = whole_part(graph, shape, 1, value_of(node))

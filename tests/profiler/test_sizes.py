@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import functools
 import operator
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -93,7 +92,7 @@ def test_layers_run_by_themselves_at_other_sizes(name: str) -> None:
     graph, _ = captured(name)
     inputs, targets = MODELS[name].batch(3, MODELS[name].sizes[1])
     tensors = dict(zip(graph.graph.inputs, (*inputs, *targets), strict=True))
-    run_apart = SegmentedPass(graph, tensors, 3, time.thread_time)
+    run_apart = SegmentedPass(graph, tensors, 3)
     for part in segments(graph):
         run_apart.forward(part)
     assert torch.equal(run_apart.loss, run(graph, inputs, targets))

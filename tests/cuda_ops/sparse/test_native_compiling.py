@@ -12,15 +12,16 @@ from pathlib import Path
 import pytest
 import torch
 
-from cuda_ops.sparse import native
-from cuda_ops.sparse.native import compiling
-from cuda_ops.sparse.native.compiling import (
+from cuda_ops import compiling
+from cuda_ops.compiling import (
     FAILURE_LASTS_S,
     CannotCompileError,
+    Sources,
     cache_folder,
     compiled,
     find_toolchain,
 )
+from cuda_ops.sparse import native
 
 SMALL = "int answer() { return 42; }\n"
 
@@ -31,13 +32,13 @@ def environment(tmp_path: Path) -> dict[str, str]:
 
 
 @pytest.fixture
-def sources(tmp_path: Path) -> Path:
+def sources(tmp_path: Path) -> Sources:
     if native.load() is None:
         pytest.skip("no compiler for the native operators")
     folder = tmp_path / "source"
     folder.mkdir()
     (folder / "small.cpp").write_text(SMALL)
-    return folder
+    return Sources("small", folder)
 
 
 def counting(tmp_path: Path, environment: dict[str, str]) -> tuple[dict[str, str], Path]:
@@ -49,7 +50,9 @@ def counting(tmp_path: Path, environment: dict[str, str]) -> tuple[dict[str, str
     return {**environment, "CXX": str(script)}, calls
 
 
-def test_a_library_is_compiled_once_and_found_again(tmp_path: Path, environment: dict[str, str], sources: Path) -> None:
+def test_a_library_is_compiled_once_and_found_again(
+    tmp_path: Path, environment: dict[str, str], sources: Sources
+) -> None:
     environment, calls = counting(tmp_path, environment)
     library = compiled(environment, sources)
     made = calls.read_text()
@@ -60,7 +63,7 @@ def test_a_library_is_compiled_once_and_found_again(tmp_path: Path, environment:
     assert list(library.parent.iterdir()) == [library]
 
 
-def test_those_who_start_at_once_get_one_library(tmp_path: Path, environment: dict[str, str], sources: Path) -> None:
+def test_those_who_start_at_once_get_one_library(tmp_path: Path, environment: dict[str, str], sources: Sources) -> None:
     environment, calls = counting(tmp_path, environment)
     with ThreadPoolExecutor(3) as pool:
         libraries = set(pool.map(lambda _: compiled(environment, sources), range(3)))
@@ -69,18 +72,18 @@ def test_those_who_start_at_once_get_one_library(tmp_path: Path, environment: di
     assert calls.read_text().count("\n") == 2
 
 
-def test_another_source_or_flag_is_another_library(environment: dict[str, str], sources: Path) -> None:
+def test_another_source_or_flag_is_another_library(environment: dict[str, str], sources: Sources) -> None:
     toolchain = find_toolchain(environment)
     first = toolchain.key(sources)
     assert toolchain.key(sources) == first
-    (sources / "small.cpp").write_text(SMALL + "// changed\n")
+    (sources.folder / "small.cpp").write_text(SMALL + "// changed\n")
     assert toolchain.key(sources) != first
 
 
-def broken(sources: Path, environment: dict[str, str]) -> Path:
+def broken(sources: Sources, environment: dict[str, str]) -> Path:
     """Where the message of a compiler that fails is kept."""
-    (sources / "broken.cpp").write_text("int broken( { return undeclared; }\n")
-    return cache_folder(environment) / f"sparse-{find_toolchain(environment).key(sources)}.failed"
+    (sources.folder / "broken.cpp").write_text("int broken( { return undeclared; }\n")
+    return cache_folder(environment) / f"small-{find_toolchain(environment).key(sources)}.failed"
 
 
 def test_a_failure_shows_the_compilers_message_and_leaves_nothing_else(
@@ -103,13 +106,13 @@ def test_what_has_failed_is_not_tried_again_within_the_hour(
         assert calls.read_text().count("broken.cpp") == 1
     with pytest.raises(CannotCompileError, match=re.escape(f"tried again in 60 minutes, or once {failure} is deleted")):
         compiled(environment, sources)
-    (sources / "broken.cpp").unlink()
+    (sources.folder / "broken.cpp").unlink()
     assert compiled(environment, sources).exists()  # another source: another key
 
 
 @pytest.mark.parametrize("age_s", [FAILURE_LASTS_S + 60, -60])
-def test_an_old_failure_is_tried_again(environment: dict[str, str], sources: Path, age_s: float) -> None:
-    failure = cache_folder(environment) / f"sparse-{find_toolchain(environment).key(sources)}.failed"
+def test_an_old_failure_is_tried_again(environment: dict[str, str], sources: Sources, age_s: float) -> None:
+    failure = cache_folder(environment) / f"small-{find_toolchain(environment).key(sources)}.failed"
     failure.parent.mkdir(parents=True)
     failure.write_text("out of paper")
     with pytest.raises(CannotCompileError, match="out of paper"):
@@ -171,7 +174,7 @@ def test_the_operators_still_answer_without_a_compiler(environment: dict[str, st
         "import torch; from cuda_ops.sparse import operators;"
         "print(operators.sorted_sites(torch.tensor([[0, 1, 1, 1], [0, 0, 0, 0]], dtype=torch.int32))[1].tolist())"
     )
-    home = Path(compiling.__file__).parents[3]
+    home = Path(compiling.__file__).parents[1]
     environment = {**environment, "CXX": "no-such-compiler", "PYTHONPATH": str(home)}
     result = subprocess.run(
         [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True, cwd=home

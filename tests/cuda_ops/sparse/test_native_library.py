@@ -8,8 +8,8 @@ import shutil
 import pytest
 import torch
 
+from cuda_ops.compiling import Sources, compiled
 from cuda_ops.sparse import native
-from cuda_ops.sparse.native.compiling import SOURCES, compiled
 from cuda_ops.sparse.native.functions import NativeOperators
 from cuda_ops.sparse.native.library import Library
 
@@ -48,9 +48,9 @@ def library(operators: NativeOperators, tmp_path_factory: pytest.TempPathFactory
     sources = folder / "source"
     sources.mkdir()
     for name in ("arrays.h", "calls.h"):
-        shutil.copy(SOURCES / name, sources)
+        shutil.copy(native.SOURCES.folder / name, sources)
     (sources / "numbered.cpp").write_text(UNITS)
-    return Library(compiled({**os.environ, "XDG_CACHE_HOME": str(folder)}, sources))
+    return Library(compiled({**os.environ, "XDG_CACHE_HOME": str(folder)}, Sources("numbered", sources)))
 
 
 @pytest.mark.parametrize("threads", [1, 2])

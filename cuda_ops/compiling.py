@@ -1,10 +1,9 @@
-"""Compiles the C++ sources into a cache folder, where any number of processes find the library.
+"""Compiles C++ sources into a cache folder, where any number of processes find the library.
 
-The library's name is a hash of everything that it depends on: sources, flags, compiler, processor.  (It is made
-without torch's headers, and runs with any torch that has the function which it calls.)  A compiler writes into a folder
-of its own, whose library is renamed in one step, so that nobody sees half a file.  Processes that start at once wait
-for the first of them, where the file system has locks; else each compiles for itself.  Where the compiler fails, its
-message is kept beside the library's place, and for an hour nobody tries again.
+The library's name is a hash of everything that it depends on: sources, flags, compiler, processor.  A compiler writes
+into a folder of its own, whose library is renamed in one step, so that nobody sees half a file.  Processes that start
+at once wait for the first of them, where the file system has locks; else each compiles for itself.  Where the compiler
+fails, its message is kept beside the library's place, and for an hour nobody tries again.
 """
 
 from __future__ import annotations
@@ -20,24 +19,40 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
-SOURCES = Path(__file__).parent / "source"
-OLDEST_TORCH = (2, 10)
-"""The first whose stable C interface has threads."""
 FAILURE_LASTS_S = 3600.0
 """For so long what a compiler said is believed."""
 
 _COMPILERS = ("c++", "g++", "clang++")
 _COMMON_FLAGS = ("-std=c++17", "-fPIC", "-fvisibility=hidden")
-_LEVELS = {"conv": "-O3", "pool": "-O3"}
-"""Units of loops that are to be unrolled and vectorized; the others are faster with -O2, maps by two thirds."""
 _SHOWN_CHARACTERS = 2000  # of a compiler's message
 
 
 class CannotCompileError(Exception):
     """There is no compiler, torch is too old, or the compiler has failed; the text says which."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sources:
+    """What a library is made of.
+
+    Attributes:
+        name: the library's, in the cache folder.
+        folder: of all files that it depends on; those called ``*.cpp`` are compiled.
+        levels: of optimization, by the unit's name without suffix; -O2 where none is given.
+        flags: of every unit, beside the common ones.
+        linked: given to the linker, after the objects.
+        beside: what else the library depends on, as text.
+    """
+
+    name: str
+    folder: Path
+    levels: Mapping[str, str] = field(default_factory=dict)
+    flags: tuple[str, ...] = ()
+    linked: tuple[str, ...] = ()
+    beside: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,18 +69,19 @@ class Toolchain:
     version: str
     flags: tuple[str, ...]
 
-    def key(self, sources: Path) -> str:
+    def key(self, sources: Sources) -> str:
         """Hash of all that the library depends on."""
-        levels = map("".join, sorted(_LEVELS.items()))
-        parts = [self.compiler, self.version, *self.flags, *levels, platform.machine(), processor()]
+        levels = map("".join, sorted(sources.levels.items()))
+        own = [*levels, *sources.flags, *sources.linked, *sources.beside]
+        parts = [self.compiler, self.version, *self.flags, *own, platform.machine(), processor()]
         digest = hashlib.sha256("\0".join(parts).encode())
-        for path in sorted(sources.iterdir()):
+        for path in sorted(sources.folder.iterdir()):
             digest.update(f"\0{path.name}\0".encode())
             digest.update(path.read_bytes())
         return digest.hexdigest()[:24]
 
 
-def compiled(environment: Mapping[str, str], sources: Path = SOURCES) -> Path:
+def compiled(environment: Mapping[str, str], sources: Sources) -> Path:
     """The library of these sources for this machine, compiled if the cache folder does not hold it.
 
     Raises:
@@ -74,7 +90,7 @@ def compiled(environment: Mapping[str, str], sources: Path = SOURCES) -> Path:
     """
     toolchain = find_toolchain(environment)
     folder = cache_folder(environment)
-    library = folder / f"sparse-{toolchain.key(sources)}.so"
+    library = folder / f"{sources.name}-{toolchain.key(sources)}.so"
     if not library.exists():
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         with _locked(folder):
@@ -83,7 +99,7 @@ def compiled(environment: Mapping[str, str], sources: Path = SOURCES) -> Path:
     return library
 
 
-def _fill(library: Path, toolchain: Toolchain, sources: Path) -> None:
+def _fill(library: Path, toolchain: Toolchain, sources: Sources) -> None:
     """Compiles the library into its place, or keeps there what the compiler says."""
     failure = library.with_suffix(".failed")
     _require_no(failure)
@@ -122,19 +138,27 @@ def cache_folder(environment: Mapping[str, str]) -> Path:
 
 
 def find_toolchain(environment: Mapping[str, str]) -> Toolchain:
-    """The compiler of this process, whose torch is looked at.
+    """The compiler of this process.
 
     Raises:
-        CannotCompileError: one of them is missing or too old.
+        CannotCompileError: there is none.
+    """
+    compiler = _find_compiler(environment)
+    native = "-march=native" if platform.machine().lower() in ("x86_64", "amd64", "i686") else "-mcpu=native"
+    return Toolchain(compiler, _run([compiler, "--version"], Path.cwd()), (*_COMMON_FLAGS, native))
+
+
+def require_torch(oldest: tuple[int, int]) -> None:
+    """Looks at this process's torch.
+
+    Raises:
+        CannotCompileError: it is older.
     """
     import torch
 
     found = re.match(r"(\d+)\.(\d+)", torch.__version__)
-    if found is None or (int(found[1]), int(found[2])) < OLDEST_TORCH:
-        raise CannotCompileError(f"torch {torch.__version__} is older than {'.'.join(map(str, OLDEST_TORCH))}")
-    compiler = _find_compiler(environment)
-    native = "-march=native" if platform.machine().lower() in ("x86_64", "amd64", "i686") else "-mcpu=native"
-    return Toolchain(compiler, _run([compiler, "--version"], Path.cwd()), (*_COMMON_FLAGS, native))
+    if found is None or (int(found[1]), int(found[2])) < oldest:
+        raise CannotCompileError(f"torch {torch.__version__} is older than {'.'.join(map(str, oldest))}")
 
 
 def processor() -> str:
@@ -167,19 +191,20 @@ def _find_compiler(environment: Mapping[str, str]) -> str:
     raise CannotCompileError(f"no C++ compiler: {named or ', '.join(_COMPILERS)} not found")
 
 
-def _compile(toolchain: Toolchain, sources: Path, scratch: Path) -> Path:
+def _compile(toolchain: Toolchain, sources: Sources, scratch: Path) -> Path:
     """One object a source, all at once, then the library."""
-    units = sorted(sources.glob("*.cpp"))
+    units = sorted(sources.folder.glob("*.cpp"))
     objects = [scratch / f"{unit.stem}.o" for unit in units]
+    flags = (*toolchain.flags, *sources.flags)
     _run_together(
         [
-            [toolchain.compiler, *toolchain.flags, _LEVELS.get(unit.stem, "-O2"), "-c", str(unit), "-o", str(made)]
+            [toolchain.compiler, *flags, sources.levels.get(unit.stem, "-O2"), "-c", str(unit), "-o", str(made)]
             for unit, made in zip(units, objects, strict=True)
         ],
         scratch,
     )
-    library = scratch / "sparse.so"
-    _run([toolchain.compiler, "-shared", *map(str, objects), "-o", str(library)], scratch)
+    library = scratch / f"{sources.name}.so"
+    _run([toolchain.compiler, "-shared", *map(str, objects), *sources.linked, "-o", str(library)], scratch)
     return library
 
 
