@@ -83,6 +83,15 @@ class Order:
 
 def main() -> int:
     """Do what the order says until all ranks have ended, or the launcher is gone."""
+    return serve(lambda line, folder, gone: _follow(Order.from_json(line), folder, gone))
+
+
+def serve(follow: Callable[[str, Path, threading.Event], None]) -> int:
+    """Read the order and follow it; the exit code says whether it could be followed.
+
+    Args:
+        follow: called with the order, a folder for the job, and what is set once the launcher is gone.
+    """
     line = sys.stdin.buffer.readline()
     if not line:
         return 1
@@ -90,7 +99,7 @@ def main() -> int:
     threading.Thread(target=_await_end, args=(gone,), name="launcher", daemon=True).start()
     try:
         with job_folder() as folder:
-            _follow(Order.from_json(line.decode()), folder, gone)
+            follow(line.decode(), folder, gone)
     except (HalopipeError, OSError) as error:
         _say({"failed": _spell(error)})
         return 1
@@ -113,18 +122,18 @@ def _follow(order: Order, folder: Path, gone: threading.Event) -> None:
     if Path(order.folder).is_dir():
         os.chdir(order.folder)
     Job(order.plan, order.options, folder, order.address, order.port, os.getpid()).write(folder / JOB)
-    environment = environment_of(order.paths, _interface(order))
+    environment = environment_of(order.paths, interface_to(order.address, order.interface))
     if order.options.check_numerics:
-        reference = _watch(Processes(members_of(folder, {0: REFERENCE}), folder, environment), gone)
+        reference = watch(Processes(members_of(folder, {0: REFERENCE}), folder, environment), gone)
         if not reference or not reference[0].result:
-            _report(order.ranks[0], reference.get(0, Ended(1)))
+            report(order.ranks[0], reference.get(0, Ended(1)))
             return
         result_path(folder, 0).unlink()
     members = members_of(folder, {rank: str(rank) for rank in order.ranks})
-    _watch(Processes(members, folder, environment), gone, _report)
+    watch(Processes(members, folder, environment), gone, report)
 
 
-def _watch(
+def watch(
     processes: Processes, gone: threading.Event, heard: Callable[[int, Ended], None] = lambda rank, ended: None
 ) -> dict[int, Ended]:
     """Start the processes and wait for their end, or for the launcher's."""
@@ -141,20 +150,20 @@ def _watch(
     return known
 
 
-def _interface(order: Order) -> str:
-    """The interface that this host's ranks talk over."""
+def interface_to(address: str, interface: str) -> str:
+    """The interface that this host's ranks talk over: the one that is named, or that leads to the store's address."""
     known = interfaces()
-    if is_loopback(order.address):  # then all hosts are this one
+    if is_loopback(address):  # then all hosts are this one
         return "lo"
-    if order.interface in known:
-        return order.interface
-    if order.interface not in ("", order.address):
+    if interface in known:
+        return interface
+    if interface not in ("", address):
         raise UsageError(
-            f"host {os.uname().nodename} has no interface {order.interface}",
+            f"host {os.uname().nodename} has no interface {interface}",
             [f"it has {', '.join(f'{name} ({address})' for name, address in known.items())}"],
             ["name the launcher's address instead (--interface 10.0.0.1): each host then finds the way to it"],
         )
-    return interface_towards(order.address, several_hosts=True)
+    return interface_towards(address, several_hosts=True)
 
 
 def _await_end(gone: threading.Event) -> None:
@@ -162,7 +171,8 @@ def _await_end(gone: threading.Event) -> None:
     gone.set()
 
 
-def _report(rank: int, ended: Ended) -> None:
+def report(rank: int, ended: Ended) -> None:
+    """Tell the launcher what a worker that has ended left behind."""
     _say({"rank": rank, **asdict(ended)})
 
 

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
 from halopipe import planning, problems, units
 from halopipe.comparing import Comparison
 from planner.ir.cluster import Cluster
+from planner.ir.codec import dump
 from planner.ir.plan import Plan
 from planner.ir.profile import Profile
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from halopipe.asking import Answer
     from halopipe.executing import Execution
     from halopipe.fronts import Front
@@ -46,6 +46,7 @@ def profile(
     input_shape: Sequence[int] = (),
     arguments: Mapping[str, Any] | None = None,
     cluster: int | str = "auto",
+    device: str = "cpu",
     optimizer: str | Optimizer = "SGD",
     sizes: Sequence[int] = (),
     dtype: str = "float32",
@@ -54,6 +55,8 @@ def profile(
     num_ranks: int = 0,
     elementwise: Sequence[str] = (),
     quick: bool = False,
+    num_processes: int = 0,
+    unfinished: str | Path | None = None,
 ) -> Profile:
     """Measures what every layer, device and link of this machine costs for ``model``.
 
@@ -62,9 +65,10 @@ def profile(
             processes, and so does training, and they build the model themselves: a module object cannot be given.
         input_shape: shape of the example, samples first; empty: the factory's own example.
         arguments: keyword arguments of the factory; anything that JSON can hold.
-        cluster: number of workers on this host (a worker is one core), or ``auto`` for two.
+        cluster: number of workers on this host (a worker is one core, or one GPU), or ``auto``: two cores, or all GPUs.
+        device: ``cpu``; ``cuda``: the GPUs of this host; ``auto``: these, if there are enough of them.
         optimizer: an :class:`Optimizer`, or text such as ``SGD:lr=0.1,momentum=0.9``.
-        sizes: micro-batch sizes to measure; empty: the divisors of the example's batch.
+        sizes: micro-batch sizes to measure; empty: as many as reading between them needs, 1 and the batch among them.
         dtype: of parameters and activations.
         autocast: ``bfloat16``: operators that gain by it compute in that dtype, parameters stay in float32.
         allow: families of dims that plans may cut layers along, of ``sample``, ``spatial``, ``channel``; with more than
@@ -72,47 +76,73 @@ def profile(
             speed than a share of the whole.
         num_ranks: ranks that parts are measured for; 0: the workers.
         elementwise: operators (``mylib::op``) that treat every element by itself, which halopipe cannot know.
-        quick: fewer repetitions: faster, less exact.
+        quick: fewer sizes and runs, one process: faster, less exact.
+        num_processes: fresh processes that measure the same, the median counts; 0: three, or one if ``quick``.
+        unfinished: file that keeps what is measured: a call that was interrupted goes on with it; removed at the end.
 
     Raises:
         UsageError: the model cannot be found, built or captured; the text says which.
     """
     from halopipe import measuring
 
-    return measuring.measure(
+    kept = Path(unfinished) if unfinished is not None else None
+    found = measuring.measure(
         measuring.source_of(model, input_shape, arguments or {}, dtype, autocast, elementwise),
         num_workers=measuring.num_workers(cluster),
+        device=device,
         optimizer=optimizer,
         sizes=tuple(sizes),
         allow=allow,
         num_ranks=num_ranks,
         quick=quick,
+        num_processes=num_processes,
+        unfinished=kept,
+        resume=kept is not None,
         quiet=True,
     )
+    if kept is not None:
+        kept.unlink(missing_ok=True)
+    return found
 
 
 def plan(
-    profile: Profile,
+    profile: Profile | str | Path,
     *,
     cluster: str | Path | Cluster | None = None,
     solver: str = planning.DEFAULT_SOLVER,
     memory: str | int = 0,
     progress: Progress | None = None,
+    measure_missing: bool = False,
     **asked: Unpack[Asked],
 ) -> Plan:
     """The best plan for a profile.
 
     Args:
+        profile: or the name of its file.
         cluster: machines one does not have: a cluster file, or a :class:`Cluster`; see :mod:`halopipe.clusters`.
+        measure_missing: measure on this machine what the plan and its close rivals use and the profile lacks, and plan
+            again, up to three rounds.  Give the profile by its file: what was measured is written back to it.
         memory: most that a plan may use on any device: bytes, or text such as ``2GiB``; 0: what the device has.
         asked: ``global_batch``, ``micro_batch``, ``schedules``, ``num_ranks``, ``max_stages``, ``gap``,
-            ``time_limit_s``, ``objective``, ``allow``, ``recompute``, ``shard``, ``fix``, ``forbid``: see
-            :func:`halopipe.problems.make_problem`.
+            ``time_limit_s``, ``objective``, ``allow``, ``recompute``, ``shard``, ``fix``, ``forbid``, ``calibration``:
+            see :func:`halopipe.problems.make_problem`.
 
     Raises:
         InfeasibleError: no plan fits; the text names what binds and what would fit.
     """
-    return planning.solve(_problem(profile, cluster, memory, asked), solver, progress)
+    loaded = profile if isinstance(profile, Profile) else planning.load_profile(profile)
+    problem = _problem(loaded, cluster, memory, asked)
+    if not measure_missing:
+        return planning.solve(problem, solver, progress)
+    from halopipe import missing
+
+    missing.require_possible(cluster)
+    completed = missing.plan_and_measure(
+        problem, lambda each: planning.solve(each, solver, progress), missing.measure_here(quiet=True)
+    )
+    if completed.rounds and not isinstance(profile, Profile):
+        dump(missing.stored(loaded, completed.profile), profile)
+    return completed.plan
 
 
 def pareto(

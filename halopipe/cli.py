@@ -20,6 +20,7 @@ from halopipe.commands import (
     explain,
     export,
     importing,
+    merge,
     plan,
     profile,
     run,
@@ -40,6 +41,7 @@ app = typer.Typer(
 for _verb in (profile.profile, plan.plan, explain.explain, compare.compare, check.check, run.run, export.export):
     app.command()(reported(_verb))
 app.command()(reported(checkpoint.checkpoint))
+app.command()(reported(merge.merge))
 app.command()(reported(devices.devices))
 app.command()(reported(cluster.cluster))
 app.command("import")(reported(importing.import_))

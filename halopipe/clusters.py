@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from halopipe import text, units
-from planner.ir.cluster import MEASURED, Cluster
+from planner.ir.cluster import MEASURED, Cluster, DeviceSpec
 from planner.ir.profile import Profile
 
 if TYPE_CHECKING:
@@ -20,20 +20,22 @@ def on_cluster(profile: Profile, cluster: str | Path | Cluster) -> Profile:
     """The profile as it would be on the machines of a cluster file (or on ``cluster`` itself).
 
     Kinds of device that the profile measured keep their costs; others are scaled by the rule of
-    :mod:`planner.costs.datasheet`, and say so (evidence ``datasheet``).
+    :mod:`planner.costs.datasheet`, and say so (evidence ``datasheet``).  What runs of plans corrected of a kind of
+    device stays too; what they corrected of links does not.
 
     Raises:
         CorruptFileError: the file is wrong; all its faults are named.
         MissingMeasurementError: no source states a figure that a layer needs.
     """
     from planner.costs import datasheet
+    from planner.costs.calibration import on_other_machines
 
     if isinstance(cluster, Cluster):
-        return datasheet.on_cluster(profile, cluster)
+        return on_other_machines(datasheet.on_cluster(profile, cluster), profile)
     from planner.catalogue import read_machines
 
     machines = read_machines(cluster, profile.cluster)
-    return datasheet.on_cluster(profile, machines.cluster, machines.measured_on)
+    return on_other_machines(datasheet.on_cluster(profile, machines.cluster, machines.measured_on), profile)
 
 
 def catalogue_table() -> str:
@@ -79,15 +81,23 @@ def catalogue_data() -> dict[str, Any]:
 
 
 def detected() -> Cluster:
-    """This host as ``profile`` would find it: one device a core that may be used, no links measured."""
+    """This host as ``profile`` would find it: a device a core that may be used, then its GPUs; no links measured."""
     from cuda_ops import device_description
-    from planner.ir.cluster import DeviceSpec
 
     num_cores = device_description().num_cores
     found = device_description(num_cores)
-    return Cluster(
-        tuple(DeviceSpec(f"n0/cpu{rank}", found.processor, "n0", found.memory_bytes) for rank in range(num_cores)), {}
-    )
+    cores = tuple(DeviceSpec(f"n0/cpu{rank}", found.processor, "n0", found.memory_bytes) for rank in range(num_cores))
+    return Cluster((*cores, *_gpus("n0")), {})
+
+
+def _gpus(host: str) -> tuple[DeviceSpec, ...]:
+    from cuda_ops.gpus import may_have_gpus, num_gpus, why_no_gpu
+
+    if not may_have_gpus() or why_no_gpu():
+        return ()
+    from profiler.devices import BACKENDS, CUDA, described
+
+    return described(BACKENDS[CUDA], host, num_gpus())
 
 
 def cluster_text(cluster: Cluster, measured_kinds: Iterable[str] = ()) -> str:

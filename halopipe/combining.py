@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from halopipe.job import RankResult
 from halopipe.runs import Progress, RunOptions, RunProgress, RunResult, stage_medians
+from halopipe.spent import ranks_measured, stage_once_s
 from planner.ir.codec import plain
 from planner.ir.plan import Plan
 from planner.ir.schedule import Op
@@ -32,6 +33,10 @@ def combine(plan: Plan, options: RunOptions, results: list[RankResult], progress
         results[0].first_step,
         results[0].scores,
         results[0].trained,
+        tuple(shown),
+        stage_once_s(shown, plan.decision, Op.UPDATE),
+        stage_once_s(shown, plan.decision, Op.REDUCE_GRAD),
+        ranks_measured(shown, plan.decision),
     )
     if progress is not None:
         progress(RunProgress(result.first_step + len(seconds), options.steps, losses[-1], seconds[-1]))
@@ -40,8 +45,18 @@ def combine(plan: Plan, options: RunOptions, results: list[RankResult], progress
 
 def _timeline(results: list[RankResult], step: int, step_s: float) -> Timeline:
     spans = tuple(span for result in results for span in result.spans[step])
-    memory = tuple(MemorySample(result.rank, 0.0, result.peak_bytes) for result in results if result.peak_bytes)
+    memory = tuple(sample for result in results for sample in _samples(result, step))
     return Timeline("measured", step_s, spans, memory)
+
+
+def _samples(result: RankResult, step: int) -> list[MemorySample]:
+    """The most in use from the start of each action on."""
+    if step not in result.memory:
+        return [MemorySample(result.rank, 0.0, result.peak_bytes)] if result.peak_bytes else []
+    spans = result.spans[step]
+    starts = [*(span.start_s for span in spans), spans[-1].stop_s if spans else 0.0]
+    pairs = zip(starts, result.memory[step], strict=True)
+    return [MemorySample(result.rank, start_s, num_bytes) for start_s, num_bytes in pairs]
 
 
 def _numerics(options: RunOptions, plan: Plan, results: list[RankResult]) -> NumericsReport:

@@ -158,7 +158,7 @@ def _cells(row: PlanRow, measured: bool) -> list[str]:
         shown = ["–" if row.measured_step_s is None else units.seconds(row.measured_step_s)]
     return [
         row.plan,
-        units.seconds(row.step_s),
+        units.seconds_within(row.step_s, row.p10_s, row.p90_s),
         *shown,
         units.rate(row.samples_per_s),
         "best" if row.slower == 0 else units.signed_percent(row.slower),

@@ -18,6 +18,7 @@ from halopipe.job import REFERENCE, Job, RankResult
 from halopipe.processes import Processes, result_path
 from halopipe.remote import RemoteWorkers
 from halopipe.runs import Progress, RunOptions, RunProgress, RunResult
+from halopipe.seats import require_devices, seats_of
 from halopipe.version import version
 from planner.ir.plan import Decision, Plan
 from runtime.engine import device_of
@@ -27,7 +28,12 @@ from runtime.jobs.waits import Waits
 
 
 def spawn(plan: Plan, options: RunOptions, progress: Progress | None) -> RunResult:
-    """Run all ranks as processes of this host; none of them, and no file, is left afterwards."""
+    """Run all ranks as processes of this host; none of them, and no file, is left afterwards.
+
+    Raises:
+        MissingDeviceError: the plan's GPUs are not there.
+    """
+    require_devices(seats_of(plan.decision, options.device))
     store, port = host_store()
     with job_folder() as folder:
         job = Job(plan, options, folder, LOOPBACK, port, os.getpid())
@@ -46,9 +52,9 @@ def spawn_on(hosts: Hosts, plan: Plan, options: RunOptions, progress: Progress |
         WorkerDiedError: a host could not be reached.
     """
     ranks_of = place(plan.decision, hosts.hosts)
-    address = _store_address(hosts, list(ranks_of))
+    address = store_address(hosts, list(ranks_of))
     store, port = host_store(address)
-    start = ("env", f"PYTHONPATH={ROOT}", sys.executable, "-P", "-m", "halopipe.agent")
+    start = agent_command("halopipe.agent")
     paths = tuple(filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep)))
     orders = {
         host: Order(plan, options, ranks, address, port, hosts.interface, os.getcwd(), paths, version())
@@ -102,7 +108,12 @@ def _titles(decision: Decision, ranks_of: Mapping[str, Sequence[int]] | None = N
     return titles
 
 
-def _store_address(hosts: Hosts, used: Sequence[str]) -> str:
+def agent_command(module: str) -> tuple[str, ...]:
+    """What starts an agent on a host."""
+    return ("env", f"PYTHONPATH={ROOT}", sys.executable, "-P", "-m", module)
+
+
+def store_address(hosts: Hosts, used: Sequence[str]) -> str:
     """Where the store listens: one address, which all hosts can reach."""
     if hosts.interface:
         return address_of(hosts.interface)

@@ -26,6 +26,7 @@ from halopipe.execution import Tensors
 from halopipe.feeding import consumer_of
 from halopipe.joining import job_stores
 from halopipe.optimizer import make_optimizer_of, make_scheduler_of, parse_optimizer, parse_scheduler
+from halopipe.seats import AS_PLANNED, device_of, opened, seat_of
 from halopipe.slurm import job_variables
 from planner.check.layouts import require_possible
 from planner.ir.errors import RankCountError, UsageError
@@ -33,16 +34,17 @@ from planner.ir.fingerprint import fingerprint, require_match
 from planner.ir.plan import Plan
 from planner.layers.boundary import Boundaries
 from planner.passes import validate
-from profiler import LoadedModel, capture, load_model
+from profiler import LoadedModel, load_model
 from profiler.clouds import is_clouds, load_clouds
+from profiler.placing import capture_for
 from profiler.source import Loss, mean_of_squares
 from profiler.varying import parse_varying
 from runtime.build import check_layers, groups_of
 from runtime.engine import Engine
 from runtime.jobs.launch import SETUP_S
 from runtime.jobs.voice import Voice
+from runtime.pieces import CPU
 from runtime.stages.captured import captured_model
-from runtime.transport import open_gloo
 from runtime.updates.optimizer import MakeOptimizer, MakeScheduler
 
 
@@ -59,6 +61,7 @@ def execute(
     seed: int = 0,
     deadline_s: float = 120.0,
     compiler: str | Callable[..., Any] | None = None,
+    device: str = AS_PLANNED,
 ) -> Execution:
     """Joins the job that torchrun started, as the rank that it gave this process.
 
@@ -76,17 +79,21 @@ def execute(
         seed: of what layers draw, such as dropout: the same numbers under every plan.
         deadline_s: the longest that this rank waits for another.
         compiler: backend of torch.compile for the stages, such as ``inductor``; None: they are not compiled.
+        device: ``cpu``: compute there whatever devices the plan names; empty: on those.  What this rank trains is moved
+            to its GPU in place; ``model`` is otherwise left on the processor.
 
     Raises:
         UsageError: this process was not started by torchrun.
+        MissingDeviceError: the GPU that the plan names for this rank is not there.
         RankCountError: the job has another number of ranks than the plan.
         StaleFileError: the plan was made for another model.
         CorruptFileError: the plan was edited and divides a layer as it cannot be.
         IllegalProgramError: the plan's program was edited and does not end.
     """
     rank, num_ranks = _position(plan)
-    loaded = _loaded(plan, model, loss_fn, example)
-    captured = capture(loaded)
+    seat = seat_of(plan.decision, rank, device)
+    where = device_of(seat)
+    loaded, captured = capture_for(_loaded(plan, model, loss_fn, example), where or CPU, whole=False)
     require_match(
         "model",
         plan.inputs.model_fingerprint,
@@ -95,9 +102,11 @@ def execute(
     )
     check_layers(plan.decision, captured.graph)
     require_possible(plan.decision, captured.graph)
-    validate(Boundaries.of_decision(captured.graph, plan.decision).program(plan.decision))
+    program = Boundaries.of_decision(captured.graph, plan.decision).program(plan.decision)
+    validate(program)
     store, board = job_stores(rank, num_ranks)
-    transport = open_gloo(rank, num_ranks, store, SETUP_S, groups_of(plan.decision, captured.graph))
+    groups = groups_of(plan.decision, captured.graph)
+    transport = opened(seat, where, num_ranks, store, groups, lambda: program, SETUP_S)
     voice = Voice(board, plan.decision, rank, deadline_s, deadline_s)
     model_given = captured_model(captured)
     engine = Engine(
@@ -112,6 +121,7 @@ def execute(
         accumulate=accumulate,
         deadline_s=deadline_s,
         compiler=compiler,
+        device=where,
         activity=voice.activity,
         others=voice.others,
     )

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from statistics import fmean
+from collections.abc import Mapping
 from typing import Any
 
-from halopipe import planning, text, units
+from halopipe import calibrating, planning, text, units
+from halopipe.beside import timeline_table as timeline_table
 from planner.export.rows import StageRow, stage_rows
+from planner.ir.cluster import DATASHEET, FAMILY, INTERPOLATED
 from planner.ir.codec import plain
 from planner.ir.plan import Measured, Plan, Prediction, RankPrediction, Search
 from planner.ir.problem import MEMORY, THROUGHPUT
 from planner.ir.profile import ModelSource, Profile
-from planner.ir.timeline import Timeline
 
 _STALE = 1e-6
 _STATUS = {
@@ -34,6 +34,7 @@ def explain(plan: Plan, profile: Profile | None = None, width: int = 96) -> str:
     blocks += [
         _stages(stage_rows(plan, profile, timeline)),
         _ranks(plan, prediction),
+        evidence_text(prediction),
         _titled("What binds", [f"- {line}" for line in plan.search.binding]),
         _certificate(plan.search, prediction),
         _alternatives(plan),
@@ -53,11 +54,21 @@ def data(plan: Plan, profile: Profile | None = None) -> dict[str, Any]:
     return {
         "prediction": plain(prediction),
         "stages": plain(stage_rows(plan, profile, timeline)),
+        "corrections": plain(plan.inputs.corrections),
         "search": plain(plan.search),
         "alternatives": plain(plan.alternatives),
         "measured": plain(plan.measured),
         "timeline": plain(timeline),
     }
+
+
+_EVIDENCE: Mapping[str, str] = {
+    INTERPOLATED: "some layers are read between the sizes that were measured; halopipe plan PROFILE --measure-missing "
+    "measures them",
+    FAMILY: "some layers, or parts of them, are priced by a model of what was measured of layers like them; "
+    "halopipe plan PROFILE --measure-missing measures them",
+    DATASHEET: "some figures are a datasheet's, and too fast by as much as devices fall short of their peaks",
+}
 
 
 def model_text(model: ModelSource) -> str:
@@ -80,10 +91,27 @@ def headline(plan: Plan, fresh: Prediction | None = None, objective: str = THROU
         f"{units.count(len(decision.stages), 'stage')} on {units.count(len(ranks), 'device')}, "
         f"schedule {decision.schedule}, {units.micro_batches(decision.micro_batches)}\n"
         f"  model     {model_text(plan.inputs.model)}\n"
-        f"  predicted {units.seconds(prediction.step_s)} a step, {units.rate(prediction.samples_per_s)} samples/s, "
+        f"  predicted {within(prediction)} a step, {units.rate(prediction.samples_per_s)} samples/s, "
         f"bubble {units.percent(prediction.bubble_fraction)} (costs: {prediction.evidence})"
+        + _calibration_line(plan)
         + _objective_line(prediction, objective)
     )
+
+
+def evidence_text(prediction: Prediction) -> str:
+    """How the costs are known that a plan was not measured for, and what makes them better; nothing if all were."""
+    text = _EVIDENCE.get(prediction.evidence, "")
+    return f"Costs: {text}" if text else ""
+
+
+def within(prediction: Prediction) -> str:
+    """The step, with the deciles of what it may come to: ``1.23 s (1.20-1.27)``."""
+    return units.seconds_within(prediction.step_s, prediction.p10_s, prediction.p90_s)
+
+
+def _calibration_line(plan: Plan) -> str:
+    calibrated = calibrating.calibrated_by(plan.inputs.corrections)
+    return f"\n  {calibrated}" if calibrated else ""
 
 
 def _objective_line(prediction: Prediction, objective: str) -> str:
@@ -142,13 +170,14 @@ def _layouts(rows: tuple[StageRow, ...]) -> list[str]:
 
 def _ranks(plan: Plan, prediction: Prediction) -> str:
     devices = planning.device_names(plan)
-    header = ["rank", "device", "compute", "waits for data", "idle", "memory"]
+    header = ["rank", "device", "compute", "communication", "bubble", "idle", "memory"]
     cells = [
         [
             str(rank.rank),
             devices[rank.rank],
             units.percent(rank.compute_s / prediction.step_s),
             units.percent(rank.communication_s / prediction.step_s),
+            units.percent(rank.bubble_s / prediction.step_s),
             units.percent(rank.idle_s / prediction.step_s),
             _memory(rank),
         ]
@@ -196,39 +225,9 @@ def _alternatives(plan: Plan) -> str:
 def _measured(measured: Measured, prediction: Prediction) -> str:
     header = ["", "predicted", "measured", "difference"]
     ratio = units.signed_percent(measured.step_s / prediction.step_s - 1)
-    row = ["step", units.seconds(prediction.step_s), units.seconds(measured.step_s), ratio]
+    row = ["step", within(prediction), units.seconds(measured.step_s), ratio]
     note = f"  median of {measured.num_steps} steps, spread {units.percent(measured.spread)}"
     return "Measured\n" + text.table(header, [row]) + "\n" + note
-
-
-def timeline_table(predicted: Timeline, measured: Timeline, step_s: float, ranks: Sequence[Sequence[int]]) -> str:
-    """Predicted beside measured: the step, then forward and backward of each stage, and how long its ranks are idle.
-
-    Args:
-        step_s: measured (a median over steps, where ``measured`` is one of them).
-        ranks: of each stage.
-    """
-    from planner.export.rows import stage_seconds
-
-    lines: list[tuple[str, float | None, float | None]] = [("step", predicted.step_s or None, step_s)]
-    for stage, of_stage in enumerate(ranks):
-        before, after = (
-            (*stage_seconds(timeline, stage), _idle_s(timeline, of_stage)) for timeline in (predicted, measured)
-        )
-        words = ("forward", "backward", "idle")
-        lines += [(f"stage {stage} {word}", a, b) for word, a, b in zip(words, before, after, strict=True)]
-    cells = [
-        [name, _time(a), _time(b), units.signed_percent(b / a - 1) if a and b is not None else "–"]
-        for name, a, b in lines
-    ]
-    return text.table(["", "predicted", "measured", "difference"], cells)
-
-
-def _idle_s(timeline: Timeline, ranks: Sequence[int]) -> float | None:
-    """How long ``ranks`` compute nothing in a step, on average; None where it is not known when they compute."""
-    if not any(span.rank in ranks for span in timeline.spans):
-        return None
-    return fmean(max(0.0, timeline.step_s - timeline.busy_s(rank)) for rank in ranks)
 
 
 def _time(value_s: float | None) -> str:

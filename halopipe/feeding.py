@@ -27,8 +27,8 @@ from runtime.stages.captured import CapturedModel
 from runtime.stages.shapes import varying_dims
 from runtime.transport import Key, Transport
 
-_HEADER, _PARTS = "H", "D"
-"""Kinds of messages."""
+_HEADER, _PARTS = MESSAGE_KINDS = "H", "D"
+"""Kinds of messages; between hosts, wherever stages compute."""
 
 _PLACE = 4
 """Numbers of a header before those of the micro-batches: whether there is a batch, and the position after it."""

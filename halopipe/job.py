@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from halopipe.interfaces import LOOPBACK
@@ -85,7 +85,8 @@ class RankResult:
         losses: by step, on the ranks that know them; else empty.
         step_seconds: by step.
         spans: of the last steps, by step.
-        peak_bytes: 0 if not known.
+        peak_bytes: the most of any step; 0 if not known.
+        memory: of the last steps, by step: the most in each action, then behind the last; empty if not known.
         compared: this rank's tensors beside one device's.
         first_step: steps done before.
         scores: of the evaluations; the same on all ranks.
@@ -101,6 +102,7 @@ class RankResult:
     first_step: int = 0
     scores: tuple[Score, ...] = ()
     trained: bool = True
+    memory: dict[int, tuple[int, ...]] = field(default_factory=dict)
 
     def to_json(self) -> str:
         """As text."""
@@ -124,4 +126,5 @@ class RankResult:
             record["first_step"],
             tuple(Score(**each) for each in record["scores"]),
             record["trained"],
+            {int(step): tuple(found) for step, found in record["memory"].items()},
         )

@@ -13,25 +13,26 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 
 from torch import distributed as dist
 
-from cuda_ops.host import core_of, prepare_process
 from halopipe.combining import combine
 from halopipe.crew import make_reference
 from halopipe.folder import job_folder
 from halopipe.interfaces import GLOO, address_of, choose_gloo_interface, is_loopback
 from halopipe.job import Job, RankResult
 from halopipe.runs import Progress, RunOptions, RunProgress, RunResult
+from halopipe.seats import Seat, device_of, opened, prepare, seat_of
 from planner.ir.errors import RankCountError, TransportError, UsageError
 from planner.ir.plan import Plan
+from planner.ir.program import Program
 from runtime.engine import StepResult
 from runtime.jobs.activity import PATIENCE_S, within
 from runtime.jobs.failure import cause, read_error, write_error
 from runtime.jobs.launch import SETUP_S, host_store_at, join_store, meet
-from runtime.transport import open_gloo
+from runtime.transport import Transport
 
 _POLL_S = 0.05
 _FAREWELL_S = 1.0
@@ -57,8 +58,9 @@ def join(plan: Plan, options: RunOptions, progress: Progress | None) -> RunResul
     with job_folder() as folder:
         job = Job(plan, options, folder, parent=os.getpid())
         make_reference(job)
-        prepare_process(core_of(int(os.environ.get("LOCAL_RANK", rank))))
-        results = _work_with(job, rank, num_ranks, progress if rank == 0 else None)
+        seat = seat_of(plan.decision, rank, options.device)
+        prepare(seat, int(os.environ.get("LOCAL_RANK", rank)))
+        results = _work_with(job, seat, num_ranks, progress if rank == 0 else None)
     return combine(plan, options, results, None) if rank == 0 else None
 
 
@@ -95,19 +97,26 @@ def _own(address: str) -> str:
     return found if is_alone or not is_loopback(found) else address_of(interface)
 
 
-def _work_with(job: Job, rank: int, num_ranks: int, progress: Progress | None) -> list[RankResult]:
-    """Work as ``rank``; the results of all ranks, on rank 0 alone."""
+def _work_with(job: Job, seat: Seat, num_ranks: int, progress: Progress | None) -> list[RankResult]:
+    """Work as the rank of ``seat``; the results of all ranks, on rank 0 alone."""
     from halopipe.work import work
+
+    rank = seat.rank
 
     def after_step(step: int, result: StepResult) -> None:
         if progress is not None:
             progress(RunProgress(step + 1, job.options.steps, result.loss, result.step_s))
 
     store, board = job_stores(rank, num_ranks)
-    open_transport = partial(open_gloo, rank, num_ranks, store, SETUP_S)
+
+    def open_transport(groups: tuple[tuple[int, ...], ...], program: Callable[[], Program]) -> Transport:
+        return opened(seat, device, num_ranks, store, groups, program, SETUP_S)
+
     try:
         with _ended_if_it_hangs(board):
-            store.set(f"result/{rank}", work(job, rank, store, board, open_transport, after_step).to_json())
+            device = device_of(seat)
+            found = work(job, rank, store, board, open_transport, after_step, device=device)
+            store.set(f"result/{rank}", found.to_json())
     except Exception as error:
         raise _explained(board, rank, num_ranks, error) from error
     if rank != 0:

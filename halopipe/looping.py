@@ -53,6 +53,7 @@ class Loop:
     _results: list[StepResult] = field(default_factory=list)
     _spans: deque[tuple[int, tuple[Span, ...]]] = field(default_factory=lambda: deque(maxlen=KEPT_STEPS))
     _scores: list[Score] = field(default_factory=list)
+    _memory: deque[tuple[int, tuple[int, ...]]] = field(default_factory=lambda: deque(maxlen=KEPT_STEPS))
     _peak_bytes: int = 0
 
     def run(self) -> RankResult:
@@ -91,10 +92,11 @@ class Loop:
             first,
             tuple(self._scores),
             self.trained,
+            dict(self._memory),
         )
 
     def _step(self, batch: Batch, *, is_watched: bool) -> StepResult:
-        if not is_watched:
+        if self.engine.meter is not None or not is_watched:
             return self._run(batch)
         held = self.engine.held_tensors()
         if self.options.accumulate > 1:
@@ -110,11 +112,14 @@ class Loop:
         if self.trained:
             return self.engine.step_on(batch)
         found = self.engine.evaluate_on(batch)
-        return StepResult(found.loss, found.step_s, found.spans, ())
+        return StepResult(found.loss, found.step_s, found.spans, (), peak_bytes=found.peak_bytes)
 
     def _note(self, number: int, batch: Batch, result: StepResult) -> None:
         self._results.append(StepResult(result.loss, result.step_s, (), ()))
         self._spans.append((len(self._results) - 1, result.spans))
+        if result.peak_bytes:
+            self._memory.append((len(self._results) - 1, result.peak_bytes))
+            self._peak_bytes = max(self._peak_bytes, *result.peak_bytes)
         self.metrics.step(number + 1, self.feed.position.epoch, sum(batch.rows), result)
         self.after_step(number, result)
 

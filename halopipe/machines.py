@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 from planner.ir.cluster import ACROSS_HOSTS, DATASHEET, WITHIN_HOST, Cluster, Collective, DeviceSpec, Link
 from planner.ir.errors import UsageError
+
+Points = tuple[tuple[int, float], ...]
 
 
 def with_devices(cluster: Cluster, count: int) -> Cluster:
@@ -48,44 +51,64 @@ def with_link(
 ) -> Cluster:
     """The cluster with another bandwidth or latency of a link; tables measured on it are changed alike.
 
-    A measured time is split in the latency and the rest, which goes with the bandwidth.
+    A measured time is split in the latency and the rest, which goes with the bandwidth.  Links that are stated for
+    pairs of hosts change with their class, by the same factor and to the same latency.  What the cores do for a message
+    stays: it is copied as before.
     """
     old = cluster.links[name]
-    least_s = min(old.latency_s, old.points[0][1]) if old.points else old.latency_s
+    least_s = _least_s(old)
     new_s = latency_s if latency_s is not None else least_s
     ratio = old.bandwidth_bytes_per_s / bandwidth_bytes_per_s if bandwidth_bytes_per_s is not None else 1.0
 
-    def scaled(points: tuple[tuple[int, float], ...], messages: int) -> tuple[tuple[int, float], ...]:
+    def scaled(points: Points, messages: int, before_s: float = least_s) -> Points:
+        now_s = before_s if latency_s is None else new_s
         return tuple(
-            (size, messages * new_s + max(0.0, seconds - messages * least_s) * ratio) for size, seconds in points
+            (size, messages * now_s + max(0.0, seconds - messages * before_s) * ratio) for size, seconds in points
         )
 
-    link = Link(
-        latency_s if latency_s is not None else old.latency_s,
-        bandwidth_bytes_per_s if bandwidth_bytes_per_s is not None else old.bandwidth_bytes_per_s,
-        scaled(old.points, 1),
-        old.duplex,
-        DATASHEET,
-    )
+    def changed(link: Link) -> Link:
+        return replace(
+            link,
+            latency_s=latency_s if latency_s is not None else link.latency_s,
+            bandwidth_bytes_per_s=link.bandwidth_bytes_per_s / ratio,
+            points=scaled(link.points, 1, _least_s(link)),
+            evidence=DATASHEET,
+        )
+
     collectives = tuple(
         replace(found, points=scaled(found.points, 2 * (found.num_ranks - 1))) if found.link == name else found
         for found in cluster.collectives
     )
-    return replace(cluster, links={**cluster.links, name: link}, collectives=collectives)
+    return replace(_with_links(cluster, name, changed), collectives=collectives)
 
 
 def with_faster_link(cluster: Cluster, name: str, times: float) -> Cluster:
-    """The cluster with everything on a link ``times`` as fast."""
-    old = cluster.links[name]
-    link = Link(
-        old.latency_s / times,
-        old.bandwidth_bytes_per_s * times,
-        tuple((size, seconds / times) for size, seconds in old.points),
-        old.duplex,
-        DATASHEET,
-    )
+    """The cluster with everything on a link ``times`` as fast; what the cores do for a message stays."""
+
+    def faster(link: Link) -> Link:
+        return replace(
+            link,
+            latency_s=link.latency_s / times,
+            bandwidth_bytes_per_s=link.bandwidth_bytes_per_s * times,
+            points=tuple((size, seconds / times) for size, seconds in link.points),
+            evidence=DATASHEET,
+        )
+
     collectives = tuple(_faster(found, times) if found.link == name else found for found in cluster.collectives)
-    return replace(cluster, links={**cluster.links, name: link}, collectives=collectives)
+    return replace(_with_links(cluster, name, faster), collectives=collectives)
+
+
+def _with_links(cluster: Cluster, name: str, changed: Callable[[Link], Link]) -> Cluster:
+    """The cluster with the links of a class changed, also those stated for pairs of hosts."""
+    pairs = tuple(
+        replace(pair, link=changed(pair.link)) if (pair.src_host == pair.dst_host) == (name == WITHIN_HOST) else pair
+        for pair in cluster.pairs
+    )
+    return replace(cluster, links={**cluster.links, name: changed(cluster.links[name])}, pairs=pairs)
+
+
+def _least_s(link: Link) -> float:
+    return min(link.latency_s, link.points[0][1]) if link.points else link.latency_s
 
 
 def _faster(collective: Collective, times: float) -> Collective:

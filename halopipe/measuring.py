@@ -6,25 +6,28 @@ import functools
 import inspect
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from halopipe import units
+from halopipe import console, units
+from halopipe.known_devices import with_figures
 from halopipe.naming import require_known
 from halopipe.optimizer import parse_optimizer
 from halopipe.problems import FAMILIES
 from halopipe.progress import Reporter
+from planner.costs.layer import layer_cost
 from planner.costs.part_shapes import part_shapes
+from planner.ir.codec import load
 from planner.ir.errors import UsageError
 from planner.ir.problem import SAMPLE_DIMS
 from planner.ir.profile import ModelSource, Optimizer, Profile
 
 if TYPE_CHECKING:
+    from halopipe.hosts import Hosts
     from profiler.session import ProfileProgress
-
-DEFAULT_WORKERS = 2
 
 
 def source_of(
@@ -49,13 +52,13 @@ def source_of(
 
 
 def num_workers(cluster: int | str) -> int:
-    """Workers on this host; ``auto`` is two.
+    """Workers on this host; 0 for ``auto``: two cores, or all GPUs.
 
     Raises:
         UsageError: it is neither a positive number nor ``auto``.
     """
     if cluster == "auto":
-        return DEFAULT_WORKERS
+        return 0
     if isinstance(cluster, bool) or not isinstance(cluster, int) or cluster < 1:
         raise UsageError(f"cluster {cluster!r} is not known", [], ["'auto', or a number of workers on this host"])
     return cluster
@@ -65,44 +68,108 @@ def measure(
     source: ModelSource,
     *,
     num_workers: int,
+    device: str = "cpu",
     optimizer: str | Optimizer,
     sizes: tuple[int, ...] = (),
     allow: Sequence[str] = (),
     num_ranks: int = 0,
     quick: bool = False,
+    num_processes: int = 0,
+    unfinished: Path | None = None,
+    resume: bool = False,
     quiet: bool = False,
+    hosts: Hosts | None = None,
 ) -> Profile:
-    """The profile of ``source`` on this machine, with progress on stderr unless ``quiet``.
+    """The profile of ``source`` on this machine, with progress and remarks on stderr unless ``quiet``.
 
     Args:
+        num_workers: 0: two cores, or all GPUs.
+        device: ``cpu``, ``cuda``, or ``auto``: the GPUs, if there are some and enough for the workers.
         allow: families of dims; with more than the samples, parts of layers that a planner would consider for up to
             ``num_ranks`` ranks (0: the workers) are measured at their own shapes.
+        num_processes: that measure the same; 0: as many as :func:`profiler.session.profile` takes.
+        unfinished: file that keeps what is finished; it stays until the caller has written the profile.
+        resume: go on with what that file holds.
+        hosts: that measure, instead of this one alone; their slots are the workers.
 
     Raises:
         UsageError: a family of dims is not known.
+        MissingDeviceError: there is no GPU, or there are too few.
     """
     require_known("family of dims", allow, FAMILIES)
+    maker = parse_optimizer(optimizer) if isinstance(optimizer, str) else optimizer
+    if hosts is not None:
+        from halopipe.profile_hosts import profile_on
+        from halopipe.profile_order import ProfileRequest
+
+        if device == "cuda":
+            raise UsageError(
+                "--hosts measures cores, not GPUs",
+                [],
+                ["profile on each host: --device cuda", "describe the GPUs of all hosts in a cluster file"],
+            )
+        if resume:
+            raise UsageError("--resume is for a profile of one host", ["--hosts names several"], ["leave one out"])
+        request = ProfileRequest(source, maker, sizes, tuple(allow), num_ranks, quick, num_processes)
+        return profile_on(hosts, request, quiet)
+    from profiler.devices import chosen
+
+    kind, num_workers = chosen(device, num_workers)
     shapes = None
     if set(allow) - {SAMPLE_DIMS}:
         shapes = functools.partial(part_shapes, allow=tuple(allow), num_ranks=num_ranks or num_workers)
     from profiler.session import profile
 
-    with Reporter("profiling", quiet=quiet) as reporter:
+    with _kept(unfinished, quiet), Reporter("profiling", quiet=quiet) as reporter:
 
         def show(at: ProfileProgress) -> None:
             spread = f", spread {units.percent(at.spread)}" if at.spread else ""
             numbers = f"{at.layer} {units.seconds(at.seconds)}{spread}" if at.seconds else at.layer
             reporter.update(at.done, at.total, numbers, at.eta_s)
 
-        return profile(
+        found = profile(
             source,
             num_workers=num_workers,
-            optimizer=parse_optimizer(optimizer) if isinstance(optimizer, str) else optimizer,
+            device=kind.type,
+            optimizer=maker,
             sizes=sizes or None,
             quick=quick,
             shapes=shapes,
+            read=layer_cost,
+            num_processes=num_processes,
+            unfinished=unfinished,
+            resume=resume,
             progress=show,
+            say=None if quiet else console.remark,
         )
+    return with_figures(found)
+
+
+def unfinished_file(output: str | Path) -> Path:
+    """Where ``halopipe profile`` keeps what it has measured until it has written ``output``."""
+    return Path(output).with_name(f".{Path(output).name}.unfinished")
+
+
+@contextmanager
+def _kept(unfinished: Path | None, quiet: bool) -> Iterator[None]:
+    """Says, if the profile ends before its end, that what was measured is not lost."""
+    try:
+        yield
+    except BaseException:
+        if unfinished is not None and unfinished.exists() and not quiet:
+            console.remark(f"what was measured is kept in {unfinished}; the same command with --resume goes on with it")
+        raise
+
+
+def merged(paths: Sequence[Path]) -> Profile:
+    """The profiles of several hosts as one (:func:`profiler.gathering.gather`).
+
+    Raises:
+        StaleFileError: they are of different models.
+    """
+    from profiler.gathering import gather
+
+    return gather([load(path, Profile) for path in paths], [str(path) for path in paths])
 
 
 def summary(profile: Profile) -> str:
@@ -130,6 +197,9 @@ def summary(profile: Profile) -> str:
     for kind, measured in profile.parts.items():
         layers = {each.layer for each in measured}
         lines.append(f"  {kind}: {len(measured)} parts of {len(layers)} layers were measured at their own shapes")
+    if provenance.process_spread:
+        worst = max(provenance.process_spread.values())
+        lines.append(f"  {len(provenance.processes)} processes measured; their steps are {units.percent(worst)} apart")
     if provenance.contended:
         lines.append(
             f"  warning: the machine was busy: {units.percent(provenance.run_delay)} of the time waited for a core, "

@@ -83,11 +83,13 @@ def solve_baselines(
 
 
 def predict_again(plan: Plan, profile: Profile) -> tuple[Prediction, Timeline]:
-    """The simulator's word on the plan's decision, which may have been edited since."""
+    """The simulator's word on the plan's decision, which may have been edited since; under the plan's corrections."""
     from planner.costs.predict import predict
 
     request = plan.inputs.request
-    return predict(profile, plan.decision, request.memory_margin, request.memory_bytes)
+    return predict(
+        profile.corrected_by(plan.inputs.corrections), plan.decision, request.memory_margin, request.memory_bytes
+    )
 
 
 def load_plan(path: str | Path) -> Plan:
@@ -116,7 +118,7 @@ def profile_of(plan: Plan, path: str | Path, given: Path | None, cluster: Path |
 
 
 def load_profile(path: str | Path, plan: Plan | None = None, cluster: Path | None = None) -> Profile:
-    """The profile in a file; with a plan, the one that it was made from.
+    """The profile in a file; with a plan, the one that it was made from, under the corrections that it was made under.
 
     Args:
         cluster: a file of machines to have the profile on.
@@ -133,9 +135,10 @@ def load_profile(path: str | Path, plan: Plan | None = None, cluster: Path | Non
         require_match(
             "profile",
             plan.inputs.profile_fingerprint,
-            fingerprint(profile),
+            fingerprint(profile.bare),
             f"halopipe plan {path}, or name the profile (and --cluster) that the plan was made from",
         )
+        return profile.corrected_by(plan.inputs.corrections)
     return profile
 
 

@@ -7,7 +7,8 @@ from dataclasses import replace
 from typing import TypedDict
 
 from halopipe.naming import require_known
-from planner.ir.errors import RankCountError, UsageError
+from planner.ir.cluster import ACROSS_HOSTS, WITHIN_HOST, Cluster
+from planner.ir.errors import MissingMeasurementError, RankCountError, UsageError
 from planner.ir.graph import SAMPLE
 from planner.ir.plan import Plan
 from planner.ir.problem import (
@@ -45,6 +46,7 @@ class Asked(TypedDict, total=False):
     halo_depth: int
     fix: Sequence[str | Rule]
     forbid: Sequence[str | Rule]
+    calibration: bool
 
 
 def make_problem(
@@ -65,6 +67,7 @@ def make_problem(
     halo_depth: int = 0,
     fix: Sequence[str | Rule] = (),
     forbid: Sequence[str | Rule] = (),
+    calibration: bool = True,
 ) -> Problem:
     """What a solver is asked.
 
@@ -81,9 +84,11 @@ def make_problem(
             ``always``.
         halo_depth: most rows of space by which a device may work beyond its part, so that the next layers need no halo.
         fix, forbid: side constraints, such as ``enc.*=spatial:2``; see :mod:`planner.ir.constraints`.
+        calibration: whether what runs of plans showed corrects the profile's costs.
 
     Raises:
         UsageError, UnknownNameError, RankCountError: what is asked for does not exist or cannot be meant.
+        MissingMeasurementError: the profile does not say what messages between two of its hosts cost.
     """
     batch = global_batch or profile.graph.samples
     require_known("schedule", schedules, schedule_names())
@@ -93,6 +98,8 @@ def make_problem(
     require_known("way to shard", [shard], SHARD)
     _require_ranks(profile, num_ranks)
     _require_memory(profile, memory_bytes)
+    if num_ranks != 1:
+        _require_links(profile.cluster)
     too_large = [size for size in micro_batch if size > batch]
     if too_large:
         raise UsageError(
@@ -101,7 +108,7 @@ def make_problem(
             [f"--micro-batch {batch}", f"--global-batch {too_large[0]}"],
         )
     return Problem(
-        profile=profile,
+        profile=_calibrated(profile) if calibration else profile.bare,
         global_batch=batch,
         schedules=tuple(schedules),
         micro_batch_sizes=tuple(micro_batch),
@@ -122,6 +129,7 @@ def make_problem(
 
 def problem_of(plan: Plan, profile: Profile) -> Problem:
     """The problem that ``plan`` answers; what a decision edited by hand makes use of is allowed as well."""
+    profile = profile.corrected_by(plan.inputs.corrections)
     decision, asked = plan.decision, Problem.of(profile, plan.decision.global_batch, plan.inputs.request)
     dims = {dim for placement in decision.layers.values() for dim in placement.cuts}
     again = asked.recompute == NEVER and any(stage.recompute for stage in decision.stages)
@@ -154,6 +162,15 @@ def rules_of(texts: Sequence[str | Rule], profile: Profile) -> tuple[Rule, ...]:
     return rules
 
 
+def _calibrated(profile: Profile) -> Profile:
+    """The profile with the corrections that count."""
+    if not profile.calibration.corrections:
+        return profile
+    from planner.costs.calibration import in_force  # loads numpy
+
+    return in_force(profile)
+
+
 def schedule_names() -> tuple[str, ...]:
     """Names of all schedules."""
     from planner import schedules
@@ -166,6 +183,28 @@ def default_schedules() -> tuple[str, ...]:
     from planner import schedules
 
     return tuple(schedules.default_names())
+
+
+def unlinked_hosts(cluster: Cluster) -> tuple[str, ...]:
+    """Two hosts (or one, twice) whose devices have no link; nothing if there are none."""
+    hosts = [device.host for device in cluster.devices]
+    stated = {(pair.src_host, pair.dst_host) for pair in cluster.pairs}
+    for a in dict.fromkeys(hosts):
+        for b in dict.fromkeys(hosts):
+            kind = WITHIN_HOST if a == b else ACROSS_HOSTS
+            if (a != b or hosts.count(a) > 1) and kind not in cluster.links and (a, b) not in stated:
+                return a, b
+    return ()
+
+
+def _require_links(cluster: Cluster) -> None:
+    missing = unlinked_hosts(cluster)
+    if missing:
+        raise MissingMeasurementError(
+            f"the profile does not say what messages between {' and '.join(missing)} cost",
+            [f"links: {', '.join(cluster.links) or 'none'}; hosts: {len({device.host for device in cluster.devices})}"],
+            ["measure them: halopipe profile --hosts FILE", "or say it in a cluster file: --cluster FILE"],
+        )
 
 
 def _require_ranks(profile: Profile, num_ranks: int) -> None:

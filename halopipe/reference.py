@@ -23,7 +23,7 @@ from planner.ir.codec import plain
 from planner.ir.errors import UsageError
 from planner.ir.plan import Decision
 from planner.ir.profile import ModelSource
-from profiler.capture import capture
+from profiler.placing import capture_for, placed
 from profiler.source import LoadedModel, load_model
 from runtime.batch import InputSpecs, WholeBatch, filled
 from runtime.engine import Engine
@@ -58,11 +58,17 @@ class Reference:
     rounding: Mapping[str, Mapping[str, float]]
 
 
-def make_reference(job: Job) -> None:
-    """Run the first steps and write what came out."""
-    found = _run(job, job.source)
+def make_reference(job: Job, device: torch.device | None = None) -> None:
+    """Run the first steps and write what came out.
+
+    Args:
+        device: of the kind that the ranks compute on, which rounds as they do and draws the same numbers; None: the
+            processor.
+    """
+    where = device or torch.device("cpu")
+    found = _run(job, job.source, where)
     if job.source.dtype != EXACT or job.source.autocast:
-        exact = _run(job, replace(job.source, dtype=EXACT, autocast=""))
+        exact = _run(job, replace(job.source, dtype=EXACT, autocast=""), where)
         found = replace(found, rounding=_rounding(found, exact))
     torch.save({field.name: getattr(found, field.name) for field in fields(found)}, job.reference_path)
 
@@ -84,7 +90,7 @@ def compare_tensors(reference: Reference, engine: Engine) -> tuple[Compared, ...
         difference
         for kind, tensors in here.items()
         for difference in tensor_differences(
-            kind, tensors, getattr(reference, kind), _tolerance(reference), reference.rounding.get(kind)
+            kind, _on_cpu(tensors), getattr(reference, kind), _tolerance(reference), reference.rounding.get(kind)
         )
     )
 
@@ -95,13 +101,14 @@ def compare_losses(reference: Reference, losses: tuple[float, ...]) -> tuple[Com
     return _compared(loss_differences(losses, reference.losses, _tolerance(reference), rounding))
 
 
-def _run(job: Job, source: ModelSource) -> Reference:
+def _run(job: Job, source: ModelSource, device: torch.device) -> Reference:
     options, decision = job.options, job.plan.decision
     model = load_model(source, options.seed)
-    optimizer = _Optimizer(job, model)
     stream = batches(options.data, model, decision.global_batch, options.seed)
     draw = Draw(options.seed)
-    loss_of = _shared(_loss_of(model, draw, decision), options.accumulate)
+    model, loss_of = _loss_on(device, model, draw, decision)
+    loss_of = _shared(loss_of, options.accumulate)
+    optimizer = _Optimizer(job, model)
     losses: list[float] = []
     first: dict[str, dict[str, Tensor]] = {}
     for step in range(min(max(NUM_COMPARED, options.accumulate), options.steps)):
@@ -114,9 +121,9 @@ def _run(job: Job, source: ModelSource) -> Reference:
             parameters = dict(model.module.named_parameters(remove_duplicate=False))
             state = {name: tensor.detach().clone() for name, tensor in model.module.state_dict().items()}
             first = {
-                "gradient": {name: p.grad.clone() for name, p in parameters.items() if p.grad is not None},
-                "parameter": {name: tensor for name, tensor in state.items() if name in parameters},
-                "buffer": {name: tensor for name, tensor in state.items() if name not in parameters},
+                "gradient": _on_cpu({name: p.grad.clone() for name, p in parameters.items() if p.grad is not None}),
+                "parameter": _on_cpu({name: tensor for name, tensor in state.items() if name in parameters}),
+                "buffer": _on_cpu({name: tensor for name, tensor in state.items() if name not in parameters}),
             }
     return Reference(source.dtype, tuple(losses), **first, rounding={})
 
@@ -167,21 +174,24 @@ def _whole(item: Item) -> Pair:
     return item
 
 
-def _loss_of(model: LoadedModel, draw: Draw, decision: Decision) -> LossOf:
+def _loss_on(device: torch.device, model: LoadedModel, draw: Draw, decision: Decision) -> tuple[LoadedModel, LossOf]:
+    """The model on ``device``, and its loss there for batches of the processor."""
     if not _draws(model):
-        return model.loss
-    captured = captured_model(capture(model))
+        model = model if device.type == "cpu" else placed(model, device)
+        return model, model.loss
+    model, found = capture_for(model, device)
+    captured = captured_model(found)
     loss_of, preparing = drawing_loss(captured, draw), Preparing.of(decision, captured)
     if preparing is None:
-        return loss_of
+        return model, lambda inputs, targets: loss_of(*model.taken(inputs, targets))
 
     def of_clouds(inputs: Tensors, targets: Tensors) -> Tensor:
         """Sites in the plan's order: numbers are drawn by row."""
         specs = InputSpecs(captured.fed, captured.graph.samples, varying_dims(captured))
         batch = preparing.batch(WholeBatch(specs, (*inputs, *targets), (inputs[0].shape[0],)))
-        return loss_of(tuple(batch.whole(name, 0) for name in captured.graph.inputs), ())
+        return loss_of(tuple(batch.whole(name, 0).to(device) for name in captured.graph.inputs), ())
 
-    return of_clouds
+    return model, of_clouds
 
 
 @torch.no_grad()
@@ -209,6 +219,10 @@ def _rounding(found: Reference, exact: Reference) -> dict[str, dict[str, float]]
         differences = tensor_differences(kind, getattr(found, kind), getattr(exact, kind), _tolerance(found))
         errors[kind] = {each.name: each.error for each in differences}
     return errors
+
+
+def _on_cpu(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: tensor.cpu() for name, tensor in tensors.items()}
 
 
 def _tolerance(reference: Reference) -> Tolerance:

@@ -12,9 +12,9 @@ import subprocess
 import tempfile
 import threading
 from collections.abc import Mapping, Sequence
-from typing import IO
+from typing import IO, Protocol
 
-from halopipe.agent import MARK, Order
+from halopipe.agent import MARK
 from halopipe.processes import Ended
 from planner.ir.errors import WorkerDiedError
 from runtime.jobs.failure import write_error
@@ -25,6 +25,17 @@ _LEAVING_S = 5.0
 _SHOWN_LINES, _SHOWN_BYTES = 8, 16 * 1024
 
 _log = logging.getLogger(__name__)
+
+
+class Order(Protocol):
+    """What a host is to do: :class:`halopipe.agent.Order`, or another agent's."""
+
+    @property
+    def ranks(self) -> tuple[int, ...]: ...
+
+    def to_json(self) -> str:
+        """As one line."""
+        ...
 
 
 class RemoteWorkers:

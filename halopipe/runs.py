@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from planner.ir.plan import Measured, Prediction
+from planner.ir.plan import Measured, Prediction, RankMeasured
 from planner.ir.schedule import Action, Op
 from planner.ir.timeline import Timeline, TimelineFile
 
@@ -52,6 +52,8 @@ class RunOptions:
         checkpoint_every: steps from one to the next; 0: one at the end alone.
         keep: the newest so many checkpoints are kept, older ones deleted; 0: all.
         resume: go on from the newest checkpoint in that folder, whatever plan it was made under.
+        memory_limit_bytes: the most that the tensors of a rank may take from its first step on; 0: no limit.
+        device: ``cpu``: compute there whatever devices the plan names; empty: on those.
     """
 
     steps: int = 20
@@ -75,6 +77,8 @@ class RunOptions:
     checkpoint_every: int = 0
     keep: int = 0
     resume: bool = False
+    device: str = ""
+    memory_limit_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +132,8 @@ class RunResult:
         first_step: steps done before, by a run that this one went on from.
         scores: of the evaluations, in order.
         trained: whether the steps were training steps; those of a plan of forward passes are not.
+        timed_steps: the last steps after warm-up, in order.
+        stage_update_s, stage_reduction_s, ranks: as of :class:`planner.ir.plan.Measured`.
     """
 
     losses: tuple[float, ...]
@@ -141,6 +147,10 @@ class RunResult:
     first_step: int = 0
     scores: tuple[Score, ...] = ()
     trained: bool = True
+    timed_steps: tuple[Timeline, ...] = ()
+    stage_update_s: tuple[float, ...] = ()
+    stage_reduction_s: tuple[float, ...] = ()
+    ranks: tuple[RankMeasured, ...] = ()
 
     @property
     def timed_seconds(self) -> tuple[float, ...]:
@@ -164,6 +174,9 @@ class RunResult:
             stage_backward_s=self.stage_backward_s,
             peak_bytes=self.peak_bytes,
             error=step_s / prediction.step_s - 1 if prediction.step_s else 0.0,
+            stage_update_s=self.stage_update_s,
+            stage_reduction_s=self.stage_reduction_s,
+            ranks=self.ranks,
         )
 
 

@@ -57,7 +57,11 @@ def report(plan: Plan, result: RunResult, predicted: Timeline) -> str:
     lines = [
         f"{steps}, {units.seconds(measured.step_s)} a step (median), {units.rate(samples_per_s)} samples/s",
         explaining.timeline_table(
-            predicted, file.measured, measured.step_s, [stage.ranks for stage in plan.decision.stages]
+            predicted,
+            file.measured,
+            measured.step_s,
+            [stage.ranks for stage in plan.decision.stages],
+            plan.prediction.ranks,
         ),
     ]
     for timeline in (predicted, file.measured):

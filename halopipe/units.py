@@ -24,6 +24,16 @@ def seconds(value_s: float) -> str:
     return f"{value_s:.1e} s"
 
 
+def seconds_within(value_s: float, low_s: float, high_s: float) -> str:
+    """``1.23 s (1.20-1.27)``: a time and a range, in the same unit; the time alone where the range is empty."""
+    if not 0 < low_s < high_s or value_s <= 0:
+        return seconds(value_s)
+    shown, unit = seconds(value_s).split(" ")
+    factor = {name: scale for scale, name in _TIME_UNITS}.get(unit, 1.0)
+    digits = len(shown.partition(".")[2])
+    return f"{shown} {unit} ({low_s / factor:.{digits}f}-{high_s / factor:.{digits}f})"
+
+
 def size(num_bytes: float) -> str:
     """Three digits and the binary unit that fits: ``1.25 GiB``, ``312 KiB``."""
     value, unit = float(num_bytes), 0

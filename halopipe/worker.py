@@ -12,9 +12,10 @@ import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
-from cuda_ops.host import core_of, die_with_parent, prepare_process
+from cuda_ops.host import die_with_parent
 from halopipe.job import REFERENCE, Job
 from halopipe.processes import error_path, result_path
+from halopipe.seats import Seat, device_of, opened, prepare, seat_of
 from planner.ir.codec import write_text
 
 
@@ -23,12 +24,13 @@ def main(arguments: Sequence[str]) -> int:
     job = Job.read(Path(arguments[0]))
     die_with_parent(job.parent)
     rank = 0 if arguments[1] == REFERENCE else int(arguments[1])
-    prepare_process(core_of(rank))
+    seat = seat_of(job.plan.decision, rank, job.options.device)
+    prepare(seat, rank)
 
     from runtime.jobs.failure import write_error  # late: it loads torch, and the process must be prepared before
 
     try:
-        text = _reference(job) if arguments[1] == REFERENCE else _rank(job, rank)
+        text = _reference(job, seat) if arguments[1] == REFERENCE else _rank(job, seat)
         write_text(result_path(job.folder, rank), text)
     except Exception as error:  # noqa: BLE001  # whatever it is, the launcher must hear of it
         write_text(error_path(job.folder, rank), write_error(error))
@@ -37,24 +39,32 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
-def _reference(job: Job) -> str:
+def _reference(job: Job, seat: Seat) -> str:
     from halopipe.reference import make_reference
 
-    make_reference(job)
+    make_reference(job, device_of(seat))
     return "{}"
 
 
-def _rank(job: Job, rank: int) -> str:
+def _rank(job: Job, seat: Seat) -> str:
+    device = device_of(seat)
+
     from torch.distributed import PrefixStore
 
     from halopipe.work import work
     from runtime.jobs.launch import SETUP_S, join_store
-    from runtime.transport import open_gloo
 
     board = join_store(job.address, job.port)
     store = PrefixStore("job", join_store(job.address, job.port))
     num_ranks = job.plan.decision.num_ranks
-    return work(job, rank, store, board, lambda groups: open_gloo(rank, num_ranks, store, SETUP_S, groups)).to_json()
+    return work(
+        job,
+        seat.rank,
+        store,
+        board,
+        lambda groups, program: opened(seat, device, num_ranks, store, groups, program, SETUP_S),
+        device=device,
+    ).to_json()
 
 
 if __name__ == "__main__":

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from functools import partial, reduce
 
+import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from cuda_ops.placing import on_device
 from planner.ir.errors import CorruptFileError, UnsupportedModelError
 from planner.ir.graph import Graph, producer
 from planner.ir.plan import Decision
@@ -70,6 +73,7 @@ class Builder:
         seed: of what layers draw.
         compiler: backend of torch.compile for the stages' training functions, whose ranks then exchange by collectives;
             None: they are not compiled.
+        device: to which what the stages use is moved, in place; None: it stays where it is.
     """
 
     def __init__(
@@ -84,8 +88,12 @@ class Builder:
         *,
         seed: int = 0,
         compiler: Compiler | None = None,
+        device: torch.device | None = None,
     ) -> None:
+        if device is not None:
+            model = replace(model, graph_module=on_device(model.graph_module, device))
         self._decision, self._model, self._boundaries, self._stages = decision, model, boundaries, stages
+        self._device = device
         self._transport, self._make_optimizer, self._deadline_s = transport, make_optimizer, deadline_s
         self._draw = Draw(seed)
         self._draws = Draws(model)
@@ -114,7 +122,7 @@ class Builder:
             outputs[graph.loss] = None
         judged = (value for value in self._model.judged if producer(value) in layers)
         whole = {name: self._attribute(name) for name in parts}
-        return StageCut(self._model, layers, tuple(outputs), tuple(judged), sliced(whole, parts))
+        return StageCut(self._model, layers, tuple(outputs), tuple(judged), sliced(whole, parts), self._device)
 
     def _resident(self, stage: int) -> Resident:
         graph, decision, transport = self._model.graph, self._decision, self._transport

@@ -10,6 +10,7 @@ from planner.ir.errors import HalopipeError, StageFailedError
 from planner.ir.program import Program
 from planner.ir.schedule import Action, format_grid
 from runtime.jobs.waits import WORDS
+from runtime.memory import out_of_memory
 
 GRID_WIDTH = 4
 """Actions shown on each side of the one that failed."""
@@ -33,7 +34,7 @@ class Context:
         """The error of an action, with the grid around it; what is not ours becomes a StageFailedError."""
         microbatch = "" if action.microbatch is None else f"micro-batch {action.microbatch}, "
         grid = format_grid(self.program.rows, (self.rank, action), GRID_WIDTH)
-        known = error if isinstance(error, HalopipeError) else _stage_failed(error)
+        known = error if isinstance(error, HalopipeError) else out_of_memory(error) or _stage_failed(error)
         return self.of(known, step, f"{microbatch}{WORDS[action.op]}", f", stage {action.stage}", grid)
 
     def of(self, error: HalopipeError, step: int, doing: str, stage: str = "", grid: str = "") -> HalopipeError:

@@ -27,6 +27,7 @@ from runtime.decomposition.compiling.compiled import Compiler
 from runtime.decomposition.gathering import gathered, gathered_gradients
 from runtime.executor import Executor, Ran, Surroundings
 from runtime.jobs.activity import Activity
+from runtime.memory import MemoryMeter
 from runtime.pieces import Piece
 from runtime.sites.batch import Preparing
 from runtime.stages.captured import CapturedModel
@@ -52,6 +53,7 @@ class StepResult:
         thread_s: this thread's processor time in each of them.
         gradient_norm: of all gradients before they were clipped; None where they are not, or not yet.
         learning_rates: that this step used, of this rank's optimisers' groups.
+        peak_bytes: the most in use in each action, then behind the last; empty where memory is not counted.
     """
 
     loss: float | None
@@ -60,6 +62,7 @@ class StepResult:
     thread_s: tuple[float, ...]
     gradient_norm: float | None = None
     learning_rates: tuple[float, ...] = ()
+    peak_bytes: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +75,7 @@ class Evaluation:
         outputs: what the loss is computed from, this rank's part, by micro-batch and name of the value: where it lies
             in the micro-batch, and the tensor.
         batch: what was evaluated on, as the graph's inputs.
-        step_s, spans: as of a :class:`StepResult`.
+        step_s, spans, peak_bytes: as of a :class:`StepResult`.
     """
 
     loss: float | None
@@ -81,6 +84,7 @@ class Evaluation:
     batch: Batch
     step_s: float = 0.0
     spans: tuple[Span, ...] = ()
+    peak_bytes: tuple[int, ...] = ()
 
 
 class Engine:
@@ -103,6 +107,8 @@ class Engine:
         compiler: backend of torch.compile (``inductor``) for the stages' training functions, whose ranks then exchange
             by collectives of torch.distributed; None: stages are not compiled.
         activity: told what is done, for a heartbeat.
+        device: where this rank computes; what its stages use is moved there, in place.  None: where the model is.
+        meter: counts the memory of the stages' device (:func:`runtime.memory.meter_of`).
         others: what the other ranks do, as one line; asked when something failed.
 
     Raises:
@@ -126,7 +132,9 @@ class Engine:
         deadline_s: float = 120.0,
         lookahead: int = 0,
         compiler: Compiler | None = None,
+        device: torch.device | None = None,
         activity: Activity | None = None,
+        meter: MemoryMeter | None = None,
         others: Callable[[], str] = str,
     ) -> None:
         check_layers(decision, model.graph)
@@ -140,7 +148,7 @@ class Engine:
         self._versioned, self._trains = is_versioned(program), program.trains
         self._refuse_what_versions_forbid(accumulate)
         made_for = (decision, model, boundaries, program.stages, transport, optimizer, deadline_s)
-        builder = Builder(*made_for, seed=seed, compiler=compiler)
+        builder = Builder(*made_for, seed=seed, compiler=compiler, device=device)
         self._residents = builder.residents()
         for resident in self._residents.values():
             if scheduler is not None and resident.optimizer is not None:
@@ -171,8 +179,9 @@ class Engine:
             deadline_s,
             self._activity,
             lookahead,
-            self._device(),
+            self._device() if device is None else device,
             self._finish,
+            meter,
         )
         self._executors: dict[tuple[Binding, bool], Executor] = {}
         self._step = self._turn = 0
@@ -181,6 +190,11 @@ class Engine:
     def num_steps(self) -> int:
         """Training steps done, those before a checkpoint that was loaded included."""
         return self._step
+
+    @property
+    def meter(self) -> MemoryMeter | None:
+        """Counts the memory of the stages' device; None: nobody does."""
+        return self._around.meter
 
     @property
     def is_updated(self) -> bool:
@@ -223,7 +237,7 @@ class Engine:
         loss = self._loss(binding)
         self._step += 1
         self._activity.num_done, self._activity.loss, self._activity.step_s = self._step, loss, step_s
-        return StepResult(loss, ahead_s + step_s, ran.spans, ran.thread_s, self._norm, rates)
+        return StepResult(loss, ahead_s + step_s, ran.spans, ran.thread_s, self._norm, rates, ran.peak_bytes)
 
     def evaluate(self, inputs: tuple[Tensor, ...], targets: tuple[Tensor, ...]) -> Evaluation:
         """Forward passes in evaluation mode (running statistics, nothing dropped); nothing is changed by them."""
@@ -235,7 +249,15 @@ class Engine:
         executor = self._executor(binding, evaluates=True)
         ran, step_s = self._run(executor, batch)
         seconds = ahead_s + step_s
-        return Evaluation(self._loss(binding), sum(batch.rows), dict(executor.outputs), batch, seconds, ran.spans)
+        return Evaluation(
+            self._loss(binding),
+            sum(batch.rows),
+            dict(executor.outputs),
+            batch,
+            seconds,
+            ran.spans,
+            ran.peak_bytes,
+        )
 
     def state_dict(self) -> dict[str, Tensor]:
         """Parameters and buffers of this rank's stages, by the user's own names; tied ones under each name.

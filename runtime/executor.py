@@ -25,6 +25,7 @@ from runtime.binding import Binding
 from runtime.context import Context
 from runtime.jobs.activity import Activity
 from runtime.jobs.waits import BETWEEN, END, START
+from runtime.memory import MemoryMeter
 from runtime.pieces import CPU, Piece, add_up, assemble
 from runtime.post import BACKWARD, FORWARD, Post
 from runtime.transport import Transport
@@ -43,6 +44,7 @@ class Surroundings:
         lookahead: receives announced ahead; 0: as many as the memory model counts.
         device: where stages compute.
         finish: called before the first update that ends a step.
+        meter: counts the memory of the device; None: it is not counted.
     """
 
     transport: Transport
@@ -52,6 +54,7 @@ class Surroundings:
     lookahead: int = 0
     device: torch.device = CPU
     finish: Callable[[], None] | None = None
+    meter: MemoryMeter | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,10 +64,12 @@ class Ran:
     Attributes:
         spans: when each action ran, in order.
         thread_s: this thread's processor time in each of them.
+        peak_bytes: the most in use in each of them, then behind the last; empty where memory is not counted.
     """
 
     spans: tuple[Span, ...]
     thread_s: tuple[float, ...]
+    peak_bytes: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +144,9 @@ class Executor:
             StageFailedError: a stage raised; DeadlineError, TransportError: a message failed.  The text says where.
         """
         activity, context, synchronise = self._around.activity, self._around.context, self._synchronise()
+        meter, peak_bytes = self._around.meter, list[int]()
+        if meter is not None:
+            meter.take_peak()
         wall, cpu = [time.perf_counter()], [time.thread_time()]  # at the end of each action, where the next begins
         for task in self._tasks:
             activity.begin(task.text)
@@ -150,6 +158,8 @@ class Executor:
                 raise context.of_action(error, self._step, task.action) from error
             wall.append(time.perf_counter())
             cpu.append(time.thread_time())
+            if meter is not None:
+                peak_bytes.append(meter.take_peak())
         if self._finishes_at_end and self._around.finish is not None:
             self._around.finish()
         activity.begin(END)
@@ -159,11 +169,13 @@ class Executor:
             raise context.of(error, self._step, END) from error
         activity.begin(BETWEEN)
         self._batch = None
+        if meter is not None:
+            peak_bytes.append(meter.take_peak())
         spans = (
             Span(self._rank, task.text, start - wall[0], stop - wall[0])
             for task, (start, stop) in zip(self._tasks, pairwise(wall), strict=True)
         )
-        return Ran(tuple(spans), tuple(stop - start for start, stop in pairwise(cpu)))
+        return Ran(tuple(spans), tuple(stop - start for start, stop in pairwise(cpu)), tuple(peak_bytes))
 
     def _synchronise(self) -> Callable[[], None] | None:
         """Work on a GPU ends after the call that starts it: a span ends with the work."""

@@ -55,19 +55,33 @@ def plan(
         float, typer.Option(min=0.0, help="Stop once the plan is proved to be this close to the best (0.01 = 1 %).")
     ] = 0.0,
     time_limit: Annotated[float, typer.Option(min=0.0, help="Seconds to search at most.")] = 60.0,
+    no_calibration: Annotated[
+        bool, typer.Option("--no-calibration", help="Costs as profiled, without what runs of plans corrected.")
+    ] = False,
     pareto: Annotated[
         int | None,
         typer.Option(min=0, metavar="N", help="The best step for N sizes of memory (0: for all), a plan file each."),
     ] = None,
+    measure_missing: Annotated[
+        bool,
+        typer.Option(
+            "--measure-missing",
+            help="Measure on this machine what the plan and close rivals use and the profile lacks; then plan again.",
+        ),
+    ] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="With --measure-missing: fewer repetitions.")] = False,
     json: Json = False,
 ) -> None:
-    """Search for the best plan -> plan.json. Needs no devices."""
-    from halopipe import console, explaining, planning, problems, searching, units
+    """Search for the best plan -> plan.json. Needs no devices, but for --measure-missing."""
+    from halopipe import console, explaining, missing, planning, problems, searching, units
     from halopipe.outcome import INTERRUPTED
     from planner.ir.codec import dump, dumps
 
+    if measure_missing:
+        missing.require_possible(cluster, pareto)
+    loaded = planning.load_profile(profile, cluster=cluster)
     problem = problems.make_problem(
-        planning.load_profile(profile, cluster=cluster),
+        loaded,
         global_batch=global_batch,
         micro_batch=micro_batch or (),
         schedules=schedule or (),
@@ -83,6 +97,7 @@ def plan(
         halo_depth=halo_depth,
         fix=fix or (),
         forbid=forbid or (),
+        calibration=not no_calibration,
     )
     if pareto is not None:
         front = searching.front(problem, solver, pareto)
@@ -93,7 +108,17 @@ def plan(
         for path in paths:
             console.wrote(path)
         return
-    found = searching.solve(problem, solver)
+    if measure_missing:
+        completed = missing.plan_and_measure(
+            problem, lambda asked: searching.solve(asked, solver), missing.measure_here(quick), console.remark
+        )
+        found = completed.plan
+        if completed.rounds:
+            dump(missing.stored(loaded, completed.profile), profile)
+            console.wrote(profile)
+            console.remark(f"its fingerprint is now {found.inputs.profile_fingerprint}: earlier plans are of another")
+    else:
+        found = searching.solve(problem, solver)
     dump(found, output)
     console.emit(dumps(found) if json else explaining.headline(found, objective=objective))
     on = f" --cluster {cluster}" if cluster is not None else ""

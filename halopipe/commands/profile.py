@@ -1,4 +1,4 @@
-"""``halopipe profile``: measures a model on this machine."""
+"""``halopipe profile``: measures a model on this machine, or on several hosts."""
 
 from __future__ import annotations
 
@@ -20,9 +20,18 @@ def profile(
     arg: Annotated[
         list[str] | None, typer.Option(metavar="KEY=VALUE", help="Keyword argument of the factory; repeatable.")
     ] = None,
-    workers: Annotated[int, typer.Option(min=1, help="Workers to plan for; a worker is one CPU core.")] = 2,
+    workers: Annotated[
+        int, typer.Option(min=0, help="Workers to plan for, each a CPU core or a GPU; 0: two cores, or all GPUs.")
+    ] = 0,
+    device: Annotated[
+        str,
+        typer.Option(metavar="WHAT", help="What to measure: cpu, cuda, or auto: GPUs if there are enough of them."),
+    ] = "auto",
     sizes: Annotated[
-        str, typer.Option(metavar="N,N,...", help="Micro-batch sizes to measure; divisors of the batch if not given.")
+        str,
+        typer.Option(
+            metavar="N,N,...", help="Micro-batch sizes to measure; if not given, as many as reading between them needs."
+        ),
     ] = "",
     optimizer: Annotated[
         str, typer.Option(metavar="NAME[:KEY=N,...]", help="Of torch.optim, such as SGD:lr=0.1,momentum=0.9.")
@@ -43,24 +52,52 @@ def profile(
         list[str] | None,
         typer.Option(metavar="OP", help="Operator that treats each element by itself, such as lib::op; repeatable."),
     ] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="Fewer repetitions: faster, less exact.")] = False,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Fewer sizes and runs, one process: faster, less exact.")
+    ] = False,
+    processes: Annotated[
+        int, typer.Option(min=0, metavar="N", help="Fresh processes that measure the same; 0: 3, or 1 with --quick.")
+    ] = 0,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with what an interrupted profile of the same job measured.")
+    ] = False,
+    hosts: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Hosts to measure, and the links between them: 'host [slots=N]' a line, N workers."
+        ),
+    ] = None,
+    launcher: Annotated[
+        str,
+        typer.Option(metavar="COMMAND", help="Starts a command on a {host} of --hosts; 'ssh {host}' if not given."),
+    ] = "",
+    interface: Annotated[
+        str, typer.Option(metavar="NAME", help="Network interface, or address, that the hosts of --hosts meet at.")
+    ] = "",
     output: Annotated[Path, typer.Option("-o", "--output", help="File to write.")] = Path("profile.json"),
     json: Json = False,
 ) -> None:
     """Measure what every layer, device and link costs -> profile.json."""
     from halopipe import console, measuring, units
+    from halopipe.hosts import named
     from planner.ir.codec import dump, dumps
 
     shape = units.parse_integers(input_shape, "--input", "8,3,64,64")
     found = measuring.measure(
         measuring.source_of(model, shape, units.parse_arguments(arg or []), dtype, autocast, elementwise or ()),
         num_workers=workers,
+        device=device,
         optimizer=optimizer,
         sizes=units.parse_integers(sizes, "--sizes", "1,2,4,8"),
         allow=[part.strip() for part in allow.split(",") if part.strip()],
         num_ranks=ranks,
         quick=quick,
+        num_processes=processes,
+        unfinished=measuring.unfinished_file(output),
+        resume=resume,
+        hosts=named(hosts, launcher, interface),
     )
     dump(found, output)
+    measuring.unfinished_file(output).unlink(missing_ok=True)
     console.emit(dumps(found) if json else measuring.summary(found))
     console.wrote(output, f"halopipe plan {output}")

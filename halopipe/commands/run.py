@@ -43,6 +43,9 @@ def run(
         str,
         typer.Option("--compile", metavar="BACKEND", help="Compile the stages by torch.compile, such as 'inductor'."),
     ] = "",
+    device: Annotated[
+        str, typer.Option(metavar="WHAT", help="cpu: compute there, whatever devices the plan names.")
+    ] = "",
     eval_data: Annotated[
         str, typer.Option(metavar="FACTORY", help="Data to evaluate on, as --data; at the end at least.")
     ] = "",
@@ -66,11 +69,16 @@ def run(
     check_numerics: Annotated[
         bool, typer.Option("--check-numerics", help="Compare losses and gradients of the first steps with one device.")
     ] = False,
-    update: Annotated[bool, typer.Option("--update", help="Write what was measured into the plan file.")] = False,
+    update: Annotated[
+        bool, typer.Option("--update", help="Write what was measured into the plan file, and teach the profile.")
+    ] = False,
     profile: ProfileOption = None,
     seed: Annotated[int, typer.Option(min=0, help="Of parameters and data.")] = 0,
     dtype: Annotated[str, typer.Option(help="Instead of the plan's, such as float64.")] = "",
     deadline: Annotated[float, typer.Option(min=1.0, help="Seconds that a wait may last.")] = 120.0,
+    memory_limit: Annotated[
+        str, typer.Option(metavar="SIZE", help="Most memory of a rank's tensors, such as 2GiB; else H506.")
+    ] = "",
     hosts: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Hosts of the plan, in order: 'host [slots=N]' a line.")
     ] = None,
@@ -91,7 +99,7 @@ def run(
     """
     from dataclasses import replace
 
-    from halopipe import console, planning, training
+    from halopipe import calibrating, console, planning, training, units
     from halopipe.hosts import named
     from halopipe.running import RunOptions
     from planner.export.chrome_trace import chrome_trace
@@ -123,6 +131,8 @@ def run(
         checkpoint_every=checkpoint_every,
         keep=keep,
         resume=resume,
+        memory_limit_bytes=units.parse_size(memory_limit) if memory_limit else 0,
+        device=device,
     )
     result = training.train(found, options, named(hosts, launcher, interface))
     if result is None:  # in a job of torchrun or Slurm, rank 0 reports for all
@@ -132,9 +142,12 @@ def run(
     if trace is not None:
         timelines = [timeline for timeline in (file.predicted, file.measured) if timeline.spans]
         write_text(trace, chrome_trace(timelines, planning.device_names(found)))
+    lesson = calibrating.Lesson("")
     if update:
         dump(replace(found, measured=result.measured(found.prediction)), plan)
+        lesson = calibrating.teach(found, plan, profile, options, result)
+        console.remark(lesson.text)
     console.emit_json(training.data(found, result)) if json else console.emit(training.report(found, result, predicted))
-    written = (output, trace, plan if update else None, metrics, checkpoint)
+    written = (output, trace, plan if update else None, lesson.path, metrics, checkpoint)
     for path in filter(None, written):
         console.wrote(path)

@@ -11,6 +11,7 @@ import torch
 from torch import fx
 
 from cuda_ops.deferred import Current, deferred
+from cuda_ops.placing import move
 from planner.ir.errors import UnsupportedModelError
 from runtime.decomposition.decompose import DividedStage
 from runtime.sites.rules import SharedSites
@@ -34,6 +35,7 @@ class StageCut:
         outputs: values that other stages read, and the loss.
         judged: values that the loss is computed from, wanted in evaluation as well.
         own: by name, the parameters and buffers of which this rank has but a part.
+        device: to which what the stage uses is moved; None: it stays where it is.
     """
 
     model: CapturedModel
@@ -41,6 +43,7 @@ class StageCut:
     outputs: tuple[str, ...]
     judged: tuple[str, ...] = ()
     own: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    device: torch.device | None = None
 
     def function(self, rule: Rule, *, training: bool = True, late: bool = False) -> StageFunction:
         """The stage, with nodes replaced by ``rule``; ``late``: compiled when it is first called."""
@@ -49,6 +52,8 @@ class StageCut:
         outputs = self.outputs if training else tuple(dict.fromkeys((*self.outputs, *self.judged)))
         found = cut_stage(model.graph_module, self.layers, *maps, outputs, rule, model.sizes, late=late)
         attributes = {name: self.own.get(name, tensor) for name, tensor in found.attributes.items()}
+        if self.device is not None:
+            move(attributes.values(), self.device)
         return replace(found, attributes=attributes)
 
 

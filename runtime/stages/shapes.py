@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from cuda_ops.placing import on_device
 from cuda_ops.recurrent import RECURRENT_SHAPES
 from planner.ir.errors import HalopipeError, UnsupportedModelError
 from planner.ir.graph import SAMPLE, Graph, Layer, TensorSpec, value_name
@@ -50,9 +51,7 @@ def graph_at(model: CapturedModel, input_shapes: Mapping[str, tuple[int, ...]]) 
 
 def without_data(model: CapturedModel) -> CapturedModel:
     """``model`` with empty parameters and buffers: all that :func:`graph_at` needs, and keeps no tensor alive."""
-    graph = fx.Graph()
-    loss = graph.graph_copy(model.graph_module.graph, {})
-    graph.output(loss)
+    graph = on_device(model.graph_module, torch.device("cpu")).graph  # where shapes are found
     attributes = {}
     for node in graph.nodes:
         node.meta.clear()

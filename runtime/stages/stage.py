@@ -190,7 +190,8 @@ class StageProgram:
         if self._divided is not None:
             self._divided.finish()
         return {
-            name: torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for name, leaf in recorded.leaves.items()
+            name: torch.zeros_like(leaf) if leaf.grad is None else _compact(leaf.grad)
+            for name, leaf in recorded.leaves.items()
         }
 
     def backward_weight(self, microbatch: int) -> None:
@@ -275,6 +276,11 @@ def run_backward(edges: Sequence[GradientEdge], gradients: Sequence[Tensor]) -> 
     """
     engine = Variable._execution_engine
     engine.run_backward(tuple(edges), tuple(gradients), False, False, (), allow_unreachable=True, accumulate_grad=True)
+
+
+def _compact(gradient: Tensor) -> Tensor:
+    """The gradient without the rest of a larger one that it is a part of, which would live while it travels."""
+    return gradient.clone() if gradient.untyped_storage().nbytes() > 2 * gradient.nbytes - 1 else gradient
 
 
 def _is_differentiable(value: Tensor) -> bool:

@@ -7,7 +7,7 @@ makes what follows on the stream wait, and the headers of all messages are looke
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -31,7 +31,7 @@ from runtime.transport.frame import (
     whole,
 )
 from runtime.transport.joining import default_group
-from runtime.transport.peer import ALONE_BYTES, SPARE_BYTES
+from runtime.transport.peer import ALONE_BYTES, SPARE_BYTES, Peer
 from runtime.transport.together import Together
 from runtime.transport.works import StreamWorks, Works
 
@@ -107,6 +107,8 @@ class ChannelTransport(Together):
         groups: as in :func:`runtime.transport.gloo.open_gloo`.
         backend: of all communicators but the world's, which must be gloo for CPU tensors.
         device: where the backend's tensors are.
+        host_kinds: kinds of messages (``Key.kind``) between the hosts: they need no channel, go over the world's gloo,
+            in any order, and come as tensors of the CPU.
         works: starts and waits; by default as fits the device.
         timeout_s: longest time in which a channel comes to life.
         owns_group: leave the default process group in ``close``.
@@ -120,6 +122,7 @@ class ChannelTransport(Together):
         backend: str,
         device: str,
         works: Callable[[int], Works] | None = None,
+        host_kinds: Collection[str] = (),
         timeout_s: float = 600.0,
         owns_group: bool = False,
     ) -> None:
@@ -128,12 +131,19 @@ class ChannelTransport(Together):
         super().__init__(world, groups, make(world.rank()), backend=backend, device=device, batched=True)
         self._owns_group = owns_group
         self._barrier = Barrier(world, Works(self.rank))
+        self._host_kinds = frozenset(host_kinds)
+        self._peers = [Peer(world, Works(self.rank), rank) for rank in range(self.world_size)]
         self._receives: dict[tuple[Key, int], _Receive] = {}
         self._sends: deque[_Send] = deque()
         self._unchecked: list[_Unchecked] = []
-        self._links = self._connect(channels, backend, Deadline(timeout_s))
+        deadline = Deadline(timeout_s)
+        self._begin_groups(deadline)
+        self._links = self._connect(channels, backend, deadline)
 
     def post_receive(self, key: Key, source: int, specs: Sequence[Spec]) -> None:
+        if key.kind in self._host_kinds:
+            self._peers[source].post_receive(key, specs)
+            return
         if (key, source) in self._receives:
             raise TransportError(f"{key} from rank {source} is announced twice")
         link = self._link(key, source, self.rank)
@@ -146,6 +156,8 @@ class ChannelTransport(Together):
         self._receives[key, source] = _Receive(layout, buffers, works)
 
     def receive(self, key: Key, source: int, deadline_s: float) -> tuple[torch.Tensor, ...]:
+        if key.kind in self._host_kinds:
+            return self._peers[source].receive(key, Deadline(deadline_s))
         posted = self._receives.pop((key, source), None)
         if posted is None:
             raise TransportError(f"{key} from rank {source} was not announced")
@@ -157,6 +169,9 @@ class ChannelTransport(Together):
         return whole(posted.layout, views(frame, posted.layout), alone)
 
     def send(self, key: Key, destination: int, tensors: Sequence[torch.Tensor]) -> None:
+        if key.kind in self._host_kinds:
+            self._peers[destination].send(key, tensors)
+            return
         while self._sends and all(work.is_completed() for work in self._sends[0].works):
             self._sends.popleft()
         link = self._link(key, self.rank, destination)
@@ -181,6 +196,8 @@ class ChannelTransport(Together):
             for work in sent.works:
                 self._works.finish(work, ("send", sent.key), ("rank", sent.destination), deadline)
             self._sends.popleft()
+        for peer in self._peers:
+            peer.flush(deadline)
         self._check_headers()
 
     def barrier(self, deadline_s: float) -> None:
@@ -194,12 +211,30 @@ class ChannelTransport(Together):
         self._sends.clear()
         self._unchecked.clear()
         self._links.clear()
+        for peer in self._peers:
+            peer.clear()
         if self._owns_group and dist.is_initialized():
             dist.destroy_process_group()
 
     def num_buffers(self) -> tuple[int, int]:
         """How many announced messages, and how many sent ones, have their buffers now."""
-        return len(self._receives), len(self._sends)
+        came, sent = zip(*(peer.num_buffers() for peer in self._peers), strict=True)
+        return len(self._receives) + sum(came), len(self._sends) + sum(sent)
+
+    def _begin_groups(self, deadline: Deadline) -> None:
+        """A first sum in each group, by all its ranks and in one order.
+
+        NCCL makes a communicator at its first use, to which all ranks of the group must come; an exchange among some of
+        them would otherwise be that use.
+        """
+        groups = [*self._now.values(), *self._started.values(), self._pairs.group]
+        for number, group in enumerate(groups):
+            if group is not None:
+                token = torch.zeros(1, device=self._device)
+                what, peers = ("connect group", number), ("one of", group.size(), "ranks")
+                self._works.finish(
+                    self._works.start(partial(group.allreduce, [token]), what, peers), what, peers, deadline
+                )
 
     def _connect(
         self, channels: Iterable[Channel], backend: str, deadline: Deadline

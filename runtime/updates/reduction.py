@@ -21,17 +21,11 @@ import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
+from planner.ir.buckets import BUCKET_BYTES
+from planner.ir.buckets import in_buckets as places_in_buckets
 from runtime.transport import Pending
 
-BUCKET_BYTES = 8 * 2**20
-"""Most bytes of gradients that are copied together; a larger gradient is summed where it is.
-
-Smaller ones begin earlier.  Measured on two cores of one host over gloo, a network of 47 MB: what is left to wait for
-after backward is 181 ms in one go, 69 ms in buckets of 32 MiB, 32 ms of 8 MiB.
-"""
-
 Bucket = tuple[nn.Parameter, ...]
-
 
 StartSum = Callable[[torch.Tensor], Pending]
 """Starts to replace a tensor by its sum over the ranks of a stage."""
@@ -142,19 +136,11 @@ class GradientBuckets:
 
 
 def in_buckets(parameters: Iterable[nn.Parameter], bucket_bytes: int = BUCKET_BYTES) -> tuple[Bucket, ...]:
-    """The parameters from the last to the first, in buckets of one dtype and device and at most ``bucket_bytes``.
-
-    A larger parameter has a bucket of its own.
-    """
-    buckets: list[list[nn.Parameter]] = []
-    room_bytes, kind = 0, None
-    for parameter in reversed(list(parameters)):
-        if (parameter.dtype, parameter.device) != kind or parameter.nbytes > room_bytes:
-            buckets.append([])
-            room_bytes, kind = bucket_bytes, (parameter.dtype, parameter.device)
-        buckets[-1].append(parameter)
-        room_bytes -= parameter.nbytes
-    return tuple(map(tuple, buckets))
+    """The parameters from the last to the first, in buckets of one dtype and device (``planner.ir.buckets``)."""
+    found = list(parameters)
+    kinds = [(parameter.dtype, parameter.device) for parameter in found]
+    places = places_in_buckets([parameter.nbytes for parameter in found], kinds, bucket_bytes)
+    return tuple(tuple(found[place] for place in bucket) for bucket in places)
 
 
 @torch.no_grad()

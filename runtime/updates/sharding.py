@@ -18,8 +18,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from planner.ir.buckets import BUCKET_BYTES
 from planner.ir.errors import UsageError
-from runtime.updates.reduction import BUCKET_BYTES, Bucket, flat_gradients, in_buckets
+from runtime.updates.reduction import Bucket, flat_gradients, in_buckets
 
 Exchange = Callable[[torch.Tensor, Sequence[int]], None]
 """(flat, counts): a reduce-scatter or all-gather over the stage's ranks, in place; counts by rank."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from pathlib import Path
 
+import torch
 import torch.distributed as dist
 
 from halopipe.combining import combine
@@ -18,7 +19,7 @@ from runtime.jobs.failure import blame
 from runtime.transport import Hub, InProcessTransport
 
 
-def run_job(plan: Plan, folder: Path, **options: object) -> RunResult:
+def run_job(plan: Plan, folder: Path, *, device: torch.device | None = None, **options: object) -> RunResult:
     """What a run of ``plan`` shows; the error to blame for the others is raised."""
     job = Job(plan, RunOptions(**{"steps": 6, "warmup": 0, "deadline_s": 20.0, **options}), folder)
     require_consistent(plan, job.options)
@@ -31,13 +32,13 @@ def run_job(plan: Plan, folder: Path, **options: object) -> RunResult:
     errors: list[BaseException] = []
 
     def one(rank: int, came: threading.Event) -> None:
-        def open_transport(groups: tuple[tuple[int, ...], ...]) -> InProcessTransport:
+        def open_transport(groups: tuple[tuple[int, ...], ...], program: object) -> InProcessTransport:
             came.set()
             hub = hubs.setdefault("hub", Hub(num_ranks, groups))
             return InProcessTransport(hub, rank)
 
         try:
-            found[rank] = work(job, rank, store, store, open_transport)
+            found[rank] = work(job, rank, store, store, open_transport, device=device)
         except Exception as error:  # noqa: BLE001  # raised below, in the test's own thread
             errors.append(error)
         finally:

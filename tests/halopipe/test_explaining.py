@@ -3,7 +3,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from halopipe import explaining
-from planner.ir.plan import Alternative, Measured, Plan, Rejected, Search
+from planner.ir.plan import Alternative, Measured, Plan, RankPrediction, Rejected, Search
 from planner.ir.profile import ModelSource
 from planner.ir.timeline import Span, Timeline
 from tests.planner.factories import chain_decision, chain_profile, plan_of
@@ -56,6 +56,17 @@ def test_the_headline_names_another_objective() -> None:
     assert explaining.headline(plan(), objective="latency").endswith("  objective latency")
 
 
+def test_how_costs_are_known_is_said_unless_all_were_measured() -> None:
+    def shown(evidence: str) -> str:
+        return explaining.explain(replace(plan(), prediction=replace(plan().prediction, evidence=evidence)))
+
+    assert "Costs:" not in shown("measured")
+    assert "Costs: some layers are read between the sizes" in shown("interpolated")
+    assert "by a model of what was measured of layers like them" in shown("family")
+    assert "--measure-missing" in shown("family")
+    assert "a datasheet's" in shown("datasheet")
+
+
 def test_without_a_profile_what_is_missing_is_said() -> None:
     shown = explaining.explain(plan())
     assert "rank 0  n0/cpu0" not in shown
@@ -95,9 +106,26 @@ def test_predicted_and_measured_are_compared_by_stage() -> None:
     predicted = Timeline("predicted", 1.1, (Span(0, "0F0", 0.0, 0.4), Span(0, "0B0", 0.4, 1.0)))
     measured = Timeline("measured", 1.3, (Span(0, "0F0", 0.0, 0.5), Span(0, "0B0", 0.5, 1.1)))
     lines = explaining.timeline_table(predicted, measured, 1.32, [(0,)]).splitlines()
-    assert [line.split()[-2:] for line in lines[1:]] == [["+20", "%"], ["+25", "%"], ["+0.0", "%"], ["+100", "%"]]
+    assert [line.split()[-2:] for line in lines[1:4]] == [["+20", "%"], ["+25", "%"], ["+0.0", "%"]]
+    assert lines[4].split() == ["stage", "0", "compute", "1.00", "s", "1.10", "s", "+10", "%"]
+    assert lines[5].split() == ["stage", "0", "idle", "100", "ms", "200", "ms", "+100", "%"]
     unknown = explaining.timeline_table(Timeline("predicted", 1.0, ()), measured, 1.2, [(0,)]).splitlines()
     assert unknown[2].split() == ["stage", "0", "forward", "–", "500", "ms", "–"]
+    said = (RankPrediction(0, 0.9, 0.06, 0.0, 1, 1, 0.04),)
+    lines = explaining.timeline_table(Timeline("predicted", 1.0, ()), measured, 1.2, [(0,)], said).splitlines()
+    assert [line.split()[:5] for line in lines[4:]] == [
+        ["stage", "0", "compute", "900", "ms"],
+        ["stage", "0", "communication", "60.0", "ms"],
+        ["stage", "0", "bubble", "40.0", "ms"],
+        ["stage", "0", "idle", "0", "s"],
+    ]
+
+
+def test_the_deciles_of_a_step_stand_behind_it() -> None:
+    prediction = replace(plan(0.0925).prediction, p10_s=0.0911, p90_s=0.0954)
+    shown = explaining.explain(replace(plan(0.0925), prediction=prediction))
+    assert "predicted 92.5 ms (91.1-95.4) a step" in shown
+    assert "predicted 92.5 ms a step" in explaining.explain(plan(0.0925))
 
 
 def test_a_model_is_named_with_its_precision() -> None:

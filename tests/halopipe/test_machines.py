@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from halopipe import machines
-from planner.ir.cluster import ACROSS_HOSTS, DATASHEET, WITHIN_HOST, Cluster
+from planner.ir.cluster import ACROSS_HOSTS, DATASHEET, MEASURED, WITHIN_HOST, Cluster, Link, PairLink
 from planner.ir.errors import UsageError
 from tests.planner.factories import cluster
 
@@ -59,3 +61,20 @@ def test_bandwidth_and_latency_change_their_own_part_of_a_measured_time() -> Non
     assert [c for c in other.collectives if c.link == ACROSS_HOSTS] == [
         c for c in TWO_HOSTS.collectives if c.link == ACROSS_HOSTS
     ]
+
+
+def test_links_of_pairs_change_with_their_class_and_cores_stay_as_they_are() -> None:
+    link = Link(1e-3, 1e6, ((1000, 2e-3),), True, MEASURED, 64_000, ((1000, 1e-4),), ((1000, 2e-4),), ((1000, 3e-4),))
+    apart = PairLink("n0", "n1", replace(link, bandwidth_bytes_per_s=5e5, points=((1000, 3e-3),)))
+    known = replace(TWO_HOSTS, links={**TWO_HOSTS.links, ACROSS_HOSTS: link}, pairs=(apart,))
+    for found in (
+        machines.with_link(known, ACROSS_HOSTS, bandwidth_bytes_per_s=2e6),
+        machines.with_faster_link(known, ACROSS_HOSTS, 2.0),
+    ):
+        both = (found.links[ACROSS_HOSTS], found.pairs[0].link)
+        assert [each.bandwidth_bytes_per_s for each in both] == [2e6, 1e6]
+        assert {(x.burst_bytes, x.sending, x.sender_core, x.receiver_core) for x in both} == {
+            (64_000, link.sending, link.sender_core, link.receiver_core)
+        }
+        assert both[1].points[0][1] < 3e-3
+    assert machines.with_faster_link(known, WITHIN_HOST, 2.0).pairs == known.pairs

@@ -8,7 +8,7 @@ import pytest
 
 from halopipe import measuring
 from planner.ir.errors import UsageError
-from planner.ir.profile import ModelSource, Provenance
+from planner.ir.profile import MeasuringProcess, ModelSource, Provenance
 from tests.planner.factories import chain_profile
 from tests.planner.networks import plain, priced
 from tests.planner.parts import with_parts
@@ -44,7 +44,7 @@ def test_an_argument_that_is_not_json_is_refused() -> None:
 
 
 def test_a_cluster_is_a_number_of_workers_or_auto() -> None:
-    assert (measuring.num_workers("auto"), measuring.num_workers(4)) == (2, 4)
+    assert (measuring.num_workers("auto"), measuring.num_workers(4)) == (0, 4)
     for cluster in (0, -1, True, "host:8"):
         with pytest.raises(UsageError, match="is not known"):
             measuring.num_workers(cluster)
@@ -61,7 +61,8 @@ def test_parts_are_asked_for_where_more_than_samples_may_be_cut(
     allow: list[str], num_ranks: int, asked: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: dict[str, Any] = {}
-    monkeypatch.setattr("profiler.session.profile", lambda source, **options: seen.update(options))
+    measured = priced(*plain())
+    monkeypatch.setattr("profiler.session.profile", lambda source, **options: seen.update(options) or measured)
     source = measuring.source_of("a.b:c", (), {}, "float32")
     measuring.measure(source, num_workers=2, optimizer="SGD", allow=allow, num_ranks=num_ranks, quiet=True)
     assert (seen["shapes"].keywords if seen["shapes"] else None) == (
@@ -73,6 +74,14 @@ def test_a_summary_counts_measured_parts() -> None:
     profile = with_parts(priced(*plain()), (4,), 2)
     (line,) = [line for line in measuring.summary(profile).splitlines() if "parts" in line]
     assert line == f"  kind-1: {len(profile.parts['kind-1'])} parts of 4 layers were measured at their own shapes"
+
+
+def test_a_summary_says_how_far_processes_are_apart() -> None:
+    provenance = Provenance(
+        {"torch": "0"}, processes=(MeasuringProcess(1, 1, 0, False),) * 3, process_spread={"4": 0.031}
+    )
+    lines = measuring.summary(replace(chain_profile(2), provenance=provenance)).splitlines()
+    assert "  3 processes measured; their steps are 3.1 % apart" in lines
 
 
 def test_a_summary_says_what_was_measured() -> None:

@@ -21,8 +21,8 @@ def call(*arguments: object) -> tuple[int, str]:
 @pytest.mark.parametrize(("solver", "allow"), [("dryden", "sample,spatial"), ("suffix-dp", "sample,spatial,channel")])
 def test_a_plan_with_layouts_from_end_to_end(tmp_path: Path, solver: str, allow: str) -> None:
     profile, plan = tmp_path / "profile.json", tmp_path / "plan.json"
-    dump(priced(*mesh_like(samples=2, height=64), speeds=(1.0, 1.0)), profile)
-    code, text = call("plan", profile, "--solver", solver, "--allow", allow, "--global-batch", 2, "-o", plan)
+    dump(priced(*mesh_like(samples=1, height=256), speeds=(1.0, 1.0)), profile)
+    code, text = call("plan", profile, "--solver", solver, "--allow", allow, "--global-batch", 1, "-o", plan)
     assert code == 0, text
     assert call("check", plan, "--profile", profile) == (0, f"{plan} is good\n")
     found = load(plan, Plan)
@@ -34,11 +34,11 @@ def test_a_plan_with_layouts_from_end_to_end(tmp_path: Path, solver: str, allow:
 
 def test_shares_follow_the_speeds_of_devices(tmp_path: Path) -> None:
     profile, plan = tmp_path / "profile.json", tmp_path / "plan.json"
-    dump(priced(*mesh_like(samples=1, height=64), speeds=(1.0, 3.0)), profile)
+    dump(priced(*mesh_like(samples=1, height=512), speeds=(1.0, 3.0)), profile)
     code, text = call("plan", profile, "--allow", "sample,spatial", "--global-batch", 1, "-o", plan)
     assert code == 0, text
     cuts = load(plan, Plan).decision.layers["conv0"].cuts
-    assert list(cuts.values()) == [(0, 8, 32)]
+    assert list(cuts.values()) == [(0, 64, 256)]
     assert call("check", plan, "--profile", profile)[0] == 0
 
 

@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 import halopipe
 from halopipe.cli import app
 from planner.ir.codec import load
+from planner.ir.errors import UsageError
 from planner.ir.profile import ModelSource, Profile
 from tests.planner.networks import plain, priced
 from tests.planner.parts import with_parts
@@ -60,3 +61,48 @@ def test_the_call_asks_for_the_same(asked: dict[str, Any]) -> None:
     halopipe.profile("a:b", allow=("channel",), num_ranks=4, elementwise=["lib::a"])
     assert asked["shapes"].keywords == {"allow": ("channel",), "num_ranks": 4}
     assert asked["source"] == ModelSource("a:b", elementwise=("lib::a",))
+
+
+def test_processes_and_resume_are_asked_for_and_what_is_unfinished_lies_beside_the_output(
+    asked: dict[str, Any],
+) -> None:
+    result = CliRunner().invoke(app, ["profile", "a:b", "--processes", "5", "--resume", "-o", "x.json"])
+    assert result.exit_code == 0, result.output
+    assert (asked["num_processes"], asked["resume"], asked["unfinished"]) == (5, True, Path(".x.json.unfinished"))
+    assert CliRunner().invoke(app, ["profile", "a:b"]).exit_code == 0
+    assert (asked["num_processes"], asked["resume"], asked["unfinished"]) == (
+        0,
+        False,
+        Path(".profile.json.unfinished"),
+    )
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, UsageError])
+def test_a_profile_that_does_not_end_says_how_to_go_on_and_one_that_does_leaves_its_file_alone(
+    asked: dict[str, Any], monkeypatch: pytest.MonkeyPatch, error: type[BaseException]
+) -> None:
+    kept = Path(".profile.json.unfinished")
+
+    def interrupted(source: ModelSource, unfinished: Path, **options: Any) -> Profile:
+        unfinished.write_text("pieces")
+        raise error("ended")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("profiler.session.profile", interrupted)
+        result = CliRunner().invoke(app, ["profile", "a:b"])
+    assert result.exit_code == (130 if error is KeyboardInterrupt else 2)
+    assert f"what was measured is kept in {kept}; the same command with --resume goes on with it" in result.stderr
+    assert kept.read_text() == "pieces"
+    assert CliRunner().invoke(app, ["profile", "a:b", "--resume"]).exit_code == 0
+    assert not kept.exists()
+    assert Path("profile.json").exists()
+
+
+def test_the_call_goes_on_with_a_file_that_it_is_given(asked: dict[str, Any], tmp_path: Path) -> None:
+    kept = tmp_path / "pieces"
+    kept.write_text("pieces")
+    halopipe.profile("a:b", num_processes=2, unfinished=kept)
+    assert (asked["num_processes"], asked["resume"], asked["unfinished"]) == (2, True, kept)
+    assert not kept.exists()
+    halopipe.profile("a:b")
+    assert (asked["resume"], asked["unfinished"]) == (False, None)

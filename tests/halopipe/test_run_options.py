@@ -53,7 +53,7 @@ def test_a_run_is_stopped_and_goes_on_under_another_plan(folder: Path) -> None:
     begun = call(f"run two.json --steps 4 {RECIPE} {SAVED} {evaluation} --data-from share --update")
     assert begun.exit_code == 0, begun.stderr
     assert "evaluation after step 2: loss " in begun.stdout
-    assert "stage 1 idle" in begun.stdout
+    assert "stage 1 compute" in begun.stdout
     assert load("two.json", Plan).measured is not None
     assert complete_steps(folder / "saved") == (2, 4)
     rest = call(f"run two.json --steps 8 {RECIPE} {SAVED} {evaluation} --data-from first --resume --json")

@@ -25,6 +25,23 @@ def test_seconds_have_three_digits_and_the_unit_that_fits(value_s: float, text: 
 
 
 @pytest.mark.parametrize(
+    ("value_s", "low_s", "high_s", "text"),
+    [
+        (1.234, 1.2, 1.27, "1.23 s (1.20-1.27)"),
+        (0.0925, 0.0911, 0.1004, "92.5 ms (91.1-100.4)"),
+        (0.0925, 0.0925, 0.0925, "92.5 ms"),
+        (0.0925, 0.0, 0.0, "92.5 ms"),
+        (123.4, 120.2, 130.0, "123 s (120-130)"),
+        (0.0, 0.0, 1.0, "0 s"),
+    ],
+)
+def test_a_range_has_the_digits_and_the_unit_of_its_value(
+    value_s: float, low_s: float, high_s: float, text: str
+) -> None:
+    assert units.seconds_within(value_s, low_s, high_s) == text
+
+
+@pytest.mark.parametrize(
     ("num_bytes", "text"),
     [(0, "0 B"), (999, "999 B"), (1024, "1.00 KiB"), (1023 * 1024, "1.00 MiB"), (3 * 2**29, "1.50 GiB")],
 )

@@ -60,7 +60,7 @@ def test_a_rank_with_another_plan_is_refused(tmp_path: Path) -> None:
     store = dist.HashStore()
     store.set("plan/0", "0123456789abcdef")
     with pytest.raises(StaleFileError, match="rank 1 was given another plan than rank 0") as caught:
-        work(job, 1, store, dist.HashStore(), lambda groups: InProcessTransport(Hub(2, groups), 1))
+        work(job, 1, store, dist.HashStore(), lambda groups, program: InProcessTransport(Hub(2, groups), 1))
     assert caught.value.details[0] == "rank 0: sha256:0123456789abcdef"
 
 

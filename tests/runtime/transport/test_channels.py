@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -10,7 +12,8 @@ from planner.ir.box import Interval
 from planner.ir.errors import TransportError
 from planner.ir.program import Message, Part, Program
 from planner.ir.schedule import Action, Edge, StageGraph
-from runtime.transport import Channel, Key, channels_of, open_nccl
+from runtime.transport import Channel, ChannelTransport, Key, channels_of, open_nccl
+from runtime.transport.joining import join
 
 from .conftest import run_in_processes
 
@@ -66,6 +69,29 @@ def test_a_message_of_an_edge_that_was_not_declared_is_refused(run):
                 act()
 
     run(2, program)
+
+
+def test_messages_between_hosts_need_no_channel_and_no_order(tmp_path):
+    def opened(rank, world_size, groups, store):
+        make = partial(
+            ChannelTransport, [], groups, backend="gloo", device="cpu", host_kinds="HD", timeout_s=20.0, owns_group=True
+        )
+        return join("gloo", rank, world_size, dist.FileStore(str(store), world_size), 20.0, make)
+
+    def program(transport):
+        keys = [Key(turn, "H", 0, 0, 0) for turn in range(2)]
+        if transport.rank == 0:
+            for number, each in enumerate(keys):
+                transport.send(each, 1, [torch.full((2, 3), float(number))])
+            transport.flush(DEADLINE_S)
+            return transport.num_buffers()
+        for each in keys:
+            transport.post_receive(each, 0, SPECS)
+        came = [transport.receive(each, 0, DEADLINE_S)[0].unique().tolist() for each in reversed(keys)]
+        transport.flush(DEADLINE_S)
+        return came
+
+    assert run_in_processes(2, program, [], tmp_path / "store", opened) == [(0, 0), [[1.0], [0.0]]]
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="NCCL needs two GPUs")

@@ -1,0 +1,30 @@
+"""``halopipe merge``: profiles of one model from several hosts, as one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from halopipe.commands.options import Json
+
+
+def merge(
+    profiles: Annotated[
+        list[Path], typer.Argument(metavar="PROFILE...", help="Profiles of one model, each from a host of its own.")
+    ],
+    output: Annotated[Path, typer.Option("-o", "--output", help="File to write.")] = Path("merged.json"),
+    json: Json = False,
+) -> None:
+    """Profiles taken on several hosts -> one, whose cluster is all of them."""
+    from halopipe import console, measuring
+    from halopipe.problems import unlinked_hosts
+    from planner.ir.codec import dump, dumps
+
+    found = measuring.merged(profiles)
+    dump(found, output)
+    console.emit(dumps(found) if json else measuring.summary(found))
+    if unlinked_hosts(found.cluster):
+        console.remark("no profile says what messages between hosts cost: plan with --cluster FILE")
+    console.wrote(output, f"halopipe plan {output}")

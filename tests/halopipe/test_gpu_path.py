@@ -1,0 +1,124 @@
+"""What a run on GPUs does beside one on cores, done on the processor: stages that are placed, messages over channels.
+
+The processor stands for the GPU, gloo for NCCL; what is left out is CUDA itself.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import traceback
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from halopipe.feeding import MESSAGE_KINDS
+from halopipe.job import Job, RankResult
+from halopipe.reference import make_reference
+from halopipe.runs import RunOptions
+from halopipe.work import work
+from planner.ir.plan import Plan
+from planner.ir.profile import ModelSource
+from planner.ir.program import Program
+from runtime.transport import ChannelTransport, channels_of
+from runtime.transport.joining import join
+from tests.halopipe.plans import plan_of
+from tests.halopipe.ranks import run_job
+
+HERE = torch.device("cpu")
+MODEL = ModelSource("tests.halopipe.learners:classifier", {}, (4, 5), "float64")
+
+
+def over_channels(
+    rank: int, num_ranks: int, path: Path, groups: tuple[tuple[int, ...], ...], program: Callable[[], Program]
+) -> ChannelTransport:
+    make = partial(
+        ChannelTransport,
+        *(channels_of(program()), groups),
+        backend="gloo",
+        device="cpu",
+        host_kinds=MESSAGE_KINDS,
+        timeout_s=60.0,
+        owns_group=True,
+    )
+    return join("gloo", rank, num_ranks, dist.FileStore(str(path), num_ranks), 60.0, make)
+
+
+def rank_of(job: Job, rank: int, folder: Path, results: multiprocessing.SimpleQueue) -> None:
+    torch.set_num_threads(1)
+    num_ranks = job.plan.decision.num_ranks
+    try:
+        stores = [dist.FileStore(str(folder / name), num_ranks) for name in ("talk", "board")]
+        opened = partial(over_channels, rank, num_ranks, folder / "group")
+        results.put((rank, work(job, rank, *stores, opened, device=HERE).to_json()))
+    except BaseException:  # noqa: BLE001 - the parent shows it
+        results.put((rank, traceback.format_exc()))
+    os._exit(0)  # not pytest's own clean-up
+
+
+def run_over_channels(plan: Plan, folder: Path, **options: object) -> list[RankResult]:
+    (folder / "job").mkdir()
+    job = Job(plan, RunOptions(**{"steps": 5, "warmup": 1, "deadline_s": 60.0, **options}), folder / "job")
+    make_reference(job, HERE)
+    context = multiprocessing.get_context("fork")  # importing torch anew takes seconds
+    results = context.SimpleQueue()
+    ranks = range(plan.decision.num_ranks)
+    processes = [context.Process(target=rank_of, args=(job, rank, folder, results), daemon=True) for rank in ranks]
+    for process in processes:
+        process.start()
+    found = dict(results.get() for _ in processes)
+    for process in processes:
+        process.join(60)
+    for text in found.values():
+        assert text.startswith("{"), text
+    return [RankResult.from_json(found[rank]) for rank in ranks]
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+@pytest.mark.parametrize(
+    ("cuts", "options", "data_from"),
+    [([0.5], {}, "first"), ([], {"ranks": [(0, 1)], "shares": [(1, 1)]}, "each")],
+    ids=["pipeline", "replicas"],
+)
+def test_a_run_over_channels_computes_what_one_device_does(
+    cuts: list[float], options: dict[str, object], data_from: str, tmp_path: Path
+) -> None:
+    plan = plan_of(MODEL, cuts, **options)
+    results = run_over_channels(plan, tmp_path, data_from=data_from, check_numerics=True)
+    compared = [each for result in results for each in result.compared]
+    assert {each.kind for each in compared} >= {"gradient", "parameter", "loss"}
+    assert all(each.error <= each.accepted for each in compared)
+
+
+def test_stages_that_are_placed_train_as_those_that_stay(tmp_path: Path) -> None:
+    plan = plan_of(MODEL, [0.5])
+    there, here = (run_job(plan, _new(tmp_path / name), device=device) for name, device in (("a", HERE), ("b", None)))
+    assert there.losses == here.losses
+
+
+def test_the_memory_of_placed_stages_is_that_of_the_device_s_meter(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    class Meter:
+        current_bytes, taken = 7, 0
+
+        def take_peak(self) -> int:
+            self.taken += 1
+            return 1000 + self.taken
+
+        def limit(self, num_bytes: int | None) -> None:
+            pytest.fail("nobody asked for a limit")
+
+    meters = [Meter(), Meter()]
+    monkeypatch.setattr("halopipe.work.meter_of", lambda device: meters.pop())
+    result = run_job(plan_of(MODEL, [0.5]), tmp_path, device=HERE, warmup=2, steps=3)
+    assert all(peak > 1000 for peak in result.peak_bytes)
+
+
+def _new(folder: Path) -> Path:
+    folder.mkdir()
+    return folder

@@ -1,0 +1,40 @@
+"""A run whose ranks may have so much memory and no more."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from cuda_ops.memory import available
+from halopipe.running import run_plan
+from halopipe.runs import RunOptions
+from planner.ir.errors import OutOfMemoryError
+from planner.ir.plan import RankPrediction
+from tests.halopipe.plans import RESNET, plan_of
+
+STEPS = RunOptions(steps=2, warmup=1, deadline_s=20.0)
+
+
+@pytest.mark.skipif(bool(available()), reason="no compiler for the counting allocator")
+def test_a_run_ends_where_a_rank_needs_more_than_its_limit() -> None:
+    plan = plan_of(RESNET, [0.5])
+    free = run_plan(plan, STEPS)
+    assert free is not None
+    peaks = free.peak_bytes
+    assert min(peaks) > 10_000
+    samples = [sample for sample in free.timeline.memory if sample.rank == 1]
+    assert len(samples) > 4
+    assert max(sample.num_bytes for sample in samples) <= peaks[1]
+    predictions = tuple(RankPrediction(rank, 0.0, 0.0, 0.0, 123_000, 0) for rank in range(2))
+    told = replace(plan, prediction=replace(plan.prediction, ranks=predictions))
+    limit = max(peaks) // 2
+    with pytest.raises(OutOfMemoryError) as caught:
+        run_plan(told, replace(STEPS, memory_limit_bytes=limit))
+    error = caught.value
+    rank = peaks.index(max(peaks))
+    assert error.code == "H506"
+    assert f"rank {rank} (n0/cpu{rank}, stage {rank}) stopped at step" in error.title
+    assert any(f"of a limit of {limit} bytes" in line for line in error.details)
+    assert any(line.startswith(f"predicted for rank {rank}: ") and "limit: " in line for line in error.details)
+    assert any("halopipe plan --memory" in line for line in error.remedies)
