@@ -27,6 +27,7 @@ def on_ranks(
     work: Callable[[GlooTransport], T],
     groups: Sequence[tuple[int, ...]] = (),
     limit_s: float = _LIMIT_S,
+    enter: Callable[[int], None] | None = None,
 ) -> list[T]:
     """What ``work(transport)`` returns on every rank, each with one thread, pinned to a core; ranks may share cores.
 
@@ -35,6 +36,7 @@ def on_ranks(
     Args:
         groups: of ranks that do something together.
         limit_s: the longest that one rank may take.
+        enter: called with its number in each new process, before it meets the others.
 
     Raises:
         RuntimeError: a rank failed; the text has its traceback.
@@ -44,7 +46,7 @@ def on_ranks(
     with tempfile.TemporaryDirectory() as folder:
         for rank in range(num_ranks):
             mine, theirs = context.Pipe(duplex=False)
-            given = (rank, num_ranks, Path(folder) / "store", groups, work, theirs)
+            given = (rank, num_ranks, Path(folder) / "store", groups, work, theirs, enter)
             process = context.Process(target=_run, args=given, daemon=True)
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12: of a fork beside torch's threads
@@ -70,8 +72,11 @@ def _run(
     groups: Sequence[tuple[int, ...]],
     work: Callable[[GlooTransport], Any],
     channel: Connection,
+    enter: Callable[[int], None] | None,
 ) -> None:
     try:
+        if enter is not None:
+            enter(rank)
         prepare_process(core_of(rank))
         transport = open_gloo(rank, num_ranks, dist.FileStore(str(store), num_ranks), 60.0, groups)
         outcome: tuple[str, Any] = "", work(transport)

@@ -14,6 +14,7 @@ A large message takes its bytes / (rate x ``PAYLOAD_SHARE``); the rest of the ra
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import shutil
 import signal
@@ -27,6 +28,8 @@ PAYLOAD_SHARE = 1448 / 1514
 
 INTERFACE = "eth0"
 _PREFIX = "halopipe"
+_CLONE_NEWNET = 0x40000000
+"""<sched.h>"""
 _QUEUE_S = 0.05
 """The longest that a packet waits for its turn; beyond it is dropped."""
 
@@ -133,6 +136,16 @@ class Testbed:
         process = subprocess.Popen(self.command(host, arguments), start_new_session=True, **options)
         self._started.append(process)
         return process
+
+    def enter(self, host: int) -> None:
+        """Move the calling process to a host; it must have one thread only, since others would stay where they are.
+
+        Raises:
+            TestbedError: the machine refuses.
+        """
+        with open(f"/var/run/netns/{self.hosts[host].name}", encoding="ascii") as namespace:
+            if ctypes.CDLL(None, use_errno=True).setns(namespace.fileno(), _CLONE_NEWNET):
+                raise TestbedError(f"setns: {os.strerror(ctypes.get_errno())}")
 
     def cut(self, host: int) -> None:
         """Cut the cable of a host: what is sent is lost, and nobody is told."""

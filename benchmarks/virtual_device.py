@@ -79,7 +79,7 @@ class VirtualDevice:
         self._owed_s += self.factor * worked_s - took_s
         if self._owed_s > _LEAST_S:
             start_s = time.perf_counter()
-            _hold(start_s + self._owed_s)
+            hold_until(start_s + self._owed_s)
             took_s = time.perf_counter() - start_s
             self.held_s += took_s
             self._owed_s -= took_s
@@ -100,7 +100,8 @@ def _now() -> tuple[float, float]:
     return time.thread_time(), time.perf_counter()
 
 
-def _hold(until_s: float) -> None:
+def hold_until(until_s: float) -> None:
+    """Return at that time of ``time.perf_counter``: asleep, but for the last moment."""
     time.sleep(max(0.0, until_s - time.perf_counter() - _SPIN_S))
     while time.perf_counter() < until_s:
         pass
@@ -210,6 +211,15 @@ def with_devices(profile: Profile, factors: Sequence[float]) -> Profile:
     return profile
 
 
+def _is_time(name: str) -> bool:
+    """Whether a field of that name holds seconds."""
+    return name.endswith("_s")
+
+
+def _times(factor: float, seconds: Any) -> Any:
+    return tuple(factor * each for each in seconds) if isinstance(seconds, tuple) else factor * seconds
+
+
 def _with_device(profile: Profile, rank: int, factor: float) -> Profile:
     """With the device of ``rank`` of a kind of its own, on which all takes ``factor`` times as long."""
     kind = profile.cluster.devices[rank].kind
@@ -217,7 +227,7 @@ def _with_device(profile: Profile, rank: int, factor: float) -> Profile:
     devices = tuple(replace(d, kind=slow) if r == rank else d for r, d in enumerate(profile.cluster.devices))
 
     def slowed(cost: Cost) -> Cost:
-        seconds = {each.name: factor * getattr(cost, each.name) for each in fields(cost) if each.name.endswith("_s")}
+        seconds = {each.name: _times(factor, getattr(cost, each.name)) for each in fields(cost) if _is_time(each.name)}
         return replace(cost, **seconds)
 
     found = replace(

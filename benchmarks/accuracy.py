@@ -1,0 +1,163 @@
+"""How true predictions are: plans on hosts with rate-limited links, predicted first, then run.
+
+    python -m benchmarks.accuracy [--quick] [--json]
+
+Six networks are profiled on one core.  A setting (:mod:`benchmarks.accuracy_cases`) is a network on two or four hosts,
+network namespaces with links of 200 Mbit, 1 or 4 Gbit in each direction, each host a virtual device of some speed: what
+a rank computes is held until a device of that speed would be done (:mod:`benchmarks.virtual_device`).  Links are
+measured between the hosts.  All plans of all settings are then made and predicted, and what is predicted is written to
+``results/accuracy/predictions.json``; its SHA-256 goes into ``measured.json`` beside it.  Only then are the hosts built
+again and the plans run, setting after setting, several rounds over the plans of one; the median of all steps counts.
+
+Nothing is fitted to these runs.  Every error is predicted / measured - 1.  Ranks run at the highest priority where that
+is allowed (root), so that other programs matter less.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import gzip
+import hashlib
+import json
+import statistics
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.accuracy_cases import NETWORKS, ONE, QUICK, Network, Setting, named
+from benchmarks.accuracy_plans import Case, case
+from benchmarks.accuracy_profiles import Measured, cluster_profile, first_in_line, measured, on_hosts, testbed_of
+from benchmarks.accuracy_rows import rows
+from benchmarks.accuracy_runs import Runner, Step, by_action
+from benchmarks.accuracy_stored import outcomes_of
+from benchmarks.report import Row, run
+from benchmarks.testbed import unavailable
+from planner.ir.codec import dumps
+from planner.ir.fingerprint import fingerprint
+from planner.ir.problem import Problem
+from planner.ir.profile import Profile
+
+RESULTS = Path(__file__).parent / "results" / "accuracy"
+ROUNDS, STEPS = 2, 4
+
+
+def measure(quick: bool) -> list[Row]:
+    """Predict all, then run all."""
+    why = unavailable()
+    if why:
+        return [Row(f"no testbed: {why}", 0.0, "")]
+    first_in_line()
+    settings = list(named(QUICK if quick else ()))
+    folder = None if quick else RESULTS
+    planned = predict(settings, quick, folder)
+    frozen = predictions_text(planned)
+    digest = hashlib.sha256(frozen.encode()).hexdigest()
+    if folder is not None:
+        (folder / "predictions.json").write_text(frozen, encoding="utf-8")
+    sys.stderr.write(f"predictions: sha256 {digest}\n")
+    raw = execute(settings, planned, 1 if quick else ROUNDS, 3 if quick else STEPS)
+    if folder is not None:
+        text = json.dumps({"predictions_sha256": digest, "settings": raw}, indent=1)
+        (folder / "measured.json").write_text(text + "\n", encoding="utf-8")
+    return list(
+        rows(outcomes_of(json.loads(frozen), raw), {setting.name: setting.factors[0] == 1.0 for setting in settings})
+    )
+
+
+def predict(settings: Sequence[Setting], quick: bool, folder: Path | None) -> dict[str, list[Case]]:
+    """The plans of every setting with what is predicted of them; profiles are kept in ``folder``."""
+    layers: dict[str, Measured] = {}
+    found: dict[str, list[Case]] = {}
+    for setting in settings:
+        network = NETWORKS[setting.network]
+        if setting.network not in layers:
+            sys.stderr.write(f"profiling {setting.network}\n")
+            layers[setting.network] = measured(network, quick)
+        with testbed_of(setting) as testbed:
+            links = on_hosts(setting, testbed, quick)
+        known = layers[setting.network]
+        alone, beside = (cluster_profile(setting, each, links) for each in (known.alone, known.beside))
+        if folder is not None:
+            _keep(beside, folder / f"{setting.name}.profile.json.gz")
+        found[setting.name] = cases(setting, network, alone, beside)
+    return found
+
+
+def cases(setting: Setting, network: Network, alone: Profile, beside: Profile) -> list[Case]:
+    """The plans of a setting; one device is predicted from what was measured with nothing beside it."""
+    asked = {
+        name: Problem(alone if name == ONE else beside, network.samples, allow=network.allow) for name in setting.plans
+    }
+    return [case(problem, name) for name, problem in asked.items()]
+
+
+def predictions_text(planned: dict[str, list[Case]]) -> str:
+    """Everything that is predicted, as the file holds it."""
+    return json.dumps({name: [_said(each) for each in found] for name, found in planned.items()}, indent=1) + "\n"
+
+
+def execute(settings: Sequence[Setting], planned: dict[str, list[Case]], rounds: int, steps: int) -> dict[str, Any]:
+    """The steps of every plan, by setting."""
+    raw: dict[str, Any] = {}
+    for setting in settings:
+        runner = Runner(NETWORKS[setting.network].source)
+        seen: dict[str, list[Step]] = {each.name: [] for each in planned[setting.name]}
+        with testbed_of(setting) as testbed:
+            for _ in range(rounds):
+                for each in planned[setting.name]:
+                    timed = each.forecast.timeline.spans if setting.timed else ()
+                    where = testbed, setting.host_of, setting.factors
+                    seen[each.name] += runner.run(each.decision, *where, steps, timed)
+        for each in planned[setting.name]:
+            step_s = statistics.median(step.seconds for step in seen[each.name])
+            predicted_s = each.forecast.prediction.step_s
+            sys.stderr.write(f"{setting.name} {each.name}: {1e3 * step_s:.0f} ms, predicted {1e3 * predicted_s:.0f}\n")
+        raw[setting.name] = {name: [_written(step) for step in found] for name, found in seen.items()}
+    return raw
+
+
+def _said(each: Case) -> dict[str, Any]:
+    return {
+        "plan": each.name,
+        "decision": fingerprint(each.decision),
+        "schedule": each.decision.schedule,
+        "micro_batches": list(each.decision.micro_batches),
+        "stages": [list(stage.ranks) for stage in each.decision.stages],
+        "prediction": dataclasses.asdict(each.forecast.prediction),
+        "by_action_s": [
+            by_action(span for span in each.forecast.timeline.spans if span.rank == rank)
+            for rank in range(each.decision.num_ranks)
+        ],
+    }
+
+
+def _written(step: Step) -> dict[str, Any]:
+    return {
+        "seconds": round(step.seconds, 6),
+        "loss": step.loss,
+        "ranks": [
+            {
+                "busy_s": round(rank.busy_s, 6),
+                "late_s": round(rank.late_s, 6),
+                "waited_for_core": round(rank.delay, 4),
+                "peak_bytes": rank.peak_bytes,
+                "by_action_s": {what: round(seconds, 6) for what, seconds in rank.by_action_s.items()},
+            }
+            for rank in step.ranks
+        ],
+    }
+
+
+def _keep(profile: Profile, path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(gzip.compress(dumps(profile).encode(), mtime=0))
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The exit code."""
+    return run(str(__doc__).splitlines()[0], measure, arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,104 @@
+"""How true predictions were: errors, order, regret."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+
+from benchmarks.accuracy_cases import CHOSEN, ONE
+from benchmarks.report import Row, at_least, at_most
+
+FAST = ("1gbit", "4gbit")
+_ALIKE = 0.01
+"""Two plans whose measured steps differ by less have no order."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """A plan, predicted and measured.
+
+    Attributes:
+        p10_s, p90_s: the range in which four of five steps were predicted to lie.
+        step_s: median of those measured.
+        peak_bytes: by rank: (predicted, measured).
+    """
+
+    setting: str
+    network: str
+    rate: str
+    plan: str
+    predicted_s: float
+    p10_s: float
+    p90_s: float
+    step_s: float
+    peak_bytes: tuple[tuple[int, int], ...]
+
+    @property
+    def error(self) -> float:
+        """Predicted over measured, less one."""
+        return self.predicted_s / self.step_s - 1
+
+    @property
+    def is_one_device(self) -> bool:
+        """Whether nothing is sent."""
+        return self.plan == ONE
+
+
+def rows(found: Sequence[Outcome], factor_one: Mapping[str, bool]) -> Iterator[Row]:
+    """Every plan, then what is asked of all together.
+
+    Args:
+        factor_one: by setting, whether its first device is a whole core: there "one device" is a plain training step.
+    """
+    for each in found:
+        name = f"{each.setting} {each.network} {each.rate}, {each.plan}"
+        yield Row(f"{name}: measured step", 1e3 * each.step_s, "ms")
+        yield Row(f"{name}: error", 100 * each.error, "%", "within 12", abs(each.error) <= 0.12)
+    fast = [each for each in found if each.rate in FAST]
+    yield Row("plans", len(found), "plans", ">= 40", len(found) >= 40)
+    yield at_most("MAPE, links from 1 Gbit", 100 * mape(fast), "%", 3.0)
+    yield at_most("MAPE, all plans", 100 * mape(found), "%", 5.0)
+    yield at_most("largest error", 100 * max(abs(each.error) for each in found), "%", 12.0)
+    by_setting = {each.setting: [other for other in found if other.setting == each.setting] for each in found}
+    taus = [tau for group in by_setting.values() if (tau := kendall_tau(group)) is not None]
+    if taus:
+        yield at_least("Kendall tau of the plans of a setting, mean", statistics.fmean(taus), "", 0.9)
+    regrets = {name: regret(group) for name, group in by_setting.items()}
+    yield at_most("regret of the chosen plan, mean", 100 * statistics.fmean(regrets.values()), "%", 3.0)
+    yield Row("regret of the chosen plan, largest", 100 * max(regrets.values()), "%")
+    alone = [each for each in found if each.is_one_device and factor_one[each.setting]]
+    if alone:
+        yield at_most("MAPE, one device across processes", 100 * mape(alone), "%", 3.0)
+    inside = sum(each.p10_s <= each.step_s <= each.p90_s for each in found) / len(found)
+    yield Row("measured median within p10 and p90", 100 * inside, "%")
+    memory = [(predicted, seen) for each in found for predicted, seen in each.peak_bytes if predicted and seen]
+    if memory:
+        errors = [predicted / seen - 1 for predicted, seen in memory]
+        yield at_most("peak memory, MAPE", 100 * statistics.fmean(map(abs, errors)), "%", 3.0)
+        yield at_most("peak memory, largest under-prediction", 100 * max(0.0, -min(errors)), "%", 1.0)
+
+
+def mape(found: Sequence[Outcome]) -> float:
+    """Mean absolute error, relative to what was measured."""
+    return statistics.fmean(abs(each.error) for each in found) if found else 0.0
+
+
+def kendall_tau(found: Sequence[Outcome]) -> float | None:
+    """Pairs in the order that was predicted, less those in the other, over all pairs that have an order.
+
+    (Kendall 1938; pairs within a hundredth of one another are left out.)  None where there is no such pair.
+    """
+    signs = [
+        1 if (a.predicted_s - b.predicted_s) * (a.step_s - b.step_s) > 0 else -1
+        for a, b in combinations(found, 2)
+        if abs(a.step_s / b.step_s - 1) > _ALIKE
+    ]
+    return statistics.fmean(signs) if signs else None
+
+
+def regret(found: Sequence[Outcome]) -> float:
+    """By how much the planner's choice took longer than the best of the plans that were run; 0 if it was not run."""
+    chosen = [each.step_s for each in found if each.plan == CHOSEN]
+    return chosen[0] / min(each.step_s for each in found) - 1 if chosen else 0.0

@@ -1,0 +1,64 @@
+"""A model and the links between several hosts, measured by one command."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from benchmarks.testbed import INTERFACE, RATES, Testbed
+from planner.ir.cluster import ACROSS_HOSTS, MEASURED, WITHIN_HOST
+from planner.ir.codec import load
+from planner.ir.profile import Profile
+from tests.testbed.test_run import ROOT, on_host, start
+
+pytestmark = pytest.mark.testbed
+Build = Callable[..., Testbed]
+
+MODEL = "small.py:net"
+OPTIONS = ("--input", "2,8", "--sizes", "2", "--quick")
+FACTORY = """
+import torch
+
+def net():
+    return torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU(), torch.nn.Linear(8, 4))
+"""
+
+
+def command(testbed: Testbed, job: Path, slots: tuple[int, ...]) -> tuple[str, ...]:
+    lines = [f"{host.name} slots={count}\n" for host, count in zip(testbed.hosts, slots, strict=True)]
+    (job / "hosts.txt").write_text("".join(lines))
+    (job / "tmp").mkdir()
+    (job / "small.py").write_text(FACTORY)
+    hosts = ("--hosts", "hosts.txt", "--launcher", "ip netns exec {host}", "--interface", INTERFACE)
+    return (sys.executable, "-m", "halopipe", "profile", MODEL, *OPTIONS, *hosts, "-o", "profile.json")
+
+
+def test_two_hosts_become_one_profile(build: Build, tmp_path: Path) -> None:
+    testbed = build()
+    launcher = start(testbed, 0, tmp_path, *command(testbed, tmp_path, (2, 1)))
+    assert launcher.ended() == 0, launcher.output
+    found = load(tmp_path / "profile.json", Profile)
+    assert [device.name for device in found.cluster.devices] == ["n0/cpu0", "n0/cpu1", "n1/cpu0"]
+    assert list(found.cluster.links) == [WITHIN_HOST, ACROSS_HOSTS]
+    link = found.cluster.links[ACROSS_HOSTS]
+    assert link.evidence == MEASURED
+    assert link.bandwidth_bytes_per_s == pytest.approx(RATES["1gbit"].payload_bytes_per_s, rel=0.3)
+    assert {(table.num_ranks, table.num_hosts) for table in found.cluster.collectives} == {(2, 1), (2, 2), (3, 2)}
+    assert {process.host for process in found.provenance.processes} == {"n0", "n1"}
+    assert [on_host(testbed, host) for host in range(2)] == [[], []]
+    plan = (sys.executable, "-m", "halopipe", "plan", "profile.json", "-o", "plan.json", "--time-limit", "5")
+    planned = subprocess.run(plan, cwd=tmp_path, env={"PYTHONPATH": str(ROOT)}, capture_output=True, text=True)
+    assert planned.returncode == 0, planned.stderr
+
+
+def test_a_host_that_cannot_measure_is_named(build: Build, tmp_path: Path) -> None:
+    testbed = build()
+    words = [word.replace(MODEL, "no_such:net") for word in command(testbed, tmp_path, (1, 1))]
+    launcher = start(testbed, 0, tmp_path, *words)
+    assert launcher.ended() != 0
+    assert "no_such" in launcher.output
+    assert [on_host(testbed, host) for host in range(2)] == [[], []]
