@@ -18,19 +18,17 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from benchmarks.report import Row, at_most, run
 from benchmarks.sleeping import Case, Order, Points, link_points, step_s
 from benchmarks.testbed import INTERFACE, RATES, Testbed, unavailable
-from planner.costs.compiled import SEND_STEP, compile_program
-from planner.costs.network import Network, read_points
-from planner.costs.simulate import execute, resources, transfer_bytes, transfer_prices
+from planner.costs.compiled import compile_program
+from planner.costs.network import Network
+from planner.costs.pricing import resources, sending_prices, transfer_bytes, transfer_prices
+from planner.costs.simulate import execute
 from planner.ir.cluster import ACROSS_HOSTS, MEASURED, Cluster, DeviceSpec, Link
 
 GOAL_PERCENT = 5.0
@@ -41,9 +39,6 @@ TRANSFER_S = 6e-3
 SIZES = tuple(4096 * 2**k for k in range(12))
 OVERHEAD_S = 1e-4
 """Of each action in the executor, as profiles of this machine have it."""
-
-FREE: Points = ((1, 1e-12), (2, 1e-12))
-"""A table of sends that keep nobody."""
 
 LIMIT_S = 300.0
 LOOPBACK_BYTES_PER_S = 1e9
@@ -74,34 +69,21 @@ def measure(quick: bool) -> list[Row]:
     return [*rows, at_most("mean absolute error", statistics.fmean(errors), "%", GOAL_PERCENT)]
 
 
-def simulated_s(case: Case, network: Network, sending: Points) -> float:
-    """The simulator's step.
-
-    Args:
-        sending: how long a message keeps its sender: gloo writes what the socket takes before it returns.
-    """
-    compiled = compile_program(case.program(), (1,) * case.num_microbatches)
-    sizes = transfer_bytes(case.program(), compiled)
-    keeps_s = [float(read_points(sending, np.asarray(float(size)))) for size in sizes]
-    travels_s = [
-        max(0.0, whole - kept) for whole, kept in zip(transfer_prices(compiled, sizes, network), keeps_s, strict=True)
-    ]
-    # All messages of a rank have one price in the compiled program; a send's depends on its size.
+def simulated_s(case: Case, network: Network) -> float:
+    """The simulator's step."""
+    program = case.program()
+    compiled = compile_program(program, (1,) * case.num_microbatches)
+    sizes = transfer_bytes(program, compiled)
     seconds = [OVERHEAD_S + case.action_s(slot.action) for slot in compiled.actions]
-    slot_of = {message: len(seconds) + transfer for message, (transfer, _) in enumerate(compiled.messages)}
-    rows = tuple(
-        tuple((code, slot_of[messages[0]] if code == SEND_STEP else slot, messages) for code, slot, messages in row)
-        for row in compiled.rows
-    )
-    seconds += [OVERHEAD_S + kept for kept in keeps_s]
-    return execute(replace(compiled, rows=rows), seconds, travels_s, resources(compiled, network)).step_s
+    travels_s, calls_s = transfer_prices(compiled, sizes, network), sending_prices(compiled, sizes, network)
+    return execute(compiled, seconds, travels_s, resources(compiled, network), sending_s=calls_s).step_s
 
 
-def network_of(points: Sequence[tuple[int, float]]) -> Network:
-    """Two hosts with one device each, and a link of that table."""
+def network_of(points: Points, sending: Points = ()) -> Network:
+    """Two hosts with one device each, and a link of these tables: until a message arrives, and while its call lasts."""
     devices = tuple(DeviceSpec(f"n{rank}/cpu0", "cpu", f"n{rank}", 0) for rank in range(2))
     slope = (points[-1][0] - points[0][0]) / (points[-1][1] - points[0][1])
-    link = Link(points[0][1], slope, tuple(points), duplex=True, evidence=MEASURED)
+    link = Link(points[0][1], slope, tuple(points), duplex=True, evidence=MEASURED, sending=tuple(sending))
     return Network(Cluster(devices, {ACROSS_HOSTS: link}))
 
 
@@ -114,11 +96,11 @@ def _rows(name: str, testbed: Testbed | None, bytes_per_s: float, quick: bool) -
     yield Row(f"{name}: bandwidth of large messages / the link's", rate / bytes_per_s, "ratio")
     for case in order_cases:
         measured_s = statistics.median(step_s([each["steps"][case.name] for each in found]))
-        predicted_s = simulated_s(case, network_of(points), sending)
+        predicted_s = simulated_s(case, network_of(points, sending))
         error = 100 * (measured_s / predicted_s - 1)
         yield Row(f"{name}, {case.name}: measured step", 1e3 * measured_s, "ms")
         yield Row(f"{name}, {case.name}: error", error, "%", f"within {GOAL_PERCENT:g}", abs(error) <= GOAL_PERCENT)
-        free_s = simulated_s(case, network_of(points), FREE)
+        free_s = simulated_s(case, network_of(points))
         yield Row(f"{name}, {case.name}: error if sends were free", 100 * (measured_s / free_s - 1), "%")
 
 

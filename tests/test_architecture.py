@@ -62,7 +62,7 @@ FLOORS = {
     "runtime": floor(f"{WITH_TORCH} planner.passes", "torch"),
     "halopipe": floor(" ".join(CODE[1:]), DEPENDENCIES),
     "halopipe.guard": floor(),
-    "benchmarks": floor(" ".join(CODE), f"{DEPENDENCIES} highspy networkx pulp scipy spconv triton"),
+    "benchmarks": floor(" ".join(CODE), f"{DEPENDENCIES} highspy networkx pulp scipy spconv timm transformers triton"),
 }
 FACES = ("planner",)  # of these floors, only the package's own __init__: a new sub-package needs a line in the table
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import fidelity
-from benchmarks.fidelity import FREE, LOOPBACK_BYTES_PER_S, OVERHEAD_S, cases, network_of, simulated_s
+from benchmarks.fidelity import LOOPBACK_BYTES_PER_S, OVERHEAD_S, cases, network_of, simulated_s
 from benchmarks.sleeping import Case, Order, link_points, step_s
 from planner.ir.schedule import Op
 
@@ -27,14 +27,14 @@ def test_without_transfers_gpipe_takes_its_closed_form() -> None:
     case = replace(FOUND["GPipe"], tilt=0.0)
     forward, inward, weight = case.seconds
     expected = (case.num_microbatches + 1) * (forward + inward + weight + 2 * OVERHEAD_S)
-    assert simulated_s(case, network_of(INSTANT), FREE) == pytest.approx(expected, rel=0.02)
+    assert simulated_s(case, network_of(INSTANT)) == pytest.approx(expected, rel=0.02)
 
 
 def test_a_send_that_keeps_its_rank_makes_the_step_longer() -> None:
     size = FOUND["GPipe"].activation_bytes
-    network = network_of(((4096, 5e-3), (2 * size, 5.1e-3)))
-    kept = ((4096, 2e-3), (2 * size, 2e-3))
-    more = simulated_s(FOUND["GPipe"], network, kept) - simulated_s(FOUND["GPipe"], network, FREE)
+    arrival, kept = ((4096, 5e-3), (2 * size, 5.1e-3)), ((4096, 2e-3), (2 * size, 2e-3))
+    free_s, kept_s = (simulated_s(FOUND["GPipe"], network_of(arrival, sending)) for sending in ((), kept))
+    more = kept_s - free_s
     assert more == pytest.approx(2e-3 * 4, rel=0.3)
 
 

@@ -1,0 +1,152 @@
+"""What runs of some plans teach about others: errors of held-back plans before and after calibration, on two workers.
+
+A small network is profiled afresh.  Some plans are run and teach the profile, as ``halopipe run --update`` does; then
+others, with other cuts, micro-batches and schedules, are predicted under the profile with and without what it has
+learnt, and run.  The named peer is the prediction without calibration.  Nothing of the held-back plans' own runs
+reaches the profile.  Factors and the error that is left of the plans run, each predicted from the others, are beside
+them.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+import torch
+from torch import nn
+
+from benchmarks.report import Row, at_most, run
+from halopipe.calibrating import calibrated
+from halopipe.running import RunOptions, RunResult, run_plan
+from planner.costs.calibration import errors_left
+from planner.costs.predict import predict
+from planner.ir.plan import Plan, Search
+from planner.ir.problem import Problem
+from planner.ir.profile import ModelSource, Profile
+from planner.solvers.candidates.assemble import Candidate, decision_of, plan_of, split_batch
+from profiler import profile
+
+GLOBAL_BATCH = 16
+SOURCE = ModelSource("benchmarks.calibration:network", {}, ())
+WARMUP = 3
+
+
+Example = tuple[torch.Tensor, torch.Tensor]
+
+
+def network(width: int = 32, depth: int = 6, side: int = 32) -> tuple[nn.Module, Example, Callable[..., torch.Tensor]]:
+    """Convolutions and a classifier."""
+    layers: list[nn.Module] = [nn.Conv2d(3, width, 3, padding=1), nn.ReLU()]
+    for _ in range(depth - 1):
+        layers += [nn.Conv2d(width, width, 3, padding=1), nn.ReLU()]
+    module = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width, 10))
+    example = torch.randn(GLOBAL_BATCH, 3, side, side), torch.randint(0, 10, (GLOBAL_BATCH,))
+    return module, example, nn.functional.cross_entropy
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """A plan: one device, both as replicas, or two stages.
+
+    Attributes:
+        cut: share of the layers in the first stage; 0: no stages.
+        size: samples of a micro-batch.
+    """
+
+    schedule: str
+    size: int
+    cut: float = 0.0
+    replicas: int = 1
+
+    def __str__(self) -> str:
+        what = f"cut at {self.cut:g}" if self.cut else "data parallel" if self.replicas > 1 else "one device"
+        return f"{what}, {self.schedule}, {GLOBAL_BATCH // self.size} x {self.size}"
+
+    def plan(self, found: Profile) -> Plan:
+        """Under the corrections that the profile has."""
+        layers, batches = len(found.graph.layers), split_batch(GLOBAL_BATCH, self.size)
+        if self.cut:
+            cuts: tuple[int, ...] = (0, max(1, round(self.cut * layers)), layers)
+            groups: tuple[tuple[int, ...], ...] = ((0,), (1,))
+            shares: tuple[tuple[int, ...], ...] = ((self.size,), (self.size,))
+        else:
+            cuts, groups = (0, layers), (tuple(range(self.replicas)),)
+            shares = ((self.size // self.replicas,) * self.replicas,)
+        problem = Problem(found, GLOBAL_BATCH)
+        decision = decision_of(problem, Candidate.chain(cuts, groups, shares, batches, self.schedule))
+        prediction = predict(found, decision)[0]
+        search = Search("by hand", "benchmark", "heuristic", 0.0, 0.0, 1, 1)
+        return plan_of(problem, decision, prediction, search)
+
+
+TAUGHT = (
+    Shape("1f1b", 4, cut=0.5),
+    Shape("1f1b", 8, replicas=2),
+    Shape("gpipe", 8, cut=0.3),
+    Shape("1f1b", 8),
+    Shape("1f1b", 16, replicas=2),
+    Shape("1f1b", 2, cut=0.7),
+)
+HELD_BACK = (
+    Shape("gpipe", 4, cut=0.4),
+    Shape("1f1b", 4, replicas=2),
+    Shape("1f1b", 8, cut=0.6),
+    Shape("1f1b", 4),
+    Shape("gpipe", 2, cut=0.5),
+)
+
+
+def measure(quick: bool) -> list[Row]:
+    """Profile, run and learn, predict, run; ``--quick`` takes the first plans and fewer steps."""
+    found = profile(SOURCE, num_workers=2, quick=quick, sizes=(1, 2, 4, 8, 16))
+    steps = WARMUP + (8 if quick else 20)
+    taught, held_back = (TAUGHT[:2], HELD_BACK[:2]) if quick else (TAUGHT, HELD_BACK)
+    learnt = found
+    for shape in taught:
+        plan = shape.plan(found)
+        learnt = calibrated(learnt, plan, _result(plan, steps))
+    pairs = [(shape, shape.plan(found), shape.plan(learnt)) for shape in held_back]  # all said before any is run
+    rows = [
+        Row(f"factor: {_name(one.of.what, one.of.shared)}", one.factor, "x") for one in learnt.calibration.corrections
+    ]
+    rows += list(_errors(pairs, [_step_s(plan, steps) for _, plan, _ in pairs]))
+    left = errors_left(learnt.calibration.observations)
+    rows.append(Row("plans run: mean error", 100 * fmean(before for before, _ in left), "%"))
+    rows.append(Row("plans run: mean error, each from the others", 100 * fmean(after for _, after in left), "%"))
+    return rows
+
+
+def _errors(pairs: Sequence[tuple[Shape, Plan, Plan]], measured_s: Sequence[float]) -> Iterator[Row]:
+    errors = []
+    for (shape, plain, corrected), seconds in zip(pairs, measured_s, strict=True):
+        before, after = (abs(math.log(plan.prediction.step_s / seconds)) for plan in (plain, corrected))
+        errors.append((before, after))
+        yield Row(f"{shape}: measured step", 1e3 * seconds, "ms")
+        yield Row(f"{shape}: error as profiled", 100 * before, "%")
+        yield at_most(f"{shape}: error calibrated", 100 * after, "%", 100 * before + 1)
+    before, after = (fmean(each) for each in zip(*errors, strict=True))
+    yield Row("held back: mean error as profiled", 100 * before, "%")
+    yield at_most("held back: mean error calibrated", 100 * after, "%", 100 * before)
+
+
+def _result(plan: Plan, steps: int) -> RunResult:
+    os.environ.pop("RANK", None)  # never part of a torchrun job
+    result = run_plan(plan, RunOptions(steps=steps, warmup=WARMUP))
+    if result is None:
+        raise RuntimeError("this benchmark runs outside torchrun")
+    return result
+
+
+def _step_s(plan: Plan, steps: int) -> float:
+    return _result(plan, steps).measured(plan.prediction).step_s
+
+
+def _name(what: str, shared: bool) -> str:
+    return f"{what}, shared stages" if shared else what
+
+
+if __name__ == "__main__":
+    raise SystemExit(run("Errors of plans that were not run, before and after calibration by others", measure))

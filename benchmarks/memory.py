@@ -1,0 +1,199 @@
+"""Predicted beside counted memory, plan by plan, and what happens under a hard limit.
+
+Every network is watched once, layer by layer, as the profiler does it; plans of many schedules are predicted from that,
+then run by as many processes as they have ranks, whose every allocation is counted (:mod:`cuda_ops.memory`).  Of each
+rank the most in any step is compared with the prediction.  Then the ranks go on under a limit of what was predicted and
+1 % more: nobody may run out.  And with a tenth less than predicted the fullest rank should run out.  Nothing is timed:
+figures do not depend on the machine's load.
+"""
+
+from __future__ import annotations
+
+import copy
+import gc
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import fmean
+
+import torch
+from torch import nn
+
+from benchmarks.accuracy_cases import DATA_PARALLEL, NETWORKS, ONE, Network
+from benchmarks.accuracy_plans import Case, case
+from benchmarks.ranks import on_ranks
+from benchmarks.report import Row, at_least, at_most, run
+from planner.ir.cluster import WITHIN_HOST, Cluster, DeviceSpec, Link
+from planner.ir.problem import Problem
+from planner.ir.profile import Measurement, Optimizer, ParameterCost, Profile, Provenance
+from profiler import capture, load_model
+from profiler.capture import Captured
+from profiler.example import example_of
+from profiler.footprint import footprints
+from profiler.source import LoadedModel
+from runtime.build import groups_of
+from runtime.engine import Engine
+from runtime.memory import meter_of
+from runtime.stages.captured import captured_model
+from runtime.transport import Transport
+
+GOAL_PERCENT = 3.0
+UNDER_PERCENT = 1.0
+ROOM = 1.01
+"""The limit over the prediction under which nobody may run out."""
+OVER = 1.1
+"""The prediction over the limit under which somebody should."""
+
+_STEPS = 2
+_DEADLINE_S = 300.0
+_OUT_OF_MEMORY = "OutOfMemoryError"
+
+PLANS: Mapping[str, tuple[tuple[int, tuple[str, ...]], ...]] = {
+    "ResNet-50": ((2, (ONE, DATA_PARALLEL, "1f1b/2", "gpipe/2", "zb-h1/2")), (3, ("1f1b/2", "gpipe/1", "1f1b-so/1"))),
+    "GPT": (
+        (2, (ONE, DATA_PARALLEL, "1f1b/4", "gpipe/4", "zb-h1/4", "1f1b-2bp/4", "interleaved/4", "zb-v/4")),
+        (3, ("1f1b/2", "gpipe/4", "zb-h2/4", "1f1b-windowed/2")),
+    ),
+    "3-D U-Net": ((2, (ONE, DATA_PARALLEL, "1f1b/1", "gpipe/2", "zb-h1/1")), (3, ("1f1b/1",))),
+    "GNMT": (
+        (2, (ONE, DATA_PARALLEL, "1f1b/4", "gpipe/4", "zb-h1/4", "naive/4", "1f1b-sno/4", "pipedream/4")),
+        (3, ("1f1b/2", "gpipe/4")),
+    ),
+    "VGG-16": ((2, (ONE, DATA_PARALLEL, "1f1b/2", "gpipe/2", "1f1b-2bp/2")),),
+    "sparse VGG": ((2, (ONE, "1f1b/2", "gpipe/2")),),
+}
+"""By network: numbers of ranks, and plans on them (:mod:`benchmarks.accuracy_cases`)."""
+
+QUICK: Mapping[str, tuple[tuple[int, tuple[str, ...]], ...]] = {"GPT": ((2, ("1f1b/4", "gpipe/4")),)}
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A plan's ranks.
+
+    Attributes:
+        predicted, counted: bytes, by rank that does anything.
+        fits: whether it ran under its own prediction and a little more.
+        runs_out: whether it ran out with a tenth less.
+    """
+
+    predicted: tuple[int, ...]
+    counted: tuple[int, ...]
+    fits: bool
+    runs_out: bool
+
+    @property
+    def errors(self) -> tuple[float, ...]:
+        """Per cent, by rank; below zero where too little was predicted."""
+        return tuple(100 * (said / seen - 1) for said, seen in zip(self.predicted, self.counted, strict=True))
+
+
+def measure(quick: bool) -> list[Row]:
+    """All networks; ``--quick`` takes one."""
+    rows: list[Row] = []
+    found: dict[tuple[str, str], Found] = {}
+    for name, sets in (QUICK if quick else PLANS).items():
+        for label, one in _network(NETWORKS[name], sets):
+            found[name, label] = one
+            worst = max(one.errors, key=abs)
+            rows.append(Row(f"{name}, {label}: predicted / counted - 1, furthest rank", worst, "%"))
+    errors = [error for one in found.values() for error in one.errors]
+    rows.append(Row("plans", len(found), ""))
+    rows.append(at_most("mean absolute error of a rank", fmean(map(abs, errors)), "%", GOAL_PERCENT))
+    rows.append(at_most("worst under-prediction of a rank", max(0.0, -min(errors)), "%", UNDER_PERCENT))
+    rows.append(Row("worst over-prediction of a rank", max(0.0, *errors), "%"))
+    out = sum(not one.fits for one in found.values())
+    rows.append(at_most("accepted plans that run out under a limit of their prediction + 1 %", out, "", 0))
+    over = 100 * fmean(one.runs_out for one in found.values())
+    rows.append(at_least("plans predicted 10 % over the limit that do run out", over, "%", 95.0))
+    return rows
+
+
+def memory_profile(network: Network, captured: Captured, model: LoadedModel) -> Profile:
+    """A profile whose bytes are counted; its seconds are the bytes that layers make, which need no quiet machine."""
+    graph, found = captured.graph, list[Measurement]()
+    for samples in network.sizes:
+        bytes_of = footprints(captured, example_of(graph.inputs, model, samples), samples)
+        for layer in graph.layers:
+            seconds = 1e-12 * samples * max(1, sum(spec.num_bytes for spec in layer.outputs))
+            one = bytes_of[layer.name]
+            halves = seconds if one.levels is not None and one.levels.left else 0.0
+            times = (seconds, 2 * seconds, 2 * seconds - halves, halves)
+            found.append(
+                Measurement(layer.name, samples, *times, one.saved_bytes, one.workspace_bytes, 1, levels=one.levels)
+            )
+    return Profile(
+        network.source,
+        Optimizer("SGD", {"lr": 1e-3, "momentum": 0.9}, 1.0),
+        graph,
+        _cluster(1),
+        {"cpu": tuple(found)},
+        {"cpu": {layer.name: ParameterCost(1e-6, 1e-6) for layer in graph.layers}},
+        Provenance({}),
+    )
+
+
+def _network(network: Network, sets: Sequence[tuple[int, tuple[str, ...]]]) -> Iterator[tuple[str, Found]]:
+    torch.set_num_threads(1)  # an OpenMP team does not survive a fork
+    model = load_model(network.source)
+    captured = capture(model)
+    profile = memory_profile(network, captured, model)
+    for num_ranks, names in sets:
+        problem = Problem(replace(profile, cluster=_cluster(num_ranks)), network.samples)
+        for name in names:
+            yield f"{name} on {num_ranks}", _plan(case(problem, name), model, captured)
+
+
+def _plan(one: Case, model: LoadedModel, captured: Captured) -> Found:
+    groups = groups_of(one.decision, captured.graph)
+    said = [memory.peak_bytes for memory in one.forecast.memories]
+    used = [rank for rank, row in enumerate(one.decision.program) if row]
+    counted = on_ranks(len(said), lambda transport: _steps(one, model, captured, transport, None), groups)
+    fits = _runs(one, model, captured, [round(ROOM * size) or None for size in said])
+    runs_out = not _runs(one, model, captured, [round(size / OVER) or None for size in said])
+    return Found(tuple(said[rank] for rank in used), tuple(counted[rank] for rank in used), fits, runs_out)
+
+
+def _runs(one: Case, model: LoadedModel, captured: Captured, limits: Sequence[int | None]) -> bool:
+    """Whether all ranks keep within their limits; the first to run out ends the others.  None: no limit."""
+    groups = groups_of(one.decision, captured.graph)
+    try:
+        on_ranks(len(limits), lambda transport: _steps(one, model, captured, transport, limits[transport.rank]), groups)
+    except RuntimeError as error:
+        if _OUT_OF_MEMORY not in str(error):
+            raise
+        return False
+    return True
+
+
+def _steps(one: Case, model: LoadedModel, captured: Captured, transport: Transport, limit: int | None) -> int:
+    """The most bytes in any of some steps."""
+    meter = meter_of(torch.device("cpu"))
+    if meter is None:
+        raise RuntimeError("allocations cannot be counted on this machine: no compiler")
+    own, graph = copy.deepcopy((model, captured))
+    for buffer in own.module.buffers():  # what a deep copy makes of them is not made by the allocator
+        buffer.data = buffer.data.clone()
+    batch = tuple(tuple(tensor.clone() for tensor in part) for part in own.fed)
+    engine = Engine(
+        one.decision, captured_model(graph), own.module, transport, _optimizer, deadline_s=_DEADLINE_S, meter=meter
+    )
+    del own, graph
+    gc.collect()
+    meter.limit(limit)
+    try:
+        return max(max(engine.step(*batch).peak_bytes) for _ in range(_STEPS))
+    finally:
+        meter.limit(None)
+
+
+def _cluster(num_ranks: int) -> Cluster:
+    devices = tuple(DeviceSpec(f"n0/cpu{rank}", "cpu", "n0", 1 << 40) for rank in range(num_ranks))
+    return Cluster(devices, {WITHIN_HOST: Link(1e-5, 1e10)})
+
+
+def _optimizer(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=1e-3, momentum=0.9)
+
+
+if __name__ == "__main__":
+    raise SystemExit(run("Predicted beside counted memory of plans, and runs under a hard limit", measure))

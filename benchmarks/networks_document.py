@@ -1,0 +1,76 @@
+"""docs/networks.md, from the outcomes of ``benchmarks.networks``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from benchmarks import network_zoo
+from benchmarks.network_runs import DATA_PARALLEL, PIPELINE, Outcome, Trial
+
+_HEAD = """# Networks
+
+Networks of other people, with random weights and small sizes, went through `profile`, `plan` and `run` on two workers:
+once as a pipeline of two stages with two micro-batches, once in data parallel, two steps of SGD with momentum in
+float32. Losses, gradients, parameters and buffers were compared with one device as `halopipe run --check-numerics`
+does, dropout included: the numbers that it draws are the same under every plan.
+
+{counts}
+
+`python -m benchmarks.networks --output benchmarks/results/networks.json` runs them again, about ten seconds each;
+`python -m benchmarks.networks --document` writes this file from the results. Every row is a factory,
+`benchmarks.network_zoo:NAME`, which `halopipe profile` takes as MODEL. The packages are those of the extra `networks`.
+
+*layers*: of the captured graph; in brackets those whose operator halopipe has no rule for, which it plans by what they
+computed. *capture*: processor seconds to build the network and capture it. *pipeline* and *data parallel*: the loss of
+the second step, and the largest relative difference of a loss and of a gradient from one device.
+"""
+_TITLES = {
+    "transformers": "transformers",
+    "timm": "timm",
+    "profiler.models": "The reference networks",
+}
+
+
+def document(found: Mapping[str, Outcome]) -> str:
+    """The whole text."""
+    equal = sum(one.is_equal for one in found.values())
+    refused = sum(bool(one.refusal) for one in found.values())
+    partly = sum(one.is_equal and any(trial.refusal for trial in one.trials.values()) for one in found.values())
+    failed = len(found) - equal - refused
+    counts = (
+        f"Of {len(found)} networks {equal} were equal to one device ({partly} of them in one of the two ways, the "
+        f"other being refused), {refused} were refused, {failed} failed."
+    )
+    parts = [_HEAD.format(counts=counts)]
+    for origin, networks in network_zoo.ORIGINS.items():
+        there = [found[name] for name in networks if name in found]
+        if there:
+            parts.append(f"## {_TITLES[origin]}\n\n{_table(there, networks)}")
+    refusals = "\n".join(line for one in found.values() for line in _refusals(one))
+    parts.append(f"## What was refused, and why\n\n{refusals or 'Nothing.'}\n")
+    return "\n".join(parts)
+
+
+def _table(found: list[Outcome], networks: Mapping[str, network_zoo.Factory]) -> str:
+    lines = ["| NAME | network | layers | capture | pipeline | data parallel |", "|---|---|---|---|---|---|"]
+    for one in found:
+        about = (networks[one.name].__doc__ or "").strip().removesuffix(".")
+        layers = f"{one.num_layers} ({one.num_opaque})" if one.num_layers else ""
+        capture = f"{one.capture_s:.1f} s" if one.num_layers else ""
+        cells = [_cell(one, strategy) for strategy in (PIPELINE, DATA_PARALLEL)]
+        lines.append(f"| `{one.name}` | {about} | {layers} | {capture} | {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def _cell(one: Outcome, strategy: str) -> str:
+    trial = one.trials.get(strategy, Trial(refusal=one.refusal, failure=one.failure))
+    if trial.losses:
+        return f"{trial.losses[-1]:.4f}; {trial.loss_error:.0e}, {trial.gradient_error:.0e}"
+    return "failed" if trial.failure else "refused"
+
+
+def _refusals(one: Outcome) -> list[str]:
+    found = {"": (one.refusal, one.failure)} | {
+        f", {name}": (trial.refusal, trial.failure) for name, trial in one.trials.items()
+    }
+    return [f"- `{one.name}`{way}: {' '.join((a or b).split())}" for way, (a, b) in found.items() if a or b]

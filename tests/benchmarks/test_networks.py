@@ -1,0 +1,77 @@
+"""Networks of other people end to end, and the document of the committed outcomes."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from benchmarks import network_zoo, networks
+from benchmarks.network_runs import DATA_PARALLEL, PIPELINE, STRATEGIES, Outcome, Trial, outcome
+from benchmarks.networks_document import document
+from runtime.numerics import TOLERANCES
+
+NAMES = [name for factories in network_zoo.ORIGINS.values() for name in factories]
+LEAST = 40
+"""Networks that must have come out equal."""
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+@pytest.mark.parametrize("name", ["bert", "mixtral", "clip_contrast", "resnet18"])
+def test_a_network_goes_through_profile_plan_and_run(name: str) -> None:
+    found = next(networks.outcomes([name]))
+    assert found.failure == ""
+    assert found.refusal == ""
+    if name == "clip_contrast":  # each picture is compared with those of the whole batch
+        assert all("H401" in trial.refusal for trial in found.trials.values())
+        return
+    assert found.is_equal
+    assert set(found.trials) == set(STRATEGIES)
+    for trial in found.trials.values():
+        assert (trial.failure, trial.refusal, len(trial.losses)) == ("", "", 2)
+        assert trial.loss_error <= TOLERANCES[torch.float32].loss
+    assert (found.trials[PIPELINE].num_microbatches, found.trials[DATA_PARALLEL].num_microbatches) == (2, 1)
+    assert found.trials[PIPELINE].second_stage
+
+
+def test_what_no_process_can_do_is_told_with_its_error() -> None:
+    assert "no_such_network" in outcome("no_such_network").refusal
+    assert not outcome("no_such_network").is_equal
+
+
+def test_the_committed_outcomes_are_those_of_the_zoo_and_enough_are_equal() -> None:
+    found = networks.read(networks.RESULTS)
+    assert list(found) == NAMES
+    assert sum(one.is_equal for one in found.values()) >= LEAST
+    assert [name for name, one in found.items() if one.failure] == []
+    assert [name for name, one in found.items() for trial in one.trials.values() if trial.failure] == []
+    refusals = [one.refusal for one in found.values()]
+    refusals += [trial.refusal for one in found.values() for trial in one.trials.values()]
+    assert [text for text in refusals if text and not text.startswith("H")] == []
+
+
+def test_the_document_agrees_with_the_outcomes() -> None:
+    assert networks.DOCUMENT.read_text("utf-8") == document(networks.read(networks.RESULTS))
+
+
+def test_outcomes_are_kept_in_the_order_of_the_zoo(tmp_path: Path) -> None:
+    path = tmp_path / "networks.json"
+    trial = Trial("b", 2, (1.0, 0.5), 1e-7, 2e-7, 3e-7)
+    found = {
+        "resnet18": Outcome("resnet18", refusal="H204: no"),
+        "bert": Outcome("bert", 3, 1, 10, 0.5, {PIPELINE: trial}),
+    }
+    networks.write(path, found, NAMES)
+    assert networks.read(path) == found
+    assert [record["name"] for record in json.loads(path.read_text())] == ["bert", "resnet18"]
+    assert [row.holds for one in found.values() for row in networks.rows_of(one)] == [True, True]
+    broken = dataclasses.replace(found["bert"], trials={PIPELINE: Trial(failure="H601: other losses")})
+    assert not broken.is_equal
+    assert [row.holds for row in networks.rows_of(broken)] == [False]
