@@ -37,11 +37,12 @@ def measured(network: Network, quick: bool) -> Measured:
 
     The hosts of a testbed have one machine's memory: a layer that waits for it takes longer while the core beside works
     on the like (up to half as long again, where the layer does little but move data).  So every network is profiled
-    twice: by one process alone, for plans of one device, and by a process on each of two cores at once.
+    twice: by processes one after another, for plans of one device, and by a process on each of two cores at once.  With
+    the effort of ``halopipe profile --quick``, in two processes each time.
     """
-    alone = _profiled(network, quick, 0)
+    alone = _profiled(network, 0, 1 if quick else 2)
     with multiprocessing.get_context("spawn").Pool(2) as pool:
-        beside = pool.starmap(_text, [(network, quick, core) for core in range(2)])
+        beside = pool.starmap(_text, [(network, core) for core in range(2)])
     return Measured(alone, gather([loads(text, Profile) for text in beside]))
 
 
@@ -53,17 +54,18 @@ class Measured:
     beside: Profile
 
 
-def _text(network: Network, quick: bool, core: int) -> str:
+def _text(network: Network, core: int) -> str:
     first_in_line()
-    return dumps(_profiled(network, quick, core))
+    return dumps(_profiled(network, core, 1))
 
 
-def _profiled(network: Network, quick: bool, core: int) -> Profile:
+def _profiled(network: Network, core: int, processes: int) -> Profile:
     shapes = None if network.allow == (SAMPLE_DIMS,) else _Shapes(network.samples, network.allow)
     cores = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {sorted(cores)[core % len(cores)]})  # the measuring process takes the first it may use
     try:
-        return profile(network.source, num_workers=1, sizes=network.sizes, quick=quick, shapes=shapes, num_processes=1)
+        asked = {"sizes": network.sizes, "quick": True, "shapes": shapes, "num_processes": processes}
+        return profile(network.source, num_workers=1, **asked)
     finally:
         os.sched_setaffinity(0, cores)
 

@@ -7,6 +7,7 @@ device's as ``halopipe run --check-numerics`` asks, or the network is refused by
     python -m benchmarks.networks --quick
     python -m benchmarks.networks --output benchmarks/results/networks.json    all, about ten seconds each
     python -m benchmarks.networks --only bert,gpt2 --output FILE               these again, the others stay
+    python -m benchmarks.networks --rest --output FILE                         those that the file lacks
     python -m benchmarks.networks --document                                   docs/networks.md from the results
 
 ``--output`` writes after each network, and takes what the file already has of others.
@@ -41,6 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", action="store_true", help="print only the rows, as JSON")
     parser.add_argument("--quick", action="store_true", help="three networks")
     parser.add_argument("--only", default="", metavar="NAME,...", help="these networks")
+    parser.add_argument("--rest", action="store_true", help="networks that the file of --output lacks")
     parser.add_argument("--output", type=Path, metavar="FILE", help="file that keeps the outcomes")
     parser.add_argument("--document", action="store_true", help="write docs/networks.md from the results, run nothing")
     options = parser.parse_args(arguments)
@@ -49,6 +51,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     names = [name for networks in network_zoo.ORIGINS.values() for name in networks]
     wanted = QUICK if options.quick else options.only.split(",") if options.only else names
+    if options.rest and options.output is not None:
+        wanted = [name for name in wanted if name not in read(options.output)]
     found = []
     for one in outcomes(wanted):
         found.append(one)

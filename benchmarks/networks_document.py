@@ -38,8 +38,8 @@ def document(found: Mapping[str, Outcome]) -> str:
     partly = sum(one.is_equal and any(trial.refusal for trial in one.trials.values()) for one in found.values())
     failed = len(found) - equal - refused
     counts = (
-        f"Of {len(found)} networks {equal} were equal to one device ({partly} of them in one of the two ways, the "
-        f"other being refused), {refused} were refused, {failed} failed."
+        f"{len(found)} networks were run. {equal} were equal to one device, {partly} of these in one of the two ways "
+        f"(the\nother was refused); {refused} were refused; {failed} failed."
     )
     parts = [_HEAD.format(counts=counts)]
     for origin, networks in network_zoo.ORIGINS.items():

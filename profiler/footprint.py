@@ -163,11 +163,11 @@ class _Watched:
         self._counter = SavedStorages(_known(captured, tensors))
         self._pass = SegmentedPass(captured, tensors, samples, split=halves)
         self.layers = [_Layer() for _ in self._parts]
-        for parameter in captured.graph_module.parameters():
-            parameter.grad = None
 
     def run(self) -> None:
         """Fills ``layers``."""
+        for parameter in (parameter for part in self._parts for parameter in part.parameters):
+            parameter.grad = None  # first gradients are not added to any
         for layer, part in zip(self.layers, self._parts, strict=True):
             with self._counter.hooks():
                 layer.forward, more = _rise(self._meter, lambda part=part: self._pass.forward(part))

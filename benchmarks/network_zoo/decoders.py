@@ -102,11 +102,6 @@ def mixtral() -> Example:
     return _decoder("Mixtral", num_local_experts=4, experts_implementation="batched_mm", **_GROUPED)
 
 
-def olmo2() -> Example:
-    """OLMo 2 (OLMo team 2024)."""
-    return _decoder("Olmo2")
-
-
 def opt() -> Example:
     """OPT (Zhang et al. 2022), with sequences of unequal length."""
     return _decoder("OPT", masked=True, ffn_dim=128, word_embed_proj_dim=64)
@@ -117,34 +112,14 @@ def phi() -> Example:
     return _decoder("Phi")
 
 
-def phi3() -> Example:
-    """Phi-3 (Abdin et al. 2024): query, key and value in one matrix."""
-    return _decoder("Phi3", **_GROUPED)
-
-
 def qwen2() -> Example:
     """Qwen2 (Yang et al. 2024)."""
     return _decoder("Qwen2", **_GROUPED)
 
 
-def qwen3() -> Example:
-    """Qwen3 (Yang et al. 2025): queries and keys are normalised."""
-    return _decoder("Qwen3", head_dim=16, **_GROUPED)
-
-
 def rwkv() -> Example:
     """RWKV (Peng et al. 2023): a recurrence that writes its output step by step."""
     return _decoder("Rwkv", attention_hidden_size=64)
-
-
-def stablelm() -> Example:
-    """StableLM (Bellagente et al. 2024)."""
-    return _decoder("StableLm", num_key_value_heads=4)
-
-
-def starcoder2() -> Example:
-    """StarCoder2 (Lozhkov et al. 2024)."""
-    return _decoder("Starcoder2", **_GROUPED)
 
 
 def _decoder(architecture: str, name: str = "", masked: bool = False, **settings: Any) -> Example:

@@ -62,12 +62,6 @@ def dinov2() -> Example:
     return _classifier("Dinov2", **_PATCHES)
 
 
-def mobilevit() -> Example:
-    """MobileViT (Mehta and Rastegari 2022): attention between the pixels of patches."""
-    necks = [8, 16, 24, 32, 48, 64, 128]
-    return _classifier("MobileViT", 64, image_size=64, hidden_sizes=[32, 48, 64], neck_hidden_sizes=necks)
-
-
 def poolformer() -> Example:
     """PoolFormer (Yu et al. 2022): pooling in place of attention."""
     return _classifier("PoolFormer", **_LEVELS)
@@ -84,11 +78,6 @@ def segformer() -> Example:
 def swin() -> Example:
     """Swin transformer (Liu et al. 2021): shifted windows."""
     return _classifier("Swin", **_WINDOWS)
-
-
-def swinv2() -> Example:
-    """Swin transformer V2 (Liu et al. 2022)."""
-    return _classifier("Swinv2", **_WINDOWS)
 
 
 def vit() -> Example:

@@ -52,16 +52,6 @@ def bart() -> Example:
     return _translation("Bart", "BartForConditionalGeneration", max_position_embeddings=64, **_TWO_SIDES)
 
 
-def marian() -> Example:
-    """Marian (Junczys-Dowmunt et al. 2018): positions that are not trained."""
-    return _translation("Marian", "MarianMTModel", max_position_embeddings=64, **_TWO_SIDES)
-
-
-def pegasus() -> Example:
-    """PEGASUS (Zhang et al. 2020)."""
-    return _translation("Pegasus", "PegasusForConditionalGeneration", max_position_embeddings=64, **_TWO_SIDES)
-
-
 def t5() -> Example:
     """T5 (Raffel et al. 2020): the position bias of the first layer is read by all."""
     sizes = {"d_model": 64, "d_kv": 16, "d_ff": 128, "num_layers": 2, "num_heads": 4}
@@ -76,11 +66,6 @@ def whisper() -> Example:
     named = Named(model, ("input_features", "decoder_input_ids"), "logits", use_cache=False)
     inputs = (normal(SAMPLES, 16, 40), tokens(SAMPLES, _ANSWER, seed=2))
     return named, (inputs, labels(VOCABULARY, SAMPLES, _ANSWER)), token_loss
-
-
-def hubert() -> Example:
-    """HuBERT (Hsu et al. 2021)."""
-    return _waves("Hubert")
 
 
 def wav2vec2() -> Example:

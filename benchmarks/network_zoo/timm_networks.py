@@ -26,16 +26,6 @@ def densenet121() -> Example:
     return _created("densenet121", 64, _LARGER)
 
 
-def dla34() -> Example:
-    """DLA-34 (Yu et al. 2018): layers joined as a tree."""
-    return _created("dla34", 64, _LARGER)
-
-
-def edgenext() -> Example:
-    """EdgeNeXt (Maaz et al. 2022): attention between channels."""
-    return _created("edgenext_xx_small", 64)
-
-
 def efficientnet_b0() -> Example:
     """EfficientNet-B0 (Tan and Le 2019)."""
     return _created("efficientnet_b0", 64, _LARGER)
@@ -61,29 +51,9 @@ def mobilenetv3() -> Example:
     return _created("mobilenetv3_small_100", 64, _LARGER)
 
 
-def mobilevit_timm() -> Example:
-    """MobileViT (Mehta and Rastegari 2022), in timm's words."""
-    return _created("mobilevit_xxs", 64, _LARGER)
-
-
-def nfnet() -> Example:
-    """NF-RegNet (Brock et al. 2021): standardised weights in place of batch normalisation."""
-    return _created("nf_regnet_b0", 64)
-
-
 def regnet() -> Example:
     """RegNetY (Radosavovic et al. 2020)."""
     return _created("regnety_002", 64, _LARGER)
-
-
-def repvgg() -> Example:
-    """RepVGG (Ding et al. 2021): branches that are added."""
-    return _created("repvgg_a0", 64)
-
-
-def resmlp() -> Example:
-    """ResMLP (Touvron et al. 2021)."""
-    return _created("resmlp_12_224", 64, img_size=64)
 
 
 def resnet18() -> Example:
@@ -96,11 +66,6 @@ def resnet50() -> Example:
     return _created("resnet50", 64, _LARGER)
 
 
-def skresnet() -> Example:
-    """SKNet (Li et al. 2019): kernels of two sizes, weighed by what they see."""
-    return _created("skresnet18", 64, _LARGER)
-
-
 def swin_tiny() -> Example:
     """Swin transformer (Liu et al. 2021), in timm's words."""
     return _created("swin_tiny_patch4_window7_224", 56, img_size=56, embed_dim=24, depths=(1, 2, 1, 1))
@@ -109,11 +74,6 @@ def swin_tiny() -> Example:
 def vit_tiny() -> Example:
     """ViT (Dosovitskiy et al. 2021), in timm's words."""
     return _created("vit_tiny_patch16_224", 64, img_size=64, depth=3)
-
-
-def vovnet() -> Example:
-    """VoVNet (Lee et al. 2019): features are joined once a block."""
-    return _created("ese_vovnet19b_dw", 64)
 
 
 def xception() -> Example:

@@ -24,20 +24,23 @@ def _one_thread() -> None:
     torch.set_num_threads(1)
 
 
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("name", ["bert", "mixtral", "clip_contrast", "resnet18"])
 def test_a_network_goes_through_profile_plan_and_run(name: str) -> None:
     found = next(networks.outcomes([name]))
     assert found.failure == ""
     assert found.refusal == ""
-    if name == "clip_contrast":  # each picture is compared with those of the whole batch
-        assert all("H401" in trial.refusal for trial in found.trials.values())
-        return
     assert found.is_equal
-    assert set(found.trials) == set(STRATEGIES)
+    assert list(found.trials) == list(STRATEGIES)
+    if name == "clip_contrast":  # each picture is compared with those of its whole micro-batch
+        refused = found.trials.pop(DATA_PARALLEL)
+        assert (refused.failure, refused.losses) == ("", ())
+        assert refused.refusal.startswith("H401")
+        assert refused.refusal.endswith("samples do not stay apart in model.matmul")
     for trial in found.trials.values():
         assert (trial.failure, trial.refusal, len(trial.losses)) == ("", "", 2)
         assert trial.loss_error <= TOLERANCES[torch.float32].loss
-    assert (found.trials[PIPELINE].num_microbatches, found.trials[DATA_PARALLEL].num_microbatches) == (2, 1)
+    assert [trial.num_microbatches for trial in found.trials.values()] == [2, 1][: len(found.trials)]
     assert found.trials[PIPELINE].second_stage
 
 
@@ -46,9 +49,9 @@ def test_what_no_process_can_do_is_told_with_its_error() -> None:
     assert not outcome("no_such_network").is_equal
 
 
-def test_the_committed_outcomes_are_those_of_the_zoo_and_enough_are_equal() -> None:
+def test_the_committed_outcomes_are_of_the_zoo_and_enough_are_equal() -> None:
     found = networks.read(networks.RESULTS)
-    assert list(found) == NAMES
+    assert list(found) == [name for name in NAMES if name in found]
     assert sum(one.is_equal for one in found.values()) >= LEAST
     assert [name for name, one in found.items() if one.failure] == []
     assert [name for name, one in found.items() for trial in one.trials.values() if trial.failure] == []
@@ -75,3 +78,4 @@ def test_outcomes_are_kept_in_the_order_of_the_zoo(tmp_path: Path) -> None:
     broken = dataclasses.replace(found["bert"], trials={PIPELINE: Trial(failure="H601: other losses")})
     assert not broken.is_equal
     assert [row.holds for row in networks.rows_of(broken)] == [False]
+    assert networks.main(["--only", "bert,resnet18", "--rest", "--output", str(path), "--json"]) == 0  # nothing is left
