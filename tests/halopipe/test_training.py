@@ -30,7 +30,8 @@ def test_a_run_is_reported_beside_its_prediction() -> None:
     assert lines[0] == "3 steps, 11.0 ms a step (median), 364 samples/s"
     assert lines[2].split() == ["step", "10.0", "ms", "11.0", "ms", "+10", "%"]
     assert lines[3].split() == ["stage", "0", "forward", "–", "2.00", "ms", "–"]
-    assert lines[5].split() == ["stage", "0", "idle", "–", "6.00", "ms", "–"]
+    assert lines[5].split() == ["stage", "0", "compute", "10.0", "ms", "5.00", "ms", "-50", "%"]
+    assert lines[6].split() == ["stage", "0", "idle", "0", "s", "6.00", "ms", "–"]
     assert "measured:" in lines
     assert "predicted:" not in lines
     assert lines[-1] == "loss 2.3026 at step 1, 1.5000 at step 3"
