@@ -170,6 +170,7 @@ def _steps(one: Case, model: LoadedModel, captured: Captured, transport: Transpo
     meter = meter_of(torch.device("cpu"))
     if meter is None:
         raise RuntimeError("allocations cannot be counted on this machine: no compiler")
+    inherited = meter.current_bytes  # of the process that this one was forked from
     own, graph = copy.deepcopy((model, captured))
     for buffer in own.module.buffers():  # what a deep copy makes of them is not made by the allocator
         buffer.data = buffer.data.clone()
@@ -179,9 +180,9 @@ def _steps(one: Case, model: LoadedModel, captured: Captured, transport: Transpo
     )
     del own, graph
     gc.collect()
-    meter.limit(limit)
+    meter.limit(None if limit is None else limit + inherited)
     try:
-        return max(max(engine.step(*batch).peak_bytes) for _ in range(_STEPS))
+        return max(max(engine.step(*batch).peak_bytes) for _ in range(_STEPS)) - inherited
     finally:
         meter.limit(None)
 

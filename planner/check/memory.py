@@ -12,7 +12,7 @@ from planner.ir.graph import Graph, Layer, producer
 from planner.ir.plan import Decision
 from planner.ir.profile import Levels, Measurement, Profile
 from planner.ir.program import Message, Program, receive_window
-from planner.ir.schedule import RECEIVE, Action, Op
+from planner.ir.schedule import RECEIVE, SEND, Action, Op
 from planner.layers import prepared_inputs
 
 _ENDS = (Op.BACKWARD, Op.BACKWARD_WEIGHT)
@@ -54,13 +54,13 @@ class _Now:
     seeds: dict[tuple[int, int], int] = field(default_factory=dict)
     gradients: dict[int, int] = field(default_factory=dict)
     halved: set[tuple[int, int]] = field(default_factory=set)
-    sent: list[tuple[int, int, int, int]] = field(default_factory=list)  # (peer, stage, micro-batch, bytes)
+    sent: list[tuple[int, Action, float, int]] = field(default_factory=list)  # (peer, what sent it, bytes, in a frame)
     posted: int = 0
     prepared: int = 0
 
     def total(self) -> float:
         held = (*self.kept.values(), *self.inputs.values(), *self.seeds.values(), *self.gradients.values())
-        return sum(held) + sum(size for *_, size in self.sent) + self.posted + self.prepared
+        return sum(held) + sum(size for _, _, size, _ in self.sent) + self.posted + self.prepared
 
 
 class Account:
@@ -90,19 +90,25 @@ class Account:
 
     def most(self) -> int:
         """Beside parameters, optimiser state and buffers: the most at any action."""
-        now, most = _Now(), 0.0
+        now, most, framed = _Now(), 0.0, 0
         receives = [action for action in self._row if action.op in RECEIVE]
-        sizes = [sum(map(_buffer, self._sizes(action))) for action in receives]
-        window = receive_window(size for action in receives for size in self._sizes(action))
+        sizes = [sum(_buffer(*size) for size in self._sizes(action)) for action in receives]
+        window = receive_window(size for action in receives for size, _ in self._sizes(action))
         now.posted, came = sum(sizes[:window]), 0
         for position, action in enumerate(self._row):
             if action.op in RECEIVE:
                 now.posted += (sizes[came + window] if came + window < len(sizes) else 0) - sizes[came]
                 self._receive(now, action, sizes[came])
                 came += 1
-            elif action.op is Op.SEND_BACKWARD:
+            elif action.op in SEND:
+                forward = action.op is Op.SEND_FORWARD
+                share = self._unsaved_share(action.stage, action.microbatch or 0) if forward else 1.0
                 for message in self._program.messages_of(self._rank, action):
-                    now.sent.append((message.src, action.stage, action.microbatch or 0, message.backward_bytes))
+                    size, small = _bytes(message, forward)
+                    peer = message.dst if forward else message.src
+                    now.sent.append((peer, action, round(share * (size - small)), small))
+                framed = max(framed, sum(small for *_, small in now.sent))
+                most = max(most, now.total())
             elif action.op in _COMPUTES:
                 most = max(most, self._compute(now, action), now.total())
             elif action.op is Op.PREPARE:
@@ -115,7 +121,7 @@ class Account:
                 most = max(most, now.total() + self._update_bytes(action.stage))
                 if any(a.op is Op.UPDATE and a.stage == action.stage for a in self._row[position + 1 :]):
                     now.gradients.pop(action.stage, None)
-        return round(most)
+        return round(most) + framed
 
     def batch_bytes(self) -> int:
         """Of all inputs of a step but those that the host prepares."""
@@ -141,7 +147,7 @@ class Account:
             return before + rises.unrecorded()
         if action.op is Op.FORWARD:
             apart = 0.0 if stage.recompute else rises.saved
-            now.kept[key] = apart + self._unsaved(*key, stage)
+            now.kept[key] = apart
             return before + (rises.unrecorded() if stage.recompute else rises.forward())
         saved = 0.0 if stage.recompute else rises.saved
         if action.op is Op.BACKWARD_INPUT:
@@ -167,33 +173,36 @@ class Account:
             peer = message.src if forward else message.dst
             now.sent = [sent for sent in now.sent if not self._told(peer, sent, action)]
 
-    def _told(self, peer: int, sent: tuple[int, int, int, int], action: Action) -> bool:
-        """Whether the message that ``action`` receives from ``peer`` left when a sent gradient had come there."""
-        to, stage, microbatch, _ = sent
+    def _told(self, peer: int, sent: tuple[int, Action, float, int], action: Action) -> bool:
+        """Whether the message that ``action`` receives from ``peer`` left when what was sent had come there."""
+        to, sending, _, _ = sent
         row = self._program.rows[peer]
-        answer = Op.SEND_FORWARD if action.op is Op.RECV_FORWARD else Op.SEND_BACKWARD
-        answers = (action.peer, action.microbatch, action.stage)
-        left = next(p for p, a in enumerate(row) if a.op is answer and (a.stage, a.microbatch, a.peer) == answers)
-        takes = (
-            p for p, a in enumerate(row) if a.op is Op.RECV_BACKWARD and (a.peer, a.microbatch) == (stage, microbatch)
+        answers = Op.SEND_FORWARD if action.op is Op.RECV_FORWARD else Op.SEND_BACKWARD
+        takes = Op.RECV_FORWARD if sending.op is Op.SEND_FORWARD else Op.RECV_BACKWARD
+        left, came = (
+            next(
+                (p for p, a in enumerate(row) if a.op is op and _ends(a) == _ends(of)[::-1] and _same(a, of)), len(row)
+            )
+            for op, of in ((answers, action), (takes, sending))
         )
-        return to == peer and next(takes, len(row)) < left
+        return to == peer and came < left
 
-    def _sizes(self, action: Action) -> list[int]:
+    def _sizes(self, action: Action) -> list[tuple[int, int]]:
         forward = action.op in (Op.RECV_FORWARD, Op.SEND_FORWARD)
         return [_bytes(message, forward) for message in self._program.messages_of(self._rank, action)]
 
     def _seed_bytes(self, stage: int, microbatch: int) -> int:
         """Gradients of the stage's outputs that come from other ranks, with room to spare."""
         rows = (a for a in self._row if a.op is Op.RECV_BACKWARD and (a.stage, a.microbatch) == (stage, microbatch))
-        return sum(_buffer(size) for action in rows for size in self._sizes(action))
+        return sum(_buffer(*size) for action in rows for size in self._sizes(action))
 
-    def _unsaved(self, number: int, microbatch: int, stage: Stage) -> float:
-        """Sent outputs that no layer of the stage saves."""
+    def _unsaved_share(self, number: int, microbatch: int) -> float:
+        """Of the outputs that are sent on their own, the share that no layer of the stage saves."""
+        stage = self._stage(number, microbatch)
         rows = (a for a in self._row if a.op is Op.SEND_FORWARD and (a.stage, a.microbatch) == (number, microbatch))
-        sent = sum(sum(self._sizes(action)) for action in rows)
-        if stage.levels is None or sent < _SMALL:
-            return sent
+        alone = sum(size - small for action in rows for size, small in self._sizes(action))
+        if not alone or stage.levels is None or stage.recompute:
+            return 1.0 if alone else 0.0
         graph, names = self._profile.graph, [layer.name for layer in stage.layers]
         samples = self._share(number, microbatch)
         found = 0.0
@@ -205,7 +214,7 @@ class Account:
             inside = [stage.saved[names.index(reader)] for reader in readers if reader in names]
             if not any(saved >= 0.99 * size for saved in inside):
                 found += max(0.0, size - stage.levels[place][5])
-        return min(float(round(found)), sent)
+        return min(float(round(found)), alone) / alone
 
     def _share(self, stage: int, microbatch: int) -> float:
         return self._samples(self._rank, stage, microbatch)
@@ -354,12 +363,20 @@ def _readers(graph: Graph, name: str) -> list[str]:
     ]
 
 
-def _bytes(message: Message, forward: bool) -> int:
-    return message.forward_bytes if forward else message.backward_bytes
+def _ends(action: Action) -> tuple[int, int | None]:
+    return action.stage, action.peer
 
 
-def _buffer(size: int) -> int:
-    """Of a received message: an eighth to spare, of small ones as much again; an eighth of a large one is small."""
-    if size < _SMALL:
-        return 2 * size
-    return size + min(size // 8, _SPARE) + min(size // 8, _SMALL // 2)
+def _same(action: Action, other: Action) -> bool:
+    return action.microbatch == other.microbatch
+
+
+def _bytes(message: Message, forward: bool) -> tuple[int, int]:
+    """Of a message: all, and those of tensors that are copied into a frame."""
+    sizes = [part.num_bytes for part in (message.parts if forward else message.gradient_parts)]
+    return sum(sizes), sum(size for size in sizes if size < _SMALL)
+
+
+def _buffer(size: int, small: int) -> int:
+    """Of a received message: behind its frame as much again, behind tensors on their own an eighth."""
+    return size + min((size - small) // 8, _SPARE) + min(small, _SPARE)

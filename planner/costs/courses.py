@@ -10,21 +10,20 @@ from planner.costs.levels import Array, Course, Indices, course, layers_in, plai
 from planner.costs.stage import StageCosts, StagePlacement
 from planner.costs.tables import SizeTable, span
 
-ALONE_BYTES = 256 * 1024
-"""From here a tensor is sent and received on its own, from where it lies (:mod:`runtime.transport.peer`)."""
-
 
 @dataclass(frozen=True, slots=True)
 class Activation:
     """What a stage holds of a micro-batch on a rank, in bytes, what it received apart.
 
     Attributes:
-        kept: from forward to the end of backward: what was saved, and sent without being saved.
+        kept: from forward to the end of backward: what was saved.
+        unsaved: of the outputs that are sent on their own, what nobody saves.
         recompute: whether what layers save is not among that, but computed again for the backward.
     """
 
     course: Course
     kept: int
+    unsaved: int = 0
     recompute: bool = False
 
     @property
@@ -39,7 +38,7 @@ def activation_of(
     """Of the stage's rank number ``member``.
 
     Args:
-        sent_bytes: of its forward messages for this micro-batch.
+        sent_bytes: of its outputs for this micro-batch, what is sent on its own.
         seeds: of the gradients that it receives for it, with their buffers.
     """
     placed = costs.stages[stage]
@@ -48,7 +47,7 @@ def activation_of(
         parts = (cost.saved_bytes, cost.transient_bytes, cost.workspace_bytes, cost.parameter_bytes)
         saved, again, workspace, parameters = (round(float(part[member])) for part in parts)
         found = plain_course(saved, saved + again, parameters, workspace, again)
-        return Activation(found, found.saved + sent_bytes)
+        return Activation(found, found.saved, sent_bytes)
     table, kind = costs.table(stage, member, microbatch), costs.book.kind(placed.ranks[member])
     samples = placed.samples[costs.micro_batches[microbatch]][member]
     known = costs.book.levels.known
@@ -56,9 +55,8 @@ def activation_of(
     if key not in known:
         known[key] = _course_of(costs, placed, table, kind, samples, seeds)
     found, unsaved = known[key]
-    if sent_bytes < ALONE_BYTES or unsaved is None:  # small tensors are copied
-        unsaved = sent_bytes
-    return Activation(found, (0 if placed.recompute else found.saved) + min(unsaved, sent_bytes), placed.recompute)
+    left = sent_bytes if unsaved is None or placed.recompute else min(unsaved, sent_bytes)
+    return Activation(found, 0 if placed.recompute else found.saved, left, placed.recompute)
 
 
 def _course_of(

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from planner.costs.breakdown import Parts, breakdown
 from planner.costs.compiled import CompiledProgram, compile_program
 from planner.costs.evidence import weakest
+from planner.costs.holdings import small_bytes
 from planner.costs.memory import RankMemory, rank_memories
 from planner.costs.montecarlo import DRAWS, Deciles, deciles
 from planner.costs.pricing import Prices, prices_of, transfer_bytes
@@ -63,8 +64,9 @@ def forecast(
     sizes = transfer_bytes(program, compiled)
     prices = prices_of(compiled, costs, sizes)
     trace = run(compiled, prices)
-    seen = timeline(compiled, trace, costs, sizes)
-    memories = rank_memories(costs, compiled, sizes)
+    small = small_bytes(program, compiled)
+    seen = timeline(compiled, trace, costs, sizes, small)
+    memories = rank_memories(costs, compiled, sizes, small)
     devices = book.profile.cluster.devices
     usable = [int(device.memory_bytes * (1 - memory_margin)) for device in devices]
     limits = [min(limit, memory_bytes) if memory_bytes else limit for limit in usable]

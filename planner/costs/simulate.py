@@ -32,7 +32,9 @@ from planner.costs.compiled import (
     compile_program,
 )
 from planner.costs.fluid import execute_shared
-from planner.costs.memory import activations, resident, walk
+from planner.costs.holding_walk import walk
+from planner.costs.holdings import activations, small_bytes
+from planner.costs.memory import resident
 from planner.costs.pricing import Prices, prices_of, transfer_bytes
 from planner.costs.stage import StageCosts
 from planner.costs.trace import TICK_DIGITS, Trace, require_done
@@ -51,7 +53,8 @@ def simulate(program: Program, costs: StageCosts) -> Timeline:
     """
     compiled = compile_program(program, costs.micro_batches)
     sizes = transfer_bytes(program, compiled)
-    return timeline(compiled, run(compiled, prices_of(compiled, costs, sizes)), costs, sizes)
+    trace = run(compiled, prices_of(compiled, costs, sizes))
+    return timeline(compiled, trace, costs, sizes, small_bytes(program, compiled))
 
 
 def run(compiled: CompiledProgram, prices: Prices) -> Trace:
@@ -104,14 +107,16 @@ def execute(
     return Trace(engine.starts, engine.stops, engine.sent, engine.arrived, engine.released)
 
 
-def timeline(compiled: CompiledProgram, trace: Trace, costs: StageCosts, sizes: Sequence[int]) -> Timeline:
-    """The trace as a timeline, with memory beside it."""
+def timeline(
+    compiled: CompiledProgram, trace: Trace, costs: StageCosts, sizes: Sequence[int], small: Sequence[int] = ()
+) -> Timeline:
+    """The trace as a timeline, with memory beside it; ``sizes`` and ``small`` as of :mod:`planner.costs.memory`."""
     spans = tuple(
         Span(rank, str(action), start, stop)
         for rank, row in enumerate(compiled.grid)
         for action, start, stop in zip(row, trace.starts[rank], trace.stops[rank], strict=True)
     )
-    kept = activations(costs, compiled, sizes)
+    kept = activations(costs, compiled, sizes, small)
     memory = []
     for rank, always in enumerate(resident(costs, compiled, sizes)):
         memory.append(MemorySample(rank, 0.0, always.total))

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from planner.costs.compiled import CompiledProgram, compile_program
+from planner.costs.holdings import ALONE_BYTES
 from planner.costs.memory import RankMemory, rank_memories
 from planner.costs.placement import LayoutBook
 from planner.costs.pricing import Prices, prices_of, resources
@@ -14,6 +15,7 @@ from planner.costs.stage import PriceBook, StageCosts, StagePlacement
 from planner.costs.tables import runs_of, span
 from planner.ir.graph import Graph, producer
 from planner.ir.problem import Problem
+from planner.ir.program import Part
 from planner.ir.schedule import Edge
 from planner.layers import prepared_inputs, throughout_sites
 from planner.layers.boundary import Boundaries
@@ -21,8 +23,10 @@ from planner.solvers.candidates.assemble import Candidate, boundaries_of, progra
 from planner.solvers.candidates.shares import parts_of, samples_of
 from planner.solvers.candidates.space import schedule_names
 
-Pieces = Mapping[tuple[int, int], tuple[int, int]]
-"""What crosses an edge: (bytes forward, bytes backward) by (rank of the source, rank of the destination)."""
+Pair = tuple[int, int, int, int]
+"""Bytes forward, bytes backward, and those in small tensors of either."""
+Pieces = Mapping[tuple[int, int], Pair]
+"""What crosses an edge, by (rank of the source, rank of the destination)."""
 Edges = Mapping[tuple[int, int], Mapping[int, Pieces]]
 """By (source stage, destination stage), then by samples of the micro-batch."""
 
@@ -98,7 +102,7 @@ class Evaluator:
         edges = self._edges(candidate)
         compiled, wires = self._shape(candidate, edges)
         sizes = _transfer_bytes(compiled, edges, candidate.micro_batches)
-        memories = rank_memories(costs, compiled, sizes)
+        memories = rank_memories(costs, compiled, sizes, _small_bytes(compiled, edges, candidate.micro_batches))
         excess = self._excess_rank(memories)
         step_s = float("inf")
         if excess is None:
@@ -172,7 +176,7 @@ class Evaluator:
     def _edges(self, candidate: Candidate) -> Edges:
         stage_of = candidate.stage_of
         boundaries: Boundaries | None = None
-        found: dict[tuple[int, int], dict[int, dict[tuple[int, int], tuple[int, int]]]] = {}
+        found: dict[tuple[int, int], dict[int, dict[tuple[int, int], Pair]]] = {}
         for value, made_by, readers in self._readers:
             src = stage_of[made_by]
             by_stage: dict[int, list[int]] = {}
@@ -188,9 +192,14 @@ class Evaluator:
                         boundaries = boundaries or boundaries_of(self.problem.profile.graph, candidate)
                         self._pieces[key] = _pieces(boundaries, Edge(src, dst, (value,)), rows)
                     total = found.setdefault((src, dst), {}).setdefault(rows, {})
-                    for pair, (forward, backward) in self._pieces[key].items():
-                        before = total.get(pair, (0, 0))
-                        total[pair] = (before[0] + forward, before[1] + backward)
+                    for pair, more in self._pieces[key].items():
+                        before = total.get(pair, (0, 0, 0, 0))
+                        total[pair] = (
+                            before[0] + more[0],
+                            before[1] + more[1],
+                            before[2] + more[2],
+                            before[3] + more[3],
+                        )
         return found
 
     def _shape(self, candidate: Candidate, edges: Edges) -> tuple[CompiledProgram, list[int]]:
@@ -199,7 +208,7 @@ class Evaluator:
             (edge, rows, pair, forward > 0, backward > 0)
             for edge, by_rows in edges.items()
             for rows, pieces in by_rows.items()
-            for pair, (forward, backward) in pieces.items()
+            for pair, (forward, backward, _, _) in pieces.items()
         )
         prepares = frozenset(candidate.stage_of[index] for index in self._preparing)
         ways = (prepares, candidate.prepares_ahead)
@@ -224,7 +233,15 @@ def _readers(graph: Graph) -> tuple[tuple[str, int, tuple[int, ...]], ...]:
 
 
 def _pieces(boundaries: Boundaries, edge: Edge, rows: int) -> Pieces:
-    return {(m.src, m.dst): (m.forward_bytes, m.backward_bytes) for m in boundaries.messages(edge, rows)}
+    return {
+        (m.src, m.dst): (m.forward_bytes, m.backward_bytes, _small(m.parts), _small(m.gradient_parts))
+        for m in boundaries.messages(edge, rows)
+    }
+
+
+def _small(parts: Sequence[Part]) -> int:
+    """Bytes of the tensors that are copied into a frame."""
+    return sum(part.num_bytes for part in parts if part.num_bytes < ALONE_BYTES)
 
 
 def _transfer_bytes(compiled: CompiledProgram, edges: Edges, micro_batches: tuple[int, ...]) -> list[int]:
@@ -233,4 +250,13 @@ def _transfer_bytes(compiled: CompiledProgram, edges: Edges, micro_batches: tupl
         src, dst, microbatch = slot.route
         pieces = edges[src, dst][micro_batches[microbatch]]
         found.append(pieces[slot.src, slot.dst][0] if slot.forward else pieces[slot.dst, slot.src][1])
+    return found
+
+
+def _small_bytes(compiled: CompiledProgram, edges: Edges, micro_batches: tuple[int, ...]) -> list[int]:
+    found = []
+    for slot in compiled.transfers:
+        src, dst, microbatch = slot.route
+        pieces = edges[src, dst][micro_batches[microbatch]]
+        found.append(pieces[slot.src, slot.dst][2] if slot.forward else pieces[slot.dst, slot.src][3])
     return found

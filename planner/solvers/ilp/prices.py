@@ -163,11 +163,9 @@ class Pricing:
         received = np.where(self._surely_fed(), self.crossing.least(self.crossing.forward_bytes), 0.0)
         if self.book.levels.at(device.kind, samples[0]) is None:
             always = always + largest_between(tables[0].workspace_bytes, self.cuts)
-            sent = self.crossing.forward_bytes
-        else:  # the first backward may make gradients as it lets go of what was saved; what is sent may be saved
+        else:  # the first backward may make gradients as it lets go of what was saved
             always = always - np.minimum.reduce([self._matrix(graph.parameter_bytes), *saved])
-            sent = np.zeros_like(self.crossing.forward_bytes)
-        handed = sent + received[:, None]
+        handed = np.zeros_like(self.crossing.forward_bytes) + received[:, None]
         kept = [(0 if recompute else s) + handed * n for s, n in zip(saved, samples, strict=True)]
         again = np.minimum(*saved) if recompute else 0
         return Holding(always + again, kept[0], kept[1], device.memory_limit_bytes)
