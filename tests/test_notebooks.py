@@ -58,6 +58,7 @@ def test_there_are_notebooks() -> None:
         "04_schedules.ipynb",
         "05_spatial_decomposition.ipynb",
         "06_point_clouds.ipynb",
+        "07_model_accuracy.ipynb",
     ]
 
 
