@@ -14,7 +14,7 @@ from benchmarks.accuracy_runs import Runner
 from benchmarks.ranks import on_ranks
 from benchmarks.testbed import Testbed
 from cuda_ops.memory import available, counting
-from planner.ir.errors import StageFailedError
+from planner.ir.errors import HalopipeError
 from planner.ir.plan import Decision
 from planner.ir.profile import ModelSource
 from planner.ir.timeline import Span
@@ -78,7 +78,7 @@ def test_memory_that_is_capped_runs_out(build: Build, runner: Runner) -> None:
             counter.reset_peak()
             try:
                 engine.step(runner.model.inputs, runner.model.targets)
-            except StageFailedError as error:
+            except HalopipeError as error:
                 return str(error)
             return counter.peak_bytes
 
