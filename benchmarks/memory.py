@@ -11,17 +11,17 @@ from __future__ import annotations
 
 import copy
 import gc
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 
 import torch
-from torch import nn
 
 from benchmarks.accuracy_cases import DATA_PARALLEL, NETWORKS, ONE, Network
 from benchmarks.accuracy_plans import Case, case
 from benchmarks.ranks import on_ranks
 from benchmarks.report import Row, at_least, at_most, run
+from benchmarks.steps import sgd
 from planner.ir.cluster import WITHIN_HOST, Cluster, DeviceSpec, Link
 from planner.ir.problem import Problem
 from planner.ir.profile import Measurement, Optimizer, ParameterCost, Profile, Provenance
@@ -176,7 +176,7 @@ def _steps(one: Case, model: LoadedModel, captured: Captured, transport: Transpo
         buffer.data = buffer.data.clone()
     batch = tuple(tuple(tensor.clone() for tensor in part) for part in own.fed)
     engine = Engine(
-        one.decision, captured_model(graph), own.module, transport, _optimizer, deadline_s=_DEADLINE_S, meter=meter
+        one.decision, captured_model(graph), own.module, transport, sgd, deadline_s=_DEADLINE_S, meter=meter
     )
     del own, graph
     gc.collect()
@@ -190,10 +190,6 @@ def _steps(one: Case, model: LoadedModel, captured: Captured, transport: Transpo
 def _cluster(num_ranks: int) -> Cluster:
     devices = tuple(DeviceSpec(f"n0/cpu{rank}", "cpu", "n0", 1 << 40) for rank in range(num_ranks))
     return Cluster(devices, {WITHIN_HOST: Link(1e-5, 1e10)})
-
-
-def _optimizer(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-    return torch.optim.SGD(parameters, lr=1e-3, momentum=0.9)
 
 
 if __name__ == "__main__":

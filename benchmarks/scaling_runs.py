@@ -6,14 +6,14 @@ import gc
 import math
 import statistics
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
-from torch import nn
 
 from benchmarks.layer_clock import LayerClock
 from benchmarks.ranks import on_ranks
+from benchmarks.steps import sgd
 from planner.ir.plan import Decision
 from planner.ir.profile import ModelSource
 from profiler import capture, load_model
@@ -88,7 +88,7 @@ class Network:
         rows = decision.global_batch
         batch = tuple(tuple(x[:rows] for x in tensors) for tensors in (self.model.inputs, self.model.targets))
         model = captured_model(self.captured)
-        engine = Engine(decision, model, self.model.module, transport, _optimizer)
+        engine = Engine(decision, model, self.model.module, transport, sgd)
         seconds, processor_s = [], []
         loss: float | None = None
         gc.collect()
@@ -104,7 +104,7 @@ class Network:
         if timed_steps:
             clock = LayerClock()
             with clock.watching():
-                watched = Engine(decision, model, self.model.module, transport, _optimizer)
+                watched = Engine(decision, model, self.model.module, transport, sgd)
                 for _ in range(_WARM_UP + timed_steps):
                     watched.step(*batch)
                     clock.next_step()
@@ -120,7 +120,3 @@ def require_equal_losses(losses: Mapping[str, float]) -> None:
     for name, loss in losses.items():
         if abs(loss - expected) > _LOSS_TOLERANCE * abs(expected):
             raise RuntimeError(f"the loss is {expected} by {first}, and {loss} by {name}")
-
-
-def _optimizer(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-    return torch.optim.SGD(parameters, lr=1e-3, momentum=0.9)

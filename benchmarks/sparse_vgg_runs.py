@@ -2,29 +2,26 @@
 
 from __future__ import annotations
 
-import gc
-import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import cast
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from benchmarks.ranks import on_ranks
 from benchmarks.sparse_vgg_clouds import Batch
 from benchmarks.sparse_vgg_plans import Case
+from benchmarks.steps import WARM_UP, RankStep, Step, sgd, timed_steps
 from benchmarks.virtual_device import HeldTransport, VirtualDevice, hold
 from cuda_ops.sparse.geometry import KernelMap, MapSpec, Route
 from cuda_ops.sparse.local import Halo, LocalMap
 from cuda_ops.sparse.preparation import Clouds
 from planner.ir.plan import Decision
 from planner.ir.profile import ModelSource
-from planner.ir.timeline import Span
 from planner.sites.blocks import Level
 from profiler import capture, load_model
 from profiler.capture import Captured
-from profiler.quiet import RunDelay
 from profiler.source import LoadedModel
 from runtime.batch import Batch as RawBatch
 from runtime.build import groups_of
@@ -35,51 +32,7 @@ from runtime.sites.share import SiteShare
 from runtime.stages.captured import captured_model
 from runtime.transport import Transport
 
-_WARM_UP = 2
 _COUNTS = "counts"
-
-
-@dataclass(frozen=True, slots=True)
-class RankStep:
-    """A step on one rank.
-
-    Attributes:
-        start_s, stop_s: on the clock that all processes of a host share; with the time of finding sites before.
-        busy_s: of the device, in which it worked.
-        delay: share of the time in which the process was ready and had no core.
-        sites_s: of finding sites and sharing them out, before the program.
-    """
-
-    start_s: float
-    stop_s: float
-    busy_s: float
-    delay: float
-    sites_s: float
-    spans: tuple[Span, ...]
-    loss: float | None
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """A step, by rank."""
-
-    ranks: tuple[RankStep, ...]
-
-    @property
-    def seconds(self) -> float:
-        """From the common start to the end of the last rank."""
-        return max(rank.stop_s for rank in self.ranks) - min(rank.start_s for rank in self.ranks)
-
-    @property
-    def delay(self) -> float:
-        """Of the rank that waited most for a core."""
-        return max(rank.delay for rank in self.ranks)
-
-    @property
-    def balance(self) -> float:
-        """The longest device time over the mean."""
-        busy_s = [rank.busy_s for rank in self.ranks]
-        return max(busy_s) / (sum(busy_s) / len(busy_s))
 
 
 class Network:
@@ -95,7 +48,7 @@ class Network:
         self.captured: Captured = capture(self.model)
         self._factors = tuple(factors)
 
-    def run(self, case: Case, batches: Sequence[Batch], warm_up: int = _WARM_UP) -> list[Step]:
+    def run(self, case: Case, batches: Sequence[Batch], warm_up: int = WARM_UP) -> list[Step]:
         """A training step on each of ``batches``, after some to warm up."""
         groups = groups_of(case.decision, self.captured.graph)
 
@@ -109,23 +62,12 @@ class Network:
         device = VirtualDevice(self._factors[transport.rank])
         held = HeldTransport(transport, device)
         model = captured_model(self.captured)
-        engine = Engine(case.decision, model, self.model.module, held, _optimizer)  # type: ignore[arg-type]
+        engine = Engine(case.decision, model, self.model.module, held, sgd)  # type: ignore[arg-type]
         if case.counts_samples:
             count_samples(engine, case.decision)
         hold(engine, device)
-        found = []
-        gc.collect()
-        gc.disable()
-        for number, batch in enumerate((*(batches[0] for _ in range(warm_up)), *batches)):
-            transport.barrier(60.0)
-            busy_s, before_s, delay, start_s = device.busy_s, device.sites_s, RunDelay(), time.perf_counter()
-            result = engine.step(*batch)
-            stop_s = time.perf_counter()
-            if number >= warm_up:
-                worked_s, sites_s = device.busy_s - busy_s, device.sites_s - before_s
-                found.append(RankStep(start_s, stop_s, worked_s, delay.share(), sites_s, result.spans, result.loss))
-        gc.enable()
-        return found
+        warm = [tuple(batches[0])] * warm_up
+        return timed_steps(engine, device, transport, [*warm, *map(tuple, batches)])[warm_up:]
 
 
 class CountedClouds(ArrangedClouds):
@@ -212,7 +154,3 @@ def count_samples(engine: Engine, decision: Decision) -> None:
         return CountedShare.of(batch, microbatch, samples, position, samples)
 
     engine._binder._site_share = share  # type: ignore[method-assign]
-
-
-def _optimizer(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-    return torch.optim.SGD(parameters, lr=1e-3, momentum=0.9)

@@ -14,7 +14,7 @@ from typing import Any
 
 from torch import Tensor
 
-from benchmarks.virtual_device import hold_until
+from benchmarks.virtual_device import hold_until, wake_on_time
 from planner.ir.schedule import Op
 from planner.ir.timeline import Span
 from runtime.engine import Engine
@@ -87,6 +87,7 @@ def time_stages(engine: Engine, spans: tuple[Span, ...]) -> None:
     Raises:
         ValueError: a stage has several ranks.
     """
+    wake_on_time()
     rank = engine._transport.rank
     seconds = {span.action: span.stop_s - span.start_s for span in spans if span.rank == rank}
     for stage, resident in engine._residents.items():

@@ -14,7 +14,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from multiprocessing.connection import Connection
 from types import TracebackType
 from typing import Any
@@ -34,10 +34,10 @@ class Child:
 
     Args:
         function: ``module:function``; what it takes, reports and returns is pickled.
-        core: that the process is pinned to.
+        core: that the process is pinned to, or several.
     """
 
-    def __init__(self, function: str, *arguments: Any, core: int | None) -> None:
+    def __init__(self, function: str, *arguments: Any, core: int | Collection[int] | None) -> None:
         self._name = function
         self._printed = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115 - closed at exit
         self._pipe, far = multiprocessing.Pipe()

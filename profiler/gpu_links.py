@@ -10,20 +10,17 @@ All pairs of GPUs are taken for alike: the first two are measured.
 from __future__ import annotations
 
 import statistics
-import tempfile
 import time
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
 from datetime import timedelta
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
 from cuda_ops import cores_beside
 from planner.ir.cluster import ALL_REDUCE, MEASURED, STATISTICS, WITHIN_HOST, Collective, Link
-from profiler.child import Child, Report
-from profiler.links import LinkCosts
+from profiler.child import Report
+from profiler.links import SILENCE_S, LinkCosts, in_processes
 
 MESSAGE_BYTES = tuple(1024 * 4**power for power in range(10))  # 1 KiB ... 256 MiB
 REDUCE_BYTES = tuple(1024 * 4**power for power in range(10))
@@ -31,7 +28,6 @@ STATISTICS_BYTES = tuple(1024 * 4**power for power in range(5))  # 1 KiB ... 256
 _DUPLEX_BYTES = 1 << 24
 _DUPLEX_LIMIT = 1.5
 _NUM_ROUNDS = 3
-_DEADLINE_S = 300.0  # NCCL connects in seconds; a machine without peer access between GPUs may take longer
 _ELEMENT_BYTES = 4
 
 _ALL_REDUCES = {ALL_REDUCE: REDUCE_BYTES, STATISTICS: STATISTICS_BYTES}
@@ -47,26 +43,8 @@ def measure_gpu_links(num_gpus: int, quick: bool, progress: Callable[[str, float
     Raises:
         WorkerError: a process died or waited too long.
     """
-    with tempfile.TemporaryDirectory(prefix="halopipe-") as folder, ExitStack() as stack:
-        meeting = str(Path(folder) / "store")
-        children = [
-            stack.enter_context(
-                Child(
-                    "profiler.gpu_links:measure_rank",
-                    *(rank, num_gpus, meeting, quick),
-                    core=cores_beside(rank, num_gpus),
-                )
-            )
-            for rank in range(num_gpus)
-        ]
-        first = children[0].reports(_DEADLINE_S)
-        while True:
-            try:
-                what, seconds = next(first)
-            except StopIteration as stop:
-                return stop.value
-            if progress is not None:
-                progress(what, seconds)
+    cores = [cores_beside(rank, num_gpus) for rank in range(num_gpus)]
+    return in_processes("profiler.gpu_links:measure_rank", cores, quick, progress)
 
 
 def num_gpu_measurements(num_gpus: int) -> int:
@@ -79,7 +57,7 @@ def measure_rank(report: Report, rank: int, num_gpus: int, meeting: str, quick: 
     device = torch.device("cuda", rank)
     torch.cuda.set_device(device)
     store = dist.FileStore(meeting, num_gpus)
-    timeout = timedelta(seconds=_DEADLINE_S)
+    timeout = timedelta(seconds=SILENCE_S)
     dist.init_process_group("nccl", store=store, rank=rank, world_size=num_gpus, timeout=timeout, device_id=device)
     try:
         measuring = Measuring(report, rank, num_gpus, device, quick)

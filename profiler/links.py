@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import timedelta
@@ -29,7 +29,7 @@ from profiler.host_pairs import measure_across, measure_fully, rounded
 from profiler.pair import FULL, QUICK, Effort, Points
 from profiler.sums import gradients, of_statistics
 
-_SILENCE_S = 300.0
+SILENCE_S = 300.0
 _EVERY_SIZE = 4  # all world sizes up to here are measured
 
 
@@ -51,15 +51,28 @@ def measure_links(num_workers: int, quick: bool, progress: Callable[[str, float]
     Raises:
         WorkerError: a process died or waited too long.
     """
+    cores = [core_of(rank) for rank in range(num_workers)]
+    return in_processes("profiler.links:measure_rank", cores, quick, progress)
+
+
+def in_processes(
+    function: str,
+    cores: Sequence[int | Collection[int] | None],
+    quick: bool,
+    progress: Callable[[str, float], None] | None = None,
+) -> LinkCosts:
+    """What ``function(report, rank, number of ranks, meeting place, quick)`` finds as rank 0 of as many as ``cores``.
+
+    Raises:
+        WorkerError: a process died or waited too long.
+    """
     with tempfile.TemporaryDirectory(prefix="halopipe-") as folder, ExitStack() as stack:
         meeting = str(Path(folder) / "store")
         children = [
-            stack.enter_context(
-                Child("profiler.links:measure_rank", rank, num_workers, meeting, quick, core=core_of(rank))
-            )
-            for rank in range(num_workers)
+            stack.enter_context(Child(function, rank, len(cores), meeting, quick, core=core))
+            for rank, core in enumerate(cores)
         ]
-        first = children[0].reports(_SILENCE_S)
+        first = children[0].reports(SILENCE_S)
         while True:
             try:
                 what, seconds = next(first)
@@ -77,7 +90,7 @@ def num_measurements(num_workers: int) -> int:
 def measure_rank(report: Report, rank: int, num_workers: int, meeting: str, quick: bool) -> LinkCosts:
     """One rank's part, in its own process; all ranks call it together, rank 0's answer counts."""
     store = dist.FileStore(meeting, num_workers)
-    timeout = timedelta(seconds=_SILENCE_S)
+    timeout = timedelta(seconds=SILENCE_S)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=num_workers, timeout=timeout)
     try:
         return measure_together(store, ("",) * num_workers, QUICK if quick else FULL, report)

@@ -17,7 +17,7 @@ from math import inf
 from planner.costs.stage import PriceBook
 from planner.formats.piper import Instance, Node, Option
 from planner.ir.plan import Plan
-from planner.ir.problem import ALWAYS, NEVER, Problem
+from planner.ir.problem import ALWAYS, AUTO, NEVER, Problem
 from planner.peers import piper
 from planner.peers.answer import Answer
 from planner.solvers.candidates.answer import heuristic_plan
@@ -50,7 +50,11 @@ def solve(problem: Problem, progress: Progress | None = None) -> Plan:
 
 
 def pipelines(problem: Problem, book: PriceBook) -> Iterator[Candidate]:
-    """Every micro-batch size, with memory counted as Piper does, and as if there were enough."""
+    """Every micro-batch size, with memory counted as Piper does, and as if there were enough.
+
+    A rank holds more than Piper counts (what is received, the batch).  So where recomputation is a choice, stages of
+    which all compute their activations again are offered as well: what fits so should be found.
+    """
     together = bool(mixing_layers(problem.profile.graph))
     least = float(min(problem.memory_limit_bytes(rank) for rank in problem.ranks))
     sizes = micro_batch_sizes(problem, book)
@@ -58,12 +62,16 @@ def pipelines(problem: Problem, book: PriceBook) -> Iterator[Candidate]:
     for number, size in enumerate(reversed(sizes)):
         kind = slowest_kind(problem, book, size)
         found = searchable(network(problem, book, kind, size), len(problem.ranks))
-        made = instance(problem, found, held(book, found, kind, size), size)
+        memory = held(book, found, kind, size)
+        made = instance(problem, found, memory, size)
+        again = instance(replace(problem, recompute=ALWAYS), found, memory, size)
         limit_s = max(0.0, stop_at - time.monotonic()) / (len(sizes) - number)
         most = 1 if together else min(micro_batches(problem, size))
         seen: list[Chosen] = []
-        for memory_bytes in (least, inf):
-            answer = piper.solve(made, memory_bytes=memory_bytes, most_replicas=most, time_limit_s=limit_s / 2)
+        asked = [(made, least), (made, inf), *([(again, least)] if problem.recompute == AUTO else [])]
+        for instance_of, memory_bytes in asked:
+            part_s = limit_s / len(asked)
+            answer = piper.solve(instance_of, memory_bytes=memory_bytes, most_replicas=most, time_limit_s=part_s)
             chosen = _chosen(problem, found, answer)
             if chosen.stages and chosen not in seen:
                 seen.append(chosen)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import hashlib
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +13,7 @@ from benchmarks import accuracy
 from benchmarks.accuracy_cases import CHOSEN, DATA_PARALLEL, HYBRID, NETWORKS, ONE, SETTINGS, SPACE
 from benchmarks.accuracy_plans import case, pipeline
 from benchmarks.accuracy_rows import Outcome, kendall_tau, mape, regret, rows
-from benchmarks.accuracy_runs import by_action
+from benchmarks.steps import by_action
 from benchmarks.testbed import RATES
 from planner.ir.problem import Problem
 from planner.ir.timeline import Span
@@ -74,10 +73,11 @@ def test_there_are_as_many_plans_as_promised_and_of_every_kind() -> None:
     assert len({setting.name for setting in SETTINGS}) == len(SETTINGS)
 
 
-def test_where_hosts_share_cores_no_device_needs_half_of_one() -> None:
+def test_where_ranks_share_cores_a_third_of_each_is_left_for_what_moves_messages() -> None:
     for setting in SETTINGS:
-        if len(setting.factors) > 2:
-            assert min(setting.factors) >= 2.0, setting.name
+        if len(setting.factors) > 2 and not setting.timed:
+            for core in range(2):
+                assert sum(1 / factor for factor in setting.factors[core::2]) < 0.67, setting.name
 
 
 @pytest.mark.parametrize("schedule", ["gpipe", "interleaved", "zb-v", "greedy"])
@@ -109,10 +109,12 @@ RESULTS = Path(accuracy.__file__).parent / "results"
 
 @pytest.mark.skipif(not (RESULTS / "accuracy.json").exists(), reason="no results yet")
 def test_the_committed_results_are_of_the_committed_predictions() -> None:
-    frozen = (RESULTS / "accuracy" / "predictions.json").read_bytes()
+    predicted = json.loads((RESULTS / "accuracy" / "predictions.json").read_text())
     measured = json.loads((RESULTS / "accuracy" / "measured.json").read_text())
-    assert measured["predictions_sha256"] == hashlib.sha256(frozen).hexdigest()
-    predicted = json.loads(frozen)
+    for network, digest in measured["predictions_sha256"].items():
+        names = [setting.name for setting in SETTINGS if setting.network == network]
+        assert accuracy.digest_of({name: predicted[name] for name in names}) == digest
+    assert set(measured["predictions_sha256"]) == set(NETWORKS)
     assert {name: [each["plan"] for each in plans] for name, plans in predicted.items()} == {
         name: list(plans) for name, plans in measured["settings"].items()
     }

@@ -14,7 +14,8 @@ from benchmarks import sparse_vgg, virtual_device
 from benchmarks.sparse_vgg import QUICK, rows, sums, undisturbed
 from benchmarks.sparse_vgg_clouds import batches, sizes
 from benchmarks.sparse_vgg_plans import OURS, SPARSEPIPE, UNRESTRICTED, Case, cases
-from benchmarks.sparse_vgg_runs import Network, RankStep, Step, count_samples
+from benchmarks.sparse_vgg_runs import Network, count_samples
+from benchmarks.steps import RankStep, Step
 from benchmarks.virtual_device import HeldTransport, VirtualDevice, with_devices
 from planner.costs.predict import forecast
 from planner.costs.stage import PriceBook
@@ -156,6 +157,10 @@ def test_a_slower_device_takes_the_factor_as_long_for_everything() -> None:
 
     assert busy_s(slow, 0) == busy_s(profile, 0)
     assert busy_s(slow, 1) == pytest.approx(2 * busy_s(profile, 0))
+    parts = profile.measurements[profile.cluster.devices[0].kind][:1]
+    slow = with_devices(replace(profile, parts={profile.cluster.devices[0].kind: parts}), (1.0, 2.0))
+    slowed = slow.parts[slow.cluster.devices[1].kind]
+    assert [part.forward_s for part in slowed] == [2 * part.forward_s for part in parts]
 
 
 def test_published_sparsepipe_has_one_stage_on_two_devices_and_without_its_restrictions_a_better_plan() -> None:
@@ -238,5 +243,5 @@ def _case(name: str, decision: Decision, counts: bool) -> Case:
 
 
 def _step(seconds: float, delay: float) -> Step:
-    rank = RankStep(1.0, 1.0 + seconds, seconds, delay, 0.0, (), None)
+    rank = RankStep(1.0, 1.0 + seconds, seconds, 0.0, delay, 0.0, (), 0, None)
     return Step((rank, rank))

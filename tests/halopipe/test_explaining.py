@@ -35,7 +35,7 @@ def test_with_its_profile_a_plan_is_drawn_and_its_hand_overs_are_shown() -> None
     assert "  rank 0  n0/cpu0  F0░" in shown
     assert "128 KiB to stage 1" in shown
     assert "6.00 ms  12.0 ms    3.00 MiB" in shown
-    assert " MiB of 942 MiB" in shown
+    assert "8.25 MiB of 942 MiB" in shown
     assert "Not shown" not in shown
 
 

@@ -5,17 +5,20 @@ from __future__ import annotations
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch.distributed as dist
 
 from planner.ir.cluster import ACROSS_HOSTS, MEASURED, WITHIN_HOST, Link
-from profiler import interference, sums, wire
+from profiler import host_pairs, interference, pair, sums, wire
 from profiler.child import Child, Report
+from profiler.host_pairs import _link as link_of
 from profiler.host_pairs import differ
+from profiler.interference import CoreCosts
 from profiler.links import LinkCosts, groups_of, measure_together
 from profiler.pair import LEAST_LAST_BYTES, SIZES, Effort, burst_bytes, most_bent
+from profiler.wire import Wire
 from runtime.transport import peer, together
 
 HOSTS = ("n0", "n0", "n1")
@@ -89,6 +92,33 @@ def test_a_burst_is_what_messages_after_silence_are_ahead_of_the_stream() -> Non
     assert burst_bytes(bucket, rate) == pytest.approx(32_000, rel=0.1)
     assert burst_bytes(tuple((size, latency_s + size / rate) for size in SIZES), rate) == 0
     assert burst_bytes(tuple((size, latency_s + 2 * size / rate) for size in SIZES), rate) == 0
+
+
+class Alone:
+    """The wire of a leader whose times are given."""
+
+    group, peer, leads = None, 1, True
+
+    def agree(self, value: float) -> float:
+        return value
+
+    def forget(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize(("both", "duplex"), [(1.1, True), (1.45, True), (1.55, False), (2.0, False)])
+def test_a_link_is_duplex_if_both_ways_take_little_longer_than_one(
+    monkeypatch: pytest.MonkeyPatch, both: float, duplex: bool
+) -> None:
+    monkeypatch.setattr(pair, "there_and_back_s", lambda _, there, back, pause_s=0.0: ((there + back) * 1e-9, 1e-6))
+    monkeypatch.setattr(pair, "both_ways_s", lambda _, num_bytes: both * num_bytes * 1e-9)
+    monkeypatch.setattr(pair, "_stream_s", lambda _, num_bytes, *__: num_bytes * 1e-9)
+    costs = pair.measure_pair(cast(Wire, Alone()), LEAST)
+    assert costs is not None
+    link = link_of(host_pairs._record(costs, costs.there, CoreCosts((), ())))
+    assert link.duplex is duplex
+    assert link.bandwidth_bytes_per_s == pytest.approx(1e9)
+    assert dict(link.points) == pytest.approx({size: size * 1e-9 for size in SIZES}, rel=1e-4)
 
 
 def test_a_table_is_looked_at_again_where_it_bends() -> None:

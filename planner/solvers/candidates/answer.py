@@ -13,6 +13,7 @@ from planner.ir.schedule import Op
 from planner.ir.timeline import Timeline
 from planner.solvers.candidates.assemble import decision_of, plan_of
 from planner.solvers.candidates.evaluate import Evaluation, Evaluator
+from planner.solvers.candidates.space import mixing_text
 
 _NEARLY_FULL = 0.9
 _WORTH_NAMING = 0.01
@@ -94,6 +95,9 @@ def infeasible(problem: Problem, closest: Evaluation, would_fit: Sequence[str] =
         f"usable {size_text(limit)} ({size_text(device.memory_bytes)} minus {problem.memory_margin:.0%} margin)",
         f"largest part: {_largest(memory)}, at micro-batch {max(closest.candidate.micro_batches)}",
     ]
+    mixing = mixing_text(problem.profile.graph)
+    if mixing and len(problem.ranks) > 1:
+        details.append(f"{mixing}: a stage that has one is not divided among ranks by samples")
     remedies = list(would_fit) or ["use devices with more memory, more devices, or a smaller model"]
     return InfeasibleError("no plan fits", details, remedies)
 

@@ -142,12 +142,15 @@ def mixing_layers(graph: Graph) -> frozenset[str]:
     return frozenset(check_samples_apart(graph))
 
 
+def mixing_text(graph: Graph) -> str:
+    """How many layers mix samples, with an example; empty if none does."""
+    mixing = mixing_layers(graph)
+    count = f"{len(mixing)} layers mix" if len(mixing) > 1 else "1 layer mixes"
+    return f"{count} samples, such as {min(mixing)}" if mixing else ""
+
+
 def require_divisible(graph: Graph) -> None:
     """Raises :class:`InfeasibleError` if a layer of the graph mixes samples."""
-    mixing = mixing_layers(graph)
+    mixing = mixing_text(graph)
     if mixing:
-        raise InfeasibleError(
-            "the model cannot be cut by samples",
-            [f"{len(mixing)} layers mix samples, such as {min(mixing)}"],
-            ["plan with another solver"],
-        )
+        raise InfeasibleError("the model cannot be cut by samples", [mixing], ["plan with another solver"])

@@ -180,6 +180,9 @@ def test_working_beyond_ones_part_saves_the_halo_and_costs_the_rows() -> None:
     assert crossing.moved_bytes[:, 0].tolist() == [2 * 4 * 8 * 16 * 4, 0]
     plain_s, wide_s = prices.layer(0, (H2, wide)).seconds[FORWARD].max(axis=-1)
     assert plain_s < wide_s < plain_s * 9 / 8  # the call itself is not longer
+    shares = prices_of_shares(one_conv())  # no model of the family: rows alone count
+    plain_s, wide_s = shares.layer(0, (H2, wide)).seconds[FORWARD].max(axis=-1)
+    assert wide_s == pytest.approx(plain_s * 9 / 8)
 
 
 def test_a_wide_halo_is_fetched_once_for_two_layers() -> None:

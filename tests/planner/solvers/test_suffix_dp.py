@@ -180,6 +180,21 @@ def test_what_no_change_helps_is_said() -> None:
         solve(with_memory(heavy(), 1000))
 
 
+def test_layers_that_keep_a_stage_on_one_rank_are_named_where_nothing_fits() -> None:
+    problem = with_memory(heavy(), 1000)
+    with pytest.raises(InfeasibleError) as free:
+        solve(problem)
+    assert "mix" not in str(free.value)
+    graph = problem.profile.graph
+    layers = tuple(
+        replace(layer, attributes={**layer.attributes, "mixes_samples": True}) if layer.name in ("l1", "l2") else layer
+        for layer in graph.layers
+    )
+    mixing = replace(problem.profile, graph=replace(graph, layers=layers))
+    with pytest.raises(InfeasibleError, match="2 layers mix samples, such as l1: a stage that has one is not divided"):
+        solve(replace(problem, profile=mixing))
+
+
 @pytest.mark.parametrize("gap", [0.0, 0.5])
 def test_a_gap_ends_the_search_sooner(gap: float) -> None:
     plan = solve(replace(heavy(), gap=gap))
