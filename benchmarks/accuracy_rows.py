@@ -23,6 +23,7 @@ class Outcome:
         p10_s, p90_s: the range in which four of five steps were predicted to lie.
         step_s: median of those measured.
         peak_bytes: by rank: (predicted, measured); none where devices compute nothing.
+        halves_s: medians of the first half of the steps and of the second, which were run a minute later.
     """
 
     setting: str
@@ -34,6 +35,12 @@ class Outcome:
     p90_s: float
     step_s: float
     peak_bytes: tuple[tuple[int, int], ...]
+    halves_s: tuple[float, float]
+
+    @property
+    def apart(self) -> float:
+        """By how much the two halves differ: what the machine itself changes, no prediction can be better."""
+        return max(self.halves_s) / min(self.halves_s) - 1
 
     @property
     def error(self) -> float:
@@ -73,6 +80,8 @@ def rows(found: Sequence[Outcome], factor_one: Mapping[str, bool]) -> Iterator[R
         yield at_most("MAPE, one device across processes", 100 * mape(alone), "%", 3.0)
     inside = sum(each.p10_s <= each.step_s <= each.p90_s for each in found) / len(found)
     yield Row("measured median within p10 and p90", 100 * inside, "%")
+    yield Row("the same plan a minute later, mean difference", 100 * statistics.fmean(x.apart for x in found), "%")
+    yield Row("the same plan a minute later, largest difference", 100 * max(each.apart for each in found), "%")
     memory = [(predicted, seen) for each in found for predicted, seen in each.peak_bytes if predicted and seen]
     if memory:
         errors = [predicted / seen - 1 for predicted, seen in memory]

@@ -33,6 +33,8 @@ def outcomes_of(predicted: Mapping[str, Any], measured: Mapping[str, Any]) -> li
     for name, plans in predicted.items():
         for each in plans:
             steps, said = measured[name][each["plan"]], each["prediction"]
+            seconds = [step["seconds"] for step in steps]
+            half = max(1, len(seconds) // 2)
             ranks = range(0 if setting_of[name].timed else len(said["ranks"]))  # timed devices keep what they made
             peaks = [max(step["ranks"][rank]["peak_bytes"] for step in steps) for rank in ranks]
             found.append(
@@ -44,8 +46,9 @@ def outcomes_of(predicted: Mapping[str, Any], measured: Mapping[str, Any]) -> li
                     said["step_s"],
                     said["p10_s"],
                     said["p90_s"],
-                    statistics.median(step["seconds"] for step in steps),
+                    statistics.median(seconds),
                     tuple((rank["peak_bytes"], peak) for rank, peak in zip(said["ranks"], peaks, strict=False)),
+                    (statistics.median(seconds[:half]), statistics.median(seconds[-half:])),
                 )
             )
     return found

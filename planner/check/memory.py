@@ -32,6 +32,7 @@ class Stage:
         again: what is saved only once it is computed again, of a stage whose layers have layouts of their own.
         prepared: inputs that the host makes.
         parameter_bytes: what the rank holds of parameters.
+        defers: by layer, whether its weight gradients can come later than those of its inputs.
     """
 
     layers: Sequence[Layer]
@@ -43,6 +44,7 @@ class Stage:
     prepared: int
     parameter_bytes: int
     recompute: bool
+    defers: Sequence[bool] = ()
 
 
 @dataclass(slots=True)
@@ -53,14 +55,16 @@ class _Now:
     inputs: dict[tuple[int, int], int] = field(default_factory=dict)
     seeds: dict[tuple[int, int], int] = field(default_factory=dict)
     gradients: dict[int, int] = field(default_factory=dict)
+    early: dict[int, int] = field(default_factory=dict)  # of stages that have no others yet, those made with inputs'
     halved: set[tuple[int, int]] = field(default_factory=set)
     sent: list[tuple[int, Action, float, int]] = field(default_factory=list)  # (peer, what sent it, bytes, in a frame)
     posted: int = 0
     prepared: int = 0
 
     def total(self) -> float:
-        held = (*self.kept.values(), *self.inputs.values(), *self.seeds.values(), *self.gradients.values())
-        return sum(held) + sum(size for _, _, size, _ in self.sent) + self.posted + self.prepared
+        held = (*self.kept.values(), *self.inputs.values(), *self.seeds.values())
+        made = {**self.early, **self.gradients}
+        return sum(held) + sum(made.values()) + sum(size for _, _, size, _ in self.sent) + self.posted + self.prepared
 
 
 class Account:
@@ -121,6 +125,7 @@ class Account:
                 most = max(most, now.total() + self._update_bytes(action.stage))
                 if any(a.op is Op.UPDATE and a.stage == action.stage for a in self._row[position + 1 :]):
                     now.gradients.pop(action.stage, None)
+                    now.early.pop(action.stage, None)
         return round(most) + framed
 
     def batch_bytes(self) -> int:
@@ -140,6 +145,8 @@ class Account:
         now.seeds.pop(key, None)
         several = self._versions(action.stage) > 1
         first = action.stage not in now.gradients or several
+        if action.op is Op.BACKWARD_INPUT:
+            first = several or (action.stage not in now.gradients and action.stage not in now.early)
         rises = _Rises(stage, self._profile.graph, self._seed_bytes(*key), first)
         before = now.total()
         if action.op is Op.FORWARD and not self._trains:
@@ -153,6 +160,7 @@ class Account:
         if action.op is Op.BACKWARD_INPUT:
             now.kept[key] += rises.left - saved
             now.halved.add(key)
+            now.early[action.stage] = rises.early
             return before - saved + max(rises.halved(), rises.forward() if stage.recompute else 0.0)
         if key in now.halved:
             now.halved.remove(key)
@@ -253,6 +261,10 @@ class _Rises:
         if stage.levels is not None:
             self.left = round(sum(levels[4] for levels in stage.levels))
         self._made = _made(stage, graph)
+        defers = stage.defers or (True,) * len(self._made)
+        self._early = [0.0 if later else size for later, size in zip(defers, self._made, strict=True)]
+        self._late = [size - early for size, early in zip(self._made, self._early, strict=True)]
+        self.early = round(sum(self._early))
 
     def forward(self) -> float:
         """While forward runs and keeps what it saves."""
@@ -279,32 +291,31 @@ class _Rises:
         if self._stage.levels is None:
             again = round(self._stage.again)
             return self.saved + again + round(self._stage.workspace) + (self._all_made if self._first else 0)
-        return self._down(1, self._stage.saved, adds=True)
+        return self._down(1, self._stage.saved, self._made)
 
     def halved(self) -> float:
         """While the gradients of inputs are computed alone."""
         if self._stage.levels is None:
             needs = round(self._stage.workspace)
             return max(self.left + needs, self.saved + round(self._stage.again) + needs)
-        return self._down(2, self._stage.saved, adds=False)
+        return self._down(2, self._stage.saved, self._early)
 
     def weights(self) -> float:
         """While those of weights are."""
         if self._stage.levels is None:
             return self.left + round(self._stage.workspace) + (self._all_made if self._first else 0)
-        return self._down(3, [levels[4] for levels in self._stage.levels], adds=True)
+        return self._down(3, [levels[4] for levels in self._stage.levels], self._late)
 
     @property
     def _all_made(self) -> int:
         return round(sum(self._made))
 
-    def _down(self, which: int, held: Sequence[float], adds: bool) -> float:
+    def _down(self, which: int, held: Sequence[float], makes: Sequence[float]) -> float:
         """From the last layer to the first, each of which lets go of what it held, and makes gradients."""
         levels = self._stage.levels or ()
         there, made, left, most = sum(held), 0.0, 0.0, 0.0
         for place in reversed(range(len(held))):
-            own = self._made[place] if adds else 0.0
-            made = made + own if self._first else own
+            made = made + makes[place] if self._first else makes[place]
             given = self._seeds if place < len(held) - 1 and which != 3 else 0
             most = max(most, there + levels[place][which] + made + left + given)
             there -= held[place]

@@ -337,7 +337,12 @@ class _Plain:
         names_of = {name for layer in layers for name in layer.parameters}
         parameters = sum(self.profile.graph.parameters[name].num_bytes for name in names_of)
         left = self._left_bytes(rank, stage, microbatch)
-        return Holding(layers, saved, levels, needs, left, 0.0, prepared, parameters, recompute)
+        defers = [self._defers(device_kind, layer) for layer in layers] if levels is not None else ()
+        return Holding(layers, saved, levels, needs, left, 0.0, prepared, parameters, recompute, defers)
+
+    def _defers(self, device_kind: str, layer: Layer) -> bool:
+        """Whether the layer's weight gradients may come later than those of its inputs."""
+        return any(m.backward_weight_s > 0 for m in self.measured.get((device_kind, layer.name), ()))
 
     def _prepared_bytes(self, rank: int, stage: int, microbatch: int) -> int:
         """Of what the host prepares of a micro-batch: the rank's own part, or all where layers have layouts."""
@@ -356,7 +361,7 @@ class _Plain:
             return self.left[key]
         total = 0.0
         for layer in self.layers[stage]:
-            if any(m.backward_weight_s > 0 for m in self.measured.get((device_kind, layer.name), ())):
+            if self._defers(device_kind, layer):
                 floats = [s for s in (*(self.values[name] for name in layer.inputs), *layer.outputs) if s.is_float]
                 total += sum(spec.num_bytes * (samples / captured if spec.has_samples else 1.0) for spec in floats)
         self.left[key] = round(total)

@@ -71,7 +71,9 @@ def _course_of(
     layers = layers_in(placed.runs)
     saved_by = np.diff(table.saved_bytes)[layers]
     made = np.diff(costs.book.tables.graph.parameter_bytes)[layers]
-    found = course(saved_by, _gradients(placed, made), levels[:, layers], seeds)
+    names, later = costs.book.profile.graph.layers, costs.book.tables.deferring(kind)
+    defers = np.array([names[layer].name in later for layer in layers], dtype=bool)
+    found = course(saved_by, _gradients(placed, made), levels[:, layers], seeds, defers)
     return found, _unsaved(costs, layers, saved_by, levels, samples)
 
 

@@ -65,6 +65,7 @@ class _Walk:
         self._outgoing = 0
         self._frames = self._most_in_frames()
         self._with_gradients: set[int] = set()
+        self._early: dict[int, int] = {}  # by stage, gradients that came with those of inputs
         self._computed_again = Counter[int]()
         self._last = {a.stage: p for p, a in enumerate(compiled.grid[rank]) if a.op is Op.UPDATE}
 
@@ -97,6 +98,7 @@ class _Walk:
                 yield self._held(position, self._found.update[self._rank, action.stage])
                 if position != self._last[action.stage]:
                     self._with_gradients.discard(action.stage)
+                    self._early.pop(action.stage, None)
 
     def _receive(self, stage: int, microbatch: int, forward: bool, messages: Sequence[int]) -> None:
         came = self._buffers[self._num_received]
@@ -119,23 +121,26 @@ class _Walk:
         activation = self._found.activations[slot]
         course, again = activation.course, activation.recompute
         self._seeds.pop(key, None)
-        before = self._total()
+        before, has_all = self._total(), key[0] in self._with_gradients
         if sign > 0:
             top = before + (course.unrecorded if activation.recompute else course.forward)
             self._kept += activation.kept
         elif sign == 0:
             rest = before - activation.saved
-            top = rest + max(course.backward_input, course.forward if again else 0)
+            is_later = key[0] in self._with_gradients or key[0] in self._early
+            level = self._first_or_later(key[0], is_later, course.input_first, course.input_later)
+            top = rest + max(level, course.forward if again else 0)
+            self._early[key[0]] = course.early
             self._kept += course.left - activation.saved
             self._computed_again[slot] += 1
         elif self._computed_again[slot]:
             self._computed_again[slot] -= 1
-            top = before - course.left + self._first_or_later(key[0], course.weight_first, course.weight_later)
+            top = before - course.left + self._first_or_later(key[0], has_all, course.weight_first, course.weight_later)
             self._kept -= course.left + activation.kept - activation.saved
             self._inputs.pop(key, None)
         else:
             rest = before - activation.saved
-            level = self._first_or_later(key[0], course.backward_first, course.backward_later)
+            level = self._first_or_later(key[0], has_all, course.backward_first, course.backward_later)
             top = rest + max(level, course.forward if again else 0)
             self._kept -= activation.kept
             self._inputs.pop(key, None)
@@ -144,9 +149,9 @@ class _Walk:
         after = self._held(position, 0)
         return replace(after, workspace=max(0, top - after.during))
 
-    def _first_or_later(self, stage: int, first: int, later: int) -> int:
+    def _first_or_later(self, stage: int, is_later: bool, first: int, later: int) -> int:
         """Where there are several versions of weights, each micro-batch has gradients of its own, added at the end."""
-        return later if stage in self._with_gradients and self._compiled.versions[stage] < 2 else first
+        return later if is_later and self._compiled.versions[stage] < 2 else first
 
     def _most_in_frames(self) -> int:
         """Frames are kept for the next messages: as many as are ever under way at once."""
@@ -161,7 +166,8 @@ class _Walk:
         return most
 
     def _gradients(self) -> int:
-        return sum(self._found.gradients[self._rank, stage] for stage in self._with_gradients)
+        early = sum(size for stage, size in self._early.items() if stage not in self._with_gradients)
+        return early + sum(self._found.gradients[self._rank, stage] for stage in self._with_gradients)
 
     def _activations(self) -> int:
         return self._kept + self._inputs.total() + self._seeds.total() + self._outgoing + self._frames

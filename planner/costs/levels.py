@@ -6,12 +6,13 @@ l and gradients of parameters of g(k) bytes:
     forward                 most over k of  s(<k) + f(k)
     backward, the first     most over k of  s(<=k) + b(k) + g(>=k)          gradients come layer by layer
     backward, later ones    most over k of  s(<=k) + b(k) + g(k)            beside the gradients that are there
-    backward for inputs     most over k of  s(<=k) + i(k) + l(>k)
-    backward for weights    most over k of  l(<=k) + w(k) + g(>=k), later ones with g(k) alone
+    backward for inputs     most over k of  s(<=k) + i(k) + l(>k) + e(>=k), later ones with e(k) alone
+    backward for weights    most over k of  l(<=k) + w(k) + (g - e)(>=k), later ones with (g - e)(k) alone
 
-since forward goes up the layers and backward down, and lets go of what a layer saved.  Levels are affine in the samples
-between the sizes measured, and beyond.  A profile without levels has workspaces: then every action of the stage needs
-that of the hungriest layer beyond all that is saved.
+since forward goes up the layers and backward down, and lets go of what a layer saved.  Layers that cannot leave their
+weight gradients for later (recurrent ones) make them with those of inputs: e is g there, and 0 elsewhere.  Levels are
+affine in the samples between the sizes measured, and beyond.  A profile without levels has workspaces: then every
+action of the stage needs that of the hungriest layer beyond all that is saved.
 """
 
 from __future__ import annotations
@@ -40,8 +41,9 @@ class Course:
     Attributes:
         saved: between forward and backward.
         left: between a backward for inputs and that for weights.
-        forward, backward_first, backward_later, backward_input, weight_first, weight_later: the most while it runs;
-            of first backwards with the gradients of parameters that they make, of later ones beside them.
+        forward, backward_first, backward_later, input_first, input_later, weight_first, weight_later: the most while it
+            runs; of first backwards with the gradients of parameters that they make, of later ones beside them.
+        early: gradients of parameters that a backward for inputs makes.
         unrecorded: the most while forward runs without keeping anything for a backward.
     """
 
@@ -50,10 +52,12 @@ class Course:
     forward: int
     backward_first: int
     backward_later: int
-    backward_input: int
+    input_first: int
+    input_later: int
     weight_first: int
     weight_later: int
     unrecorded: int
+    early: int = 0
 
 
 @dataclass(slots=True, eq=False)
@@ -123,7 +127,9 @@ def affine(sizes: Array, values: Array, at: float) -> Array:
     return np.asarray(values[upper - 1] + share * (values[upper] - values[upper - 1]))
 
 
-def course(saved: Array, gradients: Array, levels: Array, seeds: float = 0.0) -> Course:
+def course(
+    saved: Array, gradients: Array, levels: Array, seeds: float = 0.0, defers: NDArray[np.bool_] | None = None
+) -> Course:
     """The course of a stage.
 
     Args:
@@ -131,11 +137,14 @@ def course(saved: Array, gradients: Array, levels: Array, seeds: float = 0.0) ->
         levels: ``[quantity, layer]`` of the same layers.
         seeds: what came of the gradients of its outputs: it stays to the end of backward, beside what the last layer
             is given.
+        defers: by layer, whether its weight gradients can come later than those of inputs; None: of all layers.
     """
     forward, backward, halved, weight, left, _ = levels
+    early = np.zeros_like(gradients) if defers is None else np.where(defers, 0.0, gradients)
+    late = gradients - early
     upto = np.cumsum(saved)
     before = upto - saved
-    made = np.cumsum(gradients[::-1])[::-1]
+    made, made_early, made_late = (np.cumsum(each[::-1])[::-1] for each in (gradients, early, late))
     left_upto = np.cumsum(left)
     previous = np.concatenate(([0.0], saved[:-1]))
     came = np.full(len(saved), seeds)
@@ -151,10 +160,12 @@ def course(saved: Array, gradients: Array, levels: Array, seeds: float = 0.0) ->
         forward=most(before + forward),
         backward_first=most(upto + backward + made),
         backward_later=most(upto + backward + gradients),
-        backward_input=most(upto + halved + left_upto[-1:] - left_upto),
-        weight_first=most(left_upto + weight + made),
-        weight_later=most(left_upto + weight + gradients),
+        input_first=most(upto + halved + left_upto[-1:] - left_upto + made_early),
+        input_later=most(upto + halved + left_upto[-1:] - left_upto + early),
+        weight_first=most(left_upto + weight + made_late),
+        weight_later=most(left_upto + weight + late),
         unrecorded=most(previous + forward),
+        early=round(float(early.sum())),
     )
 
 
@@ -173,7 +184,8 @@ def plain_course(saved: float, left: float, gradients: float, workspace: float, 
         forward=held + needs,
         backward_first=back + round(gradients),
         backward_later=back,
-        backward_input=max(kept + needs, back),
+        input_first=max(kept + needs, back),
+        input_later=max(kept + needs, back),
         weight_first=kept + needs + round(gradients),
         weight_later=kept + needs,
         unrecorded=held + needs,

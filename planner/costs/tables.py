@@ -29,6 +29,7 @@ from planner.costs.measured_parts import MeasuredParts
 from planner.costs.quantiles import Range, default_range
 from planner.ir.cluster import INTERPOLATED, Evidence
 from planner.ir.errors import MissingMeasurementError
+from planner.ir.graph import Graph
 from planner.ir.profile import Measurement, Profile
 
 __all__ = ["Array", "CostTables", "Run", "SizeTable", "layers_of", "runs_of", "span"]
@@ -77,6 +78,7 @@ class CostTables:
     _measured: dict[str, tuple[Sequence[Measurement], ...]] = field(init=False, default_factory=dict, repr=False)
     _largest: dict[str, int] = field(init=False, default_factory=dict, repr=False)
     _left: dict[str, tuple[Array, Array]] = field(init=False, default_factory=dict, repr=False)
+    _deferring: dict[str, frozenset[str]] = field(init=False, default_factory=dict, repr=False)
     _alike: dict[str, tuple[MeasuredAlike, ...]] = field(init=False, default_factory=dict, repr=False)
     _features: list[Features] = field(init=False, default_factory=list, repr=False)
     _families: dict[str, Families] = field(init=False, default_factory=dict, repr=False)
@@ -115,9 +117,17 @@ class CostTables:
         """
         found = self._left.get(kind)
         if found is None:
-            found = self._left[kind] = _left(self.profile, kind)
+            found = self._left[kind] = _left(self.profile.graph, self.deferring(kind))
         fixed, each = found
         return span(fixed, runs) + samples * span(each, runs)
+
+    def deferring(self, kind: str) -> frozenset[str]:
+        """Layers whose weight gradients can be left for later: all others make theirs with those of their inputs."""
+        found = self._deferring.get(kind)
+        if found is None:
+            measured = self.profile.measurements.get(kind, ())
+            found = self._deferring[kind] = frozenset(m.layer for m in measured if m.backward_weight_s > 0)
+        return found
 
     def largest_measured(self, kind: str) -> int:
         """The most samples at which every layer was measured on ``kind``."""
@@ -209,10 +219,9 @@ class CostTables:
         return found
 
 
-def _left(profile: Profile, kind: str) -> tuple[Array, Array]:
+def _left(graph: Graph, later: frozenset[str]) -> tuple[Array, Array]:
     """By layer, as running sums: bytes whatever the number of samples, and bytes a sample."""
-    graph, values = profile.graph, profile.graph.values()
-    later = {m.layer for m in profile.measurements.get(kind, ()) if m.backward_weight_s > 0}
+    values = graph.values()
     fixed, each = [], []
     for layer in graph.layers:
         specs = [values[name] for name in layer.inputs] + list(layer.outputs) if layer.name in later else []

@@ -63,16 +63,16 @@ def pipelines(problem: Problem, book: PriceBook) -> Iterator[Candidate]:
         kind = slowest_kind(problem, book, size)
         found = searchable(network(problem, book, kind, size), len(problem.ranks))
         memory = held(book, found, kind, size)
-        made = instance(problem, found, memory, size)
-        again = instance(replace(problem, recompute=ALWAYS), found, memory, size)
+        rules = [(problem, least), (problem, inf)]
+        if problem.recompute == AUTO:
+            rules.append((replace(problem, recompute=ALWAYS), least))
         limit_s = max(0.0, stop_at - time.monotonic()) / (len(sizes) - number)
         most = 1 if together else min(micro_batches(problem, size))
         seen: list[Chosen] = []
-        asked = [(made, least), (made, inf), *([(again, least)] if problem.recompute == AUTO else [])]
-        for instance_of, memory_bytes in asked:
-            part_s = limit_s / len(asked)
-            answer = piper.solve(instance_of, memory_bytes=memory_bytes, most_replicas=most, time_limit_s=part_s)
-            chosen = _chosen(problem, found, answer)
+        for asked, memory_bytes in rules:
+            made, part_s = instance(asked, found, memory, size), limit_s / len(rules)
+            answer = piper.solve(made, memory_bytes=memory_bytes, most_replicas=most, time_limit_s=part_s)
+            chosen = _chosen(asked, found, answer)
             if chosen.stages and chosen not in seen:
                 seen.append(chosen)
                 for candidate in candidates(problem, book, chosen.stages, size):

@@ -20,7 +20,7 @@ from planner.ir.timeline import Span
 from planner.schedules import names, traits
 from tests.planner.factories import chain_profile
 
-OUTCOME = Outcome("A", "ResNet-50", "1gbit", CHOSEN, 1.0, 0.9, 1.1, 1.0, ((100, 100),))
+OUTCOME = Outcome("A", "ResNet-50", "1gbit", CHOSEN, 1.0, 0.9, 1.1, 1.0, ((100, 100),), (1.0, 1.1))
 
 
 def outcomes(*seconds: tuple[float, float]) -> list[Outcome]:
@@ -53,6 +53,7 @@ def test_a_goal_that_is_missed_is_said() -> None:
     assert found["MAPE, all plans"].value == pytest.approx(50.0)
     assert not found["largest error"].holds
     assert found["peak memory, MAPE"].holds
+    assert found["the same plan a minute later, mean difference"].value == pytest.approx(10.0)
 
 
 def test_memory_that_was_predicted_too_low_is_told_from_too_high() -> None:

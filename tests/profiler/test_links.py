@@ -113,7 +113,7 @@ def test_a_link_is_duplex_if_both_ways_take_little_longer_than_one(
     monkeypatch.setattr(pair, "there_and_back_s", lambda _, there, back, pause_s=0.0: ((there + back) * 1e-9, 1e-6))
     monkeypatch.setattr(pair, "both_ways_s", lambda _, num_bytes: both * num_bytes * 1e-9)
     monkeypatch.setattr(pair, "_stream_s", lambda _, num_bytes, *__: num_bytes * 1e-9)
-    costs = pair.measure_pair(cast(Wire, Alone()), LEAST)
+    costs = pair.measure_pair(cast(Wire, Alone()), pair.QUICK)
     assert costs is not None
     link = link_of(host_pairs._record(costs, costs.there, CoreCosts((), ())))
     assert link.duplex is duplex

@@ -73,9 +73,10 @@ def test_piper_replicates_where_parameters_are_few() -> None:
     assert not any(stage.recompute for stage in plan.decision.stages)
 
 
-def test_piper_recomputes_where_memory_is_short() -> None:
+@pytest.mark.parametrize("mib", [100, 134])
+def test_piper_recomputes_where_memory_is_short(mib: int) -> None:
     profile = chain_profile(8, 2, activation_bytes=2**20, parameter_bytes=4, saved_bytes=2**24, memory_bytes=2**28)
-    tight = Problem(profile, 16, micro_batch_sizes=(1,), memory_margin=0.0, memory_bytes=90 * 2**20, recompute=AUTO)
+    tight = Problem(profile, 16, micro_batch_sizes=(1,), memory_margin=0.0, memory_bytes=mib * 2**20, recompute=AUTO)
     plan = piper.solve(tight)
     assert any(stage.recompute for stage in plan.decision.stages)
     assert all(stage.recompute for stage in piper.solve(replace(tight, recompute=ALWAYS)).decision.stages)

@@ -155,7 +155,7 @@ def test_what_is_not_looked_at_is_said() -> None:
 
 
 def test_layers_that_mix_samples_are_cut_along_space() -> None:
-    profile = priced(*plain(samples=2, height=512), speeds=(1.0, 1.0))
+    profile = priced(*plain(samples=2, height=128), speeds=(1.0, 1.0))
     graph = profile.graph
     layers = [
         replace(x, attributes={**x.attributes, "mixes_samples": True}) if x.kind == "conv" else x for x in graph.layers
@@ -165,7 +165,7 @@ def test_layers_that_mix_samples_are_cut_along_space() -> None:
     evaluator, found = searched(Problem(mixing, 4, allow=("sample", "spatial")))
     assert found.best is not None
     assert by_samples.best is not None
-    assert found.best.step_s < 0.7 * by_samples.best.step_s
+    assert found.best.step_s < 0.8 * by_samples.best.step_s  # a pipeline of two stages, without halos
     plan = plan_of_candidate(evaluator, found.best.candidate)
     assert {tuple(plan.decision.layers[x.name].cuts) for x in layers if x.kind == "conv"} <= {("height",), ("width",)}
     assert check(plan, mixing) == ()
