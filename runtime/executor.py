@@ -74,9 +74,11 @@ class Ran:
 
 @dataclass(frozen=True, slots=True)
 class _Task:
+    """An action; ``run`` is given the executor, which it does not keep: one of clouds' sizes goes after its step."""
+
     action: Action
     text: str
-    run: Callable[[], None]
+    run: Callable[[Executor], None]
 
 
 class Executor:
@@ -151,7 +153,7 @@ class Executor:
         for task in self._tasks:
             activity.begin(task.text)
             try:
-                task.run()
+                task.run(self)
                 if synchronise is not None:
                     synchronise()
             except Exception as error:
@@ -257,23 +259,27 @@ class Executor:
         self._update(action)
 
     def _made(self, row: Sequence[Action]) -> tuple[_Task, ...]:
-        handlers: Mapping[Op, Callable[[Action], None]] = {
-            Op.FORWARD: self._forward,
-            Op.BACKWARD: self._backward,
-            Op.BACKWARD_INPUT: self._backward,
-            Op.BACKWARD_WEIGHT: self._backward_weight,
-            Op.REDUCE_GRAD: self._reduce,
-            Op.UPDATE: self._update,
-            Op.PREPARE: self._prepare,
-        }
-        first = next(filter(_ends_step, row), None)
+        first, post = next(filter(_ends_step, row), None), self._post
 
-        def handler(action: Action) -> Callable[[], None]:
+        def handler(action: Action) -> Callable[[Executor], None]:
             if action.op in MESSAGE:
-                return self._post.handler(action)
-            return partial(self._finish_and_update if action == first else handlers[action.op], action)
+                passes = post.handler(action)
+                return lambda _: passes()
+            does = Executor._finish_and_update if action == first else _HANDLERS[action.op]
+            return lambda executor: does(executor, action)
 
         return tuple(_Task(action, str(action), handler(action)) for action in row)
+
+
+_HANDLERS: Mapping[Op, Callable[[Executor, Action], None]] = {
+    Op.FORWARD: Executor._forward,
+    Op.BACKWARD: Executor._backward,
+    Op.BACKWARD_INPUT: Executor._backward,
+    Op.BACKWARD_WEIGHT: Executor._backward_weight,
+    Op.REDUCE_GRAD: Executor._reduce,
+    Op.UPDATE: Executor._update,
+    Op.PREPARE: Executor._prepare,
+}
 
 
 def _last_gradients(row: Sequence[Action], ranks: Sequence[tuple[int, ...]]) -> frozenset[Action]:

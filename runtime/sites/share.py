@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import cache
 from itertools import accumulate
 from typing import Any
 
@@ -44,8 +43,7 @@ class SiteShare:
         self._places, self._position, self.shares = tuple(places), position, shares
         self.cuts = clouds.cut_points(places)
         self.sizes = {word: points[position + 1] - points[position] for word, points in self.cuts.items()}
-        self._found = cache(self._map), cache(self._segments)
-        self._on: dict[tuple[str, torch.device], Any] = {}
+        self._made: dict[tuple[str, torch.device], Any] = {}
 
     @classmethod
     def of(
@@ -61,11 +59,11 @@ class SiteShare:
 
         Where that input is the reverse of a map, the layer goes back through it (an inverse convolution).
         """
-        return self._at(self._found[0], name, device)
+        return self._at(self._map, name, device)
 
     def segments(self, name: str, device: torch.device = CPU) -> Segments:
         """Where each sample's rows are among this rank's, for the graph input ``name`` that holds the starts."""
-        return self._at(self._found[1], name, device)
+        return self._at(self._segments, name, device)
 
     def tensor(self, name: str) -> Tensor:
         """This rank's part of a graph input.
@@ -86,12 +84,11 @@ class SiteShare:
         start = list(accumulate(self.shares, initial=0))[self._position]
         return whole[start : start + self.shares[self._position]]
 
-    def _at(self, find: Callable[[str], Any], name: str, device: torch.device) -> Any:
-        if device == CPU:
-            return find(name)
-        found = self._on.get((name, device))
+    def _at(self, make: Callable[[str], Any], name: str, device: torch.device) -> Any:
+        found = self._made.get((name, device))
         if found is None:
-            found = self._on[name, device] = find(name).to(device)
+            found = make(name) if device == CPU else self._at(make, name, CPU).to(device)
+            self._made[name, device] = found
         return found
 
     def _map(self, name: str) -> LocalMap:

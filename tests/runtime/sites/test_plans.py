@@ -7,6 +7,7 @@ be empty.
 from __future__ import annotations
 
 import copy
+import gc
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
@@ -22,7 +23,9 @@ from planner.ir.schedule import Pipeline, Schedule
 from planner.schedules import names, positions, schedule, traits
 from profiler.capture import capture
 from profiler.source import LoadedModel, load_model
+from runtime.executor import Executor
 from runtime.serial import serial_step
+from runtime.sites.share import SiteShare
 from tests.runtime.engines import Network, on_engines, trained, trained_on
 from tests.runtime.plans import Trained, assert_equal, batch_of, decide, sgd, split_backward, train_serially
 
@@ -210,3 +213,23 @@ def test_batches_of_other_sizes_follow_each_other() -> None:
         lambda engine: [engine.step(*batch).loss for batch in batches],
     )
     assert_equal(found, expected)
+
+
+def test_what_a_step_made_of_its_clouds_goes_with_it() -> None:
+    """Not only when Python looks for cycles: maps are large, and every batch has its own."""
+    model, _ = network("unet")
+    batches = [batch_of(model, 4, 0), emptied(batch_of(model, 4, 1), (3,)), batch_of(model, 4, 2)]
+    decision = decision_of("unet", "two ranks, then three", (2, 2))
+
+    def left_by(count: int) -> int:
+        gc.collect()
+        gc.disable()
+        try:
+            on_engines(
+                network("unet"), decision, lambda engine: [engine.step(*batch).loss for batch in batches[:count]]
+            )
+            return sum(type(each) in (Executor, SiteShare) for each in gc.get_objects())
+        finally:
+            gc.enable()
+
+    assert left_by(3) == left_by(1)  # those of the last step
