@@ -170,6 +170,7 @@ def _steps(one: Case, model: LoadedModel, captured: Captured, transport: Transpo
     meter = meter_of(torch.device("cpu"))
     if meter is None:
         raise RuntimeError("allocations cannot be counted on this machine: no compiler")
+    gc.collect()  # of the networks before, what would go during the steps
     inherited = meter.current_bytes  # of the process that this one was forked from
     own, graph = copy.deepcopy((model, captured))
     for buffer in own.module.buffers():  # what a deep copy makes of them is not made by the allocator
