@@ -32,9 +32,11 @@ def test_a_run_ends_where_a_rank_needs_more_than_its_limit() -> None:
     with pytest.raises(OutOfMemoryError) as caught:
         run_plan(told, replace(STEPS, memory_limit_bytes=limit))
     error = caught.value
-    rank = peaks.index(max(peaks))
     assert error.code == "H506"
-    assert f"rank {rank} (n0/cpu{rank}, stage {rank}) stopped at step" in error.title
+    stopped = [rank for rank in range(2) if f"rank {rank} (n0/cpu{rank}, stage {rank}) stopped at step" in error.title]
+    assert len(stopped) == 1
+    rank = stopped[0]
+    assert peaks[rank] > limit  # both may need more: who runs out first is a race
     assert any(f"of a limit of {limit} bytes" in line for line in error.details)
     assert any(line.startswith(f"predicted for rank {rank}: ") and "limit: " in line for line in error.details)
     assert any("halopipe plan --memory" in line for line in error.remedies)
