@@ -253,8 +253,11 @@ class _Crew:
             return
         doing = f"in {beat.what}" if beat else "starting"
         where = f", step {beat.step}" if beat and beat.step >= 0 else ""
-        hangs = "waits in vain" if beat and self.waits.is_waiting(rank, self.beats) else "hangs"
-        said = "nothing was heard of it for" if silent_s > deadline_s else "it has been there for"
+        if silent_s > deadline_s:
+            hangs, said = "is silent", "nothing was heard of it for"
+        else:
+            waits = beat is not None and self.waits.is_waiting(rank, self.beats)
+            hangs, said = "waits in vain" if waits else "hangs", "it has been there for"
         error = DeadlineError(
             f"{self.titles[rank]} {hangs} {doing}{where}: {said} {busy_s:.1f} s, deadline {deadline_s:g} s",
             remedies=["if it is only slow, raise --deadline"],
