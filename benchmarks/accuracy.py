@@ -68,7 +68,7 @@ def measure(quick: bool) -> list[Row]:
             raw |= execute(group, planned, 1 if quick else ROUNDS, 3 if quick else STEPS)
             _write("measured.json", {"predictions_sha256": digests, "settings": raw}, quick)
     factor_one = {setting.name: setting.factors[0] == 1.0 for setting in settings}
-    return list(rows(outcomes_of(json.loads(json.dumps(frozen)), raw), factor_one))
+    return list(rows(outcomes_of(frozen, raw), factor_one))
 
 
 def predict(settings: Sequence[Setting], quick: bool) -> dict[str, list[Case]]:

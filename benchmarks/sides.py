@@ -23,6 +23,7 @@ from torch.distributed.pipelining import (
 )
 from torch.distributed.pipelining.schedules import _Action, _PipelineScheduleRuntime
 
+from benchmarks.steps import sgd
 from planner.ir.graph import Graph
 from planner.ir.plan import Decision, Placement, Stage
 from planner.ir.profile import ModelSource
@@ -105,11 +106,6 @@ class Case:
         return replace(draft, program=tuple(tuple(map(str, row)) for row in program.rows))
 
 
-def optimizer_of(parameters: object) -> torch.optim.Optimizer:
-    """What both sides train with."""
-    return torch.optim.SGD(parameters, lr=1e-3, momentum=0.9)  # type: ignore[arg-type]
-
-
 class Ours:
     """halopipe's engine on one rank.
 
@@ -133,7 +129,7 @@ class Ours:
 
     def start(self) -> None:
         """Make the engine."""
-        self._engine = Engine(*self._ends, optimizer_of)
+        self._engine = Engine(*self._ends, sgd)
 
     def step(self) -> None:
         """One training step; the engine waits for the others itself."""
@@ -179,7 +175,7 @@ class Theirs:
         case, device = self._case, torch.device("cpu")
         stages = [PipelineStage(part, stage, len(case.ranks), device) for stage, part in self._parts.items()]
         count, loss_fn = case.num_microbatches, self._loss_fn
-        self._optimizers = [optimizer_of(part.parameters()) for part in self._parts.values()]
+        self._optimizers = [sgd(part.parameters()) for part in self._parts.values()]
         if case.schedule in SINGLE:
             self._schedule = SINGLE[case.schedule](stages[0], count, loss_fn)
         elif case.schedule in MULTIPLE:
@@ -221,7 +217,7 @@ class Bare:
         parts = [part for name, part in model.module.named_children() if _stage_of(case, name) == transport.rank]
         self._stage, self._last = nn.Sequential(*parts), transport.rank == NUM_RANKS - 1
         self._inputs, self._targets = model.inputs[0].split(case.rows), model.targets[0].split(case.rows)
-        self._loss_fn, self._optimizer = nn.MSELoss(), optimizer_of(self._stage.parameters())
+        self._loss_fn, self._optimizer = nn.MSELoss(), sgd(self._stage.parameters())
 
     def step(self) -> None:
         """One training step of the stage."""

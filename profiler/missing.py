@@ -15,8 +15,7 @@ from profiler.devices import BACKENDS, Backend, described
 from profiler.finished import Chosen, ModelCosts
 from profiler.measuring import Job
 from profiler.merging import merged
-
-_SILENCE_S = 600.0  # between two reports: a capture, or a pass over the largest batch
+from profiler.processes import SILENCE_S
 
 Progress = Callable[[ProfileProgress], None]
 
@@ -100,7 +99,7 @@ def backend_of(device_kind: str) -> Backend:
 
 def _measured(job: Job, backend: Backend, number: int, progress: Progress | None) -> ModelCosts:
     with Child("profiler.measuring:measure_model", job, core=backend.cores(0, 1)) as child:
-        reports = child.reports(_SILENCE_S)
+        reports = child.reports(SILENCE_S)
         while True:
             try:
                 report: Any = next(reports)

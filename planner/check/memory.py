@@ -143,10 +143,8 @@ class Account:
         key = (action.stage, action.microbatch or 0)
         stage = self._stage(*key)
         now.seeds.pop(key, None)
-        several = self._versions(action.stage) > 1
-        first = action.stage not in now.gradients or several
-        if action.op is Op.BACKWARD_INPUT:
-            first = several or (action.stage not in now.gradients and action.stage not in now.early)
+        made = action.stage in now.gradients or (action.op is Op.BACKWARD_INPUT and action.stage in now.early)
+        first = not made or self._versions(action.stage) > 1
         rises = _Rises(stage, self._profile.graph, self._seed_bytes(*key), first)
         before = now.total()
         if action.op is Op.FORWARD and not self._trains:

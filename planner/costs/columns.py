@@ -16,6 +16,7 @@ from planner.ir.profile import Profile
 from planner.layers import kind as kind_named
 
 Array = NDArray[np.float64]
+Flags = NDArray[np.bool_]
 
 
 @dataclass(slots=True, eq=False)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 from planner.ir.errors import IllegalProgramError
-from planner.ir.program import Program, Route
+from planner.ir.program import Part, Program, Route
 from planner.ir.schedule import COMPUTE, MESSAGE, SEND, Action, Op, format_grid
 from planner.passes.numbering import Numbering
 from planner.passes.versions import versions_kept
@@ -46,6 +46,12 @@ class TransferSlot:
     forward: bool
     src: int
     dst: int
+
+    def parts(self, program: Program) -> tuple[Part, ...]:
+        """What such a message carries."""
+        ends = (self.src, self.dst) if self.forward else (self.dst, self.src)
+        message = next(m for m in program.messages[self.route] if (m.src, m.dst) == ends)
+        return message.parts if self.forward else message.gradient_parts
 
 
 @dataclass(frozen=True, slots=True)

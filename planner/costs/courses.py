@@ -71,8 +71,7 @@ def _course_of(
     layers = layers_in(placed.runs)
     saved_by = np.diff(table.saved_bytes)[layers]
     made = np.diff(costs.book.tables.graph.parameter_bytes)[layers]
-    names, later = costs.book.profile.graph.layers, costs.book.tables.deferring(kind)
-    defers = np.array([names[layer].name in later for layer in layers], dtype=bool)
+    defers = costs.book.tables.deferring(kind)[layers]
     found = course(saved_by, _gradients(placed, made), levels[:, layers], seeds, defers)
     return found, _unsaved(costs, layers, saved_by, levels, samples)
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from planner.costs.compiled import RECEIVE_STEP, SEND_STEP, CompiledProgram
 from planner.costs.courses import Activation, activation_of
 from planner.costs.stage import StageCosts, StagePlacement
 from planner.costs.tables import layers_of
-from planner.ir.program import Program
+from planner.ir.program import Part, Program
 from planner.ir.schedule import Op
 
 BUCKET_BYTES = 8 * 2**20
@@ -105,13 +105,12 @@ def activations(
 
 def small_bytes(program: Program, compiled: CompiledProgram) -> list[int]:
     """By transfer slot, the bytes of its tensors that are too small to be sent on their own."""
-    found = []
-    for slot in compiled.transfers:
-        ends = (slot.src, slot.dst) if slot.forward else (slot.dst, slot.src)
-        message = next(m for m in program.messages[slot.route] if (m.src, m.dst) == ends)
-        parts = message.parts if slot.forward else message.gradient_parts
-        found.append(sum(part.num_bytes for part in parts if part.num_bytes < ALONE_BYTES))
-    return found
+    return [framed_bytes(slot.parts(program)) for slot in compiled.transfers]
+
+
+def framed_bytes(parts: Iterable[Part]) -> int:
+    """Bytes of the tensors that a message copies into its frame: those too small to be sent on their own."""
+    return sum(part.num_bytes for part in parts if part.num_bytes < ALONE_BYTES)
 
 
 def _prepared(costs: StageCosts, compiled: CompiledProgram) -> dict[tuple[int, int, int], int]:

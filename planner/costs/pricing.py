@@ -62,12 +62,7 @@ def action_prices(compiled: CompiledProgram, costs: StageCosts) -> list[float]:
 
 def transfer_bytes(program: Program, compiled: CompiledProgram) -> list[int]:
     """Bytes by transfer slot."""
-    found = []
-    for slot in compiled.transfers:
-        ends = (slot.src, slot.dst) if slot.forward else (slot.dst, slot.src)
-        message = next(m for m in program.messages[slot.route] if (m.src, m.dst) == ends)
-        found.append(message.forward_bytes if slot.forward else message.backward_bytes)
-    return found
+    return [sum(part.num_bytes for part in slot.parts(program)) for slot in compiled.transfers]
 
 
 def transfer_prices(compiled: CompiledProgram, sizes: Sequence[int], network: Network) -> list[float]:

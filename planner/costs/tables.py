@@ -11,6 +11,7 @@ import numpy as np
 from planner.costs.columns import (
     Array,
     Bounds,
+    Flags,
     GraphTable,
     ParameterTable,
     SizeTable,
@@ -78,7 +79,7 @@ class CostTables:
     _measured: dict[str, tuple[Sequence[Measurement], ...]] = field(init=False, default_factory=dict, repr=False)
     _largest: dict[str, int] = field(init=False, default_factory=dict, repr=False)
     _left: dict[str, tuple[Array, Array]] = field(init=False, default_factory=dict, repr=False)
-    _deferring: dict[str, frozenset[str]] = field(init=False, default_factory=dict, repr=False)
+    _deferring: dict[str, Flags] = field(init=False, default_factory=dict, repr=False)
     _alike: dict[str, tuple[MeasuredAlike, ...]] = field(init=False, default_factory=dict, repr=False)
     _features: list[Features] = field(init=False, default_factory=list, repr=False)
     _families: dict[str, Families] = field(init=False, default_factory=dict, repr=False)
@@ -121,12 +122,13 @@ class CostTables:
         fixed, each = found
         return span(fixed, runs) + samples * span(each, runs)
 
-    def deferring(self, kind: str) -> frozenset[str]:
-        """Layers whose weight gradients can be left for later: all others make theirs with those of their inputs."""
+    def deferring(self, kind: str) -> Flags:
+        """By layer, whether its weight gradients can be left for later: others make theirs with those of inputs."""
         found = self._deferring.get(kind)
         if found is None:
-            measured = self.profile.measurements.get(kind, ())
-            found = self._deferring[kind] = frozenset(m.layer for m in measured if m.backward_weight_s > 0)
+            later = {m.layer for m in self.profile.measurements.get(kind, ()) if m.backward_weight_s > 0}
+            found = np.array([layer.name in later for layer in self.profile.graph.layers], dtype=bool)
+            self._deferring[kind] = found
         return found
 
     def largest_measured(self, kind: str) -> int:
@@ -219,12 +221,12 @@ class CostTables:
         return found
 
 
-def _left(graph: Graph, later: frozenset[str]) -> tuple[Array, Array]:
+def _left(graph: Graph, deferring: Flags) -> tuple[Array, Array]:
     """By layer, as running sums: bytes whatever the number of samples, and bytes a sample."""
     values = graph.values()
     fixed, each = [], []
-    for layer in graph.layers:
-        specs = [values[name] for name in layer.inputs] + list(layer.outputs) if layer.name in later else []
+    for layer, later in zip(graph.layers, deferring, strict=True):
+        specs = [values[name] for name in layer.inputs] + list(layer.outputs) if later else []
         floats = [spec for spec in specs if spec.is_float]
         fixed.append(float(sum(spec.num_bytes for spec in floats if not spec.has_samples)))
         each.append(sum(spec.num_bytes for spec in floats if spec.has_samples) / graph.samples)

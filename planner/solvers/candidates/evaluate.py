@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from operator import add
+from typing import NamedTuple
 
 from planner.costs.compiled import CompiledProgram, compile_program
-from planner.costs.holdings import ALONE_BYTES
+from planner.costs.holdings import framed_bytes
 from planner.costs.memory import RankMemory, rank_memories
 from planner.costs.placement import LayoutBook
 from planner.costs.pricing import Prices, prices_of, resources
@@ -15,7 +17,6 @@ from planner.costs.stage import PriceBook, StageCosts, StagePlacement
 from planner.costs.tables import runs_of, span
 from planner.ir.graph import Graph, producer
 from planner.ir.problem import Problem
-from planner.ir.program import Part
 from planner.ir.schedule import Edge
 from planner.layers import prepared_inputs, throughout_sites
 from planner.layers.boundary import Boundaries
@@ -23,9 +24,17 @@ from planner.solvers.candidates.assemble import Candidate, boundaries_of, progra
 from planner.solvers.candidates.shares import parts_of, samples_of
 from planner.solvers.candidates.space import schedule_names
 
-Pair = tuple[int, int, int, int]
-"""Bytes forward, bytes backward, and those in small tensors of either."""
-Pieces = Mapping[tuple[int, int], Pair]
+
+class Load(NamedTuple):
+    """Bytes between two ranks, there and back: in all, and of these in tensors that are copied into frames."""
+
+    forward: int = 0
+    backward: int = 0
+    forward_framed: int = 0
+    backward_framed: int = 0
+
+
+Pieces = Mapping[tuple[int, int], Load]
 """What crosses an edge, by (rank of the source, rank of the destination)."""
 Edges = Mapping[tuple[int, int], Mapping[int, Pieces]]
 """By (source stage, destination stage), then by samples of the micro-batch."""
@@ -101,8 +110,8 @@ class Evaluator:
         costs = StageCosts(self.book, self._placed(candidate), candidate.micro_batches)
         edges = self._edges(candidate)
         compiled, wires = self._shape(candidate, edges)
-        sizes = _transfer_bytes(compiled, edges, candidate.micro_batches)
-        memories = rank_memories(costs, compiled, sizes, _small_bytes(compiled, edges, candidate.micro_batches))
+        sizes, framed = _transfer_bytes(compiled, edges, candidate.micro_batches)
+        memories = rank_memories(costs, compiled, sizes, framed)
         excess = self._excess_rank(memories)
         step_s = float("inf")
         if excess is None:
@@ -176,7 +185,7 @@ class Evaluator:
     def _edges(self, candidate: Candidate) -> Edges:
         stage_of = candidate.stage_of
         boundaries: Boundaries | None = None
-        found: dict[tuple[int, int], dict[int, dict[tuple[int, int], Pair]]] = {}
+        found: dict[tuple[int, int], dict[int, dict[tuple[int, int], Load]]] = {}
         for value, made_by, readers in self._readers:
             src = stage_of[made_by]
             by_stage: dict[int, list[int]] = {}
@@ -193,22 +202,16 @@ class Evaluator:
                         self._pieces[key] = _pieces(boundaries, Edge(src, dst, (value,)), rows)
                     total = found.setdefault((src, dst), {}).setdefault(rows, {})
                     for pair, more in self._pieces[key].items():
-                        before = total.get(pair, (0, 0, 0, 0))
-                        total[pair] = (
-                            before[0] + more[0],
-                            before[1] + more[1],
-                            before[2] + more[2],
-                            before[3] + more[3],
-                        )
+                        total[pair] = Load(*map(add, total[pair], more)) if pair in total else more
         return found
 
     def _shape(self, candidate: Candidate, edges: Edges) -> tuple[CompiledProgram, list[int]]:
         """The compiled program of all candidates that differ in prices alone, and the wires of its channels."""
         crossing = frozenset(
-            (edge, rows, pair, forward > 0, backward > 0)
+            (edge, rows, pair, load.forward > 0, load.backward > 0)
             for edge, by_rows in edges.items()
             for rows, pieces in by_rows.items()
-            for pair, (forward, backward, _, _) in pieces.items()
+            for pair, load in pieces.items()
         )
         prepares = frozenset(candidate.stage_of[index] for index in self._preparing)
         ways = (prepares, candidate.prepares_ahead)
@@ -234,29 +237,20 @@ def _readers(graph: Graph) -> tuple[tuple[str, int, tuple[int, ...]], ...]:
 
 def _pieces(boundaries: Boundaries, edge: Edge, rows: int) -> Pieces:
     return {
-        (m.src, m.dst): (m.forward_bytes, m.backward_bytes, _small(m.parts), _small(m.gradient_parts))
+        (m.src, m.dst): Load(m.forward_bytes, m.backward_bytes, framed_bytes(m.parts), framed_bytes(m.gradient_parts))
         for m in boundaries.messages(edge, rows)
     }
 
 
-def _small(parts: Sequence[Part]) -> int:
-    """Bytes of the tensors that are copied into a frame."""
-    return sum(part.num_bytes for part in parts if part.num_bytes < ALONE_BYTES)
-
-
-def _transfer_bytes(compiled: CompiledProgram, edges: Edges, micro_batches: tuple[int, ...]) -> list[int]:
-    found = []
+def _transfer_bytes(
+    compiled: CompiledProgram, edges: Edges, micro_batches: tuple[int, ...]
+) -> tuple[list[int], list[int]]:
+    """By transfer slot: all bytes, and those copied into frames."""
+    sizes, framed = [], []
     for slot in compiled.transfers:
         src, dst, microbatch = slot.route
         pieces = edges[src, dst][micro_batches[microbatch]]
-        found.append(pieces[slot.src, slot.dst][0] if slot.forward else pieces[slot.dst, slot.src][1])
-    return found
-
-
-def _small_bytes(compiled: CompiledProgram, edges: Edges, micro_batches: tuple[int, ...]) -> list[int]:
-    found = []
-    for slot in compiled.transfers:
-        src, dst, microbatch = slot.route
-        pieces = edges[src, dst][micro_batches[microbatch]]
-        found.append(pieces[slot.src, slot.dst][2] if slot.forward else pieces[slot.dst, slot.src][3])
-    return found
+        load = pieces[slot.src, slot.dst] if slot.forward else pieces[slot.dst, slot.src]
+        sizes.append(load.forward if slot.forward else load.backward)
+        framed.append(load.forward_framed if slot.forward else load.backward_framed)
+    return sizes, framed

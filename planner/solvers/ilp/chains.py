@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from planner.costs.columns import Flags
 from planner.costs.tables import Array
-from planner.solvers.ilp.crossing import Flags
 from planner.solvers.ilp.model import Model
 
 

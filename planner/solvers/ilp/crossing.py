@@ -10,8 +10,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
-from numpy.typing import NDArray
 
+from planner.costs.columns import Flags
 from planner.costs.network import transfer_s, without_pairs
 from planner.costs.tables import Array
 from planner.ir.box import intersect, volume, whole
@@ -19,8 +19,6 @@ from planner.ir.cluster import ACROSS_HOSTS, WITHIN_HOST, Cluster, Link
 from planner.ir.graph import BYTES_PER_ELEMENT, Graph, Layer, TensorSpec, producer
 from planner.layers import kind as kind_named
 from planner.solvers.ilp.groups import Group
-
-Flags = NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

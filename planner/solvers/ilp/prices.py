@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from planner.costs.columns import Flags
 from planner.costs.gradient_sums import least_exposed_s
 from planner.costs.network import collective_s
 from planner.costs.stage import PriceBook
@@ -18,7 +19,7 @@ from planner.costs.tables import Array, SizeTable
 from planner.ir.cluster import ALL_REDUCE
 from planner.ir.schedule import Op, Pipeline, StageGraph
 from planner.schedules import schedule as schedule_named
-from planner.solvers.ilp.crossing import Crossing, Flags
+from planner.solvers.ilp.crossing import Crossing
 from planner.solvers.ilp.groups import DeviceClass, Group
 
 
@@ -165,8 +166,7 @@ class Pricing:
             always = always + largest_between(tables[0].workspace_bytes, self.cuts)
         else:  # the first backward may make gradients as it lets go of what was saved
             always = always - np.minimum.reduce([self._matrix(graph.parameter_bytes), *saved])
-        handed = np.zeros_like(self.crossing.forward_bytes) + received[:, None]
-        kept = [(0 if recompute else s) + handed * n for s, n in zip(saved, samples, strict=True)]
+        kept = [(0 if recompute else s) + received[:, None] * n for s, n in zip(saved, samples, strict=True)]
         again = np.minimum(*saved) if recompute else 0
         return Holding(always + again, kept[0], kept[1], device.memory_limit_bytes)
 

@@ -16,8 +16,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from planner.costs.columns import Flags
 from planner.costs.tables import Array
-from planner.solvers.ilp.crossing import Flags
 from planner.solvers.ilp.spans import Handovers, Instance, Spans
 
 _SLACK = 1e-9

@@ -9,13 +9,14 @@ from itertools import product
 import numpy as np
 from numpy.typing import NDArray
 
+from planner.costs.columns import Flags
 from planner.costs.tables import Array
 from planner.ir.constraints import Ways
 from planner.ir.errors import MissingMeasurementError
 from planner.ir.problem import ALWAYS, NEVER, Problem
 from planner.layers import throughout_sites
 from planner.solvers.candidates.rules import Constraints
-from planner.solvers.ilp.crossing import Flags, Messages
+from planner.solvers.ilp.crossing import Messages
 from planner.solvers.ilp.groups import DeviceClass, Group
 from planner.solvers.ilp.prices import Prices, Pricing
 
