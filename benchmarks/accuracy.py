@@ -4,10 +4,11 @@
 
 A setting (:mod:`benchmarks.accuracy_cases`) is a network on two or four hosts, network namespaces with links of
 200 Mbit, 1 or 4 Gbit in each direction, each host a virtual device of some speed: what a rank computes is held until a
-device of that speed would be done (:mod:`benchmarks.virtual_device`).  Network after network is profiled on one core;
-links are measured between the hosts of its settings; all plans of these are made and predicted, and what is predicted
-is written to ``results/accuracy/predictions.json``, and its SHA-256 noted.  Only then are the hosts built again and the
-plans of these settings run, several rounds over the plans of each; the median of all steps counts.
+device of that speed would be done (:mod:`benchmarks.virtual_device`), most of them of a speed that does not change with
+what the others do (:mod:`benchmarks.steady_device`).  Network after network is profiled; links are measured between the
+hosts of its settings; all plans of these are made and predicted, and what is predicted is written to
+``results/accuracy/predictions.json``, and its SHA-256 noted.  Only then are the hosts built again and the plans of
+these settings run; the median of all steps counts.
 
 Nothing is fitted to these runs.  Every error is predicted / measured - 1.  Ranks run at the highest priority where that
 is allowed (root), and the cores are kept awake (:mod:`benchmarks.awake`), in profiles and runs alike.
@@ -25,9 +26,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.accuracy_cases import NETWORKS, ONE, QUICK, Network, Setting, named
+from benchmarks.accuracy_cases import CORE, NETWORKS, ONE, QUICK, STEADY, TIMED, Setting, named
 from benchmarks.accuracy_plans import Case, case
-from benchmarks.accuracy_profiles import cluster_profile, first_in_line, measured, on_hosts, testbed_of
+from benchmarks.accuracy_profiles import (
+    cluster_profile,
+    first_in_line,
+    measured_alone,
+    measured_beside,
+    on_hosts,
+    testbed_of,
+)
 from benchmarks.accuracy_rows import rows
 from benchmarks.accuracy_runs import Runner
 from benchmarks.accuracy_stored import outcomes_of
@@ -41,7 +49,9 @@ from planner.ir.problem import Problem
 from planner.ir.profile import Profile
 
 RESULTS = Path(__file__).parent / "results" / "accuracy"
-ROUNDS, STEPS = 2, 4
+STEPS = 4
+ROUNDS = {CORE: 2, STEADY: 1, TIMED: 1}
+"""How often the plans of a setting are run; what a core does changes from minute to minute."""
 
 
 def measure(quick: bool) -> list[Row]:
@@ -65,7 +75,7 @@ def measure(quick: bool) -> list[Row]:
             frozen |= said
             _write("predictions.json", frozen, quick)
             sys.stderr.write(f"{network}: sha256 of the predictions {digests[network]}\n")
-            raw |= execute(group, planned, 1 if quick else ROUNDS, 3 if quick else STEPS)
+            raw |= execute(group, planned, quick)
             _write("measured.json", {"predictions_sha256": digests, "settings": raw}, quick)
     factor_one = {setting.name: setting.factors[0] == 1.0 for setting in settings}
     return list(rows(outcomes_of(frozen, raw), factor_one))
@@ -75,26 +85,22 @@ def predict(settings: Sequence[Setting], quick: bool) -> dict[str, list[Case]]:
     """The plans of every setting of one network with what is predicted of them; the profiles are kept."""
     network = NETWORKS[settings[0].network]
     sys.stderr.write(f"profiling {settings[0].network}\n")
-    known = measured(network, quick)
+    alone = measured_alone(network)
+    beside = measured_beside(network) if any(setting.device == CORE for setting in settings) else alone
     found: dict[str, list[Case]] = {}
     for setting in settings:
         with testbed_of(setting) as testbed:
             links = on_hosts(setting, testbed, quick)
-        alone, beside = (cluster_profile(setting, each, links) for each in (known.alone, known.beside))
+        known = {"": cluster_profile(setting, alone, links)}
+        if setting.device == CORE:
+            known[".beside"] = cluster_profile(setting, beside, links)
         if not quick:
-            _keep(beside, RESULTS / f"{setting.name}.profile.json.gz")
-            if ONE in setting.plans:
-                _keep(alone, RESULTS / f"{setting.name}.alone.profile.json.gz")
-        found[setting.name] = cases(setting, network, alone, beside)
+            for which, profile in known.items():
+                _keep(profile, RESULTS / f"{setting.name}{which}.profile.json.gz")
+        problems = {which: Problem(profile, network.samples, allow=network.allow) for which, profile in known.items()}
+        several = list(problems)[-1]
+        found[setting.name] = [case(problems["" if name == ONE else several], name) for name in setting.plans]
     return found
-
-
-def cases(setting: Setting, network: Network, alone: Profile, beside: Profile) -> list[Case]:
-    """The plans of a setting; one device is predicted from what was measured with nothing beside it."""
-    asked = {
-        name: Problem(alone if name == ONE else beside, network.samples, allow=network.allow) for name in setting.plans
-    }
-    return [case(problem, name) for name, problem in asked.items()]
 
 
 def digest_of(said: Mapping[str, Any]) -> str:
@@ -102,18 +108,18 @@ def digest_of(said: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(said, separators=(",", ":"), sort_keys=True).encode()).hexdigest()
 
 
-def execute(settings: Sequence[Setting], planned: dict[str, list[Case]], rounds: int, steps: int) -> dict[str, Any]:
+def execute(settings: Sequence[Setting], planned: dict[str, list[Case]], quick: bool) -> dict[str, Any]:
     """The steps of every plan, by setting."""
     raw: dict[str, Any] = {}
     for setting in settings:
         runner = Runner(NETWORKS[setting.network].source)
         seen: dict[str, list[Step]] = {each.name: [] for each in planned[setting.name]}
         with testbed_of(setting) as testbed:
-            for _ in range(rounds):
+            for _ in range(1 if quick else ROUNDS[setting.device]):
                 for each in planned[setting.name]:
-                    timed = each.forecast.timeline.spans if setting.timed else ()
                     where = testbed, setting.host_of, setting.factors
-                    seen[each.name] += runner.run(each.decision, *where, steps, timed)
+                    spans = each.forecast.timeline.spans
+                    seen[each.name] += runner.run(each.decision, *where, 3 if quick else STEPS, setting.device, spans)
         for each in planned[setting.name]:
             step_s = statistics.median(step.seconds for step in seen[each.name])
             predicted_s = each.forecast.prediction.step_s

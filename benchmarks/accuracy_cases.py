@@ -15,6 +15,10 @@ from planner.ir.profile import ModelSource
 CHOSEN, ONE, DATA_PARALLEL = "chosen", "one device", "data parallel"
 SPACE, MIX = "space", "mix of layouts"
 HYBRID = "two stages of two"
+CORE, STEADY, TIMED = "core", "steady", "timed"
+"""Devices: a core, held back (:mod:`benchmarks.virtual_device`); one that keeps to the speed that it had alone
+(:mod:`benchmarks.steady_device`); one that computes nothing, each action of which lasts as predicted
+(:mod:`benchmarks.timed_device`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,12 +43,12 @@ class Setting:
 
     Attributes:
         rate: of each host's link, by name (:data:`benchmarks.testbed.RATES`).
-        factors: seconds of each device for one of a core's.  Four share two cores, so none of these is below three:
-            what moves messages needs its time too.
+        factors: seconds of each device for one of a core's.  Of steady devices at least as many as there are ranks: all
+            of them compute on two cores, and what moves messages needs its time too.
         plans: names of its plans: one of the constants above, or ``SCHEDULE`` or ``SCHEDULE/SIZE`` for a pipeline over
             all devices with the work in proportion to their speeds, in micro-batches of that many samples.
         hosts: of each device; empty: one each.
-        timed: whether devices compute nothing, and each action lasts as predicted (:mod:`benchmarks.timed_device`).
+        device: what they are; ``CORE`` where one of them is a whole core.
     """
 
     name: str
@@ -53,7 +57,7 @@ class Setting:
     factors: tuple[float, ...]
     plans: tuple[str, ...]
     hosts: tuple[int, ...] = ()
-    timed: bool = False
+    device: str = STEADY
 
     @property
     def host_of(self) -> tuple[int, ...]:
@@ -79,17 +83,17 @@ NETWORKS: Mapping[str, Network] = {
 }
 
 SETTINGS: tuple[Setting, ...] = (
-    Setting("A", "ResNet-50", "1gbit", (1.0, 1.0), (CHOSEN, ONE, DATA_PARALLEL, "1f1b/2", "gpipe/1")),
-    Setting("B", "ResNet-50", "4gbit", (3.0, 4.5, 6.0, 12.0), (CHOSEN, DATA_PARALLEL, "1f1b-so/1", "zb-h1/1", HYBRID)),
-    Setting("C", "VGG-16", "1gbit", (1.0, 2.0), (CHOSEN, ONE, DATA_PARALLEL, "gpipe/2", "1f1b-2bp/2")),
-    Setting("D", "GNMT", "200mbit", (1.5, 1.5), (CHOSEN, ONE, DATA_PARALLEL, "1f1b/4", "interleaved/4", "zb-v/4")),
-    Setting("E", "GNMT", "1gbit", (3.0, 3.0, 6.0, 6.0), (CHOSEN, "1f1b/2", "1f1b-windowed/2", "gpipe-2bp/2")),
-    Setting("F", "3-D U-Net", "4gbit", (1.0, 1.0), (CHOSEN, ONE, SPACE, MIX, DATA_PARALLEL, "1f1b/1")),
-    Setting("G", "3-D U-Net", "1gbit", (3.0, 3.0, 3.0, 3.0), (CHOSEN, SPACE, DATA_PARALLEL, "gpipe/1")),
-    Setting("H", "GPT", "200mbit", (1.0, 4.0), (CHOSEN, ONE, "1f1b/4", "zb-h1/4", DATA_PARALLEL)),
-    Setting("I", "GPT", "1gbit", (3.0, 3.0, 3.0, 3.0), (CHOSEN, "1f1b/2", "1f1b-2bp-fill/2", "naive/4", HYBRID)),
-    Setting("J", "GPT", "4gbit", (3.0, 3.0, 4.5, 4.5), (CHOSEN, HYBRID, DATA_PARALLEL, "greedy/2"), (0, 0, 1, 1)),
-    Setting("K", "sparse VGG", "1gbit", (1.5, 3.0), (CHOSEN, ONE, DATA_PARALLEL, "1f1b/2")),
+    Setting("A", "ResNet-50", "1gbit", (1.0, 1.0), (CHOSEN, ONE, DATA_PARALLEL, "1f1b/2", "gpipe/1"), device=CORE),
+    Setting("B", "ResNet-50", "4gbit", (4.0, 6.0, 8.0, 16.0), (CHOSEN, DATA_PARALLEL, "1f1b-so/1", "zb-h1/1", HYBRID)),
+    Setting("C", "VGG-16", "1gbit", (1.0, 2.0), (CHOSEN, ONE, DATA_PARALLEL, "gpipe/2", "1f1b-2bp/2"), device=CORE),
+    Setting("D", "GNMT", "200mbit", (2.0, 2.0), (CHOSEN, ONE, DATA_PARALLEL, "1f1b/4", "interleaved/4", "zb-v/4")),
+    Setting("E", "GNMT", "1gbit", (4.0, 4.0, 8.0, 8.0), (CHOSEN, "1f1b/2", "1f1b-windowed/2", "gpipe-2bp/2")),
+    Setting("F", "3-D U-Net", "4gbit", (1.0, 1.0), (CHOSEN, ONE, SPACE, MIX, DATA_PARALLEL, "1f1b/1"), device=CORE),
+    Setting("G", "3-D U-Net", "1gbit", (4.0, 4.0, 4.0, 4.0), (CHOSEN, SPACE, DATA_PARALLEL, "gpipe/1")),
+    Setting("H", "GPT", "200mbit", (1.0, 4.0), (CHOSEN, ONE, "1f1b/4", "zb-h1/4", DATA_PARALLEL), device=CORE),
+    Setting("I", "GPT", "1gbit", (4.0, 4.0, 4.0, 4.0), (CHOSEN, "1f1b/2", "1f1b-2bp-fill/2", "naive/4", HYBRID)),
+    Setting("J", "GPT", "4gbit", (4.0, 4.0, 6.0, 6.0), (CHOSEN, HYBRID, DATA_PARALLEL, "greedy/2"), (0, 0, 1, 1)),
+    Setting("K", "sparse VGG", "1gbit", (2.0, 4.0), (CHOSEN, ONE, DATA_PARALLEL, "1f1b/2")),
     Setting(
         "M",
         "GPT",
@@ -97,9 +101,9 @@ SETTINGS: tuple[Setting, ...] = (
         (4.0,) * 8,
         ("1f1b/1", "1f1b-so/1", "gpipe/1", "interleaved/2"),
         (0, 0, 1, 1, 2, 2, 3, 3),
-        timed=True,
+        device=TIMED,
     ),
-    Setting("L", "VGG-16", "4gbit", (3.0, 3.0, 3.0, 3.0), (CHOSEN, DATA_PARALLEL, "1f1b/1", "zb-h2/1", "1f1b-sno/1")),
+    Setting("L", "VGG-16", "4gbit", (4.0, 4.0, 4.0, 4.0), (CHOSEN, DATA_PARALLEL, "1f1b/1", "zb-h2/1", "1f1b-sno/1")),
 )
 
 QUICK: tuple[str, ...] = ("H",)

@@ -6,7 +6,7 @@ import contextlib
 import multiprocessing
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import torch.distributed as dist
@@ -32,40 +32,37 @@ _LEAST_HELD = 1.5
 """A device this much slower than its core leaves the core idle long enough for the threads that move messages."""
 
 
-def measured(network: Network, quick: bool) -> Measured:
-    """Layers, and their parts where plans may cut along space, on a core of this machine.
+def measured_alone(network: Network) -> Profile:
+    """Layers, and their parts where plans may cut along space, on one core of this machine, then on another.
+
+    With the effort of ``halopipe profile --quick``, in a process on each.
+    """
+    return gather([_profiled(network, core) for core in range(2)])
+
+
+def measured_beside(network: Network) -> Profile:
+    """As :func:`measured_alone`, on both cores at once.
 
     The hosts of a testbed have one machine's memory: a layer that waits for it takes longer while the core beside works
-    on the like (up to half as long again, where the layer does little but move data).  So every network is profiled
-    twice: by processes one after another, for plans of one device, and by a process on each of two cores at once.  With
-    the effort of ``halopipe profile --quick``, in two processes each time.
+    on the like (up to half as long again, where the layer does little but move data).
     """
-    alone = _profiled(network, 0, 1 if quick else 2)
     with multiprocessing.get_context("spawn").Pool(2) as pool:
-        beside = pool.starmap(_text, [(network, core) for core in range(2)])
-    return Measured(alone, gather([loads(text, Profile) for text in beside]))
-
-
-@dataclass(frozen=True, slots=True)
-class Measured:
-    """A network's profiles: measured alone, and while another core did the same."""
-
-    alone: Profile
-    beside: Profile
+        texts = pool.starmap(_text, [(network, core) for core in range(2)])
+    return gather([loads(text, Profile) for text in texts])
 
 
 def _text(network: Network, core: int) -> str:
     first_in_line()
-    return dumps(_profiled(network, core, 1))
+    return dumps(_profiled(network, core))
 
 
-def _profiled(network: Network, core: int, processes: int) -> Profile:
+def _profiled(network: Network, core: int) -> Profile:
     shapes = None if network.allow == (SAMPLE_DIMS,) else _Shapes(network.samples, network.allow)
     cores = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {sorted(cores)[core % len(cores)]})  # the measuring process takes the first it may use
     try:
-        asked = {"sizes": network.sizes, "quick": True, "shapes": shapes, "num_processes": processes}
-        return profile(network.source, num_workers=1, **asked)
+        asked = {"sizes": network.sizes, "quick": True, "shapes": shapes}
+        return profile(network.source, num_workers=1, num_processes=1, **asked)
     finally:
         os.sched_setaffinity(0, cores)
 

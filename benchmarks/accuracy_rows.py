@@ -23,7 +23,7 @@ class Outcome:
         p10_s, p90_s: the range in which four of five steps were predicted to lie.
         step_s: median of those measured.
         peak_bytes: by rank: (predicted, measured); none where devices compute nothing.
-        halves_s: medians of the first half of the steps and of the second, which were run a minute later.
+        halves_s: medians of the first half of the steps and of the second, on cores run a minute later.
     """
 
     setting: str
@@ -57,7 +57,8 @@ def rows(found: Sequence[Outcome], factor_one: Mapping[str, bool]) -> Iterator[R
     """Every plan, then what is asked of all together.
 
     Args:
-        factor_one: by setting, whether its first device is a whole core: there "one device" is a plain training step.
+        factor_one: by setting, whether its first device is a whole core: there "one device" is a plain training step,
+            and plans were run twice.
     """
     for each in found:
         name = f"{each.setting} {each.network} {each.rate}, {each.plan}"
@@ -75,13 +76,16 @@ def rows(found: Sequence[Outcome], factor_one: Mapping[str, bool]) -> Iterator[R
     regrets = {name: regret(group) for name, group in by_setting.items()}
     yield at_most("regret of the chosen plan, mean", 100 * statistics.fmean(regrets.values()), "%", 3.0)
     yield Row("regret of the chosen plan, largest", 100 * max(regrets.values()), "%")
-    alone = [each for each in found if each.is_one_device and factor_one[each.setting]]
+    cores = [each for each in found if factor_one[each.setting]]
+    alone = [each for each in cores if each.is_one_device]
     if alone:
         yield at_most("MAPE, one device across processes", 100 * mape(alone), "%", 3.0)
     inside = sum(each.p10_s <= each.step_s <= each.p90_s for each in found) / len(found)
     yield Row("measured median within p10 and p90", 100 * inside, "%")
-    yield Row("the same plan a minute later, mean difference", 100 * statistics.fmean(x.apart for x in found), "%")
-    yield Row("the same plan a minute later, largest difference", 100 * max(each.apart for each in found), "%")
+    if cores:
+        apart = [100 * each.apart for each in cores]
+        yield Row("the same plan on the same cores a minute later, mean difference", statistics.fmean(apart), "%")
+        yield Row("the same plan on the same cores a minute later, largest difference", max(apart), "%")
     memory = [(predicted, seen) for each in found for predicted, seen in each.peak_bytes if predicted and seen]
     if memory:
         errors = [predicted / seen - 1 for predicted, seen in memory]

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import multiprocessing
 from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
 
+from benchmarks.accuracy_cases import CORE, STEADY, TIMED
 from benchmarks.accuracy_profiles import entrance
 from benchmarks.ranks import on_ranks
+from benchmarks.steady_device import REHEARSALS, SteadyDevice
 from benchmarks.steps import WARM_UP, RankStep, Step, sgd, timed_steps
 from benchmarks.testbed import Testbed
 from benchmarks.timed_device import time_stages
@@ -42,27 +45,31 @@ class Runner:
         host_of: Sequence[int],
         factors: Sequence[float],
         steps: int,
-        timed: Sequence[Span] = (),
+        device: str = CORE,
+        spans: Sequence[Span] = (),
     ) -> list[Step]:
         """``steps`` training steps on the same batch, after some to warm up.
 
         Args:
             host_of: the host of each rank.
             factors: seconds of each rank's device for one of a core's.
-            timed: predicted spans; given these, devices compute nothing and each action lasts as long as there.
+            device: what the ranks compute on (:data:`benchmarks.accuracy_cases.CORE` and the like).
+            spans: of a timed device: each action lasts as long as there.
         """
         groups = groups_of(decision, self.captured.graph)
+        alone = multiprocessing.get_context("fork").Lock()
 
         def work(transport: Transport) -> list[RankStep]:
-            return self._run(decision, factors[transport.rank], steps, transport, timed)
+            factor = factors[transport.rank]
+            virtual = SteadyDevice(factor, alone) if device == STEADY else VirtualDevice(factor)
+            return self._run(decision, virtual, steps, transport, spans if device == TIMED else ())
 
         found = on_ranks(len(factors), work, groups, enter=entrance(host_of, testbed))
         return [Step(ranks) for ranks in zip(*found, strict=True)]
 
     def _run(
-        self, decision: Decision, factor: float, steps: int, transport: Transport, timed: Sequence[Span]
+        self, decision: Decision, device: VirtualDevice, steps: int, transport: Transport, timed: Sequence[Span]
     ) -> list[RankStep]:
-        device = VirtualDevice(factor)
         counter = install() if not available() else None
         held = HeldTransport(transport, device)
         model = captured_model(self.captured)
@@ -74,5 +81,6 @@ class Runner:
         kept = [x for each in engine._residents.values() for x in (*each.parameters.values(), *each.buffers.values())]
         there = storage_bytes(kept)  # made before the fork, hence not counted
         batch = (self.model.inputs, self.model.targets) if self.model.clouds is None else self.model.fed
-        found = timed_steps(engine, device, transport, [batch] * (WARM_UP + steps), counter)[WARM_UP:]
+        warm_up = WARM_UP + (REHEARSALS if isinstance(device, SteadyDevice) else 0)
+        found = timed_steps(engine, device, transport, [batch] * (warm_up + steps), counter)[warm_up:]
         return [replace(each, peak_bytes=each.peak_bytes + there if counter else 0) for each in found]

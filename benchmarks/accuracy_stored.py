@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.accuracy_cases import SETTINGS
+from benchmarks.accuracy_cases import SETTINGS, TIMED
 from benchmarks.accuracy_rows import Outcome
 
 
@@ -35,7 +35,7 @@ def outcomes_of(predicted: Mapping[str, Any], measured: Mapping[str, Any]) -> li
             steps, said = measured[name][each["plan"]], each["prediction"]
             seconds = [step["seconds"] for step in steps]
             half = max(1, len(seconds) // 2)
-            ranks = range(0 if setting_of[name].timed else len(said["ranks"]))  # timed devices keep what they made
+            ranks = range(0 if setting_of[name].device == TIMED else len(said["ranks"]))
             peaks = [max(step["ranks"][rank]["peak_bytes"] for step in steps) for rank in ranks]
             found.append(
                 Outcome(

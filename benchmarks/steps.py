@@ -100,6 +100,7 @@ def timed_steps(
             before = device.busy_s, device.late_s, device.sites_s
             if counter is not None:
                 counter.reset_peak()
+            device.begin_step()
             delay, start_s = RunDelay(), time.perf_counter()
             result = engine.step(*batch)
             stop_s = time.perf_counter()

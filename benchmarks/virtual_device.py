@@ -60,15 +60,23 @@ class VirtualDevice:
         self._owed_s = 0.0
         self._since: tuple[float, float] | None = None  # processor time and clock
 
+    def begin_step(self) -> None:
+        """The next step starts now."""
+
+    @property
+    def finishes(self) -> bool:
+        """Whether what is started between ranks has to end before the work goes on."""
+        return False
+
     @contextmanager
     def working(self) -> Iterator[None]:
         """What is done inside is this device's work; not nested."""
-        self._since = _now()
+        self._begin()
         try:
             yield
         finally:
             self.settle()
-            self._since = None
+            self._end()
             self.late_s += max(0.0, -self._owed_s)
             self._owed_s = max(0.0, self._owed_s)
 
@@ -77,8 +85,9 @@ class VirtualDevice:
         if self._since is None:
             return
         worked_s, took_s = (now - since for now, since in zip(_now(), self._since, strict=True))
-        self.busy_s += self.factor * worked_s
-        self._owed_s += self.factor * worked_s - took_s
+        device_s = self._device_s(worked_s, took_s)
+        self.busy_s += device_s
+        self._owed_s += device_s - took_s
         if self._owed_s > _LEAST_S:
             start_s = time.perf_counter()
             hold_until(start_s + self._owed_s)
@@ -91,11 +100,24 @@ class VirtualDevice:
     def talking(self) -> Iterator[None]:
         """What is done inside is the transport's: the rank settles first, and none of it is charged."""
         self.settle()
+        works = self._since is not None
+        if works:
+            self._end()
         try:
             yield
         finally:
-            if self._since is not None:
-                self._since = _now()
+            if works:
+                self._begin()
+
+    def _begin(self) -> None:
+        self._since = _now()
+
+    def _end(self) -> None:
+        self._since = None
+
+    def _device_s(self, worked_s: float, took_s: float) -> float:
+        """How long a piece of work takes the device, that took so much processor time and so long here."""
+        return self.factor * worked_s
 
 
 def _now() -> tuple[float, float]:
@@ -141,6 +163,13 @@ class _HeldPending:
     def wait(self) -> None:
         with self._device.talking():
             self._pending.wait()
+
+
+class _Done:
+    """What was waited for before."""
+
+    def wait(self) -> None:
+        """Nothing is left to wait for."""
 
 
 class _HeldProgram:
@@ -208,6 +237,9 @@ def _talks(function: Callable[..., Any], device: VirtualDevice) -> Callable[...,
     def held(*arguments: Any, **named: Any) -> Any:
         with device.talking():
             found = function(*arguments, **named)
+            if found is not None and device.finishes:
+                found.wait()
+                found = _Done()
         return found if found is None else _HeldPending(found, device)
 
     return held

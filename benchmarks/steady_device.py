@@ -1,0 +1,76 @@
+"""A device of constant speed: each piece of its work takes what it took the core alone, times its factor.
+
+Four ranks on two cores take each other's caches, and what a layer takes changes with what the others compute.  Devices
+of a real cluster do nothing of the kind.  So the first steps are *rehearsals*, in which one rank computes at a time,
+whichever its turn it is, sums and exchanges are waited for as soon as they are started, and each piece of work (what is
+done between two words to other ranks) is timed: the thread's processor time.  From then on the ranks compute side by
+side, and each is held until its device would be done: the piece takes the device the mean of its rehearsals (without
+the least and the greatest fifth, as in a profile), times the factor, whatever it takes here now.
+
+    rehearsals   1.0 | 1.1 | 0.9
+    afterwards   work 1.3, held 2.7 | send                factor 4
+
+As long as a core has time enough for its ranks' work nothing is late, and what ranks do is real: values, messages,
+memory.
+"""
+
+from __future__ import annotations
+
+from multiprocessing.synchronize import Lock
+
+from benchmarks.virtual_device import VirtualDevice
+from profiler.timing import trimmed_mean
+
+REHEARSALS = 14
+_COLD = 2  # of these, steps whose times are left out: memory is taken and code is loaded then
+
+
+class SteadyDevice(VirtualDevice):
+    """The clock of one rank.
+
+    Args:
+        alone: held by the one rank that computes in a rehearsal; shared by all.
+
+    Raises:
+        RuntimeError: steps do not have the same pieces of work, so these cannot be known by their number.
+    """
+
+    def __init__(self, factor: float, alone: Lock) -> None:
+        super().__init__(factor)
+        self._alone = alone
+        self._rehearsed: list[list[float]] = []
+        self._seconds: list[float] = []  # by piece; empty while these are rehearsed
+        self._done = 0
+
+    def begin_step(self) -> None:
+        if len(self._rehearsed) < REHEARSALS:
+            self._rehearsed.append([])
+        elif not self._seconds:
+            counts = {len(pieces) for pieces in self._rehearsed}
+            if len(counts) > 1:
+                raise RuntimeError(f"steps have {sorted(counts)} pieces of work: a steady device needs all alike")
+            self._seconds = [trimmed_mean(piece) for piece in zip(*self._rehearsed[_COLD:], strict=True)]
+        self._done = 0
+
+    @property
+    def finishes(self) -> bool:
+        return not self._seconds
+
+    def _begin(self) -> None:
+        if not self._seconds:
+            self._alone.acquire()
+        super()._begin()
+
+    def _end(self) -> None:
+        super()._end()
+        if not self._seconds:
+            self._alone.release()
+
+    def _device_s(self, worked_s: float, took_s: float) -> float:
+        if not self._seconds:
+            self._rehearsed[-1].append(worked_s)
+            return took_s
+        if self._done == len(self._seconds):
+            raise RuntimeError(f"a step has more than {self._done} pieces of work: a steady device needs all alike")
+        self._done += 1
+        return self.factor * self._seconds[self._done - 1]
