@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 
+from benchmarks.accuracy_cases import TIMED
 from benchmarks.accuracy_profiles import entrance
 from benchmarks.accuracy_runs import Runner
 from benchmarks.ranks import on_ranks
@@ -60,7 +61,7 @@ def test_eight_devices_that_compute_nothing_share_the_cores(build: Build, runner
         Span(int(action[0]), action, at, stop)
         for action, (at, stop) in zip(told, pairwise(0.002 * k for k in range(len(told) + 1)), strict=True)
     )
-    steps = runner.run(decision, build(4, "1gbit"), (0, 0, 1, 1, 2, 2, 3, 3), (1.0,) * 8, 2, spans)
+    steps = runner.run(decision, build(4, "1gbit"), (0, 0, 1, 1, 2, 2, 3, 3), (1.0,) * 8, 2, TIMED, spans)
     for step in steps:
         for rank, seen in enumerate(step.ranks):
             assert seen.by_action_s[f"{rank}F"] >= 4 * 0.002
