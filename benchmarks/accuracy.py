@@ -85,21 +85,23 @@ def predict(settings: Sequence[Setting], quick: bool) -> dict[str, list[Case]]:
     """The plans of every setting of one network with what is predicted of them; the profiles are kept."""
     network = NETWORKS[settings[0].network]
     sys.stderr.write(f"profiling {settings[0].network}\n")
-    alone = measured_alone(network)
+    alone = measured_alone(network, quick)
     beside = measured_beside(network) if any(setting.device == CORE for setting in settings) else alone
     found: dict[str, list[Case]] = {}
     for setting in settings:
         with testbed_of(setting) as testbed:
             links = on_hosts(setting, testbed, quick)
-        known = {"": cluster_profile(setting, alone, links)}
+        of_one = of_several = cluster_profile(setting, alone, links)
         if setting.device == CORE:
-            known[".beside"] = cluster_profile(setting, beside, links)
+            of_several = cluster_profile(setting, beside, links)
         if not quick:
-            for which, profile in known.items():
-                _keep(profile, RESULTS / f"{setting.name}{which}.profile.json.gz")
-        problems = {which: Problem(profile, network.samples, allow=network.allow) for which, profile in known.items()}
-        several = list(problems)[-1]
-        found[setting.name] = [case(problems["" if name == ONE else several], name) for name in setting.plans]
+            _keep(of_one, RESULTS / f"{setting.name}.profile.json.gz")
+            if setting.device == CORE:
+                _keep(of_several, RESULTS / f"{setting.name}.beside.profile.json.gz")
+        found[setting.name] = [
+            case(Problem(of_one if name == ONE else of_several, network.samples, allow=network.allow), name)
+            for name in setting.plans
+        ]
     return found
 
 

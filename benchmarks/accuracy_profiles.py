@@ -32,16 +32,16 @@ _LEAST_HELD = 1.5
 """A device this much slower than its core leaves the core idle long enough for the threads that move messages."""
 
 
-def measured_alone(network: Network) -> Profile:
+def measured_alone(network: Network, quick: bool) -> Profile:
     """Layers, and their parts where plans may cut along space, on one core of this machine, then on another.
 
-    With the effort of ``halopipe profile --quick``, in a process on each.
+    With the effort of ``halopipe profile --quick``, in a process on each; ``quick``: on the first alone.
     """
-    return gather([_profiled(network, core) for core in range(2)])
+    return gather([_profiled(network, core) for core in range(1 if quick else 2)])
 
 
 def measured_beside(network: Network) -> Profile:
-    """As :func:`measured_alone`, on both cores at once.
+    """The same on both cores at once.
 
     The hosts of a testbed have one machine's memory: a layer that waits for it takes longer while the core beside works
     on the like (up to half as long again, where the layer does little but move data).
@@ -61,8 +61,7 @@ def _profiled(network: Network, core: int) -> Profile:
     cores = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {sorted(cores)[core % len(cores)]})  # the measuring process takes the first it may use
     try:
-        asked = {"sizes": network.sizes, "quick": True, "shapes": shapes}
-        return profile(network.source, num_workers=1, num_processes=1, **asked)
+        return profile(network.source, sizes=network.sizes, quick=True, shapes=shapes, num_workers=1, num_processes=1)
     finally:
         os.sched_setaffinity(0, cores)
 

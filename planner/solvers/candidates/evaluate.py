@@ -28,10 +28,10 @@ from planner.solvers.candidates.space import schedule_names
 class Load(NamedTuple):
     """Bytes between two ranks, there and back: in all, and of these in tensors that are copied into frames."""
 
-    forward: int = 0
-    backward: int = 0
-    forward_framed: int = 0
-    backward_framed: int = 0
+    forward: int
+    backward: int
+    forward_framed: int
+    backward_framed: int
 
 
 Pieces = Mapping[tuple[int, int], Load]
