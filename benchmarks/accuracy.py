@@ -5,10 +5,10 @@
 A setting (:mod:`benchmarks.accuracy_cases`) is a network on two or four hosts, network namespaces with links of
 200 Mbit, 1 or 4 Gbit in each direction, each host a virtual device of some speed: what a rank computes is held until a
 device of that speed would be done (:mod:`benchmarks.virtual_device`), most of them of a speed that does not change with
-what the others do (:mod:`benchmarks.steady_device`).  Network after network is profiled; links are measured between the
-hosts of its settings; all plans of these are made and predicted, and what is predicted is written to
-``results/accuracy/predictions.json``, and its SHA-256 noted.  Only then are the hosts built again and the plans of
-these settings run; the median of all steps counts.
+what the others do (:mod:`benchmarks.steady_device`).  All networks are profiled, again and again by turns; links are
+measured between the hosts of each setting; all plans are made and predicted, and what is predicted is written to
+``results/accuracy/predictions.json``, and its SHA-256 noted.  Only then are the hosts built again and the plans run,
+all of them, and then once more: what the machine does changes within minutes.  The median of a plan's steps counts.
 
 Nothing is fitted to these runs.  Every error is predicted / measured - 1.  Ranks run at the highest priority where that
 is allowed (root), and the cores are kept awake (:mod:`benchmarks.awake`), in profiles and runs alike.
@@ -23,10 +23,11 @@ import json
 import statistics
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks.accuracy_cases import CORE, NETWORKS, ONE, QUICK, STEADY, TIMED, Setting, named
+from benchmarks.accuracy_cases import CORE, NETWORKS, ONE, QUICK, STEADY, Setting, named
 from benchmarks.accuracy_plans import Case, case
 from benchmarks.accuracy_profiles import (
     cluster_profile,
@@ -37,7 +38,7 @@ from benchmarks.accuracy_profiles import (
     testbed_of,
 )
 from benchmarks.accuracy_rows import rows
-from benchmarks.accuracy_runs import Runner
+from benchmarks.accuracy_runs import Ran, Rehearsed, Runner
 from benchmarks.accuracy_stored import outcomes_of
 from benchmarks.awake import awake
 from benchmarks.report import Row, run
@@ -49,51 +50,52 @@ from planner.ir.problem import Problem
 from planner.ir.profile import Profile
 
 RESULTS = Path(__file__).parent / "results" / "accuracy"
-STEPS = 4
-ROUNDS = {CORE: 2, STEADY: 1, TIMED: 1}
-"""How often the plans of a setting are run; what a core does changes from minute to minute."""
+STEPS = 3
+PROCESSES = 4
+"""That profile a network."""
+ROUNDS = 2
+"""In which every plan is rehearsed or run."""
 
 
 def measure(quick: bool) -> list[Row]:
-    """Network after network: predict all, then run all."""
+    """Predict all, then run all."""
     why = unavailable()
     if why:
         return [Row(f"no testbed: {why}", 0.0, "")]
     first_in_line()
     settings = list(named(QUICK if quick else ()))
-    frozen: dict[str, Any] = {}
-    raw: dict[str, Any] = {}
-    digests: dict[str, str] = {}
     with awake() as are_awake:
         if not are_awake:
             sys.stderr.write("the cores cannot be kept awake here: layers may take longer in runs than in profiles\n")
-        for network in dict.fromkeys(setting.network for setting in settings):
-            group = [setting for setting in settings if setting.network == network]
-            planned = predict(group, quick)
-            said = {name: [_said(each) for each in found] for name, found in planned.items()}
-            digests[network] = digest_of(said)
-            frozen |= said
-            _write("predictions.json", frozen, quick)
-            sys.stderr.write(f"{network}: sha256 of the predictions {digests[network]}\n")
-            raw |= execute(group, planned, quick)
-            _write("measured.json", {"predictions_sha256": digests, "settings": raw}, quick)
-    factor_one = {setting.name: setting.factors[0] == 1.0 for setting in settings}
-    return list(rows(outcomes_of(frozen, raw), factor_one))
+        planned = predict(settings, quick)
+        frozen = {name: [_said(each) for each in found] for name, found in planned.items()}
+        digest = digest_of(frozen)
+        _write("predictions.json", frozen, quick)
+        sys.stderr.write(f"sha256 of the predictions: {digest}\n")
+        seen = {setting.name: {name: Seen() for name in setting.plans} for setting in settings}
+        raw: dict[str, Any] = {}
+        for left in reversed(range(1 if quick else ROUNDS)):
+            for setting in settings:
+                execute(setting, planned[setting.name], seen[setting.name], quick, is_last=not left)
+                raw[setting.name] = {name: each.written() for name, each in seen[setting.name].items()}
+                _write("measured.json", {"predictions_sha256": digest, "settings": raw}, quick)
+    return list(rows(outcomes_of(frozen, raw)))
 
 
 def predict(settings: Sequence[Setting], quick: bool) -> dict[str, list[Case]]:
-    """The plans of every setting of one network with what is predicted of them; the profiles are kept."""
-    network = NETWORKS[settings[0].network]
-    sys.stderr.write(f"profiling {settings[0].network}\n")
-    alone = measured_alone(network, quick)
-    beside = measured_beside(network) if any(setting.device == CORE for setting in settings) else alone
+    """The plans of every setting with what is predicted of them; the profiles are kept."""
+    names = list(dict.fromkeys(setting.network for setting in settings))
+    sys.stderr.write(f"profiling {', '.join(names)}\n")
+    measured = measured_alone([NETWORKS[name] for name in names], 1 if quick else PROCESSES)
+    alone = dict(zip(names, measured, strict=True))
     found: dict[str, list[Case]] = {}
     for setting in settings:
+        network = NETWORKS[setting.network]
         with testbed_of(setting) as testbed:
             links = on_hosts(setting, testbed, quick)
-        of_one = of_several = cluster_profile(setting, alone, links)
+        of_one = of_several = cluster_profile(setting, alone[setting.network], links)
         if setting.device == CORE:
-            of_several = cluster_profile(setting, beside, links)
+            of_several = cluster_profile(setting, measured_beside(network), links)
         if not quick:
             _keep(of_one, RESULTS / f"{setting.name}.profile.json.gz")
             if setting.device == CORE:
@@ -110,24 +112,48 @@ def digest_of(said: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(said, separators=(",", ":"), sort_keys=True).encode()).hexdigest()
 
 
-def execute(settings: Sequence[Setting], planned: dict[str, list[Case]], quick: bool) -> dict[str, Any]:
-    """The steps of every plan, by setting."""
-    raw: dict[str, Any] = {}
-    for setting in settings:
-        runner = Runner(NETWORKS[setting.network].source)
-        seen: dict[str, list[Step]] = {each.name: [] for each in planned[setting.name]}
-        with testbed_of(setting) as testbed:
-            for _ in range(1 if quick else ROUNDS[setting.device]):
-                for each in planned[setting.name]:
-                    where = testbed, setting.host_of, setting.factors
-                    spans = each.forecast.timeline.spans
-                    seen[each.name] += runner.run(each.decision, *where, 3 if quick else STEPS, setting.device, spans)
-        for each in planned[setting.name]:
-            step_s = statistics.median(step.seconds for step in seen[each.name])
-            predicted_s = each.forecast.prediction.step_s
-            sys.stderr.write(f"{setting.name} {each.name}: {1e3 * step_s:.0f} ms, predicted {1e3 * predicted_s:.0f}\n")
-        raw[setting.name] = {name: [_written(step) for step in found] for name, found in seen.items()}
-    return raw
+@dataclass(slots=True)
+class Seen:
+    """What was measured of a plan.
+
+    Attributes:
+        rounds_s: by round what a step took: its median, or all that steady devices rehearsed in it, on average.
+        before: what steady devices rehearsed, by rank.
+    """
+
+    steps: list[Step] = field(default_factory=list)
+    rounds_s: list[float] = field(default_factory=list)
+    before: list[Rehearsed] = field(default_factory=list)
+
+    def add(self, ran: Ran) -> None:
+        """One more round."""
+        self.steps += ran.steps
+        rehearsals = [sum(map(sum, pieces)) for pieces in zip(*ran.rehearsed, strict=True)]
+        self.rounds_s.append(statistics.median(rehearsals or [step.seconds for step in ran.steps]))
+        self.before = [[*a, *b] for a, b in zip(self.before or [[]] * len(ran.rehearsed), ran.rehearsed, strict=True)]
+
+    def written(self) -> dict[str, Any]:
+        """For the file."""
+        return {
+            "rounds_s": [round(each, 6) for each in self.rounds_s],
+            "steps": [_written(step) for step in self.steps],
+        }
+
+
+def execute(setting: Setting, cases: Sequence[Case], seen: Mapping[str, Seen], quick: bool, *, is_last: bool) -> None:
+    """One more round of the plans of ``setting``; on steady devices a rehearsal, unless it is the last."""
+    runner = Runner(NETWORKS[setting.network].source)
+    rehearses = setting.device == STEADY and not is_last
+    with testbed_of(setting) as testbed:
+        for each in cases:
+            known, where = seen[each.name], (testbed, setting.host_of, setting.factors)
+            count = 0 if rehearses else STEPS
+            ran = runner.run(each.decision, *where, count, setting.device, each.forecast.timeline.spans, known.before)
+            known.add(ran)
+            if ran.steps:
+                step_s = statistics.median(step.seconds for step in ran.steps)
+                told = f"{1e3 * step_s:.0f} ms, predicted {1e3 * each.forecast.prediction.step_s:.0f}"
+                sys.stderr.write(f"{setting.name} {each.name}: {told}\n")
 
 
 def _said(each: Case) -> dict[str, Any]:

@@ -32,12 +32,14 @@ _LEAST_HELD = 1.5
 """A device this much slower than its core leaves the core idle long enough for the threads that move messages."""
 
 
-def measured_alone(network: Network, quick: bool) -> Profile:
-    """Layers, and their parts where plans may cut along space, on one core of this machine, then on another.
+def measured_alone(networks: Sequence[Network], processes: int) -> list[Profile]:
+    """Layers, and their parts where plans may cut along space, on a core of this machine, by network.
 
-    With the effort of ``halopipe profile --quick``, in a process on each; ``quick``: on the first alone.
+    With the effort of ``halopipe profile --quick``, by several processes, now on one core and now on the next; one
+    process of each network after another, so that none is measured in the machine's fast minutes only.
     """
-    return gather([_profiled(network, core) for core in range(1 if quick else 2)])
+    found = [[_profiled(network, core) for network in networks] for core in range(processes)]
+    return [gather(list(each)) for each in zip(*found, strict=True)]
 
 
 def measured_beside(network: Network) -> Profile:

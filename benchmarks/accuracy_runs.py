@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -29,6 +29,17 @@ from runtime.memory import storage_bytes
 from runtime.stages.captured import captured_model
 from runtime.transport import Transport
 
+Rehearsed = list[list[float]]
+"""On one rank: by step the seconds of each piece of work."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """Steps that were run, and what steady devices rehearsed before, by rank."""
+
+    steps: list[Step]
+    rehearsed: list[Rehearsed]
+
 
 class Runner:
     """A network of which steps are run; captured once, in this process, which never computes anything of it."""
@@ -47,25 +58,34 @@ class Runner:
         steps: int,
         device: str = CORE,
         spans: Sequence[Span] = (),
-    ) -> list[Step]:
-        """``steps`` training steps on the same batch, after some to warm up.
+        before: Sequence[Rehearsed] = (),
+    ) -> Ran:
+        """``steps`` training steps on the same batch, after some to warm up; none: steady devices rehearse alone.
 
         Args:
             host_of: the host of each rank.
             factors: seconds of each rank's device for one of a core's.
             device: what the ranks compute on (:data:`benchmarks.accuracy_cases.CORE` and the like).
             spans: of a timed device: each action lasts as long as there.
+            before: of steady devices, what they rehearsed in earlier runs of the plan, by rank.
         """
         groups = groups_of(decision, self.captured.graph)
         alone = multiprocessing.get_context("fork").Lock()
 
-        def work(transport: Transport) -> list[RankStep]:
-            factor = factors[transport.rank]
-            virtual = SteadyDevice(factor, alone) if device == STEADY else VirtualDevice(factor)
-            return self._run(decision, virtual, steps, transport, spans if device == TIMED else ())
+        def work(transport: Transport) -> tuple[list[RankStep], Rehearsed]:
+            rank = transport.rank
+            if device == STEADY:
+                steady = SteadyDevice(factors[rank], alone, before[rank] if before else ())
+                found = self._run(decision, steady, steps, transport, ())
+                return found, steady.rehearsed
+            timed = spans if device == TIMED else ()
+            return self._run(decision, VirtualDevice(factors[rank]), steps, transport, timed), []
 
         found = on_ranks(len(factors), work, groups, enter=entrance(host_of, testbed))
-        return [Step(ranks) for ranks in zip(*found, strict=True)]
+        return Ran(
+            [Step(ranks) for ranks in zip(*(steps for steps, _ in found), strict=True)],
+            [rehearsed for _, rehearsed in found],
+        )
 
     def _run(
         self, decision: Decision, device: VirtualDevice, steps: int, transport: Transport, timed: Sequence[Span]
@@ -81,6 +101,6 @@ class Runner:
         kept = [x for each in engine._residents.values() for x in (*each.parameters.values(), *each.buffers.values())]
         there = storage_bytes(kept)  # made before the fork, hence not counted
         batch = (self.model.inputs, self.model.targets) if self.model.clouds is None else self.model.fed
-        warm_up = WARM_UP + (REHEARSALS if isinstance(device, SteadyDevice) else 0)
+        warm_up = REHEARSALS + min(1, steps) if isinstance(device, SteadyDevice) else WARM_UP
         found = timed_steps(engine, device, transport, [batch] * (warm_up + steps), counter)[warm_up:]
         return [replace(each, peak_bytes=each.peak_bytes + there if counter else 0) for each in found]

@@ -32,9 +32,8 @@ def outcomes_of(predicted: Mapping[str, Any], measured: Mapping[str, Any]) -> li
     found = []
     for name, plans in predicted.items():
         for each in plans:
-            steps, said = measured[name][each["plan"]], each["prediction"]
-            seconds = [step["seconds"] for step in steps]
-            half = max(1, len(seconds) // 2)
+            seen, said = measured[name][each["plan"]], each["prediction"]
+            steps = seen["steps"]
             ranks = range(0 if setting_of[name].device == TIMED else len(said["ranks"]))
             peaks = [max(step["ranks"][rank]["peak_bytes"] for step in steps) for rank in ranks]
             found.append(
@@ -46,9 +45,9 @@ def outcomes_of(predicted: Mapping[str, Any], measured: Mapping[str, Any]) -> li
                     said["step_s"],
                     said["p10_s"],
                     said["p90_s"],
-                    statistics.median(seconds),
+                    statistics.median(step["seconds"] for step in steps),
                     tuple((rank["peak_bytes"], peak) for rank, peak in zip(said["ranks"], peaks, strict=False)),
-                    (statistics.median(seconds[:half]), statistics.median(seconds[-half:])),
+                    tuple(seen["rounds_s"]),
                 )
             )
     return found
@@ -58,7 +57,7 @@ def steps_of(folder: Path, setting: str, plan: str) -> Parts:
     """Where the time of a plan went."""
     predicted, measured = _read(folder)
     said = next(each for each in predicted[setting] if each["plan"] == plan)
-    steps = measured[setting][plan]
+    steps = measured[setting][plan]["steps"]
     found = []
     for rank in range(len(said["by_action_s"])):
         actions = steps[0]["ranks"][rank]["by_action_s"]

@@ -20,13 +20,14 @@ from __future__ import annotations
 import ctypes
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field, fields, replace
 from functools import wraps
 from typing import Any, TypeVar
 
 from torch import Tensor
 
+from benchmarks.mirrored import Mirror
 from planner.ir.profile import Measurement, ParameterCost, Profile
 from runtime.batch import Batch
 from runtime.engine import Engine
@@ -59,18 +60,24 @@ class VirtualDevice:
         self.busy_s = self.held_s = self.late_s = self.sites_s = 0.0
         self._owed_s = 0.0
         self._since: tuple[float, float] | None = None  # processor time and clock
+        self._shares = False
 
     def begin_step(self) -> None:
         """The next step starts now."""
 
     @property
-    def finishes(self) -> bool:
-        """Whether what is started between ranks has to end before the work goes on."""
+    def mirrors(self) -> bool:
+        """Whether what ranks would now do together is done by this one alone (:mod:`benchmarks.mirrored`)."""
         return False
 
     @contextmanager
-    def working(self) -> Iterator[None]:
-        """What is done inside is this device's work; not nested."""
+    def working(self, *, shared: bool = False) -> Iterator[None]:
+        """What is done inside is this device's work; not nested.
+
+        Args:
+            shared: it is to be done with the other ranks in any case.
+        """
+        self._shares = shared
         self._begin()
         try:
             yield
@@ -109,6 +116,14 @@ class VirtualDevice:
             if works:
                 self._begin()
 
+    @contextmanager
+    def mirroring(self) -> Iterator[None]:
+        """The same of what this rank does in the place of the transport; it goes on to be the one that works."""
+        self.settle()
+        yield
+        if self._since is not None:
+            self._since = _now()
+
     def _begin(self) -> None:
         self._since = _now()
 
@@ -137,8 +152,8 @@ def hold_until(until_s: float) -> None:
         pass
 
 
-_SAYS = ("send", "all_reduce", "start_sum", "start_exchange", "reduce_scatter", "all_gather", "all_max")
-"""By which a rank tells others something."""
+_TOGETHER = ("all_reduce", "start_sum", "start_exchange", "reduce_scatter", "all_gather", "all_max")
+"""What ranks do together; beside it they tell each other things by ``send``."""
 
 
 class HeldTransport:
@@ -147,8 +162,10 @@ class HeldTransport:
     def __init__(self, transport: Transport, device: VirtualDevice) -> None:
         self._transport, self._device = transport, device
         self.rank, self.world_size = transport.rank, transport.world_size
-        for name in _SAYS:
-            setattr(self, name, _talks(getattr(transport, name), device))
+        self.send = _talks(transport.send, device)
+        mirror = Mirror(transport.rank)
+        for name in _TOGETHER:
+            setattr(self, name, _together(getattr(transport, name), getattr(mirror, name), device))
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._transport, name)
@@ -157,19 +174,12 @@ class HeldTransport:
 class _HeldPending:
     """Something under way; waiting for it is not work."""
 
-    def __init__(self, pending: Pending, device: VirtualDevice) -> None:
-        self._pending, self._device = pending, device
+    def __init__(self, pending: Pending, waiting: Callable[[], AbstractContextManager[None]]) -> None:
+        self._pending, self._waiting = pending, waiting
 
     def wait(self) -> None:
-        with self._device.talking():
+        with self._waiting():
             self._pending.wait()
-
-
-class _Done:
-    """What was waited for before."""
-
-    def wait(self) -> None:
-        """Nothing is left to wait for."""
 
 
 class _HeldProgram:
@@ -207,7 +217,7 @@ class _HeldBinder:
 
     def bind(self, residents: Mapping[int, Resident], batch: Batch) -> Any:
         start_s = time.perf_counter()
-        with self._device.working():
+        with self._device.working(shared=True):
             found = self._binder.bind(residents, batch)
         self._device.sites_s += time.perf_counter() - start_s
         return found
@@ -237,10 +247,22 @@ def _talks(function: Callable[..., Any], device: VirtualDevice) -> Callable[...,
     def held(*arguments: Any, **named: Any) -> Any:
         with device.talking():
             found = function(*arguments, **named)
-            if found is not None and device.finishes:
-                found.wait()
-                found = _Done()
-        return found if found is None else _HeldPending(found, device)
+        return found if found is None else _HeldPending(found, device.talking)
+
+    return held
+
+
+def _together(function: Callable[..., Any], alone: Callable[..., Any], device: VirtualDevice) -> Callable[..., Any]:
+    """``function`` of the transport, or ``alone`` of a mirror while ``device`` mirrors."""
+    told = _talks(function, device)
+
+    @wraps(function)
+    def held(*arguments: Any, **named: Any) -> Any:
+        if not device.mirrors:
+            return told(*arguments, **named)
+        with device.mirroring():
+            found = alone(*arguments, **named)
+        return found if found is None else _HeldPending(found, device.mirroring)
 
     return held
 

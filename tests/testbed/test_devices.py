@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from benchmarks.accuracy_cases import TIMED
+from benchmarks.accuracy_cases import STEADY, TIMED
 from benchmarks.accuracy_profiles import entrance
 from benchmarks.accuracy_runs import Runner
 from benchmarks.ranks import on_ranks
@@ -20,6 +20,7 @@ from planner.ir.errors import HalopipeError
 from planner.ir.plan import Decision
 from planner.ir.profile import ModelSource
 from planner.ir.timeline import Span
+from profiler.timing import trimmed_mean
 from runtime.engine import Engine
 from runtime.stages.captured import captured_model
 from runtime.transport import Transport
@@ -47,11 +48,24 @@ def stages(runner: Runner, count: int) -> Decision:
 
 
 def test_plans_run_on_hosts_with_devices_of_any_speed(build: Build, runner: Runner) -> None:
-    steps = runner.run(stages(runner, 2), build(2, "1gbit"), (0, 1), (1.5, 4.0), 2)
+    steps = runner.run(stages(runner, 2), build(2, "1gbit"), (0, 1), (1.5, 4.0), 2).steps
     assert len(steps) == 2
     for step in steps:
         assert all(rank.busy_s > 0 for rank in step.ranks)
         assert torch.isfinite(torch.tensor(step.loss))
+
+
+def test_steady_devices_take_what_they_rehearsed_in_all_runs(build: Build, runner: Runner) -> None:
+    decision, where = stages(runner, 2), (build(2, "1gbit"), (0, 1), (2.0, 4.0))
+    first = runner.run(decision, *where, 0, STEADY)
+    assert first.steps == []
+    again = runner.run(decision, *where, 1, STEADY, before=first.rehearsed)
+    rehearsed_s = [
+        sum(trimmed_mean(piece) for piece in zip(*before, *now, strict=True))
+        for before, now in zip(first.rehearsed, again.rehearsed, strict=True)
+    ]
+    for rank, seconds, factor in zip(again.steps[0].ranks, rehearsed_s, where[2], strict=True):
+        assert rank.busy_s == pytest.approx(factor * seconds)
 
 
 def test_eight_devices_that_compute_nothing_share_the_cores(build: Build, runner: Runner) -> None:
@@ -61,7 +75,7 @@ def test_eight_devices_that_compute_nothing_share_the_cores(build: Build, runner
         Span(int(action[0]), action, at, stop)
         for action, (at, stop) in zip(told, pairwise(0.002 * k for k in range(len(told) + 1)), strict=True)
     )
-    steps = runner.run(decision, build(4, "1gbit"), (0, 0, 1, 1, 2, 2, 3, 3), (1.0,) * 8, 2, TIMED, spans)
+    steps = runner.run(decision, build(4, "1gbit"), (0, 0, 1, 1, 2, 2, 3, 3), (1.0,) * 8, 2, TIMED, spans).steps
     for step in steps:
         for rank, seen in enumerate(step.ranks):
             assert seen.by_action_s[f"{rank}F"] >= 4 * 0.002
