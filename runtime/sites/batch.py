@@ -165,12 +165,17 @@ def site_speeds(decision: Decision, stage: int) -> tuple[float, ...]:
 
 def graph_of_sites(graph: Graph, rows: int, sizes: dict[str, int]) -> Graph:
     """``graph`` for ``rows`` samples that have ``sizes`` sites."""
-    layers = (
-        replace(layer, outputs=tuple(_at(spec, rows, graph.samples, sizes) for spec in layer.outputs))
-        for layer in graph.layers
-    )
-    inputs = {name: _at(spec, rows, graph.samples, sizes) for name, spec in graph.inputs.items()}
-    return replace(graph, samples=rows, inputs=inputs, layers=tuple(layers))
+    known: dict[TensorSpec, TensorSpec] = {}  # most layers of a level make tensors alike
+
+    def at(spec: TensorSpec) -> TensorSpec:
+        found = known.get(spec)
+        if found is None:
+            found = known[spec] = _at(spec, rows, graph.samples, sizes)
+        return found
+
+    layers = tuple(replace(layer, outputs=tuple(map(at, layer.outputs))) for layer in graph.layers)
+    inputs = {name: at(spec) for name, spec in graph.inputs.items()}
+    return replace(graph, samples=rows, inputs=inputs, layers=layers)
 
 
 def _at(spec: TensorSpec, rows: int, captured: int, sizes: dict[str, int]) -> TensorSpec:
