@@ -23,7 +23,7 @@ class Outcome:
         p10_s, p90_s: the range in which four of five steps were predicted to lie.
         step_s: median of those measured.
         peak_bytes: by rank: (predicted, measured); none where devices compute nothing.
-        rounds_s: what the same work took in each round, a quarter of an hour apart.
+        rounds_s: what the same work took in each round, some ten minutes apart.
     """
 
     setting: str
