@@ -74,9 +74,10 @@ def measure(quick: bool) -> list[Row]:
         sys.stderr.write(f"sha256 of the predictions: {digest}\n")
         seen = {setting.name: {name: Seen() for name in setting.plans} for setting in settings}
         raw: dict[str, Any] = {}
-        for left in reversed(range(1 if quick else ROUNDS)):
+        rounds = 1 if quick else ROUNDS
+        for number in range(1, rounds + 1):
             for setting in settings:
-                execute(setting, planned[setting.name], seen[setting.name], quick, is_last=not left)
+                execute(setting, planned[setting.name], seen[setting.name], is_last=number == rounds)
                 raw[setting.name] = {name: each.written() for name, each in seen[setting.name].items()}
                 _write("measured.json", {"predictions_sha256": digest, "settings": raw}, quick)
     return list(rows(outcomes_of(frozen, raw)))
@@ -140,14 +141,13 @@ class Seen:
         }
 
 
-def execute(setting: Setting, cases: Sequence[Case], seen: Mapping[str, Seen], quick: bool, *, is_last: bool) -> None:
+def execute(setting: Setting, cases: Sequence[Case], seen: Mapping[str, Seen], *, is_last: bool) -> None:
     """One more round of the plans of ``setting``; on steady devices a rehearsal, unless it is the last."""
     runner = Runner(NETWORKS[setting.network].source)
-    rehearses = setting.device == STEADY and not is_last
+    count = STEPS if is_last or setting.device != STEADY else 0
     with testbed_of(setting) as testbed:
         for each in cases:
             known, where = seen[each.name], (testbed, setting.host_of, setting.factors)
-            count = 0 if rehearses else STEPS
             ran = runner.run(each.decision, *where, count, setting.device, each.forecast.timeline.spans, known.before)
             known.add(ran)
             if ran.steps:

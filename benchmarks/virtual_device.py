@@ -165,7 +165,7 @@ class HeldTransport:
         self.send = _talks(transport.send, device)
         mirror = Mirror(transport.rank)
         for name in _TOGETHER:
-            setattr(self, name, _together(getattr(transport, name), getattr(mirror, name), device))
+            setattr(self, name, _talks(getattr(transport, name), device, getattr(mirror, name)))
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._transport, name)
@@ -242,27 +242,19 @@ def _works(function: Callable[..., Any], device: VirtualDevice) -> Callable[...,
     return held
 
 
-def _talks(function: Callable[..., Any], device: VirtualDevice) -> Callable[..., Any]:
-    @wraps(function)
-    def held(*arguments: Any, **named: Any) -> Any:
-        with device.talking():
-            found = function(*arguments, **named)
-        return found if found is None else _HeldPending(found, device.talking)
-
-    return held
-
-
-def _together(function: Callable[..., Any], alone: Callable[..., Any], device: VirtualDevice) -> Callable[..., Any]:
-    """``function`` of the transport, or ``alone`` of a mirror while ``device`` mirrors."""
-    told = _talks(function, device)
+def _talks(
+    function: Callable[..., Any], device: VirtualDevice, alone: Callable[..., Any] | None = None
+) -> Callable[..., Any]:
+    """``function`` of the transport; while ``device`` mirrors, ``alone`` in its place."""
 
     @wraps(function)
     def held(*arguments: Any, **named: Any) -> Any:
-        if not device.mirrors:
-            return told(*arguments, **named)
-        with device.mirroring():
-            found = alone(*arguments, **named)
-        return found if found is None else _HeldPending(found, device.mirroring)
+        told, meanwhile = function, device.talking
+        if alone is not None and device.mirrors:
+            told, meanwhile = alone, device.mirroring
+        with meanwhile():
+            found = told(*arguments, **named)
+        return found if found is None else _HeldPending(found, meanwhile)
 
     return held
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from itertools import pairwise
 from typing import Protocol
 
@@ -165,13 +166,10 @@ def site_speeds(decision: Decision, stage: int) -> tuple[float, ...]:
 
 def graph_of_sites(graph: Graph, rows: int, sizes: dict[str, int]) -> Graph:
     """``graph`` for ``rows`` samples that have ``sizes`` sites."""
-    known: dict[TensorSpec, TensorSpec] = {}  # most layers of a level make tensors alike
 
+    @cache  # most layers of a level make tensors alike
     def at(spec: TensorSpec) -> TensorSpec:
-        found = known.get(spec)
-        if found is None:
-            found = known[spec] = _at(spec, rows, graph.samples, sizes)
-        return found
+        return _at(spec, rows, graph.samples, sizes)
 
     layers = tuple(replace(layer, outputs=tuple(map(at, layer.outputs))) for layer in graph.layers)
     inputs = {name: at(spec) for name, spec in graph.inputs.items()}
