@@ -23,6 +23,7 @@ from profiler.constants import detach_constants
 from profiler.functional import rewrite_in_place
 from profiler.sizes import NUM_SAMPLES, FixedSamplesError, Places, SizeNodes, Symbols, read_symbols, require
 from profiler.source import LoadedModel, graph_inputs
+from profiler.user_code import kept_functions, refuse_hooks
 
 __all__ = ["NUM_SAMPLES", "Traced", "attribute", "trace"]
 
@@ -72,6 +73,7 @@ class Traced:
 class _WithLoss(nn.Module):
     def __init__(self, model: LoadedModel) -> None:
         super().__init__()
+        self.training = model.module.training  # alone: each part keeps its own mode
         self.module = model.module
         self.loss = model.loss_fn
         self.num_inputs = len(model.inputs)
@@ -85,15 +87,16 @@ class _WithLoss(nn.Module):
 
 
 def trace(model: LoadedModel) -> Traced:
-    """The graph of ``model`` in training mode; an example of one sample is repeated to two, as 1 is special to export.
+    """The graph of ``model`` in the modes that its parts are in; an example of one sample is repeated to two, as 1 is special to export.
 
     Raises:
         UnsupportedModelError: ``torch.export`` refuses the model; the text holds its reason.  Or a size that was said
             to vary cannot.
     """
+    refuse_hooks(model.module)
     samples = max(2, model.samples)
     tensors = tuple(_repeated(tensor, model.samples, samples) for tensor in (*model.inputs, *model.targets))
-    wrapper = _WithLoss(model).train(model.module.training)
+    wrapper = _WithLoss(model)
     varying = _varying(model)
     whole = frozenset() if model.clouds is None else model.clouds.without_samples
     names = graph_inputs(len(model.inputs), len(model.targets))
@@ -146,7 +149,7 @@ def _varying(model: LoadedModel) -> tuple[dict[int, Any], ...]:
 
 
 def _export(model: LoadedModel, wrapper: nn.Module, tensors: tuple[Tensor, ...], shapes: Any) -> fx.GraphModule:
-    with warnings.catch_warnings(), recurrence_by_shape(), model.precision():
+    with warnings.catch_warnings(), recurrence_by_shape(), kept_functions(), model.precision():
         # nn.LSTM assigns its own flat list of weights in forward; the tensors in it are the parameters
         warnings.filterwarnings("ignore", message="The tensor attributes? ")
         exported = torch.export.export(wrapper, tensors, strict=False, dynamic_shapes=shapes)
