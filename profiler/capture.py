@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor, fx
+from torch import Tensor, fx, nn
 
 from cuda_ops.sparse.preparation import Preparation
 from planner.ir.errors import UnsupportedModelError
@@ -16,6 +16,7 @@ from planner.ir.graph import MIXES_SAMPLES, SAMPLE, Attribute, Graph, Layer, Ten
 from profiler.apart import dependence
 from profiler.dims import output_names, specify, specify_input
 from profiler.grouping import Group, groups, is_output_of, tensor_arguments
+from profiler.keeping import untouched
 from profiler.kinds import ELEMENTWISE, LOSS, NO_RULES, OPAQUE, Rules, kind_of
 from profiler.naming import layer_names
 from profiler.same import correct_dtypes, require_same_loss
@@ -64,7 +65,9 @@ class Captured:
 
 
 def capture(model: LoadedModel, rules: Rules = NO_RULES) -> Captured:
-    """Captures ``model`` in training mode and checks the result on its example; buffers and random state stay.
+    """Captures ``model`` in the modes that its parts are in and checks the result on its example.
+
+    The module is left as it was: modes, buffers, gradients and attributes of its parts, and the random state.
 
     An example of one sample is repeated to two.
 
@@ -75,7 +78,12 @@ def capture(model: LoadedModel, rules: Rules = NO_RULES) -> Captured:
         UnsupportedModelError: ``torch.export`` refuses the model, the captured graph computes something else, a size
             that was said to vary cannot, or an operator that was said to be elementwise is not.
     """
-    rules = dataclasses.replace(rules, elementwise=rules.elementwise | model.elementwise)
+    loss = getattr(model.loss_fn, "function", model.loss_fn)
+    with untouched(model.module, *([loss] if isinstance(loss, nn.Module) else [])):
+        return _captured(model, dataclasses.replace(rules, elementwise=rules.elementwise | model.elementwise))
+
+
+def _captured(model: LoadedModel, rules: Rules) -> Captured:
     traced = trace(model)
     require_same_loss(traced, model)
     if model.autocast is not None:

@@ -16,11 +16,14 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from cuda_ops.recurrent import recurrence_by_shape
+from cuda_ops.units import join
 from planner.ir.errors import UnsupportedModelError
 from profiler.constants import detach_constants
-from profiler.functional import rewrite_in_place
+from profiler.functional import is_write, rewrite_in_place
+from profiler.naming import place
 from profiler.sizes import NUM_SAMPLES, FixedSamplesError, Places, SizeNodes, Symbols, read_symbols, require
 from profiler.source import LoadedModel, graph_inputs
 from profiler.user_code import kept_functions, refuse_hooks
@@ -29,6 +32,7 @@ __all__ = ["NUM_SAMPLES", "Traced", "attribute", "trace"]
 
 _PREFIX = "module."
 _REFUSALS = (RuntimeError, ValueError, TypeError, AssertionError)  # what torch.export raises for a fixed sample dim
+_SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 _CHECKS = ("_assert_", "sym_constrain_range", "_check")
 
 
@@ -181,7 +185,7 @@ def _clean(model: LoadedModel, exported: fx.GraphModule, samples: int) -> Traced
                 attributes[target] = value
             copies[node] = graph.get_attr(target)
             copies[node].meta = dict(node.meta)
-        elif isinstance(node.meta.get("val"), torch.SymInt) and str(node.target).startswith("aten.sym_"):
+        elif _is_size(node):
             copies[node] = sizes.node(node.meta["val"])
         elif node.op == "output":
             graph.output(copies[_only_output(node)])
@@ -189,10 +193,55 @@ def _clean(model: LoadedModel, exported: fx.GraphModule, samples: int) -> Traced
             copies[node] = graph.node_copy(node, copies.__getitem__)
     rewrite_in_place(graph, attributes)
     detach_constants(graph)
+    _join_data_dependent(graph)
     graph.eliminate_dead_code(_has_effects)
     module = fx.GraphModule(attributes, graph)
     parameters = {name: value for name, value in attributes.items() if _is_trained(value)}
     return Traced(module, names, samples, symbols, parameters, model.varying)
+
+
+def _is_size(node: fx.Node) -> bool:
+    """Whether it follows from sizes of the inputs."""
+    value = node.meta.get("val")
+    is_read = isinstance(value, torch.SymInt) and str(node.target).startswith("aten.sym_")
+    return is_read and not free_unbacked_symbols(value)
+
+
+def _join_data_dependent(graph: fx.Graph) -> None:
+    """Operators whose shapes or numbers follow from data become units, with those that read them.
+
+    Raises:
+        UnsupportedModelError: there is something among them that is run otherwise under a plan than as it is.
+    """
+    for node in join(graph, _is_data_dependent):
+        inside = node.target.module.graph.nodes
+        changed = next((each for each in inside if _is_run_otherwise(each)), None)
+        if changed is not None:
+            raise UnsupportedModelError(
+                f"{changed.target} is run on rows that the data choose",
+                [f"in {place(node) or 'the module itself'}", user_line_of(node)],
+                ["choose with masks instead: compute all rows, and multiply by 0 or 1"],
+            )
+
+
+def _is_data_dependent(node: fx.Node) -> bool:
+    value = node.meta.get("val")
+    leaves = value if isinstance(value, (tuple, list)) else (value,)
+    return any(isinstance(each, (Tensor, *_SYMBOLIC)) and free_unbacked_symbols(each) for each in leaves)
+
+
+def _is_run_otherwise(node: fx.Node) -> bool:
+    """Whether it draws random numbers, or computes statistics: what ranks do together."""
+    names = {argument.name for argument in getattr(getattr(node.target, "_schema", None), "arguments", ())}
+    is_random = torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+    return is_random or "running_mean" in names or is_write(node)
+
+
+def user_line_of(node: fx.Node) -> str:
+    """The line of the user's code that ``node`` comes from."""
+    lines = [line.strip() for line in str(node.meta.get("stack_trace", "")).splitlines()]
+    files = [line for line in lines if line.startswith("File ")]
+    return f"at {files[-1].removeprefix('File ')}" if files else "at an unknown place"
 
 
 def _has_effects(node: fx.Node) -> bool:

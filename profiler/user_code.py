@@ -8,8 +8,8 @@ and here come a micro-batch and a share of the weights at a time.
 
 from __future__ import annotations
 
+import sys
 import threading
-import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -166,8 +166,11 @@ class _NoDraws(TorchDispatchMode):
 
 def users_line() -> str:
     """The innermost line of the user's code that is being run."""
-    for frame, line in traceback.walk_stack(None):
-        name = str(frame.f_globals.get("__name__", ""))
-        if name.split(".")[0] not in _OUTSIDE or name.startswith(_MODELS):
-            return f"at {frame.f_code.co_filename}:{line} in {frame.f_code.co_name}"
+    frame = sys._getframe(1)
+    while frame is not None:
+        name, file = str(frame.f_globals.get("__name__", "")), frame.f_code.co_filename
+        is_ours = name.split(".")[0] in _OUTSIDE and not name.startswith(_MODELS)
+        if not is_ours and not file.startswith("<"):
+            return f"at {file}:{frame.f_lineno} in {frame.f_code.co_name}"
+        frame = frame.f_back
     return "at an unknown place"
