@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,14 +19,15 @@ from profiler.grouping import Group, groups, is_output_of, tensor_arguments
 from profiler.keeping import untouched
 from profiler.kinds import ELEMENTWISE, LOSS, NO_RULES, OPAQUE, Rules, kind_of
 from profiler.naming import layer_names
-from profiler.same import correct_dtypes, require_same_loss
+from profiler.same import correct_dtypes, evaluation_fault, require_same_loss
 from profiler.source import LoadedModel
 from profiler.trace import Traced, attribute, trace
 
 _NUM_DATA_INPUTS = {OPAQUE: 0, ELEMENTWISE: 0, "attention": 3}
+"""Leading arguments that the kind's access relation takes for activations, where it is not one."""
 _MAPPED = frozenset({"sparse_conv", "sparse_pool"})
 """Kinds whose work are pairs of a kernel map."""
-"""Leading arguments that the kind's access relation takes for activations, where it is not one."""
+_MOST_SHOWN = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +51,8 @@ class Captured:
             ``graph_module``, or parts of it, does so under ``torch.autocast``; dtypes in ``graph`` are those of then.
         preparation: of a sparse network, makes the graph's inputs, in their order, of a batch of clouds.
         raw: the tensors of such a batch by name, for the example's samples; none for another network.
+        evaluating: modules that were given in evaluation mode, which they are in under a plan as well.
+        evaluation: why the graph does not tell what the module does in evaluation mode; empty: it does.
     """
 
     graph: Graph
@@ -62,6 +65,22 @@ class Captured:
     autocast: torch.dtype | None = None
     preparation: Preparation | None = None
     raw: Mapping[str, TensorSpec] = field(default_factory=dict)
+    evaluating: tuple[str, ...] = ()
+    evaluation: str = ""
+
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        """What a user may not expect, in words."""
+        found = []
+        if self.evaluating:
+            shown = ", ".join(self.evaluating[:_MOST_SHOWN]) + (", ..." if len(self.evaluating) > _MOST_SHOWN else "")
+            found.append(
+                f"{len(self.evaluating)} modules are in evaluation mode, and stay in it: {shown}; "
+                "call train() on them in the factory if they are to be trained as others"
+            )
+        if self.evaluation:
+            found.append(f"plans can train this model, not evaluate it: {self.evaluation}")
+        return tuple(found)
 
 
 def capture(model: LoadedModel, rules: Rules = NO_RULES) -> Captured:
@@ -86,6 +105,7 @@ def capture(model: LoadedModel, rules: Rules = NO_RULES) -> Captured:
 def _captured(model: LoadedModel, rules: Rules) -> Captured:
     traced = trace(model)
     require_same_loss(traced, model)
+    evaluation = evaluation_fault(traced, model)
     if model.autocast is not None:
         correct_dtypes(traced, model)
     found = groups(traced, rules)
@@ -103,7 +123,18 @@ def _captured(model: LoadedModel, rules: Rules) -> Captured:
         model.autocast,
         None if model.clouds is None else model.clouds.preparation,
         _raw(model),
+        _evaluating(model.module),
+        evaluation,
     )
+
+
+def _evaluating(module: nn.Module) -> tuple[str, ...]:
+    """Modules in evaluation mode, of those within one another the outermost, by name."""
+    found: list[str] = []
+    for name, part in module.named_modules():
+        if not part.training and not any(name.startswith(f"{outer}.") or not outer for outer in found):
+            found.append(name)
+    return tuple(name or type(module).__name__ for name in found)
 
 
 def _names(traced: Traced, found: tuple[Group, ...]) -> tuple[str, ...]:
@@ -152,7 +183,8 @@ def _layer(
     values: Mapping[fx.Node, str],
     specs: Mapping[str, TensorSpec],
 ) -> Layer:
-    arguments = [argument for node in group.nodes for argument in tensor_arguments(node)]
+    others = [node for node in group.nodes if node is not group.main]
+    arguments = [argument for node in (group.main, *others) for argument in tensor_arguments(node)]
     inputs = [values[a] for a in arguments if a.op != "get_attr" and a not in group.nodes]
     attributes = list(dict.fromkeys(a.target for a in arguments if a.op == "get_attr"))
     parameters = tuple(target for target in attributes if target in traced.parameters)
@@ -194,6 +226,8 @@ def _kind(traced: Traced, rules: Rules, group: Group, read: tuple[TensorSpec, ..
         arguments.reverse()  # the table comes first
     count = len(arguments) if kind == "concat" else _NUM_DATA_INPUTS.get(kind, 1)
     data = arguments[:count]
+    beside = {a for node in group.nodes if node is not group.main for a in _values_read(node, group)}
+    reads_more = bool(beside - set(_values_read(group.main, group)))
     data_is_inside = len(data) < count or any(a.op == "get_attr" or a in group.nodes for a in data)
     parameter_is_viewed = any(
         argument.target in traced.parameters
@@ -203,9 +237,14 @@ def _kind(traced: Traced, rules: Rules, group: Group, read: tuple[TensorSpec, ..
     )
     not_over_samples = kind == LOSS and not (read and SAMPLE in read[0].dims)
     pools_samples = kind == "global_pool" and SAMPLE in read[0].dims[2:]
-    if data_is_inside or parameter_is_viewed or not_over_samples or pools_samples:
+    if reads_more or data_is_inside or parameter_is_viewed or not_over_samples or pools_samples:
         return OPAQUE, {"op": details["op"]}
     return kind, details
+
+
+def _values_read(node: fx.Node, group: Group) -> Iterator[fx.Node]:
+    """Values of other layers, and inputs of the graph, that ``node`` reads."""
+    return (a for a in tensor_arguments(node) if a.op != "get_attr" and a not in group.nodes)
 
 
 def _tensors(value: Any) -> tuple[Tensor, ...]:

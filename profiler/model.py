@@ -35,7 +35,7 @@ class LoadedModel:
     """A model, ready to train: ``loss_fn(module(*inputs), targets)`` is the loss of its example.
 
     Attributes:
-        module: in training mode.
+        module: each part in the mode that it is trained in.
         inputs, targets: the example; samples first.
         loss_fn: takes the module's output and the tuple of targets; a mean over samples.
         varying: the places, (tensor, dim), of each size that varies from batch to batch, by name.

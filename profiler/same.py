@@ -9,9 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
+from cuda_ops.evaluation import draws_in_any_mode, evaluated
 from planner.ir.errors import UnsupportedModelError
 from profiler.example import example_of, is_alike
-from profiler.keeping import fresh_gradients, kept_buffers
+from profiler.keeping import evaluating, fresh_gradients, kept_buffers
 from profiler.source import LoadedModel, where
 from profiler.trace import Traced
 
@@ -66,6 +67,48 @@ def correct_dtypes(traced: Traced, model: LoadedModel) -> None:
     given = traced.given(example_of(traced.inputs, model, samples), samples)
     with torch.random.fork_rng(devices=[]), kept_buffers(*_modules(model)), model.precision():
         _Correcting(traced.module).run(*given.values())
+
+
+@torch.no_grad()
+def evaluation_fault(traced: Traced, model: LoadedModel) -> str:
+    """Why the graph, its operators put in evaluation mode, is not the module in evaluation mode; empty if it is.
+
+    Where operators draw random numbers in any mode it is not asked: the runtime refuses them.
+    """
+    if any(draws_in_any_mode(node) for node in traced.module.graph.nodes):
+        return ""
+    samples = _PAIR if traced.is_polymorphic else traced.samples
+    tensors = example_of(traced.inputs, model, samples)
+    modules = _modules(model)
+    with evaluating(*modules):
+        try:
+            expected = _module_result(model, tensors).loss
+        except Exception as error:  # noqa: BLE001 - the user's module may refuse this in any way
+            return f"the module itself raises in evaluation mode: {type(error).__name__}: {error}"
+    given = traced.given(tensors, samples)
+
+    def loss() -> Tensor:
+        with model.precision():
+            found: Tensor = _Evaluating(traced.module).run(*given.values())
+            return found
+
+    found = _result(model, loss).loss
+    if is_alike(expected, found):
+        return ""
+    return (
+        f"its code does something else in evaluation than its operators do: the module gives a loss of "
+        f"{expected.item()}, its graph {found.item()}"
+    )
+
+
+class _Evaluating(fx.Interpreter):
+    def run_node(self, n: fx.Node) -> Any:
+        function = evaluated(n) if n.op == "call_function" else None
+        if function is None:
+            return super().run_node(n)
+        with self._set_current_node(n):
+            arguments, keywords = self.fetch_args_kwargs_from_env(n)
+            return function(*arguments, **keywords)
 
 
 class _Correcting(fx.Interpreter):

@@ -51,7 +51,7 @@ __all__ = ["LoadedModel", "Loss", "graph_inputs", "load_model", "mean_of_squares
 def load_model(source: ModelSource, seed: int = 0) -> LoadedModel:
     """The model that ``source`` names, the same for the same seed; the caller's random state is left alone.
 
-    A module in evaluation mode is put into training mode; parts of it that are in evaluation mode stay there.
+    Every part of the module stays in the mode, training or evaluation, that the factory left it in.
 
     Raises:
         ModelNotFoundError: there is no such factory.
@@ -64,8 +64,6 @@ def load_model(source: ModelSource, seed: int = 0) -> LoadedModel:
         arguments = _arguments(source, factory)
         torch.manual_seed(seed)  # last, since importing the user's module may have drawn numbers
         model, varying = _parts(source, _call(source, factory, arguments), "input_shape" in arguments)
-    if not model.module.training:
-        model.module.train()
     model.module.to(dtype)
     return replace(
         model,

@@ -18,7 +18,7 @@ from planner.ir.schedule import StageGraph
 from planner.layers.boundary import Boundaries
 from planner.layers.division import Division, divides
 from runtime.decomposition.compiling.collective import Collectives, CollectiveWire, open_collectives
-from runtime.decomposition.compiling.compiled import Compiler, compiled, refuse_draws
+from runtime.decomposition.compiling.compiled import Compiler, compiled, refuse_draws, refuse_user_code
 from runtime.decomposition.decompose import DividedStage
 from runtime.decomposition.drawn import DrawnPlaces
 from runtime.decomposition.exchange import Wire
@@ -186,6 +186,7 @@ class Builder:
         )
         if self._compiler is not None:
             refuse_draws(stage, self._decision.layers_of(stage), self._draws.layers)
+            refuse_user_code(stage, self._model, self._decision.layers_of(stage))
             functions.training = compiled(functions.training, partial(_size, divided), self._compiler, collectives)
         return functions
 

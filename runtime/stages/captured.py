@@ -27,6 +27,7 @@ class CapturedModel:
         autocast: the dtype that operators run in where torch's autocast says so; None: no autocast.
         sizes: sizes that vary beside the number of samples: by placeholder, the graph input and the dim they are of.
         prepared: of a sparse network, how the graph's inputs are made of a batch of clouds; None: they are the batch.
+        evaluation: why the graph does not tell what the model does in evaluation mode; empty: it does.
     """
 
     graph: Graph
@@ -36,6 +37,7 @@ class CapturedModel:
     autocast: torch.dtype | None = None
     sizes: Mapping[str, tuple[str, int]] = field(default_factory=dict)
     prepared: Prepared | None = None
+    evaluation: str = ""
 
     @property
     def fed(self) -> Mapping[str, TensorSpec]:
@@ -67,6 +69,8 @@ class Captured(Protocol):
     def preparation(self) -> Preparation | None: ...
     @property
     def raw(self) -> Mapping[str, TensorSpec]: ...
+    @property
+    def evaluation(self) -> str: ...
 
 
 def captured_model(captured: Captured) -> CapturedModel:
@@ -79,6 +83,7 @@ def captured_model(captured: Captured) -> CapturedModel:
         captured.autocast,
         captured.sizes,
         None if captured.preparation is None else Prepared.of(captured.graph, captured.preparation, dict(captured.raw)),
+        captured.evaluation,
     )
 
 

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from cuda_ops.user_functions import is_user_function
 from runtime.stages.cut import Rule
 
 _BACKWARD_FAILS = frozenset({torch.ops.aten.pixel_shuffle.default, torch.ops.aten.pixel_unshuffle.default})
@@ -27,6 +28,8 @@ def without_rows(rule: Rule) -> Rule:
         function = rule(node)
         if function is not None or node.op != "call_function":
             return function
+        if is_user_function(node):
+            return partial(_several, node.target, [_without_rows(each) for each in node.meta["val"]])
         shape = _shape_without_rows(node)
         if shape is None:
             return None
@@ -43,6 +46,27 @@ def _call(target: Callable[..., Any], shape: tuple[int, ...], is_trusted: bool, 
         with suppress(RuntimeError):  # the result is known
             return target(*args, **kwargs)
     return empty.reshape(shape)
+
+
+def _several(
+    target: Callable[..., Any], results: list[tuple[tuple[int, ...], torch.dtype]], *args: Any
+) -> list[Tensor]:
+    """Of a user's Function, which nobody wrote for no rows; other inputs than those without rows get gradients of 0."""
+    tensors = list(_tensors(args))
+    if all(tensor.numel() for tensor in tensors):
+        found: list[Tensor] = target(*args)
+        return found
+    nothing = sum((tensor.sum() * 0 for tensor in tensors if tensor.requires_grad), start=torch.zeros(()))
+    hung = nothing.nan_to_num()
+    return [
+        tensor + hung.to(dtype) if dtype.is_floating_point else tensor
+        for shape, dtype in results
+        for tensor in [torch.zeros(shape, dtype=dtype, device=tensors[0].device)]
+    ]
+
+
+def _without_rows(value: Tensor) -> tuple[tuple[int, ...], torch.dtype]:
+    return tuple(extent if isinstance(extent, int) else 0 for extent in value.shape), value.dtype
 
 
 def _shape_without_rows(node: fx.Node) -> tuple[int, ...] | None:

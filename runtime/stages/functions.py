@@ -18,7 +18,7 @@ from runtime.sites.rules import SharedSites
 from runtime.stages.captured import CapturedModel
 from runtime.stages.cut import Rule, StageFunction, cut_stage
 from runtime.stages.empty import without_rows
-from runtime.stages.evaluation import in_evaluation
+from runtime.stages.evaluation import cannot_evaluate, in_evaluation
 from runtime.stages.manner import Mode
 from runtime.stages.normalisation import synchronise
 
@@ -129,6 +129,8 @@ def first_of(rules: Iterable[Rule]) -> Rule:
 
 def _attempt(cut: StageCut, rule: Rule, training: bool) -> StageFunction | UnsupportedModelError:
     """A function that may never be asked for, or why there is none."""
+    if cut.model.evaluation and not training:
+        return cannot_evaluate(cut.model.evaluation)
     try:
         return cut.function(rule, training=training, late=True)
     except UnsupportedModelError as error:
