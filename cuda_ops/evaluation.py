@@ -31,7 +31,9 @@ def evaluated(node: fx.Node) -> Callable[..., Any] | None:
 
 def draws_in_any_mode(node: fx.Node) -> bool:
     """Whether the operator draws random numbers, and nothing tells whether it would in evaluation mode."""
-    is_switched = any(name in _arguments(node) for name in (*_SWITCHES, "dropout_p"))
+    schema = getattr(node.target, "_schema", None)
+    names = {argument.name for argument in schema.arguments} if schema is not None else set()
+    is_switched = not names.isdisjoint((*_SWITCHES, "dropout_p"))
     return not is_switched and torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
 
 

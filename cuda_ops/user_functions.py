@@ -85,6 +85,10 @@ def registered(call: UserFunction) -> str:
     return name
 
 
+LINEAR_BACKWARD = "linear_backward"
+"""In ``node.meta`` of a captured Function, whether its backward is linear in the gradient: else it needs a whole one."""
+
+
 def is_user_function(node: fx.Node) -> bool:
     """Whether ``node`` calls a user's Function."""
     return node.target is USER_FUNCTION

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from cuda_ops.user_functions import LINEAR_BACKWARD, is_user_function
 from planner.ir.graph import INTERLEAVES_SAMPLES, MIXES_SAMPLES
 from profiler.example import example_of, is_alike
 from profiler.grouping import Group
@@ -94,6 +95,8 @@ def _dependence(traced: Traced, found: tuple[Group, ...], model: LoadedModel) ->
             break
         if any(argument in unknown for argument in node.all_input_nodes):
             unknown.add(node)
+        own = is_user_function(node) and not any(argument in unknown for argument in node.all_input_nodes)
+        mixes = own and _mixes_gradients(node, runs, traced)
         if any(argument in together for argument in node.all_input_nodes) or not _run_all(runs, node):
             together.add(node)
             unknown.add(node)
@@ -102,12 +105,71 @@ def _dependence(traced: Traced, found: tuple[Group, ...], model: LoadedModel) ->
         if _is_random(node):
             if node not in unknown and not (_comparable(node, traced) and _gives_parts(node, runs, traced)):
                 unknown.add(node)
-        elif node in answers and node not in unknown and _comparable(node, traced):
+        elif node in answers and node not in unknown and _comparable(node, traced) and not mixes:
             answers[node] = _compare(node, runs, traced)
         elif node in answers and node not in unknown:
             answers[node] = MIXES_SAMPLES
             unknown.add(node)
     return tuple(answers.values())
+
+
+@torch.enable_grad()
+def _mixes_gradients(node: fx.Node, runs: list[_Run], traced: Traced) -> bool:
+    """Whether the backward of a user's Function does something else to two samples together than to each alone.
+
+    Notes in ``node.meta`` whether it is linear: where it is not, it needs the gradient that one device has.
+    """
+    tensors, integers, name = node.args
+    values = [[run.values[each] for each in tensors] for run in runs]
+    numbers = [fx.node.map_arg(integers, run.values.__getitem__) for run in runs]
+
+    def gradients(of: int, seeds: list[Tensor]) -> list[Tensor]:
+        given = [_leaf(value) for value in values[of]]
+        outputs = node.target(given, numbers[of], name)
+        pairs = [(out, seed) for out, seed in zip(outputs, seeds, strict=True) if out.requires_grad]
+        wanted = [each for each in given if each.requires_grad]
+        if not pairs or not wanted:
+            return [torch.zeros_like(each) for each in given]
+        results, of_results = zip(*pairs, strict=True)
+        found = iter(torch.autograd.grad(results, wanted, of_results, allow_unused=True))
+        ordered = [next(found) if each.requires_grad else None for each in given]
+        return [torch.zeros_like(each) if g is None else g for each, g in zip(given, ordered, strict=True)]
+
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        outputs = node.target(values[0], numbers[0], name)
+
+    def seeds() -> list[Tensor]:
+        drawn = [torch.randn(out.shape, generator=generator).to(out.device) for out in outputs]
+        return [
+            each.to(out.dtype) if out.is_floating_point() else each for each, out in zip(drawn, outputs, strict=True)
+        ]
+
+    one, other = seeds(), seeds()
+    whole = gradients(0, one)
+    both = gradients(0, [a + b for a, b in zip(one, other, strict=True)])
+    apart = [a + b for a, b in zip(whole, gradients(0, other), strict=True)]
+    node.meta[LINEAR_BACKWARD] = all(map(is_alike, both, apart))
+    metas = _leaves(node.meta["val"])
+    alone = []
+    for sample in range(_PAIR):
+        parts = [_part(seed, meta, sample, traced) for seed, meta in zip(one, metas, strict=True)]
+        alone.append(gradients(1 + sample, parts))
+    for argument, together, *each in zip(tensors, whole, *alone, strict=True):
+        dims = _sample_dims(argument.meta["val"], traced) if argument.op != "get_attr" else []
+        joined = torch.cat(each, dims[0]) if dims else each[0] + each[1]
+        if not is_alike(together, joined):
+            return True
+    return False
+
+
+def _leaf(value: Tensor) -> Tensor:
+    return value.detach().clone().requires_grad_(value.is_floating_point())
+
+
+def _part(seed: Tensor, meta: Tensor, sample: int, traced: Traced) -> Tensor:
+    dims = _sample_dims(meta, traced)
+    return seed.chunk(_PAIR, dims[0])[sample] if dims else seed
 
 
 def _run_all(runs: list[_Run], node: fx.Node) -> bool:

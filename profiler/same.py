@@ -1,4 +1,4 @@
-"""Check of a captured graph: it computes the module's loss and gradients, and its values have the dtypes that it says."""
+"""Check of a captured graph: it computes the module's loss and gradients, and values have the dtypes that it says."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor, fx, nn
 from cuda_ops.evaluation import draws_in_any_mode, evaluated
 from planner.ir.errors import UnsupportedModelError
 from profiler.example import example_of, is_alike
-from profiler.keeping import evaluating, fresh_gradients, kept_buffers
+from profiler.keeping import evaluating, fresh_gradients, kept_buffers, untouched
 from profiler.source import LoadedModel, where
 from profiler.trace import Traced
 
@@ -25,10 +25,12 @@ class _Result:
 
     Attributes:
         gradients: of trained parameters, by name; None where the loss has none to give.
+        buffers: as forward leaves them, by name.
     """
 
     loss: Tensor
     gradients: Mapping[str, Tensor] | None
+    buffers: Mapping[str, Tensor]
 
 
 @torch.enable_grad()
@@ -44,6 +46,7 @@ def require_same_loss(traced: Traced, model: LoadedModel) -> None:
     found = _graph_result(traced, model, whole, samples)
     _require_alike(traced, expected.loss, found.loss, {})
     _require_same_gradients(model, expected.gradients, found.gradients)
+    _require_same_buffers(expected.buffers, found.buffers)
     for divisor in (_PAIR, max(model.extents.values())) if traced.varying else ():
         tensors = _shrunk(whole, traced, divisor) if model.clouds is None else _fewer(traced, model, samples, divisor)
         try:
@@ -69,7 +72,7 @@ def correct_dtypes(traced: Traced, model: LoadedModel) -> None:
         _Correcting(traced.module).run(*given.values())
 
 
-@torch.no_grad()
+@torch.enable_grad()
 def evaluation_fault(traced: Traced, model: LoadedModel) -> str:
     """Why the graph, its operators put in evaluation mode, is not the module in evaluation mode; empty if it is.
 
@@ -79,10 +82,12 @@ def evaluation_fault(traced: Traced, model: LoadedModel) -> str:
         return ""
     samples = _PAIR if traced.is_polymorphic else traced.samples
     tensors = example_of(traced.inputs, model, samples)
-    modules = _modules(model)
-    with evaluating(*modules):
+    values = tuple(tensors.values())
+    with evaluating(*_modules(model)):
         try:
-            expected = _module_result(model, tensors).loss
+            expected = _loss_alone(
+                model, lambda: model.loss_of_taken(values[: len(model.inputs)], values[len(model.inputs) :])
+            )
         except Exception as error:  # noqa: BLE001 - the user's module may refuse this in any way
             return f"the module itself raises in evaluation mode: {type(error).__name__}: {error}"
     given = traced.given(tensors, samples)
@@ -92,7 +97,7 @@ def evaluation_fault(traced: Traced, model: LoadedModel) -> str:
             found: Tensor = _Evaluating(traced.module).run(*given.values())
             return found
 
-    found = _result(model, loss).loss
+    found = _loss_alone(model, loss)
     if is_alike(expected, found):
         return ""
     return (
@@ -159,13 +164,21 @@ def _graph_result(traced: Traced, model: LoadedModel, tensors: Mapping[str, Tens
 
 def _result(model: LoadedModel, loss_of: Callable[[], Tensor]) -> _Result:
     modules = _modules(model)
-    with torch.random.fork_rng(devices=[]), kept_buffers(*modules), fresh_gradients(*modules):
+    with untouched(*modules), fresh_gradients(*modules):
         torch.manual_seed(0)
         loss = loss_of()
+        buffers = {name: b.detach().clone() for module in modules for name, b in module.named_buffers()}
         if not isinstance(loss, Tensor) or not loss.requires_grad or loss.numel() != 1:
-            return _Result(loss, None)
+            return _Result(loss, None, buffers)
         loss.backward()
-        return _Result(loss.detach(), {name: _dense(p.grad) for name, p in _trained(model) if p.grad is not None})
+        gradients = {name: _dense(p.grad) for name, p in _trained(model) if p.grad is not None}
+        return _Result(loss.detach(), gradients, buffers)
+
+
+def _loss_alone(model: LoadedModel, loss_of: Callable[[], Tensor]) -> Tensor:
+    with torch.random.fork_rng(devices=[]), kept_buffers(*_modules(model)):
+        torch.manual_seed(0)
+        return loss_of().detach()
 
 
 def _dense(gradient: Tensor) -> Tensor:
@@ -201,6 +214,17 @@ def _require_same_gradients(
                 "the captured graph computes other gradients than the module",
                 [f"parameter {name}: norm {_norm(own):.6g} in the module, {_norm(got):.6g} in the graph"],
                 ["write what changes gradients (a hook, a detach by .data) as a torch.autograd.Function"],
+            )
+
+
+def _require_same_buffers(expected: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> None:
+    for name, own in expected.items():
+        got = found.get(name)
+        if got is None or not is_alike(own, got):
+            raise UnsupportedModelError(
+                f"the captured graph leaves the buffer {name} otherwise than the module does",
+                ["forward changes it in a way that is not captured"],
+                [f"write to it in place: self.{name.rpartition('.')[2]}.copy_(...)"],
             )
 
 

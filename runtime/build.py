@@ -27,7 +27,7 @@ from runtime.decomposition.later import Later
 from runtime.decomposition.parameters import Parts, groups_of_parameters, parts_of, sliced
 from runtime.resident import Resident
 from runtime.sites.rules import SharedSites, require_shareable
-from runtime.stages.buffers import refuse_drifting_buffers
+from runtime.stages.buffers import refuse_drifting_buffers, refuse_partial_gradients
 from runtime.stages.captured import CapturedModel as CapturedModel
 from runtime.stages.captured import captured_model as captured_model
 from runtime.stages.draws import Draw, Draws
@@ -204,6 +204,7 @@ class Builder:
     def _divided(self, stage: int) -> DividedStage | None:
         if not divides(self._decision, stage, self._model.graph):
             return None
+        refuse_partial_gradients(stage, self._model, self._decision)
         ranks, collectives = self._decision.stages[stage].ranks, self._collectives.get(stage)
         if collectives is None:
             wire = Wire(self._transport, ranks, self._deadline_s)

@@ -13,14 +13,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
-from functools import reduce
+from functools import partial, reduce
 from typing import Any
 
 import torch
 from torch import fx, nn
 
 from planner.ir.errors import UnsupportedModelError
-from runtime.stages.aliases import attributes_behind, written
+from runtime.stages.aliases import attributes_behind, writes_in_place, written
 
 NUM_SAMPLES = "num_samples"
 """The captured graph's first argument, where it may be run for any number of samples."""
@@ -118,8 +118,11 @@ class _Cut:
             copies.update(dict.fromkeys(nodes, graph.placeholder(f"state_{index}")))
         mutated, behind = set[str](), attributes_behind(self._module.graph)
         for node in body:
-            mutated |= written(node, behind)
+            changed = written(node, behind)
+            mutated |= changed
             function = replace(node)
+            if function is None and changed and writes_in_place(node):
+                function = partial(_without_gradient, node.target)
             if function is None:
                 copies[node] = graph.node_copy(node, copies.__getitem__)
             else:
@@ -175,6 +178,12 @@ class _Cut:
     def _attribute(self, name: str) -> torch.Tensor:
         found: torch.Tensor = reduce(getattr, name.split("."), self._module)
         return found
+
+
+@torch.no_grad()
+def _without_gradient(target: Callable[..., Any], *arguments: Any, **keywords: Any) -> Any:
+    """A write to a buffer, which outlives the step; what it takes from another stage may seem to need a gradient."""
+    return target(*arguments, **keywords)
 
 
 def _compiled(graph: fx.Graph) -> Run:

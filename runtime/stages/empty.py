@@ -48,9 +48,11 @@ def _call(target: Callable[..., Any], shape: tuple[int, ...], is_trusted: bool, 
     return empty.reshape(shape)
 
 
-def _several(
-    target: Callable[..., Any], results: list[tuple[tuple[int, ...], torch.dtype]], *args: Any
-) -> list[Tensor]:
+Result = tuple[tuple[int, ...], torch.dtype]
+"""Shape and dtype of one of several results."""
+
+
+def _several(target: Callable[..., Any], results: list[Result], *args: Any) -> list[Tensor]:
     """Of a user's Function, which nobody wrote for no rows; other inputs than those without rows get gradients of 0."""
     tensors = list(_tensors(args))
     if all(tensor.numel() for tensor in tensors):
@@ -65,7 +67,7 @@ def _several(
     ]
 
 
-def _without_rows(value: Tensor) -> tuple[tuple[int, ...], torch.dtype]:
+def _without_rows(value: Tensor) -> Result:
     return tuple(extent if isinstance(extent, int) else 0 for extent in value.shape), value.dtype
 
 

@@ -1,4 +1,4 @@
-"""Modules with autograd of their own, modes of their own, and choices that follow from data, for tests of whole plans."""
+"""Modules with autograd and modes of their own, and choices that follow from data, for tests of whole plans."""
 
 from __future__ import annotations
 
