@@ -26,6 +26,7 @@ class CapturedModel:
         node_of_value: the node of each value, graph inputs included.
         autocast: the dtype that operators run in where torch's autocast says so; None: no autocast.
         sizes: sizes that vary beside the number of samples: by placeholder, the graph input and the dim they are of.
+        reductions: how the parts of a batch make up what a layer reduces them to, where parts are not just means.
         prepared: of a sparse network, how the graph's inputs are made of a batch of clouds; None: they are the batch.
     """
 
@@ -36,6 +37,7 @@ class CapturedModel:
     autocast: torch.dtype | None = None
     sizes: Mapping[str, tuple[str, int]] = field(default_factory=dict)
     prepared: Prepared | None = None
+    reductions: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def fed(self) -> Mapping[str, TensorSpec]:
@@ -64,6 +66,8 @@ class Captured(Protocol):
     @property
     def sizes(self) -> Mapping[str, tuple[str, int]]: ...
     @property
+    def reductions(self) -> Mapping[str, str]: ...
+    @property
     def preparation(self) -> Preparation | None: ...
     @property
     def raw(self) -> Mapping[str, TensorSpec]: ...
@@ -79,6 +83,7 @@ def captured_model(captured: Captured) -> CapturedModel:
         captured.autocast,
         captured.sizes,
         None if captured.preparation is None else Prepared.of(captured.graph, captured.preparation, dict(captured.raw)),
+        captured.reductions,
     )
 
 

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from runtime.decomposition.empties import connected
 from runtime.stages.cut import Rule
 
 _BACKWARD_FAILS = frozenset({torch.ops.aten.pixel_shuffle.default, torch.ops.aten.pixel_unshuffle.default})
@@ -25,6 +26,8 @@ def without_rows(rule: Rule) -> Rule:
 
     def found(node: fx.Node) -> Callable[..., Any] | None:
         function = rule(node)
+        if node.op == "call_function" and _is_reduction(node):
+            return partial(_nothing, function or node.target)
         if function is not None or node.op != "call_function":
             return function
         shape = _shape_without_rows(node)
@@ -43,6 +46,24 @@ def _call(target: Callable[..., Any], shape: tuple[int, ...], is_trusted: bool, 
         with suppress(RuntimeError):  # the result is known
             return target(*args, **kwargs)
     return empty.reshape(shape)
+
+
+def _nothing(function: Callable[..., Tensor], *args: Any, **kwargs: Any) -> Tensor:
+    """0 in place of a mean of nothing, which is not a number and stays so however little it counts."""
+    result = function(*args, **kwargs)
+    return connected(torch.zeros_like(result), result)
+
+
+def _is_reduction(node: fx.Node) -> bool:
+    """Whether it makes one tensor of samples."""
+    value = node.meta.get("val")
+    if not isinstance(value, Tensor) or not value.is_floating_point() or _varies(value):
+        return False
+    return any(_varies(argument.meta.get("val")) for argument in node.all_input_nodes)
+
+
+def _varies(value: Any) -> bool:
+    return isinstance(value, Tensor) and any(not isinstance(extent, int) for extent in value.shape)
 
 
 def _shape_without_rows(node: fx.Node) -> tuple[int, ...] | None:
