@@ -7,7 +7,7 @@ a Dataset is told in :mod:`halopipe.sharing`.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import count
 from typing import Protocol
 
@@ -26,6 +26,7 @@ from runtime.plumbing import dtype_of
 from runtime.stages.captured import CapturedModel
 from runtime.stages.shapes import varying_dims
 from runtime.transport import Key, Transport
+from runtime.weighing import inputs_counted
 
 _HEADER, _PARTS = MESSAGE_KINDS = "H", "D"
 """Kinds of messages; between hosts, wherever stages compute."""
@@ -55,6 +56,7 @@ class Consumer:
     Attributes:
         inputs: what a step is given.
         preparation: makes the graph's inputs of them, on every rank; None: they are the graph's inputs.
+        counted: by stage, inputs of which each rank reads its samples to know what parts of a batch count for.
         turns: numbers the batches of all feeds of this rank; the same on all ranks.
     """
 
@@ -65,6 +67,7 @@ class Consumer:
     turns: Iterator[int]
     deadline_s: float
     preparation: Preparation | None = None
+    counted: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
 
     @property
     def ranks(self) -> tuple[int, ...]:
@@ -75,7 +78,7 @@ class Consumer:
         """What a rank, by default this one, reads of micro-batches of ``rows``."""
         if self.preparation is not None:
             return whole_needs(self.inputs.specs, rows)
-        return needs(self.decision, self.graph, self.transport.rank if rank is None else rank, rows)
+        return needs(self.decision, self.graph, self.transport.rank if rank is None else rank, rows, self.counted)
 
     @property
     def per_site(self) -> tuple[bool, ...]:
@@ -95,7 +98,8 @@ def consumer_of(decision: Decision, model: CapturedModel, transport: Transport, 
     """The consumer of this rank of ``transport``."""
     inputs = InputSpecs(model.fed, model.graph.samples, varying_dims(model))
     preparation = None if model.prepared is None else model.prepared.preparation
-    return Consumer(decision, model.graph, inputs, transport, count(), deadline_s, preparation)
+    counted = inputs_counted(model, decision)
+    return Consumer(decision, model.graph, inputs, transport, count(), deadline_s, preparation, counted)
 
 
 class OwnFeed:
