@@ -119,10 +119,10 @@ def test_layers_run_by_themselves_give_the_same_loss(factory: Callable[..., Any]
 def test_a_model_is_measured_in_mixed_precision() -> None:
     arguments = {"vocabulary": "17", "width": "64", "layers": "1", "heads": "2", "context": "32"}
     measured = {}
-    for autocast in ("", "bfloat16"):
-        source = ModelSource("profiler.models.gpt:gpt", arguments, (4, 32), autocast=autocast)
+    for lowered in ("", "bfloat16"):
+        source = ModelSource("profiler.models.gpt:gpt", arguments, (4, 32), autocast=lowered)
         costs = measure_model(lambda report: None, Job(source, Optimizer(), (4,), quick=True))
-        measured[autocast] = {each.layer: each for each in costs.measurements}
+        measured[lowered] = {each.layer: each for each in costs.measurements}
         assert costs.iteration_s["4"] > 0
         assert all(each.forward_s > 0 for each in costs.measurements if each.layer.endswith("query"))
     plain, mixed = (found["blocks.0.gelu"] for found in measured.values())
