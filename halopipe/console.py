@@ -1,7 +1,7 @@
 """Where words go: results to stdout, progress and remarks to stderr.
 
 Names come from files, and a terminal obeys control characters: what is not a character to be seen is written as its
-escape (``\\u001b``), here and nowhere else.
+escape of JSON, here and nowhere else.
 """
 
 from __future__ import annotations

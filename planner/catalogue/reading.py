@@ -12,7 +12,6 @@ from planner.catalogue.quantities import BYTES, BYTES_PER_S, FLOP_PER_S, SECONDS
 from planner.ir.errors import CorruptFileError
 from planner.ir.validation import MOST_DEVICES, limits_of
 
-
 MOST_YAML_BYTES = 2**18
 MOST_YAML_NODES = 50_000
 """Values of a document, each alias counted as what it stands for."""
@@ -64,7 +63,9 @@ def _require_small(root: Any, source: str) -> None:
         if key not in sizes:
             sizes[key] = -1
             pairs = node.value if not isinstance(node.value, str) else ()
-            sizes[key] = 1 + sum(size(each) for item in pairs for each in (item if isinstance(item, tuple) else (item,)))
+            sizes[key] = 1 + sum(
+                size(each) for item in pairs for each in (item if isinstance(item, tuple) else (item,))
+            )
         if sizes[key] < 0:
             raise CorruptFileError(f"{source} is not YAML of ours", ["an alias stands inside of what it names"])
         return sizes[key]

@@ -15,7 +15,9 @@ import os
 import select
 import stat
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 from planner.ir.errors import CorruptFileError, MissingFileError
 
@@ -72,7 +74,14 @@ def write_text(path: str | Path, text: str) -> None:
 
 
 def write_bytes(path: str | Path, data: bytes) -> None:
-    """Makes ``data`` what the file at ``path`` holds; on failure a regular file stays as it was.
+    """Makes ``data`` what the file at ``path`` holds; see :func:`replaced`."""
+    with replaced(path) as stream:
+        stream.write(data)
+
+
+@contextlib.contextmanager
+def replaced(path: str | Path) -> Iterator[BinaryIO]:
+    """A stream whose bytes are what the file at ``path`` holds afterwards; on failure a regular file stays as it was.
 
     Raises:
         MissingFileError: the folder is missing, or it cannot be written; the text says why.
@@ -80,9 +89,11 @@ def write_bytes(path: str | Path, data: bytes) -> None:
     target, old = _target(path)
     try:
         if old is not None and not stat.S_ISREG(old.st_mode):
-            _write_through(target, data)
+            with _through(target) as stream:
+                yield stream
         else:
-            _replace(target, data, old)
+            with _replacing(target, old) as stream:
+                yield stream
     except OSError as error:
         raise _unwritable(path, error) from None
 
@@ -93,7 +104,9 @@ def require_writable(*paths: str | Path | None) -> None:
     Raises:
         MissingFileError: one could not be written.
     """
-    for path in filter(None, paths):
+    for path in paths:
+        if path is None:
+            continue
         target, old = _target(path)
         try:
             if old is None or stat.S_ISREG(old.st_mode):
@@ -129,11 +142,12 @@ def _target(path: str | Path) -> tuple[Path, os.stat_result | None]:
     return target, old
 
 
-def _replace(target: Path, data: bytes, old: os.stat_result | None) -> None:
+@contextlib.contextmanager
+def _replacing(target: Path, old: os.stat_result | None) -> Iterator[BinaryIO]:
     handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name[:100]}.", suffix=".tmp")
     try:
         with os.fdopen(handle, "wb") as stream:
-            stream.write(data)
+            yield stream
             stream.flush()
             os.fsync(stream.fileno())
         if old is not None:
@@ -151,20 +165,18 @@ def _replace(target: Path, data: bytes, old: os.stat_result | None) -> None:
             os.unlink(temporary)
 
 
-def _write_through(target: Path, data: bytes) -> None:
+@contextlib.contextmanager
+def _through(target: Path) -> Iterator[BinaryIO]:
     """To a device or pipe; a pipe that nobody reads is an error rather than a wait."""
     handle = os.open(target, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
-    try:
-        os.set_blocking(handle, True)
-        view = memoryview(data)
-        while view:
-            view = view[os.write(handle, view) :]
-    finally:
-        os.close(handle)
+    os.set_blocking(handle, True)
+    with os.fdopen(handle, "wb") as stream:
+        yield stream
 
 
 def _drained(handle: int, path: str | Path, most_bytes: int, *, is_pipe: bool) -> bytes:
-    pieces, total = [], 0
+    pieces: list[bytes] = []
+    total = 0
     while True:
         if is_pipe and not select.select([handle], [], [], SILENCE_S)[0]:
             raise MissingFileError(f"cannot read {path}", [f"nobody has written to this pipe for {SILENCE_S:g} s"])

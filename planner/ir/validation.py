@@ -141,8 +141,9 @@ def limits_of(name: str) -> tuple[float, float]:
     return next((limits for ending, limits in _LIMITS.items() if name.endswith(ending)), _ANY)
 
 
-def _out_of_range(value: float, low: float, high: float) -> str:
-    shown = f"{value:g}" if isinstance(value, float) or abs(value) < 10**18 else f"an integer of {len(str(value))} digits"
+def _out_of_range(value: int | float, low: float, high: float) -> str:
+    is_long = isinstance(value, int) and abs(value) > 10**18
+    shown = f"an integer of {len(str(value))} digits" if is_long else f"{value:g}"
     if value > high:
         return f"{shown} is more than {high:g}, beyond any machine"
     return f"{shown} is not above 0" if low == _LEAST_RATE else f"{shown} is less than {low:g}"

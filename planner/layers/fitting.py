@@ -73,7 +73,7 @@ def _windows(path: str, layer: Layer, inputs: tuple[TensorSpec, ...]) -> Iterato
     if len(data) != len(made) or len(data) < counts[0] + 1:
         yield f"{path}.outputs[0].shape", f"{len(made)} dims, of an input of {len(data)}, for {counts[0]} of space"
         return
-    for dim, numbers in enumerate(zip(*found, strict=True), start=len(data) - counts[0]):  # type: ignore[arg-type]
+    for dim, numbers in enumerate(zip(*found, strict=True), start=len(data) - counts[0]):
         kernel, stride, padding, dilation = numbers
         reads, there = (made[dim] - 1) * stride + dilation * (kernel - 1) + 1, data[dim] + 2 * padding
         if made[dim] > 0 and not there - 2 * stride < reads < there + stride + kernel:
