@@ -119,7 +119,7 @@ class _Search:
 
     @property
     def _wanted_s(self) -> float:
-        return float("inf") if self.best is None else self.best.step_s * (1 - self.evaluator.problem.gap)
+        return float("inf") if self.best is None else self.best.step_s / (1 + self.evaluator.problem.gap)
 
     def _refine(self) -> None:
         """The best pipelines of the search over samples, with the best layouts of their stages."""
