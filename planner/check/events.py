@@ -101,6 +101,7 @@ class Step:
         self.members: dict[Key, list[int]] = {}
         self.work: dict[int, Computing] = {}
         self.ends = [0.0 for _ in program.rows]
+        self.spans: list[list[tuple[float, float]]] = [[] for _ in program.rows]  # from, to: by rank and action
         self.rows = [self._row(rank) for rank in range(len(program.rows))]
         self.waits = {rank: next(row) for rank, row in enumerate(self.rows)}
         links = [*self.cluster.links.values(), *(pair.link for pair in self.cluster.pairs)]
@@ -158,6 +159,7 @@ class Step:
         host_free_s, ready_s = 0.0, dict[tuple[int, int | None], float]()
         for index, action in enumerate(self.program.rows[rank]):
             seconds = self.action_s(rank, action, index)
+            since_s = now_s
             moves = [transfer(action, each) for each in self.program.messages_of(rank, action)]
             if action.op in RECEIVE:
                 for key, *_ in moves:
@@ -175,10 +177,13 @@ class Step:
             elif action.op is Op.PREPARE and prepares_beside(self.profile, rank):
                 host_free_s = max(now_s, host_free_s) + seconds
                 ready_s[action.stage, action.microbatch] = host_free_s
+                self.spans[rank].append((now_s, now_s))  # nobody's time
+                continue
             else:
                 from_s = ready_s.get((action.stage, action.microbatch), 0.0) if action.op is Op.FORWARD else 0.0
-                now_s = (yield Until(from_s)) if from_s > now_s else now_s
+                since_s = now_s = (yield Until(from_s)) if from_s > now_s else now_s
                 now_s = yield Work(seconds)
+            self.spans[rank].append((since_s, now_s))
 
     def _call(self, move: Transfer, now_s: float, blocking: bool) -> Generator[Until | Arrival, float, float]:
         """One call that sends; when it is over."""
