@@ -101,6 +101,7 @@ class _Plain:
         self.users = self._users()
         self.left: dict[tuple[str, int, float], int] = {}
         self.holdings: dict[tuple[int, int, int], Holding] = {}
+        self.places: dict[int, dict[Action, int]] = {}
         self.exchanges: dict[tuple[int, Op, int], float] = {}
         self.computing: dict[tuple[int, int, Op, int, bool], float] = {}
         self.adding = {(rank, index) for rank, row in enumerate(program.rows) for index in adding_to_gradients(row)}
@@ -141,7 +142,7 @@ class _Plain:
         weights += sum(self._older_bytes(stage, row) for stage, group in enumerate(self.program.ranks) if rank in group)
         mine = [stage for stage, group in enumerate(self.program.ranks) if rank in group]
         buffers = sum(layer.buffer_bytes for stage in mine for layer in self.layers[stage])
-        account = Account(self.profile, self.decision, self.program, rank, self._holding, self._samples)
+        account = Account(self.profile, self.decision, self.program, rank, self._holding, self._samples, self.places)
         return weights + state + buffers + account.batch_bytes() + account.most()
 
     def _older_bytes(self, stage: int, row: Sequence[Action]) -> int:

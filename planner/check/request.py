@@ -65,7 +65,8 @@ def _form_faults(request: Request) -> Iterator[str]:
 
 def _schedule_faults(plan: Plan, trains: bool) -> Iterator[str]:
     request, name = plan.inputs.request, plan.decision.schedule
-    if (request.objective == LATENCY) == trains:
+    by_name = name in request.schedules and _is_forward(name) and not trains
+    if (request.objective == LATENCY) == trains and not by_name:
         words = ("forward passes alone", "training")
         yield f"{_PATH}.objective: asked for {request.objective}, the program is {words[trains]}"
         return
@@ -73,6 +74,10 @@ def _schedule_faults(plan: Plan, trains: bool) -> Iterator[str]:
     if name not in allowed:
         whose = "asked for" if request.schedules else "nobody named one; searched then:"
         yield f"decision.schedule: {name}, {whose} {', '.join(allowed)}"
+
+
+def _is_forward(name: str) -> bool:
+    return name in schedules.names() and not schedules.traits(name).trains
 
 
 def _size_faults(plan: Plan) -> Iterator[str]:
@@ -108,7 +113,7 @@ def _stage_faults(plan: Plan) -> Iterator[str]:
     request, decision = plan.inputs.request, plan.decision
     if 0 < request.max_stages < len(decision.stages):
         yield f"decision.stages: {len(decision.stages)} stages, asked for at most {request.max_stages}"
-    trains = request.objective != LATENCY
+    trains = request.objective != LATENCY and not _is_forward(decision.schedule)
     for number, stage in enumerate(decision.stages):
         path = f"decision.stages[{number}]"
         beyond = [rank for rank in stage.ranks if 0 < request.num_ranks <= rank]

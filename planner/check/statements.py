@@ -87,8 +87,10 @@ def _input_faults(plan: Plan) -> Iterator[str]:
 
 def _prediction_faults(plan: Plan) -> Iterator[str]:
     said, batch = plan.prediction, plan.decision.global_batch
-    if said.step_s <= 0:
-        yield f"prediction.step_s: a step takes {said.step_s} s"
+    if not said.step_s:  # of costs that are all 0
+        for name in ("samples_per_s", "bubble_fraction"):
+            if getattr(said, name):
+                yield f"prediction.{name}: {getattr(said, name)} of a step of 0 s; it is 0 then"
         return
     if not close(said.samples_per_s * said.step_s, batch):
         text = f"{said.samples_per_s} samples/s for {said.step_s} s is not the global batch of {batch}"
@@ -251,6 +253,8 @@ def _alternative_faults(plan: Plan, other: Alternative, path: str) -> Iterator[s
                 yield f"{path}.why_not: a limit of {needs[3]} on rank {rank}, which has {size_text(limit)}"
             elif limit is not None and other.peak_bytes is not None and other.peak_bytes <= limit:
                 yield f"{path}.why_not: {other.peak_bytes} bytes fit into the {limit} of rank {rank}"
+        return
+    if not step_s:
         return
     ratio = other.step_s / step_s - 1
     if search.bound_s > 0 and other.step_s < search.bound_s * (1 - TOLERANCE):
