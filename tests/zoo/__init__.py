@@ -1,0 +1,13 @@
+"""Small networks with the habits of real ones, and what is right for each: equal to one device, or refused.
+
+``entries`` says what an entry is, ``judging`` runs one under all plans beside the user's own module, ``drawing`` hands
+that module the random numbers of a plan.  All others are networks, a module a habit; importing this package loads them.
+"""
+
+from __future__ import annotations
+
+from tests.zoo import autograd as autograd
+from tests.zoo import hooks as hooks
+from tests.zoo.entries import NETWORKS as ALL
+
+__all__ = ["ALL"]
