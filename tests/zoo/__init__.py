@@ -6,8 +6,13 @@ that module the random numbers of a plan.  All others are networks, a module a h
 
 from __future__ import annotations
 
-from tests.zoo import autograd as autograd
-from tests.zoo import hooks as hooks
+import pkgutil
+from importlib import import_module
+
 from tests.zoo.entries import NETWORKS as ALL
 
 __all__ = ["ALL"]
+
+for _module in pkgutil.iter_modules(__path__):
+    if not _module.name.startswith("test_"):
+        import_module(f"{__name__}.{_module.name}")

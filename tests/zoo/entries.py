@@ -26,8 +26,8 @@ class Entry:
         draws: it draws random numbers, which one device is handed by the order in which it asks for them.
         refused: by plan, a pattern that the refusal matches; ``""`` is for all of them, as a refusal at capture is.
         faulty: why it is known to be neither yet; a test that fails then is expected to.
+        tolerance: of float64; a model with a section in a lower dtype has that one's.
         micro_batches: of the pipeline, the pipeline with a split backward, data parallelism and the spatial plan.
-        optimizer: keyword arguments of SGD beside the usual.
     """
 
     name: str
@@ -37,6 +37,7 @@ class Entry:
     draws: bool = False
     refused: Mapping[str, str] = field(default_factory=dict)
     faulty: str = ""
+    tolerance: float = 1e-10
     micro_batches: tuple[tuple[int, ...], ...] = ((3, 2), (2, 2, 2), (5,), (3, 2))
 
     def expected_refusal(self, plan: str) -> str:

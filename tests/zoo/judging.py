@@ -39,7 +39,6 @@ from tests.runtime.plans import decide
 from tests.zoo.drawing import Replayed
 from tests.zoo.entries import DATA, PIPELINE, PIPELINES, PLANS, SPATIAL, SPLIT, Entry
 
-TOLERANCE = 1e-10
 NUM_STEPS = 2
 SEED = 0
 
@@ -115,9 +114,9 @@ def _under(entry: Entry, plan: str, model: LoadedModel, captured: Captured) -> V
         found = ranks.trained(batches)
     except Exception as error:  # noqa: BLE001
         return _of_error(plan, error, before_the_first_step=not ranks.began)
-    together = entry.mixes or entry.draws or not captured.polymorphic
+    together = entry.mixes or entry.draws
     parts = micro_batches if together else (sum(micro_batches),)
-    differences = [*_compared(found, alone(entry, captured, batches, parts))]
+    differences = [*_compared(found, alone(entry, captured, batches, parts), entry.tolerance)]
     return Verdict(plan, WRONG, "; ".join(differences)) if differences else Verdict(plan, EQUAL)
 
 
@@ -274,23 +273,23 @@ def _batch(model: LoadedModel, rows: int, step: int) -> Batch:
     return tuple(map(pick, inputs)), tuple(map(pick, targets))
 
 
-def _compared(found: Trained, expected: Trained) -> Iterator[str]:
+def _compared(found: Trained, expected: Trained, tolerance: float) -> Iterator[str]:
     for step, (here, there) in enumerate(zip(found.losses, expected.losses, strict=True)):
-        if not abs(here - there) <= TOLERANCE * max(1.0, abs(there)):
+        if not abs(here - there) <= tolerance * max(1.0, abs(there)):
             yield f"loss of step {step}: {here:.12g}, one device {there:.12g}"
     for name, gradient in expected.gradients.items():
         if name not in found.gradients:
             if gradient.abs().max() > 0:
                 yield f"gradient of {name} is missing"
             continue
-        yield from _distance(f"gradient of {name}", found.gradients[name], gradient)
+        yield from _distance(f"gradient of {name}", found.gradients[name], gradient, tolerance)
     for name in found.gradients.keys() - expected.gradients.keys():
         yield f"gradient of {name}: one device has none"
     for name in found.state.keys() & expected.state.keys():
-        yield from _distance(name, found.state[name], expected.state[name])
+        yield from _distance(name, found.state[name], expected.state[name], tolerance)
 
 
-def _distance(name: str, here: Tensor, there: Tensor) -> Iterator[str]:
+def _distance(name: str, here: Tensor, there: Tensor, tolerance: float) -> Iterator[str]:
     if here.shape != there.shape or here.dtype != there.dtype:
         yield f"{name}: {here.dtype} {tuple(here.shape)}, one device {there.dtype} {tuple(there.shape)}"
         return
@@ -298,7 +297,7 @@ def _distance(name: str, here: Tensor, there: Tensor) -> Iterator[str]:
         return
     error = (here.detach().double() - there.detach().double()).abs().max().item()
     scale = max(1.0, there.detach().double().abs().max().item())
-    if not error <= TOLERANCE * scale:
+    if not error <= tolerance * scale:
         yield f"{name}: differs by {error:.3g} where one device has at most {scale:.3g}"
 
 
