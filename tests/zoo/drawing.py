@@ -1,74 +1,76 @@
 """Random numbers for one device that are those of a plan.
 
 A plan's numbers belong to the nodes of the captured graph, the user's module draws one after the other.  While
-:class:`Replayed` is entered, the module's k-th request for random numbers gets those of the graph's k-th node that
-draws.  Everything else (which layers draw at all, with which rate, in which mode, and what becomes of the numbers) is
-the module's own: more or fewer requests than nodes, or of another kind, are an error.
+:class:`Replayed` is entered, the module's k-th request for random numbers gets those of the graph's k-th draw.  All else
+(which layers draw at all, with which rate, in which mode, and what becomes of the numbers) is the module's own: more or
+fewer requests than the graph has, or of another kind, are an error.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
-from torch import fx
-from torch.overrides import TorchFunctionMode
+from torch import Tensor, fx
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from runtime.stages import drawing
 from runtime.stages.captured import CapturedModel
 from runtime.stages.draws import Draw, Draws, is_random
 
-_DROPOUTS = ("dropout", "dropout_", "feature_dropout", "alpha_dropout", "feature_alpha_dropout")
-_LIKE = ("rand_like", "randn_like", "bernoulli", "randint_like", "multinomial")
-_NEW = ("rand", "randn")
-_IN_PLACE = ("normal_", "uniform_", "bernoulli_", "exponential_", "random_")
-_OTHERS = ("rrelu", "lstm", "gru", "scaled_dot_product_attention", "randint", "randperm")
+_ATEN = torch.ops.aten
+_RECURRENT = (_ATEN.lstm.input, _ATEN.gru.input, _ATEN.rnn_tanh.input, _ATEN.rnn_relu.input)
+_MASKS = (_ATEN.dropout.default, _ATEN.feature_dropout.default, _ATEN.scaled_dot_product_attention.default)
 
 
-class Replayed(TorchFunctionMode):
-    """The user's module draws what ``model``'s graph draws for ``draw``."""
+class Replayed(TorchDispatchMode):
+    """The user's module draws what ``model``'s graph draws for ``draw``.
+
+    It sees operators below autograd: dropout is a ``bernoulli_`` there, be it a module's, a function's or an LSTM's.
+    """
 
     def __init__(self, model: CapturedModel, draw: Draw) -> None:
         super().__init__()
         rule = Draws(model).rule(draw)
-        self._nodes = [node for node in model.graph_module.graph.nodes if is_random(node)]
-        self._functions = [rule(node) for node in self._nodes]
-        self._total, self._next = draw.total, 0
+        nodes = [node for node in model.graph_module.graph.nodes if is_random(node)]
+        self._draws = [each for node in nodes for each in _draws_of(node, rule(node))]
+        self._next = 0
 
     def __exit__(self, *error: Any) -> None:
         super().__exit__(*error)
-        if error[0] is None and self._next != len(self._nodes):
-            raise AssertionError(f"one device draws {self._next} times, the captured graph {len(self._nodes)} times")
+        if error[0] is None and self._next != len(self._draws):
+            raise AssertionError(f"one device draws {self._next} times, the captured graph {len(self._draws)} times")
 
-    def __torch_function__(
-        self, function: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         given = dict(kwargs or {})
-        name = getattr(function, "__name__", "")
-        if name in _DROPOUTS and function is not getattr(torch.nn.functional, name, None):
-            x, rate, training = args
-            if not training or not rate:
-                return function(*args, **given)
-            return self._drawn(name.removesuffix("_"), x, rate, training)
-        if name in _LIKE:
-            return self._drawn(name, *args, **given)
-        if name in _NEW:
-            shape = args[0] if args and isinstance(args[0], tuple | list) else args
-            return self._drawn(name, list(shape), **{"dtype": torch.get_default_dtype(), **given})
-        if name in _IN_PLACE:
-            return args[0].copy_(self._drawn(name.removesuffix("_"), *args, **given))
-        return function(*args, **given)
-
-    def _drawn(self, name: str, *args: Any, **kwargs: Any) -> Any:
-        if self._next == len(self._nodes):
-            raise AssertionError(f"one device draws more often ({name}) than the captured graph, {self._next} times")
-        node, drawn = self._nodes[self._next], self._functions[self._next]
+        if torch.Tag.nondeterministic_seeded not in function.tags:
+            return function(*args, **given)
+        if self._next == len(self._draws):
+            raise AssertionError(f"one device draws more often ({function}) than the captured graph, {self._next} times")
+        node, index, drawn = self._draws[self._next]
         self._next += 1
-        if name not in str(node.target):
-            raise AssertionError(f"one device draws by {name} where the captured graph has {node.target}")
-        assert drawn is not None
-        with torch.overrides.BaseTorchFunctionMode():
-            return drawn(*args, **kwargs)
+        name = function.overloadpacket.__name__
+        if node.target in (*_MASKS, *_RECURRENT) and name == "bernoulli_":
+            return args[0].copy_(_mask(node, index, drawn, args[0], 1 - args[1]))
+        if name.rstrip("_") != node.target.overloadpacket.__name__.rstrip("_"):
+            raise AssertionError(f"one device draws by {function} where the captured graph has {node.target}")
+        found = drawn(*args, **{name: value for name, value in given.items() if name != "generator"})
+        return args[0].copy_(found) if name.endswith("_") else found
 
 
-__all__ = ["Replayed", "fx"]
+def _draws_of(node: fx.Node, drawn: Any) -> Iterator[tuple[fx.Node, int, Any]]:
+    times = node.args[4] - 1 if node.target in _RECURRENT else 1  # between the layers
+    for index in range(times):
+        yield node, index, drawn
+
+
+def _mask(node: fx.Node, index: int, drawn: Any, like: Tensor, rate: float) -> Tensor:
+    """Ones where numbers are kept."""
+    (noise,) = drawn.args
+    ones = torch.ones_like(like)
+    if node.target is _ATEN.feature_dropout.default:
+        return drawing.feature_dropout(noise, ones, rate, True).ne(0)
+    return drawing.dropout(noise, ones, rate, True, index).ne(0)

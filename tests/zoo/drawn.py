@@ -32,7 +32,7 @@ class AlwaysOn(nn.Module):
         return self.b(F.dropout(x, 0.2, training=self.training))
 
 
-@network("F.dropout without training flag, and the module in eval()", draws=True)
+@network("F.dropout without training flag", draws=True)
 def functional_dropout() -> Network:
     return AlwaysOn(), classes(), F.cross_entropy
 

@@ -116,7 +116,10 @@ def _under(entry: Entry, plan: str, model: LoadedModel, captured: Captured) -> V
         return _of_error(plan, error, before_the_first_step=not ranks.began)
     together = entry.mixes or entry.draws
     parts = micro_batches if together else (sum(micro_batches),)
-    differences = [*_compared(found, alone(entry, captured, batches, parts), entry.tolerance)]
+    try:
+        differences = [*_compared(found, alone(entry, captured, batches, parts), entry.tolerance)]
+    except AssertionError as error:
+        return Verdict(plan, WRONG, str(error))
     return Verdict(plan, WRONG, "; ".join(differences)) if differences else Verdict(plan, EQUAL)
 
 
