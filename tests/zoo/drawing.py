@@ -53,6 +53,8 @@ class Replayed(TorchDispatchMode):
         node, index, drawn = self._draws[self._next]
         self._next += 1
         name = function.overloadpacket.__name__
+        if name == "bernoulli_" and len(args) == 1:
+            args = (*args, 0.5)  # a default is not passed on
         if node.target in (*_MASKS, *_RECURRENT) and name == "bernoulli_":
             return args[0].copy_(_mask(node, index, drawn, args[0], 1 - args[1]))
         if name.rstrip("_") != node.target.overloadpacket.__name__.rstrip("_"):

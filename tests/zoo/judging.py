@@ -81,7 +81,10 @@ class Trained:
 
 
 def judge(entry: Entry, plans: Sequence[str] = PLANS) -> list[Verdict]:
-    """The network under all plans that it has dims for; one verdict alone if it cannot even be captured."""
+    """The network under all plans that it has dims for; one verdict alone if it cannot even be captured.
+
+    A capture that changes the user's module is a verdict of its own, before those of the plans.
+    """
     source = ModelSource(f"tests.zoo.{entry.name}", dtype="float64")
     try:
         model = load_model(source, SEED)
@@ -93,9 +96,9 @@ def judge(entry: Entry, plans: Sequence[str] = PLANS) -> list[Verdict]:
             changed.append("the state of torch's generator")
     except Exception as error:  # noqa: BLE001  # every outcome is a verdict
         return [_of_error("capture", error, before_the_first_step=True)]
-    if changed:
-        return [Verdict("capture", WRONG, f"the capture changed {'; '.join(changed)}")]
-    return [_under(entry, plan, model, captured) for plan in plans if plan != SPATIAL or _space(captured.graph)]
+    first = [Verdict("capture", WRONG, f"the capture changed {'; '.join(changed)}")] if changed else []
+    possible = [plan for plan in plans if plan != SPATIAL or _space(captured.graph)]
+    return [*first, *(_under(entry, plan, model, captured) for plan in possible)]
 
 
 def _under(entry: Entry, plan: str, model: LoadedModel, captured: Captured) -> Verdict:

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrizations, parametrize, spectral_norm, weight_norm
 
 from tests.zoo.autograd import Network, classes
-from tests.zoo.entries import PIPELINE, SPATIAL, SPLIT, network
+from tests.zoo.entries import DATA, SPATIAL, network
 from tests.zoo.frozen import images
 
 
@@ -19,7 +19,7 @@ def normed(norm: nn.Module) -> nn.Sequential:
     )  # fmt: skip
 
 
-@network("batch norm with momentum None: a cumulative average", mixes=True)
+@network("batch norm with momentum None: a cumulative average", mixes=True, refused="momentum|data-dependent")
 def momentum_none() -> Network:
     return normed(nn.BatchNorm2d(4, momentum=None)), images(), F.cross_entropy
 
@@ -39,7 +39,12 @@ def group_norm() -> Network:
     return normed(nn.GroupNorm(2, 4)), images(), F.cross_entropy
 
 
-@network("instance norm with running statistics", mixes=True)
+_STATISTICS = "running_mean"
+
+
+@network(
+    "instance norm with running statistics", mixes=True, refused={DATA: _STATISTICS, SPATIAL: _STATISTICS}
+)
 def instance_norm_running() -> Network:
     return normed(nn.InstanceNorm2d(4, affine=True, track_running_stats=True)), images(), F.cross_entropy
 
