@@ -73,6 +73,8 @@ def _mask(node: fx.Node, index: int, drawn: Any, like: Tensor, rate: float) -> T
     """Ones where numbers are kept."""
     (noise,) = drawn.args
     ones = torch.ones_like(like)
+    if node.target in _RECURRENT and node.args[8]:  # samples first; inside, time is
+        return drawing.dropout(noise, ones.transpose(0, 1), rate, True, index).ne(0).transpose(0, 1)
     if node.target is _ATEN.feature_dropout.default:
         return drawing.feature_dropout(noise, ones, rate, True).ne(0)
     return drawing.dropout(noise, ones, rate, True, index).ne(0)
