@@ -4,23 +4,32 @@ The library's name is a hash of everything that it depends on: sources, flags, c
 into a folder of its own, whose library is renamed in one step, so that nobody sees half a file.  Processes that start
 at once wait for the first of them, where the file system has locks; else each compiles for itself.  Where the compiler
 fails, its message is kept beside the library's place, and for an hour nobody tries again.
+
+What is loaded runs with the user's rights: the folder is this user's, nobody else may enter it, and neither it nor a
+library is a link.  Where it is another's, or cannot be written, this process compiles into a folder of its own.
 """
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import fcntl
+import functools
 import hashlib
+import logging
 import os
 import platform
 import re
 import shutil
+import stat
 import subprocess
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+
+_LOGGER = logging.getLogger(__name__)
 
 FAILURE_LASTS_S = 3600.0
 """For so long what a compiler said is believed."""
@@ -86,17 +95,68 @@ def compiled(environment: Mapping[str, str], sources: Sources) -> Path:
 
     Raises:
         CannotCompileError: no library can be had.
-        OSError: the cache folder cannot be written.
+        OSError: no folder can be written.
     """
     toolchain = find_toolchain(environment)
-    folder = cache_folder(environment)
+    folder = own_folder(cache_folder(environment))
     library = folder / f"{sources.name}-{toolchain.key(sources)}.so"
-    if not library.exists():
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    if not _is_own_file(library):
         with _locked(folder):
-            if not library.exists():
+            if not _is_own_file(library):
                 _fill(library, toolchain, sources)
     return library
+
+
+def own_folder(folder: Path) -> Path:
+    """``folder``, this user's alone, made if it is not there; else one of this process, with a word in the log.
+
+    Raises:
+        OSError: not even that can be had.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        fault = foreign(folder)
+        if not fault:
+            folder.chmod(0o700)
+    except OSError as error:
+        fault = str(error)
+    return _private(folder, fault) if fault else folder
+
+
+def foreign(folder: Path) -> str:
+    """Why code from ``folder`` might be somebody else's, or cannot be put there; nothing where neither is so."""
+    found = folder.lstat()
+    if not stat.S_ISDIR(found.st_mode):
+        return "it is a link, or no folder"
+    if found.st_uid != os.geteuid():
+        return f"it belongs to user {found.st_uid}, this is user {os.geteuid()}"
+    if stat.S_IMODE(found.st_mode) & 0o022:
+        return "others may write to it"
+    return "" if os.access(folder, os.W_OK | os.X_OK) else "it cannot be written"
+
+
+@functools.cache
+def _private(folder: Path, fault: str) -> Path:
+    """In place of ``folder``, for this process and those that it forks."""
+    made = Path(tempfile.mkdtemp(prefix="halopipe-"))
+    _LOGGER.warning("%s is not used for compiled code: %s; this process compiles into %s", folder, fault, made)
+    maker = os.getpid()
+    atexit.register(lambda: shutil.rmtree(made, ignore_errors=True) if os.getpid() == maker else None)
+    return made
+
+
+def _is_own_file(library: Path) -> bool:
+    """Whether it is there, and this user's; anything else in its place is removed."""
+    try:
+        found = library.lstat()
+    except FileNotFoundError:
+        return False
+    writable = stat.S_IMODE(found.st_mode) & 0o022
+    if stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid() and not writable:
+        return True
+    _LOGGER.warning("%s is compiled anew: it is no file that this user alone could have written", library)
+    library.unlink()
+    return False
 
 
 def _fill(library: Path, toolchain: Toolchain, sources: Sources) -> None:
@@ -111,6 +171,7 @@ def _fill(library: Path, toolchain: Toolchain, sources: Sources) -> None:
             message.write_text(str(error), encoding="utf-8")
             os.replace(message, failure)
             raise
+        made.chmod(0o700)
         os.replace(made, library)
     failure.unlink(missing_ok=True)
 
@@ -173,7 +234,7 @@ def processor() -> str:
 @contextlib.contextmanager
 def _locked(folder: Path) -> Iterator[None]:
     """Holds the folder against other processes; the lock goes with the process."""
-    descriptor = os.open(folder, os.O_RDONLY)
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
         with contextlib.suppress(OSError):  # a file system without locks
             fcntl.flock(descriptor, fcntl.LOCK_EX)

@@ -1,6 +1,9 @@
-"""What every operator asks of its tensors before one of its implementations runs, in a few comparisons of shapes.
+"""What every operator asks of its tensors before one of its implementations runs.
 
-What would need a look at all elements (rows of a map within range) is left to those who make maps.
+Shapes, dtypes and devices agree, and every number that an implementation uses as an address lies within what it
+addresses: nothing is read or written elsewhere, whoever made the maps.  A look at all indices costs a small part of the
+operator, which reads a row of features for each.  On an accelerator, where an answer would have to be waited for,
+indices that were looked at and not written to since are not looked at again.
 """
 
 from __future__ import annotations
@@ -14,10 +17,14 @@ import torch
 from torch import Tensor
 
 from cuda_ops.sparse.errors import SparseInputError
-from cuda_ops.sparse.keys import Triple, check_coordinates, check_rows, check_triple
+from cuda_ops.sparse.keys import COORDINATE_BITS, Triple, check_coordinates, check_rows, check_triple
+from cuda_ops.sparse.seen import Seen
 
 _ENTRIES = "entries of a map (offsets times rows)"
 FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+_WIDEST = 1 << COORDINATE_BITS
+"""Of a kernel, stride or dilation: beyond it no two coordinates are apart."""
+_SEEN = Seen()
 
 
 def _agree(what: str, where: str, found: object, expected: object, remedy: str) -> None:
@@ -27,6 +34,7 @@ def _agree(what: str, where: str, found: object, expected: object, remedy: str) 
 
 def _floats(where: str, *tensors: Tensor) -> None:
     first = tensors[0]
+    _strided(where, *tensors)
     if first.dtype not in FLOATS:
         raise SparseInputError(
             "dtype of features",
@@ -40,12 +48,18 @@ def _floats(where: str, *tensors: Tensor) -> None:
         _agree("devices that differ", where, other.device, first.device, "move one of them with .to")
 
 
+def _strided(where: str, *tensors: Tensor) -> None:
+    for tensor in tensors:
+        _agree("layout of a tensor", where, tensor.layout, torch.strided, "convert it with .to_dense()")
+
+
 def _dims(where: str, count: int, *tensors: Tensor) -> None:
     for tensor in tensors:
         _agree("number of dimensions", where, tensor.ndim, count, f"the tensor has shape {list(tensor.shape)}")
 
 
 def _indices(where: str, like: Tensor, dtypes: Sequence[torch.dtype], dims: int, *tensors: Tensor) -> None:
+    _strided(where, *tensors)
     _dims(where, dims, *tensors)
     for tensor in tensors:
         if tensor.dtype not in dtypes:
@@ -57,6 +71,41 @@ def _indices(where: str, like: Tensor, dtypes: Sequence[torch.dtype], dims: int,
                 remedy="convert them with .to",
             )
         _agree("devices that differ", where, tensor.device, like.device, "move one of them with .to")
+
+
+def _within(where: str, name: str, indices: Tensor, lowest: int, rows: int) -> None:
+    """Raises SparseInputError unless all indices lie from ``lowest`` to below ``rows``."""
+    if not indices.numel() or _SEEN.has(indices, (lowest, rows)):
+        return
+    least, most = (int(bound) for bound in torch.stack(indices.aminmax()).tolist())
+    if least < lowest or most >= rows:
+        raise SparseInputError(
+            f"index out of range in {name}",
+            where=where,
+            found=f"{least}..{most}",
+            expected=f"{lowest}..{rows - 1}",
+            remedy="take the map of these very tensors" + ("; -1 stands for an absent row" if lowest else ""),
+        )
+    _SEEN.note(indices, (lowest, rows))
+
+
+def _ascending(where: str, name: str, keys: Tensor) -> None:
+    """Raises SparseInputError unless these are the keys of sites: not negative, each above the one before."""
+    if not keys.shape[0] or _SEEN.has(keys, "keys"):
+        return
+    wrong = keys.new_zeros(keys.shape[0], dtype=torch.bool)
+    torch.le(keys[1:], keys[:-1], out=wrong[1:])
+    wrong[0] = keys[0] < 0
+    if bool(wrong.any()):
+        row = int(wrong.nonzero()[0])
+        raise SparseInputError(
+            f"key in row {row} of {name}",
+            where=where,
+            found=int(keys[row]),
+            expected=f"above {int(keys[row - 1]) if row else -1}",
+            remedy="make site sets with sorted_sites",
+        )
+    _SEEN.note(keys, "keys")
 
 
 def _map(where: str, x: Tensor, neighbours: Tensor, reverse: Tensor) -> None:
@@ -71,25 +120,41 @@ def _sorted_sites(coordinates: Tensor) -> None:
 
 def _sites(where: str) -> Callable[..., None]:
     def check(keys: Tensor, kernel: Triple, stride: Triple, dilation: Triple) -> None:
-        _indices(where, keys, (torch.int64,), 1, keys)
-        check_rows(keys.shape[0], where)
-        for name, values in (("kernel", kernel), ("stride", stride), ("dilation", dilation)):
-            check_triple(values, name, where)
+        _step(where, keys, kernel, stride, dilation)
+        check_rows(prod(kernel) * keys.shape[0], where, _ENTRIES)
+        _ascending(where, "keys", keys)
 
     return check
+
+
+def _step(where: str, keys: Tensor, kernel: Triple, stride: Triple, dilation: Triple) -> None:
+    _indices(where, keys, (torch.int64,), 1, keys)
+    check_rows(keys.shape[0], where)
+    for name, values in (("kernel", kernel), ("stride", stride), ("dilation", dilation)):
+        check_triple(values, name, where)
+        if max(values) > _WIDEST:
+            raise SparseInputError(
+                name, where=where, found=list(values), expected=f"at most {_WIDEST}", remedy="coordinates lie closer"
+            )
+    check_rows(prod(kernel), where, "offsets of the kernel")
 
 
 def _kernel_map(
     in_keys: Tensor, out_keys: Tensor, kernel: Triple, stride: Triple, dilation: Triple, transposed: bool
 ) -> None:
-    _sites("kernel_map")(in_keys, kernel, stride, dilation)
-    _indices("kernel_map", in_keys, (torch.int64,), 1, out_keys)
-    check_rows(prod(kernel) * max(in_keys.shape[0], out_keys.shape[0]), "kernel_map", _ENTRIES)
+    where = "kernel_map"
+    _step(where, in_keys, kernel, stride, dilation)
+    _indices(where, in_keys, (torch.int64,), 1, out_keys)
+    check_rows(prod(kernel) * max(in_keys.shape[0], out_keys.shape[0]), where, _ENTRIES)
+    _ascending(where, "in_keys", in_keys)
+    _ascending(where, "out_keys", out_keys)
 
 
 def _reversed_map(neighbours: Tensor, num_inputs: int) -> None:
     _indices("reversed_map", neighbours, (torch.int32,), 2, neighbours)
+    check_rows(num_inputs, "reversed_map", "inputs")
     check_rows(neighbours.shape[0] * max(num_inputs, neighbours.shape[1]), "reversed_map", _ENTRIES)
+    _within("reversed_map", "neighbours", neighbours, -1, num_inputs)
 
 
 def _sparse_conv(x: Tensor, weight: Tensor, neighbours: Tensor, reverse: Tensor) -> None:
@@ -100,6 +165,7 @@ def _sparse_conv(x: Tensor, weight: Tensor, neighbours: Tensor, reverse: Tensor)
     _map(where, x, neighbours, reverse)
     _agree("offsets of the weight", where, weight.shape[0], neighbours.shape[0], "take the map of this kernel size")
     _agree("channels of the features", where, x.shape[1], weight.shape[1], "the weight is [offsets, in, out]")
+    _within(where, "neighbours", neighbours, -1, x.shape[0])
 
 
 def _sparse_conv_weight(x: Tensor, dy: Tensor, neighbours: Tensor) -> None:
@@ -108,6 +174,7 @@ def _sparse_conv_weight(x: Tensor, dy: Tensor, neighbours: Tensor) -> None:
     _dims(where, 2, x, dy)
     _indices(where, x, (torch.int32,), 2, neighbours)
     _agree("rows of the gradient", where, dy.shape[0], neighbours.shape[1], "take this level's map")
+    _within(where, "neighbours", neighbours, -1, x.shape[0])
 
 
 def _pool(where: str) -> Callable[..., None]:
@@ -115,6 +182,7 @@ def _pool(where: str) -> Callable[..., None]:
         _floats(where, x)
         _dims(where, 2, x)
         _map(where, x, neighbours, reverse)
+        _within(where, "neighbours", neighbours, -1, x.shape[0])
 
     return check
 
@@ -124,37 +192,86 @@ def _max_pool_backward(dy: Tensor, argmax: Tensor, reverse: Tensor) -> None:
     _floats(where, dy)
     _indices(where, dy, (torch.int32,), 2, argmax, reverse)
     _agree("shape of the gradient", where, list(dy.shape), list(argmax.shape), "one number a maximum")
+    _within(where, "argmax", argmax, -1, reverse.shape[1])
+    _within(where, "reverse", reverse, -1, dy.shape[0])
 
 
 def _segments(where: str) -> Callable[..., None]:
     def check(x: Tensor, starts: Tensor, lengths: Tensor) -> None:
-        _floats(where, x)
-        _dims(where, 2, x)
-        check_rows(x.shape[0], where)
-        _indices(where, x, (torch.int64,), 1, starts, lengths)
-        _agree("starts and lengths", where, starts.shape[0], lengths.shape[0], "give one of each a segment")
+        _runs(where, x, starts, lengths)
+        _require_runs(where, starts, lengths, x.shape[0])
 
     return check
 
 
+def _runs(where: str, x: Tensor, starts: Tensor, lengths: Tensor) -> None:
+    _floats(where, x)
+    _dims(where, 2, x)
+    check_rows(x.shape[0], where)
+    _indices(where, x, (torch.int64,), 1, starts, lengths)
+    _agree("starts and lengths", where, starts.shape[0], lengths.shape[0], "give one of each a segment")
+
+
+def _require_runs(where: str, starts: Tensor, lengths: Tensor, rows: int) -> None:
+    """Raises SparseInputError unless the segments lie within so many rows, and no two of them share one."""
+    runs = "runs", rows, lengths.untyped_storage()._cdata, lengths._version, lengths.storage_offset()
+    if _SEEN.has(starts, runs) and _SEEN.has(lengths, runs):
+        return
+    _within(where, "starts", starts, 0, rows + 1)  # an empty segment may start behind the last row
+    _within(where, "lengths", lengths, 0, rows + 1)
+    there = lengths > 0
+    firsts, order = starts[there].sort()
+    ends = firsts + lengths[there][order]  # no overflow: both are numbers of rows
+    if not ends.shape[0]:
+        return
+    if int(ends.max()) > rows:
+        raise SparseInputError(
+            "last row of a segment",
+            where=where,
+            found=int(ends.max()) - 1,
+            expected=f"at most {rows - 1}",
+            remedy="starts and lengths count the rows of these very features",
+        )
+    shared = (ends[:-1] > firsts[1:]).nonzero()
+    if shared.shape[0]:
+        place = int(shared[0])
+        raise SparseInputError(
+            "segments that share rows",
+            where=where,
+            found=f"rows {int(firsts[place])}..{int(ends[place]) - 1} and from {int(firsts[place + 1])} on",
+            expected="disjoint segments",
+            remedy="give each row to one segment",
+        )
+    _SEEN.note(starts, runs)
+    _SEEN.note(lengths, runs)
+
+
 def _segment_expand(y: Tensor, starts: Tensor, lengths: Tensor, num_rows: int) -> None:
-    _segments("segment_expand")(y, starts, lengths)
-    check_rows(num_rows, "segment_expand")
-    _agree("rows against segments", "segment_expand", y.shape[0], starts.shape[0], "give one row a segment")
+    where = "segment_expand"
+    _runs(where, y, starts, lengths)
+    check_rows(num_rows, where)
+    _agree("rows against segments", where, y.shape[0], starts.shape[0], "give one row a segment")
+    _require_runs(where, starts, lengths, num_rows)
 
 
-def _interpolate(x: Tensor, index: Tensor, weight: Tensor) -> None:
-    where = "interpolate"
+def _weighted(where: str, x: Tensor, index: Tensor, weight: Tensor) -> None:
     _floats(where, x, weight)
     _dims(where, 2, x)
     _indices(where, x, (torch.int32,), 2, index)
     _agree("shape of the weights", where, list(weight.shape), list(index.shape), "give one weight a row that is read")
 
 
+def _interpolate(x: Tensor, index: Tensor, weight: Tensor) -> None:
+    _weighted("interpolate", x, index, weight)
+    _within("interpolate", "index", index, -1, x.shape[0])
+
+
 def _interpolate_backward(dy: Tensor, index: Tensor, weight: Tensor, num_rows: int) -> None:
-    _interpolate(dy, index, weight)
-    check_rows(num_rows, "interpolate_backward")
-    _agree("rows of the gradient", "interpolate_backward", dy.shape[0], index.shape[0], "one row a point")
+    where = "interpolate_backward"
+    _weighted(where, dy, index, weight)
+    check_rows(num_rows, where)
+    _agree("rows of the gradient", where, dy.shape[0], index.shape[0], "one row a point")
+    _within(where, "index", index, -1, num_rows)
 
 
 def _interpolate_weight(x: Tensor, dy: Tensor, index: Tensor) -> None:
@@ -162,23 +279,36 @@ def _interpolate_weight(x: Tensor, dy: Tensor, index: Tensor) -> None:
     _floats(where, x, dy)
     _dims(where, 2, x, dy)
     _indices(where, x, (torch.int32,), 2, index)
+    _agree("channels of the gradient", where, dy.shape[1], x.shape[1], "those of the features")
     _agree("rows of the gradient", where, dy.shape[0], index.shape[0], "one row a point")
+    _within(where, "index", index, -1, x.shape[0])
 
 
 def _pack_rows(x: Tensor, index: Tensor) -> None:
-    _indices("pack_rows", x, (torch.int32, torch.int64), 1, index)
+    _rows_of("pack_rows", x, index)
+
+
+def _rows_of(where: str, x: Tensor, index: Tensor) -> None:
+    _strided(where, x)
+    if not x.ndim:
+        raise SparseInputError(
+            "number of dimensions", where=where, found=0, expected="at least 1", remedy="give a tensor with rows"
+        )
+    _indices(where, x, (torch.int32, torch.int64), 1, index)
+    _within(where, "index", index, 0, x.shape[0])
 
 
 def _unpack_add(base: Tensor, index: Tensor, rows: Tensor) -> None:
     where = "unpack_add"
     _floats(where, base, rows)
-    _indices(where, base, (torch.int32, torch.int64), 1, index)
+    _rows_of(where, base, index)
     expected = [index.shape[0], *base.shape[1:]]
     _agree("shape of the rows", where, list(rows.shape), expected, "one row an index, as long as the base's")
 
 
 def _boxes(where: str, x: Tensor, boxes: Sequence[int]) -> int:
     """Elements of all boxes."""
+    _strided(where, x)
     per_box = 2 * x.ndim
     if not per_box or len(boxes) % per_box:
         remedy = "give start and stop of every dimension, box after box"
@@ -209,7 +339,9 @@ def _pack_boxes(x: Tensor, boxes: Sequence[int]) -> None:
 
 def _unpack_boxes(buffer: Tensor, x: Tensor, boxes: Sequence[int], add: bool) -> None:
     where = "unpack_boxes"
+    _strided(where, buffer)
     _agree("dtypes that differ", where, buffer.dtype, x.dtype, "convert one of them with .to")
+    _agree("devices that differ", where, buffer.device, x.device, "move one of them with .to")
     _agree("shape of the buffer", where, list(buffer.shape), [_boxes(where, x, boxes)], "fill it by pack_boxes")
     if not add:
         _require_disjoint(boxes, x.ndim)

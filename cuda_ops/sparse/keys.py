@@ -76,6 +76,14 @@ def check_coordinates(coordinates: Tensor, where: str) -> None:
 
     Duplicates are not looked for here.
     """
+    if coordinates.layout != torch.strided:
+        raise SparseInputError(
+            "layout of coordinates",
+            where=where,
+            found=coordinates.layout,
+            expected=torch.strided,
+            remedy="convert them with .to_dense()",
+        )
     if coordinates.ndim != 2 or coordinates.shape[1] != 4:
         raise SparseInputError(
             "shape of coordinates",
@@ -116,14 +124,14 @@ def check_coordinates(coordinates: Tensor, where: str) -> None:
 
 
 def check_rows(rows: int, where: str, what: str = "rows") -> None:
-    """Raises SparseInputError where int32 cannot count these rows."""
-    if rows > MAX_ROWS:
+    """Raises SparseInputError where int32 cannot count these rows, or there are fewer than none."""
+    if not 0 <= rows <= MAX_ROWS:
         raise SparseInputError(
-            f"too many {what}",
+            f"too many {what}" if rows > 0 else f"number of {what}",
             where=where,
             found=rows,
-            expected=f"at most {MAX_ROWS}",
-            remedy="split the batch or the cloud",
+            expected=f"at most {MAX_ROWS}" if rows > 0 else "at least 0",
+            remedy="split the batch or the cloud" if rows > 0 else "give the number of rows that there are",
         )
 
 

@@ -8,9 +8,15 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import os
+from pathlib import Path
 from types import SimpleNamespace
 
+from cuda_ops.compiling import own_folder
+
 __all__ = ["load"]
+
+_CACHE = "TRITON_CACHE_DIR"
 
 
 @functools.cache
@@ -18,6 +24,7 @@ def load() -> SimpleNamespace | None:
     """The kernels by the operators' names; None where Triton is not installed.  Triton is imported here, not before."""
     if importlib.util.find_spec("triton") is None:
         return None
+    _own_cache()
     from cuda_ops.sparse.gpu import boxes, conv, conv_weight, maps, points, pool, rows, segments
     from cuda_ops.sparse.gpu.arrangement import Arrangements
 
@@ -41,3 +48,13 @@ def load() -> SimpleNamespace | None:
         pack_boxes=boxes.pack_boxes,
         unpack_boxes=boxes.unpack_boxes,
     )
+
+
+def _own_cache() -> None:
+    """Triton loads what it finds in its cache: where that is another user's, or open to others, it gets another."""
+    named = os.environ.get(_CACHE, "")
+    folder = Path(named) if named else Path.home() / ".triton" / "cache"
+    if folder.exists() or folder.is_symlink():
+        chosen = own_folder(folder)
+        if chosen != folder:
+            os.environ[_CACHE] = str(chosen)

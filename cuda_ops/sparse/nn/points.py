@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from cuda_ops.sparse.errors import SparseInputError
-from cuda_ops.sparse.keys import in_range, pack
+from cuda_ops.sparse.keys import MAX_BATCHES, in_range, pack
 from cuda_ops.sparse.nn.checks import require_finite
 from cuda_ops.sparse.nn.tensor import SparseTensor
 
@@ -113,3 +113,13 @@ def _require_points(points: Tensor, rows: int, where: str) -> None:
         )
     if points.dtype.is_floating_point:
         require_finite(points, where)
+    if points.shape[0]:
+        least, most = (float(bound) for bound in points[:, 0].aminmax())
+        if least < 0 or most >= MAX_BATCHES:
+            raise SparseInputError(
+                "batch index out of range",
+                where=where,
+                found=least if least < 0 else most,
+                expected=f"0..{MAX_BATCHES - 1}",
+                remedy="the batch index is the first column; split batches of more than 512 samples",
+            )

@@ -9,6 +9,7 @@ from typing import TypeVar
 
 from torch import Tensor, nn
 
+from cuda_ops.sparse.nn.checks import require_channels
 from cuda_ops.sparse.nn.tensor import SparseTensor
 
 Value = TypeVar("Value", SparseTensor, Tensor)
@@ -62,3 +63,9 @@ class LayerNorm(Pointwise, nn.LayerNorm):
 
 class Linear(Pointwise, nn.Linear):
     """One matrix for every site; its parameters are torch's ``weight`` (out, in) and ``bias``."""
+
+    def forward(self, input: Value) -> Value:
+        """Raises SparseInputError where a sparse tensor has other channels."""
+        if isinstance(input, SparseTensor):
+            require_channels(input.feats, self.in_features, "Linear")
+        return super().forward(input)

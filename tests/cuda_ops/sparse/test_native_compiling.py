@@ -3,6 +3,7 @@ from __future__ import annotations
 import logging
 import os
 import re
+import stat
 import subprocess
 import sys
 import time
@@ -21,7 +22,7 @@ from cuda_ops.compiling import (
     compiled,
     find_toolchain,
 )
-from cuda_ops.sparse import native
+from cuda_ops.sparse import gpu, native
 
 SMALL = "int answer() { return 42; }\n"
 
@@ -161,12 +162,106 @@ def test_an_old_torch_is_named(
     assert "torch 2.9.1+cpu is older than 2.10" in line
 
 
-def test_a_cache_that_cannot_be_written_is_no_error(
-    environment: dict[str, str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
+def test_the_cache_is_this_users_alone(environment: dict[str, str], sources: Sources) -> None:
+    before = os.umask(0)
+    try:
+        library = compiled(environment, sources)
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE(library.parent.stat().st_mode) == stat.S_IMODE(library.stat().st_mode) == 0o700
+    library.parent.chmod(0o755)  # others could read it, no more: it is closed
+    assert compiled(environment, sources) == library
+    assert stat.S_IMODE(library.parent.stat().st_mode) == 0o700
+
+
+def spoil(folder: Path, how: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Makes the cache one that is not to be trusted; what is said of it."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    if how == "a file above":
+        folder.parent.rmdir()
+        folder.parent.touch()
+        return "Not a directory"
+    if how == "a link":
+        (folder.parent / "elsewhere").mkdir()
+        folder.symlink_to(folder.parent / "elsewhere")
+        return "it is a link"
+    folder.mkdir()
+    if how == "open to others":
+        folder.chmod(0o777)
+        return "others may write to it"
+    if how == "another user's":
+        monkeypatch.setattr(os, "geteuid", lambda: folder.stat().st_uid + 1)
+        return "it belongs to user"
+    real = os.access  # a home that is read-only, for the tests' user too
+    monkeypatch.setattr(os, "access", lambda path, mode: path != folder and real(path, mode))
+    return "it cannot be written"
+
+
+@pytest.mark.parametrize("how", ["a file above", "a link", "open to others", "another user's", "read-only"])
+def test_what_is_not_this_users_is_left_alone_with_a_word(
+    how: str,
+    environment: dict[str, str],
+    sources: Sources,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    (tmp_path / "file").touch()
-    lines = failed_load({**environment, "XDG_CACHE_HOME": str(tmp_path / "file")}, monkeypatch, caplog)
-    assert len(lines) == 1
+    folder = cache_folder(environment)
+    toolchain = find_toolchain(environment)
+    said = spoil(folder, how, monkeypatch)
+    if folder.is_dir():
+        (folder / f"small-{toolchain.key(sources)}.so").write_text("another's code")
+    with caplog.at_level(logging.WARNING, logger="cuda_ops"), monkeypatch.context() as as_user:
+        as_user.setattr(compiling, "_is_own_file", lambda library: library.exists())  # who made it is not asked here
+        library, again = (compiled(environment, sources) for _ in range(2))
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert f"{folder} is not used for compiled code: " in line
+    assert said in line
+    assert library == again
+    assert folder not in library.parents
+    assert library.read_bytes().startswith(b"\x7fELF")
+    assert stat.S_IMODE(library.parent.stat().st_mode) == 0o700
+
+
+@pytest.mark.parametrize("how", ["a link", "open to others", "another user's"])
+def test_a_library_that_others_could_have_written_is_made_anew(
+    how: str, environment: dict[str, str], sources: Sources, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    library = compiled(environment, sources)
+    made = library.read_bytes()
+    (tmp_path / "evil.so").write_bytes(b"another's code")
+    if how == "a link":
+        library.unlink()
+        library.symlink_to(tmp_path / "evil.so")
+    else:
+        library.write_bytes(b"another's code")
+    if how == "open to others":
+        library.chmod(0o666)
+    if how == "another user's":
+        real = Path.lstat
+
+        def lstat(path: Path) -> os.stat_result:
+            found = real(path)
+            is_evil = path == library and path.read_bytes() == b"another's code"
+            return os.stat_result((*found[:4], found.st_uid + 1, *found[5:])) if is_evil else found
+
+        monkeypatch.setattr(Path, "lstat", lstat)
+    assert compiled(environment, sources) == library
+    assert library.read_bytes() == made
+    assert not library.is_symlink()
+    assert (tmp_path / "evil.so").read_bytes() == b"another's code"
+
+
+def test_triton_loads_nothing_of_others(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    folder = tmp_path / "triton"
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(folder))
+    gpu._own_cache()
+    assert os.environ["TRITON_CACHE_DIR"] == str(folder)  # it will be made by Triton
+    folder.mkdir(mode=0o700)
+    gpu._own_cache()
+    assert os.environ["TRITON_CACHE_DIR"] == str(folder)
+    folder.chmod(0o777)
+    gpu._own_cache()
+    assert Path(os.environ["TRITON_CACHE_DIR"]).name.startswith("halopipe-")
 
 
 def test_the_operators_still_answer_without_a_compiler(environment: dict[str, str]) -> None:
