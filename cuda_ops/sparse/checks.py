@@ -219,9 +219,11 @@ def _require_runs(where: str, starts: Tensor, lengths: Tensor, rows: int) -> Non
         return
     _within(where, "starts", starts, 0, rows + 1)  # an empty segment may start behind the last row
     _within(where, "lengths", lengths, 0, rows + 1)
-    there = lengths > 0
-    firsts, order = starts[there].sort()
-    ends = firsts + lengths[there][order]  # no overflow: both are numbers of rows
+    firsts, ends = starts, starts + lengths  # no overflow: both are numbers of rows
+    if not bool((ends[:-1] <= firsts[1:]).all()):  # else one after another, as those who make them do
+        there = lengths > 0
+        firsts, order = starts[there].sort()
+        ends = ends[there][order]
     if not ends.shape[0]:
         return
     if int(ends.max()) > rows:

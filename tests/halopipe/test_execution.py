@@ -14,7 +14,7 @@ from torch import Tensor
 from halopipe.execution import Execution
 from halopipe.feeding import consumer_of
 from halopipe.optimizer import make_optimizer_of, make_scheduler_of, parse_optimizer, parse_scheduler
-from planner.ir.errors import StaleFileError, UsageError
+from planner.ir.errors import DifferentDataError, StaleFileError, UsageError
 from planner.ir.plan import Plan
 from profiler.capture import capture
 from profiler.source import load_model
@@ -144,3 +144,20 @@ def test_a_batch_that_does_not_fit_is_refused() -> None:
         together(PLAN, lambda execution: execution.step(batch(7, 0)))
     with pytest.raises(UsageError, match="there is no data to evaluate on"):
         together(PLAN, lambda execution: execution.evaluate())
+
+
+@pytest.mark.parametrize("what", ["inputs", "targets"])
+def test_ranks_that_are_given_different_batches_end_before_the_step(what: str) -> None:
+    def train(execution: Execution) -> None:
+        execution.step(batch(6, 0))
+        inputs, targets = batch(6, 1)
+        if execution.rank == 1:
+            inputs, targets = (inputs + 1, targets) if what == "inputs" else (inputs, targets.flip(0))
+        with pytest.raises(DifferentDataError, match=f"different data at step 1: {what}") as caught:
+            execution.step((inputs, targets))
+        assert execution.num_steps == 1
+        assert "every rank the same global batch" in caught.value.remedies[0]
+        with pytest.raises(DifferentDataError, match="at step 0"):
+            execution.evaluate((inputs, targets))
+
+    together(learners.plan(), train)
