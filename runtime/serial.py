@@ -7,11 +7,11 @@ exception: its numbers belong to nodes of the captured graph, so that graph is r
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import nullcontext
 
 import torch
 from torch.optim import Optimizer
 
+from cuda_ops.recurrent import autocast
 from runtime.stages.captured import CapturedModel
 from runtime.stages.cut import cut_stage
 from runtime.stages.draws import Draw, Draws
@@ -73,7 +73,7 @@ def drawing_loss(model: CapturedModel, draw: Draw) -> LossOf:
         given = dict(zip(model.graph.inputs, (*inputs, *targets), strict=True))
         sizes = (given[name].shape[dim] for name, dim in (model.sizes[size] for size in whole.sizes))
         device = inputs[0].device.type
-        with nullcontext() if model.autocast is None else torch.autocast(device, model.autocast):
+        with autocast(device, model.autocast):
             (loss,) = whole.function(draw.total, *sizes, *(given[name] for name in whole.inputs), *state)
         return loss
 

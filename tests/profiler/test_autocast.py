@@ -17,7 +17,7 @@ from planner.ir.errors import UnsupportedModelError
 from planner.ir.profile import ModelSource, Optimizer
 from profiler import Captured, LoadedModel, capture
 from profiler.measuring import Job, measure_model
-from profiler.same import _own_loss
+from profiler.same import _own_result
 from profiler.segments import SegmentedPass, segments
 from tests.profiler.test_capture import loaded
 from tests.profiler.test_models import TINY
@@ -215,6 +215,6 @@ def test_what_fails_is_told_with_torchs_message_and_an_advice_that_fits(
     model = LoadedModel(Picky(least, in_float32), (x,), (x,), lambda y, t: (y - t[0]).square().mean())
     model = dataclasses.replace(model, autocast=autocast_to)
     with pytest.raises(UnsupportedModelError, match="RuntimeError: could not create a primitive") as caught:
-        _own_loss(model, {"inputs": x[:2], "targets": x[:2]}, 2)
+        _own_result(model, {"inputs": x[:2], "targets": x[:2]}, 2)
     assert advice in caught.value.remedies[0]
     assert ("2 samples" in caught.value.title) == (least == 4)
