@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
+from torch.nn.parameter import is_lazy
 
 from cuda_ops.sparse.preparation import Preparation
 from planner.ir.errors import UnsupportedModelError
@@ -97,14 +98,26 @@ def capture(model: LoadedModel, rules: Rules = NO_RULES) -> Captured:
         UnsupportedModelError: ``torch.export`` refuses the model, the captured graph computes something else, a size
             that was said to vary cannot, or an operator that was said to be elementwise is not.
     """
+    _require_initialised(model.module)
     loss = getattr(model.loss_fn, "function", model.loss_fn)
     with untouched(model.module, *([loss] if isinstance(loss, nn.Module) else [])):
         return _captured(model, dataclasses.replace(rules, elementwise=rules.elementwise | model.elementwise))
 
 
+def _require_initialised(module: nn.Module) -> None:
+    lazy = [name for name, each in (*module.named_parameters(), *module.named_buffers()) if is_lazy(each)]
+    if lazy:
+        raise UnsupportedModelError(
+            f"{lazy[0]} has no shape yet",
+            ["modules such as nn.LazyLinear find theirs when they are first called"],
+            ["run one batch through the module in the factory"],
+        )
+
+
 def _captured(model: LoadedModel, rules: Rules) -> Captured:
     traced = trace(model)
-    require_same_loss(traced, model)
+    idle = require_same_loss(traced, model)
+    traced = dataclasses.replace(traced, parameters={n: p for n, p in traced.parameters.items() if n not in idle})
     evaluation = evaluation_fault(traced, model)
     if model.autocast is not None:
         correct_dtypes(traced, model)
