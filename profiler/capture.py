@@ -18,7 +18,7 @@ from profiler.apart import dependence
 from profiler.dims import output_names, specify, specify_input
 from profiler.grouping import Group, groups, is_output_of, tensor_arguments
 from profiler.keeping import untouched
-from profiler.kinds import ELEMENTWISE, LOSS, NO_RULES, OPAQUE, Rules, kind_of
+from profiler.kinds import ELEMENTWISE, LOSS, NO_RULES, OPAQUE, Rules, arguments_of, kind_of
 from profiler.naming import layer_names
 from profiler.same import correct_dtypes, evaluation_fault, require_same_loss
 from profiler.source import LoadedModel
@@ -248,11 +248,20 @@ def _kind(traced: Traced, rules: Rules, group: Group, read: tuple[TensorSpec, ..
         if node is not group.main
         for argument in tensor_arguments(node)
     )
+    is_other_attention = kind == "attention" and not _is_plain_attention(group.main)
     not_over_samples = kind == LOSS and not (read and SAMPLE in read[0].dims)
     pools_samples = kind == "global_pool" and SAMPLE in read[0].dims[2:]
-    if reads_more or data_is_inside or parameter_is_viewed or not_over_samples or pools_samples:
+    if reads_more or is_other_attention or data_is_inside or parameter_is_viewed or not_over_samples or pools_samples:
         return OPAQUE, {"op": details["op"]}
     return kind, details
+
+
+def _is_plain_attention(node: fx.Node) -> bool:
+    """Whether queries, keys and values come first, in this order, and have as many dims each as the result."""
+    roles = [arguments_of(node)[name] for name in ("query", "key", "value")]
+    rank = node.meta["val"].ndim
+    in_order = list(tensor_arguments(node))[: len(roles)] == roles
+    return in_order and all(isinstance(v := each.meta.get("val"), Tensor) and v.ndim == rank for each in roles)
 
 
 def _values_read(node: fx.Node, group: Group) -> Iterator[fx.Node]:

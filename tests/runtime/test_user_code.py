@@ -25,6 +25,7 @@ MODULES = [
     ("Weighted",),
     ("InPlace",),
     ("Twice",),
+    ("Attending",),
     ("Checkpointed", False),
     ("Checkpointed", True),
     ("Detached",),

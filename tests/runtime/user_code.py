@@ -153,6 +153,21 @@ class Twice(Base):
         return x * x + torch.cat([x, x], 1)[:, 2:6] + attended
 
 
+class Attending(Base):
+    """One head of keys and values for two of queries, by name and out of order, with masks of several shapes; keys of fewer dims."""
+
+    def between(self, x: Tensor) -> Tensor:
+        queries, keys = x.view(-1, 2, 2, 1), x.view(-1, 1, 4, 1)
+        mask = torch.tensor([[True, False, True, True]])
+        found = functional.scaled_dot_product_attention(
+            value=keys * 2, query=queries, key=keys, attn_mask=mask, enable_gqa=True, scale=0.3
+        )
+        shared = self.first.weight.view(1, WIDTH, WIDTH)[..., :1] * 2
+        apart = functional.scaled_dot_product_attention(queries, shared, shared.tanh(), attn_mask=x.view(-1, 1, 1, 4))
+        causal = functional.scaled_dot_product_attention(queries, queries, queries.exp(), is_causal=True)
+        return (found + causal + apart).reshape(-1, WIDTH)
+
+
 class Checkpointed(Base):
     def __init__(self, reentrant: bool) -> None:
         super().__init__()
