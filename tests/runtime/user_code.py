@@ -156,13 +156,17 @@ class Twice(Base):
 class Attending(Base):
     """One head of keys and values for two of queries, by name and out of order, with masks of several shapes; keys of fewer dims."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.shared = nn.Parameter(torch.linspace(-1, 1, WIDTH).view(1, WIDTH, 1))
+
     def between(self, x: Tensor) -> Tensor:
         queries, keys = x.view(-1, 2, 2, 1), x.view(-1, 1, 4, 1)
         mask = torch.tensor([[True, False, True, True]])
         found = functional.scaled_dot_product_attention(
             value=keys * 2, query=queries, key=keys, attn_mask=mask, enable_gqa=True, scale=0.3
         )
-        shared = self.first.weight.view(1, WIDTH, WIDTH)[..., :1] * 2
+        shared = self.shared * 2
         apart = functional.scaled_dot_product_attention(queries, shared, shared.tanh(), attn_mask=x.view(-1, 1, 1, 4))
         causal = functional.scaled_dot_product_attention(queries, queries, queries.exp(), is_causal=True)
         return (found + causal + apart).reshape(-1, WIDTH)
