@@ -157,7 +157,7 @@ class _Work:
             engine,
             consumer,
             supply,
-            supply.training(position),
+            supply.training(position, engine.num_steps),
             metrics,
             Checkpoints(options, engine, consumer.graph, consumer.transport, seed),
             self._after_step,

@@ -13,8 +13,8 @@ from torch.nn.parameter import is_lazy
 
 from cuda_ops.sparse.preparation import Preparation
 from planner.ir.errors import UnsupportedModelError
-from planner.ir.graph import MIXES_SAMPLES, SAMPLE, Attribute, Graph, Layer, TensorSpec, value_name
-from profiler.apart import dependence
+from planner.ir.graph import MIXES_SAMPLES, NEEDS_WHOLE_BATCH, SAMPLE, Attribute, Graph, Layer, TensorSpec, value_name
+from profiler.apart import Dependence, dependence
 from profiler.dims import output_names, specify, specify_input
 from profiler.grouping import Group, groups, is_output_of, tensor_arguments
 from profiler.keeping import untouched
@@ -46,6 +46,9 @@ class Captured:
         polymorphic: whether other numbers of samples than ``graph.samples`` may be run.
         mixing: layers whose result for a sample depends on other samples; their attribute ``mixes_samples`` is set.
             (Layers with the attribute ``interleaves_samples`` keep samples apart, but not each in one piece.)
+        reductions: how the parts of a batch make up what a layer reduces them to, where parts are not just means; see
+            :mod:`profiler.reducing`.  Layers through which the loss of a batch is none of its parts' losses have the
+            attribute ``needs_whole_batch``.
         sizes: sizes that vary beside the number of samples: by placeholder, a graph input and the dim whose extent it
             is.  All dims of the graph's inputs that bear the name have that extent; ``graph`` is for the example's.
         autocast: the dtype that operators run in where torch's autocast says so; None: no autocast.  Whoever runs
@@ -62,6 +65,7 @@ class Captured:
     node_of_value: Mapping[str, str]
     polymorphic: bool
     mixing: tuple[str, ...] = ()
+    reductions: Mapping[str, str] = field(default_factory=dict)
     sizes: Mapping[str, tuple[str, int]] = field(default_factory=dict)
     autocast: torch.dtype | None = None
     preparation: Preparation | None = None
@@ -124,14 +128,15 @@ def _captured(model: LoadedModel, rules: Rules) -> Captured:
     found = groups(traced, rules)
     names = _names(traced, found)
     values = _value_names(traced, found, names)
-    marks = {name: mark for name, mark in zip(names, dependence(traced, found, model), strict=True) if mark}
+    layers = dict(zip(names, dependence(traced, found, model), strict=True))
     return Captured(
-        _with_pairs(_marked(_graph(traced, rules, found, names, values), marks), model),
+        _with_pairs(_marked(_graph(traced, rules, found, names, values), layers), model),
         traced.module,
         {node.name: name for group, name in zip(found, names, strict=True) for node in group.nodes},
         {value: node.name for node, value in values.items() if isinstance(node.meta.get("val"), Tensor)},
         traced.is_polymorphic,
-        tuple(name for name, mark in marks.items() if mark == MIXES_SAMPLES),
+        tuple(name for name, layer in layers.items() if layer.mark == MIXES_SAMPLES),
+        {name: layer.reduction for name, layer in layers.items() if layer.reduction},
         traced.sizes,
         model.autocast,
         None if model.clouds is None else model.clouds.preparation,
@@ -310,11 +315,10 @@ def _raw(model: LoadedModel) -> dict[str, TensorSpec]:
     return found
 
 
-def _marked(graph: Graph, marks: Mapping[str, str]) -> Graph:
-    layers = tuple(
-        dataclasses.replace(layer, attributes={**layer.attributes, marks[layer.name]: True})
-        if layer.name in marks
-        else layer
-        for layer in graph.layers
-    )
-    return dataclasses.replace(graph, layers=layers)
+def _marked(graph: Graph, found: Mapping[str, Dependence]) -> Graph:
+    def marked(layer: Layer) -> Layer:
+        on = found[layer.name]
+        marks = {mark: True for mark in (on.mark, NEEDS_WHOLE_BATCH if on.needs_whole_batch else "") if mark}
+        return dataclasses.replace(layer, attributes={**layer.attributes, **marks}) if marks else layer
+
+    return dataclasses.replace(graph, layers=tuple(map(marked, graph.layers)))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
+from cuda_ops.recurrent import autocast
 from cuda_ops.sparse.preparation import Preparation
 
 
@@ -64,7 +65,7 @@ class LoadedModel:
 
     def precision(self) -> AbstractContextManager[Any]:
         """The context in which forward passes run."""
-        return nullcontext() if self.autocast is None else torch.autocast(self.inputs[0].device.type, self.autocast)
+        return autocast(self.inputs[0].device.type, self.autocast)
 
     @property
     def tensors(self) -> dict[str, Tensor]:

@@ -167,10 +167,12 @@ def _own_result(model: LoadedModel, tensors: Mapping[str, Tensor], samples: int)
     try:
         return _module_result(model, tensors)
     except Exception as error:
+        runs_whole = samples != model.samples and _runs(model, model.tensors)
+        what = f"{samples} samples of its example" if runs_whole else "its own example"
         raise UnsupportedModelError(
-            f"the model does not run on {samples} samples of its example",
+            f"the model does not run on {what}",
             [f"{type(error).__name__}: {error}", where(error)],
-            ["a plan runs it on parts of a batch: targets must be valid for each of them"],
+            [_PARTS] if runs_whole else _mended(model),
         ) from error
 
 
@@ -188,6 +190,25 @@ def _graph_result(traced: Traced, model: LoadedModel, tensors: Mapping[str, Tens
             [f"{type(error).__name__}: {str(error).splitlines()[0]}"],
             ["write it without operators in place, such as x[:, 0] = y, or without complex numbers"],
         ) from error
+
+
+_PARTS = "a plan runs it on parts of a batch: targets must be valid for each of them"
+
+
+def _mended(model: LoadedModel) -> list[str]:
+    """What to do about a model that fails on its whole example too."""
+    if model.autocast is not None and _runs(replace(model, autocast=None), model.tensors):
+        name = str(model.autocast).removeprefix("torch.")
+        return [f"leave out --autocast: under autocast to {name} the model does not run on this device"]
+    return ["call the model on its example in plain torch, and mend what it raises there"]
+
+
+def _runs(model: LoadedModel, tensors: Mapping[str, Tensor]) -> bool:
+    try:
+        _module_result(model, tensors)
+    except Exception:  # noqa: BLE001 - the user's module may fail in any way
+        return False
+    return True
 
 
 def _result(model: LoadedModel, loss_of: Callable[[], Tensor]) -> _Result:

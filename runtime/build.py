@@ -34,10 +34,12 @@ from runtime.stages.draws import Draw, Draws
 from runtime.stages.functions import StageCut, StageFunctions
 from runtime.stages.manner import Manner
 from runtime.stages.stage import StageProgram
+from runtime.stages.weighing import is_factor, weighed_in
 from runtime.transport import Transport
 from runtime.updates.of_stage import Updates, updates_of
 from runtime.updates.reduction import GradientBuckets
 from runtime.updates.ties import Tie, groups_of_ties, ties_of
+from runtime.weighing import require_whole_batches
 
 MakeOptimizer = Callable[[Iterable[nn.Parameter]], Optimizer]
 
@@ -112,6 +114,7 @@ class Builder:
             UnsupportedModelError: the plan asks for something that this model or runtime cannot do.
         """
         refuse_drifting_buffers(self._model, self._decision)
+        require_whole_batches(self._model, self._decision)
         rank, stages = self._transport.rank, self._decision.stages
         return {index: self._resident(index) for index, stage in enumerate(stages) if rank in stage.ranks}
 
@@ -122,7 +125,8 @@ class Builder:
             outputs[graph.loss] = None
         judged = (value for value in self._model.judged if producer(value) in layers)
         whole = {name: self._attribute(name) for name in parts}
-        return StageCut(self._model, layers, tuple(outputs), tuple(judged), sliced(whole, parts), self._device)
+        own, weighed = sliced(whole, parts), weighed_in(self._model, layers)
+        return StageCut(self._model, layers, tuple(outputs), tuple(judged), own, self._device, weighed)
 
     def _resident(self, stage: int) -> Resident:
         graph, decision, transport = self._model.graph, self._decision, self._transport
@@ -132,7 +136,7 @@ class Builder:
         parts = {} if divided is None else parts_of(self._model, decision, stage, transport.rank)
         functions = self._functions(stage, ranks, parts, manner, divided, sites)
         function = functions.training
-        received = tuple(name for name in function.inputs if name not in graph.inputs)
+        received = tuple(name for name in function.inputs if name not in graph.inputs and not is_factor(name))
         self._check_received(stage, received)
         loss = graph.loss if graph.loss in function.outputs else None
         values, parameters = graph.values(), function.parameters

@@ -55,6 +55,7 @@ FLOORS = {
     ),
     "planner.catalogue": floor("planner.ir", "pydantic yaml"),
     "planner.check": floor(PLANNER),
+    "planner.check.drawn": floor(f"{PLANNER} planner.costs"),  # random draws can only be drawn again by who drew them
     "planner.export": floor(f"{PLANNER} planner.costs planner.solvers planner.formats planner.peers", "pandas"),
     "planner": floor("planner"),
     "profiler": floor(WITH_TORCH, "pandas psutil sympy torch"),

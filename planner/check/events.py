@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
+from heapq import heappop, heappush
 
 from planner.check.preparing import prepares_beside
 from planner.check.reading import delay_s
@@ -98,11 +99,16 @@ class Step:
         self.called: set[Key] = set()
         self.wires: dict[object, list[Transfer]] = {}
         self.under_way: dict[Key, Moving] = {}
+        self.slowing: dict[Key, Moving] = {}  # of these, what takes from cores
         self.members: dict[Key, list[int]] = {}
         self.work: dict[int, Computing] = {}
         self.ends = [0.0 for _ in program.rows]
+        self.spans: list[list[tuple[float, float]]] = [[] for _ in program.rows]  # from, to: by rank and action
         self.rows = [self._row(rank) for rank in range(len(program.rows))]
         self.waits = {rank: next(row) for rank, row in enumerate(self.rows)}
+        self.coming: list[tuple[float, int, int]] = []  # when, whether it is a rank that goes on, which
+        self.names: dict[int, Key] = {}  # of what is under way, numbered as it began
+        self.numbers: dict[Key, int] = {}
         links = [*self.cluster.links.values(), *(pair.link for pair in self.cluster.pairs)]
         self.in_ticks = not all(link.duplex for link in links)
 
@@ -112,19 +118,26 @@ class Step:
         Raises:
             ValueError: it never ends.
         """
+        for rank in self.waits:
+            self._expect(rank)
         while self.waits:
-            coming = [
-                *((self._tick(each.ends_s), 0, place) for place, each in enumerate(self.under_way.values())),
-                *((self._tick(at), 1, rank) for rank in self.waits if (at := self._due_s(rank)) is not None),
-            ]
-            if not coming:
+            if not self.coming:
                 raise ValueError("the program never ends")
-            _, is_rank, number = min(coming)
+            at_s, is_rank, number = heappop(self.coming)
             if is_rank:
-                self._resume(number)
-            else:
-                self._over(list(self.under_way)[number])
+                due_s = self._due_s(number) if number in self.waits else None
+                if due_s is not None and self._tick(due_s) == at_s:  # else it was put off, or brought forward, since
+                    self._resume(number)
+            elif (key := self.names.get(number)) is not None and self._tick(self.under_way[key].ends_s) == at_s:
+                del self.names[number]
+                self._over(key)
         return max(self.ends, default=0.0)
+
+    def _expect(self, rank: int) -> None:
+        """Puts down when a rank goes on, if that is known."""
+        due_s = self._due_s(rank)
+        if due_s is not None:
+            heappush(self.coming, (self._tick(due_s), 1, rank))
 
     def _tick(self, at_s: float) -> float:
         """Where directions share a wire, rounding is not to decide who is first."""
@@ -148,16 +161,19 @@ class Step:
             return
         self.waits[rank] = wait
         if isinstance(wait, Work):
-            rate = computing_rate(rank, list(self.under_way.values()))
+            rate = computing_rate(rank, list(self.slowing.values()))
             self.work[rank] = Computing(wait.seconds, now_s, rate, now_s + wait.seconds / rate)
         elif isinstance(wait, Together):
             self._join(wait, rank, now_s)
+            return
+        self._expect(rank)
 
     def _row(self, rank: int) -> Row:
         now_s = yield Until(0.0)
         host_free_s, ready_s = 0.0, dict[tuple[int, int | None], float]()
         for index, action in enumerate(self.program.rows[rank]):
             seconds = self.action_s(rank, action, index)
+            since_s = now_s
             moves = [transfer(action, each) for each in self.program.messages_of(rank, action)]
             if action.op in RECEIVE:
                 for key, *_ in moves:
@@ -175,10 +191,13 @@ class Step:
             elif action.op is Op.PREPARE and prepares_beside(self.profile, rank):
                 host_free_s = max(now_s, host_free_s) + seconds
                 ready_s[action.stage, action.microbatch] = host_free_s
+                self.spans[rank].append((now_s, now_s))  # nobody's time
+                continue
             else:
                 from_s = ready_s.get((action.stage, action.microbatch), 0.0) if action.op is Op.FORWARD else 0.0
-                now_s = (yield Until(from_s)) if from_s > now_s else now_s
+                since_s = now_s = (yield Until(from_s)) if from_s > now_s else now_s
                 now_s = yield Work(seconds)
+            self.spans[rank].append((since_s, now_s))
 
     def _call(self, move: Transfer, now_s: float, blocking: bool) -> Generator[Until | Arrival, float, float]:
         """One call that sends; when it is over."""
@@ -214,6 +233,7 @@ class Step:
         for rank, wait in self.waits.items():
             if isinstance(wait, Arrival) and wait.key == key:
                 self.waits[rank] = Until(now_s)
+                self._expect(rank)
 
     def _sum(self, stage: int) -> Moving:
         return summed(self.cluster, self.program.ranks[stage], *self.sum_of(stage))
@@ -232,16 +252,28 @@ class Step:
     def _release(self, key: Key, now_s: float) -> None:
         for rank in self.members[key]:
             self.waits[rank] = Until(now_s)
+            self._expect(rank)
 
     def _start(self, key: Key, moving: Moving, now_s: float) -> None:
         moving.left_s, moving.since_s = moving.seconds, now_s
         self.under_way[key] = moving
-        self._pace(now_s)
+        number = self.numbers[key] = len(self.numbers)
+        self.names[number] = key
+        if moving.losses:
+            self.slowing[key] = moving
+        if moving.losses or moving.cards:
+            self._pace(now_s)
+        else:  # it shares nothing
+            moving.speed, moving.ends_s = 1.0, now_s + moving.seconds
+            heappush(self.coming, (self._tick(moving.ends_s), 0, number))
 
     def _over(self, key: Key) -> None:
         """A message is there, or a sum made."""
-        now_s = self.under_way.pop(key).ends_s
-        self._pace(now_s)
+        moved = self.under_way.pop(key)
+        now_s = moved.ends_s
+        self.slowing.pop(key, None)
+        if moved.losses or moved.cards:
+            self._pace(now_s)
         if key[0] == "sum":
             self._release(key[1:], now_s)
             return
@@ -253,12 +285,14 @@ class Step:
     def _pace(self, now_s: float) -> None:
         """What is under way has changed: what is left of each is counted, and its end found anew."""
         under_way = list(self.under_way.values())
-        for each, speed in zip(under_way, share(self.cluster, under_way), strict=True):
+        for key, each, speed in zip(self.under_way, under_way, share(self.cluster, under_way), strict=True):
             if speed != each.speed:
                 each.left_s = max(0.0, each.left_s - (now_s - each.since_s) * each.speed)
                 each.since_s, each.speed, each.ends_s = now_s, speed, now_s + each.left_s / speed
+                heappush(self.coming, (self._tick(each.ends_s), 0, self.numbers[key]))
         for rank, mine in self.work.items():
-            rate = computing_rate(rank, under_way)
+            rate = computing_rate(rank, list(self.slowing.values()))
             if rate != mine.rate:
                 left_s = max(0.0, mine.left_s - (now_s - mine.since_s) * mine.rate)
                 self.work[rank] = Computing(left_s, now_s, rate, now_s + left_s / rate)
+                self._expect(rank)

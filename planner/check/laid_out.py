@@ -63,13 +63,17 @@ class LaidOut:
             total += sum(self._slowest(layer, "forward_s") for layer in self.layers)
         if accumulates:
             total += sum(self._parameters_s(layer, "accumulate_s") for layer in self.layers)
+        return total + self.exchanged_s(what)
+
+    def exchanged_s(self, what: str) -> float:
+        """The part of a forward or backward in which the ranks exchange something."""
         if what == "backward_weight_s":
-            return total
+            return 0.0
         forward_s = self._statistics_s(0) + self._pending_s(0) + sum(waits[0] for waits in self._waits)
         if what == "forward_s":
-            return total + forward_s
+            return forward_s
         backward_s = self._statistics_s(1) + self._pending_s(1) + sum(waits[1] for waits in self._waits)
-        return total + backward_s + (forward_s if self.recompute else 0.0)
+        return backward_s + (forward_s if self.recompute else 0.0)
 
     def update_s(self) -> float:
         """Seconds of the update."""

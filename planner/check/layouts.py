@@ -11,7 +11,7 @@ from planner.ir.errors import CorruptFileError
 from planner.ir.graph import SAMPLE, Graph, Layer, TensorSpec
 from planner.ir.plan import Decision, Placement
 from planner.ir.remedies import operator_of, remedies
-from planner.layers import check_samples_apart, kind, over_sites
+from planner.layers import batch_wide_layers, check_samples_apart, kind, over_sites
 from planner.layers.contraction import contracted_dims
 
 REPLICA = "replica"
@@ -40,34 +40,60 @@ def require_possible(decision: Decision, graph: Graph) -> None:
 
 def layer_faults(decision: Decision, graph: Graph) -> Iterator[str]:
     """What is wrong with the layouts of single layers, in stages that give each layer its own."""
-    mixing = check_samples_apart(graph)
+    return (fault for _, fault in named_layer_faults(decision, graph))
+
+
+def named_layer_faults(decision: Decision, graph: Graph) -> Iterator[tuple[str, str]]:
+    """As :func:`layer_faults`, each with the layer's name."""
+    mixing, wide = frozenset(check_samples_apart(graph)), batch_wide_layers(graph)
+    if wide and len(decision.micro_batches) > 1:
+        yield wide[0], f"layer {wide[0]} needs the whole batch, which is in {len(decision.micro_batches)} micro-batches"
+    for stage in range(len(decision.stages)):
+        own = [name for name in decision.layers_of(stage) if name in mixing]
+        if own and _shares_samples(decision, stage):
+            yield own[0], f"layer {own[0]} mixes samples, and the ranks of stage {stage} share them out"
     laid_out = [stage for stage in range(len(decision.stages)) if has_layouts(decision, stage)]
     values, sites = graph.values(), over_sites(graph)
     for layer in graph.layers:
         placed = decision.layers[layer.name]
-        if placed.stage not in laid_out:
-            continue
-        if layer.name in sites:
+        if placed.stage in laid_out and layer.name in sites:
             text = f"layer {layer.name} is over sites, which ranks share as they do samples and nothing else"
-            yield f"{text}: cut all layers of stage {placed.stage} alike, along samples"
-            continue
-        if SAMPLE in _cut_dims(placed) and layer.name in mixing:
-            yield f"layer {layer.name} mixes samples and is cut along them"
-        for samples in sorted(set(decision.micro_batches)):
-            sized = replace(layer, outputs=tuple(spec.at(samples, graph.samples) for spec in layer.outputs))
-            inputs = tuple(values[name].at(samples, graph.samples) for name in layer.inputs)
-            work = kind(layer.kind).work(sized, inputs)
-            yield from _cut_faults(graph, sized, inputs, placed, work, samples)
-            ranks = decision.stages[placed.stage].ranks
-            empty = [
-                rank
-                for rank, box in zip(ranks, placed.layout.boxes(work, samples), strict=True)
-                if not volume(box) and volume(whole(work.shape))
-            ]
-            if empty:
-                yield f"layer {layer.name} leaves rank {empty[0]} none of a micro-batch of {samples}"
-        yield from _ways_faults(graph, layer, placed)
-        yield from _margin_faults(graph, layer, placed)
+            yield layer.name, f"{text}: cut all layers of stage {placed.stage} alike, along samples"
+        elif placed.stage in laid_out:
+            found = _faults_of(
+                decision, graph, layer, tuple(values[name] for name in layer.inputs), layer.name in mixing
+            )
+            yield from ((layer.name, fault) for fault in found)
+
+
+def _faults_of(
+    decision: Decision, graph: Graph, layer: Layer, captured: tuple[TensorSpec, ...], mixes: bool
+) -> Iterator[str]:
+    """Of a layer with a layout of its own; ``captured``: its inputs."""
+    placed = decision.layers[layer.name]
+    if SAMPLE in _cut_dims(placed) and mixes:
+        yield f"layer {layer.name} mixes samples and is cut along them"
+    for samples in sorted(set(decision.micro_batches)):
+        sized = replace(layer, outputs=tuple(spec.at(samples, graph.samples) for spec in layer.outputs))
+        inputs = tuple(spec.at(samples, graph.samples) for spec in captured)
+        work = kind(layer.kind).work(sized, inputs)
+        yield from _cut_faults(graph, sized, inputs, placed, work, samples)
+        ranks = decision.stages[placed.stage].ranks
+        empty = [
+            rank
+            for rank, box in zip(ranks, placed.layout.boxes(work, samples), strict=True)
+            if not volume(box) and volume(whole(work.shape))
+        ]
+        if empty:
+            yield f"layer {layer.name} leaves rank {empty[0]} none of a micro-batch of {samples}"
+    yield from _ways_faults(graph, layer, placed)
+    yield from _margin_faults(graph, layer, placed)
+
+
+def _shares_samples(decision: Decision, stage: int) -> bool:
+    """Whether the stage is on several ranks that have other samples, its layers cut alike."""
+    placed = decision.layers[decision.layers_of(stage)[0]]
+    return len(decision.stages[stage].ranks) > 1 and SAMPLE in placed.cuts and not has_layouts(decision, stage)
 
 
 def _cut_dims(placed: Placement) -> list[str]:

@@ -73,6 +73,7 @@ class Account:
     Args:
         stage: the stage of that number on that rank (rank, stage, micro-batch).
         samples: its share of the micro-batch, alike.
+        places: where each action stands in the rows looked at, by rank; shared by the accounts of a program.
     """
 
     def __init__(
@@ -83,10 +84,17 @@ class Account:
         rank: int,
         stage: Callable[[int, int, int], Stage],
         samples: Callable[[int, int, int], float],
+        places: dict[int, dict[Action, int]],
     ) -> None:
         self._profile, self._decision, self._program, self._rank = profile, decision, program, rank
         self._row, self._samples = program.rows[rank], samples
         self._stage_of = stage
+        self._places = places
+        self._beside: dict[tuple[Op, int, int | None], list[Action]] = {}
+        for action in self._row:
+            self._beside.setdefault((action.op, action.stage, action.microbatch), []).append(action)
+        self._versions = {stage: self._most_versions(stage) for stage in {action.stage for action in self._row}}
+        self._risen: dict[tuple[int, int, bool], _Rises] = {}
         self._trains = any(action.op in (*_ENDS, Op.BACKWARD_INPUT) for action in self._row)
 
     def _stage(self, number: int, microbatch: int) -> Stage:
@@ -144,8 +152,8 @@ class Account:
         stage = self._stage(*key)
         now.seeds.pop(key, None)
         made = action.stage in now.gradients or (action.op is Op.BACKWARD_INPUT and action.stage in now.early)
-        first = not made or self._versions(action.stage) > 1
-        rises = _Rises(stage, self._profile.graph, self._seed_bytes(*key), first)
+        first = not made or self._versions[action.stage] > 1
+        rises = self._rises(stage, self._seed_bytes(*key), first)
         before = now.total()
         if action.op is Op.FORWARD and not self._trains:
             now.inputs.pop(key, None)
@@ -170,6 +178,12 @@ class Account:
         now.gradients[action.stage] = stage.parameter_bytes
         return top
 
+    def _rises(self, stage: Stage, seeds: int, first: bool) -> _Rises:
+        key = (id(stage), seeds, first)  # stages of like micro-batches are one object
+        if key not in self._risen:
+            self._risen[key] = _Rises(stage, self._profile.graph, seeds, first)
+        return self._risen[key]
+
     def _receive(self, now: _Now, action: Action, size: int) -> None:
         key = (action.stage, action.microbatch or 0)
         where = now.inputs if action.op is Op.RECV_FORWARD else now.seeds
@@ -182,16 +196,20 @@ class Account:
     def _told(self, peer: int, sent: tuple[int, Action, float, int], action: Action) -> bool:
         """Whether the message that ``action`` receives from ``peer`` left when what was sent had come there."""
         to, sending, _, _ = sent
-        row = self._program.rows[peer]
+        if to != peer or action.peer is None or sending.peer is None:
+            return False
         answers = Op.SEND_FORWARD if action.op is Op.RECV_FORWARD else Op.SEND_BACKWARD
         takes = Op.RECV_FORWARD if sending.op is Op.SEND_FORWARD else Op.RECV_BACKWARD
-        left, came = (
-            next(
-                (p for p, a in enumerate(row) if a.op is op and _ends(a) == _ends(of)[::-1] and _same(a, of)), len(row)
-            )
-            for op, of in ((answers, action), (takes, sending))
-        )
-        return to == peer and came < left
+        places, last = self._places_of(peer), len(self._program.rows[peer])
+        left = places.get(Action(action.peer, answers, action.microbatch, action.stage), last)
+        came = places.get(Action(sending.peer, takes, sending.microbatch, sending.stage), last)
+        return came < left
+
+    def _places_of(self, peer: int) -> dict[Action, int]:
+        """Where each action stands in the row of another rank."""
+        if peer not in self._places:
+            self._places[peer] = {action: place for place, action in enumerate(self._program.rows[peer])}
+        return self._places[peer]
 
     def _sizes(self, action: Action) -> list[tuple[int, int]]:
         forward = action.op in (Op.RECV_FORWARD, Op.SEND_FORWARD)
@@ -199,13 +217,13 @@ class Account:
 
     def _seed_bytes(self, stage: int, microbatch: int) -> int:
         """Gradients of the stage's outputs that come from other ranks, with room to spare."""
-        rows = (a for a in self._row if a.op is Op.RECV_BACKWARD and (a.stage, a.microbatch) == (stage, microbatch))
+        rows = self._beside.get((Op.RECV_BACKWARD, stage, microbatch), ())
         return sum(_buffer(*size) for action in rows for size in self._sizes(action))
 
     def _unsaved_share(self, number: int, microbatch: int) -> float:
         """Of the outputs that are sent on their own, the share that no layer of the stage saves."""
         stage = self._stage(number, microbatch)
-        rows = (a for a in self._row if a.op is Op.SEND_FORWARD and (a.stage, a.microbatch) == (number, microbatch))
+        rows = self._beside.get((Op.SEND_FORWARD, number, microbatch), ())
         alone = sum(size - small for action in rows for size, small in self._sizes(action))
         if not alone or stage.levels is None or stage.recompute:
             return 1.0 if alone else 0.0
@@ -225,7 +243,7 @@ class Account:
     def _share(self, stage: int, microbatch: int) -> float:
         return self._samples(self._rank, stage, microbatch)
 
-    def _versions(self, stage: int) -> int:
+    def _most_versions(self, stage: int) -> int:
         """How many versions of a stage's weights there are at once at most."""
         newest, most = 0, 1
         under_way: dict[int | None, int] = {}
@@ -370,14 +388,6 @@ def _readers(graph: Graph, name: str) -> list[str]:
     return [
         layer.name for layer in graph.layers if any(x not in graph.inputs and producer(x) == name for x in layer.inputs)
     ]
-
-
-def _ends(action: Action) -> tuple[int, int | None]:
-    return action.stage, action.peer
-
-
-def _same(action: Action, other: Action) -> bool:
-    return action.microbatch == other.microbatch
 
 
 def _bytes(message: Message, forward: bool) -> tuple[int, int]:

@@ -21,6 +21,7 @@ from planner.check.preparing import preparation_s, prepared_bytes
 from planner.check.reading import at_samples
 from planner.check.site_exchanges import site_exchange_s
 from planner.check.summing import moving_s, sum_s
+from planner.check.times import Times, adding_to_gradients, sum_of_gradients_s, times_of
 from planner.ir.cluster import ALL_REDUCE, STATISTICS
 from planner.ir.graph import BYTES_PER_ELEMENT, SAMPLE, Layer
 from planner.ir.plan import Decision
@@ -39,10 +40,26 @@ _SECONDS = {
 
 @dataclass(frozen=True, slots=True)
 class Reckoning:
-    """The step, and the most that each rank holds."""
+    """The step, the most that each rank holds, and where its time goes.
+
+    Attributes:
+        times: by rank.
+        longest_sum_s: the longest that a rank is in a sum of gradients.
+        most_messages_s: the most communication that a rank has beside it.
+    """
 
     step_s: float
     peak_bytes: tuple[int, ...]
+    times: tuple[Times, ...]
+    longest_sum_s: float
+    most_messages_s: float
+
+    @property
+    def bubble_fraction(self) -> float:
+        """Of the time of the ranks that are used, what is bubble or idle."""
+        used = [times for times in self.times if times.is_used]
+        lost_s = sum(times.bubble_s + times.idle_s for times in used)
+        return lost_s / (self.step_s * len(used)) if used and self.step_s > 0 else 0.0
 
 
 def reckon(profile: Profile, decision: Decision, program: Program) -> Reckoning:
@@ -54,7 +71,12 @@ def reckon(profile: Profile, decision: Decision, program: Program) -> Reckoning:
     """
     plain = _Plain(profile, decision, program)
     peaks = tuple(plain.peak_bytes(rank) for rank in range(len(program.rows)))
-    return Reckoning(plain.step_s(), peaks)
+    step = plain.step()
+    step_s = step.seconds()
+    spent = tuple(times_of(program, step.spans, step_s, plain.exchanged_s))
+    sums = [sum_of_gradients_s(program.rows[rank], spans) for rank, spans in enumerate(step.spans)]
+    messages_s = max((each.communication_s - last for each, (_, last) in zip(spent, sums, strict=True)), default=0.0)
+    return Reckoning(step_s, peaks, spent, max((longest for longest, _ in sums), default=0.0), messages_s)
 
 
 class _Plain:
@@ -65,8 +87,8 @@ class _Plain:
         self.given = given
         self.decision = decision
         self.program = program
-        layers = profile.graph.by_name()
-        self.layers = [[layers[name] for name in decision.layers_of(s)] for s in range(len(decision.stages))]
+        of_stage = [set(decision.layers_of(stage)) for stage in range(len(decision.stages))]
+        self.layers = [[layer for layer in profile.graph.layers if layer.name in names] for names in of_stage]
         self.measured: dict[tuple[str, str], list[Measurement]] = {}
         for device_kind, measurements in profile.measurements.items():
             for measurement in measurements:
@@ -79,10 +101,14 @@ class _Plain:
         self.users = self._users()
         self.left: dict[tuple[str, int, float], int] = {}
         self.holdings: dict[tuple[int, int, int], Holding] = {}
+        self.places: dict[int, dict[Action, int]] = {}
+        self.exchanges: dict[tuple[int, Op, int], float] = {}
+        self.computing: dict[tuple[int, int, Op, int, bool], float] = {}
+        self.adding = {(rank, index) for rank, row in enumerate(program.rows) for index in adding_to_gradients(row)}
 
-    def step_s(self) -> float:
-        """From start to end."""
-        return Step(self.profile, self.program, self._action_s, self._summed).seconds()
+    def step(self) -> Step:
+        """The step, not yet run."""
+        return Step(self.profile, self.program, self._action_s, self._summed)
 
     def _summed(self, stage: int) -> tuple[float, float]:
         """Of the sum of a stage's gradients that is waited for: seconds, and bytes/s on each card of its hosts."""
@@ -116,7 +142,7 @@ class _Plain:
         weights += sum(self._older_bytes(stage, row) for stage, group in enumerate(self.program.ranks) if rank in group)
         mine = [stage for stage, group in enumerate(self.program.ranks) if rank in group]
         buffers = sum(layer.buffer_bytes for stage in mine for layer in self.layers[stage])
-        account = Account(self.profile, self.decision, self.program, rank, self._holding, self._samples)
+        account = Account(self.profile, self.decision, self.program, rank, self._holding, self._samples, self.places)
         return weights + state + buffers + account.batch_bytes() + account.most()
 
     def _older_bytes(self, stage: int, row: Sequence[Action]) -> int:
@@ -161,21 +187,30 @@ class _Plain:
             return overhead + update_s
         if action.op not in _SECONDS:
             return overhead
-        accumulates = self._accumulates(rank, action, index)
-        stage_layers, recompute = self.layers[action.stage], self.decision.stages[action.stage].recompute
-        size = self.decision.micro_batches[action.microbatch or 0]
-        exchanges = [self._exchange_s(layer, group, action.op, size) for layer in stage_layers]
-        if recompute and action.op in (Op.BACKWARD, Op.BACKWARD_INPUT):
-            exchanges += [self._exchange_s(layer, group, Op.FORWARD, size) for layer in stage_layers]
-        members = group if sum(exchanges) > 0 else (rank,)
-        return overhead + sum(exchanges) + max(self._compute_s(m, action, accumulates) for m in members)
+        accumulates = (rank, index) in self.adding
+        exchanged_s = self.exchanged_s(action)
+        members = group if exchanged_s > 0 else (rank,)
+        return overhead + exchanged_s + max(self._computed_s(m, action, accumulates) for m in members)
 
-    def _accumulates(self, rank: int, action: Action, index: int) -> bool:
-        """Whether gradients of an earlier micro-batch are there to add to."""
-        adds = (Op.BACKWARD, Op.BACKWARD_WEIGHT)
-        before = [a.op for a in self.program.rows[rank][:index] if a.stage == action.stage]
-        since = before[len(before) - before[::-1].index(Op.UPDATE) :] if Op.UPDATE in before else before
-        return action.op in adds and any(op in adds for op in since)
+    def exchanged_s(self, action: Action) -> float:
+        """The part of a computation in which the ranks of its stage exchange something."""
+        size = self.decision.micro_batches[action.microbatch or 0]
+        if self._has_layouts(action.stage):
+            return self._laid_out(action.stage, size).exchanged_s(_SECONDS[action.op])
+        key = (action.stage, action.op, size)
+        if key not in self.exchanges:
+            layers, group = self.layers[action.stage], self.program.ranks[action.stage]
+            found = sum(self._exchange_s(layer, group, action.op, size) for layer in layers)
+            again = self.decision.stages[action.stage].recompute and action.op in (Op.BACKWARD, Op.BACKWARD_INPUT)
+            found += sum(self._exchange_s(layer, group, Op.FORWARD, size) for layer in layers) if again else 0.0
+            self.exchanges[key] = found
+        return self.exchanges[key]
+
+    def _computed_s(self, rank: int, action: Action, accumulates: bool) -> float:
+        key = (rank, action.stage, action.op, self.decision.micro_batches[action.microbatch or 0], accumulates)
+        if key not in self.computing:
+            self.computing[key] = self._compute_s(rank, action, accumulates)
+        return self.computing[key]
 
     def _sharded(self, stage: int) -> bool:
         """Whether the stage's ranks divide the optimiser's state among them."""
@@ -259,7 +294,7 @@ class _Plain:
             once = self._laid_out(action.stage, max(self.decision.micro_batches))
             return once.reduction_s() if action.op is Op.REDUCE_GRAD else once.update_s()
         of_size = self._laid_out(action.stage, self.decision.micro_batches[action.microbatch])
-        return of_size.action_s(_SECONDS[action.op], self._accumulates(rank, action, index))
+        return of_size.action_s(_SECONDS[action.op], (rank, index) in self.adding)
 
     def _laid_out_bytes(self, stage: int, rank: int) -> int:
         """Of parameters of a stage whose layers have layouts of their own."""

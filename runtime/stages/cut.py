@@ -73,6 +73,7 @@ def cut_stage(
     sizes: Collection[str] = (),
     *,
     late: bool = False,
+    given: Mapping[str, str] | None = None,
 ) -> StageFunction:
     """The function of the stage that holds ``layers``.
 
@@ -83,12 +84,14 @@ def cut_stage(
         replace: asked for every node of the stage; None leaves all as they are.
         sizes: placeholders of the captured graph that are integers, beside ``NUM_SAMPLES``.
         late: compile the function when it is first called, rather than now.
+        given: by node, a further input of the stage; what ``replace`` puts in the node's place takes it before the
+            node's own arguments.
 
     Raises:
         UnsupportedModelError: the stage reads a node of another stage that is no value of the graph.
     """
     cut = _Cut(graph_module, frozenset(layers), layer_of_node, node_of_value, frozenset(sizes))
-    return cut.function(outputs, replace or _as_it_is, _compiled_late if late else _compiled)
+    return cut.function(outputs, replace or _as_it_is, _compiled_late if late else _compiled, given or {})
 
 
 class _Cut:
@@ -108,7 +111,13 @@ class _Cut:
         self._layer_of_node = layer_of_node
         self._sizes = sizes
 
-    def function(self, outputs: tuple[str, ...], replace: Rule, compiled: Callable[[fx.Graph], Run]) -> StageFunction:
+    def function(
+        self,
+        outputs: tuple[str, ...],
+        replace: Rule,
+        compiled: Callable[[fx.Graph], Run],
+        given: Mapping[str, str],
+    ) -> StageFunction:
         graph, copies = fx.Graph(), {}
         body, values, attributes, sizes = self._needed()
         number = graph.placeholder(NUM_SAMPLES)
@@ -116,6 +125,7 @@ class _Cut:
             copies.update(dict.fromkeys(nodes, number if name == NUM_SAMPLES else graph.placeholder(name)))
         for index, node in enumerate(values):
             copies[node] = graph.placeholder(f"value_{index}")
+        further = {node.name: graph.placeholder(f"given_{node.name}") for node in body if node.name in given}
         for index, nodes in enumerate(attributes.values()):
             copies.update(dict.fromkeys(nodes, graph.placeholder(f"state_{index}")))
         mutated, behind = set[str](), attributes_behind(self._module.graph)
@@ -128,14 +138,15 @@ class _Cut:
             if function is None:
                 copies[node] = graph.node_copy(node, copies.__getitem__)
             else:
-                arguments = fx.map_arg(node.args, copies.__getitem__), fx.map_arg(node.kwargs, copies.__getitem__)
-                copies[node] = graph.call_function(_named(function), *arguments)
+                args, kwargs = fx.map_arg(node.args, copies.__getitem__), fx.map_arg(node.kwargs, copies.__getitem__)
+                first = (further[node.name],) if node.name in further else ()
+                copies[node] = graph.call_function(_named(function), (*first, *args), kwargs)
         graph.output(tuple(copies[self._nodes[self._node_of_value[value]]] for value in outputs))
         for node in graph.nodes:
             node.meta.clear()  # what the capture noted there would keep the whole model alive
         return StageFunction(
             compiled(graph),
-            tuple(self._value_of_node[node.name] for node in values),
+            (*(self._value_of_node[node.name] for node in values), *(given[name] for name in further)),
             outputs,
             {name: self._attribute(name) for name in attributes},
             frozenset(mutated),

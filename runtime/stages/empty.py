@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, fx
 
 from cuda_ops.user_functions import is_user_function
+from runtime.decomposition.empties import connected
 from runtime.stages.cut import Rule
 
 _BACKWARD_FAILS = frozenset({torch.ops.aten.pixel_shuffle.default, torch.ops.aten.pixel_unshuffle.default})
@@ -26,6 +27,8 @@ def without_rows(rule: Rule) -> Rule:
 
     def found(node: fx.Node) -> Callable[..., Any] | None:
         function = rule(node)
+        if node.op == "call_function" and _is_reduction(node):
+            return partial(_nothing, function or node.target)
         if function is not None or node.op != "call_function":
             return function
         if is_user_function(node):
@@ -69,6 +72,24 @@ def _several(target: Callable[..., Any], results: list[Result], *args: Any) -> l
 
 def _without_rows(value: Tensor) -> Result:
     return tuple(extent if isinstance(extent, int) else 0 for extent in value.shape), value.dtype
+
+
+def _nothing(function: Callable[..., Tensor], *args: Any, **kwargs: Any) -> Tensor:
+    """0 in place of a mean of nothing, which is not a number and stays so however little it counts."""
+    result = function(*args, **kwargs)
+    return connected(torch.zeros_like(result), result)
+
+
+def _is_reduction(node: fx.Node) -> bool:
+    """Whether it makes one tensor of samples."""
+    value = node.meta.get("val")
+    if not isinstance(value, Tensor) or not value.is_floating_point() or _varies(value):
+        return False
+    return any(_varies(argument.meta.get("val")) for argument in node.all_input_nodes)
+
+
+def _varies(value: Any) -> bool:
+    return isinstance(value, Tensor) and any(not isinstance(extent, int) for extent in value.shape)
 
 
 def _shape_without_rows(node: fx.Node) -> tuple[int, ...] | None:

@@ -12,7 +12,7 @@ from planner.check import check
 from planner.costs.predict import predict
 from planner.ir.errors import InfeasibleError
 from planner.ir.plan import Decision, Placement, Plan, RankPrediction, Stage
-from planner.ir.problem import Problem
+from planner.ir.problem import ALWAYS, NEVER, Problem, Request
 from planner.ir.profile import Optimizer, Profile
 from planner.solvers import solver
 from tests.planner.factories import chain_decision, chain_profile, plan_of
@@ -132,11 +132,13 @@ def test_parameters_of_two_stages_are_summed_over_both(ranks: tuple[tuple[int, .
     layers = tuple(replace(x, parameters=("l0.weight",)) if x.name == "l5" else x for x in adam.graph.layers)
     tied = replace(adam, graph=replace(adam.graph, layers=layers))
     decision = chain_decision(tied, cuts=(2, 4), micro_batches=(4, 4), ranks=ranks, schedule="gpipe")
-    decision = replace(decision, stages=tuple(replace(stage, sharded=sharded) for stage in decision.stages))
+    divided = tuple(replace(stage, sharded=sharded and len(stage.ranks) > 1) for stage in decision.stages)
+    decision = replace(decision, stages=divided)
     alone, together = (predict(each, decision)[0] for each in (adam, tied))
     assert together.step_s > alone.step_s
     plan = plan_of(tied, decision)
-    plan = replace(plan, prediction=together, search=replace(plan.search, bound_s=0.0, gap=0.0))
+    asked = replace(plan.inputs, request=Request(shard=ALWAYS if sharded else NEVER))
+    plan = replace(plan, inputs=asked, prediction=together, search=replace(plan.search, bound_s=0.0, gap=0.0))
     assert check(plan, tied) == ()
 
 

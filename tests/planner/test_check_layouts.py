@@ -109,9 +109,10 @@ def test_a_layer_that_cannot_be_cut_so_comes_with_its_operator_and_three_remedie
 def test_good_ways_and_margins_are_reckoned_with() -> None:
     decision = plan().decision
     layers = {**decision.layers, "conv3": replace(decision.layers["conv3"], margin=1)}
-    wide = replace(plan(), decision=replace(decision, layers=layers))
+    asked = replace(plan().inputs, request=replace(plan().inputs.request, halo_depth=1))
+    wide = replace(plan(), inputs=asked, decision=replace(decision, layers=layers))
     faults = check(wide, profile())
-    assert all(fault.startswith(("the predicted step", "rank")) for fault in faults)
+    assert all(fault.startswith(("prediction.", "search.binding")) for fault in faults), faults
     assert faults
 
 

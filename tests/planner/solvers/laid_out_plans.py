@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from planner.costs.predict import forecast
 from planner.ir.plan import Plan, Search
-from planner.ir.problem import Problem
+from planner.ir.problem import AUTO, Problem
 from planner.ir.profile import Optimizer, Profile
 from planner.solvers.candidates.assemble import Candidate, decision_of, plan_of
 from planner.solvers.candidates.evaluate import Evaluator
@@ -104,8 +104,11 @@ def random_candidate(draw: random.Random, evaluator: Evaluator) -> Candidate:
 
 
 def plan_of_candidate(evaluator: Evaluator, candidate: Candidate) -> Plan:
-    """The candidate as a plan file."""
-    problem: Problem = evaluator.problem
+    """The candidate as a plan file, which asks for what the candidate is."""
+    margins = [option.margin for option in candidate.options if option is not None]
+    problem: Problem = replace(
+        evaluator.problem, schedules=(candidate.schedule,), recompute=AUTO, halo_depth=max((0, *margins))
+    )
     decision = decision_of(problem, candidate)
     seen = forecast(evaluator.book, decision, problem.memory_margin)
     return plan_of(problem, decision, seen.prediction, Search("by chance", "test", "heuristic", 0.0, 0.0, 1, 1))

@@ -1,0 +1,163 @@
+"""What of a plan is checked, field by field: the table that the checker is held to.
+
+Each row says how a field is verified without a profile and with one.  ``WHOLLY`` in front means that a change of the
+field, whatever it is, is found; ``PARTLY`` that some are; ``HISTORY`` that the field tells how the search went or what
+a run measured.  That is no statement about the plan: nobody can reckon it again, and nothing is decided by it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields, is_dataclass
+from types import UnionType
+from typing import Union, get_args, get_origin, get_type_hints
+
+from planner.ir.plan import Plan
+
+WHOLLY, PARTLY, NOT, HISTORY = "wholly", "partly", "not", "history"
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """How a field is verified: how far, and by what, without a profile and with it."""
+
+    alone: str
+    alone_by: str
+    against: str
+    against_by: str
+
+
+_FORM = Row(PARTLY, "the form of a fingerprint", WHOLLY, "the fingerprint of what the profile holds")
+_SOURCE = Row(NOT, "", WHOLLY, "equal to the profile's")
+_ASKED = Row(PARTLY, "a known word, kept by the decision", PARTLY, "a known word, kept by the decision")
+_ASKED_MOST = Row(PARTLY, "the decision keeps it", PARTLY, "the decision keeps it")
+_CORRECTION = Row(PARTLY, "form", PARTLY, "costs are multiplied by it: step and times of what the plan uses")
+_PLACED = Row(PARTLY, "parts for ranks, dims, shares, what was allowed", WHOLLY, "and what the layer can; step, memory")
+_TIME = Row(WHOLLY, "the four times of a rank add up to the step", WHOLLY, "reckoned again")
+_COUNT = Row(HISTORY, "not below 0", HISTORY, "not below 0")
+_WORDS = Row(HISTORY, "", HISTORY, "")
+_RUN = Row(HISTORY, "form: entries for stages and ranks, not below 0", HISTORY, "the same")
+
+ROWS: Mapping[str, Row] = {
+    "inputs.model.factory": _SOURCE,
+    "inputs.model.arguments": _SOURCE,
+    "inputs.model.input_shape": _SOURCE,
+    "inputs.model.dtype": _SOURCE,
+    "inputs.model.autocast": _SOURCE,
+    "inputs.model.elementwise": _SOURCE,
+    "inputs.optimizer.name": _SOURCE,
+    "inputs.optimizer.arguments": _SOURCE,
+    "inputs.optimizer.state_bytes_per_parameter_byte": _SOURCE,
+    "inputs.model_fingerprint": _FORM,
+    "inputs.profile_fingerprint": _FORM,
+    "inputs.cluster_fingerprint": _FORM,
+    "inputs.request.objective": _ASKED,
+    "inputs.request.schedules": _ASKED,
+    "inputs.request.micro_batch_sizes": _ASKED_MOST,
+    "inputs.request.max_stages": _ASKED_MOST,
+    "inputs.request.num_ranks": _ASKED_MOST,
+    "inputs.request.memory_margin": Row(PARTLY, "a share", WHOLLY, "the limit of each rank is made of it"),
+    "inputs.request.memory_bytes": Row(PARTLY, "no limit is above it", WHOLLY, "the limit of each rank is made of it"),
+    "inputs.request.gap": Row(PARTLY, "not below 0; a plan within gap keeps it", PARTLY, "the same"),
+    "inputs.request.allow": _ASKED,
+    "inputs.request.recompute": _ASKED,
+    "inputs.request.shard": _ASKED,
+    "inputs.request.halo_depth": _ASKED_MOST,
+    "inputs.request.fix[].pattern": _ASKED_MOST,
+    "inputs.request.fix[].what": _ASKED_MOST,
+    "inputs.request.fix[].value": Row(PARTLY, "kept, but for kinds of devices", PARTLY, "kept"),
+    "inputs.request.forbid[].pattern": _ASKED_MOST,
+    "inputs.request.forbid[].what": _ASKED_MOST,
+    "inputs.request.forbid[].value": Row(PARTLY, "kept, but for kinds of devices", PARTLY, "kept"),
+    "inputs.corrections[].of.what": _CORRECTION,
+    "inputs.corrections[].of.where": _CORRECTION,
+    "inputs.corrections[].of.shared": _CORRECTION,
+    "inputs.corrections[].factor": _CORRECTION,
+    "inputs.corrections[].num_plans": Row(HISTORY, "at least 1", HISTORY, "at least 1"),
+    "decision.schedule": Row(WHOLLY, "the program is made again from it; allowed", WHOLLY, "the same"),
+    "decision.micro_batches": Row(WHOLLY, "sum and rate, program, sizes asked for", WHOLLY, "and step"),
+    "decision.stages[].ranks": Row(WHOLLY, "program, times, one stage or position a rank", WHOLLY, "the same"),
+    "decision.stages[].devices": Row(PARTLY, "one device a rank, one rank a device", WHOLLY, "as in the cluster"),
+    "decision.stages[].recompute": Row(PARTLY, "as asked for", WHOLLY, "step and memory"),
+    "decision.stages[].sharded": Row(PARTLY, "as asked for, where it can be", WHOLLY, "step and memory"),
+    "decision.layers.*.stage": Row(PARTLY, "a stage that there is, none without layers", WHOLLY, "and step, memory"),
+    "decision.layers.*.cuts": _PLACED,
+    "decision.layers.*.ways": Row(PARTLY, "divides the parts of some dim", WHOLLY, "and what the layer can; step"),
+    "decision.layers.*.margin": Row(PARTLY, "0 to what was asked for", WHOLLY, "and the smallest part; step"),
+    "decision.program": Row(WHOLLY, "legal, ends, and is what the schedule gives", WHOLLY, "with the model's edges"),
+    "prediction.step_s": Row(WHOLLY, "the times of each rank add up to it; rate, gap", WHOLLY, "reckoned again"),
+    "prediction.samples_per_s": Row(WHOLLY, "global batch over step", WHOLLY, "the same"),
+    "prediction.bubble_fraction": Row(WHOLLY, "bubble and idle of the ranks over the step", WHOLLY, "reckoned again"),
+    "prediction.ranks[].rank": Row(WHOLLY, "numbers from 0", WHOLLY, "the same"),
+    "prediction.ranks[].compute_s": _TIME,
+    "prediction.ranks[].communication_s": _TIME,
+    "prediction.ranks[].idle_s": _TIME,
+    "prediction.ranks[].bubble_s": _TIME,
+    "prediction.ranks[].peak_bytes": Row(PARTLY, "within the limit", WHOLLY, "reckoned again, to a few bytes"),
+    "prediction.ranks[].memory_limit_bytes": Row(
+        PARTLY, "at most what was asked for", WHOLLY, "the device's memory less the margin, or what was asked for"
+    ),
+    "prediction.evidence": Row(PARTLY, "a known word", WHOLLY, "of the prices that the plan uses"),
+    "prediction.p10_s": Row(PARTLY, "not above p90", WHOLLY, "drawn again, to six digits"),
+    "prediction.p90_s": Row(PARTLY, "not below p10", WHOLLY, "drawn again, to six digits"),
+    "search.method": _WORDS,
+    "search.solver": _WORDS,
+    "search.status": Row(PARTLY, "a known word that bound and gap allow", PARTLY, "the same"),
+    "search.bound_s": Row(WHOLLY, "at most the step, the largest by name, gap", WHOLLY, "the same"),
+    "search.gap": Row(WHOLLY, "step over bound - 1", WHOLLY, "the same"),
+    "search.num_simulated": _COUNT,
+    "search.num_candidates": _COUNT,
+    "search.bounds_s": Row(PARTLY, "none above the bound, the largest is it", PARTLY, "the same"),
+    "search.binding": Row(PARTLY, "shares of computing, bubble and memory", WHOLLY, "and of sums and messages"),
+    "search.rejected[].what": _WORDS,
+    "search.rejected[].why": _WORDS,
+    "alternatives[].name": Row(NOT, "", PARTLY, "of schedules: there is one"),
+    "alternatives[].step_s": Row(
+        PARTLY, "not below the bound; the slowdown in its words", PARTLY, "of schedules: reckoned again"
+    ),
+    "alternatives[].peak_bytes": Row(
+        PARTLY, "within the limits, or the size in its words", PARTLY, "of schedules: reckoned again"
+    ),
+    "alternatives[].why_not": Row(PARTLY, "the numbers in it", PARTLY, "the numbers in it"),
+    "measured.step_s": Row(WHOLLY, "predicted step and error", WHOLLY, "the same"),
+    "measured.spread": _RUN,
+    "measured.num_steps": _RUN,
+    "measured.stage_forward_s": _RUN,
+    "measured.stage_backward_s": _RUN,
+    "measured.peak_bytes": _RUN,
+    "measured.error": Row(WHOLLY, "measured over predicted - 1", WHOLLY, "the same"),
+    "measured.stage_update_s": _RUN,
+    "measured.stage_reduction_s": _RUN,
+    "measured.ranks[].rank": Row(WHOLLY, "numbers from 0", WHOLLY, "the same"),
+    "measured.ranks[].compute_s": _RUN,
+    "measured.ranks[].communication_s": _RUN,
+    "measured.ranks[].bubble_s": _RUN,
+    "measured.ranks[].idle_s": _RUN,
+}
+
+
+def fields_of(kind: object = Plan, path: str = "") -> Iterator[str]:
+    """Every field of a plan file, as the rows name it: ``[]`` for the entries of a list, ``*`` for names."""
+    origin, arguments = get_origin(kind), [one for one in get_args(kind) if one is not type(None)]
+    if isinstance(kind, type) and is_dataclass(kind):
+        hints = get_type_hints(kind)
+        for one in fields(kind):
+            yield from fields_of(hints[one.name], f"{path}.{one.name}" if path else one.name)
+    elif origin in (Union, UnionType) and len(arguments) == 1:
+        yield from fields_of(arguments[0], path)
+    elif origin is tuple and is_dataclass(arguments[0]):
+        yield from fields_of(arguments[0], f"{path}[]")
+    elif origin is not None and origin is not tuple and len(arguments) == 2 and is_dataclass(arguments[1]):
+        yield from fields_of(arguments[1], f"{path}.*")
+    else:
+        yield path
+
+
+def not_checked(has_profile: bool) -> tuple[str, ...]:
+    """The fields of which some change would not be noticed, history apart."""
+    found = []
+    for path, row in ROWS.items():
+        how_far, by = (row.against, row.against_by) if has_profile else (row.alone, row.alone_by)
+        if how_far in (PARTLY, NOT):
+            found.append(f"{path} (only: {by})" if by else path)
+    return tuple(found)

@@ -1,0 +1,37 @@
+"""What only the simulator can say again: the range of the step, and how well its prices are known.
+
+Deciles are of numbers drawn at random.  Others that are drawn have other deciles, so these are drawn as they were, by
+``planner.costs.montecarlo`` itself.  This is the one module of the checker that reads the costs of the planner.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from planner.costs.montecarlo import DRAWS
+from planner.costs.predict import forecast
+from planner.costs.stage import PriceBook
+from planner.ir.plan import Plan
+from planner.ir.profile import Profile
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """As in :class:`planner.ir.plan.Prediction`."""
+
+    evidence: str
+    p10_s: float
+    p90_s: float
+
+
+def drawn(plan: Plan, profile: Profile) -> Drawn:
+    """Of the plan's decision; no range where the plan states none.
+
+    Raises:
+        HalopipeError: the profile lacks a measurement, or the program is not legal.
+    """
+    request, said = plan.inputs.request, plan.prediction
+    num_draws = DRAWS if said.p10_s or said.p90_s else 0
+    book = PriceBook(profile)
+    found = forecast(book, plan.decision, request.memory_margin, request.memory_bytes, num_draws).prediction
+    return Drawn(found.evidence, found.p10_s, found.p90_s)

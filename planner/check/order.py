@@ -1,0 +1,219 @@
+"""Whether the program of a plan is one that its schedule gives, with a profile or without.
+
+Without a profile nobody says what stages hand to each other.  The sends and receives do: an edge is where there are
+any, and who exchanges with whom follows from the samples that two stages share.  Where a stage's layers have layouts of
+their own each of its senders may meet each receiver, so that only their being there is checked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import zip_longest
+
+from planner import schedules
+from planner.check.layouts import has_layouts
+from planner.check.structure import is_in_parts
+from planner.ir.errors import HalopipeError
+from planner.ir.plan import Decision
+from planner.ir.program import Message, Part, Program, Route
+from planner.ir.schedule import COMPUTE, MESSAGE, Action, Edge, Op, Pipeline, StageGraph
+from planner.passes import lower, validate
+
+_AHEAD = (Op.SEND_FORWARD, Op.RECV_FORWARD)
+_HALVES = (Op.BACKWARD_INPUT, Op.BACKWARD_WEIGHT)
+_BACKWARD = (Op.BACKWARD, *_HALVES)
+
+Rows = tuple[tuple[Action, ...], ...]
+Ends = dict[tuple[int, int, int, bool], tuple[set[int], set[int]]]
+"""Ranks that send and that receive, by (source, destination, samples of the micro-batch, forward)."""
+
+
+def rows_of(decision: Decision) -> tuple[Rows, tuple[str, ...]]:
+    """The actions, and what is none or has no place in these stages."""
+    rows: list[tuple[Action, ...]] = []
+    faults = []
+    for rank, row in enumerate(decision.program):
+        found = []
+        for index, text in enumerate(row):
+            try:
+                action = Action.parse(text)
+            except ValueError as error:
+                faults.append(f"decision.program[{rank}][{index}]: the program is not legal: {error}")
+                continue
+            stages = (action.stage,) if action.peer is None else (action.stage, action.peer)
+            if not all(0 <= stage < len(decision.stages) for stage in stages):
+                count = f"the plan has {len(decision.stages)} stages"
+                faults.append(f"decision.program[{rank}][{index}]: {text} names stage {max(stages)}, {count}")
+            elif action.microbatch is not None and action.microbatch >= len(decision.micro_batches):
+                count = f"the plan has {len(decision.micro_batches)} micro-batches"
+                faults.append(
+                    f"decision.program[{rank}][{index}]: {text} is of micro-batch {action.microbatch}, {count}"
+                )
+            else:
+                found.append(action)
+        rows.append(tuple(found))
+    return tuple(rows), tuple(faults)
+
+
+def program_faults(decision: Decision, program: Program) -> Iterator[str]:
+    """What is illegal about the program, or not as its schedule orders it."""
+    try:
+        validate(program, staleness=_staleness(decision, program))
+    except (ValueError, HalopipeError) as error:
+        yield f"decision.program: the program is not legal: {error}"
+        return
+    yield from _schedule_faults(decision, program)
+
+
+def stated_program(decision: Decision, rows: Rows) -> Program:
+    """The program with the messages that its own sends and receives tell of."""
+    ranks = tuple(stage.ranks for stage in decision.stages)
+    ends: Ends = {}
+    routes: dict[tuple[int, int], bool] = {}
+    for rank, row in enumerate(rows):
+        for action in row:
+            if action.op not in MESSAGE or action.peer is None or action.microbatch is None:
+                continue
+            forward = action.op in _AHEAD
+            downstream = action.op in (Op.SEND_FORWARD, Op.RECV_BACKWARD)
+            src, dst = (action.stage, action.peer) if downstream else (action.peer, action.stage)
+            routes[src, dst] = routes.get((src, dst), False) or not forward
+            key = (src, dst, decision.micro_batches[action.microbatch], forward)
+            at_source, at_destination = ends.setdefault(key, (set(), set()))
+            (at_source if downstream else at_destination).add(rank)
+    edges = tuple(Edge(src, dst, (), gradient) for (src, dst), gradient in sorted(routes.items()))
+    prepares = tuple(sorted({action.stage for row in rows for action in row if action.op is Op.PREPARE}))
+    by_size = {
+        (edge.src, edge.dst, samples): _messages(decision, edge, samples, ends)
+        for edge in edges
+        for samples in set(decision.micro_batches)
+    }
+    messages: dict[Route, tuple[Message, ...]] = {
+        (edge.src, edge.dst, number): by_size[edge.src, edge.dst, samples]
+        for edge in edges
+        for number, samples in enumerate(decision.micro_batches)
+    }
+    stages = StageGraph(len(decision.stages), len(decision.micro_batches), edges, prepares)
+    return Program(rows, stages, ranks, messages)
+
+
+def _messages(decision: Decision, edge: Edge, samples: int, ends: Ends) -> tuple[Message, ...]:
+    part = (Part("", (), 1),)
+    ways = [_pairs(decision, edge, samples, ends.get((edge.src, edge.dst, samples, way))) for way in (True, False)]
+    pairs = sorted(ways[0] | ways[1])
+    return tuple(Message(*pair, part * (pair in ways[0]), part * (pair in ways[1])) for pair in pairs)
+
+
+def _pairs(
+    decision: Decision, edge: Edge, samples: int, ends: tuple[set[int], set[int]] | None
+) -> set[tuple[int, int]]:
+    """Who exchanges with whom, of the ranks that exchange at all in some micro-batch of this size."""
+    sources, destinations = ends if ends is not None else (set(), set())
+    pairs = {(a, b) for a in sources for b in destinations if a != b}
+    plain = not any(has_layouts(decision, stage) or is_in_parts(decision, stage) for stage in (edge.src, edge.dst))
+    if plain:
+        first, second = _spans(decision, edge.src, samples), _spans(decision, edge.dst, samples)
+        near = {(a, b) for a, b in pairs if max(first[a][0], second[b][0]) < min(first[a][1], second[b][1])}
+        covered = {a for a, _ in near} == sources and {b for _, b in near} == destinations
+        if covered or decision.micro_batches.count(samples) == 1:
+            return near
+    return pairs
+
+
+def _spans(decision: Decision, stage: int, samples: int) -> dict[int, tuple[int, int]]:
+    """The samples of each rank of a stage: from, to."""
+    ranks, at = decision.stages[stage].ranks, 0
+    if len(ranks) == 1:
+        return {ranks[0]: (0, samples)}
+    found = {}
+    for rank, count in zip(ranks, decision.layout_of(stage).samples(samples), strict=True):
+        found[rank] = (at, at + count)
+        at += count
+    return found
+
+
+def _staleness(decision: Decision, program: Program) -> tuple[int, ...]:
+    try:
+        return schedules.staleness(decision.schedule, _pipeline(decision, program, ()))
+    except HalopipeError:
+        return ()
+
+
+def _pipeline(decision: Decision, program: Program, windows: tuple[int, ...]) -> Pipeline:
+    groups = list(dict.fromkeys(stage.ranks for stage in decision.stages))
+    positions = tuple(groups.index(stage.ranks) for stage in decision.stages)
+    apart = positions == tuple(range(len(decision.stages)))
+    return Pipeline(program.stages, () if apart else positions, windows)
+
+
+def schedule_order(decision: Decision, program: Program, name: str) -> tuple[Decision, Program]:
+    """The decision with another schedule, and its program: the same windows, where those say anything.
+
+    Raises:
+        HalopipeError: that schedule cannot order these stages.
+        ValueError: likewise.
+    """
+    windows = _kept(program, False) if schedules.traits(decision.schedule).windowed else ()
+    is_ahead = not program.stages.prepares or _first_difference(decision, program, windows, True) is None
+    order = schedules.schedule(name)(_pipeline(decision, program, windows))
+    ordered = lower(order, program.stages, program.ranks, program.messages, len(program.rows), ahead=is_ahead)
+    return replace(decision, schedule=name), ordered
+
+
+def _schedule_faults(decision: Decision, program: Program) -> Iterator[str]:
+    """Where the program first differs from what the schedule gives."""
+    name = decision.schedule
+    if name not in schedules.names():
+        yield f"decision.schedule: no schedule {name!r}; known: {', '.join(schedules.names())}"
+        return
+    traits = schedules.traits(name)
+    if traits.trains != program.trains:
+        words = ("forward passes alone", "training")
+        yield f"decision.schedule: {name} is for {words[traits.trains]}, the program is {words[program.trains]}"
+        return
+    split = any(action.op in _HALVES for row in program.rows for action in row)
+    if program.trains and traits.splits_backward != split:
+        halves = ("whole (B)", "split (I, W)")
+        yield f"decision.schedule: backwards of {name} are {halves[traits.splits_backward]}, here {halves[split]}"
+        return
+    windows = [()] if not traits.windowed else [(), _kept(program, False), _kept(program, True)]
+    differing: list[str] = []
+    for each in dict.fromkeys(windows):
+        for ahead in (True, False) if program.stages.prepares else (True,):
+            found = _first_difference(decision, program, each, ahead)
+            if found is None:
+                return
+            differing.append(found)
+    if not traits.timed:  # those are ordered by costs, which nobody wrote down
+        yield differing[-1]
+
+
+def _first_difference(decision: Decision, program: Program, windows: tuple[int, ...], ahead: bool) -> str | None:
+    name = decision.schedule
+    try:
+        order = schedules.schedule(name)(_pipeline(decision, program, windows))
+        expected = lower(order, program.stages, program.ranks, program.messages, len(program.rows), ahead=ahead)
+    except (ValueError, HalopipeError) as error:
+        return f"decision.schedule: {name} cannot order these stages: {error}"
+    for rank, (given, row) in enumerate(zip(program.rows, expected.rows, strict=True)):
+        for index, (here, there) in enumerate(zip_longest(given, row)):
+            if str(here) != str(there):
+                said = "nothing" if here is None else str(here)
+                path = f"decision.program[{rank}][{index}]"
+                return f"{path}: the program has {said} where schedule {name} has {there or 'nothing'}"
+    return None
+
+
+def _kept(program: Program, most: bool) -> tuple[int, ...]:
+    """By stage, how many forwards come before the first backward; or the most micro-batches in flight."""
+    first, highest = [0] * len(program.ranks), [0] * len(program.ranks)
+    for stage, ranks in enumerate(program.ranks):
+        row = [action for action in program.rows[ranks[0]] if action.stage == stage and action.op in COMPUTE]
+        ends = [index for index, action in enumerate(row) if action.op in _BACKWARD]
+        first[stage] = sum(action.op is Op.FORWARD for action in row[: ends[0] if ends else len(row)])
+        held = 0
+        for action in row:
+            held += (action.op is Op.FORWARD) - (action.op in (Op.BACKWARD, Op.BACKWARD_WEIGHT))
+            highest[stage] = max(highest[stage], held)
+    return tuple(highest if most else first)

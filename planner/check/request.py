@@ -1,0 +1,174 @@
+"""Whether a decision does what was asked for: every ``inputs.request.*`` that it could break."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from planner import schedules
+from planner.check.layouts import REPLICA, has_layouts
+from planner.ir.cluster import Cluster
+from planner.ir.constraints import FAMILIES, KIND, WHATS, Ways, broken
+from planner.ir.errors import HalopipeError
+from planner.ir.plan import Plan
+from planner.ir.problem import ALWAYS, AUTO, LATENCY, NEVER, OBJECTIVES, RECOMPUTE, SHARD, Request, Rule
+from planner.ir.profile import Profile
+from planner.ir.schedule import FORWARD_PASS, Action
+
+_PATH = "inputs.request"
+
+
+def request_faults(plan: Plan, profile: Profile | None, rows: tuple[tuple[Action, ...], ...]) -> Iterator[str]:
+    """What was asked for and is not so.
+
+    Args:
+        rows: the program.
+    """
+    request = plan.inputs.request
+    yield from _form_faults(request)
+    yield from _schedule_faults(plan, any(action.op not in FORWARD_PASS for row in rows for action in row))
+    yield from _size_faults(plan)
+    yield from _division_faults(plan)
+    yield from _stage_faults(plan)
+    if profile is not None:
+        yield from _limit_faults(plan, profile)
+    elif request.memory_bytes:
+        for number, rank in enumerate(plan.prediction.ranks):
+            if rank.memory_limit_bytes > request.memory_bytes:
+                asked = f"asked for at most {request.memory_bytes}"
+                path = f"prediction.ranks[{number}].memory_limit_bytes"
+                yield f"{path}: rank {number} has a limit of {rank.memory_limit_bytes} bytes, {asked}"
+    yield from _rule_faults(plan, profile)
+
+
+def _form_faults(request: Request) -> Iterator[str]:
+    for name, value, known in (
+        ("objective", request.objective, OBJECTIVES),
+        ("recompute", request.recompute, RECOMPUTE),
+        ("shard", request.shard, SHARD),
+    ):
+        if value not in known:
+            yield f"{_PATH}.{name}: {value!r} is none of {', '.join(known)}"
+    for family in request.allow:
+        if family not in FAMILIES:
+            yield f"{_PATH}.allow: {family!r} is none of {', '.join(FAMILIES)}"
+    for name in request.schedules:
+        if name not in schedules.names():
+            yield f"{_PATH}.schedules: no schedule {name!r}; known: {', '.join(schedules.names())}"
+    if not 0 <= request.memory_margin < 1:
+        yield f"{_PATH}.memory_margin: {request.memory_margin} is not a share of 0 to 1"
+    for name in ("max_stages", "num_ranks", "memory_bytes", "gap", "halo_depth"):
+        if getattr(request, name) < 0:
+            yield f"{_PATH}.{name}: {getattr(request, name)} is below 0"
+    if any(size < 1 for size in request.micro_batch_sizes):
+        yield f"{_PATH}.micro_batch_sizes: {list(request.micro_batch_sizes)} are not all positive"
+
+
+def _schedule_faults(plan: Plan, trains: bool) -> Iterator[str]:
+    request, name = plan.inputs.request, plan.decision.schedule
+    by_name = name in request.schedules and _is_forward(name) and not trains
+    if (request.objective == LATENCY) == trains and not by_name:
+        words = ("forward passes alone", "training")
+        yield f"{_PATH}.objective: asked for {request.objective}, the program is {words[trains]}"
+        return
+    allowed = request.schedules or (schedules.default_names() if trains else (name,))
+    if name not in allowed:
+        whose = "asked for" if request.schedules else "nobody named one; searched then:"
+        yield f"decision.schedule: {name}, {whose} {', '.join(allowed)}"
+
+
+def _is_forward(name: str) -> bool:
+    return name in schedules.names() and not schedules.traits(name).trains
+
+
+def _size_faults(plan: Plan) -> Iterator[str]:
+    sizes, micro_batches = plan.inputs.request.micro_batch_sizes, plan.decision.micro_batches
+    most = max(micro_batches)
+    if set(micro_batches[:-1]) - {most} or micro_batches[-1] > most:
+        yield f"decision.micro_batches: {list(micro_batches)}: only the last may be smaller than the others"
+    known = {min(size, sum(micro_batches)) for size in sizes}
+    if known and micro_batches[0] not in known:
+        asked = ", ".join(map(str, sizes))
+        yield f"decision.micro_batches: micro-batches of {micro_batches[0]}, asked for {asked}"
+
+
+def _division_faults(plan: Plan) -> Iterator[str]:
+    """How layers are divided: dims, and rows beyond the part."""
+    request, decision = plan.inputs.request, plan.decision
+    for name, placed in decision.layers.items():
+        path = f"decision.layers.{name}"
+        if placed.margin > request.halo_depth:
+            yield f"{path}.margin: {placed.margin} rows beyond the part, asked for at most {request.halo_depth}"
+        ways = Ways.of(placed.cuts)
+        for family in FAMILIES:
+            if ways.along(family) > 1 and family not in request.allow:
+                allowed = ", ".join(request.allow) or "nothing"
+                yield f"{path}.cuts: {name} is cut in {ways.along(family)} parts along {family}, allowed: {allowed}"
+        for dim, points in placed.cuts.items():
+            known = dim == "sites" or dim.startswith(REPLICA) or any(dim in dims for dims in FAMILIES.values())
+            if len(points) > 2 and not known:
+                yield f"{path}.cuts: {name} is cut in {len(points) - 1} parts along {dim!r}, which no family has"
+
+
+def _stage_faults(plan: Plan) -> Iterator[str]:
+    request, decision = plan.inputs.request, plan.decision
+    if 0 < request.max_stages < len(decision.stages):
+        yield f"decision.stages: {len(decision.stages)} stages, asked for at most {request.max_stages}"
+    trains = request.objective != LATENCY and not _is_forward(decision.schedule)
+    for number, stage in enumerate(decision.stages):
+        path = f"decision.stages[{number}]"
+        beyond = [rank for rank in stage.ranks if 0 < request.num_ranks <= rank]
+        if beyond:
+            yield f"{path}.ranks: rank {beyond[0]} is used, asked for the first {request.num_ranks}"
+        wanted = {NEVER: False, ALWAYS: True}.get(request.recompute, stage.recompute)
+        if stage.recompute != wanted and (trains or stage.recompute):
+            does = "computes its activations again" if stage.recompute else "keeps its activations"
+            yield f"{path}.recompute: stage {number} {does}, asked for recompute {request.recompute}"
+        could = len(stage.ranks) > 1 and bool(decision.layers_of(number)) and not has_layouts(decision, number)
+        if stage.sharded and not could:
+            why = "its layers have layouts of their own" if len(stage.ranks) > 1 else "it has 1 rank"
+            yield f"{path}.sharded: stage {number} divides the optimiser's state, and {why}"
+        elif could and stage.sharded != {NEVER: False, ALWAYS: True}.get(request.shard, stage.sharded):
+            does = "divides" if stage.sharded else "does not divide"
+            yield f"{path}.sharded: stage {number} {does} the optimiser's state, asked for shard {request.shard}"
+    if request.shard == AUTO:
+        divided = {
+            stage.sharded
+            for number, stage in enumerate(decision.stages)
+            if len(stage.ranks) > 1 and decision.layers_of(number) and not has_layouts(decision, number)
+        }
+        if len(divided) > 1:
+            yield "decision.stages: some of the stages on several ranks divide the optimiser's state, some do not"
+
+
+def _limit_faults(plan: Plan, profile: Profile) -> Iterator[str]:
+    """What each rank may hold: what the device has, less the margin, at most what was asked for."""
+    request, devices = plan.inputs.request, profile.cluster.devices
+    for number, rank in enumerate(plan.prediction.ranks[: len(devices)]):
+        usable = int(devices[number].memory_bytes * (1 - request.memory_margin))
+        limit = min(usable, request.memory_bytes) if request.memory_bytes else usable
+        if rank.memory_limit_bytes != limit:
+            path = f"prediction.ranks[{number}].memory_limit_bytes"
+            asked = f" less {request.memory_margin:.3%}" + (f" and {request.memory_bytes}" * bool(request.memory_bytes))
+            device = f"its device has {devices[number].memory_bytes}{asked}: {limit}"
+            yield f"{path}: rank {number} has a limit of {rank.memory_limit_bytes} bytes, {device}"
+
+
+def _rule_faults(plan: Plan, profile: Profile | None) -> Iterator[str]:
+    """``--fix`` and ``--forbid``; without a profile nobody knows the kinds of devices."""
+    request = plan.inputs.request
+    for name, rules in (("fix", request.fix), ("forbid", request.forbid)):
+        for number, rule in enumerate(rules):
+            path = f"{_PATH}.{name}[{number}]"
+            if rule.what not in WHATS:
+                yield f"{path}.what: {rule.what!r} is none of {', '.join(WHATS)}"
+            elif rule.what != KIND or profile is not None:
+                yield from (f"{path}: {line}" for line in _broken(plan, rule, name, profile))
+
+
+def _broken(plan: Plan, rule: Rule, name: str, profile: Profile | None) -> tuple[str, ...]:
+    cluster = profile.cluster if profile is not None else Cluster((), {})
+    fix, forbid = ((rule,), ()) if name == "fix" else ((), (rule,))
+    try:
+        return broken(fix, forbid, plan.decision, cluster)
+    except (ValueError, HalopipeError) as error:
+        return (f"{error}",)
