@@ -154,7 +154,7 @@ class Twice(Base):
 
 
 class Attending(Base):
-    """One head of keys and values for two of queries, by name and out of order, with masks of several shapes; keys of fewer dims."""
+    """One head of keys and values for two of queries, with masks of several shapes; keys of fewer dims."""
 
     def __init__(self) -> None:
         super().__init__()
