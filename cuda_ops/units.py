@@ -1,4 +1,4 @@
-"""Operators whose shapes follow from data, as one: indices of the tokens that an expert takes, and what is made of them.
+"""Operators whose shapes follow from data, as one: which tokens an expert takes, and what is made of them.
 
     captured:  i = nonzero(x > 0); y = x[i]; z = f(y, w); r = index_add(zeros, 0, i, z)       y has as many rows as i
     one node:  r = unit(x, zeros, w)

@@ -6,7 +6,7 @@
 The operator calls the user's own Function on what it is given: what that saves, which of its inputs need a gradient and
 what it does in backward are its own affair, under autocast as well.  The text is the key of a table of this process,
 since an operator takes tensors, numbers and text alone: every process captures its model itself.  Inputs that the
-Function writes to are given as copies, and handed out beside its results: a captured graph has one maker for each value.
+Function writes to are given as copies and handed out beside its results: in a graph each value has one maker.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def registered(call: UserFunction) -> str:
 
 
 LINEAR_BACKWARD = "linear_backward"
-"""In ``node.meta`` of a captured Function, whether its backward is linear in the gradient: else it needs a whole one."""
+"""In ``node.meta`` of a captured Function: whether its backward is linear in the gradient, else it needs all of it."""
 
 
 def is_user_function(node: fx.Node) -> bool:

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
+from torch.nn.parameter import is_lazy
 
 from cuda_ops.sparse.preparation import Preparation
 from planner.ir.errors import UnsupportedModelError
@@ -17,7 +18,7 @@ from profiler.apart import Dependence, dependence
 from profiler.dims import output_names, specify, specify_input
 from profiler.grouping import Group, groups, is_output_of, tensor_arguments
 from profiler.keeping import untouched
-from profiler.kinds import ELEMENTWISE, LOSS, NO_RULES, OPAQUE, Rules, kind_of
+from profiler.kinds import ELEMENTWISE, LOSS, NO_RULES, OPAQUE, Rules, arguments_of, kind_of
 from profiler.naming import layer_names
 from profiler.same import correct_dtypes, evaluation_fault, require_same_loss
 from profiler.source import LoadedModel
@@ -101,14 +102,26 @@ def capture(model: LoadedModel, rules: Rules = NO_RULES) -> Captured:
         UnsupportedModelError: ``torch.export`` refuses the model, the captured graph computes something else, a size
             that was said to vary cannot, or an operator that was said to be elementwise is not.
     """
+    _require_initialised(model.module)
     loss = getattr(model.loss_fn, "function", model.loss_fn)
     with untouched(model.module, *([loss] if isinstance(loss, nn.Module) else [])):
         return _captured(model, dataclasses.replace(rules, elementwise=rules.elementwise | model.elementwise))
 
 
+def _require_initialised(module: nn.Module) -> None:
+    lazy = [name for name, each in (*module.named_parameters(), *module.named_buffers()) if is_lazy(each)]
+    if lazy:
+        raise UnsupportedModelError(
+            f"{lazy[0]} has no shape yet",
+            ["modules such as nn.LazyLinear find theirs when they are first called"],
+            ["run one batch through the module in the factory"],
+        )
+
+
 def _captured(model: LoadedModel, rules: Rules) -> Captured:
     traced = trace(model)
-    require_same_loss(traced, model)
+    idle = require_same_loss(traced, model)
+    traced = dataclasses.replace(traced, parameters={n: p for n, p in traced.parameters.items() if n not in idle})
     evaluation = evaluation_fault(traced, model)
     if model.autocast is not None:
         correct_dtypes(traced, model)
@@ -240,11 +253,20 @@ def _kind(traced: Traced, rules: Rules, group: Group, read: tuple[TensorSpec, ..
         if node is not group.main
         for argument in tensor_arguments(node)
     )
+    is_other_attention = kind == "attention" and not _is_plain_attention(group.main)
     not_over_samples = kind == LOSS and not (read and SAMPLE in read[0].dims)
     pools_samples = kind == "global_pool" and SAMPLE in read[0].dims[2:]
-    if reads_more or data_is_inside or parameter_is_viewed or not_over_samples or pools_samples:
+    if reads_more or is_other_attention or data_is_inside or parameter_is_viewed or not_over_samples or pools_samples:
         return OPAQUE, {"op": details["op"]}
     return kind, details
+
+
+def _is_plain_attention(node: fx.Node) -> bool:
+    """Whether queries, keys and values come first, in this order, and have as many dims each as the result."""
+    roles = [arguments_of(node)[name] for name in ("query", "key", "value")]
+    rank = node.meta["val"].ndim
+    in_order = list(tensor_arguments(node))[: len(roles)] == roles
+    return in_order and all(isinstance(v := each.meta.get("val"), Tensor) and v.ndim == rank for each in roles)
 
 
 def _values_read(node: fx.Node, group: Group) -> Iterator[fx.Node]:

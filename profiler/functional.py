@@ -34,7 +34,7 @@ def rewrite_in_place(graph: fx.Graph, attributes: Mapping[str, Any]) -> None:
         UnsupportedModelError: a view that cannot be undone is written to while the tensor, or another view, is read
             later; or an operator has no twin.
     """
-    views = Views()
+    views, buffers = Views(), list[fx.Node]()
     for node in list(graph.nodes):
         if not is_write(node):
             views.note(node)
@@ -46,8 +46,23 @@ def rewrite_in_place(graph: fx.Graph, attributes: Mapping[str, Any]) -> None:
             views.alias(node, node.args[0])
         elif root.op == "get_attr" and not _is_trained(attributes[root.target]):
             views.alias(node, node.args[0])
+            buffers.append(node)
         else:
             _rewrite(graph, node, views)
+    for node in buffers:
+        _copy_for_readers(graph, node)
+
+
+def _copy_for_readers(graph: fx.Graph, node: fx.Node) -> None:
+    """Others read a copy of a buffer that ``node`` wrote: it is written again before their backward, or elsewhere."""
+    readers = [user for user in node.users if not is_write(user) or user.args[0] is not node]
+    if not readers or any(user.op == "output" for user in readers):
+        return
+    with graph.inserting_after(node):
+        made = graph.call_function(torch.ops.aten.clone.default, (node,))
+    made.meta = dict(node.meta)
+    for reader in readers:
+        reader.replace_input_with(node, made)
 
 
 def is_write(node: fx.Node) -> bool:

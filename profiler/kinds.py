@@ -97,7 +97,11 @@ def _varies(arguments: Arguments) -> bool:
     """Whether an argument is a size that varies, so that the attributes would hold for the example alone."""
     found: list[fx.Node] = []
     fx.node.map_arg(tuple(arguments.values()), lambda node: found.append(node) or node)
-    return any(isinstance(node.meta.get("val"), (int, float, torch.SymInt, torch.SymFloat)) for node in found)
+    return any(
+        isinstance(node.meta.get("val"), (int, float, torch.SymInt, torch.SymFloat))
+        or (node.op == "placeholder" and node.meta.get("val") is None)  # the number of samples, for one
+        for node in found
+    )
 
 
 def _is_mean_over_all(arguments: Arguments) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -26,16 +26,20 @@ class _Result:
     Attributes:
         gradients: of trained parameters, by name; None where the loss has none to give.
         buffers: as forward leaves them, by name.
+        again: the loss of a second call behind the first.
     """
 
     loss: Tensor
     gradients: Mapping[str, Tensor] | None
     buffers: Mapping[str, Tensor]
+    again: Tensor
 
 
 @torch.enable_grad()
-def require_same_loss(traced: Traced, model: LoadedModel) -> None:
+def require_same_loss(traced: Traced, model: LoadedModel) -> frozenset[str]:
     """Raises :class:`UnsupportedModelError` unless the graph gives the module's own loss and gradients.
+
+    Returns the parameters that get no gradient, neither from the module nor from the graph, though they are trained.
 
     Buffers and gradients are put back.  Sizes that vary are tried at about half the example's extents and at 1 as well,
     where the module runs with these.
@@ -43,10 +47,14 @@ def require_same_loss(traced: Traced, model: LoadedModel) -> None:
     samples = _PAIR if traced.is_polymorphic else traced.samples
     whole = example_of(traced.inputs, model, samples)
     expected = _own_result(model, whole, samples)
+    _require_same_inputs(model, whole)
     found = _graph_result(traced, model, whole, samples)
     _require_alike(traced, expected.loss, found.loss, {})
     _require_same_gradients(model, expected.gradients, found.gradients)
     _require_same_buffers(expected.buffers, found.buffers)
+    _require_same_again(expected, found)
+    gradients = found.gradients
+    idle = () if gradients is None else (name for name in traced.parameters if name not in gradients)
     for divisor in (_PAIR, max(model.extents.values())) if traced.varying else ():
         tensors = _shrunk(whole, traced, divisor) if model.clouds is None else _fewer(traced, model, samples, divisor)
         try:
@@ -58,6 +66,7 @@ def require_same_loss(traced: Traced, model: LoadedModel) -> None:
         except UnsupportedModelError:  # a condition under which it was captured
             continue
         _require_alike(traced, expected.loss, found.loss, traced.given(tensors, samples))
+    return frozenset(idle)
 
 
 @torch.no_grad()
@@ -82,12 +91,9 @@ def evaluation_fault(traced: Traced, model: LoadedModel) -> str:
         return ""
     samples = _PAIR if traced.is_polymorphic else traced.samples
     tensors = example_of(traced.inputs, model, samples)
-    values = tuple(tensors.values())
     with evaluating(*_modules(model)):
         try:
-            expected = _loss_alone(
-                model, lambda: model.loss_of_taken(values[: len(model.inputs)], values[len(model.inputs) :])
-            )
+            expected = _loss_alone(model, lambda: _loss_of(model, [each.clone() for each in tensors.values()]))
         except Exception as error:  # noqa: BLE001 - the user's module may refuse this in any way
             return f"the module itself raises in evaluation mode: {type(error).__name__}: {error}"
     given = traced.given(tensors, samples)
@@ -133,12 +139,27 @@ def _with_dtype(meta: Any, value: Any) -> Any:
 
 
 def _module_result(model: LoadedModel, tensors: Mapping[str, Tensor]) -> _Result:
-    values = tuple(tensors.values())
-
     def loss() -> Tensor:
-        return model.loss_of_taken(values[: len(model.inputs)], values[len(model.inputs) :])
+        return _loss_of(model, [tensor.clone() for tensor in tensors.values()])
 
     return _result(model, loss)
+
+
+def _loss_of(model: LoadedModel, values: Sequence[Tensor]) -> Tensor:
+    return model.loss_of_taken(tuple(values[: len(model.inputs)]), tuple(values[len(model.inputs) :]))
+
+
+def _require_same_inputs(model: LoadedModel, tensors: Mapping[str, Tensor]) -> None:
+    """Raises :class:`UnsupportedModelError` where forward writes to its inputs so that a second one differs."""
+    values = [tensor.clone() for tensor in tensors.values()]
+    losses = [_loss_alone(model, lambda: _loss_of(model, values)) for _ in range(2)]
+    written = [name for name, value in zip(tensors, values, strict=True) if not is_alike(value, tensors[name])]
+    if written and not is_alike(*losses):
+        raise UnsupportedModelError(
+            f"forward writes to its own input, {written[0]}, in place",
+            ["the next step on the same data would read something else"],
+            ["write to a copy: x = x.clone()"],
+        )
 
 
 def _own_result(model: LoadedModel, tensors: Mapping[str, Tensor], samples: int) -> _Result:
@@ -161,7 +182,14 @@ def _graph_result(traced: Traced, model: LoadedModel, tensors: Mapping[str, Tens
             found: Tensor = traced.module(*traced.given(tensors, samples).values())
             return found
 
-    return _result(model, loss)
+    try:
+        return _result(model, loss)
+    except RuntimeError as error:
+        raise UnsupportedModelError(
+            "the captured graph does not run as the module does",
+            [f"{type(error).__name__}: {str(error).splitlines()[0]}"],
+            ["write it without operators in place, such as x[:, 0] = y, or without complex numbers"],
+        ) from error
 
 
 _PARTS = "a plan runs it on parts of a batch: targets must be valid for each of them"
@@ -190,10 +218,11 @@ def _result(model: LoadedModel, loss_of: Callable[[], Tensor]) -> _Result:
         loss = loss_of()
         buffers = {name: b.detach().clone() for module in modules for name, b in module.named_buffers()}
         if not isinstance(loss, Tensor) or not loss.requires_grad or loss.numel() != 1:
-            return _Result(loss, None, buffers)
+            return _Result(loss, None, buffers, loss_of())
         loss.backward()
         gradients = {name: _dense(p.grad) for name, p in _trained(model) if p.grad is not None}
-        return _Result(loss.detach(), gradients, buffers)
+        again = loss_of().detach()
+    return _Result(loss.detach(), gradients, buffers, again)
 
 
 def _loss_alone(model: LoadedModel, loss_of: Callable[[], Tensor]) -> Tensor:
@@ -236,6 +265,15 @@ def _require_same_gradients(
                 [f"parameter {name}: norm {_norm(own):.6g} in the module, {_norm(got):.6g} in the graph"],
                 ["write what changes gradients (a hook, a detach by .data) as a torch.autograd.Function"],
             )
+
+
+def _require_same_again(expected: _Result, found: _Result) -> None:
+    if isinstance(expected.again, Tensor) and not is_alike(expected.again, found.again):
+        raise UnsupportedModelError(
+            "the module computes something else when it is called again, its captured graph does not",
+            [f"second call: {expected.again.item()} by the module, {found.again.item()} by the graph"],
+            ["keep what changes from call to call in buffers, written in place: self.count.add_(1)"],
+        )
 
 
 def _require_same_buffers(expected: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> None:

@@ -141,8 +141,19 @@ def trace(model: LoadedModel) -> Traced:
         raise UnsupportedModelError(
             "the model cannot be captured" + (f" with sizes that vary: {names}" if names else ""),
             [f"torch.export: {type(error).__name__}", *reason],
-            [f"leave out of what varies: {names}"] if names else [],
+            [*([f"leave out of what varies: {names}"] if names else []), *_remedies(str(error))],
         ) from error
+
+
+def _remedies(text: str) -> list[str]:
+    """What to do where torch.export gives a known reason."""
+    if "data-dependent" in text or "unbacked" in text:
+        return ["choose with masks instead of Python: torch.where(condition, a, b), or all experts times 0 or 1"]
+    if "BatchedTensorImpl" in text or "TensorWrapper" in text:
+        return [
+            "write it without torch.func (vmap, grad), which is not captured: batched operators, torch.autograd.grad"
+        ]
+    return []
 
 
 def attribute(module: nn.Module, target: str) -> Any:

@@ -42,6 +42,7 @@ class StageFunction:
         attributes: parameters, buffers and constants by name, shared with the user's module.
         mutated: names of the attributes that the function writes (running statistics).
         sizes: further integers that it reads, by name.
+        idle: attributes that are parameters and get no gradient, as the loss does not depend on them.
     """
 
     function: Run
@@ -50,6 +51,7 @@ class StageFunction:
     attributes: Mapping[str, torch.Tensor]
     mutated: frozenset[str]
     sizes: tuple[str, ...] = ()
+    idle: frozenset[str] = frozenset()
 
     @property
     def parameters(self) -> dict[str, nn.Parameter]:
@@ -57,7 +59,7 @@ class StageFunction:
         return {
             name: value
             for name, value in self.attributes.items()
-            if isinstance(value, nn.Parameter) and value.requires_grad
+            if isinstance(value, nn.Parameter) and value.requires_grad and name not in self.idle
         }
 
 

@@ -67,7 +67,7 @@ class StageCut:
         attributes = {name: self.own.get(name, tensor) for name, tensor in found.attributes.items()}
         if self.device is not None:
             move(attributes.values(), self.device)
-        return replace(found, attributes=attributes)
+        return replace(found, attributes=attributes, idle=frozenset(attributes.keys() - model.graph.parameters.keys()))
 
 
 class StageFunctions:

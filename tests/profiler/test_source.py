@@ -142,8 +142,8 @@ def test_autocast_is_for_parameters_in_float32(folder: Path) -> None:
         load_model(ModelSource("nets_for_tests:shaped", autocast="float16"))
 
 
-def test_a_model_is_put_into_training_mode_as_a_whole_or_left_as_it_is(folder: Path) -> None:
-    assert load("nets_for_tests:evaluating").module.training
+def test_each_part_of_a_model_stays_in_its_mode(folder: Path) -> None:
+    assert not any(part.training for part in load("nets_for_tests:evaluating").module.modules())
 
 
 def test_the_default_loss_sums_the_means_of_all_float_outputs() -> None:

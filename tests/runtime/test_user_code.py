@@ -25,6 +25,7 @@ MODULES = [
     ("Weighted",),
     ("InPlace",),
     ("Twice",),
+    ("Attending",),
     ("Checkpointed", False),
     ("Checkpointed", True),
     ("Detached",),
@@ -54,35 +55,36 @@ def network(name: Name) -> Network:
 
 
 def in_pipeline(network: Network, schedule: str = "1f1b") -> Decision:
-    cuts = ["last"] if isinstance(network[0].module, user_code.Counting) else [0.34, 0.67]  # a buffer is on one stage
-    return decide(network[1].graph, cuts, (2, 3, 1), schedule=schedule)
+    if isinstance(network[0].module, user_code.Counting):  # its buffer is on one stage, and joins samples
+        return decide(network[1].graph, ["last"], (6,), schedule=schedule)
+    return decide(network[1].graph, [0.34, 0.67], (2, 3, 1), schedule=schedule)
 
 
 @each_module
 @pytest.mark.parametrize("schedule", ["1f1b", "zb-h1"])
 def test_a_pipeline_trains_as_the_module_does(name: Name, schedule: str) -> None:
-    assert_trained(name, in_pipeline(network(name), schedule), (2, 3, 1))
+    assert_trained(name, in_pipeline(network(name), schedule))
 
 
 @each_module
 def test_a_pipeline_that_computes_again_trains_as_the_module_does(name: Name) -> None:
     decision = in_pipeline(network(name))
     stages = tuple(replace(stage, recompute=True) for stage in decision.stages)
-    assert_trained(name, replace(decision, stages=stages), (2, 3, 1))
+    assert_trained(name, replace(decision, stages=stages))
 
 
 @each_module
 def test_ranks_that_share_samples_train_as_the_module_does(name: Name) -> None:
     """One of them has none of a micro-batch."""
     decision = decide(network(name)[1].graph, [], (3, 1), [(0, 1)], [(1, 1)])
-    assert_trained_or_refused(name, decision, name in WRITES_ROWS, "from the rows it sees")
+    assert_trained_or_refused(name, decision, name in WRITES_ROWS, "from the rows it sees|needs all samples")
 
 
 @each_module
 def test_layers_divided_along_features_train_as_the_module_does(name: Name) -> None:
     decision = divided(network(name)[1].graph, {"channel": (0, 2, 4)}, (3, 1))
     if name in WRITES_ROWS:
-        assert_trained_or_refused(name, decision, True, "from the rows it sees")
+        assert_trained_or_refused(name, decision, True, "from the rows it sees|needs all samples")
     else:
         assert_trained_or_refused(name, decision, name == ("Identities",), "its backward is not linear")
 
@@ -104,15 +106,15 @@ def test_evaluation_is_the_modules_own(name: Name) -> None:
 
 def assert_trained_or_refused(name: Name, decision: Decision, refused: bool, reason: str) -> None:
     if not refused:
-        return assert_trained(name, decision, (3, 1))
+        return assert_trained(name, decision)
     with pytest.raises(UnsupportedModelError, match=reason):
         trained(network(name), decision)
 
 
-def assert_trained(name: Name, decision: Decision, micro_batches: tuple[int, ...]) -> None:
+def assert_trained(name: Name, decision: Decision) -> None:
     """What parameters and buffers a plan has no use for stays as it was."""
     model, captured = network(name)
-    expected, found = train_serially(model, micro_batches, 2), trained((model, captured), decision)
+    expected, found = train_serially(model, decision.micro_batches, 2), trained((model, captured), decision)
     unused = expected.state.keys() - found.state.keys()
     start = model.module.state_dict()
     assert all(torch.equal(expected.state[each], start[each]) for each in unused)

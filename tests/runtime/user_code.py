@@ -153,6 +153,25 @@ class Twice(Base):
         return x * x + torch.cat([x, x], 1)[:, 2:6] + attended
 
 
+class Attending(Base):
+    """One head of keys and values for two of queries, with masks of several shapes; keys of fewer dims."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shared = nn.Parameter(torch.linspace(-1, 1, WIDTH).view(1, WIDTH, 1))
+
+    def between(self, x: Tensor) -> Tensor:
+        queries, keys = x.view(-1, 2, 2, 1), x.view(-1, 1, 4, 1)
+        mask = torch.tensor([[True, False, True, True]])
+        found = functional.scaled_dot_product_attention(
+            value=keys * 2, query=queries, key=keys, attn_mask=mask, enable_gqa=True, scale=0.3
+        )
+        shared = self.shared * 2
+        apart = functional.scaled_dot_product_attention(queries, shared, shared.tanh(), attn_mask=x.view(-1, 1, 1, 4))
+        causal = functional.scaled_dot_product_attention(queries, queries, queries.exp(), is_causal=True)
+        return (found + causal + apart).reshape(-1, WIDTH)
+
+
 class Checkpointed(Base):
     def __init__(self, reentrant: bool) -> None:
         super().__init__()
