@@ -46,6 +46,7 @@ def rewrite_in_place(graph: fx.Graph, attributes: Mapping[str, Any]) -> None:
             views.alias(node, node.args[0])
         elif root.op == "get_attr" and not _is_trained(attributes[root.target]):
             views.alias(node, node.args[0])
+            node.replace_all_uses_with(node.args[0])  # the same tensor, which is state: it belongs to no layer
         else:
             _rewrite(graph, node, views)
 
