@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor, fx
+from torch import Tensor, fx, nn
 
 from planner.ir.errors import UnsupportedModelError
 from profiler.example import example_of, is_alike
@@ -30,7 +30,7 @@ def require_same_loss(traced: Traced, model: LoadedModel) -> None:
     for divisor in (_PAIR, max(model.extents.values())) if traced.varying else ():
         tensors = _shrunk(whole, traced, divisor) if model.clouds is None else _fewer(traced, model, samples, divisor)
         try:
-            expected = _module_loss(model, tensors)
+            expected = module_loss(model, tensors.values())
         except Exception:  # noqa: BLE001 - the user's module may refuse such an extent in any way
             continue
         try:
@@ -68,9 +68,14 @@ def _with_dtype(meta: Any, value: Any) -> Any:
     return meta
 
 
-def _module_loss(model: LoadedModel, tensors: Mapping[str, Tensor]) -> Tensor:
-    values = tuple(tensors.values())
-    with torch.random.fork_rng(devices=[]), _kept_buffers(model):
+def module_loss(model: LoadedModel, tensors: Iterable[Tensor], *, calm: bool = False) -> Tensor:
+    """The module's own loss; buffers and the random state are put back.
+
+    Args:
+        calm: batch norms by their running statistics, and nothing dropped.
+    """
+    values = tuple(tensors)
+    with torch.random.fork_rng(devices=[]), _kept_buffers(model), _calm(model) if calm else nullcontext():
         torch.manual_seed(0)
         return model.loss_of_taken(values[: len(model.inputs)], values[len(model.inputs) :])
 
@@ -78,7 +83,7 @@ def _module_loss(model: LoadedModel, tensors: Mapping[str, Tensor]) -> Tensor:
 def _own_loss(model: LoadedModel, tensors: Mapping[str, Tensor], samples: int) -> Tensor:
     """The module's loss of ``samples`` samples, which must have one."""
     try:
-        return _module_loss(model, tensors)
+        return module_loss(model, tensors.values())
     except Exception as error:
         raise UnsupportedModelError(
             f"the model does not run on {samples} samples of its example",
@@ -103,6 +108,20 @@ def _require_alike(traced: Traced, expected: Tensor, found: Tensor, given: Mappi
         ["random or data-dependent behaviour in forward is not supported"]
         + ["code that does something else for such a size is not supported"] * bool(sizes),
     )
+
+
+@contextmanager
+def _calm(model: LoadedModel) -> Iterator[None]:
+    """Modules that join samples, or draw, in training alone are in evaluation mode."""
+    quiet = (nn.modules.batchnorm._BatchNorm, nn.modules.dropout._DropoutNd)
+    changed = [module for module in model.module.modules() if isinstance(module, quiet) and module.training]
+    for module in changed:
+        module.training = False
+    try:
+        yield
+    finally:
+        for module in changed:
+            module.training = True
 
 
 @contextmanager

@@ -64,7 +64,7 @@ def test_a_loss_over_the_batch_is_refused_in_micro_batches(loss: str) -> None:
     given = network(loss)
     with pytest.raises(UnsupportedModelError, match="needs all samples of a step at once") as raised:
         trained(given, decide(given[1].graph, ["last"], (4, 6)))
-    assert raised.value.remedies == ("plan again with --micro-batch 10",)
+    assert "plan again with --micro-batch 10" in raised.value.remedies
 
 
 @pytest.mark.parametrize("loss", JOINING)

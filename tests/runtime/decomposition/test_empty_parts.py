@@ -111,9 +111,7 @@ def small_batches(given: Network) -> list[tuple[Any, Any]]:
 def test_layers_cut_in_different_ways_with_empty_parts(join: str, way: str) -> None:
     given = network(join)
     turns = {layer.name: turn for turn, layer in enumerate(given[1].graph.layers)}
-    decision = divided(
-        given[1].graph, lambda layer: WAYS[way](layer, turns[layer.name]), (3,), schedule=split_backward
-    )
+    decision = divided(given[1].graph, lambda layer: WAYS[way](layer, turns[layer.name]), (3,), schedule=split_backward)
     require_equal(given, decision)
 
 
