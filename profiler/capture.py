@@ -18,7 +18,7 @@ from profiler.dims import output_names, specify, specify_input
 from profiler.grouping import Group, groups, is_output_of, tensor_arguments
 from profiler.kinds import ELEMENTWISE, LOSS, NO_RULES, OPAQUE, Rules, kind_of
 from profiler.naming import layer_names
-from profiler.same import correct_dtypes, require_same_loss
+from profiler.same import correct_dtypes, require_known_parameters, require_same_loss
 from profiler.source import LoadedModel
 from profiler.trace import Traced, attribute, trace
 
@@ -82,6 +82,7 @@ def capture(model: LoadedModel, rules: Rules = NO_RULES) -> Captured:
     rules = dataclasses.replace(rules, elementwise=rules.elementwise | model.elementwise)
     traced = trace(model)
     require_same_loss(traced, model)
+    require_known_parameters(traced, model)
     if model.autocast is not None:
         correct_dtypes(traced, model)
     found = groups(traced, rules)

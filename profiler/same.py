@@ -40,6 +40,42 @@ def require_same_loss(traced: Traced, model: LoadedModel) -> None:
         _require_alike(traced, expected, found, traced.given(tensors, samples))
 
 
+def require_known_parameters(traced: Traced, model: LoadedModel) -> None:
+    """Raises :class:`UnsupportedModelError` if a gradient flows to a tensor that neither module nor loss registers.
+
+    A parameter that a loss function finds in its closure is a constant of the graph: it would not be trained.
+    """
+    samples = _PAIR if traced.is_polymorphic else traced.samples
+    tensors = example_of(traced.inputs, model, samples)
+    with torch.enable_grad():
+        loss = module_loss(model, (tensor.detach() for tensor in tensors.values()))
+    known = {id(value) for value in traced.parameters.values()}
+    unknown = [leaf for leaf in _leaves(loss) if id(leaf) not in known]
+    if unknown:
+        shapes = ", ".join(str(tuple(leaf.shape)) for leaf in unknown[:3])
+        raise UnsupportedModelError(
+            "a gradient flows to a tensor that is no parameter of the module or of the loss",
+            [f"{len(unknown)} of shape {shapes}", "it would not be trained"],
+            ["give the loss as an nn.Module that has it as a parameter", "detach it where it is a constant"],
+        )
+
+
+def _leaves(loss: Tensor) -> list[Tensor]:
+    """The tensors that gradients of ``loss`` end in."""
+    found: dict[int, Tensor] = {}
+    seen, waiting = set(), [loss.grad_fn]
+    while waiting:
+        function = waiting.pop()
+        if function is None or function in seen:
+            continue
+        seen.add(function)
+        leaf = getattr(function, "variable", None)
+        if leaf is not None:
+            found[id(leaf)] = leaf
+        waiting += [each for each, _ in function.next_functions]
+    return list(found.values())
+
+
 @torch.no_grad()
 def correct_dtypes(traced: Traced, model: LoadedModel) -> None:
     """Gives ``node.meta["val"]`` the dtypes that values really have under autocast; buffers are put back.
@@ -126,12 +162,16 @@ def _calm(model: LoadedModel) -> Iterator[None]:
 
 @contextmanager
 def _kept_buffers(model: LoadedModel) -> Iterator[None]:
-    state = {name: buffer.clone() for name, buffer in model.module.named_buffers()}
+    """Buffers of the module, and of a loss that is one, are put back."""
+    loss = getattr(model.loss_fn, "function", model.loss_fn)
+    modules = [each for each in (model.module, loss) if isinstance(each, nn.Module)]
+    state = [(buffer, buffer.clone()) for module in modules for buffer in module.buffers()]
     try:
         yield
     finally:
-        for name, buffer in model.module.named_buffers():
-            buffer.copy_(state[name])
+        with torch.no_grad():
+            for buffer, value in state:
+                buffer.copy_(value)
 
 
 def _fewer(traced: Traced, model: LoadedModel, samples: int, divisor: int) -> dict[str, Tensor]:

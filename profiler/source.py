@@ -67,6 +67,9 @@ def load_model(source: ModelSource, seed: int = 0) -> LoadedModel:
     if not model.module.training:
         model.module.train()
     model.module.to(dtype)
+    loss = getattr(model.loss_fn, "function", model.loss_fn)
+    if isinstance(loss, nn.Module):
+        loss.to(dtype)
     return replace(
         model,
         inputs=_cast(model.inputs, dtype),
