@@ -25,6 +25,7 @@ from profiler.example import example_of, fed_example, is_alike
 from profiler.grouping import Group
 from profiler.kinds import OPAQUE, kind_of
 from profiler.naming import operation
+from profiler.same import module_loss
 from profiler.source import LoadedModel
 from profiler.trace import Traced
 
@@ -53,15 +54,36 @@ class Dependence:
 def dependence(traced: Traced, found: tuple[Group, ...], model: LoadedModel) -> tuple[Dependence, ...]:
     """Of each layer.
 
-    If the number of samples is fixed, nothing is known, and all layers are said to mix them: there is no larger batch
-    of which the module's own loss is known.
+    If the number of samples is fixed, nothing is known, and all layers are said to mix them.  Of the loss the module
+    itself is asked, unless it refuses other numbers of samples as well.
     """
     if not traced.is_polymorphic:
-        return (Dependence(MIXES_SAMPLES),) * len(found)
+        *others, loss = (Dependence(MIXES_SAMPLES),) * len(found)
+        return (*others, replace(loss, needs_whole_batch=not _is_mean_of_examples(model)))
     with model.precision():
         if model.clouds is not None:
             return _dependence_of_rows(traced, found, model)
         return _dependence(traced, found, model)
+
+
+def _is_mean_of_examples(model: LoadedModel) -> bool:
+    """Whether the module's own loss of two examples is the mean of those of each, as far as it has one of two."""
+    if model.clouds is not None:
+        return True
+    tensors = (*model.inputs, *model.targets)
+    is_cut = [tensor.ndim > 0 and len(tensor) == model.samples for tensor in tensors]
+    other = [_altered(tensor) if cut else tensor for tensor, cut in zip(tensors, is_cut, strict=True)]
+    both = [torch.cat(pair) if cut else pair[0] for *pair, cut in zip(tensors, other, is_cut, strict=True)]
+    try:
+        found = [module_loss(model, part, calm=True) for part in (both, tensors, other)]
+    except Exception:  # noqa: BLE001 - the user's module may refuse another number of samples in any way
+        return True
+    return is_alike(found[0], (found[1] + found[2]) / _PAIR)
+
+
+def _altered(tensor: Tensor) -> Tensor:
+    """Other samples: in another order, and other numbers."""
+    return tensor.flip(0) * 0.75 if tensor.is_floating_point() else tensor.flip(0)
 
 
 def _dependence_of_rows(traced: Traced, found: tuple[Group, ...], model: LoadedModel) -> tuple[Dependence, ...]:

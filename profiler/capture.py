@@ -20,7 +20,7 @@ from profiler.grouping import Group, groups, is_output_of, tensor_arguments
 from profiler.keeping import untouched
 from profiler.kinds import ELEMENTWISE, LOSS, NO_RULES, OPAQUE, Rules, arguments_of, kind_of
 from profiler.naming import layer_names
-from profiler.same import correct_dtypes, evaluation_fault, require_same_loss
+from profiler.same import correct_dtypes, evaluation_fault, require_known_parameters, require_same_loss
 from profiler.source import LoadedModel
 from profiler.trace import Traced, attribute, trace
 
@@ -121,6 +121,7 @@ def _require_initialised(module: nn.Module) -> None:
 def _captured(model: LoadedModel, rules: Rules) -> Captured:
     traced = trace(model)
     idle = require_same_loss(traced, model)
+    require_known_parameters(traced, model)
     traced = dataclasses.replace(traced, parameters={n: p for n, p in traced.parameters.items() if n not in idle})
     evaluation = evaluation_fault(traced, model)
     if model.autocast is not None:

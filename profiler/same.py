@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -67,6 +68,42 @@ def require_same_loss(traced: Traced, model: LoadedModel) -> frozenset[str]:
             continue
         _require_alike(traced, expected.loss, found.loss, traced.given(tensors, samples))
     return frozenset(idle)
+
+
+def require_known_parameters(traced: Traced, model: LoadedModel) -> None:
+    """Raises :class:`UnsupportedModelError` if a gradient flows to a tensor that neither module nor loss registers.
+
+    A parameter that a loss function finds in its closure is a constant of the graph: it would not be trained.
+    """
+    samples = _PAIR if traced.is_polymorphic else traced.samples
+    tensors = example_of(traced.inputs, model, samples)
+    with torch.enable_grad():
+        loss = module_loss(model, (tensor.detach() for tensor in tensors.values()))
+    known = {id(value) for value in traced.parameters.values()}
+    unknown = [leaf for leaf in _leaves(loss) if id(leaf) not in known]
+    if unknown:
+        shapes = ", ".join(str(tuple(leaf.shape)) for leaf in unknown[:3])
+        raise UnsupportedModelError(
+            "a gradient flows to a tensor that is no parameter of the module or of the loss",
+            [f"{len(unknown)} of shape {shapes}", "it would not be trained"],
+            ["give the loss as an nn.Module that has it as a parameter", "detach it where it is a constant"],
+        )
+
+
+def _leaves(loss: Tensor) -> list[Tensor]:
+    """The tensors that gradients of ``loss`` end in."""
+    found: dict[int, Tensor] = {}
+    seen, waiting = set(), [loss.grad_fn]
+    while waiting:
+        function = waiting.pop()
+        if function is None or function in seen:
+            continue
+        seen.add(function)
+        leaf = getattr(function, "variable", None)
+        if leaf is not None:
+            found[id(leaf)] = leaf
+        waiting += [each for each, _ in function.next_functions]
+    return list(found.values())
 
 
 @torch.no_grad()
@@ -136,6 +173,18 @@ def _with_dtype(meta: Any, value: Any) -> Any:
     if isinstance(value, (tuple, list)) and isinstance(meta, (tuple, list)):
         return type(meta)(_with_dtype(*pair) for pair in zip(meta, value, strict=True))
     return meta
+
+
+def module_loss(model: LoadedModel, tensors: Iterable[Tensor], *, calm: bool = False) -> Tensor:
+    """The module's own loss; buffers and the random state are put back.
+
+    Args:
+        calm: batch norms by their running statistics, and nothing dropped.
+    """
+    values = tuple(tensors)
+    with torch.random.fork_rng(devices=[]), kept_buffers(*_modules(model)), _calm(model) if calm else nullcontext():
+        torch.manual_seed(0)
+        return model.loss_of_taken(values[: len(model.inputs)], values[len(model.inputs) :])
 
 
 def _module_result(model: LoadedModel, tensors: Mapping[str, Tensor]) -> _Result:
@@ -310,6 +359,20 @@ def _require_alike(traced: Traced, expected: Tensor, found: Tensor, given: Mappi
         ["random or data-dependent behaviour in forward is not supported"]
         + ["code that does something else for such a size is not supported"] * bool(sizes),
     )
+
+
+@contextmanager
+def _calm(model: LoadedModel) -> Iterator[None]:
+    """Modules that join samples, or draw, in training alone are in evaluation mode."""
+    quiet = (nn.modules.batchnorm._BatchNorm, nn.modules.dropout._DropoutNd)
+    changed = [module for module in model.module.modules() if isinstance(module, quiet) and module.training]
+    for module in changed:
+        module.training = False
+    try:
+        yield
+    finally:
+        for module in changed:
+            module.training = True
 
 
 def _fewer(traced: Traced, model: LoadedModel, samples: int, divisor: int) -> dict[str, Tensor]:

@@ -67,6 +67,9 @@ def load_model(source: ModelSource, seed: int = 0) -> LoadedModel:
         seed_generators(seed)  # last, since importing the user's module may have drawn numbers
         model, varying = _parts(source, _call(source, factory, arguments), "input_shape" in arguments)
     model.module.to(dtype)
+    loss = getattr(model.loss_fn, "function", model.loss_fn)
+    if isinstance(loss, nn.Module):
+        loss.to(dtype)
     return replace(
         model,
         inputs=_cast(model.inputs, dtype),

@@ -15,6 +15,7 @@ from planner.ir.errors import CorruptFileError, UnsupportedModelError
 from planner.ir.graph import Graph, producer
 from planner.ir.plan import Decision
 from planner.ir.schedule import StageGraph
+from planner.layers import require_whole_batches
 from planner.layers.boundary import Boundaries
 from planner.layers.division import Division, divides
 from runtime.decomposition.compiling.collective import Collectives, CollectiveWire, open_collectives
@@ -39,7 +40,6 @@ from runtime.transport import Transport
 from runtime.updates.of_stage import Updates, updates_of
 from runtime.updates.reduction import GradientBuckets
 from runtime.updates.ties import Tie, groups_of_ties, ties_of
-from runtime.weighing import require_whole_batches
 
 MakeOptimizer = Callable[[Iterable[nn.Parameter]], Optimizer]
 
@@ -114,7 +114,7 @@ class Builder:
             UnsupportedModelError: the plan asks for something that this model or runtime cannot do.
         """
         refuse_drifting_buffers(self._model, self._decision)
-        require_whole_batches(self._model, self._decision)
+        require_whole_batches(self._decision, self._model.graph)
         rank, stages = self._transport.rank, self._decision.stages
         return {index: self._resident(index) for index, stage in enumerate(stages) if rank in stage.ranks}
 

@@ -16,9 +16,13 @@ from planner.ir.plan import Decision
 from runtime.checkpoint.state import MODEL, BoxOf, Number, RankState, joined
 from runtime.decomposition.parameters import Part
 from runtime.resident import Resident
+from runtime.stages.aliases import attributes_behind, written
 from runtime.stages.buffers import stages_using
 from runtime.stages.captured import CapturedModel
 from runtime.updates.optimizer_state import StateSource, load_state, state_of
+
+_LOSS = "loss_fn."
+"""Begins the names of what belongs to the loss."""
 
 STEP = "run/step"
 """Key of the number of training steps done."""
@@ -35,8 +39,21 @@ def named_state(residents: Mapping[int, Resident], model: CapturedModel, module:
         for name, tensor in (*resident.parameters.items(), *resident.buffers.items()):
             original: Tensor = reduce(getattr, name.split("."), model.graph_module)
             here[id(original)] = tensor
-    everything = module.state_dict(keep_vars=True)
+    everything = {**module.state_dict(keep_vars=True), **_of_loss(residents, model)}
     return {name: here[id(tensor)] for name, tensor in everything.items() if id(tensor) in here}
+
+
+def _of_loss(residents: Mapping[int, Resident], model: CapturedModel) -> dict[str, Tensor]:
+    """What a loss with a state of its own changes: its parameters, and buffers that it writes."""
+    behind = attributes_behind(model.graph_module.graph)
+    changing = {name for node in model.graph_module.graph.nodes for name in written(node, behind)}
+    names = [
+        name
+        for resident in residents.values()
+        for name in (*resident.parameters, *(changing & resident.buffers.keys()))
+        if name.startswith(_LOSS)
+    ]
+    return {name: reduce(getattr, name.split("."), model.graph_module) for name in sorted(names)}
 
 
 def named_parts(residents: Mapping[int, Resident], named: Mapping[str, Tensor]) -> dict[str, Part]:

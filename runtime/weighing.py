@@ -8,25 +8,12 @@ from math import prod
 import torch
 from torch import Tensor
 
-from planner.ir.errors import UnsupportedModelError
 from planner.ir.plan import Decision
-from planner.layers import batch_wide_layers
 from planner.layers.division import divides
 from runtime.batch import Batch
 from runtime.resident import Resident
 from runtime.stages.captured import CapturedModel
 from runtime.stages.weighing import SUM, TERMS, Counting, Weighed, countings, factor, weighed_in
-
-
-def require_whole_batches(model: CapturedModel, decision: Decision) -> None:
-    """Raises :class:`UnsupportedModelError` where parts of a batch do not make up its loss."""
-    found, count = batch_wide_layers(model.graph), len(decision.micro_batches)
-    if found and count > 1:
-        raise UnsupportedModelError(
-            f"the loss needs all samples of a step at once, and the plan has {count} micro-batches",
-            [f"layer {found[0]} joins samples: the losses of parts do not make up that of the batch"],
-            [f"plan again with --micro-batch {decision.global_batch}"],
-        )
 
 
 def inputs_counted(model: CapturedModel, decision: Decision) -> dict[int, tuple[str, ...]]:

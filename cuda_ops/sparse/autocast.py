@@ -10,10 +10,17 @@ from torch import Tensor
 from cuda_ops.sparse.schemas import NAMESPACE
 
 
+def in_its_dtype(device: str, *tensors: Tensor) -> tuple[Tensor, ...]:
+    """What a sparse convolution is given as it computes with it where autocast is on; its own gradients cast back."""
+    if not torch.is_autocast_enabled(device):
+        return tensors
+    dtype = torch.get_autocast_dtype(device)
+    return tuple(each if each.dtype == torch.float64 else each.to(dtype) for each in tensors)
+
+
 def _kernel(device: str) -> Callable[..., Tensor]:
     def sparse_conv(x: Tensor, weight: Tensor, neighbours: Tensor, reverse: Tensor) -> Tensor:
-        dtype = torch.get_autocast_dtype(device)
-        x, weight = (each if each.dtype == torch.float64 else each.to(dtype) for each in (x, weight))
+        x, weight = in_its_dtype(device, x, weight)
         with torch.autocast(device, enabled=False):
             return torch.ops.halopipe.sparse_conv(x, weight, neighbours, reverse)  # type: ignore[no-any-return]
 

@@ -11,7 +11,7 @@ from planner.ir.errors import CorruptFileError
 from planner.ir.graph import SAMPLE, Graph, Layer, TensorSpec
 from planner.ir.plan import Decision, Placement
 from planner.ir.remedies import operator_of, remedies
-from planner.layers import batch_wide_layers, check_samples_apart, kind, over_sites
+from planner.layers import batch_wide_layers, check_samples_apart, kind, over_sites, require_whole_batches
 from planner.layers.contraction import contracted_dims
 
 REPLICA = "replica"
@@ -32,7 +32,13 @@ def has_layouts(decision: Decision, stage: int) -> bool:
 
 
 def require_possible(decision: Decision, graph: Graph) -> None:
-    """Raises :class:`CorruptFileError` if layers of ``graph`` cannot be divided as ``decision`` says."""
+    """Refuses a decision that ``graph`` cannot be run by.
+
+    Raises:
+        UnsupportedModelError: the loss needs the whole batch, and the decision cuts it into micro-batches.
+        CorruptFileError: layers cannot be divided as the decision says.
+    """
+    require_whole_batches(decision, graph)
     faults = list(layer_faults(decision, graph))
     if faults:
         raise CorruptFileError("the plan's layers cannot be divided so", faults[:20])

@@ -19,7 +19,7 @@ on the data (neighbours of sites): boxes then say what a rank holds, and :func:`
 from __future__ import annotations
 
 from planner.layers._kinds import Kind, has_halo, kind, kinds
-from planner.layers._samples import batch_wide_layers, check_samples_apart
+from planner.layers._samples import batch_wide_layers, check_samples_apart, require_whole_batches
 from planner.layers._sites import over_sites, prepared_inputs, throughout_sites
 
 __all__ = [
@@ -31,5 +31,6 @@ __all__ = [
     "kinds",
     "over_sites",
     "prepared_inputs",
+    "require_whole_batches",
     "throughout_sites",
 ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from planner.ir.box import Interval, whole
+from planner.ir.errors import UnsupportedModelError
 from planner.ir.graph import (
     INTERLEAVES_SAMPLES,
     MIXES_SAMPLES,
@@ -14,6 +15,7 @@ from planner.ir.graph import (
     is_sites,
     producer,
 )
+from planner.ir.plan import Decision
 from planner.layers._kinds import kind
 
 
@@ -42,6 +44,20 @@ def check_samples_apart(graph: Graph) -> tuple[str, ...]:
 def batch_wide_layers(graph: Graph) -> tuple[str, ...]:
     """Names of the layers because of which all samples of a step must be in one micro-batch, in order."""
     return tuple(layer.name for layer in graph.layers if NEEDS_WHOLE_BATCH in layer.attributes)
+
+
+def require_whole_batches(decision: Decision, graph: Graph) -> None:
+    """Raises :class:`UnsupportedModelError` where parts of a batch do not make up its loss."""
+    wide, count = batch_wide_layers(graph), len(decision.micro_batches)
+    if wide and count > 1:
+        raise UnsupportedModelError(
+            f"the loss needs all samples of a step at once, and the plan has {count} micro-batches",
+            [f"layer {wide[0]} joins samples: the losses of parts do not make up that of the batch"],
+            [
+                f"plan again with --micro-batch {decision.global_batch}",
+                "a loss that is a mean, a sum or a masked mean over samples",
+            ],
+        )
 
 
 def _mixes_sites(layer: Layer, inputs: tuple[TensorSpec, ...]) -> bool:

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.autograd.function import FunctionCtx, once_differentiable
 
 from cuda_ops.sparse import operators
+from cuda_ops.sparse.autocast import in_its_dtype
 from cuda_ops.sparse.local import Halo, LocalMap
 from runtime.decomposition.exchange import Wire
 from runtime.transport import Pending
@@ -29,7 +30,10 @@ def shared_conv(x: Tensor, weight: Tensor, local: LocalMap, wire: Wire) -> Tenso
     Returns:
         (own outputs, out channels).
     """
-    found: Tensor = _Conv.apply(x, weight, local, wire)
+    device = x.device.type
+    x, weight = in_its_dtype(device, x, weight)
+    with torch.autocast(device, enabled=False):  # both are in its dtype, and so must be what flows back
+        found: Tensor = _Conv.apply(x, weight, local, wire)
     return found
 
 

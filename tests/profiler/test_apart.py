@@ -159,3 +159,20 @@ def test_what_mixes_samples_behind_a_draw_is_found() -> None:
 
     assert mixing(lambda y: dropped(y).tanh()) == ()
     assert mixing(lambda y: dropped(y) - dropped(y).mean(0)) != ()
+
+
+def test_of_a_fixed_number_of_samples_the_module_itself_is_asked() -> None:
+    def to_itself(output: Tensor, mask: Tensor) -> Tensor:
+        return torch.cdist(output, output).max(1).values.mean()
+
+    def by_number(output: Tensor, mask: Tensor) -> Tensor:
+        return output.view(3, -1, 4).square().mean()
+
+    for loss, is_wide in ((to_itself, True), (by_number, False)):
+        found = reduced(loss)
+        assert not found.polymorphic
+        assert bool(found.graph.layers[-1].attributes.get("needs_whole_batch")) is is_wide
+
+
+def test_complex_values_of_samples_are_told_from_mixed_ones() -> None:
+    assert mixing(lambda x: torch.fft.fft(torch.fft.fft(x, dim=-1), dim=-2).real) == ()

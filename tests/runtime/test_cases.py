@@ -220,10 +220,10 @@ def _trained_each(given: Network, steps: Sequence[Sequence[tuple[Tensors, Tensor
     optimizer, losses = sgd(model.module.parameters()), []
     for micro_batches in steps:
         optimizer.zero_grad(set_to_none=True)
-        rows = sum(len(inputs[0]) for inputs, _ in micro_batches)
+        total = sum(targets[0].numel() for _, targets in micro_batches)  # terms that the cross-entropy is a mean over
         losses.append(0.0)
         for inputs, targets in micro_batches:
-            loss = model.loss(inputs, targets) * (len(inputs[0]) / rows)
+            loss = model.loss(inputs, targets) * (targets[0].numel() / total)
             loss.backward()
             losses[-1] += loss.item()
         optimizer.step()

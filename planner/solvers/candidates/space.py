@@ -128,8 +128,7 @@ def _whole_batch(problem: Problem, covered: int) -> tuple[int, ...]:
     raise InfeasibleError(
         "the loss needs all samples of a step at once",
         [
-            f"layer {batch_wide_layers(problem.profile.graph)[0]} joins samples: losses of parts do not make up that "
-            "of the batch",
+            f"layer {batch_wide_layers(problem.profile.graph)[0]} joins samples: its parts are not the loss",
             f"a global batch of {batch} samples, {why}",
         ],
         [f"--micro-batch {batch}" if asked else f"profile an example of {batch} samples", "a smaller --batch"],

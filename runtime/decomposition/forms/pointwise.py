@@ -17,6 +17,9 @@ from runtime.decomposition.step import Step
 
 _CHANNEL = 1
 
+_MODELLED = ("type_as", "expand_as")
+"""Operators that read of an input what it is like, and nothing else."""
+
 
 def run(step: Step, op: Callable[..., Any], arguments: dict[str, Any]) -> Any:
     """The operator on the part's elements."""
@@ -28,7 +31,7 @@ def run(step: Step, op: Callable[..., Any], arguments: dict[str, Any]) -> Any:
         step.memo["plain"] = not constants
         found |= {name: _part(step, found[name]) for name in constants}
     result = op(**found)
-    if isinstance(result, Tensor) and result.requires_grad and "type_as" not in _name(step):
+    if isinstance(result, Tensor) and result.requires_grad and not any(name in _name(step) for name in _MODELLED):
         return result
     return connected_to_all(step, result, found)
 

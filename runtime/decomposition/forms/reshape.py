@@ -12,7 +12,7 @@ from typing import Any
 
 from planner.ir.box import Box, whole
 from planner.ir.graph import SAMPLE
-from runtime.decomposition.empties import empty_like_done
+from runtime.decomposition.empties import connected_to_all, empty_like_done
 from runtime.decomposition.forms import opaque
 from runtime.decomposition.inputs import gathered
 from runtime.decomposition.parts import shape_of, within
@@ -34,7 +34,8 @@ def run(step: Step, op: Callable[..., Any], arguments: dict[str, Any]) -> Any:
     if name in _PERMUTATIONS:
         return within(op(**found), made, step.done)
     x = next(value for argument, value in found.items() if step.input_of(argument) == 0)
-    return within((x.expand if name == "expand" else x.reshape)(shape_of(made)), made, step.done)
+    result = within((x.expand if name == "expand" else x.reshape)(shape_of(made)), made, step.done)
+    return connected_to_all(step, result, found) if len(step.layer.inputs) > 1 else result  # view_as has a model
 
 
 def _made(step: Step) -> Box:

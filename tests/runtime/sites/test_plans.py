@@ -233,3 +233,16 @@ def test_what_a_step_made_of_its_clouds_goes_with_it() -> None:
             gc.enable()
 
     assert left_by(3) == left_by(1)  # those of the last step
+
+
+@pytest.mark.parametrize("name", ["unet", "residual", "max_pooled", "per_sample"])
+def test_shared_sites_under_autocast_compute_what_one_rank_computes(name: str) -> None:
+    model = load_model(ModelSource(f"tests.runtime.sites.networks:{name}", {}, (), "float32", autocast="bfloat16"))
+    given = model, capture(model)
+    graph, micro_batches = given[1].graph, (3, 1)
+    alone = trained(given, decide(graph, [], micro_batches), steps=1)
+    shared = trained(given, decide(graph, [], micro_batches, [(0, 1, 2)], [(1, 1, 1)]), steps=1)
+    assert shared.losses == pytest.approx(alone.losses, rel=0.02)
+    for key, gradient in alone.gradients.items():
+        assert shared.gradients[key].dtype == gradient.dtype
+        assert (shared.gradients[key] - gradient).norm() <= 0.1 * gradient.norm() + 1e-3, key
