@@ -29,6 +29,10 @@ from planner.ir.profile import Profile
 FAMILIES = (SAMPLE_DIMS, SPATIAL_DIMS, CHANNEL_DIMS)
 
 
+MOST_BATCH = 2**24
+"""Samples of a step; micro-batches are counted one by one."""
+
+
 class Asked(TypedDict, total=False):
     """What may be asked of a plan; see :func:`make_problem`."""
 
@@ -91,6 +95,10 @@ def make_problem(
         MissingMeasurementError: the profile does not say what messages between two of its hosts cost.
     """
     batch = global_batch or profile.graph.samples
+    if not 1 <= batch <= MOST_BATCH:
+        raise UsageError(f"--global-batch is {batch}", [f"a step has 1 to {MOST_BATCH} samples"])
+    if isnan(time_limit_s) or not isfinite(gap):
+        raise UsageError(f"a gap of {gap} and a time limit of {time_limit_s} s", ["both are numbers"])
     require_known("schedule", schedules, schedule_names())
     require_known("objective", [objective], OBJECTIVES)
     require_known("family of dims", allow, FAMILIES)
