@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from math import isfinite, isnan
 from typing import TypedDict
 
 from halopipe.naming import require_known
@@ -98,7 +99,7 @@ def make_problem(
     if not 1 <= batch <= MOST_BATCH:
         raise UsageError(f"--global-batch is {batch}", [f"a step has 1 to {MOST_BATCH} samples"])
     if isnan(time_limit_s) or not isfinite(gap):
-        raise UsageError(f"a gap of {gap} and a time limit of {time_limit_s} s", ["both are numbers"])
+        raise UsageError(f"--gap is {gap}, --time-limit is {time_limit_s}", ["numbers are needed"])
     require_known("schedule", schedules, schedule_names())
     require_known("objective", [objective], OBJECTIVES)
     require_known("family of dims", allow, FAMILIES)
