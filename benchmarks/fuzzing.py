@@ -135,7 +135,7 @@ def _fuzz(
             path.write_bytes(mutation(document(origin), name))
             counts.tried += 1
             try:
-                with _watched(LIMIT_S):
+                with watched(LIMIT_S):
                     journey(path, origin)
             except HalopipeError:
                 counts.refused += 1
@@ -228,7 +228,7 @@ def _before_ranks(plan: Plan, profile: Profile) -> None:
 
 
 @contextmanager
-def _watched(limit_s: float) -> Iterator[None]:
+def watched(limit_s: float) -> Iterator[None]:
     """Raises OverrunError in its body after so much processor time, or far more of the clock's."""
 
     def bark(number: int, frame: FrameType | None) -> None:

@@ -27,6 +27,7 @@ from halopipe.planning import DEFAULT_SOLVER
 from planner.catalogue.quantities import BYTES, BYTES_PER_S, SECONDS, parse_quantity
 from planner.ir.errors import RankCountError, UnknownNameError, UsageError
 from planner.ir.problem import OBJECTIVES, RECOMPUTE, SHARD, Problem, Rule
+from planner.ir.validation import MOST_DEVICES
 
 _LINK = re.compile(r"link\s+(\S+)\.(\w+)")
 
@@ -180,9 +181,14 @@ def _on(problem: Problem, cluster: Any) -> Problem:
     return replace(problem, profile=replace(problem.profile, cluster=cluster))
 
 
+_MOST_DIGITS = 15
+
+
 def _integer(name: str, value: str) -> int:
-    if not value.isdecimal() or int(value) < 1:
+    if not value.isdecimal() or len(value) > _MOST_DIGITS or int(value) < 1:
         raise UsageError(f"{name}={value} is not a positive integer", [], [f"{name}=2"])
+    if name in ("devices", "hosts") and int(value) > MOST_DEVICES:
+        raise UsageError(f"{name}={value} are more than {MOST_DEVICES}", [], [f"{name}=8"])
     return int(value)
 
 

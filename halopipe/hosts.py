@@ -167,7 +167,11 @@ def _parse(words: list[str], where: str) -> Host:
     settings: Mapping[str, str] = dict(option.split("=", 1) for option in options if "=" in option)
     unknown = [option for option in options if option.split("=", 1)[0] not in ("slots", "max_slots", "max-slots")]
     slots = settings.get("slots", "")
-    if unknown or len(settings) < len(options) or (slots and not (slots.isdecimal() and int(slots) > 0)):
+    if (
+        unknown
+        or len(settings) < len(options)
+        or (slots and not (slots.isdecimal() and len(slots) < 10 and int(slots) > 0))
+    ):
         raise CorruptFileError(f"{where}: not understood", ["expected: host [slots=N], with N of at least 1"])
     return Host(name, int(slots) if slots else None)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from math import isfinite, isnan
 from typing import TypedDict
 
 from halopipe.naming import require_known
@@ -27,6 +28,10 @@ from planner.ir.problem import (
 from planner.ir.profile import Profile
 
 FAMILIES = (SAMPLE_DIMS, SPATIAL_DIMS, CHANNEL_DIMS)
+
+
+MOST_BATCH = 2**24
+"""Samples of a step; micro-batches are counted one by one."""
 
 
 class Asked(TypedDict, total=False):
@@ -91,6 +96,10 @@ def make_problem(
         MissingMeasurementError: the profile does not say what messages between two of its hosts cost.
     """
     batch = global_batch or profile.graph.samples
+    if not 1 <= batch <= MOST_BATCH:
+        raise UsageError(f"--global-batch is {batch}", [f"a step has 1 to {MOST_BATCH} samples"])
+    if isnan(time_limit_s) or not isfinite(gap):
+        raise UsageError(f"--gap is {gap}, --time-limit is {time_limit_s}", ["numbers are needed"])
     require_known("schedule", schedules, schedule_names())
     require_known("objective", [objective], OBJECTIVES)
     require_known("family of dims", allow, FAMILIES)

@@ -7,6 +7,7 @@ result.losses, result.measured(plan.prediction)
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 
 from halopipe.consistency import require_consistent
 from halopipe.hosts import Hosts
@@ -14,6 +15,7 @@ from halopipe.runs import Progress, RunOptions, RunProgress, RunResult
 from halopipe.slurm import job_variables
 from planner.ir.errors import UsageError
 from planner.ir.plan import Plan
+from planner.ir.validation import MOST_DEVICES
 
 __all__ = ["Hosts", "RunOptions", "RunProgress", "RunResult", "run_plan"]
 
@@ -54,4 +56,25 @@ def run_plan(
 def joins() -> bool:
     """Whether this process is a rank of a job; Slurm's variables are then set as torchrun sets its own."""
     os.environ.update(job_variables(os.environ))
-    return "RANK" in os.environ and "WORLD_SIZE" in os.environ
+    found = "RANK" in os.environ and "WORLD_SIZE" in os.environ
+    if found:
+        _require_seats(os.environ)
+    return found
+
+
+def _require_seats(environment: Mapping[str, str]) -> None:
+    """Raises :class:`UsageError` unless rank, size and port of the job are numbers, and fit together."""
+    ranks = _number(environment, "WORLD_SIZE", 1, MOST_DEVICES)
+    _number(environment, "RANK", 0, ranks - 1)
+    if "LOCAL_RANK" in environment:
+        _number(environment, "LOCAL_RANK", 0, ranks - 1)
+    if "MASTER_PORT" in environment:
+        _number(environment, "MASTER_PORT", 0, 65_535)
+
+
+def _number(environment: Mapping[str, str], name: str, least: int, most: int) -> int:
+    text = environment[name]
+    if not (text.isdecimal() and len(text) < 10 and least <= int(text) <= most):
+        told = f"a number from {least} to {most} is expected of torchrun or Slurm"
+        raise UsageError(f"{name} is {text!r}", [told], [f"unset {name}, to run outside of a job"])
+    return int(text)

@@ -9,6 +9,7 @@ from typing import Any
 from planner.ir.errors import UsageError
 
 _TIME_UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"), (1e-9, "ns"))
+_MOST_DIGITS = 18
 _BINARY_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
@@ -81,7 +82,7 @@ def parse_size(text: str) -> int:
 
     try:
         found = int(parse_quantity(text, BYTES))
-    except ValueError:
+    except (OverflowError, ValueError):
         found = 0
     if found < 1:
         raise UsageError(f"{text!r} is not a size", [], ["write a number and a unit: 2GiB, 512MB"])
@@ -95,7 +96,7 @@ def parse_integers(text: str, what: str, example: str) -> tuple[int, ...]:
         UsageError: an entry is not a positive integer.
     """
     parts = [part.strip() for part in text.split(",")] if text.strip() else []
-    if not all(part.isdecimal() and int(part) > 0 for part in parts):
+    if not all(part.isdecimal() and len(part) <= _MOST_DIGITS and int(part) > 0 for part in parts):
         raise UsageError(f"{what} {text!r} is not a list of positive integers", [], [f"write it like {example}"])
     return tuple(int(part) for part in parts)
 

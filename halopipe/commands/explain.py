@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from halopipe.commands.options import ClusterOption, Json, PlanPath, ProfileOption
+from halopipe.commands.options import ClusterOption, Json, PlanPath, ProfileOption, a_number
 
 
 def explain(
@@ -34,7 +34,9 @@ def explain(
     prices: Annotated[
         bool, typer.Option("--prices", help="What a GiB, a device, a link twice as fast would save.")
     ] = False,
-    time_limit: Annotated[float, typer.Option(min=0.1, help="Seconds that --prices may search.")] = 60.0,
+    time_limit: Annotated[
+        float, typer.Option(min=0.1, callback=a_number, help="Seconds that --prices may search.")
+    ] = 60.0,
     layer: Annotated[
         str, typer.Option(metavar="NAME", help="Where a layer runs, what it costs, which split wins.")
     ] = "",

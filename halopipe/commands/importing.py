@@ -29,7 +29,8 @@ def import_(
     from planner.formats.as_profile import as_profile
     from planner.ir.cluster import Cluster, DeviceSpec
     from planner.ir.codec import dump
-    from planner.ir.errors import UsageError
+    from planner.ir.errors import FormatError, UsageError
+    from planner.ir.validation import faults
 
     with claimed([output], [file]):
         require_known("format to import", [format_], _FORMATS)
@@ -38,6 +39,9 @@ def import_(
             raise UsageError(f"the catalogue does not say how much memory {entry.name} has", [entry.note])
         spec = DeviceSpec(f"n0/{entry.family}0", entry.name, "n0", int(entry.memory_bytes.value))
         found = as_profile(pipedream.read(file), Cluster((spec,), {}), samples)
+        senseless = faults(found)
+        if senseless:
+            raise FormatError(f"{file}: what it says makes no sense", senseless[:20])
         dump(found, output)
         console.emit(measuring.summary(found))
         console.wrote(output, f"halopipe plan {output} --cluster cluster.yaml")

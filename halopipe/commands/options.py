@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Annotated
 
 import typer
+
+
+def a_number(value: float) -> float:
+    """Callback of options that compare with limits, which NaN passes."""
+    if math.isnan(value):
+        raise typer.BadParameter("NaN is no number")
+    return value
+
 
 PlanPath = Annotated[Path, typer.Argument(metavar="PLAN", help="A plan file, as written by 'halopipe plan'.")]
 ProfileOption = Annotated[

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from halopipe.commands.options import ClusterOption, Json
+from halopipe.commands.options import ClusterOption, Json, a_number
 
 
 def plan(
@@ -52,9 +52,12 @@ def plan(
         str, typer.Option(metavar="SIZE", help="Most memory a device may use, such as 2GiB or 512MB.")
     ] = "",
     gap: Annotated[
-        float, typer.Option(min=0.0, help="Stop once the plan is proved to be this close to the best (0.01 = 1 %).")
+        float,
+        typer.Option(
+            min=0.0, callback=a_number, help="Stop once the plan is proved to be this close to the best (0.01 = 1 %)."
+        ),
     ] = 0.0,
-    time_limit: Annotated[float, typer.Option(min=0.0, help="Seconds to search at most.")] = 60.0,
+    time_limit: Annotated[float, typer.Option(min=0.0, callback=a_number, help="Seconds to search at most.")] = 60.0,
     no_calibration: Annotated[
         bool, typer.Option("--no-calibration", help="Costs as profiled, without what runs of plans corrected.")
     ] = False,

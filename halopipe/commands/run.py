@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from halopipe.commands.options import Json, PlanPath, ProfileOption
+from halopipe.commands.options import Json, PlanPath, ProfileOption, a_number
 
 
 def run(
@@ -75,7 +75,7 @@ def run(
     profile: ProfileOption = None,
     seed: Annotated[int, typer.Option(min=0, help="Of parameters and data.")] = 0,
     dtype: Annotated[str, typer.Option(help="Instead of the plan's, such as float64.")] = "",
-    deadline: Annotated[float, typer.Option(min=1.0, help="Seconds that a wait may last.")] = 120.0,
+    deadline: Annotated[float, typer.Option(min=1.0, callback=a_number, help="Seconds that a wait may last.")] = 120.0,
     memory_limit: Annotated[
         str, typer.Option(metavar="SIZE", help="Most memory of a rank's tensors, such as 2GiB; else H506.")
     ] = "",

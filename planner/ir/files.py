@@ -24,7 +24,7 @@ from planner.ir.errors import CorruptFileError, MissingFileError
 MOST_BYTES = 128 * 2**20
 """Of a file that is read; profiles of the largest networks are a tenth of that."""
 
-SILENCE_S = 2.0
+SILENCE_S = 1.0
 
 
 def read_bytes(path: str | Path, most_bytes: int = MOST_BYTES) -> bytes:

@@ -76,7 +76,7 @@ def _windows(path: str, layer: Layer, inputs: tuple[TensorSpec, ...]) -> Iterato
     for dim, numbers in enumerate(zip(*found, strict=True), start=len(data) - counts[0]):
         kernel, stride, padding, dilation = numbers
         reads, there = (made[dim] - 1) * stride + dilation * (kernel - 1) + 1, data[dim] + 2 * padding
-        if made[dim] > 0 and not there - 2 * stride < reads < there + stride + kernel:
+        if made[dim] > 0 and not there - 2 * stride < reads < there + stride:
             text = f"{made[dim]} windows reach over {reads} of an input of {there} with its padding"
             yield f"{path}.outputs[0].shape[{dim}]", text
     groups = layer.attributes.get("groups", 1)
