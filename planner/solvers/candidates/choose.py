@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from planner.ir.errors import InfeasibleError, MissingMeasurementError
+from planner.peers.clock import OutOfTimeError, until
 from planner.solvers.candidates.answer import infeasible
 from planner.solvers.candidates.assemble import Candidate
 from planner.solvers.candidates.evaluate import Evaluation, Evaluator
@@ -64,7 +65,10 @@ def choose(
     closest: Evaluation | None = None
     unknown: MissingMeasurementError | None = None
     unmet, is_cut_short = "", False
-    for asked in candidates:
+    for asked in _in_time(candidates, min(stops, evaluator.stops)):
+        if asked is None:
+            is_cut_short = True
+            break
         candidate = as_asked(evaluator.problem, asked)
         why = evaluator.unmet(candidate)
         if why:
@@ -86,6 +90,21 @@ def choose(
         elif closest is None or evaluator.excess(found) < evaluator.excess(closest):
             closest = found
     return Choice(best, closest, unknown, unmet, is_cut_short)
+
+
+def _in_time(candidates: Iterable[Candidate], stops: float) -> Iterator[Candidate | None]:
+    """The candidates as far as they can be made in time; then None if some could not."""
+    source = iter(candidates)
+    while True:
+        try:
+            with until(stops):
+                found = next(source)
+        except StopIteration:
+            return
+        except OutOfTimeError:
+            yield None
+            return
+        yield found
 
 
 def better(best: Evaluation | None, found: Evaluation) -> Evaluation:
