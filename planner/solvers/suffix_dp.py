@@ -90,7 +90,11 @@ def solve(problem: Problem, progress: Progress | None = None) -> Plan:
     start = Start(evaluator)
     queue = Queue(evaluator, progress, hints=functools.partial(published, evaluator))
     outcome = queue.run(start.items)
+    if start.is_restricted and outcome.status in ("proven", "within gap"):  # others may know what is not searched
+        queue.take_hints()
+        outcome = queue.outcome(outcome.status)
     outcome = with_layouts(evaluator, outcome, max(0.0, ends_s - time.monotonic()))
+    evaluator.stops = ends_s
     if outcome.best is None:
         raise _nothing_found(evaluator, outcome)
     decision = decision_of(problem, outcome.best.candidate)

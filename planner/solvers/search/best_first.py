@@ -25,6 +25,7 @@ _FEW_LEAVES, _MANY_LEAVES = 64, 8192  # looked at together, at first and later: 
 _BEAM = 24  # prefixes of equal length that are followed to the end at first
 _FEW = 12  # complete ones of these that are looked at
 _PROMISING = 3  # complete ones of these that are simulated
+_ANSWER_TAKES = 3.0  # what is said of a plan at last, in times of one simulation
 _HINTS_AFTER, _HINTS_TAKE = 0.3, 0.5  # of the time limit; of what is left then
 
 
@@ -137,6 +138,10 @@ class Queue:
             if self.best is None:
                 raise
             status = "stopped"
+        return self.outcome(status)
+
+    def outcome(self, status: str) -> Outcome:
+        """What is known now."""
         unopened = [bound_s for bound_s, _, item, _ in self._heap if isinstance(item, Space)]
         root_s = min(self.root_s, self.upper_s, *unopened) if unopened else min(self.root_s, self.upper_s)
         return Outcome(status, self.best, self._bound_s(), root_s, self.num_candidates, self.by_num_stages)
@@ -150,7 +155,8 @@ class Queue:
 
     @property
     def _ends_s(self) -> float:
-        return self._started_s + (self.time_limit_s or self.evaluator.problem.time_limit_s)
+        answer_s = 0.0 if self.best is None else _ANSWER_TAKES * self.evaluator.takes_s(self.best.candidate)
+        return self._started_s + (self.time_limit_s or self.evaluator.problem.time_limit_s) - answer_s
 
     def take(self, found: Evaluation | None) -> None:
         """Remembers a plan."""

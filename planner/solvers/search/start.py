@@ -48,6 +48,7 @@ class Start:
         choices: the everyday strategies, by name.
         rejected: what the search need not look at, or does not.
         capacity_s: all work over all devices.
+        is_restricted: whether plans of other planners may lie outside the space.
         least_work_s: what every plan takes, where pipelines without a bound of their own are looked at; else infinity.
     """
 
@@ -56,6 +57,7 @@ class Start:
     rejected: list[Rejected] = field(init=False, default_factory=list)
     capacity_s: float = field(init=False, default=0.0)
     least_work_s: float = field(init=False, default=float("inf"))
+    is_restricted: bool = field(init=False, default=False)
     _started_s: float = field(init=False, default_factory=time.monotonic)
 
     def items(self) -> Iterator[Choice | Evaluation | Space | Replicas]:
@@ -70,6 +72,7 @@ class Start:
         devices = Devices(found_pools, freedom.may_replicate)
         cuts = cuts_of(book)
         self._note(cuts, devices)
+        self.is_restricted = bool(devices.restrictions) or not cuts.complete
         if devices.restrictions:
             yield from self._on_fewer_devices()
         spaces = list(self._spaces(sizes, found_pools, devices, cuts, freedom))
