@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from planner.ir.errors import InfeasibleError, MissingMeasurementError
+from planner.ir.problem import Problem
 from planner.peers.clock import OutOfTimeError, until
 from planner.solvers.candidates.answer import infeasible
 from planner.solvers.candidates.assemble import Candidate
@@ -92,6 +93,15 @@ def choose(
     return Choice(best, closest, unknown, unmet, is_cut_short)
 
 
+def no_schedule(problem: Problem) -> InfeasibleError:
+    """The error of a strategy that has one stage on a device, where all schedules are for several."""
+    return InfeasibleError(
+        "no plan of this strategy meets what was asked",
+        [f"it has one stage on a device; asked: schedule {', '.join(problem.schedules)}"],
+        ["name a schedule for one stage on a device, such as 1f1b, or plan with another solver"],
+    )
+
+
 def _in_time(candidates: Iterable[Candidate], stops: float) -> Iterator[Candidate | None]:
     """The candidates as far as they can be made in time; then None if some could not."""
     source = iter(candidates)
@@ -129,6 +139,8 @@ def best_of(evaluator: Evaluator, candidates: Iterable[Candidate], first_that_fi
     if found.is_cut_short:
         limit = f"none was simulated after {evaluator.problem.time_limit_s:g} s"
         raise InfeasibleError("no plan found in time", [limit], ["search longer: --time-limit"])
+    if not evaluator.schedules:
+        raise no_schedule(evaluator.problem)
     if found.unmet:
         raise InfeasibleError(
             "no plan of this strategy meets what was asked",
