@@ -21,6 +21,8 @@ from planner.solvers.candidates.assemble import Candidate
 from planner.solvers.candidates.rules import Constraints
 from planner.solvers.candidates.space import schedule_names, virtual_schedule_names
 
+BREAKS_A_RULE = "breaks a side constraint"
+
 
 def as_asked(problem: Problem, candidate: Candidate) -> Candidate:
     """``candidate``, of a strategy that knows nothing of recomputation, with it where it is asked for everywhere."""
@@ -93,10 +95,10 @@ def _rules(constraints: Constraints, candidate: Candidate) -> str:
         own = {index: option for index in layers if (option := candidate.option_of(index)) is not None}
         ways = None if own else Ways(sample=len(group))
         if not constraints.allows_stage(layers, group, candidate.recomputes(stage), ways, stage):
-            return f"stage {stage} breaks a side constraint"
+            return f"stage {stage} {BREAKS_A_RULE}"
         wrong = [
             index for index, option in own.items() if not constraints.allows_layer(index, Ways.of(dict(option.cuts)))
         ]
         if wrong:
-            return f"layer {constraints.problem.profile.graph.layers[wrong[0]].name} breaks a side constraint"
+            return f"layer {constraints.problem.profile.graph.layers[wrong[0]].name} {BREAKS_A_RULE}"
     return ""
