@@ -12,7 +12,7 @@ from planner.peers.clock import OutOfTimeError, until
 from planner.solvers.candidates.answer import infeasible
 from planner.solvers.candidates.assemble import Candidate
 from planner.solvers.candidates.evaluate import Evaluation, Evaluator
-from planner.solvers.candidates.request import BREAKS_A_RULE, as_asked
+from planner.solvers.candidates.request import as_asked
 
 ROUNDING = 1e-9
 """Steps closer than this are equally good; the candidate seen first stays."""
@@ -142,9 +142,13 @@ def best_of(evaluator: Evaluator, candidates: Iterable[Candidate], first_that_fi
     if not evaluator.schedules:
         raise no_schedule(evaluator.problem)
     if found.unmet:
-        asked = "keeps to the side constraints" if BREAKS_A_RULE in found.unmet else "meets what was asked"
+        asked = (
+            "keeps to the side constraints"
+            if found.unmet.startswith(("fix", "forbid", "a side"))
+            else "meets what was asked"
+        )
         raise InfeasibleError(
-            f"no plan of this strategy {asked}",
+            f"no plan of this strategy {what}",
             [found.unmet],
             ["ask for less, or plan with another solver"],
         )
