@@ -142,11 +142,8 @@ def best_of(evaluator: Evaluator, candidates: Iterable[Candidate], first_that_fi
     if not evaluator.schedules:
         raise no_schedule(evaluator.problem)
     if found.unmet:
-        asked = (
-            "keeps to the side constraints"
-            if found.unmet.startswith(("fix", "forbid", "a side"))
-            else "meets what was asked"
-        )
+        is_rule = found.unmet.startswith(("fix", "forbid", "a side"))
+        what = "keeps to the side constraints" if is_rule else "meets what was asked"
         raise InfeasibleError(
             f"no plan of this strategy {what}",
             [found.unmet],
