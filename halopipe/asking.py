@@ -48,7 +48,8 @@ class Answer:
         """How much longer the other plan takes for a sample; negative if it is faster."""
         if self.other is None:
             return None
-        return self.base.prediction.samples_per_s / self.other.prediction.samples_per_s - 1
+        other_per_s = self.other.prediction.samples_per_s
+        return self.base.prediction.samples_per_s / other_per_s - 1 if other_per_s else 0.0
 
     def render(self) -> str:
         """The answer in words: step, memory, decision, what binds, how sure it is."""

@@ -170,15 +170,16 @@ def _layouts(rows: tuple[StageRow, ...]) -> list[str]:
 
 def _ranks(plan: Plan, prediction: Prediction) -> str:
     devices = planning.device_names(plan)
+    step_s = prediction.step_s or 1.0  # of nothing each part is nothing
     header = ["rank", "device", "compute", "communication", "bubble", "idle", "memory"]
     cells = [
         [
             str(rank.rank),
             devices[rank.rank],
-            units.percent(rank.compute_s / prediction.step_s),
-            units.percent(rank.communication_s / prediction.step_s),
-            units.percent(rank.bubble_s / prediction.step_s),
-            units.percent(rank.idle_s / prediction.step_s),
+            units.percent(rank.compute_s / step_s),
+            units.percent(rank.communication_s / step_s),
+            units.percent(rank.bubble_s / step_s),
+            units.percent(rank.idle_s / step_s),
             _memory(rank),
         ]
         for rank in prediction.ranks
@@ -187,7 +188,7 @@ def _ranks(plan: Plan, prediction: Prediction) -> str:
 
 
 def _memory(rank: RankPrediction) -> str:
-    filled = text.bar(rank.peak_bytes / rank.memory_limit_bytes)
+    filled = text.bar(rank.peak_bytes / max(1, rank.memory_limit_bytes))
     return f"{filled} {units.size(rank.peak_bytes)} of {units.size(rank.memory_limit_bytes)}"
 
 

@@ -8,6 +8,7 @@ the widest gap of memory in turn instead of going down step by step.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 _ROUNDING = 1e-9
 _FEW = 3
 _FINER = 4
+_UNKNOWN_SEARCHES = 3  # a search takes a third of what is left, where nobody knows how many there will be
 
 Show = Callable[[int, int, str], None]
 """Called with (points found, points wanted or 0, the search that comes next)."""
@@ -115,7 +117,8 @@ def front(
     """The Pareto front of a problem.
 
     Args:
-        num_points: about how many plans to look for; 0: all there are.  Each is a search with the problem's time limit.
+        num_points: about how many plans to look for; 0: all there are.  The problem's time limit is for all searches
+            together.
 
     Raises:
         InfeasibleError: nothing fits at all.
@@ -147,6 +150,15 @@ class _Search:
     wanted: int
     found: list[Plan] = field(default_factory=list)
     exhausted: bool = False
+    ends_s: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.ends_s = time.monotonic() + self.problem.time_limit_s
+
+    def _left_s(self) -> float:
+        """What the next search may take: an equal part of what is left, where it is known how many there will be."""
+        searches = max(1, self.wanted - len(self.found)) if self.wanted else _UNKNOWN_SEARCHES
+        return max(0.0, self.ends_s - time.monotonic()) / searches
 
     def under(self, limit_bytes: int, objective: str = THROUGHPUT) -> Plan | None:
         """The best plan under a limit (0: none); None if the search was stopped by hand.  Raises if nothing fits."""
@@ -154,7 +166,9 @@ class _Search:
             below = f"below {units.size(limit_bytes)}" if limit_bytes else "without a limit"
             self.show(len(self.found), self.wanted, below)
         limits = [limit for limit in (limit_bytes, self.problem.memory_bytes) if limit]
-        asked = replace(self.problem, memory_bytes=min(limits, default=0), objective=objective)
+        asked = replace(
+            self.problem, memory_bytes=min(limits, default=0), objective=objective, time_limit_s=self._left_s()
+        )
         plan = planning.solve(asked, self.solver)
         self.found.append(plan)
         return None if plan.search.status == "stopped" else plan
@@ -189,7 +203,9 @@ class _Search:
         self.exhausted = not gaps
 
     def _enough(self) -> bool:
-        """Whether there are as many plans as are wanted, or twice as many searches and a few."""
+        """Whether time is up, or there are as many plans as are wanted, or twice as many searches and a few."""
+        if time.monotonic() >= self.ends_s:
+            return True
         return bool(self.wanted) and (
             len(_undominated(self.found)) >= self.wanted or len(self.found) >= 2 * self.wanted + _FEW
         )

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -62,6 +63,8 @@ def solve_baselines(
 ) -> Baselines:
     """The published strategies, each as its authors do it, on the same problem.
 
+    The problem's time limit is for all of them together: each may take an equal part of what is left.
+
     Args:
         wanted: their names; empty: all.
         show: called with (done, total, what comes next).
@@ -72,11 +75,13 @@ def solve_baselines(
     plans: dict[str, Plan] = {}
     infeasible: dict[str, str] = {}
     names = tuple(wanted) or solvers.baselines()
+    ends_s = time.monotonic() + problem.time_limit_s
     for number, name in enumerate(names):
         if show is not None:
             show(number, len(names), name)
         try:
-            plans[name] = solve(problem, name)
+            left_s = max(0.0, ends_s - time.monotonic()) / (len(names) - number)
+            plans[name] = solve(replace(problem, time_limit_s=left_s), name)
         except HalopipeError as error:  # what the strategy's own restrictions rule out is no failure of the comparison
             infeasible[name] = "; ".join((error.title, *error.details[:1]))
     return Baselines(plans, infeasible)

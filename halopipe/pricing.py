@@ -59,7 +59,7 @@ class Prices:
             [
                 price.what,
                 units.seconds(price.saves_s) if price.saves_s else "nothing",
-                units.percent(price.saves_s / step_s),
+                units.percent(price.saves_s / step_s if step_s else 0.0),
                 units.seconds(price.at_most_s) if price.at_most_s > price.saves_s else "the same",
                 price.status,
                 price.evidence,

@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 
 from planner.formats.pipedream import LayerGraph, Node
 from planner.ir.errors import UsageError
+from planner.peers.clock import check_time
 
 MAX_STATES = 8000
 """Pairs of states are held in matrices: more than this many need gigabytes."""
@@ -123,6 +124,7 @@ def _walk(graph: LayerGraph, dag: _Dag, every_ideal: bool) -> set[int]:
     found = {needs[starts[0]]} if not every_ideal else {needs[start] for start in starts}
     queue = list(found)
     while queue:
+        check_time()
         done = queue.pop()
         nexts = {after for layer in _bits(done) for after in dag.successors[layer] if not done >> after & 1}
         for layer in (*nexts, *(start for start in starts if not done >> start & 1)):

@@ -38,6 +38,7 @@ from numpy.typing import NDArray
 
 from planner.peers.answer import OPTIMAL, Answer, Json, infeasible
 from planner.peers.chain import Chain, require_positive, sums
+from planner.peers.clock import check_time
 
 SNO, SO, AS, FBP = "1F1B-SNO", "1F1B-SO", "1F1B-AS", "FBP-AS"
 SYNCHRONOUS, ASYNCHRONOUS = (SNO, SO), (AS, FBP)
@@ -161,6 +162,7 @@ def _whole_layers(
     stages = len(devices.speeds)
     rooms = tuple(kept(schedule, number, stages, count) / count for number in range(1, stages + 1))
     for limit in sorted({0.0, *spans.chain.crossing_bytes}):
+        check_time()
         key = (limit, schedule == AS, rooms if devices.memory_bytes < inf else ())
         if key not in known:
             known[key] = _balance(spans, devices, schedule, count, limit)
@@ -180,6 +182,7 @@ def _balance(spans: _Spans, devices: Row, schedule: str, count: int, limit_bytes
     best = np.where(np.arange(layers + 1) == 0, 0.0, inf)
     came: list[NDArray[np.intp]] = []
     for number, speed in enumerate(devices.speeds, start=1):
+        check_time()
         seconds = np.maximum(spans.forward_s / speed, link_s) + np.maximum(spans.backward_s / speed, link_s)
         if devices.memory_bytes < inf:
             kept_bytes = kept(schedule, number, stages, count) / count * spans.saved_bytes

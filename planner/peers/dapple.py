@@ -36,6 +36,7 @@ from math import inf
 from planner.ir.errors import UsageError
 from planner.peers.answer import OPTIMAL, TIME_LIMIT, Answer, Json, infeasible
 from planner.peers.chain import Chain, require_positive, sums
+from planner.peers.clock import check_time
 from planner.peers.placement import Assignment, Taken, assignments, most_first, real_hosts
 
 
@@ -148,17 +149,19 @@ class _Search:
         self._max_stages = max_stages or hosts.hosts * hosts.per_host
         self._upper, self.stopped = inf, False
         self._into: dict[Taken, list[Assignment]] = {}
-        known = queue = [(0,) * hosts.hosts]
+        queue = [(0,) * hosts.hosts]
+        known = set(queue)
         while queue:
             grown = [found for taken in queue for found in self._assigned(taken)]
             for found in grown:
                 self._into.setdefault(most_first(found.after), []).append(found)
             queue = [taken for taken in dict.fromkeys(most_first(found.after) for found in grown) if taken not in known]
-            known = [*known, *queue]
+            known.update(queue)
 
     def _assigned(self, taken: Taken) -> Iterator[Assignment]:
         free = self._hosts.hosts * self._hosts.per_host - sum(taken)
         for replicas in range(1, free + 1):
+            check_time()
             yield from assignments(taken, replicas, self._hosts.per_host)
 
     def best(self, best: Suffix | None = None, width: int = 0) -> Suffix | None:
@@ -167,6 +170,7 @@ class _Search:
         full = (self._hosts.per_host,) * self._hosts.hosts
         level: dict[Key, list[Suffix]] = {}
         for assignment in self._into[full]:
+            check_time()
             self._prepend(level, assignment, None, width)
         for _ in range(self._max_stages):
             suffixes = [suffix for alike in level.values() for suffix in alike]
@@ -178,10 +182,10 @@ class _Search:
                 if self._hopeless(suffix.c1, suffix.c2):
                     continue
                 for assignment in self._into.get(suffix.assignment.before, ()):
+                    if time.monotonic() > self._stop_at:
+                        self.stopped = True
+                        return best
                     self._prepend(level, assignment, suffix, width)
-                if time.monotonic() > self._stop_at:
-                    self.stopped = True
-                    return best
         return best
 
     def _prepend(self, level: dict[Key, list[Suffix]], assignment: Assignment, rest: Suffix | None, width: int) -> None:

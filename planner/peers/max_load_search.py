@@ -18,6 +18,7 @@ from math import inf
 
 import numpy as np
 
+from planner.peers.clock import check_time
 from planner.peers.ideals import bits_of, chain_of
 from planner.peers.max_load import Blocks, Floats, Loads
 from planner.peers.max_load_walk import ACCELERATOR, CPU, SAME, Chain, Walk, most_left_to_cpus, value_of
@@ -33,6 +34,7 @@ def direct(loads: Loads, accelerators: int, cpus: int) -> Chain | None:
     best: dict[tuple[int, int], Floats] = {}
     for c in range(cpus + 1):
         for a in range(accelerators + 1):
+            check_time()
             value = np.full(len(every), inf)
             value[0] = 0.0
             for table, before in zip(tables, ((a - 1, c), (a, c - 1)), strict=True):

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from planner.peers.clock import check_time
 from planner.peers.ideals import Bools, Ints
 from planner.peers.max_load import Blocks, Loads
 
@@ -108,6 +109,7 @@ class Walk:
         dominated = np.zeros_like(settled)
         reached = settled.copy()
         while True:
+            check_time()
             found = np.zeros_like(settled)
             found[self._below[reached[self._above]]] = True
             if not (found & ~dominated).any():

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from planner.ir.errors import UsageError
 from planner.peers.antichains import Bools, Floats, States
+from planner.peers.clock import check_time
 
 _BLOCK_BYTES = 64 * 2**20
 
@@ -143,6 +144,7 @@ def best_row(level: Level, start: int, traced: bool = False) -> Row:
     count, width = level.machines, level.states.num_states - start
     best = np.full((count, width), inf)
     for m in level.replicas():
+        check_time()
         best[m - 1] = level.alone_s(start, m)
     split, last = np.full((count, width), -1), np.broadcast_to(np.arange(1, count + 1)[:, None], best.shape).copy()
     limited = level.options.memory_bytes < inf
@@ -153,6 +155,7 @@ def best_row(level: Level, start: int, traced: bool = False) -> Row:
         later = [level.later_s(start, columns, m) for m in level.replicas() if m < count]
         stash = level.stash_bytes(start, columns) if limited else None
         for m in range(2, count + 1):
+            check_time()
             for replicas in level.replicas():
                 if replicas >= m:
                     break

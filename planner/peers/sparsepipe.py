@@ -31,6 +31,7 @@ from planner.formats.pipedream import LayerGraph
 from planner.ir.errors import FormatError, UsageError
 from planner.peers.answer import OPTIMAL, Answer, Json, infeasible
 from planner.peers.antichains import Floats, States, states_of
+from planner.peers.clock import check_time
 from planner.peers.pipedream_rows import stashes
 
 Counts = tuple[int, ...]
@@ -128,6 +129,7 @@ def _free(prices: _Prices, counts: Counts) -> tuple[float, list[_Stage]]:
         value = np.full(num_starts, inf)
         steps: list[_Stage | None] = [None] * num_starts
         for group in _up_to(whole):
+            check_time()
             rest = tuple(v - g for v, g in zip(whole, group, strict=True))
             if not any(group) or best[rest].min() == inf:
                 continue
@@ -163,6 +165,7 @@ def _fixed(prices: _Prices, counts: Counts) -> tuple[float, list[_Stage]]:
         for last in range(1, used):
             if (last > 1 and last % 2) or used - last <= last:
                 continue
+            check_time()
             devices = group(used - last, used)
             cost = np.maximum(best[used - last][:, None], prices.stage_s(devices, total - used)[1:])
             found, splits = cost.min(axis=0), cost.argmin(axis=0)

@@ -48,7 +48,7 @@ def solver(name: str) -> Solver:
 
 
 def _settled(solve: Solver, problem: Problem, progress: Progress | None = None) -> Plan:
-    check_request(problem)
+    _check_request(problem)
     if problem.shard != AUTO:
         return solve(problem, progress)
     ends_s = time.monotonic() + problem.time_limit_s
@@ -59,7 +59,7 @@ def _settled(solve: Solver, problem: Problem, progress: Progress | None = None) 
         return solve(replace(problem, shard=ALWAYS, time_limit_s=left_s), progress)
 
 
-def check_request(problem: Problem) -> None:
+def _check_request(problem: Problem) -> None:
     """Refuses numbers that no search can mean.
 
     Raises:

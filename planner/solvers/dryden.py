@@ -27,7 +27,7 @@ from planner.layers import over_sites
 from planner.solvers import data_parallel
 from planner.solvers.candidates.answer import heuristic_plan, infeasible
 from planner.solvers.candidates.assemble import Candidate
-from planner.solvers.candidates.choose import best_of
+from planner.solvers.candidates.choose import best_of, no_schedule
 from planner.solvers.candidates.evaluate import Evaluation, Evaluator
 from planner.solvers.candidates.laid_out import gives_all_work, with_options
 from planner.solvers.candidates.request import as_asked
@@ -52,6 +52,8 @@ def solve(problem: Problem, progress: Progress | None = None) -> Plan:
     evaluator = Evaluator(problem, PriceBook(problem.profile))
     if len(problem.ranks) == 1 or SPATIAL_DIMS not in problem.allow or over_sites(problem.profile.graph):
         return _by_samples(evaluator)
+    if not schedule_names(problem):
+        raise no_schedule(problem)
     closest: Evaluation | None = None
     unmet = ""
     for size in reversed(micro_batch_sizes(problem, evaluator.book)):

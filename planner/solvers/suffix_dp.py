@@ -45,6 +45,7 @@ Not in the space: windows other than those of ``leaves.windows_to_try``, several
 
 from __future__ import annotations
 
+import functools
 import time
 from dataclasses import replace
 
@@ -60,6 +61,7 @@ from planner.solvers.candidates.compare import alternatives
 from planner.solvers.candidates.evaluate import Evaluator
 from planner.solvers.progress import Progress
 from planner.solvers.search.best_first import Outcome, Queue
+from planner.solvers.search.incumbents import published
 from planner.solvers.search.layouts import beyond_samples, left_out, with_layouts
 from planner.solvers.search.leanest import least_memory
 from planner.solvers.search.remedies import no_plan_fits
@@ -86,8 +88,13 @@ def solve(problem: Problem, progress: Progress | None = None) -> Plan:
         limited = replace(limited, time_limit_s=limited.time_limit_s / 2)
     evaluator = Evaluator(limited, PriceBook(problem.profile))
     start = Start(evaluator)
-    outcome = Queue(evaluator, progress).run(start.items)
+    queue = Queue(evaluator, progress, hints=functools.partial(published, evaluator))
+    outcome = queue.run(start.items)
+    if start.is_restricted and outcome.status in ("proven", "within gap"):  # others may know what is not searched
+        queue.take_hints()
+        outcome = queue.outcome(outcome.status)
     outcome = with_layouts(evaluator, outcome, max(0.0, ends_s - time.monotonic()))
+    evaluator.stops = ends_s
     if outcome.best is None:
         raise _nothing_found(evaluator, outcome)
     decision = decision_of(problem, outcome.best.candidate)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from planner.ir.errors import InfeasibleError, MissingMeasurementError
+from planner.ir.problem import Problem
+from planner.peers.clock import OutOfTimeError, until
 from planner.solvers.candidates.answer import infeasible
 from planner.solvers.candidates.assemble import Candidate
 from planner.solvers.candidates.evaluate import Evaluation, Evaluator
@@ -64,7 +66,10 @@ def choose(
     closest: Evaluation | None = None
     unknown: MissingMeasurementError | None = None
     unmet, is_cut_short = "", False
-    for asked in candidates:
+    for asked in _in_time(candidates, min(stops, evaluator.stops)):
+        if asked is None:
+            is_cut_short = True
+            break
         candidate = as_asked(evaluator.problem, asked)
         why = evaluator.unmet(candidate)
         if why:
@@ -86,6 +91,30 @@ def choose(
         elif closest is None or evaluator.excess(found) < evaluator.excess(closest):
             closest = found
     return Choice(best, closest, unknown, unmet, is_cut_short)
+
+
+def no_schedule(problem: Problem) -> InfeasibleError:
+    """The error of a strategy that has one stage on a device, where all schedules are for several."""
+    return InfeasibleError(
+        "no plan of this strategy meets what was asked",
+        [f"it has one stage on a device; asked: schedule {', '.join(problem.schedules)}"],
+        ["name a schedule for one stage on a device, such as 1f1b, or plan with another solver"],
+    )
+
+
+def _in_time(candidates: Iterable[Candidate], stops: float) -> Iterator[Candidate | None]:
+    """The candidates as far as they can be made in time; then None if some could not."""
+    source = iter(candidates)
+    while True:
+        try:
+            with until(stops):
+                found = next(source)
+        except StopIteration:
+            return
+        except OutOfTimeError:
+            yield None
+            return
+        yield found
 
 
 def better(best: Evaluation | None, found: Evaluation) -> Evaluation:
@@ -110,9 +139,13 @@ def best_of(evaluator: Evaluator, candidates: Iterable[Candidate], first_that_fi
     if found.is_cut_short:
         limit = f"none was simulated after {evaluator.problem.time_limit_s:g} s"
         raise InfeasibleError("no plan found in time", [limit], ["search longer: --time-limit"])
+    if not evaluator.schedules:
+        raise no_schedule(evaluator.problem)
     if found.unmet:
+        is_rule = found.unmet.startswith(("fix", "forbid", "a side"))
+        what = "keeps to the side constraints" if is_rule else "meets what was asked"
         raise InfeasibleError(
-            "no plan of this strategy meets what was asked",
+            f"no plan of this strategy {what}",
             [found.unmet],
             ["ask for less, or plan with another solver"],
         )

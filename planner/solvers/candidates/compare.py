@@ -38,8 +38,10 @@ def _strategies(evaluator: Evaluator, best: Evaluation, known: Mapping[str, Choi
 
 def _schedules(evaluator: Evaluator, best: Evaluation) -> Iterator[Alternative]:
     for name in schedule_names(evaluator.problem):
-        if name != best.candidate.schedule and best.candidate.num_stages > 1:
-            found = evaluator.evaluate(replace(best.candidate, schedule=name))
+        other = replace(best.candidate, schedule=name)
+        wanted = name != best.candidate.schedule and best.candidate.num_stages > 1
+        if wanted and evaluator.has_time_for(other) and not evaluator.unmet(other):
+            found = evaluator.evaluate(other)
             title = f"schedule {name}"
             yield (_slower(evaluator, title, found, best) if found.fits else too_large(title, evaluator.problem, found))
 
@@ -57,7 +59,9 @@ def _slower(evaluator: Evaluator, name: str, found: Evaluation, best: Evaluation
 
 
 def _reason(evaluator: Evaluator, found: Evaluation) -> str:
-    """What the other plan spends its time on, beside computing."""
+    """What the other plan spends its time on, beside computing; empty if there is no time to find out."""
+    if not evaluator.has_time_for(found.candidate):
+        return ""
     decision = decision_of(evaluator.problem, found.candidate)
     margin, limit_bytes = evaluator.problem.memory_margin, evaluator.problem.memory_bytes
     seen: Forecast = forecast(evaluator.book, decision, margin, limit_bytes, num_draws=0)

@@ -15,7 +15,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from planner.ir.constraints import FAMILIES, Ways
+from planner.ir.constraints import FAMILIES, Ways, broken
+from planner.ir.plan import Decision, Stage
 from planner.ir.problem import ALWAYS, NEVER, SAMPLE_DIMS, Problem
 from planner.solvers.candidates.assemble import Candidate
 from planner.solvers.candidates.rules import Constraints
@@ -86,6 +87,7 @@ def _cuts(problem: Problem, candidate: Candidate) -> str:
 
 
 def _rules(constraints: Constraints, candidate: Candidate) -> str:
+    problem = constraints.problem
     if not constraints.rules:
         return ""
     for stage, group in enumerate(candidate.groups):
@@ -93,10 +95,22 @@ def _rules(constraints: Constraints, candidate: Candidate) -> str:
         own = {index: option for index in layers if (option := candidate.option_of(index)) is not None}
         ways = None if own else Ways(sample=len(group))
         if not constraints.allows_stage(layers, group, candidate.recomputes(stage), ways, stage):
-            return f"stage {stage} breaks a side constraint"
+            return _broken_rule(problem, candidate)
         wrong = [
             index for index, option in own.items() if not constraints.allows_layer(index, Ways.of(dict(option.cuts)))
         ]
         if wrong:
-            return f"layer {constraints.problem.profile.graph.layers[wrong[0]].name} breaks a side constraint"
+            return _broken_rule(problem, candidate)
     return ""
+
+
+def _broken_rule(problem: Problem, candidate: Candidate) -> str:
+    """The first rule that is broken, and by which layer."""
+    devices = problem.profile.cluster.devices
+    stages = tuple(
+        Stage(group, tuple(devices[rank].name for rank in group), candidate.recomputes(stage))
+        for stage, group in enumerate(candidate.groups)
+    )
+    layers = {layer.name: candidate.placement_of(index) for index, layer in enumerate(problem.profile.graph.layers)}
+    decision = Decision(candidate.schedule, candidate.micro_batches, stages, layers, ())
+    return next(iter(broken(problem.fix, problem.forbid, decision, problem.profile.cluster)), "a side constraint")

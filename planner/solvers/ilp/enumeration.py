@@ -11,13 +11,12 @@ from heapq import heappop, heappush
 import numpy as np
 
 from planner.costs.stage import PriceBook
-from planner.ir.constraints import Ways
 from planner.ir.errors import InfeasibleError, MissingMeasurementError, UsageError
 from planner.ir.problem import ALWAYS, SAMPLE_DIMS, Problem
 from planner.schedules import traits
 from planner.solvers import data_parallel, even_split, one_device
 from planner.solvers.candidates.assemble import Candidate
-from planner.solvers.candidates.choose import ROUNDING, better
+from planner.solvers.candidates.choose import ROUNDING, better, cheapest_first
 from planner.solvers.candidates.evaluate import Evaluation, Evaluator
 from planner.solvers.candidates.rules import Constraints
 from planner.solvers.candidates.space import (
@@ -136,10 +135,11 @@ class Enumeration:
         return free.run().best is not None
 
     def _try_known(self) -> None:
-        for candidate in known(self.evaluator.problem, self.evaluator.book):
-            ways = [Ways(sample=len(group)) for group in candidate.groups]
-            again = [candidate.recomputes(stage) for stage in range(candidate.num_stages)]
-            if self.constraints.allows_stages(candidate.stage_of, candidate.groups, again, ways):
+        found = known(self.evaluator.problem, self.evaluator.book)
+        for candidate in cheapest_first(self.evaluator, found, self.evaluator.stops):
+            if self.best is not None and not self.evaluator.has_time_for(candidate):
+                continue
+            if not self.evaluator.unmet(candidate):
                 with suppress(MissingMeasurementError):
                     self._take(self.evaluator.evaluate(candidate))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -24,6 +25,8 @@ _FEW_LEAVES, _MANY_LEAVES = 64, 8192  # looked at together, at first and later: 
 _BEAM = 24  # prefixes of equal length that are followed to the end at first
 _FEW = 12  # complete ones of these that are looked at
 _PROMISING = 3  # complete ones of these that are simulated
+_ANSWER_TAKES = 3.0  # what is said of a plan at last, in times of one simulation
+_HINTS_AFTER, _HINTS_TAKE = 0.3, 0.5  # of the time limit; of what is left then
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +95,8 @@ class Queue:
         any_fit: stop at the first plan that fits.
         most_candidates: stop after so many partial plans; 0: never.
         time_limit_s: stop after so long; 0: the problem's limit.
+        hints: makes plans of other planners until it is told to stop; asked once, when a part of the time is gone and
+            the best plan is not known yet.
     """
 
     evaluator: Evaluator
@@ -99,6 +104,7 @@ class Queue:
     any_fit: bool = False
     most_candidates: int = 0
     time_limit_s: float = 0.0
+    hints: Callable[[float], Iterable[Choice]] | None = None
     best: Evaluation | None = field(init=False, default=None)
     root_s: float = field(init=False, default=float("inf"))
     num_candidates: int = field(init=False, default=0)
@@ -132,6 +138,10 @@ class Queue:
             if self.best is None:
                 raise
             status = "stopped"
+        return self.outcome(status)
+
+    def outcome(self, status: str) -> Outcome:
+        """What is known now."""
         unopened = [bound_s for bound_s, _, item, _ in self._heap if isinstance(item, Space)]
         root_s = min(self.root_s, self.upper_s, *unopened) if unopened else min(self.root_s, self.upper_s)
         return Outcome(status, self.best, self._bound_s(), root_s, self.num_candidates, self.by_num_stages)
@@ -145,7 +155,8 @@ class Queue:
 
     @property
     def _ends_s(self) -> float:
-        return self._started_s + (self.time_limit_s or self.evaluator.problem.time_limit_s)
+        answer_s = 0.0 if self.best is None else _ANSWER_TAKES * self.evaluator.takes_s(self.best.candidate)
+        return self._started_s + (self.time_limit_s or self.evaluator.problem.time_limit_s) - answer_s
 
     def take(self, found: Evaluation | None) -> None:
         """Remembers a plan."""
@@ -164,6 +175,9 @@ class Queue:
             if enough or time.monotonic() > self._ends_s:
                 return "time limit"
             self._report()
+            if self._hints_are_due():
+                self.take_hints()
+                continue
             self._advance()
         if self.best is not None and self._bound_s() >= self.best.step_s * (1 - ROUNDING):
             return "proven"
@@ -171,16 +185,32 @@ class Queue:
             return "time limit"
         return "within gap" if self.best is not None else "proven"
 
+    def take_hints(self) -> None:
+        """Asks for the plans of other planners, once."""
+        hints, self.hints = self.hints, None
+        now_s = time.monotonic()
+        if hints is not None and now_s < self._ends_s:
+            for choice in hints(now_s + _HINTS_TAKE * (self._ends_s - now_s)):
+                self.take(choice.best)
+
+    @property
+    def _hints_at_s(self) -> float:
+        return self._started_s + _HINTS_AFTER * (self._ends_s - self._started_s)
+
+    def _hints_are_due(self) -> bool:
+        return self.hints is not None and time.monotonic() > self._hints_at_s
+
     def _advance(self) -> None:
         """Takes what has the least bound one step further."""
         bound_s, _, item, position = heappop(self._heap)
         self.num_candidates += 1
         if isinstance(item, Space):
-            suffixes = item.suffixes(self.upper_s, self._ends_s)
+            stops = self._ends_s if self.hints is None else min(self._ends_s, self._hints_at_s)
+            suffixes = item.suffixes(self.upper_s, stops)
             try:
                 root_s = max(bound_s, suffixes.root_s())
-            except OutOfTimeError:
-                self._push(bound_s, item)
+            except OutOfTimeError:  # the tables made so far are kept
+                self._push(bound_s, Space(bound_s, functools.partial(_resumed, suffixes)))
                 return
             suffixes.ends_s = float("inf")  # what is still missing of the tables is little
             self.root_s = min(self.root_s, root_s)
@@ -305,6 +335,12 @@ class Queue:
         best_s, bound_s = self.best.step_s if self.best is not None else float("inf"), self._bound_s()
         gap = best_s / bound_s - 1 if bound_s > 0 else float("inf")
         self.progress(SearchProgress(best_s, bound_s, gap, self.evaluator.num_simulated, now_s))
+
+
+def _resumed(suffixes: Suffixes, _upper_s: float, ends_s: float) -> Suffixes:
+    """Tables that were begun, with more time."""
+    suffixes.ends_s = ends_s
+    return suffixes
 
 
 def _most_promising(found: list[tuple[Expansion, Numbers]]) -> list[tuple[Expansion, Numbers]]:

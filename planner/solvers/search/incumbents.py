@@ -9,15 +9,26 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from planner.costs.stage import PriceBook, StageCosts, StagePlacement
-from planner.ir.errors import InfeasibleError, MissingMeasurementError
+from planner.ir.errors import HalopipeError, InfeasibleError, MissingMeasurementError
 from planner.ir.problem import Problem
 from planner.ir.schedule import Action, Op
-from planner.solvers import data_parallel, even_split, one_device
+from planner.solvers import (
+    bapipe,
+    dapple,
+    data_parallel,
+    even_split,
+    one_device,
+    pipedream,
+    pipedream_hierarchical,
+    piper,
+    sparsepipe,
+    tarnawski,
+)
 from planner.solvers.candidates.assemble import Candidate
 from planner.solvers.candidates.choose import Choice, cheapest_first, choose
 from planner.solvers.candidates.evaluate import Evaluator
@@ -27,6 +38,10 @@ from planner.solvers.candidates.space import Pool, micro_batches, mixing_layers,
 
 MANY_RANKS = 64
 """On more ranks, replicas are tried on whole pools only."""
+
+_PUBLISHED = (dapple, pipedream, pipedream_hierarchical, piper, tarnawski, sparsepipe, bapipe)
+_REPLICATING = (dapple, sparsepipe)
+"""Of these, those that know nothing of layers that mix samples."""
 
 _SHARE_OF_TIME = 0.15  # of what is left, for one strategy
 
@@ -56,6 +71,23 @@ def strategies(evaluator: Evaluator) -> Iterator[tuple[str, Choice]]:
             yield "data-parallel", choose(evaluator, replicas, first_that_fits=True)
     if len(problem.ranks) > 1 and "gpipe" in schedule_names(problem) and problem.max_stages != 1:
         yield "even-split", best(even_split.candidates(problem, book))
+
+
+def published(evaluator: Evaluator, stops: float) -> Iterator[Choice]:
+    """What published planners choose, each with an equal part of the time that is left.
+
+    Args:
+        stops: when the last must have ended, by ``time.monotonic``.
+    """
+    mixes, waiting = bool(mixing_layers(evaluator.problem.profile.graph)), list(_PUBLISHED)
+    while waiting and len(evaluator.problem.ranks) > 1:
+        planner = waiting.pop(0)
+        if mixes and planner in _REPLICATING:
+            continue
+        left_s = max(0.0, stops - time.monotonic()) / (len(waiting) + 1)
+        problem = replace(evaluator.problem, time_limit_s=left_s)
+        with suppress(HalopipeError):  # its own restrictions rule the problem out
+            yield choose(evaluator, planner.pipelines(problem, evaluator.book), stops=time.monotonic() + left_s)
 
 
 def mixed_replicas(

@@ -25,7 +25,7 @@ def least_memory(problem: Problem) -> tuple[Problem, tuple[str, ...]]:
     asked = replace(problem, objective=THROUGHPUT)
     best = leanest(Evaluator(asked, PriceBook(problem.profile)))
     if best is None or not best.fits:
-        best, _ = _fitting(asked, 0, problem.time_limit_s)
+        best, _ = _fitting(asked, problem.memory_bytes, problem.time_limit_s)
     if best is None:
         return asked, ()
     least, most = 0, best.peak_bytes

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
@@ -43,7 +44,7 @@ def no_plan_fits(evaluator: Evaluator) -> HalopipeError:
             [f"global batch {batch}, {count} ranks"],
             ["profile more sizes, or name the sizes to use"],
         )
-    return infeasible(evaluator.problem, closest, tuple(_would_fit(evaluator.problem)))
+    return infeasible(evaluator.problem, closest, tuple(_would_fit(evaluator)))
 
 
 def leanest(evaluator: Evaluator) -> Evaluation | None:
@@ -51,12 +52,16 @@ def leanest(evaluator: Evaluator) -> Evaluation | None:
     best: Evaluation | None = None
     for frontier in spaces(evaluator):
         for schedule in frontier.suffixes.prices.freedom.schedules:
+            if best is not None and time.monotonic() > evaluator.stops:
+                return best
             prefix = Leanest(frontier, schedule).prefix()
             if prefix is None:
                 continue
             candidate = frontier.candidate(prefix, schedule)
             if traits(schedule).windowed:
                 candidate = replace(candidate, windows=(1,) * candidate.num_stages)
+            if best is not None and not evaluator.has_time_for(candidate):
+                continue
             found = evaluator.evaluate(candidate)
             if best is None or evaluator.excess(found) < evaluator.excess(best):
                 best = found
@@ -118,8 +123,9 @@ class Leanest:
         return best, choice, cut
 
 
-def _would_fit(problem: Problem) -> Iterator[str]:
-    """Relaxations of the problem under which a plan fits, one restriction at a time, then all."""
+def _would_fit(evaluator: Evaluator) -> Iterator[str]:
+    """Relaxations of the problem under which a plan fits, one restriction at a time, then all, as time allows."""
+    problem = evaluator.problem
     relaxed = {
         "without --micro-batch": replace(problem, micro_batch_sizes=()) if problem.micro_batch_sizes else None,
         "without --schedule": replace(problem, schedules=()) if problem.schedules else None,
@@ -131,7 +137,8 @@ def _would_fit(problem: Problem) -> Iterator[str]:
         free = replace(problem, micro_batch_sizes=(), schedules=(), num_ranks=0, max_stages=0)
         possible["without all these restrictions"] = free
     for words, other in possible.items():
-        found = any_fit(other)
+        left_s = min(_QUICKLY_S, evaluator.stops - time.monotonic())
+        found = any_fit(other, left_s) if left_s > 0 else None
         if found is not None:
             candidate = found.candidate
             peak = size_text(found.peak_bytes)
@@ -142,7 +149,7 @@ def _would_fit(problem: Problem) -> Iterator[str]:
             return
 
 
-def any_fit(problem: Problem) -> Evaluation | None:
-    """Some plan that fits, if one is found quickly."""
-    evaluator = Evaluator(replace(problem, time_limit_s=_QUICKLY_S), PriceBook(problem.profile))
+def any_fit(problem: Problem, time_limit_s: float = _QUICKLY_S) -> Evaluation | None:
+    """Some plan that fits, if one is found in that time."""
+    evaluator = Evaluator(replace(problem, time_limit_s=time_limit_s), PriceBook(problem.profile))
     return Queue(evaluator, None, any_fit=True).run(Start(evaluator).items).best

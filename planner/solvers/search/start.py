@@ -5,10 +5,12 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from planner.ir.errors import HalopipeError
 from planner.ir.plan import Rejected
 from planner.schedules import traits
 from planner.solvers.candidates.choose import Choice
@@ -33,6 +35,7 @@ FEW_OPTIONS = 1_500
 """Groups of devices that it looks at, about."""
 
 _SHARE_OF_TIME = 0.3  # that may be spent on it
+_SHARE_OF_FEWER, _FEWEST_DEVICES = 0.4, 16  # of what is left, for half of the devices; no fewer are looked at
 _FEW_SPACES = 3  # ways to cut the batch that are looked at quickly
 _FEW = 400  # partial plans that it looks at
 
@@ -45,6 +48,7 @@ class Start:
         choices: the everyday strategies, by name.
         rejected: what the search need not look at, or does not.
         capacity_s: all work over all devices.
+        is_restricted: whether plans of other planners may lie outside the space.
         least_work_s: what every plan takes, where pipelines without a bound of their own are looked at; else infinity.
     """
 
@@ -53,6 +57,7 @@ class Start:
     rejected: list[Rejected] = field(init=False, default_factory=list)
     capacity_s: float = field(init=False, default=0.0)
     least_work_s: float = field(init=False, default=float("inf"))
+    is_restricted: bool = field(init=False, default=False)
     _started_s: float = field(init=False, default_factory=time.monotonic)
 
     def items(self) -> Iterator[Choice | Evaluation | Space | Replicas]:
@@ -67,6 +72,9 @@ class Start:
         devices = Devices(found_pools, freedom.may_replicate)
         cuts = cuts_of(book)
         self._note(cuts, devices)
+        self.is_restricted = bool(devices.restrictions) or not cuts.complete
+        if devices.restrictions:
+            yield from self._on_fewer_devices()
         spaces = list(self._spaces(sizes, found_pools, devices, cuts, freedom))
         self.capacity_s = min((space.bound_s for space, _ in spaces), default=0.0)
         if freedom.virtual:
@@ -80,6 +88,25 @@ class Start:
         yield from (space for space, _ in spaces)
         if not devices.mixes_kinds and not freedom.constraints.rules:
             yield from mixed_replicas(problem, book, found_pools, sizes)
+
+    def _on_fewer_devices(self) -> Iterator[Evaluation]:
+        """The best plan for the first half of many devices, where groups of them need be less coarse.
+
+        So on for halves of halves: a plan for few devices is one for many, and should not be lost among these.
+        """
+        problem, now_s = self.evaluator.problem, time.monotonic()
+        half = 1 << ((len(problem.ranks) - 1).bit_length() - 1) if len(problem.ranks) > 1 else 0
+        left_s = _SHARE_OF_FEWER * (min(self._started_s + problem.time_limit_s, self.evaluator.stops) - now_s)
+        if half < _FEWEST_DEVICES or left_s <= 0:
+            return
+        evaluator = Evaluator(replace(problem, num_ranks=half, time_limit_s=left_s), self.evaluator.book)
+        with suppress(HalopipeError):  # rules about devices of the other half
+            found = Queue(evaluator, None).run(Start(evaluator).items)
+            self.evaluator.num_simulated += evaluator.num_simulated
+            if found.best is not None:
+                yield found.best
+            if found.status == "stopped":
+                raise KeyboardInterrupt
 
     def _spaces(
         self, sizes: tuple[int, ...], found_pools: tuple[Pool, ...], devices: Devices, cuts: Cuts, freedom: Freedom
