@@ -76,7 +76,7 @@ ROWS: Mapping[str, Row] = {
     "inputs.corrections[].num_plans": Row(HISTORY, "at least 1", HISTORY, "at least 1"),
     "decision.schedule": Row(WHOLLY, "the program is made again from it; allowed", WHOLLY, "the same"),
     "decision.micro_batches": Row(WHOLLY, "sum and rate, program, sizes asked for", WHOLLY, "and step"),
-    "decision.stages[].ranks": Row(WHOLLY, "program, times, one stage or position a rank", WHOLLY, "the same"),
+    "decision.stages[].ranks": Row(PARTLY, "program, one stage or position a rank", WHOLLY, "and whose device it is"),
     "decision.stages[].devices": Row(PARTLY, "one device a rank, one rank a device", WHOLLY, "as in the cluster"),
     "decision.stages[].recompute": Row(PARTLY, "as asked for", WHOLLY, "step and memory"),
     "decision.stages[].sharded": Row(PARTLY, "as asked for, where it can be", WHOLLY, "step and memory"),

@@ -37,12 +37,13 @@ def check(plan: Plan, profile: Profile | None) -> tuple[str, ...]:
     faults += form_faults(decision) if profile is None else ()
     rows, unreadable = rows_of(decision)
     faults += unreadable
-    is_sound = not any(fault.startswith("decision") for fault in faults)
+    is_sound = not any(fault.startswith(("decision", "inputs.corrections")) for fault in faults)
     if profile is None:
         if is_sound:
             faults += [*request_faults(plan, None, rows), *program_faults(decision, stated_program(decision, rows))]
         return tuple(faults)
-    profile = profile.corrected_by(plan.inputs.corrections)  # those that the plan was made under
+    if not any(fault.startswith("inputs.corrections") for fault in faults):
+        profile = profile.corrected_by(plan.inputs.corrections)  # those that the plan was made under
     faults += _input_faults(plan, profile)
     misplaced = [*model_faults(decision, profile.graph), *device_faults(decision, profile)]
     if is_sound and not misplaced:
@@ -91,12 +92,12 @@ def _prediction_faults(plan: Plan, profile: Profile, found: Reckoning) -> Iterat
         yield f"prediction.bubble_fraction: the predicted bubble is {said.bubble_fraction}, {again}"
     yield from _memory_faults(plan, found)
     yield from _time_faults(plan, found)
-    again = drawn(plan, profile)
-    if said.evidence != again.evidence:
-        yield f"prediction.evidence: the prediction is called {said.evidence!r}, its prices are {again.evidence!r}"
+    simulated = drawn(plan, profile)
+    if said.evidence != simulated.evidence:
+        yield f"prediction.evidence: the prediction is called {said.evidence!r}, its prices are {simulated.evidence!r}"
     for name in ("p10_s", "p90_s"):
-        if not close(getattr(said, name), getattr(again, name), 2e-6):  # they are rounded to six digits
-            yield f"prediction.{name}: {getattr(said, name)} s, drawn again {getattr(again, name)} s"
+        if not close(getattr(said, name), getattr(simulated, name), 2e-6):  # they are rounded to six digits
+            yield f"prediction.{name}: {getattr(said, name)} s, drawn again {getattr(simulated, name)} s"
     if found.step_s > 0:
         reduction, messages = found.longest_sum_s / found.step_s, found.most_messages_s / found.step_s
         known = set(binding_faults(plan))
