@@ -161,3 +161,10 @@ def not_checked(has_profile: bool) -> tuple[str, ...]:
         if how_far in (PARTLY, NOT):
             found.append(f"{path} (only: {by})" if by else path)
     return tuple(found)
+
+
+def needs_profile() -> tuple[str, ...]:
+    """The fields of which more is checked with a profile than without."""
+    order = (NOT, PARTLY, WHOLLY)
+    known = {path: row for path, row in ROWS.items() if HISTORY not in (row.alone, row.against)}
+    return tuple(path for path, row in known.items() if order.index(row.against) > order.index(row.alone))

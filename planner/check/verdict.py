@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from planner import schedules
-from planner.check.coverage import not_checked
 from planner.check.drawn import drawn
 from planner.check.layouts import named_layer_faults
 from planner.check.order import program_faults, rows_of, schedule_order, stated_program
@@ -20,8 +19,6 @@ from planner.ir.profile import Profile
 from planner.ir.program import Program
 from planner.layers.boundary import Boundaries
 
-__all__ = ["check", "not_checked"]
-
 _TIME_TOLERANCE = 1e-7
 """Of the times of a rank, which are sums of small differences, as a part of the step."""
 
@@ -30,7 +27,7 @@ def check(plan: Plan, profile: Profile | None) -> tuple[str, ...]:
     """Everything that is wrong with ``plan``, as "path in the file: what"; nothing if it is good.
 
     Args:
-        profile: what the plan was made from; :func:`not_checked` says what is left unchecked without it.
+        profile: what the plan was made from; ``coverage.needs_profile`` says what is left unchecked without it.
     """
     decision = plan.decision
     faults = [*structure_faults(decision), *statement_faults(plan)]
