@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from cuda_ops.units import Unit
+
 
 def on_device(module: fx.GraphModule, device: torch.device) -> fx.GraphModule:
     """A copy of ``module`` whose operators make their tensors on ``device``.
@@ -24,6 +26,8 @@ def on_device(module: fx.GraphModule, device: torch.device) -> fx.GraphModule:
     for node in graph.nodes:
         node.args = fx.node.map_aggregate(node.args, lambda each: _placed(each, device))
         node.kwargs = fx.node.map_aggregate(node.kwargs, lambda each: _placed(each, device))
+        if isinstance(node.target, Unit):
+            node.target = node.target.changed(lambda each: _placed(each, device))
     found = fx.GraphModule(module, graph)
     for name, inner in module.named_modules():
         if name and isinstance(inner, fx.GraphModule) and _has(found, name):  # of operators that call a graph

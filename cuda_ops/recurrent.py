@@ -1,21 +1,27 @@
-"""Shapes of recurrent operators (LSTM, GRU, Elman) without a walk over time.
+"""Recurrent operators (LSTM, GRU, Elman): their shapes without a walk over time, and mixed precision on any processor.
 
     (time, sample, in)  ->  (time, sample, directions x out)  and the last states, shaped as the first ones
 
 torch finds these shapes by running the recurrence step by step on tensors without data: slow for long sequences, and
 under ``torch.export`` it fixes the number of steps.
+
+Under autocast torch gives an LSTM to oneDNN in the lower precision whether or not oneDNN has it for the processor
+(for bfloat16 it needs AVX-512), and raises where it has not.  :func:`autocast` sees to it that it runs.
 """
 
 from __future__ import annotations
 
 import functools
+import threading
+import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._python_dispatch import _disable_current_modes
 
 _ATEN = torch.ops.aten
 _KEYS = (torch._C.DispatchKey.CompositeImplicitAutograd, torch._C.DispatchKey.Autograd)
@@ -101,3 +107,67 @@ def _for_fakes(rule: ShapeRule, otherwise: Callable[..., Any]) -> Callable[..., 
         return chosen(input, *arguments, **names)
 
     return kernel
+
+
+def autocast(device_type: str, dtype: torch.dtype | None) -> AbstractContextManager[Any]:
+    """``torch.autocast``, under which LSTMs run on every processor; of no dtype: no autocast.
+
+    Where oneDNN lacks the LSTM of this dtype, it is computed in float32 of tensors rounded to ``dtype``, and rounded
+    again: what processors that have it compute, but for the order of sums.  That holds for the rest of the process,
+    for the user's own calls as well.
+    """
+    if dtype is None:
+        return nullcontext()
+    if device_type == "cpu" and lacks_lstm(dtype):
+        _compute_in_float32()
+    return torch.autocast(device_type, dtype)
+
+
+@functools.cache
+def lacks_lstm(dtype: torch.dtype) -> bool:
+    """Whether oneDNN has no LSTM of ``dtype`` for this processor: torch is asked by running one."""
+    if not torch.backends.mkldnn.is_available():
+        return False  # torch takes its own then
+    size = 2
+    with _disable_current_modes(), torch.inference_mode(False), torch.enable_grad():
+        x, state, bias = torch.zeros(1, 1, size), torch.zeros(1, size), torch.zeros(4 * size)
+        weight = torch.zeros(4 * size, size, requires_grad=True)
+        tensors = [each.to(dtype) for each in (x, weight, weight, bias, bias, state, state)]
+        options = (False, [], _LSTM, size, 1, True, False, False, True)
+        try:
+            with torch.autocast("cpu", enabled=False):
+                _ATEN.mkldnn_rnn_layer.default(*tensors, *options)[0].sum().backward()
+        except RuntimeError:
+            return True
+    return False
+
+
+_LSTM = 2
+"""The mode of ``aten::mkldnn_rnn_layer``; it knows no other."""
+
+_REGISTERING = threading.Lock()
+_REGISTERED: list[torch.library.Library] = []
+
+
+def _compute_in_float32() -> None:
+    with _REGISTERING:
+        if _REGISTERED:
+            return
+        library = torch.library.Library("aten", "IMPL", "AutocastCPU")
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "(?s).*[Oo]verriding a previously registered kernel")
+            library.impl("mkldnn_rnn_layer", _lstm_in_float32)
+        _REGISTERED.append(library)
+
+
+def _lstm_in_float32(*arguments: Any) -> tuple[Tensor, ...]:
+    """A layer in one direction, called under autocast."""
+    dtype = torch.get_autocast_dtype("cpu")
+
+    def rounded(argument: Any) -> Any:
+        is_lowered = isinstance(argument, Tensor) and argument.is_floating_point()
+        return argument.to(dtype).float() if is_lowered else argument
+
+    with torch.autocast("cpu", enabled=False):
+        *states, workspace = _ATEN.mkldnn_rnn_layer.default(*map(rounded, arguments))
+    return *(state.to(dtype) for state in states), workspace

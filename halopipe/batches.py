@@ -19,6 +19,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from torch import Tensor
+
 from halopipe.datasets import Data, Position, open_data
 from halopipe.forms import Item
 from planner.ir.errors import UsageError
@@ -77,3 +79,9 @@ def bound(item: Item, inputs: InputSpecs, planned: Sequence[int]) -> Batch:
     if isinstance(item, list):
         return MicroBatches(inputs, [(*given, *targets) for given, targets in item], len(planned))
     return WholeBatch(inputs, (*item[0], *item[1]), tuple(planned))
+
+
+def tensors_of(item: Item) -> list[tuple[Tensor, ...]]:
+    """Of each input and target its tensors, one a micro-batch."""
+    pairs = item if isinstance(item, list) else [item]
+    return list(zip(*((*given, *targets) for given, targets in pairs), strict=True))

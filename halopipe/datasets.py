@@ -1,23 +1,27 @@
 """What a data factory gave, epoch after epoch: an iterator, an iterable such as a DataLoader, or a Dataset.
 
-What is drawn (the order of samples, augmentations by torch's own generator) follows from the seed, the epoch and the
-place in it alone: every rank, every plan and a run that goes on later gets the same batches.
+What is drawn from the global generators of torch, numpy and ``random`` (the order of samples, augmentations) follows
+from the seed, the epoch and the place in it alone: every rank, every plan and a run that goes on later gets the same
+batches.  Workers of a DataLoader are seeded by torch, from a number drawn here, anew each epoch.
 """
 
 from __future__ import annotations
 
 import hashlib
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import islice
-from typing import Any, Protocol, cast
+from itertools import count
+from typing import Any, Protocol
 
 import torch
+from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
 
+from cuda_ops.seeding import seed_generators, seeded
 from halopipe.forms import Form, Item, Pair
-from planner.ir.errors import FactoryError
+from planner.ir.errors import DifferentDataError, FactoryError
 from profiler.factory import find_factory
 from profiler.source import LoadedModel
 
@@ -67,22 +71,27 @@ class Stream:
 
     repeats = False
 
-    def __init__(self, first: Iterator[Any], make: Callable[[], Iterator[Any]], form: Form) -> None:
+    def __init__(self, first: Iterator[Any], make: Callable[[], Iterator[Any]], seed: int, form: Form) -> None:
         self._first: Iterator[Any] | None = first
-        self._make, self._form = make, form
+        self._make, self._seed, self._form = make, seed, form
 
     def epoch(self, start: Position) -> Iterator[Item]:
         with self._form.told():
             found = self._make() if self._first is None else self._first
             self._first = None
-            for item in islice(found, start.batches, None):
-                yield self._form.item(item)
+            for number in count():
+                with drawing(self._seed, start.epoch, number):
+                    item = next(found, _END)
+                if item is _END:
+                    return
+                if number >= start.batches:
+                    yield self._form.item(item)
 
 
 class Loader:
     """An iterable of batches, such as a DataLoader: one pass is an epoch.
 
-    Generators and samplers (``set_epoch``) of a DataLoader are set anew for each epoch.
+    Generators and samplers (``set_epoch``) of a DataLoader are set anew for each epoch, and its workers start anew.
     """
 
     repeats = True
@@ -98,18 +107,23 @@ class Loader:
             number = 0
             while True:
                 with drawing(self._seed, start.epoch, number):
-                    item = next(iterator, None)
-                if item is None:
+                    item = next(iterator, _END)
+                if item is _END:
                     return
                 number += 1
                 if number > start.batches:
                     yield self._form.item(item)
 
     def _begin(self, epoch: int) -> None:
-        sampler = getattr(self._found, "sampler", None)
-        if hasattr(sampler, "set_epoch"):
-            cast(Any, sampler).set_epoch(epoch)
-        for owner in (self._found, sampler, getattr(self._found, "batch_sampler", None)):
+        found: Any = self._found
+        batches = getattr(found, "batch_sampler", None)
+        owners = found, getattr(found, "sampler", None), batches, getattr(batches, "sampler", None)
+        for owner in {id(each): each for each in (*owners, getattr(found, "dataset", None))}.values():
+            if callable(getattr(owner, "set_epoch", None)):
+                owner.set_epoch(epoch)
+        if getattr(found, "persistent_workers", False):
+            found._iterator = None  # else they would go on drawing where the epoch before left them
+        for owner in owners:
             generator = getattr(owner, "generator", None)
             if isinstance(generator, torch.Generator):
                 generator.manual_seed(mixed(self._seed, epoch))
@@ -149,12 +163,40 @@ class Samples:
 
     def collated(self, epoch: int, indices: Sequence[int]) -> Pair:
         """These samples as one batch; what a sample draws depends on its number and the epoch alone."""
-        with self._form.told(), torch.random.fork_rng(devices=[]):
+        with self._form.told(), drawing(self._seed, epoch):
             found = []
             for index in indices:
-                torch.default_generator.manual_seed(mixed(self._seed, epoch, index))
+                seed_generators(mixed(self._seed, epoch, index))
                 found.append(self._dataset[index])
             return self._form.pair(default_collate(found))
+
+    def require_repeatable(self, start: Position) -> None:
+        """Reads the first sample from ``start`` on twice.
+
+        Raises:
+            DifferentDataError: it is another one the second time.
+        """
+        index = next(iter(self.indices(start)), [0])[0]
+        first, again = (_flat(self.collated(start.epoch, [index])) for _ in range(2))
+        if [digest(tensor) for tensor in first] != [digest(tensor) for tensor in again]:
+            raise DifferentDataError(
+                f"sample {index} of {self._form.name} is another one when it is read again",
+                ["what a rank reads, or reads again after a checkpoint, would not be what another one read"],
+                [
+                    "draw from torch, numpy or random themselves, which are seeded for each sample and epoch",
+                    "make a generator of the sample's number in __getitem__, not one for all in __init__",
+                ],
+            )
+
+
+def digest(tensor: Tensor) -> int:
+    """32 bits that follow from the dtype, shape and bytes of a tensor."""
+    bytes_ = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+    return zlib.crc32(bytes_, zlib.crc32(f"{tensor.dtype}{tuple(tensor.shape)}".encode()))
+
+
+def _flat(pair: Pair) -> tuple[Tensor, ...]:
+    return *pair[0], *pair[1]
 
 
 def open_data(name: str, model: LoadedModel, global_batch: int, seed: int, *, shuffled: bool = True) -> Data:
@@ -169,10 +211,11 @@ def open_data(name: str, model: LoadedModel, global_batch: int, seed: int, *, sh
     if not name:
         return Example(_repeated(model, global_batch))
     form = Form(name, _float_dtype(model))
-    factory, shape = find_factory(name), _input_shape(model)
+    with seeded(seed):
+        factory, shape = find_factory(name), _input_shape(model)
 
     def make() -> Any:
-        with form.told():
+        with form.told(), seeded(seed):
             return factory(global_batch, shape, seed)
 
     found = make()
@@ -180,10 +223,10 @@ def open_data(name: str, model: LoadedModel, global_batch: int, seed: int, *, sh
         return Loader(DataLoader(found, batch_size=global_batch), seed, form)
     if isinstance(found, Dataset):
         return Samples(found, global_batch, seed, form, shuffled=shuffled)
-    with form.told():
+    with form.told(), seeded(seed):
         iterator = iter(found) if not isinstance(found, DataLoader) else None
     if iterator is found:
-        return Stream(found, make, form)
+        return Stream(found, make, seed, form)
     return Loader(found, seed, form)
 
 
@@ -195,10 +238,13 @@ def mixed(*numbers: int) -> int:
 
 @contextmanager
 def drawing(*numbers: int) -> Iterator[None]:
-    """What torch draws inside follows from the numbers, and leaves no trace."""
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(mixed(*numbers))
+    """What torch, numpy and ``random`` draw inside follows from the numbers, and leaves no trace."""
+    with seeded(mixed(*numbers)):
         yield
+
+
+_END = object()
+"""Of an iterator; an iterator may give None, which is no batch."""
 
 
 def _input_shape(model: LoadedModel) -> tuple[int, ...]:

@@ -123,14 +123,16 @@ def save(figure: Figure, path: str | Path) -> None:
         UsageError: another suffix.
         MissingFileError: the folder is missing or cannot be written.
     """
-    from planner.ir.codec import write_text
     from planner.ir.errors import UsageError
+    from planner.ir.files import write_bytes, write_text
 
     match Path(path).suffix:
         case ".svg":
             write_text(path, svg(figure))
         case ".png":
-            figure.savefig(path, dpi=150)
+            buffer = io.BytesIO()
+            figure.savefig(buffer, format="png", dpi=150)
+            write_bytes(path, buffer.getvalue())
         case suffix:
             raise UsageError(f"figures are written as .svg or .png, not {suffix or 'without a suffix'!r}")
 

@@ -8,10 +8,11 @@ from torch import Tensor, nn
 
 import runtime.batch
 from cuda_ops.sparse.nn.tensor import SparseTensor
-from halopipe.batches import bound
+from halopipe.agreement import Agreement
+from halopipe.batches import bound, tensors_of
 from halopipe.checkpoints import save_now
 from halopipe.evaluating import evaluate
-from halopipe.feeding import Consumer
+from halopipe.feeding import Consumer, agreement_of
 from halopipe.forms import Pair
 from halopipe.runs import Score
 from halopipe.saved import open_saved
@@ -42,6 +43,8 @@ class Execution:
     def __init__(self, engine: Engine, consumer: Consumer, model: nn.Module, voice: Voice, seed: int) -> None:
         self._engine, self._consumer, self._voice, self._seed = engine, consumer, voice, seed
         self.model, self.rank, self.num_ranks = model, consumer.transport.rank, consumer.transport.world_size
+        self._trained = agreement_of(consumer, 0, is_script=True)
+        self._evaluated = agreement_of(consumer, 0, is_script=True, always=True)
         voice.__enter__()
 
     def __enter__(self) -> Execution:
@@ -56,7 +59,7 @@ class Execution:
         return self._engine.num_steps
 
     def step(self, batch: Batch) -> float | None:
-        """One training step, on a batch that every rank is given whole.
+        """One training step, on a batch that every rank is given whole, the same one.
 
         Args:
             batch: ``(inputs, targets)``, of as many samples as the plan's global batch or fewer; or a list of such
@@ -64,19 +67,23 @@ class Execution:
 
         Returns:
             The loss of the batch; None on ranks that do not compute it.
+
+        Raises:
+            DifferentDataError: ranks were given different batches: seen before the first 8 steps, later within 64.
         """
         return self.train(batch).loss
 
     def train(self, batch: Batch) -> StepResult:
         """As :meth:`step`, with everything that is known of the step: times, learning rates, norm of the gradients."""
-        return self._engine.step_on(self._bound(batch))
+        self._trained.step = self.num_steps - self._trained.noted
+        return self._engine.step_on(self._bound(batch, self._trained))
 
     def evaluate(self, *batches: Batch) -> Score:
         """The mean loss over ``batches``, and the accuracy of a model that classifies, in evaluation mode.
 
         All ranks call this with the same batches, and get the same answer; nothing is changed by it.
         """
-        found = (self._bound(batch) for batch in batches)
+        found = (self._bound(batch, self._evaluated) for batch in batches)
         return evaluate(self._engine, self._consumer, found)
 
     def save(self, folder: str | Path, *, keep: int = 0) -> None:
@@ -90,6 +97,7 @@ class Execution:
             CheckpointError: it could not be saved; older ones are as before.
         """
         consumer = self._consumer
+        self._trained.confirm()
         save_now(
             folder,
             self._engine,
@@ -135,9 +143,12 @@ class Execution:
         self._voice.__exit__(None, None, None)
         self._engine.close()
 
-    def _bound(self, batch: Batch) -> runtime.batch.Batch:
+    def _bound(self, batch: Batch, agreement: Agreement) -> runtime.batch.Batch:
+        """The batch, which all ranks were given, as the engine takes it."""
         item = [self._pair(each) for each in batch] if isinstance(batch, list) else self._pair(batch)
-        return bound(item, self._consumer.inputs, self._consumer.decision.micro_batches)
+        found = bound(item, self._consumer.inputs, self._consumer.decision.micro_batches)
+        agreement.note(tensors_of(item))
+        return found
 
     def _pair(self, batch: tuple[Tensors | SparseTensor, Tensors]) -> Pair:
         inputs, targets = batch

@@ -7,15 +7,16 @@ a Dataset is told in :mod:`halopipe.sharing`.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import count
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from cuda_ops.sparse.preparation import Preparation
-from halopipe.batches import bound, read
+from halopipe.agreement import Agreement
+from halopipe.batches import bound, read, tensors_of
 from halopipe.datasets import Data, Position
 from halopipe.needs import Need, needs, whole_needs
 from planner.ir.errors import TransportError
@@ -26,6 +27,7 @@ from runtime.plumbing import dtype_of
 from runtime.stages.captured import CapturedModel
 from runtime.stages.shapes import varying_dims
 from runtime.transport import Key, Transport
+from runtime.weighing import inputs_counted
 
 _HEADER, _PARTS = MESSAGE_KINDS = "H", "D"
 """Kinds of messages; between hosts, wherever stages compute."""
@@ -39,9 +41,11 @@ class Feed(Protocol):
 
     Attributes:
         position: after the last batch taken.
+        agreement: that the ranks read the same; None where one reads for all.
     """
 
     position: Position
+    agreement: Agreement | None
 
     def take(self) -> Batch | None:
         """The next batch, on all ranks the same; None where the data has ended."""
@@ -55,6 +59,7 @@ class Consumer:
     Attributes:
         inputs: what a step is given.
         preparation: makes the graph's inputs of them, on every rank; None: they are the graph's inputs.
+        counted: by stage, inputs of which each rank reads its samples to know what parts of a batch count for.
         turns: numbers the batches of all feeds of this rank; the same on all ranks.
     """
 
@@ -65,6 +70,7 @@ class Consumer:
     turns: Iterator[int]
     deadline_s: float
     preparation: Preparation | None = None
+    counted: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
 
     @property
     def ranks(self) -> tuple[int, ...]:
@@ -75,7 +81,7 @@ class Consumer:
         """What a rank, by default this one, reads of micro-batches of ``rows``."""
         if self.preparation is not None:
             return whole_needs(self.inputs.specs, rows)
-        return needs(self.decision, self.graph, self.transport.rank if rank is None else rank, rows)
+        return needs(self.decision, self.graph, self.transport.rank if rank is None else rank, rows, self.counted)
 
     @property
     def per_site(self) -> tuple[bool, ...]:
@@ -91,11 +97,17 @@ class Consumer:
         return torch.empty(self.inputs.shape(name, shape, 0), dtype=self.dtype(name))
 
 
+def agreement_of(consumer: Consumer, step: int, **options: Any) -> Agreement:
+    """Whether the ranks of ``consumer`` are fed the same, from ``step`` on."""
+    return Agreement(consumer.transport, tuple(consumer.inputs.specs), consumer.deadline_s, step, **options)
+
+
 def consumer_of(decision: Decision, model: CapturedModel, transport: Transport, deadline_s: float) -> Consumer:
     """The consumer of this rank of ``transport``."""
     inputs = InputSpecs(model.fed, model.graph.samples, varying_dims(model))
     preparation = None if model.prepared is None else model.prepared.preparation
-    return Consumer(decision, model.graph, inputs, transport, count(), deadline_s, preparation)
+    counted = inputs_counted(model, decision)
+    return Consumer(decision, model.graph, inputs, transport, count(), deadline_s, preparation, counted)
 
 
 class OwnFeed:
@@ -103,19 +115,31 @@ class OwnFeed:
 
     Args:
         epochs: to read; 0: as many as there are.
+        agreement: with the others that read it; None: there are none.
     """
 
-    def __init__(self, consumer: Consumer, data: Data, start: Position, epochs: int = 0) -> None:
+    def __init__(
+        self,
+        consumer: Consumer,
+        data: Data,
+        start: Position,
+        epochs: int = 0,
+        agreement: Agreement | None = None,
+    ) -> None:
         self._consumer, self._items = consumer, read(data, start, epochs)
-        self.position = start
+        self.position, self.agreement = start, agreement
 
     def take(self) -> Batch | None:
         found = next(self._items, None)
         if found is None:
+            if self.agreement is not None:
+                self.agreement.note(None)
             return None
         epoch, item = found
         batch = bound(item, self._consumer.inputs, self._consumer.decision.micro_batches)
         self.position = self.position.after(epoch, sum(batch.rows))
+        if self.agreement is not None:
+            self.agreement.note(tensors_of(item), f" (batch {self.position.batches - 1} of epoch {epoch})")
         return batch
 
 
@@ -128,7 +152,7 @@ class SentFeed:
 
     def __init__(self, consumer: Consumer, own: OwnFeed | None, start: Position) -> None:
         self._consumer, self._own = consumer, own
-        self.position = start
+        self.position, self.agreement = start, None
 
     def take(self) -> Batch | None:
         turn = next(self._consumer.turns)

@@ -67,7 +67,7 @@ class Front:
                 point=number,
                 step_s=plan.prediction.step_s,
                 samples_per_s=plan.prediction.samples_per_s,
-                slower=best_per_s / plan.prediction.samples_per_s - 1,
+                slower=best_per_s / plan.prediction.samples_per_s - 1 if plan.prediction.samples_per_s else 0.0,
                 peak_bytes=peak_bytes(plan),
                 num_stages=len(plan.decision.stages),
                 num_ranks=len({rank for stage in plan.decision.stages for rank in stage.ranks}),

@@ -18,11 +18,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from planner.ir.errors import CorruptFileError, MissingFileError, RankCountError, UsageError
+from planner.ir.files import read_text
 from planner.ir.plan import Decision
 
 SSH = "ssh -o BatchMode=yes -o ServerAliveInterval=5 {host}"
 """The launcher by default: it never asks for a password, and notices a lost connection within 15 s."""
 
+_MOST_BYTES = 2**20
 _LOCAL = frozenset({"localhost", "127.0.0.1", "::1"})
 _SHELLS = frozenset({"ssh", "rsh"})
 """Launchers that hand their words to a shell on the other side, hence need them quoted."""
@@ -96,9 +98,9 @@ def read_hosts(path: Path) -> tuple[Host, ...]:
         CorruptFileError: it names the line that is not ``host [slots=N]``.
     """
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise MissingFileError(f"cannot read the host file {path}", [str(error)]) from error
+        lines = read_text(path, _MOST_BYTES).splitlines()
+    except MissingFileError as error:
+        raise MissingFileError(f"cannot read the host file {path}", error.details) from None
     found: dict[str, int | None] = {}
     for number, line in enumerate(lines, start=1):
         words = line.partition("#")[0].split()

@@ -13,6 +13,7 @@ from typing import Any
 from halopipe import drawing, explaining, measuring, planning, problems, searching, training, units
 from halopipe.comparing import Comparison
 from halopipe.console import emit
+from halopipe.outputs import claimed
 from halopipe.running import RunOptions
 from planner.export.chrome_trace import chrome_trace
 from planner.ir.codec import dump, write_text
@@ -61,12 +62,13 @@ def travel(folder: Path, network: Network) -> None:
     """
     start_s = time.monotonic()
     _make(folder)
-    profile = _profile(folder, network)
-    plan = _plan(folder, profile, network)
-    _explain(plan, profile)
-    _compare(plan, profile)
-    _check(plan)
-    _run(folder, plan, profile)
+    with claimed(folder / name for name in ("profile.json", "plan.json", "timeline.json", "trace.json")):
+        profile = _profile(folder, network)
+        plan = _plan(folder, profile, network)
+        _explain(plan, profile)
+        _compare(plan, profile)
+        _check(plan)
+        _run(folder, plan, profile)
     _heading("Done", f"in {units.seconds(time.monotonic() - start_s)}; the files are in {folder}")
     emit(_next_steps(folder))
 

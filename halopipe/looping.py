@@ -77,6 +77,7 @@ class Loop:
                 self._evaluate()
             if self.checkpoints.is_due:
                 self._save()
+        self._confirm()
         if options.eval_data and not (self._scores and self._scores[-1].step == options.steps):
             self._evaluate()
         if options.checkpoint:
@@ -123,7 +124,13 @@ class Loop:
         self.metrics.step(number + 1, self.feed.position.epoch, sum(batch.rows), result)
         self.after_step(number, result)
 
+    def _confirm(self) -> None:
+        """That all ranks read the same, which is looked at now and then."""
+        if self.feed.agreement is not None:
+            self.feed.agreement.confirm()
+
     def _save(self, *, is_last: bool = False) -> None:
+        self._confirm()
         self.activity.begin("saving a checkpoint")
         self.activity.deadline_s = SAVE_S
         if is_last:

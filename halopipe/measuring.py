@@ -147,7 +147,10 @@ def measure(
 
 def unfinished_file(output: str | Path) -> Path:
     """Where ``halopipe profile`` keeps what it has measured until it has written ``output``."""
-    return Path(output).with_name(f".{Path(output).name}.unfinished")
+    path = Path(output)
+    if path.exists() and not path.is_file():  # beside a device is no place for it
+        path = Path("profile.json")
+    return path.with_name(f".{path.name}.unfinished")
 
 
 @contextmanager

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import logging
 import math
-import os
 import time
 from collections import deque
 from collections.abc import Iterable, Mapping
@@ -21,6 +20,7 @@ from torch import distributed as dist
 
 from halopipe.runs import Score
 from planner.ir.errors import MissingFileError
+from planner.ir.files import write_text
 from runtime.engine import StepResult
 
 _PATIENCE_S = 2.0
@@ -100,11 +100,9 @@ class Metrics:
     def _begin(self, first_step: int) -> None:
         """Keep the lines of the steps before; those of steps that are done again go."""
         kept = [line for line in self._lines() if _step_of(line) <= first_step] if first_step else []
-        part = self._path.with_name(f"{self._path.name}.part")
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            part.write_text("".join(f"{line}\n" for line in kept), "utf-8")
-            os.replace(part, self._path)
+            write_text(self._path, "".join(f"{line}\n" for line in kept))
         except OSError as error:
             raise _unwritable(self._path, error) from error
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from planner.ir.box import Interval
 from planner.ir.graph import SAMPLE, Graph, TensorSpec, producer
@@ -23,15 +24,22 @@ class Need:
     count: int
 
 
-def needs(decision: Decision, graph: Graph, rank: int, rows: tuple[int, ...]) -> tuple[Need, ...]:
+def needs(
+    decision: Decision,
+    graph: Graph,
+    rank: int,
+    rows: tuple[int, ...],
+    counted: Mapping[int, tuple[str, ...]] = MappingProxyType({}),
+) -> tuple[Need, ...]:
     """What ``rank`` asks a batch for, in a fixed order.
 
     A stage that makes what the loss reads needs the targets too: it compares them in evaluations.
 
     Args:
         rows: samples of each micro-batch.
+        counted: by stage, further inputs of which its ranks read their samples.
     """
-    return tuple(dict.fromkeys(_needs(decision, graph, rank, rows)))
+    return tuple(dict.fromkeys(_needs(decision, graph, rank, rows, counted)))
 
 
 def whole_needs(names: Iterable[str], rows: tuple[int, ...]) -> tuple[Need, ...]:
@@ -53,7 +61,9 @@ def samples_in(interval: Interval, extent: int, samples: int) -> tuple[int, int]
     return start, -(-interval.stop // each) - start
 
 
-def _needs(decision: Decision, graph: Graph, rank: int, rows: tuple[int, ...]) -> Iterator[Need]:
+def _needs(
+    decision: Decision, graph: Graph, rank: int, rows: tuple[int, ...], counted: Mapping[int, tuple[str, ...]]
+) -> Iterator[Need]:
     layers = graph.by_name()
     judging = judging_layer(graph)
     judged = [value for value in judging.inputs if value not in graph.inputs]
@@ -66,11 +76,13 @@ def _needs(decision: Decision, graph: Graph, rank: int, rows: tuple[int, ...]) -
         compared = [value for value in judged if producer(value) in own]
         if divides(decision, stage, graph):
             yield from _of_divided(decision, graph, stage, rank, rows, names, compared, targets)
+            if ranks.index(rank) == 0:  # which counts for all
+                yield from whole_needs(counted.get(stage, ()), rows)
             continue
         for m, samples in enumerate(rows):
             if samples:
                 start, count = portion(decision, stage, rank, samples)
-                read = dict.fromkeys([*names, *(targets if compared else ())])
+                read = dict.fromkeys([*names, *counted.get(stage, ()), *(targets if compared else ())])
                 yield from (Need(name, m, start, count) for name in read)
 
 

@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import Self
 
 from halopipe import units
+from halopipe.console import visible
 
 _LINE_EVERY_S = 10.0
 
@@ -38,6 +39,7 @@ class Reporter:
 
     def update(self, done: float, total: float | None, numbers: str, eta_s: float | None = None) -> None:
         """``numbers`` are what people care about just now: the layer and its milliseconds, the step and its loss."""
+        numbers = visible(numbers)
         if self._bar is not None:
             self._bar.update(done, total, numbers)
         elif not self._quiet and time.monotonic() - self._line_s >= _LINE_EVERY_S:

@@ -8,7 +8,6 @@ Its fingerprint is the model's: plans are made anew as machines come and go, and
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +16,7 @@ import torch
 from halopipe import units
 from halopipe.datasets import Position
 from planner.ir.errors import MissingFileError, StaleFileError
+from planner.ir.files import replaced
 from planner.ir.fingerprint import fingerprint
 from planner.ir.graph import Graph
 from runtime.checkpoint import Checkpoint, complete_steps, whole_state_dict
@@ -98,10 +98,9 @@ def write_state_dict(checkpoint: Checkpoint, path: Path) -> None:
         CorruptFileError: the checkpoint is damaged.
         MissingFileError: the file cannot be written.
     """
-    part = path.with_name(f"{path.name}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        torch.save(whole_state_dict(checkpoint), part)
-        os.replace(part, path)
+        with replaced(path) as stream:
+            torch.save(whole_state_dict(checkpoint), stream)
     except (OSError, RuntimeError) as error:  # torch says RuntimeError where there is no folder
         raise MissingFileError(f"cannot write {path}", str(error).splitlines()[:1]) from error

@@ -11,7 +11,8 @@ from itertools import count
 import torch
 from torch import Tensor
 
-from halopipe.datasets import Position, Samples
+from halopipe.agreement import Agreement
+from halopipe.datasets import Position, Samples, digest
 from halopipe.feeding import Consumer, PartialBatch
 from halopipe.needs import Need
 from planner.ir.errors import UsageError
@@ -19,9 +20,20 @@ from runtime.batch import Batch, Shapes, filled
 
 
 class SharedFeed:
-    """Batches of ``samples`` from ``start`` on; ``epochs`` of them in all, 0: without end."""
+    """Batches of ``samples`` from ``start`` on; ``epochs`` of them in all, 0: without end.
 
-    def __init__(self, consumer: Consumer, samples: Samples, start: Position, epochs: int = 0) -> None:
+    Args:
+        agreement: of the digests of every sample with the ranks that read it too.
+    """
+
+    def __init__(
+        self,
+        consumer: Consumer,
+        samples: Samples,
+        start: Position,
+        epochs: int = 0,
+        agreement: Agreement | None = None,
+    ) -> None:
         for name, spec in consumer.inputs.specs.items():
             if not spec.has_samples:
                 raise UsageError(
@@ -31,7 +43,8 @@ class SharedFeed:
                 )
         self._consumer, self._samples = consumer, samples
         self._wanted = _wanted(samples, start, epochs)
-        self.position = start
+        self.position, self.agreement = start, agreement
+        samples.require_repeatable(start)
 
     def take(self) -> Batch | None:
         found = next(self._wanted, None)
@@ -40,11 +53,20 @@ class SharedFeed:
         epoch, indices = found
         self.position = self.position.after(epoch, len(indices))
         rows = filled(len(indices), self._consumer.decision.micro_batches)
-        parts = self._read(epoch, indices, rows)
+        digests: dict[int, list[int]] = {}
+        parts = self._read(epoch, indices, rows, digests)
+        if self.agreement is not None:
+            self.agreement.note_slots(digests, f" (batch {self.position.batches - 1} of epoch {epoch})")
         return PartialBatch(self._consumer, rows, self._shapes(rows, parts), parts)
 
-    def _read(self, epoch: int, indices: Sequence[int], rows: tuple[int, ...]) -> dict[Need, Tensor]:
-        """What this rank needs; stages that have the same samples read them once."""
+    def _read(
+        self, epoch: int, indices: Sequence[int], rows: tuple[int, ...], digests: dict[int, list[int]]
+    ) -> dict[Need, Tensor]:
+        """What this rank needs; stages that have the same samples read them once.
+
+        Args:
+            digests: of each sample of the batch that was read, to be filled.
+        """
         inputs = self._consumer.inputs
         read: dict[tuple[int, int, int], dict[str, Tensor]] = {}
         parts = {}
@@ -57,6 +79,9 @@ class SharedFeed:
                 given, targets = self._samples.collated(epoch, indices[first : first + need.count])
                 inputs.rows((*given, *targets))  # are they what the model takes?
                 read[place] = dict(zip(inputs.specs, (*given, *targets), strict=True))
+                for sample in range(need.count):
+                    found = (inputs.narrow(each, name, sample, 1) for name, each in read[place].items())
+                    digests[first + sample] = [digest(each) for each in found]
             parts[need] = read[place][need.name]
         return parts
 

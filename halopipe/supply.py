@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from halopipe.datasets import Data, Position, Samples, open_data
-from halopipe.feeding import Consumer, Feed, OwnFeed, SentFeed
+from halopipe.feeding import Consumer, Feed, OwnFeed, SentFeed, agreement_of
 from halopipe.runs import EACH, FIRST, SHARE, RunOptions
 from halopipe.sharing import SharedFeed
 from planner.ir.errors import UsageError
@@ -27,13 +27,19 @@ class Supply:
         self._training = self._opened(options.data, model, seed, shuffled=True)
         self._evaluation = self._opened(options.eval_data, model, seed, shuffled=False) if options.eval_data else None
 
-    def training(self, start: Position) -> Feed:
-        """Batches to train on from ``start`` on, epoch after epoch."""
-        return self._feed(self._training, start, 0)
+    def training(self, start: Position, step: int = 0) -> Feed:
+        """Batches to train on from ``start`` on, epoch after epoch, the first for ``step``.
+
+        Raises:
+            DifferentDataError: they cannot be read again as they were.
+        """
+        if start != Position() and isinstance(self._training, Samples):
+            self._training.require_repeatable(start)
+        return self._feed(self._training, start, 0, step)
 
     def evaluation(self) -> Feed:
         """Batches to evaluate on, one epoch."""
-        return self._feed(self._evaluation, Position(), 1)
+        return self._feed(self._evaluation, Position(), 1, 0)
 
     def _opened(self, name: str, model: LoadedModel, seed: int, *, shuffled: bool) -> Data | None:
         if not self._reads:
@@ -47,8 +53,14 @@ class Supply:
             )
         return data
 
-    def _feed(self, data: Data | None, start: Position, epochs: int) -> Feed:
+    def _feed(self, data: Data | None, start: Position, epochs: int, step: int) -> Feed:
+        consumer = self._consumer
         if self._way == SHARE and isinstance(data, Samples):
-            return SharedFeed(self._consumer, data, start, epochs)
-        own = OwnFeed(self._consumer, data, start, epochs) if data is not None else None
-        return SentFeed(self._consumer, own, start) if own is None or self._way == FIRST else own
+            slots = consumer.decision.global_batch
+            return SharedFeed(
+                consumer, data, start, epochs, agreement_of(consumer, step, slots=slots, always=epochs > 0)
+            )
+        if data is None or self._way == FIRST:
+            own = OwnFeed(consumer, data, start, epochs) if data is not None else None
+            return SentFeed(consumer, own, start)
+        return OwnFeed(consumer, data, start, epochs, agreement_of(consumer, step, always=epochs > 0))

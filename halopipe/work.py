@@ -42,6 +42,7 @@ from runtime.jobs.voice import Voice
 from runtime.memory import limit_memory, meter_of, out_of_memory, with_peak
 from runtime.pieces import CPU
 from runtime.stages.captured import captured_model
+from runtime.stages.evaluation import cannot_evaluate
 from runtime.transport import Transport
 
 OpenTransport = Callable[[tuple[tuple[int, ...], ...], Callable[[], Program]], Transport]
@@ -90,6 +91,8 @@ class _Work:
         decision, options = job.plan.decision, job.options
         reference = read_reference(job.reference_path) if options.check_numerics else None
         model, captured = self._model()
+        if captured.evaluation and (options.eval_data or not trains(job.plan)):
+            raise cannot_evaluate(captured.evaluation)
         self._agree()
         saved = resumed(options, captured.graph, self._store, self._rank)
         seed = options.seed if saved is None else saved.seed(options.seed)
@@ -154,7 +157,7 @@ class _Work:
             engine,
             consumer,
             supply,
-            supply.training(position),
+            supply.training(position, engine.num_steps),
             metrics,
             Checkpoints(options, engine, consumer.graph, consumer.transport, seed),
             self._after_step,

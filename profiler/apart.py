@@ -1,7 +1,8 @@
 """Which layers of a captured graph keep samples apart: what lets a batch be cut.
 
 The graph is run on two samples together and on each of them alone, and every
-layer's values are compared.  Values without a sample dim must be means over samples, as a loss is.  Batch norms are
+layer's values are compared.  How values without a sample dim are made of those of the parts is told in
+:mod:`profiler.reducing`; what is made of them must be linear.  Batch norms are
 run as in evaluation, since their statistics are combined over ranks; dropout is switched off.
 
 A third case lies between: [time, sample, ...] flattened to [time x sample, ...] keeps samples apart, but not each in
@@ -11,13 +12,16 @@ one piece.  Such a value may be computed from any share of the samples, but a sh
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, fx
 
+from cuda_ops.user_functions import LINEAR_BACKWARD, is_user_function
 from planner.ir.graph import INTERLEAVES_SAMPLES, MIXES_SAMPLES
-from profiler.example import example_of, is_alike
+from profiler import reducing
+from profiler.example import example_of, fed_example, is_alike
 from profiler.grouping import Group
 from profiler.kinds import OPAQUE, kind_of
 from profiler.naming import operation
@@ -29,22 +33,38 @@ _UNFILLED = frozenset(["empty", "empty_like", "new_empty"])
 _PAIR = 2
 
 
-@torch.no_grad()
-def dependence(traced: Traced, found: tuple[Group, ...], model: LoadedModel) -> tuple[str, ...]:
-    """For each layer ``mixes_samples``, ``interleaves_samples`` or nothing.
+@dataclass(frozen=True, slots=True)
+class Dependence:
+    """Of a layer on the samples.
 
-    If the number of samples is fixed, nothing is known, and all layers are said to mix them.
+    Attributes:
+        mark: ``mixes_samples``, ``interleaves_samples`` or nothing.
+        reduction: how the parts of a batch make up the layer's result, see :mod:`profiler.reducing`; empty where it has
+            a part for each sample, or where parts are just means.
+        needs_whole_batch: whether the loss of a batch does not follow from those of its parts.
+    """
+
+    mark: str = ""
+    reduction: str = ""
+    needs_whole_batch: bool = False
+
+
+@torch.no_grad()
+def dependence(traced: Traced, found: tuple[Group, ...], model: LoadedModel) -> tuple[Dependence, ...]:
+    """Of each layer.
+
+    If the number of samples is fixed, nothing is known, and all layers are said to mix them: there is no larger batch
+    of which the module's own loss is known.
     """
     if not traced.is_polymorphic:
-        return (MIXES_SAMPLES,) * len(found)
-    if model.clouds is not None:
-        with model.precision():
-            return _dependence_of_rows(traced, found, model)
+        return (Dependence(MIXES_SAMPLES),) * len(found)
     with model.precision():
+        if model.clouds is not None:
+            return _dependence_of_rows(traced, found, model)
         return _dependence(traced, found, model)
 
 
-def _dependence_of_rows(traced: Traced, found: tuple[Group, ...], model: LoadedModel) -> tuple[str, ...]:
+def _dependence_of_rows(traced: Traced, found: tuple[Group, ...], model: LoadedModel) -> tuple[Dependence, ...]:
     """Of a sparse network, whose sites are no equal number of rows a sample: known kinds keep samples apart.
 
     Of others those do whose first rows follow from the first rows that they read, sites or samples.
@@ -54,10 +74,31 @@ def _dependence_of_rows(traced: Traced, found: tuple[Group, ...], model: LoadedM
     for node in traced.module.graph.nodes:
         if node.op != "output":
             run.execute(node)
-    return tuple(
+    marks = [
         MIXES_SAMPLES if kind_of(group.main)[0] == OPAQUE and not _keeps_rows(group.main, run) else ""
         for group in found
-    )
+    ]
+    *others, loss = map(Dependence, marks)
+    return (*others, replace(loss, needs_whole_batch=not _is_mean_over_clouds(traced, model)))
+
+
+def _is_mean_over_clouds(traced: Traced, model: LoadedModel) -> bool:
+    """Whether the loss of two clouds is the mean of those of each."""
+    *alone, together = (_loss_of_clouds(traced, model, first, count) for first, count in ((0, 1), (1, 1), (0, _PAIR)))
+    return is_alike(together, (alone[0] + alone[1]) / _PAIR)
+
+
+def _loss_of_clouds(traced: Traced, model: LoadedModel, first: int, count: int) -> Tensor:
+    fed, num_inputs = fed_example(model, _PAIR), len(model.fed[0])
+    part = [tensor[first : first + count] if tensor.ndim and len(tensor) == _PAIR else tensor for tensor in fed]
+    inputs, targets = model.taken(tuple(part[:num_inputs]), tuple(part[num_inputs:]))
+    run = _Run(traced, count, dict(zip(traced.inputs, (*inputs, *targets), strict=True)))
+    for node in traced.module.graph.nodes:
+        if node.op == "output":
+            (loss,) = reducing.leaves(fx.map_arg(node.args[0], run.values.__getitem__))
+            return loss
+        run.execute(node)
+    raise ValueError("a graph without an output")
 
 
 def _keeps_rows(node: fx.Node, run: _Run) -> bool:
@@ -78,7 +119,7 @@ def _keeps_rows(node: fx.Node, run: _Run) -> bool:
     return is_alike(part, whole[: rows // 2])
 
 
-def _dependence(traced: Traced, found: tuple[Group, ...], model: LoadedModel) -> tuple[str, ...]:
+def _dependence(traced: Traced, found: tuple[Group, ...], model: LoadedModel) -> tuple[Dependence, ...]:
     both = _distinct(example_of(traced.inputs, model, _PAIR))
     values = {node.target: node.meta["val"] for node in traced.module.graph.nodes if node.target in traced.inputs}
     cut = {name for name, value in values.items() if value.ndim and traced.symbols.per_sample(value.shape[0]) == 1}
@@ -87,6 +128,7 @@ def _dependence(traced: Traced, found: tuple[Group, ...], model: LoadedModel) ->
         alone = {name: t[sample : sample + 1] if name in cut else t for name, t in both.items()}
         runs.append(_Run(traced, 1, alone))
     answers = dict.fromkeys((group.main for group in found), "")
+    numbers = _Numbers(traced, runs)
     unknown: set[fx.Node] = set()
     together: set[fx.Node] = set()  # of the pair alone: there is no value for one sample
     for node in traced.module.graph.nodes:
@@ -94,6 +136,8 @@ def _dependence(traced: Traced, found: tuple[Group, ...], model: LoadedModel) ->
             break
         if any(argument in unknown for argument in node.all_input_nodes):
             unknown.add(node)
+        own = is_user_function(node) and not any(argument in unknown for argument in node.all_input_nodes)
+        mixes = own and _mixes_gradients(node, runs, traced)
         if any(argument in together for argument in node.all_input_nodes) or not _run_all(runs, node):
             together.add(node)
             unknown.add(node)
@@ -102,12 +146,178 @@ def _dependence(traced: Traced, found: tuple[Group, ...], model: LoadedModel) ->
         if _is_random(node):
             if node not in unknown and not (_comparable(node, traced) and _gives_parts(node, runs, traced)):
                 unknown.add(node)
-        elif node in answers and node not in unknown and _comparable(node, traced):
+        elif node in answers and answers[node] != MIXES_SAMPLES and numbers.is_one(node):
+            answers[node] = numbers.judged(node, node not in unknown)
+        elif node in answers and node not in unknown and _comparable(node, traced) and not mixes:
             answers[node] = _compare(node, runs, traced)
         elif node in answers and node not in unknown:
             answers[node] = MIXES_SAMPLES
             unknown.add(node)
-    return tuple(answers.values())
+    in_loss = reducing.reaching(traced.module.graph)
+    return tuple(
+        Dependence(mark, numbers.reductions.get(node, ""), _joins_the_batch(node, mark) and node in in_loss)
+        for node, mark in answers.items()
+    )
+
+
+def _joins_the_batch(node: fx.Node, mark: str) -> bool:
+    return mark == MIXES_SAMPLES or MIXES_SAMPLES in kind_of(node)[1]
+
+
+class _Numbers:
+    """Values without a sample dim: how parts make up those that samples are reduced to, and what is made of these."""
+
+    def __init__(self, traced: Traced, runs: list[_Run]) -> None:
+        self._traced, self._runs = traced, runs
+        self._of_inputs = reducing.of_inputs_alone(traced)
+        self._reduced: set[fx.Node] = set()
+        self._divided: set[fx.Node] = set()
+        self.reductions: dict[fx.Node, str] = {}
+
+    def is_one(self, node: fx.Node) -> bool:
+        """Whether it is such a value: reduced from samples, or made of those that are."""
+        value = node.meta.get("val")
+        if not isinstance(value, Tensor) or reducing.grows(value, self._traced):
+            return False
+        return reducing.is_reduction(node, self._traced) or any(
+            argument in self._reduced for argument in node.all_input_nodes
+        )
+
+    def judged(self, node: fx.Node, is_known: bool) -> str:
+        """Whether it mixes samples; the parts go on with values whose mean is that of the pair.
+
+        Args:
+            is_known: whether there are values to compare; else the operator alone decides.
+        """
+        reduction = self._reduction(node, is_known) if reducing.is_reduction(node, self._traced) else self._made(node)
+        of_inputs = node in self._of_inputs
+        if not of_inputs:
+            self._reduced.add(node)
+        if reduction == reducing.DIVIDED:
+            self._divided.add(node)
+            return ""
+        if reduction is None:
+            return self._go_on_as_the_pair(node, MIXES_SAMPLES)
+        if reduction in (reducing.SUM, reducing.TERMS, reducing.WHOLE_SUM, reducing.WHOLE_MEAN):
+            self.reductions[node] = reduction
+        if of_inputs:
+            return self._go_on_as_the_pair(node, "")
+        whole, *alone = (run.values.get(node) for run in self._runs)
+        if not is_known or whole is None or any(value is None for value in alone):
+            return ""
+        if reduction == reducing.SUM:
+            alone = [value * _PAIR for value in alone]
+        elif reduction == reducing.TERMS:
+            alone = self._by_terms(node, whole)
+        if not is_alike(whole, (alone[0] + alone[1]) / _PAIR):
+            self.reductions.pop(node, None)
+            return self._go_on_as_the_pair(node, MIXES_SAMPLES)
+        for run, value in zip(self._runs[1:], alone, strict=True):
+            run.values[node] = value
+        return ""
+
+    def _made(self, node: fx.Node) -> str | None:
+        if any(argument in self._divided for argument in node.all_input_nodes):
+            return reducing.DIVIDED if reducing.is_divided_by_samples(node, self._traced) else reducing.MEAN
+        return reducing.MEAN if reducing.is_linear(node, self._reduced) else None
+
+    def _reduction(self, node: fx.Node, is_known: bool) -> str | None:
+        if any(argument in self._reduced for argument in node.all_input_nodes):
+            return None  # of samples and of numbers together: not linear, or not known to be
+        if reducing.is_over_terms(node):
+            if reducing.knows_terms(node, self._of_inputs):
+                return reducing.TERMS
+            return reducing.MEAN if reducing.all_count(node) else None
+        likely = reducing.likely(node)
+        found = next((each for each in likely if not is_known or self._is(node, each)), None)
+        if node in self._of_inputs:
+            is_fixed = all(isinstance(size, int) for size in node.meta["val"].shape)
+            return f"whole {found}" if found is not None and is_fixed else None
+        if found == reducing.SUM and reducing.is_divided_by_samples(node, self._traced):
+            return reducing.DIVIDED
+        return found
+
+    def _is(self, node: fx.Node, reduction: str) -> bool:
+        whole, *alone = (run.values[node] for run in self._runs)
+        total = alone[0] + alone[1]
+        if reduction == reducing.SUM:
+            return is_alike(whole, total)
+        return whole.is_floating_point() and is_alike(whole, total / _PAIR)
+
+    def _by_terms(self, node: fx.Node, whole: Tensor) -> list[Tensor]:
+        """Each part's sum over the number of terms of the pair; of a pair without a term, what the pair has."""
+        totals = [run.summed[node] for run in self._runs]
+        number = totals[0] / whole
+        if not bool(number.isfinite()) or not bool(number):
+            return [whole, whole]
+        return [total / number * _PAIR for total in totals[1:]]
+
+    def _go_on_as_the_pair(self, node: fx.Node, answer: str) -> str:
+        values = [run.values.get(node) for run in self._runs]
+        if values[0] is not None:
+            for run in self._runs[1:]:
+                if node in run.values:
+                    run.values[node] = values[0]
+        return answer
+
+
+@torch.enable_grad()
+def _mixes_gradients(node: fx.Node, runs: list[_Run], traced: Traced) -> bool:
+    """Whether the backward of a user's Function does something else to two samples together than to each alone.
+
+    Notes in ``node.meta`` whether it is linear: where it is not, it needs the gradient that one device has.
+    """
+    tensors, integers, name = node.args
+    values = [[run.values[each] for each in tensors] for run in runs]
+    numbers = [fx.node.map_arg(integers, run.values.__getitem__) for run in runs]
+
+    def gradients(of: int, seeds: list[Tensor]) -> list[Tensor]:
+        given = [_leaf(value) for value in values[of]]
+        outputs = node.target(given, numbers[of], name)
+        pairs = [(out, seed) for out, seed in zip(outputs, seeds, strict=True) if out.requires_grad]
+        wanted = [each for each in given if each.requires_grad]
+        if not pairs or not wanted:
+            return [torch.zeros_like(each) for each in given]
+        results, of_results = zip(*pairs, strict=True)
+        found = iter(torch.autograd.grad(results, wanted, of_results, allow_unused=True))
+        ordered = [next(found) if each.requires_grad else None for each in given]
+        return [torch.zeros_like(each) if g is None else g for each, g in zip(given, ordered, strict=True)]
+
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        outputs = node.target(values[0], numbers[0], name)
+
+    def seeds() -> list[Tensor]:
+        drawn = [torch.randn(out.shape, generator=generator).to(out.device) for out in outputs]
+        return [
+            each.to(out.dtype) if out.is_floating_point() else each for each, out in zip(drawn, outputs, strict=True)
+        ]
+
+    one, other = seeds(), seeds()
+    whole = gradients(0, one)
+    both = gradients(0, [a + b for a, b in zip(one, other, strict=True)])
+    apart = [a + b for a, b in zip(whole, gradients(0, other), strict=True)]
+    node.meta[LINEAR_BACKWARD] = all(map(is_alike, both, apart))
+    metas = _leaves(node.meta["val"])
+    alone = []
+    for sample in range(_PAIR):
+        parts = [_part(seed, meta, sample, traced) for seed, meta in zip(one, metas, strict=True)]
+        alone.append(gradients(1 + sample, parts))
+    for argument, together, *each in zip(tensors, whole, *alone, strict=True):
+        dims = _sample_dims(argument.meta["val"], traced) if argument.op != "get_attr" else []
+        joined = torch.cat(each, dims[0]) if dims else each[0] + each[1]
+        if not is_alike(together, joined):
+            return True
+    return False
+
+
+def _leaf(value: Tensor) -> Tensor:
+    return value.detach().clone().requires_grad_(value.is_floating_point())
+
+
+def _part(seed: Tensor, meta: Tensor, sample: int, traced: Traced) -> Tensor:
+    dims = _sample_dims(meta, traced)
+    return seed.chunk(_PAIR, dims[0])[sample] if dims else seed
 
 
 def _run_all(runs: list[_Run], node: fx.Node) -> bool:
@@ -122,12 +332,18 @@ def _run_all(runs: list[_Run], node: fx.Node) -> bool:
 
 
 class _Run:
-    """One execution of the graph, node by node; buffers are copies."""
+    """One execution of the graph, node by node; buffers are copies.
+
+    Attributes:
+        values: of the nodes that are read again.
+        summed: of means over classes, the sum that they divide by the number of terms.
+    """
 
     def __init__(self, traced: Traced, samples: int, tensors: Mapping[str, Tensor]) -> None:
         self.traced = traced
         self.given = traced.given(tensors, samples)
         self.values: dict[fx.Node, Any] = {}
+        self.summed: dict[fx.Node, Tensor] = {}
         self.readers = {node: len(node.users) for node in traced.module.graph.nodes}
 
     def keep(self) -> None:
@@ -146,6 +362,11 @@ class _Run:
         else:
             arguments = fx.node.map_arg(_calm(node), self.values.__getitem__)
             self.values[node] = node.target(*arguments, **fx.node.map_arg(node.kwargs, self.values.__getitem__))
+            if reducing.is_over_terms(node):
+                args, kwargs = reducing.summed(node)
+                self.summed[node] = node.target(
+                    *fx.map_arg(args, self.values.get), **fx.map_arg(kwargs, self.values.get)
+                )
             if operation(node) in _UNFILLED:  # whatever was in memory would tell the runs apart
                 self.values[node].zero_()
         for argument in node.all_input_nodes:

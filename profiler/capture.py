@@ -3,29 +3,31 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor, fx
+from torch import Tensor, fx, nn
 
 from cuda_ops.sparse.preparation import Preparation
 from planner.ir.errors import UnsupportedModelError
-from planner.ir.graph import MIXES_SAMPLES, SAMPLE, Attribute, Graph, Layer, TensorSpec, value_name
-from profiler.apart import dependence
+from planner.ir.graph import MIXES_SAMPLES, NEEDS_WHOLE_BATCH, SAMPLE, Attribute, Graph, Layer, TensorSpec, value_name
+from profiler.apart import Dependence, dependence
 from profiler.dims import output_names, specify, specify_input
 from profiler.grouping import Group, groups, is_output_of, tensor_arguments
+from profiler.keeping import untouched
 from profiler.kinds import ELEMENTWISE, LOSS, NO_RULES, OPAQUE, Rules, kind_of
 from profiler.naming import layer_names
-from profiler.same import correct_dtypes, require_same_loss
+from profiler.same import correct_dtypes, evaluation_fault, require_same_loss
 from profiler.source import LoadedModel
 from profiler.trace import Traced, attribute, trace
 
 _NUM_DATA_INPUTS = {OPAQUE: 0, ELEMENTWISE: 0, "attention": 3}
+"""Leading arguments that the kind's access relation takes for activations, where it is not one."""
 _MAPPED = frozenset({"sparse_conv", "sparse_pool"})
 """Kinds whose work are pairs of a kernel map."""
-"""Leading arguments that the kind's access relation takes for activations, where it is not one."""
+_MOST_SHOWN = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,12 +45,17 @@ class Captured:
         polymorphic: whether other numbers of samples than ``graph.samples`` may be run.
         mixing: layers whose result for a sample depends on other samples; their attribute ``mixes_samples`` is set.
             (Layers with the attribute ``interleaves_samples`` keep samples apart, but not each in one piece.)
+        reductions: how the parts of a batch make up what a layer reduces them to, where parts are not just means; see
+            :mod:`profiler.reducing`.  Layers through which the loss of a batch is none of its parts' losses have the
+            attribute ``needs_whole_batch``.
         sizes: sizes that vary beside the number of samples: by placeholder, a graph input and the dim whose extent it
             is.  All dims of the graph's inputs that bear the name have that extent; ``graph`` is for the example's.
         autocast: the dtype that operators run in where torch's autocast says so; None: no autocast.  Whoever runs
             ``graph_module``, or parts of it, does so under ``torch.autocast``; dtypes in ``graph`` are those of then.
         preparation: of a sparse network, makes the graph's inputs, in their order, of a batch of clouds.
         raw: the tensors of such a batch by name, for the example's samples; none for another network.
+        evaluating: modules that were given in evaluation mode, which they are in under a plan as well.
+        evaluation: why the graph does not tell what the module does in evaluation mode; empty: it does.
     """
 
     graph: Graph
@@ -57,14 +64,33 @@ class Captured:
     node_of_value: Mapping[str, str]
     polymorphic: bool
     mixing: tuple[str, ...] = ()
+    reductions: Mapping[str, str] = field(default_factory=dict)
     sizes: Mapping[str, tuple[str, int]] = field(default_factory=dict)
     autocast: torch.dtype | None = None
     preparation: Preparation | None = None
     raw: Mapping[str, TensorSpec] = field(default_factory=dict)
+    evaluating: tuple[str, ...] = ()
+    evaluation: str = ""
+
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        """What a user may not expect, in words."""
+        found = []
+        if self.evaluating:
+            shown = ", ".join(self.evaluating[:_MOST_SHOWN]) + (", ..." if len(self.evaluating) > _MOST_SHOWN else "")
+            found.append(
+                f"{len(self.evaluating)} modules are in evaluation mode, and stay in it: {shown}; "
+                "call train() on them in the factory if they are to be trained as others"
+            )
+        if self.evaluation:
+            found.append(f"plans can train this model, not evaluate it: {self.evaluation}")
+        return tuple(found)
 
 
 def capture(model: LoadedModel, rules: Rules = NO_RULES) -> Captured:
-    """Captures ``model`` in training mode and checks the result on its example; buffers and random state stay.
+    """Captures ``model`` in the modes that its parts are in and checks the result on its example.
+
+    The module is left as it was: modes, buffers, gradients and attributes of its parts, and the random state.
 
     An example of one sample is repeated to two.
 
@@ -75,27 +101,45 @@ def capture(model: LoadedModel, rules: Rules = NO_RULES) -> Captured:
         UnsupportedModelError: ``torch.export`` refuses the model, the captured graph computes something else, a size
             that was said to vary cannot, or an operator that was said to be elementwise is not.
     """
-    rules = dataclasses.replace(rules, elementwise=rules.elementwise | model.elementwise)
+    loss = getattr(model.loss_fn, "function", model.loss_fn)
+    with untouched(model.module, *([loss] if isinstance(loss, nn.Module) else [])):
+        return _captured(model, dataclasses.replace(rules, elementwise=rules.elementwise | model.elementwise))
+
+
+def _captured(model: LoadedModel, rules: Rules) -> Captured:
     traced = trace(model)
     require_same_loss(traced, model)
+    evaluation = evaluation_fault(traced, model)
     if model.autocast is not None:
         correct_dtypes(traced, model)
     found = groups(traced, rules)
     names = _names(traced, found)
     values = _value_names(traced, found, names)
-    marks = {name: mark for name, mark in zip(names, dependence(traced, found, model), strict=True) if mark}
+    layers = dict(zip(names, dependence(traced, found, model), strict=True))
     return Captured(
-        _with_pairs(_marked(_graph(traced, rules, found, names, values), marks), model),
+        _with_pairs(_marked(_graph(traced, rules, found, names, values), layers), model),
         traced.module,
         {node.name: name for group, name in zip(found, names, strict=True) for node in group.nodes},
         {value: node.name for node, value in values.items() if isinstance(node.meta.get("val"), Tensor)},
         traced.is_polymorphic,
-        tuple(name for name, mark in marks.items() if mark == MIXES_SAMPLES),
+        tuple(name for name, layer in layers.items() if layer.mark == MIXES_SAMPLES),
+        {name: layer.reduction for name, layer in layers.items() if layer.reduction},
         traced.sizes,
         model.autocast,
         None if model.clouds is None else model.clouds.preparation,
         _raw(model),
+        _evaluating(model.module),
+        evaluation,
     )
+
+
+def _evaluating(module: nn.Module) -> tuple[str, ...]:
+    """Modules in evaluation mode, of those within one another the outermost, by name."""
+    found: list[str] = []
+    for name, part in module.named_modules():
+        if not part.training and not any(name.startswith(f"{outer}.") or not outer for outer in found):
+            found.append(name)
+    return tuple(name or type(module).__name__ for name in found)
 
 
 def _names(traced: Traced, found: tuple[Group, ...]) -> tuple[str, ...]:
@@ -144,7 +188,8 @@ def _layer(
     values: Mapping[fx.Node, str],
     specs: Mapping[str, TensorSpec],
 ) -> Layer:
-    arguments = [argument for node in group.nodes for argument in tensor_arguments(node)]
+    others = [node for node in group.nodes if node is not group.main]
+    arguments = [argument for node in (group.main, *others) for argument in tensor_arguments(node)]
     inputs = [values[a] for a in arguments if a.op != "get_attr" and a not in group.nodes]
     attributes = list(dict.fromkeys(a.target for a in arguments if a.op == "get_attr"))
     parameters = tuple(target for target in attributes if target in traced.parameters)
@@ -186,6 +231,8 @@ def _kind(traced: Traced, rules: Rules, group: Group, read: tuple[TensorSpec, ..
         arguments.reverse()  # the table comes first
     count = len(arguments) if kind == "concat" else _NUM_DATA_INPUTS.get(kind, 1)
     data = arguments[:count]
+    beside = {a for node in group.nodes if node is not group.main for a in _values_read(node, group)}
+    reads_more = bool(beside - set(_values_read(group.main, group)))
     data_is_inside = len(data) < count or any(a.op == "get_attr" or a in group.nodes for a in data)
     parameter_is_viewed = any(
         argument.target in traced.parameters
@@ -195,9 +242,14 @@ def _kind(traced: Traced, rules: Rules, group: Group, read: tuple[TensorSpec, ..
     )
     not_over_samples = kind == LOSS and not (read and SAMPLE in read[0].dims)
     pools_samples = kind == "global_pool" and SAMPLE in read[0].dims[2:]
-    if data_is_inside or parameter_is_viewed or not_over_samples or pools_samples:
+    if reads_more or data_is_inside or parameter_is_viewed or not_over_samples or pools_samples:
         return OPAQUE, {"op": details["op"]}
     return kind, details
+
+
+def _values_read(node: fx.Node, group: Group) -> Iterator[fx.Node]:
+    """Values of other layers, and inputs of the graph, that ``node`` reads."""
+    return (a for a in tensor_arguments(node) if a.op != "get_attr" and a not in group.nodes)
 
 
 def _tensors(value: Any) -> tuple[Tensor, ...]:
@@ -241,11 +293,10 @@ def _raw(model: LoadedModel) -> dict[str, TensorSpec]:
     return found
 
 
-def _marked(graph: Graph, marks: Mapping[str, str]) -> Graph:
-    layers = tuple(
-        dataclasses.replace(layer, attributes={**layer.attributes, marks[layer.name]: True})
-        if layer.name in marks
-        else layer
-        for layer in graph.layers
-    )
-    return dataclasses.replace(graph, layers=layers)
+def _marked(graph: Graph, found: Mapping[str, Dependence]) -> Graph:
+    def marked(layer: Layer) -> Layer:
+        on = found[layer.name]
+        marks = {mark: True for mark in (on.mark, NEEDS_WHOLE_BATCH if on.needs_whole_batch else "") if mark}
+        return dataclasses.replace(layer, attributes={**layer.attributes, **marks}) if marks else layer
+
+    return dataclasses.replace(graph, layers=tuple(map(marked, graph.layers)))

@@ -12,9 +12,10 @@ from profiler.quiet import is_contended, is_throttled
 
 @dataclass(frozen=True, slots=True)
 class CapturedGraph:
-    """What a process says first: the graph whose layers it measures."""
+    """What a process says first: the graph whose layers it measures, and what a user may not expect of it."""
 
     graph: Graph
+    remarks: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -117,13 +117,21 @@ def _attributes_behind(node: fx.Node) -> Iterator[fx.Node]:
 
 def _join_updates(nodes: list[fx.Node], leader: dict[fx.Node, fx.Node], fed: set[fx.Node], traced: Traced) -> None:
     order = {node: index for index, node in enumerate(nodes)}
-    for node in nodes:
+    for node in reversed(nodes):
         if not _only_updates(node) or any(user in order and not _only_updates(user) for user in node.users):
+            continue
+        later = [user for user in node.users if user in order and not _leads_on(user, leader)]
+        if later:  # an update of what it wrote is a layer, as others read it
+            leader[node] = later[0]
             continue
         makers = [_end(leader, maker) for maker in node.all_input_nodes if maker in fed and maker in order]
         host = max(makers, key=order.__getitem__) if makers else _neighbour(nodes, order[node])
         if host is not None and _end(leader, host) is not node:
             leader[node] = _end(leader, host)
+
+
+def _leads_on(node: fx.Node, leader: dict[fx.Node, fx.Node]) -> bool:
+    return leader[node] is not node
 
 
 def _only_updates(node: fx.Node) -> bool:

@@ -9,7 +9,6 @@ indices, labels and the zeros behind a ReLU are as they are; of parameters and r
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,6 +16,7 @@ import torch
 from torch import Tensor, fx
 
 from cuda_ops.onednn import onednn_convolution, runs_in_a_loop
+from cuda_ops.recurrent import autocast
 from planner.ir.box import volume, whole
 from planner.ir.graph import Layer
 from planner.ir.profile import PartShape
@@ -124,7 +124,7 @@ def _tried(captured: Captured, part: LocalPart) -> tuple[Tensor, ...]:
     """What the call gives; nothing if the operator refuses such pieces."""
     args, keywords = fx.node.map_aggregate((part.args, part.keywords), tensor_of)
     device = next((each.value.device.type for each in operands(part)), "cpu")
-    with nullcontext() if captured.autocast is None else torch.autocast(device, captured.autocast):
+    with autocast(device, captured.autocast):
         try:
             found = part.target(*args, **keywords)
         except _REFUSALS:

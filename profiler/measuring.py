@@ -74,7 +74,7 @@ def _captured(report: Report, job: Job) -> tuple[LoadedModel, Captured]:
         raise StaleFileError(
             "the model changed while it was profiled", [f"graph before: {job.graph}", f"graph now: {found}"]
         )
-    report(CapturedGraph(captured.graph))
+    report(CapturedGraph(captured.graph, captured.remarks))
     return model, captured
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
+from cuda_ops.recurrent import autocast
 from cuda_ops.sparse.preparation import Preparation
 
 
@@ -35,7 +36,7 @@ class LoadedModel:
     """A model, ready to train: ``loss_fn(module(*inputs), targets)`` is the loss of its example.
 
     Attributes:
-        module: in training mode.
+        module: each part in the mode that it is trained in.
         inputs, targets: the example; samples first.
         loss_fn: takes the module's output and the tuple of targets; a mean over samples.
         varying: the places, (tensor, dim), of each size that varies from batch to batch, by name.
@@ -64,7 +65,7 @@ class LoadedModel:
 
     def precision(self) -> AbstractContextManager[Any]:
         """The context in which forward passes run."""
-        return nullcontext() if self.autocast is None else torch.autocast(self.inputs[0].device.type, self.autocast)
+        return autocast(self.inputs[0].device.type, self.autocast)
 
     @property
     def tensors(self) -> dict[str, Tensor]:

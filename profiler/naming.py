@@ -13,6 +13,8 @@ from collections.abc import Iterable, Sequence
 
 from torch import fx
 
+from cuda_ops.user_functions import function_of, is_user_function
+
 LOSS = "loss"
 
 
@@ -30,7 +32,9 @@ def place(node: fx.Node) -> str:
 
 
 def operation(node: fx.Node) -> str:
-    """The operator's name without its namespace and overload: ``conv2d``."""
+    """The operator's name without its namespace and overload, ``conv2d``; of a user's Function its class's."""
+    if is_user_function(node):
+        return function_of(node).rpartition(".")[2]
     schema = getattr(node.target, "_schema", None)
     name = schema.name.rpartition("::")[2] if schema else getattr(node.target, "__name__", str(node.target))
     return name.strip("_").replace(":", "_")

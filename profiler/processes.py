@@ -120,6 +120,8 @@ class _Processes:
         if isinstance(report, ProfileProgress):
             self._progress.show(report)
         elif isinstance(report, CapturedGraph):
+            for remark in report.remarks if self._graph is None else ():
+                self._say(remark)
             self._graph = report.graph
             self._unfinished.captured(fingerprint(report.graph))
         else:

@@ -1,43 +1,63 @@
-"""Check of a captured graph: it computes the module's loss, and its values have the dtypes that it says."""
+"""Check of a captured graph: it computes the module's loss and gradients, and values have the dtypes that it says."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import Tensor, fx
+from torch import Tensor, fx, nn
 
+from cuda_ops.evaluation import draws_in_any_mode, evaluated
 from planner.ir.errors import UnsupportedModelError
 from profiler.example import example_of, is_alike
+from profiler.keeping import evaluating, fresh_gradients, kept_buffers, untouched
 from profiler.source import LoadedModel, where
 from profiler.trace import Traced
 
 _PAIR = 2
 
 
-@torch.no_grad()
-def require_same_loss(traced: Traced, model: LoadedModel) -> None:
-    """Raises :class:`UnsupportedModelError` unless the graph gives the module's own loss; buffers are put back.
+@dataclass(frozen=True, slots=True)
+class _Result:
+    """What a step is made of.
 
-    Sizes that vary are tried at about half the example's extents and at 1 as well, where the module runs with these.
+    Attributes:
+        gradients: of trained parameters, by name; None where the loss has none to give.
+        buffers: as forward leaves them, by name.
+    """
+
+    loss: Tensor
+    gradients: Mapping[str, Tensor] | None
+    buffers: Mapping[str, Tensor]
+
+
+@torch.enable_grad()
+def require_same_loss(traced: Traced, model: LoadedModel) -> None:
+    """Raises :class:`UnsupportedModelError` unless the graph gives the module's own loss and gradients.
+
+    Buffers and gradients are put back.  Sizes that vary are tried at about half the example's extents and at 1 as well,
+    where the module runs with these.
     """
     samples = _PAIR if traced.is_polymorphic else traced.samples
     whole = example_of(traced.inputs, model, samples)
-    _require_alike(traced, _own_loss(model, whole, samples), _graph_loss(traced, model, whole, samples), {})
+    expected = _own_result(model, whole, samples)
+    found = _graph_result(traced, model, whole, samples)
+    _require_alike(traced, expected.loss, found.loss, {})
+    _require_same_gradients(model, expected.gradients, found.gradients)
+    _require_same_buffers(expected.buffers, found.buffers)
     for divisor in (_PAIR, max(model.extents.values())) if traced.varying else ():
         tensors = _shrunk(whole, traced, divisor) if model.clouds is None else _fewer(traced, model, samples, divisor)
         try:
-            expected = _module_loss(model, tensors)
+            expected = _module_result(model, tensors)
         except Exception:  # noqa: BLE001 - the user's module may refuse such an extent in any way
             continue
         try:
-            found = _graph_loss(traced, model, tensors, samples)
+            found = _graph_result(traced, model, tensors, samples)
         except UnsupportedModelError:  # a condition under which it was captured
             continue
-        _require_alike(traced, expected, found, traced.given(tensors, samples))
+        _require_alike(traced, expected.loss, found.loss, traced.given(tensors, samples))
 
 
 @torch.no_grad()
@@ -48,8 +68,52 @@ def correct_dtypes(traced: Traced, model: LoadedModel) -> None:
     """
     samples = _PAIR if traced.is_polymorphic else traced.samples
     given = traced.given(example_of(traced.inputs, model, samples), samples)
-    with torch.random.fork_rng(devices=[]), _kept_buffers(model), model.precision():
+    with torch.random.fork_rng(devices=[]), kept_buffers(*_modules(model)), model.precision():
         _Correcting(traced.module).run(*given.values())
+
+
+@torch.enable_grad()
+def evaluation_fault(traced: Traced, model: LoadedModel) -> str:
+    """Why the graph, its operators put in evaluation mode, is not the module in evaluation mode; empty if it is.
+
+    Where operators draw random numbers in any mode it is not asked: the runtime refuses them.
+    """
+    if any(draws_in_any_mode(node) for node in traced.module.graph.nodes):
+        return ""
+    samples = _PAIR if traced.is_polymorphic else traced.samples
+    tensors = example_of(traced.inputs, model, samples)
+    values = tuple(tensors.values())
+    with evaluating(*_modules(model)):
+        try:
+            expected = _loss_alone(
+                model, lambda: model.loss_of_taken(values[: len(model.inputs)], values[len(model.inputs) :])
+            )
+        except Exception as error:  # noqa: BLE001 - the user's module may refuse this in any way
+            return f"the module itself raises in evaluation mode: {type(error).__name__}: {error}"
+    given = traced.given(tensors, samples)
+
+    def loss() -> Tensor:
+        with model.precision():
+            found: Tensor = _Evaluating(traced.module).run(*given.values())
+            return found
+
+    found = _loss_alone(model, loss)
+    if is_alike(expected, found):
+        return ""
+    return (
+        f"its code does something else in evaluation than its operators do: the module gives a loss of "
+        f"{expected.item()}, its graph {found.item()}"
+    )
+
+
+class _Evaluating(fx.Interpreter):
+    def run_node(self, n: fx.Node) -> Any:
+        function = evaluated(n) if n.op == "call_function" else None
+        if function is None:
+            return super().run_node(n)
+        with self._set_current_node(n):
+            arguments, keywords = self.fetch_args_kwargs_from_env(n)
+            return function(*arguments, **keywords)
 
 
 class _Correcting(fx.Interpreter):
@@ -68,29 +132,134 @@ def _with_dtype(meta: Any, value: Any) -> Any:
     return meta
 
 
-def _module_loss(model: LoadedModel, tensors: Mapping[str, Tensor]) -> Tensor:
+def _module_result(model: LoadedModel, tensors: Mapping[str, Tensor]) -> _Result:
     values = tuple(tensors.values())
-    with torch.random.fork_rng(devices=[]), _kept_buffers(model):
-        torch.manual_seed(0)
+
+    def loss() -> Tensor:
         return model.loss_of_taken(values[: len(model.inputs)], values[len(model.inputs) :])
 
+    return _result(model, loss)
 
-def _own_loss(model: LoadedModel, tensors: Mapping[str, Tensor], samples: int) -> Tensor:
-    """The module's loss of ``samples`` samples, which must have one."""
+
+def _own_result(model: LoadedModel, tensors: Mapping[str, Tensor], samples: int) -> _Result:
+    """That of the module for ``samples`` samples, which must have one."""
     try:
-        return _module_loss(model, tensors)
+        return _module_result(model, tensors)
     except Exception as error:
+        runs_whole = samples != model.samples and _runs(model, model.tensors)
+        what = f"{samples} samples of its example" if runs_whole else "its own example"
         raise UnsupportedModelError(
-            f"the model does not run on {samples} samples of its example",
+            f"the model does not run on {what}",
             [f"{type(error).__name__}: {error}", where(error)],
-            ["a plan runs it on parts of a batch: targets must be valid for each of them"],
+            [_PARTS] if runs_whole else _mended(model),
         ) from error
 
 
-def _graph_loss(traced: Traced, model: LoadedModel, tensors: Mapping[str, Tensor], samples: int) -> Tensor:
-    with torch.random.fork_rng(devices=[]), _kept_buffers(model), model.precision():
+def _graph_result(traced: Traced, model: LoadedModel, tensors: Mapping[str, Tensor], samples: int) -> _Result:
+    def loss() -> Tensor:
+        with model.precision():
+            found: Tensor = traced.module(*traced.given(tensors, samples).values())
+            return found
+
+    return _result(model, loss)
+
+
+_PARTS = "a plan runs it on parts of a batch: targets must be valid for each of them"
+
+
+def _mended(model: LoadedModel) -> list[str]:
+    """What to do about a model that fails on its whole example too."""
+    if model.autocast is not None and _runs(replace(model, autocast=None), model.tensors):
+        name = str(model.autocast).removeprefix("torch.")
+        return [f"leave out --autocast: under autocast to {name} the model does not run on this device"]
+    return ["call the model on its example in plain torch, and mend what it raises there"]
+
+
+def _runs(model: LoadedModel, tensors: Mapping[str, Tensor]) -> bool:
+    try:
+        _module_result(model, tensors)
+    except Exception:  # noqa: BLE001 - the user's module may fail in any way
+        return False
+    return True
+
+
+def _result(model: LoadedModel, loss_of: Callable[[], Tensor]) -> _Result:
+    modules = _modules(model)
+    with untouched(*modules), fresh_gradients(*modules):
         torch.manual_seed(0)
-        return traced.module(*traced.given(tensors, samples).values())
+        loss = loss_of()
+        buffers = {name: b.detach().clone() for module in modules for name, b in module.named_buffers()}
+        if not isinstance(loss, Tensor) or not loss.requires_grad or loss.numel() != 1:
+            return _Result(loss, None, buffers)
+        loss.backward()
+        gradients = {name: _dense(p.grad) for name, p in _trained(model) if p.grad is not None}
+        return _Result(loss.detach(), gradients, buffers)
+
+
+def _loss_alone(model: LoadedModel, loss_of: Callable[[], Tensor]) -> Tensor:
+    with torch.random.fork_rng(devices=[]), kept_buffers(*_modules(model)):
+        torch.manual_seed(0)
+        return loss_of().detach()
+
+
+def _dense(gradient: Tensor) -> Tensor:
+    return gradient.to_dense() if gradient.is_sparse else gradient
+
+
+def _trained(model: LoadedModel) -> Iterator[tuple[str, nn.Parameter]]:
+    """Parameters by the names that the graph has for them; those of the loss function behind those of the module."""
+    prefixes = ("", "loss_fn.")
+    for prefix, module in zip(prefixes, _modules(model), strict=False):
+        yield from ((prefix + name, p) for name, p in module.named_parameters() if p.requires_grad)
+
+
+def _modules(model: LoadedModel) -> tuple[nn.Module, ...]:
+    loss = getattr(model.loss_fn, "function", model.loss_fn)
+    return (model.module, loss) if isinstance(loss, nn.Module) else (model.module,)
+
+
+def _require_same_gradients(
+    model: LoadedModel, expected: Mapping[str, Tensor] | None, found: Mapping[str, Tensor] | None
+) -> None:
+    """Names the parameter nearest to the loss whose gradient the graph does not have: what is lost lies behind it."""
+    if expected is None:
+        return
+    largest = max((_norm(gradient) for gradient in expected.values()), default=0.0)
+    for name, parameter in reversed(list(_trained(model))):
+        own = expected.get(name)
+        got = None if found is None else found.get(name)
+        zeros = torch.zeros_like(parameter)
+        own, got = (zeros if each is None else each for each in (own, got))
+        if not _is_same_gradient(own, got, largest, model.autocast):
+            raise UnsupportedModelError(
+                "the captured graph computes other gradients than the module",
+                [f"parameter {name}: norm {_norm(own):.6g} in the module, {_norm(got):.6g} in the graph"],
+                ["write what changes gradients (a hook, a detach by .data) as a torch.autograd.Function"],
+            )
+
+
+def _require_same_buffers(expected: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> None:
+    for name, own in expected.items():
+        got = found.get(name)
+        if got is None or not is_alike(own, got):
+            raise UnsupportedModelError(
+                f"the captured graph leaves the buffer {name} otherwise than the module does",
+                ["forward changes it in a way that is not captured"],
+                [f"write to it in place: self.{name.rpartition('.')[2]}.copy_(...)"],
+            )
+
+
+def _norm(x: Tensor) -> float:
+    return float(x.detach().norm())
+
+
+def _is_same_gradient(a: Tensor, b: Tensor, largest: float, autocast: torch.dtype | None) -> bool:
+    """Whether they differ by no more than rounding does, that of the largest gradient's norm included."""
+    if not a.isfinite().all():
+        return torch.equal(a.isfinite(), b.isfinite())
+    relative = 0.05 if autocast is not None else min(1000 * torch.finfo(a.dtype).eps, 0.05)
+    allowed = relative * max(_norm(a), _norm(b)) + 0.01 * relative * largest
+    return _norm(a - b) <= allowed
 
 
 def _require_alike(traced: Traced, expected: Tensor, found: Tensor, given: Mapping[str, Any]) -> None:
@@ -103,16 +272,6 @@ def _require_alike(traced: Traced, expected: Tensor, found: Tensor, given: Mappi
         ["random or data-dependent behaviour in forward is not supported"]
         + ["code that does something else for such a size is not supported"] * bool(sizes),
     )
-
-
-@contextmanager
-def _kept_buffers(model: LoadedModel) -> Iterator[None]:
-    state = {name: buffer.clone() for name, buffer in model.module.named_buffers()}
-    try:
-        yield
-    finally:
-        for name, buffer in model.module.named_buffers():
-            buffer.copy_(state[name])
 
 
 def _fewer(traced: Traced, model: LoadedModel, samples: int, divisor: int) -> dict[str, Tensor]:

@@ -10,7 +10,6 @@ half, everything else is the first.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,6 +17,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from cuda_ops.deferred import Current, WeightGradients, deferred
+from cuda_ops.recurrent import autocast
 from profiler.capture import Captured
 from profiler.clocks import Clock, ThreadClock
 from profiler.grouping import is_output_of, makes_tensors, tensor_arguments
@@ -151,7 +151,7 @@ class SegmentedPass:
 
         self._current.queue = self._queues[segment.name] = WeightGradients()
         laps = self._laps[segment.name] = _Laps()
-        with self._precision():
+        with autocast(self._device, self._autocast):
             for node in segment.calls:
                 arguments, keywords = fx.node.map_arg(node.args, read), fx.node.map_arg(node.kwargs, read)
                 function = (deferred(node, self._current) if self._split else None) or node.target
@@ -217,9 +217,6 @@ class SegmentedPass:
 
     def _seconds(self, laps: Iterable[Any]) -> float:
         return sum((self._clock.seconds(lap) for lap in laps), 0.0)
-
-    def _precision(self) -> AbstractContextManager[Any]:
-        return nullcontext() if self._autocast is None else torch.autocast(self._device, self._autocast)
 
     def _hand_on(self, leaves: list[tuple[fx.Node, Tensor]]) -> list[Any]:
         """Adds gradients to those that other readers gave; the laps that took."""

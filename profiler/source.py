@@ -38,6 +38,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from cuda_ops.seeding import seed_generators, seeded
 from planner.ir.errors import FactoryError
 from planner.ir.profile import ModelSource
 from profiler.clouds import is_clouds, load_clouds
@@ -51,7 +52,7 @@ __all__ = ["LoadedModel", "Loss", "graph_inputs", "load_model", "mean_of_squares
 def load_model(source: ModelSource, seed: int = 0) -> LoadedModel:
     """The model that ``source`` names, the same for the same seed; the caller's random state is left alone.
 
-    A module in evaluation mode is put into training mode; parts of it that are in evaluation mode stay there.
+    Every part of the module stays in the mode, training or evaluation, that the factory left it in.
 
     Raises:
         ModelNotFoundError: there is no such factory.
@@ -59,13 +60,12 @@ def load_model(source: ModelSource, seed: int = 0) -> LoadedModel:
     """
     dtype = _float_dtype(source.dtype)
     autocast = _autocast_dtype(source)
-    with torch.random.fork_rng(devices=[]):
+    with seeded(seed):
         factory = find_factory(source.factory)
         arguments = _arguments(source, factory)
-        torch.manual_seed(seed)  # last, since importing the user's module may have drawn numbers
+        torch.manual_seed(seed)  # accelerators' generators too
+        seed_generators(seed)  # last, since importing the user's module may have drawn numbers
         model, varying = _parts(source, _call(source, factory, arguments), "input_shape" in arguments)
-    if not model.module.training:
-        model.module.train()
     model.module.to(dtype)
     return replace(
         model,

@@ -9,6 +9,7 @@ model sees the dtypes that its values have then; the graph holds its operators, 
 
 from __future__ import annotations
 
+import operator
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -16,18 +17,25 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
+from torch._higher_order_ops.wrap import wrap_with_set_grad_enabled
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from cuda_ops.recurrent import recurrence_by_shape
+from cuda_ops.units import join
 from planner.ir.errors import UnsupportedModelError
 from profiler.constants import detach_constants
-from profiler.functional import rewrite_in_place
+from profiler.functional import is_write, rewrite_in_place
+from profiler.kinds import arguments_of
+from profiler.naming import place
 from profiler.sizes import NUM_SAMPLES, FixedSamplesError, Places, SizeNodes, Symbols, read_symbols, require
 from profiler.source import LoadedModel, graph_inputs
+from profiler.user_code import kept_functions, refuse_hooks
 
 __all__ = ["NUM_SAMPLES", "Traced", "attribute", "trace"]
 
 _PREFIX = "module."
 _REFUSALS = (RuntimeError, ValueError, TypeError, AssertionError)  # what torch.export raises for a fixed sample dim
+_SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 _CHECKS = ("_assert_", "sym_constrain_range", "_check")
 
 
@@ -72,6 +80,7 @@ class Traced:
 class _WithLoss(nn.Module):
     def __init__(self, model: LoadedModel) -> None:
         super().__init__()
+        self.training = model.module.training  # alone: each part keeps its own mode
         self.module = model.module
         self.loss = model.loss_fn
         self.num_inputs = len(model.inputs)
@@ -80,20 +89,35 @@ class _WithLoss(nn.Module):
             self.loss_fn = function  # registered, so that its buffers have names
 
     def forward(self, *tensors: Tensor) -> Tensor:
+        buffers = [(part, dict(part._buffers)) for part in self.module.modules()]
         output = self.module(*tensors[: self.num_inputs])
+        for part, own in buffers:
+            _write_back(part, own)
         return self.loss(output, tensors[self.num_inputs :])
 
 
+def _write_back(part: nn.Module, own: Mapping[str, Tensor | None]) -> None:
+    """What ``part`` has put in place of its buffers is written to them, as which it is state of the graph."""
+    for name, buffer in own.items():
+        value = part._buffers.get(name)
+        if value is not buffer and buffer is not None and value is not None and value.shape == buffer.shape:
+            buffer.copy_(value.detach())
+            part._buffers[name] = buffer
+
+
 def trace(model: LoadedModel) -> Traced:
-    """The graph of ``model`` in training mode; an example of one sample is repeated to two, as 1 is special to export.
+    """The graph of ``model`` in the modes that its parts are in; an example of one sample is repeated to two.
+
+    (1 is special to export.)
 
     Raises:
         UnsupportedModelError: ``torch.export`` refuses the model; the text holds its reason.  Or a size that was said
             to vary cannot.
     """
+    refuse_hooks(model.module)
     samples = max(2, model.samples)
     tensors = tuple(_repeated(tensor, model.samples, samples) for tensor in (*model.inputs, *model.targets))
-    wrapper = _WithLoss(model).train(model.module.training)
+    wrapper = _WithLoss(model)
     varying = _varying(model)
     whole = frozenset() if model.clouds is None else model.clouds.without_samples
     names = graph_inputs(len(model.inputs), len(model.targets))
@@ -146,7 +170,7 @@ def _varying(model: LoadedModel) -> tuple[dict[int, Any], ...]:
 
 
 def _export(model: LoadedModel, wrapper: nn.Module, tensors: tuple[Tensor, ...], shapes: Any) -> fx.GraphModule:
-    with warnings.catch_warnings(), recurrence_by_shape(), model.precision():
+    with warnings.catch_warnings(), recurrence_by_shape(), kept_functions(), model.precision():
         # nn.LSTM assigns its own flat list of weights in forward; the tensors in it are the parameters
         warnings.filterwarnings("ignore", message="The tensor attributes? ")
         exported = torch.export.export(wrapper, tensors, strict=False, dynamic_shapes=shapes)
@@ -167,29 +191,135 @@ def _clean(model: LoadedModel, exported: fx.GraphModule, samples: int) -> Traced
         copies[node] = graph.placeholder(name)
         copies[node].meta = dict(node.meta)
     sizes.require_all(placeholders)
-    for node in exported.graph.nodes:
-        if node.op in ("placeholder", "call_module"):  # the only module called is that of the guards
-            continue
-        if node.op == "get_attr":
-            value = attribute(exported, node.target)
-            target = canonical.get(id(value), node.target.removeprefix(_PREFIX))
-            if attributes.setdefault(target, value) is not value:
-                target = f"{target}_constant"
-                attributes[target] = value
-            copies[node] = graph.get_attr(target)
-            copies[node].meta = dict(node.meta)
-        elif isinstance(node.meta.get("val"), torch.SymInt) and str(node.target).startswith("aten.sym_"):
-            copies[node] = sizes.node(node.meta["val"])
-        elif node.op == "output":
-            graph.output(copies[_only_output(node)])
-        elif not _is_check(node):
-            copies[node] = graph.node_copy(node, copies.__getitem__)
+    copying = _Copying(graph, sizes, canonical, copies, attributes)
+    output = copying.all_of(exported, "")
+    graph.output(copies[_only_output(output)])
     rewrite_in_place(graph, attributes)
     detach_constants(graph)
+    _join_data_dependent(graph)
     graph.eliminate_dead_code(_has_effects)
     module = fx.GraphModule(attributes, graph)
     parameters = {name: value for name, value in attributes.items() if _is_trained(value)}
     return Traced(module, names, samples, symbols, parameters, model.varying)
+
+
+@dataclass(frozen=True, slots=True)
+class _Copying:
+    """Copies an exported graph into a clean one.
+
+    Attributes:
+        canonical: the user's names of parameters and buffers.
+        copies: of nodes, those of placeholders to begin with.
+        attributes: what the clean graph reads, by name.
+    """
+
+    graph: fx.Graph
+    sizes: SizeNodes
+    canonical: Mapping[int, str]
+    copies: dict[fx.Node, fx.Node]
+    attributes: dict[str, Any]
+
+    def all_of(self, module: fx.GraphModule, prefix: str) -> fx.Node:
+        """Copies the nodes of ``module``, whose own attributes are called ``prefix``...; its output node."""
+        for node in module.graph.nodes:
+            if node.op in ("placeholder", "call_module"):  # the only module called is that of the guards
+                continue
+            if node.op == "get_attr":
+                self._attribute(module, node, prefix)
+            elif node.op == "output":
+                return node
+            elif node.target is wrap_with_set_grad_enabled and not _writes(attribute(module, node.args[1].target)):
+                self._in_grad_mode(module, node)
+            elif _is_size(node):
+                self.copies[node] = self.sizes.node(node.meta["val"])
+            elif node not in self.copies and not _is_check(node):
+                self.copies[node] = self.graph.node_copy(node, self.copies.__getitem__)
+        raise AssertionError("a graph has an output")
+
+    def _attribute(self, module: fx.GraphModule, node: fx.Node, prefix: str) -> None:
+        value = attribute(module, node.target)
+        target = self.canonical.get(id(value), prefix + node.target.removeprefix(_PREFIX))
+        if self.attributes.setdefault(target, value) is not value:
+            target = f"{target}_constant"
+            self.attributes[target] = value
+        self.copies[node] = self.graph.get_attr(target)
+        self.copies[node].meta = dict(node.meta)
+
+    def _in_grad_mode(self, module: fx.GraphModule, node: fx.Node) -> None:
+        """What a ``torch.no_grad()`` in the model's code holds, as operators whose results are detached."""
+        is_enabled, inner, *arguments = node.args
+        found: fx.GraphModule = attribute(module, inner.target)
+        places = [each for each in found.graph.nodes if each.op == "placeholder"]
+        for place_, argument in zip(places, arguments, strict=True):
+            if isinstance(argument, fx.Node):
+                self.copies[place_] = self.copies[argument]
+        (results,) = self.all_of(found, f"{inner.target}.").args
+        several = results if isinstance(results, (tuple, list)) else (results,)
+        made = [each if is_enabled or each is None else self._detached(each) for each in several]
+        for user in node.users:
+            if user.target is operator.getitem:
+                result = made[user.args[1]]
+                self.copies[user] = self.copies.get(result, result)
+
+    def _detached(self, node: fx.Node) -> fx.Node:
+        value = node.meta.get("val")
+        if not isinstance(value, Tensor) or not value.is_floating_point():
+            return node
+        made = self.graph.call_function(torch.ops.aten.detach.default, (self.copies[node],))
+        made.meta = dict(node.meta)
+        return made
+
+
+def _writes(module: fx.GraphModule) -> bool:
+    """Whether an operator of ``module`` writes to a tensor, which it may do without gradients alone."""
+    schemas = [getattr(node.target, "_schema", None) for node in module.graph.nodes]
+    arguments = (each for schema in schemas if schema is not None for each in schema.arguments)
+    return any(each.alias_info is not None and each.alias_info.is_write for each in arguments)
+
+
+def _is_size(node: fx.Node) -> bool:
+    """Whether it follows from sizes of the inputs."""
+    value = node.meta.get("val")
+    is_read = isinstance(value, torch.SymInt) and str(node.target).startswith("aten.sym_")
+    return is_read and not free_unbacked_symbols(value)
+
+
+def _join_data_dependent(graph: fx.Graph) -> None:
+    """Operators whose shapes or numbers follow from data become units, with those that read them.
+
+    Raises:
+        UnsupportedModelError: there is something among them that is run otherwise under a plan than as it is.
+    """
+    for node in join(graph, _is_data_dependent):
+        inside = node.target.module.graph.nodes
+        changed = next((each for each in inside if _is_run_otherwise(each)), None)
+        if changed is not None:
+            raise UnsupportedModelError(
+                f"{changed.target} is run on rows that the data choose",
+                [f"in {place(node) or 'the module itself'}", user_line_of(node)],
+                ["choose with masks instead: compute all rows, and multiply by 0 or 1"],
+            )
+
+
+def _is_data_dependent(node: fx.Node) -> bool:
+    value = node.meta.get("val")
+    leaves = value if isinstance(value, (tuple, list)) else (value,)
+    return any(isinstance(each, (Tensor, *_SYMBOLIC)) and free_unbacked_symbols(each) for each in leaves)
+
+
+def _is_run_otherwise(node: fx.Node) -> bool:
+    """Whether it draws random numbers, or computes statistics: what ranks do together."""
+    names = {argument.name for argument in getattr(getattr(node.target, "_schema", None), "arguments", ())}
+    is_off = "train" in names and arguments_of(node)["train"] is False
+    is_random = torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()) and not is_off
+    return is_random or "running_mean" in names or is_write(node)
+
+
+def user_line_of(node: fx.Node) -> str:
+    """The line of the user's code that ``node`` comes from."""
+    lines = [line.strip() for line in str(node.meta.get("stack_trace", "")).splitlines()]
+    files = [line for line in lines if line.startswith("File ")]
+    return f"at {files[-1].removeprefix('File ')}" if files else "at an unknown place"
 
 
 def _has_effects(node: fx.Node) -> bool:

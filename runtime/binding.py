@@ -28,6 +28,8 @@ from runtime.sites.share import SiteShare, boundaries_of_sites
 from runtime.stages.captured import CapturedModel
 from runtime.stages.cut import NUM_SAMPLES
 from runtime.stages.manner import Portion
+from runtime.stages.weighing import is_factor
+from runtime.weighing import Weighing
 
 _MOST_KEPT = 64
 """Combinations of sizes whose bindings are kept."""
@@ -62,6 +64,7 @@ class Binder:
         boundaries, program: of the decision at its planned sizes.
         model: asked for its inputs and sizes alone; it is not kept.
         graph_at: asked where an input's dims other than samples differ from the capture's.
+        weighing: knows the factors that stages read beside the graph's inputs.
     """
 
     def __init__(
@@ -72,8 +75,10 @@ class Binder:
         program: Program,
         rank: int,
         graph_at: GraphAt | None,
+        weighing: Weighing,
     ) -> None:
         self._decision, self._boundaries, self._rank, self._graph_at = decision, boundaries, rank, graph_at
+        self._weighing = weighing
         self._graph, self._sizes = model.graph, dict(model.sizes)
         self._is_free = any(node.target == NUM_SAMPLES for node in model.graph_module.graph.nodes)
         self._planned, self._updates = program, updates_of(program)
@@ -234,7 +239,8 @@ class Binder:
         self._require_possible(stage, {count[position] for count, rows in zip(counts, batch.rows, strict=True) if rows})
         weights = list(self._weights(batch.rows))
         names = [name for name in resident.program.inputs if name in self._graph.inputs]
-        shares, feeds = [], []
+        shares: list[Share] = []
+        feeds: list[dict[str, Feed]] = []
         for m, count in enumerate(counts):
             start = sum(count[:position])
             sizes = self._sizes_of(resident.program.sizes, batch.shapes(m)) if batch.rows[m] else ()
@@ -248,6 +254,7 @@ class Binder:
                 if share is None
                 else {name: partial(_feed_of_sites, name=name, share=share) for name in names}
             )
+            feeds[-1].update(self._factors(stage, resident, m))
         return replace(resident, shares=tuple(shares), feeds=tuple(feeds))
 
     def _divided_shares(
@@ -263,7 +270,7 @@ class Binder:
             division = divisions.get((stage, m))
             sizes = self._sizes_of(resident.program.sizes, batch.shapes(m)) if rows else ()
             shares.append(Share(Portion(m, rows, 0, rows, sizes, division), rows * weights[m]))
-            feeds.append({})
+            feeds.append(self._factors(stage, resident, m))
             if division is None:
                 continue
             self._require_possible(stage, self._rows_in(division, stage))
@@ -272,6 +279,10 @@ class Binder:
                 spec = replace(self._graph.inputs[name], shape=tuple(shape))
                 feeds[-1][name] = partial(part_in, name=name, microbatch=m, box=box, spec=spec)
         return replace(resident, shares=tuple(shares), feeds=tuple(feeds))
+
+    def _factors(self, stage: int, resident: Resident, microbatch: int) -> dict[str, Feed]:
+        found = partial(self._weighing.factor, stage=stage, microbatch=microbatch)
+        return {name: partial(found, name=name) for name in filter(is_factor, resident.program.inputs)}
 
     def _position(self, stage: int) -> int:
         """This rank's among those of a stage, in the plan's order."""

@@ -18,7 +18,7 @@ from planner.ir.schedule import StageGraph
 from planner.layers.boundary import Boundaries
 from planner.layers.division import Division, divides
 from runtime.decomposition.compiling.collective import Collectives, CollectiveWire, open_collectives
-from runtime.decomposition.compiling.compiled import Compiler, compiled, refuse_draws
+from runtime.decomposition.compiling.compiled import Compiler, compiled, refuse_draws, refuse_user_code
 from runtime.decomposition.decompose import DividedStage
 from runtime.decomposition.drawn import DrawnPlaces
 from runtime.decomposition.exchange import Wire
@@ -27,17 +27,19 @@ from runtime.decomposition.later import Later
 from runtime.decomposition.parameters import Parts, groups_of_parameters, parts_of, sliced
 from runtime.resident import Resident
 from runtime.sites.rules import SharedSites, require_shareable
-from runtime.stages.buffers import refuse_drifting_buffers
+from runtime.stages.buffers import refuse_drifting_buffers, refuse_partial_gradients
 from runtime.stages.captured import CapturedModel as CapturedModel
 from runtime.stages.captured import captured_model as captured_model
 from runtime.stages.draws import Draw, Draws
 from runtime.stages.functions import StageCut, StageFunctions
 from runtime.stages.manner import Manner
 from runtime.stages.stage import StageProgram
+from runtime.stages.weighing import is_factor, weighed_in
 from runtime.transport import Transport
 from runtime.updates.of_stage import Updates, updates_of
 from runtime.updates.reduction import GradientBuckets
 from runtime.updates.ties import Tie, groups_of_ties, ties_of
+from runtime.weighing import require_whole_batches
 
 MakeOptimizer = Callable[[Iterable[nn.Parameter]], Optimizer]
 
@@ -112,6 +114,7 @@ class Builder:
             UnsupportedModelError: the plan asks for something that this model or runtime cannot do.
         """
         refuse_drifting_buffers(self._model, self._decision)
+        require_whole_batches(self._model, self._decision)
         rank, stages = self._transport.rank, self._decision.stages
         return {index: self._resident(index) for index, stage in enumerate(stages) if rank in stage.ranks}
 
@@ -122,7 +125,8 @@ class Builder:
             outputs[graph.loss] = None
         judged = (value for value in self._model.judged if producer(value) in layers)
         whole = {name: self._attribute(name) for name in parts}
-        return StageCut(self._model, layers, tuple(outputs), tuple(judged), sliced(whole, parts), self._device)
+        own, weighed = sliced(whole, parts), weighed_in(self._model, layers)
+        return StageCut(self._model, layers, tuple(outputs), tuple(judged), own, self._device, weighed)
 
     def _resident(self, stage: int) -> Resident:
         graph, decision, transport = self._model.graph, self._decision, self._transport
@@ -132,7 +136,7 @@ class Builder:
         parts = {} if divided is None else parts_of(self._model, decision, stage, transport.rank)
         functions = self._functions(stage, ranks, parts, manner, divided, sites)
         function = functions.training
-        received = tuple(name for name in function.inputs if name not in graph.inputs)
+        received = tuple(name for name in function.inputs if name not in graph.inputs and not is_factor(name))
         self._check_received(stage, received)
         loss = graph.loss if graph.loss in function.outputs else None
         values, parameters = graph.values(), function.parameters
@@ -186,6 +190,7 @@ class Builder:
         )
         if self._compiler is not None:
             refuse_draws(stage, self._decision.layers_of(stage), self._draws.layers)
+            refuse_user_code(stage, self._model, self._decision.layers_of(stage))
             functions.training = compiled(functions.training, partial(_size, divided), self._compiler, collectives)
         return functions
 
@@ -203,6 +208,7 @@ class Builder:
     def _divided(self, stage: int) -> DividedStage | None:
         if not divides(self._decision, stage, self._model.graph):
             return None
+        refuse_partial_gradients(stage, self._model, self._decision)
         ranks, collectives = self._decision.stages[stage].ranks, self._collectives.get(stage)
         if collectives is None:
             wire = Wire(self._transport, ranks, self._deadline_s)

@@ -17,7 +17,7 @@ from planner.ir.plan import Decision
 from planner.ir.schedule import FORWARD_PASS, Action
 from planner.ir.timeline import Span
 from planner.layers.boundary import Boundaries
-from planner.passes.versions import is_versioned
+from planner.passes.versions import is_versioned, updates_of
 from runtime.batch import Batch, InputSpecs, MicroBatches, WholeBatch
 from runtime.binding import Binder, Binding
 from runtime.build import Builder, MakeOptimizer, check_layers, ties_in
@@ -37,6 +37,7 @@ from runtime.transport import Transport
 from runtime.updates.finishing import Finishing, check_finishing
 from runtime.updates.optimizer import MakeScheduler
 from runtime.updates.optimizer_state import StateSource
+from runtime.weighing import Weighing
 
 _MOST_KEPT = 64
 """Combinations of sizes whose executors are kept."""
@@ -170,7 +171,8 @@ class Engine:
         self._inputs = InputSpecs(model.fed, model.graph.samples, varying_dims(model))
         # Shapes that are not the capture's are found on a copy without parameters.
         reshape = partial(graph_at, without_data(model)) if model.sizes and model.prepared is None else None
-        self._binder = Binder(decision, model, boundaries, program, transport.rank, reshape)
+        self._weighing = Weighing(model, decision, transport.rank, updates_of(program))
+        self._binder = Binder(decision, model, boundaries, program, transport.rank, reshape, self._weighing)
         self._preparing = Preparing.of(decision, model)
         self._binder.require_possible(self._residents)
         self._around = Surroundings(
@@ -327,7 +329,9 @@ class Engine:
     def _bound(self, batch: Batch) -> tuple[Batch, Binding, float]:
         """The batch as the graph's inputs, the plan bound to it, and the seconds of finding the sites of clouds."""
         if self._preparing is None:
-            return batch, self._binder.bind(self._residents, batch), 0.0
+            binding = self._binder.bind(self._residents, batch)
+            self._weighing.begin(batch, binding.residents)
+            return batch, binding, 0.0
         start = time.perf_counter()
         batch = self._preparing.batch(batch)
         try:

@@ -17,13 +17,15 @@ def checkpoint(
 ) -> None:
     """Check every byte of a checkpoint and say what it holds; with --to, write its weights as a plain state dict."""
     from halopipe import console
+    from halopipe.outputs import claimed, made
     from halopipe.saved import describe, write_state_dict
     from runtime.checkpoint import Checkpoint
 
-    found = Checkpoint.open(folder, step)
-    found.verify()
-    if to is not None:
-        write_state_dict(found, to)
-        console.wrote(to)
-    else:
-        console.emit(describe(found))
+    with claimed([made(to)]):
+        found = Checkpoint.open(folder, step)
+        found.verify()
+        if to is not None:
+            write_state_dict(found, to)
+            console.wrote(to)
+        else:
+            console.emit(describe(found))

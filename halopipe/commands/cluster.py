@@ -24,19 +24,25 @@ def cluster(
 ) -> None:
     """Show the devices and links of this host or of a cluster file; check the file."""
     from halopipe import clusters, console, planning
+    from halopipe.outputs import claimed
     from planner.catalogue import read_machines
     from planner.ir.codec import dump, plain
     from planner.ir.errors import UsageError
 
-    measured = planning.load_profile(profile) if profile is not None else None
-    if file is None:
-        found = measured.cluster if measured is not None else clusters.detected()
-    else:
-        found = read_machines(file, measured.cluster).cluster if measured is not None else read_machines(file).cluster
-    if output is not None and (measured is None or file is None):
-        raise UsageError("--output needs a cluster file and --profile", [], ["halopipe cluster FILE --profile PROFILE"])
-    kinds = measured.measurements if measured is not None else ()
-    console.emit_json(plain(found)) if json else console.emit(clusters.cluster_text(found, kinds))
-    if output is not None and measured is not None and file is not None:
-        dump(clusters.on_cluster(measured, file), output)
-        console.wrote(output, f"halopipe plan {output}")
+    with claimed([output], [file, profile]):
+        measured = planning.load_profile(profile) if profile is not None else None
+        if file is None:
+            found = measured.cluster if measured is not None else clusters.detected()
+        else:
+            found = (
+                read_machines(file, measured.cluster).cluster if measured is not None else read_machines(file).cluster
+            )
+        if output is not None and (measured is None or file is None):
+            raise UsageError(
+                "--output needs a cluster file and --profile", [], ["halopipe cluster FILE --profile PROFILE"]
+            )
+        kinds = measured.measurements if measured is not None else ()
+        console.emit_json(plain(found)) if json else console.emit(clusters.cluster_text(found, kinds))
+        if output is not None and measured is not None and file is not None:
+            dump(clusters.on_cluster(measured, file), output)
+            console.wrote(output, f"halopipe plan {output}")

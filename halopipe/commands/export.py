@@ -42,15 +42,18 @@ def export(
     CSV that _PipelineScheduleRuntime._load_csv reads. Needs the profile.
     """
     from halopipe import naming, planning
+    from halopipe.outputs import claimed
 
     naming.require_known("export format", [to], tuple(_FORMATS))
-    found = planning.load_plan(plan)
-    source = planning.profile_of(found, plan, profile, cluster) if to == _TORCH or timeline is None else None
-    target = output or _FORMATS[to]
-    if to == _TORCH:
-        _write_torch(found, source, target)
-    else:
-        _write_trace(found, source, timeline, target)
+    is_folder = to == _TORCH and output is not None and output.is_dir()
+    with claimed([] if is_folder else [output or _FORMATS[to]], [plan, profile, timeline, cluster]):
+        found = planning.load_plan(plan)
+        source = planning.profile_of(found, plan, profile, cluster) if to == _TORCH or timeline is None else None
+        target = output or _FORMATS[to]
+        if to == _TORCH:
+            _write_torch(found, source, target)
+        else:
+            _write_trace(found, source, timeline, target)
 
 
 def _write_trace(plan: Plan, profile: Profile | None, timeline: Path | None, output: Path) -> None:

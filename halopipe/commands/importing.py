@@ -23,6 +23,7 @@ def import_(
     """Read a published profile -> profile.json, on one device; plan it on others with --cluster."""
     from halopipe import console, measuring
     from halopipe.naming import require_known
+    from halopipe.outputs import claimed
     from planner import catalogue
     from planner.formats import pipedream
     from planner.formats.as_profile import as_profile
@@ -30,12 +31,13 @@ def import_(
     from planner.ir.codec import dump
     from planner.ir.errors import UsageError
 
-    require_known("format to import", [format_], _FORMATS)
-    entry = catalogue.device(device)
-    if entry.memory_bytes is None:
-        raise UsageError(f"the catalogue does not say how much memory {entry.name} has", [entry.note])
-    spec = DeviceSpec(f"n0/{entry.family}0", entry.name, "n0", int(entry.memory_bytes.value))
-    found = as_profile(pipedream.read(file), Cluster((spec,), {}), samples)
-    dump(found, output)
-    console.emit(measuring.summary(found))
-    console.wrote(output, f"halopipe plan {output} --cluster cluster.yaml")
+    with claimed([output], [file]):
+        require_known("format to import", [format_], _FORMATS)
+        entry = catalogue.device(device)
+        if entry.memory_bytes is None:
+            raise UsageError(f"the catalogue does not say how much memory {entry.name} has", [entry.note])
+        spec = DeviceSpec(f"n0/{entry.family}0", entry.name, "n0", int(entry.memory_bytes.value))
+        found = as_profile(pipedream.read(file), Cluster((spec,), {}), samples)
+        dump(found, output)
+        console.emit(measuring.summary(found))
+        console.wrote(output, f"halopipe plan {output} --cluster cluster.yaml")

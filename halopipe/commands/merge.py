@@ -19,12 +19,14 @@ def merge(
 ) -> None:
     """Profiles taken on several hosts -> one, whose cluster is all of them."""
     from halopipe import console, measuring
+    from halopipe.outputs import claimed
     from halopipe.problems import unlinked_hosts
     from planner.ir.codec import dump, dumps
 
-    found = measuring.merged(profiles)
-    dump(found, output)
-    console.emit(dumps(found) if json else measuring.summary(found))
-    if unlinked_hosts(found.cluster):
-        console.remark("no profile says what messages between hosts cost: plan with --cluster FILE")
-    console.wrote(output, f"halopipe plan {output}")
+    with claimed([output], profiles):
+        found = measuring.merged(profiles)
+        dump(found, output)
+        console.emit(dumps(found) if json else measuring.summary(found))
+        if unlinked_hosts(found.cluster):
+            console.remark("no profile says what messages between hosts cost: plan with --cluster FILE")
+        console.wrote(output, f"halopipe plan {output}")

@@ -75,53 +75,57 @@ def plan(
     """Search for the best plan -> plan.json. Needs no devices, but for --measure-missing."""
     from halopipe import console, explaining, missing, planning, problems, searching, units
     from halopipe.outcome import INTERRUPTED
+    from halopipe.outputs import claimed
     from planner.ir.codec import dump, dumps
 
-    if measure_missing:
-        missing.require_possible(cluster, pareto)
-    loaded = planning.load_profile(profile, cluster=cluster)
-    problem = problems.make_problem(
-        loaded,
-        global_batch=global_batch,
-        micro_batch=micro_batch or (),
-        schedules=schedule or (),
-        num_ranks=ranks,
-        max_stages=max_stages,
-        memory_bytes=units.parse_size(memory) if memory else 0,
-        gap=gap,
-        time_limit_s=time_limit,
-        objective=objective,
-        allow=[part.strip() for part in allow.split(",") if part.strip()],
-        recompute=recompute,
-        shard=shard,
-        halo_depth=halo_depth,
-        fix=fix or (),
-        forbid=forbid or (),
-        calibration=not no_calibration,
-    )
-    if pareto is not None:
-        front = searching.front(problem, solver, pareto)
-        paths = [output, *(output.with_suffix(f".{n}{output.suffix}") for n in range(2, len(front.plans) + 1))]
-        for path, found in zip(paths, front.plans, strict=True):
-            dump(found, path)
-        console.emit_json(front.data()) if json else console.emit(front.render())
-        for path in paths:
-            console.wrote(path)
-        return
-    if measure_missing:
-        completed = missing.plan_and_measure(
-            problem, lambda asked: searching.solve(asked, solver), missing.measure_here(quick), console.remark
+    with claimed([output], [profile, cluster]):
+        if measure_missing:
+            missing.require_possible(cluster, pareto)
+        loaded = planning.load_profile(profile, cluster=cluster)
+        problem = problems.make_problem(
+            loaded,
+            global_batch=global_batch,
+            micro_batch=micro_batch or (),
+            schedules=schedule or (),
+            num_ranks=ranks,
+            max_stages=max_stages,
+            memory_bytes=units.parse_size(memory) if memory else 0,
+            gap=gap,
+            time_limit_s=time_limit,
+            objective=objective,
+            allow=[part.strip() for part in allow.split(",") if part.strip()],
+            recompute=recompute,
+            shard=shard,
+            halo_depth=halo_depth,
+            fix=fix or (),
+            forbid=forbid or (),
+            calibration=not no_calibration,
         )
-        found = completed.plan
-        if completed.rounds:
-            dump(missing.stored(loaded, completed.profile), profile)
-            console.wrote(profile)
-            console.remark(f"its fingerprint is now {found.inputs.profile_fingerprint}: earlier plans are of another")
-    else:
-        found = searching.solve(problem, solver)
-    dump(found, output)
-    console.emit(dumps(found) if json else explaining.headline(found, objective=objective))
-    on = f" --cluster {cluster}" if cluster is not None else ""
-    console.wrote(output, f"halopipe explain {output} --profile {profile}{on}, or halopipe run {output}")
-    if found.search.status == "stopped":
-        raise typer.Exit(INTERRUPTED)
+        if pareto is not None:
+            front = searching.front(problem, solver, pareto)
+            paths = [output, *(output.with_suffix(f".{n}{output.suffix}") for n in range(2, len(front.plans) + 1))]
+            for path, found in zip(paths, front.plans, strict=True):
+                dump(found, path)
+            console.emit_json(front.data()) if json else console.emit(front.render())
+            for path in paths:
+                console.wrote(path)
+            return
+        if measure_missing:
+            completed = missing.plan_and_measure(
+                problem, lambda asked: searching.solve(asked, solver), missing.measure_here(quick), console.remark
+            )
+            found = completed.plan
+            if completed.rounds:
+                dump(missing.stored(loaded, completed.profile), profile)
+                console.wrote(profile)
+                console.remark(
+                    f"its fingerprint is now {found.inputs.profile_fingerprint}: earlier plans are of another"
+                )
+        else:
+            found = searching.solve(problem, solver)
+        dump(found, output)
+        console.emit(dumps(found) if json else explaining.headline(found, objective=objective))
+        on = f" --cluster {cluster}" if cluster is not None else ""
+        console.wrote(output, f"halopipe explain {output} --profile {profile}{on}, or halopipe run {output}")
+        if found.search.status == "stopped":
+            raise typer.Exit(INTERRUPTED)

@@ -80,24 +80,26 @@ def profile(
     """Measure what every layer, device and link costs -> profile.json."""
     from halopipe import console, measuring, units
     from halopipe.hosts import named
+    from halopipe.outputs import claimed
     from planner.ir.codec import dump, dumps
 
-    shape = units.parse_integers(input_shape, "--input", "8,3,64,64")
-    found = measuring.measure(
-        measuring.source_of(model, shape, units.parse_arguments(arg or []), dtype, autocast, elementwise or ()),
-        num_workers=workers,
-        device=device,
-        optimizer=optimizer,
-        sizes=units.parse_integers(sizes, "--sizes", "1,2,4,8"),
-        allow=[part.strip() for part in allow.split(",") if part.strip()],
-        num_ranks=ranks,
-        quick=quick,
-        num_processes=processes,
-        unfinished=measuring.unfinished_file(output),
-        resume=resume,
-        hosts=named(hosts, launcher, interface),
-    )
-    dump(found, output)
-    measuring.unfinished_file(output).unlink(missing_ok=True)
-    console.emit(dumps(found) if json else measuring.summary(found))
-    console.wrote(output, f"halopipe plan {output}")
+    with claimed([output], [hosts, model.rpartition(":")[0] or None]):
+        shape = units.parse_integers(input_shape, "--input", "8,3,64,64")
+        found = measuring.measure(
+            measuring.source_of(model, shape, units.parse_arguments(arg or []), dtype, autocast, elementwise or ()),
+            num_workers=workers,
+            device=device,
+            optimizer=optimizer,
+            sizes=units.parse_integers(sizes, "--sizes", "1,2,4,8"),
+            allow=[part.strip() for part in allow.split(",") if part.strip()],
+            num_ranks=ranks,
+            quick=quick,
+            num_processes=processes,
+            unfinished=measuring.unfinished_file(output),
+            resume=resume,
+            hosts=named(hosts, launcher, interface),
+        )
+        dump(found, output)
+        measuring.unfinished_file(output).unlink(missing_ok=True)
+        console.emit(dumps(found) if json else measuring.summary(found))
+        console.wrote(output, f"halopipe plan {output}")

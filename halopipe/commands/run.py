@@ -101,53 +101,57 @@ def run(
 
     from halopipe import calibrating, console, planning, training, units
     from halopipe.hosts import named
+    from halopipe.outputs import claimed, made
     from halopipe.running import RunOptions
     from planner.export.chrome_trace import chrome_trace
     from planner.ir.codec import dump, write_text
 
-    found = planning.load_plan(plan)
-    predicted = training.predicted_timeline(found)
-    source = planning.profile_of(found, plan, profile)
-    if source is not None:
-        predicted = planning.predict_again(found, source)[1]
-    options = RunOptions(
-        steps=steps,
-        seed=seed,
-        data=data,
-        check_numerics=check_numerics,
-        dtype=dtype,
-        deadline_s=deadline,
-        data_from=data_from,
-        optimizer=optimizer,
-        scheduler=scheduler,
-        clip_norm=clip_norm,
-        accumulate=accumulate,
-        compiler=compiler,
-        eval_data=eval_data,
-        eval_every=eval_every,
-        eval_batches=eval_batches,
-        metrics=str(metrics.absolute()) if metrics is not None else "",
-        checkpoint=str(checkpoint.absolute()) if checkpoint is not None else "",
-        checkpoint_every=checkpoint_every,
-        keep=keep,
-        resume=resume,
-        memory_limit_bytes=units.parse_size(memory_limit) if memory_limit else 0,
-        device=device,
-    )
-    result = training.train(found, options, named(hosts, launcher, interface))
-    if result is None:  # in a job of torchrun or Slurm, rank 0 reports for all
-        return
-    file = result.timeline_file(predicted)
-    dump(file, output)
-    if trace is not None:
-        timelines = [timeline for timeline in (file.predicted, file.measured) if timeline.spans]
-        write_text(trace, chrome_trace(timelines, planning.device_names(found)))
-    lesson = calibrating.Lesson("")
-    if update:
-        dump(replace(found, measured=result.measured(found.prediction)), plan)
-        lesson = calibrating.teach(found, plan, profile, options, result)
-        console.remark(lesson.text)
-    console.emit_json(training.data(found, result)) if json else console.emit(training.report(found, result, predicted))
-    written = (output, trace, plan if update else None, lesson.path, metrics, checkpoint)
-    for path in filter(None, written):
-        console.wrote(path)
+    with claimed([output, trace, made(metrics)], [plan, profile, hosts], folders=[checkpoint]):
+        found = planning.load_plan(plan)
+        predicted = training.predicted_timeline(found)
+        source = planning.profile_of(found, plan, profile)
+        if source is not None:
+            predicted = planning.predict_again(found, source)[1]
+        options = RunOptions(
+            steps=steps,
+            seed=seed,
+            data=data,
+            check_numerics=check_numerics,
+            dtype=dtype,
+            deadline_s=deadline,
+            data_from=data_from,
+            optimizer=optimizer,
+            scheduler=scheduler,
+            clip_norm=clip_norm,
+            accumulate=accumulate,
+            compiler=compiler,
+            eval_data=eval_data,
+            eval_every=eval_every,
+            eval_batches=eval_batches,
+            metrics=str(metrics.absolute()) if metrics is not None else "",
+            checkpoint=str(checkpoint.absolute()) if checkpoint is not None else "",
+            checkpoint_every=checkpoint_every,
+            keep=keep,
+            resume=resume,
+            memory_limit_bytes=units.parse_size(memory_limit) if memory_limit else 0,
+            device=device,
+        )
+        result = training.train(found, options, named(hosts, launcher, interface))
+        if result is None:  # in a job of torchrun or Slurm, rank 0 reports for all
+            return
+        file = result.timeline_file(predicted)
+        dump(file, output)
+        if trace is not None:
+            timelines = [timeline for timeline in (file.predicted, file.measured) if timeline.spans]
+            write_text(trace, chrome_trace(timelines, planning.device_names(found)))
+        lesson = calibrating.Lesson("")
+        if update:
+            dump(replace(found, measured=result.measured(found.prediction)), plan)
+            lesson = calibrating.teach(found, plan, profile, options, result)
+            console.remark(lesson.text)
+        console.emit_json(training.data(found, result)) if json else console.emit(
+            training.report(found, result, predicted)
+        )
+        written = (output, trace, plan if update else None, lesson.path, metrics, checkpoint)
+        for path in filter(None, written):
+            console.wrote(path)

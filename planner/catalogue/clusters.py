@@ -24,17 +24,20 @@ are called like a device of the catalogue are that device.  A link without a lat
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from planner.catalogue.entries import DeviceEntry
 from planner.catalogue.listing import device, devices, link, links, names_of
 from planner.catalogue.quantities import BYTES, BYTES_PER_S, FLOP_PER_S, SECONDS
-from planner.catalogue.reading import ABSENT, Reader, parse_yaml, suggestion
+from planner.catalogue.reading import ABSENT, MOST_YAML_BYTES, Reader, parse_yaml, suggestion
 from planner.ir.cluster import ACROSS_HOSTS, DATASHEET, WITHIN_HOST, Cluster, DeviceSpec, Link, PairLink
-from planner.ir.errors import MissingFileError
+from planner.ir.files import read_text
+from planner.ir.validation import MOST_DEVICES
 
 _MEASURED, _PAIRS = "measured", "pairs"
 _LINK = ("link", "bandwidth", "latency", "duplex", "burst")
@@ -64,11 +67,7 @@ def read_machines(path: str | Path, own: Cluster = _NO_CLUSTER) -> Machines:
         MissingFileError, CorruptFileError: the file cannot be read, or is wrong; all its faults are named, each unknown
             name with the nearest that is known.
     """
-    try:
-        text = Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise MissingFileError(f"cannot read {path}", [str(error)]) from None
-    return machines_of(text, own, str(path))
+    return machines_of(read_text(path, MOST_YAML_BYTES), own, str(path))
 
 
 def machines_of(text: str, own: Cluster = _NO_CLUSTER, source: str = "text") -> Machines:
@@ -90,7 +89,10 @@ class _Machines:
         node = self.reader.mapping(root, "", ("halopipe", "version", "hosts", "links"), ("measured-on",))
         if node["halopipe"] not in ("cluster", ABSENT) or node["version"] not in (1, ABSENT):
             self.reader.fault("", "should begin with 'halopipe: cluster' and 'version: 1'")
-        specs = tuple(self._hosts(node["hosts"]))
+        specs = tuple(islice(self._hosts(node["hosts"]), MOST_DEVICES + 1))
+        if len(specs) > MOST_DEVICES:
+            self.reader.fault("hosts", f"more than {MOST_DEVICES} devices")
+            return Machines(_NO_CLUSTER)
         measured_on = self._measured_on(node["measured-on"]) if "measured-on" in node else {}
         return Machines(self._cluster(specs, node["links"]), {**self._by_name(), **measured_on})
 
@@ -108,7 +110,7 @@ class _Machines:
                 for spec, family in kinds:
                     number = numbers[family] = numbers.get(family, -1) + 1
                     yield replace(spec, name=f"{host}/{family}{number}", host=host)
-        for name in sorted({name for name in names if names.count(name) > 1}):
+        for name in sorted(name for name, count in Counter(names).items() if count > 1):
             self.reader.fault("hosts", f"two hosts are called {name!r}")
 
     def _devices(self, value: Any, path: str) -> Iterator[tuple[DeviceSpec, str]]:

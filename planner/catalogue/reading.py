@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import difflib
+from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from planner.catalogue.quantities import parse_quantity
+from planner.catalogue.quantities import BYTES, BYTES_PER_S, FLOP_PER_S, SECONDS, parse_quantity
 from planner.ir.errors import CorruptFileError
+from planner.ir.validation import MOST_DEVICES, limits_of
+
+MOST_YAML_BYTES = 2**18
+MOST_YAML_NODES = 50_000
+"""Values of a document, each alias counted as what it stands for."""
+
+_MOST_FAULTS_SHOWN = 20
 
 
 def parse_yaml(text: str, source: str) -> Any:
@@ -23,24 +31,58 @@ def parse_yaml(text: str, source: str) -> Any:
         """As ``yaml.safe_load``, but a key that comes twice is refused."""
 
         def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
-            keys = [key.value for key, _ in node.value]
-            twice = sorted({str(key) for key in keys if keys.count(key) > 1})
+            keys = Counter(key.value for key, _ in node.value if isinstance(key.value, str))
+            twice = sorted(key for key, count in keys.items() if count > 1)
             if twice:
                 raise yaml.constructor.ConstructorError(
                     "while reading a mapping", node.start_mark, f"{twice[0]} is given twice", node.start_mark
                 )
             return super().construct_mapping(node, deep)
 
+    if len(text) > MOST_YAML_BYTES:
+        raise CorruptFileError(f"{source} is too large", [f"{len(text)} characters; {MOST_YAML_BYTES} are the most"])
     try:
-        return yaml.load(text, Loader)  # Loader is a SafeLoader
+        loader = Loader(text)
+        root = loader.get_single_node()
+        _require_small(root, source)
+        return loader.construct_document(root) if root is not None else None
     except yaml.YAMLError as error:
         raise CorruptFileError(f"{source} is not YAML", str(error).splitlines()) from None
-    except (RecursionError, ValueError) as error:
+    except RecursionError:
+        raise CorruptFileError(f"{source} is not YAML of ours", ["nested too deeply"]) from None
+    except (ArithmeticError, ValueError) as error:
         raise CorruptFileError(f"{source} is not YAML", [str(error)]) from None
+
+
+def _require_small(root: Any, source: str) -> None:
+    """Of a composed document, aliases spelled out: few enough nodes, and none inside itself."""
+    sizes: dict[int, int] = {}
+
+    def size(node: Any) -> int:
+        key = id(node)
+        if key not in sizes:
+            sizes[key] = -1
+            pairs = node.value if not isinstance(node.value, str) else ()
+            sizes[key] = 1 + sum(
+                size(each) for item in pairs for each in (item if isinstance(item, tuple) else (item,))
+            )
+        if sizes[key] < 0:
+            raise CorruptFileError(f"{source} is not YAML of ours", ["an alias stands inside of what it names"])
+        return sizes[key]
+
+    if root is not None and size(root) > MOST_YAML_NODES:
+        text = f"with its aliases spelled out it has {size(root):.3g} values; {MOST_YAML_NODES} are the most"
+        raise CorruptFileError(f"{source} is too large", [text], ["write it without aliases, with 'count'"])
 
 
 ABSENT: Any = object()
 """Stands for a required key that is missing: named once, and read as a default without another word."""
+
+
+_MOST = {
+    name: limits_of(ending)[1]
+    for name, ending in ((BYTES, "_bytes"), (BYTES_PER_S, "bytes_per_s"), (FLOP_PER_S, "flop_per_s"), (SECONDS, "_s"))
+}
 
 
 @dataclass(slots=True)
@@ -88,9 +130,12 @@ class Reader:
         return default
 
     def count(self, value: Any, path: str) -> int:
-        """A positive integer."""
-        if isinstance(value, int) and not isinstance(value, bool) and value > 0:
+        """A positive integer, of things that there are not beyond number of."""
+        if isinstance(value, int) and not isinstance(value, bool) and 0 < value <= MOST_DEVICES:
             return value
+        if isinstance(value, int) and value > MOST_DEVICES:
+            self.fault(path, f"should be at most {MOST_DEVICES}, got {_shown(value)}")
+            return 1
         self.fault(path, f"should be a positive integer, got {_shown(value)}")
         return 1
 
@@ -106,13 +151,20 @@ class Reader:
         if found <= 0 and dimension != "seconds":
             self.fault(path, f"should be above zero, got {_shown(value)}")
             return 1.0
+        most = _MOST[dimension]
+        if found > most:
+            self.fault(path, f"should be at most {most:g}, got {_shown(value)}")
+            return 1.0
         return found
 
     def finish(self, source: str, what: str) -> None:
         """Raises :class:`CorruptFileError` with all faults, if there are any."""
         if self.faults:
             count = f"{len(self.faults)} fault{'s' if len(self.faults) > 1 else ''}"
-            raise CorruptFileError(f"{source} is not a valid {what}: {count}", self.faults)
+            shown = self.faults[:_MOST_FAULTS_SHOWN]
+            if len(shown) < len(self.faults):
+                shown.append(f"... and {len(self.faults) - len(shown)} more")
+            raise CorruptFileError(f"{source} is not a valid {what}: {count}", shown)
 
 
 def suggestion(name: str, known: Iterable[str]) -> str:
@@ -123,5 +175,7 @@ def suggestion(name: str, known: Iterable[str]) -> str:
 
 
 def _shown(value: Any) -> str:
+    if isinstance(value, int) and abs(value) >= 10**60:
+        return "an integer of more than 60 digits"
     text = "nothing" if value is None else repr(value)
     return text if len(text) <= 60 else f"{text[:57]}..."

@@ -11,7 +11,7 @@ from planner.ir.errors import CorruptFileError
 from planner.ir.graph import SAMPLE, Graph, Layer, TensorSpec
 from planner.ir.plan import Decision, Placement
 from planner.ir.remedies import operator_of, remedies
-from planner.layers import check_samples_apart, kind, over_sites
+from planner.layers import batch_wide_layers, check_samples_apart, kind, over_sites
 from planner.layers.contraction import contracted_dims
 
 REPLICA = "replica"
@@ -45,7 +45,13 @@ def layer_faults(decision: Decision, graph: Graph) -> Iterator[str]:
 
 def named_layer_faults(decision: Decision, graph: Graph) -> Iterator[tuple[str, str]]:
     """As :func:`layer_faults`, each with the layer's name."""
-    mixing = frozenset(check_samples_apart(graph))
+    mixing, wide = frozenset(check_samples_apart(graph)), batch_wide_layers(graph)
+    if wide and len(decision.micro_batches) > 1:
+        yield wide[0], f"layer {wide[0]} needs the whole batch, which is in {len(decision.micro_batches)} micro-batches"
+    for stage in range(len(decision.stages)):
+        own = [name for name in decision.layers_of(stage) if name in mixing]
+        if own and _shares_samples(decision, stage):
+            yield own[0], f"layer {own[0]} mixes samples, and the ranks of stage {stage} share them out"
     laid_out = [stage for stage in range(len(decision.stages)) if has_layouts(decision, stage)]
     values, sites = graph.values(), over_sites(graph)
     for layer in graph.layers:
@@ -82,6 +88,12 @@ def _faults_of(
             yield f"layer {layer.name} leaves rank {empty[0]} none of a micro-batch of {samples}"
     yield from _ways_faults(graph, layer, placed)
     yield from _margin_faults(graph, layer, placed)
+
+
+def _shares_samples(decision: Decision, stage: int) -> bool:
+    """Whether the stage is on several ranks that have other samples, its layers cut alike."""
+    placed = decision.layers[decision.layers_of(stage)[0]]
+    return len(decision.stages[stage].ranks) > 1 and SAMPLE in placed.cuts and not has_layouts(decision, stage)
 
 
 def _cut_dims(placed: Placement) -> list[str]:

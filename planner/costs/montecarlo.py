@@ -90,7 +90,8 @@ def deciles(
 ) -> Deciles:
     """Of the step that ``trace`` is without noise."""
     measured = _Measured(costs.book.profile)
-    noises = {slot: _noise(measured, costs, compiled, slot) for slot in _computing(compiled)}
+    known: dict[object, Noise] = {}
+    noises = {slot: _noise_once(known, measured, costs, compiled, slot) for slot in _computing(compiled)}
     noises = {slot: noise for slot, noise in noises.items() if noise.varies}
     if not noises:
         return Deciles(trace.step_s, trace.step_s, trace.step_s)
@@ -190,6 +191,19 @@ class _Measured:
         hosts = {"", *(device.host for device in self.profile.cluster.devices if device.kind == kind)}
         number = sum(process.host in hosts for process in self.profile.provenance.processes)
         return number if number and length % number == 0 else 1
+
+
+def _noise_once(
+    known: dict[object, Noise], measurements: _Measured, costs: StageCosts, compiled: CompiledProgram, number: int
+) -> Noise:
+    """The same for all actions of a stage on one kind of device at as many samples."""
+    slot = compiled.actions[number]
+    placed, rows = costs.stages[slot.action.stage], costs.micro_batches[slot.action.microbatch or 0]
+    samples = placed.samples[rows][placed.ranks.index(slot.rank)] if placed.samples else float(rows)
+    key = (slot.action.stage, costs.book.kind(slot.rank), samples)
+    if key not in known:
+        known[key] = _noise(measurements, costs, compiled, number)
+    return known[key]
 
 
 def _noise(measurements: _Measured, costs: StageCosts, compiled: CompiledProgram, number: int) -> Noise:

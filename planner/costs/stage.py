@@ -39,6 +39,7 @@ class StageCosts:
     stages: tuple[StagePlacement, ...]
     micro_batches: tuple[int, ...]
     _local: dict[tuple[int, int, Op, int, bool], float] = field(init=False, default_factory=dict, repr=False)
+    _exchanged: dict[tuple[int, Op, int], float] = field(init=False, default_factory=dict, repr=False)
     _reductions: dict[int, float] = field(init=False, default_factory=dict, repr=False)
 
     def action_s(self, rank: int, action: Action, accumulates: bool = False) -> float:
@@ -144,10 +145,14 @@ class StageCosts:
     def _exchange_s(self, placed: StagePlacement, op: Op, microbatch: int) -> float:
         if op not in (Op.FORWARD, Op.BACKWARD, Op.BACKWARD_INPUT) or len(placed.ranks) < 2:
             return 0.0
-        forward, backward = self.book.exchanges_s(placed.ranks, self.micro_batches[microbatch])
-        if op is Op.FORWARD:
-            return span(forward, placed.runs)
-        return span(backward, placed.runs) + (span(forward, placed.runs) if placed.recompute else 0.0)
+        key = (id(placed), op, self.micro_batches[microbatch])
+        found = self._exchanged.get(key)
+        if found is None:
+            forward, backward = self.book.exchanges_s(placed.ranks, self.micro_batches[microbatch])
+            there_s = span(forward, placed.runs) if op is Op.FORWARD or placed.recompute else 0.0
+            found = there_s if op is Op.FORWARD else span(backward, placed.runs) + there_s
+            self._exchanged[key] = found
+        return found
 
     def _local_s(self, stage: int, member: int, op: Op, microbatch: int, accumulates: bool) -> float:
         key = (stage, member, op, self.micro_batches[microbatch], accumulates)

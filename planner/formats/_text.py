@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from planner.ir.errors import FormatError, MissingFileError
+from planner.ir.files import read_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,10 +45,10 @@ def read_text(path: str | Path) -> FileText:
         FormatError: it is not UTF-8.
     """
     try:
-        data = Path(path).read_bytes()
-    except OSError as error:
+        data = read_bytes(path)
+    except MissingFileError as error:
         raise MissingFileError(
-            f"{path} cannot be read", [error.strerror or str(error)], ["give the path of a file that exists"]
+            f"{path} cannot be read", error.details, ["give the path of a file that exists"]
         ) from error
     try:
         return FileText(str(path), data.decode("utf-8"))

@@ -1,28 +1,30 @@
 """Files: strict to read, byte-deterministic to write.
 
 A file is one JSON object: ``{"halopipe": "plan", "version": 1, ...fields}``.  Reading refuses unknown and duplicate
-keys, NaN and infinities, ``true`` where a number belongs, and names all faults at once, each with its path and, where
-there is one, a suggestion.  Writing puts one record on a line, so that a changed layer is a changed line, and replaces
-the file in one move, so that nobody ever sees half of it.
+keys, NaN and infinities, ``true`` where a number belongs, and then what makes no sense (:mod:`planner.ir.validation`);
+it names all faults at once, each with its path and, where there is one, a suggestion.  Writing puts one record on a
+line, so that a changed layer is a changed line, and replaces the file in one move (:mod:`planner.ir.files`), so that
+nobody ever sees half of it.
 """
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import difflib
 import functools
 import json
-import os
-import tempfile
 import types
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-from planner.ir.errors import CorruptFileError, MissingFileError, NewerFileError
+from planner.ir import validation
+from planner.ir.errors import CorruptFileError, NewerFileError
+from planner.ir.files import read_text
+from planner.ir.files import write_text as write_text
 from planner.ir.plan import Plan
 from planner.ir.profile import Profile
 from planner.ir.timeline import TimelineFile
@@ -33,6 +35,9 @@ FORMATS: Mapping[str, tuple[type, int]] = {
     "timeline": (TimelineFile, 1),
 }
 """Name of each file format, the type it holds and the newest version that this release reads and writes."""
+
+MOST_KEYS = 200_000
+"""Of one object; the largest profiles have a key for each layer and parameter."""
 
 _INLINE_DEPTH = 3  # root is 0: sections are 1, their lists and maps 2, a record in them is one line
 _MOST_FAULTS_SHOWN = 20
@@ -47,13 +52,7 @@ def load(path: str | Path, cls: type[T]) -> T:
     Raises:
         MissingFileError, CorruptFileError, NewerFileError: the file cannot be used; the text says why.
     """
-    try:
-        text = Path(path).read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise CorruptFileError(f"{path} is not UTF-8 text", [f"byte {error.start}: {error.reason}"]) from None
-    except OSError as error:
-        raise MissingFileError(f"cannot read {path}", [error.strerror or str(error)]) from None
-    return loads(text, cls, source=str(path))
+    return loads(read_text(path), cls, source=str(path))
 
 
 def loads(text: str, cls: type[T], source: str = "text") -> T:
@@ -63,8 +62,12 @@ def loads(text: str, cls: type[T], source: str = "text") -> T:
     try:
         value: T = _adapter(cls).validate_json(body)[0]  # type: ignore[arg-type]  # classes are hashable
     except ValidationError as error:
-        faults = [_describe(fault, cls) for fault in error.errors(include_url=False)]
-        raise _corrupt(source, name, faults) from None
+        found = error.errors(include_url=False)
+        faults = [_describe(fault, cls) for fault in found[:_MOST_FAULTS_SHOWN]]
+        raise _corrupt(source, name, faults, len(found)) from None
+    senseless = validation.faults(value)
+    if senseless:
+        raise _corrupt(source, name, senseless)
     return value
 
 
@@ -81,29 +84,6 @@ def dumps(value: object) -> str:
     """``value`` as text, ending in a newline; equal values give equal bytes."""
     name, version = _format_of(type(value))
     return _render({"halopipe": name, "version": version, **_plain_fields(value)}, 0) + "\n"
-
-
-def write_text(path: str | Path, text: str) -> None:
-    """Replaces ``path`` by ``text`` in one move; on failure the old file stays and no other is left behind."""
-    target = Path(path)
-    try:
-        handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.", suffix=".tmp")
-    except OSError as error:
-        raise MissingFileError(f"cannot write {path}", [error.strerror or str(error)]) from None
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as stream:
-            stream.write(text)
-            stream.flush()
-            os.fsync(stream.fileno())
-        umask = os.umask(0)
-        os.umask(umask)
-        os.chmod(temporary, 0o666 & ~umask)
-        os.replace(temporary, target)
-    except OSError as error:
-        raise MissingFileError(f"cannot write {path}", [error.strerror or str(error)]) from None
-    finally:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(temporary)
 
 
 def plain(value: object) -> Any:
@@ -157,11 +137,16 @@ class _Object(dict[str, Any]):
 
 
 def _object(pairs: list[tuple[str, Any]]) -> _Object:
+    if len(pairs) > MOST_KEYS:
+        raise _TooLargeError(f"an object has {len(pairs)} keys; {MOST_KEYS} are the most")
     result = _Object(pairs)
     if len(result) < len(pairs):
-        keys = [key for key, _ in pairs]
-        result.duplicates = tuple(sorted({key for key in keys if keys.count(key) > 1}))
+        result.duplicates = tuple(sorted(key for key, count in Counter(key for key, _ in pairs).items() if count > 1))
     return result
+
+
+class _TooLargeError(ValueError):
+    """The text is more than is read."""
 
 
 def _checked_header(text: str, name: str, version: int, source: str) -> str:
@@ -172,6 +157,8 @@ def _checked_header(text: str, name: str, version: int, source: str) -> str:
         raise CorruptFileError(
             f"{source} is not JSON", [f"line {error.lineno}, column {error.colno}: {error.msg}"]
         ) from None
+    except _TooLargeError as error:
+        raise CorruptFileError(f"{source} is not a {name} file", [str(error)]) from None
     except ValueError:  # json leaves it to int(), which refuses thousands of digits
         raise CorruptFileError(f"{source} is not a {name} file", ["a number has too many digits"]) from None
     except RecursionError:
@@ -206,11 +193,13 @@ def _duplicate_paths(value: Any, path: str) -> Iterator[str]:
             yield from _duplicate_paths(item, f"{path}[{index}]")
 
 
-def _corrupt(source: str, name: str, faults: list[str]) -> CorruptFileError:
-    shown = faults[:_MOST_FAULTS_SHOWN]
-    if len(faults) > len(shown):
-        shown.append(f"... and {len(faults) - len(shown)} more")
-    count = f"{len(faults)} fault{'s' if len(faults) > 1 else ''}"
+def _corrupt(source: str, name: str, faults: Sequence[str], num_faults: int = 0) -> CorruptFileError:
+    """All faults, of which the first are shown; ``num_faults`` if there are more than these."""
+    total = num_faults or len(faults)
+    shown = list(faults[:_MOST_FAULTS_SHOWN])
+    if total > len(shown):
+        shown.append(f"... and {total - len(shown)} more")
+    count = f"{total} fault{'s' if total > 1 else ''}"
     return CorruptFileError(f"{source} is not a valid {name} file: {count}", shown, [f"halopipe schema {name}"])
 
 

@@ -7,7 +7,8 @@
     │   ├── UnsupportedModelError    H204
     │   ├── RankCountError           H205
     │   ├── UnknownNameError         H206
-    │   └── MissingDeviceError       H207
+    │   ├── MissingDeviceError       H207
+    │   └── DifferentDataError       H208
     ├── InputFileError               H300    3   a file is missing, corrupt or stale
     │   ├── MissingFileError         H301
     │   ├── CorruptFileError         H302
@@ -109,6 +110,12 @@ class MissingDeviceError(UsageError):
     """A plan, or somebody who asks for a profile, wants a device that this host does not have."""
 
     code = "H207"
+
+
+class DifferentDataError(UsageError):
+    """Ranks read other numbers as the same batch; the text names step, tensor and ranks."""
+
+    code = "H208"
 
 
 class InputFileError(HalopipeError):

@@ -14,6 +14,10 @@ SITES = "sites"
 MIXES_SAMPLES = "mixes_samples"
 """Attribute of a layer whose result for a sample depends on others; the capture finds it by trying."""
 
+NEEDS_WHOLE_BATCH = "needs_whole_batch"
+"""Attribute of a layer through which the loss of a batch is no weighted sum of the losses of its parts: all samples of
+a step have to be there at once, in one micro-batch."""
+
 INTERLEAVES_SAMPLES = "interleaves_samples"
 """Attribute of a layer that keeps samples apart, but not each in one piece of its sample dim (time x sample)."""
 

@@ -19,11 +19,12 @@ on the data (neighbours of sites): boxes then say what a rank holds, and :func:`
 from __future__ import annotations
 
 from planner.layers._kinds import Kind, has_halo, kind, kinds
-from planner.layers._samples import check_samples_apart
+from planner.layers._samples import batch_wide_layers, check_samples_apart
 from planner.layers._sites import over_sites, prepared_inputs, throughout_sites
 
 __all__ = [
     "Kind",
+    "batch_wide_layers",
     "check_samples_apart",
     "has_halo",
     "kind",

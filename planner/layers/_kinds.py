@@ -58,7 +58,7 @@ def has_halo(name: str) -> bool:
     return bool(getattr(kind(name), "HALO", False))
 
 
-_ABOUT_STAGES = ("backward_halo", "boundary", "contraction", "division")
+_ABOUT_STAGES = ("backward_halo", "boundary", "contraction", "division", "fitting")
 """Modules that put relations to use."""
 
 

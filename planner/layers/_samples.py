@@ -6,6 +6,7 @@ from planner.ir.box import Interval, whole
 from planner.ir.graph import (
     INTERLEAVES_SAMPLES,
     MIXES_SAMPLES,
+    NEEDS_WHOLE_BATCH,
     SAMPLE,
     Graph,
     Layer,
@@ -36,6 +37,11 @@ def check_samples_apart(graph: Graph) -> tuple[str, ...]:
         or (layer.kind != "loss" and _mixes(layer, tuple(values[name] for name in layer.inputs)))
         or _mixes_sites(layer, tuple(values[name] for name in layer.inputs))
     )
+
+
+def batch_wide_layers(graph: Graph) -> tuple[str, ...]:
+    """Names of the layers because of which all samples of a step must be in one micro-batch, in order."""
+    return tuple(layer.name for layer in graph.layers if NEEDS_WHOLE_BATCH in layer.attributes)
 
 
 def _mixes_sites(layer: Layer, inputs: tuple[TensorSpec, ...]) -> bool:

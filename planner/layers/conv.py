@@ -21,6 +21,7 @@ from planner.layers._rules import (
     integer,
     integers,
     num_elements,
+    whole_weights,
     window,
 )
 
@@ -35,7 +36,9 @@ def input_boxes(layer: Layer, inputs: Specs, work_box: Box) -> Boxes:
 
 
 def weight_boxes(layer: Layer, parameters: Specs, work_box: Box) -> Boxes:
-    """The filters of the output channels."""
+    """The filters of the output channels; beside a weight that is an input all of the bias."""
+    if len(layer.inputs) > 1:
+        return whole_weights(layer, parameters, work_box)
     channel = len(layer.outputs[0].shape) - len(integers(layer.attributes.get("kernel"))) - 1
     return tuple((work_box[channel], *whole(spec.shape[1:])) for spec in parameters)
 

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from planner.ir.box import Box, Interval, whole
 from planner.ir.graph import Layer
-from planner.layers._rules import Boxes, Specs, empty_work_reads_nothing, first_output, num_elements, samples_apart
+from planner.layers._rules import (
+    Boxes,
+    Specs,
+    empty_work_reads_nothing,
+    first_output,
+    num_elements,
+    samples_apart,
+    whole_weights,
+)
 
 REDUCTION = ""
 work = first_output
@@ -22,7 +30,9 @@ def input_boxes(layer: Layer, inputs: Specs, work_box: Box) -> Boxes:
 
 
 def weight_boxes(layer: Layer, parameters: Specs, work_box: Box) -> Boxes:
-    """The rows of the weight that make the output features."""
+    """The rows of the weight that make the output features; beside a weight that is an input all of the bias."""
+    if len(layer.inputs) > 1:
+        return whole_weights(layer, parameters, work_box)
     features = layer.outputs[0].shape[-1]
     return tuple(
         (work_box[-1], *whole(spec.shape[1:])) if spec.shape[0] == features else whole(spec.shape)

@@ -39,10 +39,10 @@ def weight_boxes(layer: Layer, parameters: Specs, work_box: Box) -> Boxes:
     """The filters of the output channels.
 
     With groups a box cannot say which: filters lie along dim 1 within a group and groups along dim 0, so that parts
-    which cut a group would overlap; hence all.
+    which cut a group would overlap; hence all.  So it is with the bias beside a weight that is an input.
     """
     channel = len(layer.outputs[0].shape) - len(integers(layer.attributes.get("kernel"))) - 1
-    if integer(layer.attributes.get("groups", 1)) > 1:
+    if integer(layer.attributes.get("groups", 1)) > 1 or len(layer.inputs) > 1:
         return tuple(whole(spec.shape) for spec in parameters)
     filters = work_box[channel]
     return tuple(

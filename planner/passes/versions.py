@@ -10,6 +10,7 @@ stage updates after every so many micro-batches, and after the last.  What is pr
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -68,17 +69,28 @@ def versions_kept(rows: Iterable[Sequence[Action]], num_stages: int) -> tuple[in
     for row in rows:
         newest = [0] * num_stages
         running: dict[tuple[int, int | None], int] = {}
+        users = [Counter[int]() for _ in range(num_stages)]  # micro-batches under way by the version they run on
         for action in row:
-            key = (action.stage, action.microbatch)
+            stage, key = action.stage, (action.stage, action.microbatch)
             if action.op is Op.UPDATE:
-                newest[action.stage] += 1
+                newest[stage] += 1
             elif action.op is Op.FORWARD:
+                _leave(users[stage], running.get(key))
                 running[key] = action.version
+                users[stage][action.version] += 1
             elif action.op in _GRADIENT:
-                running.pop(key, None)
-            needed = {version for (stage, _), version in running.items() if stage == action.stage}
-            most[action.stage] = max(most[action.stage], len(needed | {newest[action.stage]}))
+                _leave(users[stage], running.pop(key, None))
+            needed = len(users[stage]) + (newest[stage] not in users[stage])
+            most[stage] = max(most[stage], needed)
     return tuple(most)
+
+
+def _leave(users: Counter[int], version: int | None) -> None:
+    """A micro-batch that ran on ``version`` has ended; a version that nobody runs on is no longer a key."""
+    if version is not None:
+        users[version] -= 1
+        if not users[version]:
+            del users[version]
 
 
 def faults(program: Program, staleness_limits: Sequence[int] = ()) -> Iterator[Fault]:

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import functools
 import importlib
+import math
 import pkgutil
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from types import ModuleType
 
-from planner.ir.errors import InfeasibleError, UnknownNameError
+from planner.ir.errors import InfeasibleError, UnknownNameError, UsageError
 from planner.ir.plan import Plan
 from planner.ir.problem import ALWAYS, AUTO, NEVER, Problem
 from planner.solvers.progress import Progress, SearchProgress
@@ -46,12 +48,39 @@ def solver(name: str) -> Solver:
 
 
 def _settled(solve: Solver, problem: Problem, progress: Progress | None = None) -> Plan:
+    check_request(problem)
     if problem.shard != AUTO:
         return solve(problem, progress)
+    ends_s = time.monotonic() + problem.time_limit_s
     try:
         return solve(replace(problem, shard=NEVER), progress)
     except InfeasibleError:
-        return solve(replace(problem, shard=ALWAYS), progress)
+        left_s = max(0.0, ends_s - time.monotonic())
+        return solve(replace(problem, shard=ALWAYS, time_limit_s=left_s), progress)
+
+
+def check_request(problem: Problem) -> None:
+    """Refuses numbers that no search can mean.
+
+    Raises:
+        UsageError: a gap or time limit that is negative, no number, or infinite; a negative count or size.
+    """
+    gap = problem.gap
+    if not (math.isfinite(gap) and 0 <= gap < 1):
+        raise UsageError(
+            f"a gap of {gap:g}", ["a gap is a fraction of the step: 0 or more, below 1"], ["2 percent is --gap 0.02"]
+        )
+    if math.isnan(problem.time_limit_s) or problem.time_limit_s < 0:
+        raise UsageError(f"a time limit of {problem.time_limit_s:g} s", (), ["give a number of seconds, 0 or more"])
+    counts = {
+        "stages": problem.max_stages,
+        "devices": problem.num_ranks,
+        "bytes of memory": problem.memory_bytes,
+        "rows of halo": problem.halo_depth,
+    }
+    for what, count in counts.items():
+        if count < 0:
+            raise UsageError(f"{count} {what}", ["0 stands for no limit"], ["give 0 or more"])
 
 
 @functools.cache

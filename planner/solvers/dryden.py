@@ -12,6 +12,7 @@ If samples alone may be cut (``Problem.allow``), or layers are over sites, this 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 
 from planner.costs.grids import REPLICA
@@ -29,6 +30,7 @@ from planner.solvers.candidates.assemble import Candidate
 from planner.solvers.candidates.choose import best_of
 from planner.solvers.candidates.evaluate import Evaluation, Evaluator
 from planner.solvers.candidates.laid_out import gives_all_work, with_options
+from planner.solvers.candidates.request import as_asked
 from planner.solvers.candidates.shares import equal_shares
 from planner.solvers.candidates.space import micro_batch_sizes, micro_batches, require_divisible, schedule_names
 from planner.solvers.inner.paths import by_shortest_paths
@@ -51,14 +53,19 @@ def solve(problem: Problem, progress: Progress | None = None) -> Plan:
     if len(problem.ranks) == 1 or SPATIAL_DIMS not in problem.allow or over_sites(problem.profile.graph):
         return _by_samples(evaluator)
     closest: Evaluation | None = None
+    unmet = ""
     for size in reversed(micro_batch_sizes(problem, evaluator.book)):
         if size > min(evaluator.book.tables.largest_measured(evaluator.book.kind(rank)) for rank in problem.ranks):
             continue
+        if time.monotonic() > evaluator.stops:
+            break
         chosen = distributions(problem, evaluator.book, size)
         candidate = _candidate(problem, evaluator.layouts, chosen, size)
         if not candidate.options:
             return _by_samples(evaluator)
-        if not gives_all_work(evaluator.layouts, problem.ranks, chosen, set(candidate.micro_batches)):
+        unmet = unmet or evaluator.unmet(candidate)
+        sizes = set(candidate.micro_batches)
+        if evaluator.unmet(candidate) or not gives_all_work(evaluator.layouts, problem.ranks, chosen, sizes):
             continue
         found = evaluator.evaluate(candidate)
         if found.fits:
@@ -67,7 +74,7 @@ def solve(problem: Problem, progress: Progress | None = None) -> Plan:
             closest = found
     if closest is not None:
         raise infeasible(problem, closest, ["use more devices, or a solver that makes stages"])
-    details = [f"{len(problem.ranks)} ranks, global batch {problem.global_batch}"]
+    details = [f"{len(problem.ranks)} ranks, global batch {problem.global_batch}", *filter(None, [unmet])]
     raise InfeasibleError("no micro-batch can be distributed over all ranks", details, ["use fewer ranks"])
 
 
@@ -88,7 +95,7 @@ def _candidate(problem: Problem, layouts: LayoutBook, chosen: Mapping[int, Optio
     schedule = schedule_names(problem)[0]
     last = len(problem.profile.graph.layers)
     plain = Candidate.chain((0, last), (problem.ranks,), (shares,), batches, schedule)
-    return with_options(layouts, plain, chosen)
+    return with_options(layouts, as_asked(problem, plain), chosen)
 
 
 def _by_samples(evaluator: Evaluator) -> Plan:

@@ -1,7 +1,8 @@
 """GPipe's even split: as many stages as ranks, with equally many layers each, whatever they cost.
 
 Huang et al., "GPipe", NeurIPS 2019; the count of layers is what torchgpipe (Kim et al., 2020) calls a balance, given by
-hand and even if nothing is known.  Schedule GPipe, the micro-batch size the best of those allowed.
+hand and even if nothing is known.  Schedule GPipe if it may be used, else each that may; the micro-batch size the best
+of those allowed.
 """
 
 from __future__ import annotations
@@ -13,10 +14,16 @@ from planner.ir.plan import Plan
 from planner.ir.problem import Problem
 from planner.solvers.candidates.answer import heuristic_plan
 from planner.solvers.candidates.assemble import Candidate
-from planner.solvers.candidates.choose import best_of
+from planner.solvers.candidates.choose import best_of, cheapest_first
 from planner.solvers.candidates.evaluate import Evaluator
 from planner.solvers.candidates.shares import equal_shares
-from planner.solvers.candidates.space import cut_positions, is_covered, micro_batch_sizes, micro_batches
+from planner.solvers.candidates.space import (
+    cut_positions,
+    is_covered,
+    micro_batch_sizes,
+    micro_batches,
+    schedule_names,
+)
 from planner.solvers.progress import Progress
 
 BASELINE = True
@@ -29,7 +36,7 @@ def solve(problem: Problem, progress: Progress | None = None) -> Plan:
         InfeasibleError: it does not fit.
     """
     evaluator = Evaluator(problem, PriceBook(problem.profile))
-    found = best_of(evaluator, candidates(problem, evaluator.book))
+    found = best_of(evaluator, cheapest_first(evaluator, candidates(problem, evaluator.book), evaluator.stops))
     return heuristic_plan(evaluator, found, "even-split", "equally many layers a rank, GPipe, best micro-batch size")
 
 
@@ -38,9 +45,12 @@ def candidates(problem: Problem, book: PriceBook) -> Iterator[Candidate]:
     bounds = even_bounds(problem)
     ranks = problem.ranks[: len(bounds) - 1]
     groups = tuple((rank,) for rank in ranks)
+    allowed = schedule_names(problem)
+    named = ("gpipe",) if "gpipe" in allowed else allowed
     for size in micro_batch_sizes(problem, book):
         if all(is_covered(problem, book, book.kind(rank), size) for rank in ranks):
-            yield Candidate.chain(bounds, groups, ((size,),) * len(groups), micro_batches(problem, size), "gpipe")
+            batches, shares = micro_batches(problem, size), ((size,),) * len(groups)
+            yield from (Candidate.chain(bounds, groups, shares, batches, schedule) for schedule in named)
 
 
 def even_bounds(problem: Problem) -> tuple[int, ...]:

@@ -12,7 +12,7 @@ from planner.ir.plan import Plan
 from planner.ir.problem import Problem
 from planner.solvers.candidates.answer import heuristic_plan
 from planner.solvers.candidates.assemble import Candidate
-from planner.solvers.candidates.choose import best_of
+from planner.solvers.candidates.choose import best_of, cheapest_first
 from planner.solvers.candidates.evaluate import Evaluator
 from planner.solvers.candidates.space import is_covered, micro_batch_sizes, micro_batches, pools, schedule_names
 from planner.solvers.progress import Progress
@@ -27,7 +27,7 @@ def solve(problem: Problem, progress: Progress | None = None) -> Plan:
         InfeasibleError: no device has the memory.
     """
     evaluator = Evaluator(problem, PriceBook(problem.profile))
-    found = best_of(evaluator, candidates(problem, evaluator.book))
+    found = best_of(evaluator, cheapest_first(evaluator, candidates(problem, evaluator.book), evaluator.stops))
     return heuristic_plan(evaluator, found, "one-device", "one device, best micro-batch size")
 
 

@@ -45,7 +45,9 @@ def uses_of(model: CapturedModel, division: Division) -> dict[str, tuple[Use, ..
                 readers.setdefault(str(node.target), {}).setdefault(layer, []).append(reader)
     found: dict[str, tuple[Use, ...]] = {}
     for name, by_layer in readers.items():
-        tensor: Tensor = reduce(getattr, name.split("."), model.graph_module)
+        tensor = reduce(getattr, name.split("."), model.graph_module)
+        if not isinstance(tensor, Tensor):
+            continue  # a graph that an operator calls
         uses = []
         for layer, nodes in by_layer.items():
             is_direct = all(node is mains[layer] for node in nodes)

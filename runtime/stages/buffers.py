@@ -10,7 +10,9 @@ from __future__ import annotations
 import torch
 from torch import fx
 
+from cuda_ops.user_functions import LINEAR_BACKWARD, function_of
 from planner.ir.errors import UnsupportedModelError
+from planner.ir.graph import SAMPLE
 from planner.ir.plan import Decision
 from runtime.stages.aliases import attributes_behind, written
 from runtime.stages.captured import CapturedModel
@@ -41,6 +43,25 @@ def refuse_drifting_buffers(model: CapturedModel, decision: Decision) -> None:
                 f"the buffer {name} is written by layer {layer} on stage {stage} and used by stage {others[0]}",
                 ["a buffer that layers write must be on one stage"],
                 ["put all layers that use it on one stage"],
+            )
+
+
+def refuse_partial_gradients(stage: int, model: CapturedModel, decision: Decision) -> None:
+    """Raises :class:`UnsupportedModelError` where a rank would have a share of the gradient that a Function needs.
+
+    Ranks that hold the same of a value get the gradients of those parts of it that are read of each, and add up theirs;
+    that is right for a backward that is linear.
+    """
+    ranks = len(decision.stages[stage].ranks)
+    for node in model.graph_module.graph.nodes:
+        layer = model.layer_of_node.get(node.name)
+        if layer is None or decision.layers[layer].stage != stage or node.meta.get(LINEAR_BACKWARD, True):
+            continue
+        if len(decision.layers[layer].cuts.get(SAMPLE, (0, 1))) - 1 < ranks:
+            raise UnsupportedModelError(
+                f"layer {layer} runs {function_of(node)}, whose gradient ranks would have in shares",
+                [f"stage {stage} shares out more than samples, and its backward is not linear"],
+                ["plan with --allow sample alone", "write a backward that is linear in the gradient"],
             )
 
 

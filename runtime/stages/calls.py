@@ -9,6 +9,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from cuda_ops.recurrent import autocast
 from runtime.stages.cut import StageFunction
 from runtime.stages.manner import Mode, Portion
 
@@ -63,12 +64,9 @@ class StageCalls:
         for each in self._told:
             each.at(call.portion)
         arguments = (call.portion.num_samples, *call.portion.sizes, *call.values, *call.state)
-        if self._autocast is None:
+        device = next((tensor.device.type for tensor in (*call.state, *call.values)), "cpu")
+        with autocast(device, self._autocast):
             outputs = function.function(*arguments)
-        else:
-            device = next((tensor.device.type for tensor in (*call.state, *call.values)), "cpu")
-            with torch.autocast(device, self._autocast):
-                outputs = function.function(*arguments)
         return dict(zip(function.outputs, outputs, strict=True))
 
     def run_without_gradients(self, call: Call, training: bool = True) -> dict[str, Tensor]:

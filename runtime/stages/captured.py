@@ -26,7 +26,9 @@ class CapturedModel:
         node_of_value: the node of each value, graph inputs included.
         autocast: the dtype that operators run in where torch's autocast says so; None: no autocast.
         sizes: sizes that vary beside the number of samples: by placeholder, the graph input and the dim they are of.
+        reductions: how the parts of a batch make up what a layer reduces them to, where parts are not just means.
         prepared: of a sparse network, how the graph's inputs are made of a batch of clouds; None: they are the batch.
+        evaluation: why the graph does not tell what the model does in evaluation mode; empty: it does.
     """
 
     graph: Graph
@@ -36,6 +38,8 @@ class CapturedModel:
     autocast: torch.dtype | None = None
     sizes: Mapping[str, tuple[str, int]] = field(default_factory=dict)
     prepared: Prepared | None = None
+    evaluation: str = ""
+    reductions: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def fed(self) -> Mapping[str, TensorSpec]:
@@ -64,9 +68,13 @@ class Captured(Protocol):
     @property
     def sizes(self) -> Mapping[str, tuple[str, int]]: ...
     @property
+    def reductions(self) -> Mapping[str, str]: ...
+    @property
     def preparation(self) -> Preparation | None: ...
     @property
     def raw(self) -> Mapping[str, TensorSpec]: ...
+    @property
+    def evaluation(self) -> str: ...
 
 
 def captured_model(captured: Captured) -> CapturedModel:
@@ -79,6 +87,8 @@ def captured_model(captured: Captured) -> CapturedModel:
         captured.autocast,
         captured.sizes,
         None if captured.preparation is None else Prepared.of(captured.graph, captured.preparation, dict(captured.raw)),
+        evaluation=captured.evaluation,
+        reductions=captured.reductions,
     )
 
 

@@ -13,14 +13,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
-from functools import reduce
+from functools import partial, reduce
 from typing import Any
 
 import torch
 from torch import fx, nn
 
 from planner.ir.errors import UnsupportedModelError
-from runtime.stages.aliases import attributes_behind, written
+from runtime.stages.aliases import attributes_behind, writes_in_place, written
 
 NUM_SAMPLES = "num_samples"
 """The captured graph's first argument, where it may be run for any number of samples."""
@@ -71,6 +71,7 @@ def cut_stage(
     sizes: Collection[str] = (),
     *,
     late: bool = False,
+    given: Mapping[str, str] | None = None,
 ) -> StageFunction:
     """The function of the stage that holds ``layers``.
 
@@ -81,12 +82,14 @@ def cut_stage(
         replace: asked for every node of the stage; None leaves all as they are.
         sizes: placeholders of the captured graph that are integers, beside ``NUM_SAMPLES``.
         late: compile the function when it is first called, rather than now.
+        given: by node, a further input of the stage; what ``replace`` puts in the node's place takes it before the
+            node's own arguments.
 
     Raises:
         UnsupportedModelError: the stage reads a node of another stage that is no value of the graph.
     """
     cut = _Cut(graph_module, frozenset(layers), layer_of_node, node_of_value, frozenset(sizes))
-    return cut.function(outputs, replace or _as_it_is, _compiled_late if late else _compiled)
+    return cut.function(outputs, replace or _as_it_is, _compiled_late if late else _compiled, given or {})
 
 
 class _Cut:
@@ -106,7 +109,13 @@ class _Cut:
         self._layer_of_node = layer_of_node
         self._sizes = sizes
 
-    def function(self, outputs: tuple[str, ...], replace: Rule, compiled: Callable[[fx.Graph], Run]) -> StageFunction:
+    def function(
+        self,
+        outputs: tuple[str, ...],
+        replace: Rule,
+        compiled: Callable[[fx.Graph], Run],
+        given: Mapping[str, str],
+    ) -> StageFunction:
         graph, copies = fx.Graph(), {}
         body, values, attributes, sizes = self._needed()
         number = graph.placeholder(NUM_SAMPLES)
@@ -114,23 +123,28 @@ class _Cut:
             copies.update(dict.fromkeys(nodes, number if name == NUM_SAMPLES else graph.placeholder(name)))
         for index, node in enumerate(values):
             copies[node] = graph.placeholder(f"value_{index}")
+        further = {node.name: graph.placeholder(f"given_{node.name}") for node in body if node.name in given}
         for index, nodes in enumerate(attributes.values()):
             copies.update(dict.fromkeys(nodes, graph.placeholder(f"state_{index}")))
         mutated, behind = set[str](), attributes_behind(self._module.graph)
         for node in body:
-            mutated |= written(node, behind)
+            changed = written(node, behind)
+            mutated |= changed
             function = replace(node)
+            if function is None and changed and writes_in_place(node):
+                function = partial(_without_gradient, node.target)
             if function is None:
                 copies[node] = graph.node_copy(node, copies.__getitem__)
             else:
-                arguments = fx.map_arg(node.args, copies.__getitem__), fx.map_arg(node.kwargs, copies.__getitem__)
-                copies[node] = graph.call_function(_named(function), *arguments)
+                args, kwargs = fx.map_arg(node.args, copies.__getitem__), fx.map_arg(node.kwargs, copies.__getitem__)
+                first = (further[node.name],) if node.name in further else ()
+                copies[node] = graph.call_function(_named(function), (*first, *args), kwargs)
         graph.output(tuple(copies[self._nodes[self._node_of_value[value]]] for value in outputs))
         for node in graph.nodes:
             node.meta.clear()  # what the capture noted there would keep the whole model alive
         return StageFunction(
             compiled(graph),
-            tuple(self._value_of_node[node.name] for node in values),
+            (*(self._value_of_node[node.name] for node in values), *(given[name] for name in further)),
             outputs,
             {name: self._attribute(name) for name in attributes},
             frozenset(mutated),
@@ -175,6 +189,12 @@ class _Cut:
     def _attribute(self, name: str) -> torch.Tensor:
         found: torch.Tensor = reduce(getattr, name.split("."), self._module)
         return found
+
+
+@torch.no_grad()
+def _without_gradient(target: Callable[..., Any], *arguments: Any, **keywords: Any) -> Any:
+    """A write to a buffer, which outlives the step; what it takes from another stage may seem to need a gradient."""
+    return target(*arguments, **keywords)
 
 
 def _compiled(graph: fx.Graph) -> Run:

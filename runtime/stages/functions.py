@@ -18,9 +18,10 @@ from runtime.sites.rules import SharedSites
 from runtime.stages.captured import CapturedModel
 from runtime.stages.cut import Rule, StageFunction, cut_stage
 from runtime.stages.empty import without_rows
-from runtime.stages.evaluation import in_evaluation
+from runtime.stages.evaluation import cannot_evaluate, in_evaluation
 from runtime.stages.manner import Mode
 from runtime.stages.normalisation import synchronise
+from runtime.stages.weighing import Weighed, weighing
 
 Add = Callable[[torch.Tensor], None]
 """Sums a tensor over the ranks of a stage, in place."""
@@ -36,6 +37,7 @@ class StageCut:
         judged: values that the loss is computed from, wanted in evaluation as well.
         own: by name, the parameters and buffers of which this rank has but a part.
         device: to which what the stage uses is moved; None: it stays where it is.
+        weighed: layers whose result is corrected for what the parts of a batch count for.
     """
 
     model: CapturedModel
@@ -44,13 +46,24 @@ class StageCut:
     judged: tuple[str, ...] = ()
     own: Mapping[str, torch.Tensor] = field(default_factory=dict)
     device: torch.device | None = None
+    weighed: tuple[Weighed, ...] = ()
 
     def function(self, rule: Rule, *, training: bool = True, late: bool = False) -> StageFunction:
         """The stage, with nodes replaced by ``rule``; ``late``: compiled when it is first called."""
         model = self.model
         maps = model.layer_of_node, model.node_of_value
         outputs = self.outputs if training else tuple(dict.fromkeys((*self.outputs, *self.judged)))
-        found = cut_stage(model.graph_module, self.layers, *maps, outputs, rule, model.sizes, late=late)
+        by_node = {one.node: one for one in self.weighed}
+        found = cut_stage(
+            model.graph_module,
+            self.layers,
+            *maps,
+            outputs,
+            weighing(rule, by_node),
+            model.sizes,
+            late=late,
+            given={node: one.factor for node, one in by_node.items()},
+        )
         attributes = {name: self.own.get(name, tensor) for name, tensor in found.attributes.items()}
         if self.device is not None:
             move(attributes.values(), self.device)
@@ -129,6 +142,8 @@ def first_of(rules: Iterable[Rule]) -> Rule:
 
 def _attempt(cut: StageCut, rule: Rule, training: bool) -> StageFunction | UnsupportedModelError:
     """A function that may never be asked for, or why there is none."""
+    if cut.model.evaluation and not training:
+        return cannot_evaluate(cut.model.evaluation)
     try:
         return cut.function(rule, training=training, late=True)
     except UnsupportedModelError as error:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import reduce
 from typing import Any
@@ -17,7 +16,7 @@ from torch import Tensor, fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from cuda_ops.placing import on_device
-from cuda_ops.recurrent import RECURRENT_SHAPES
+from cuda_ops.recurrent import RECURRENT_SHAPES, autocast
 from planner.ir.errors import HalopipeError, UnsupportedModelError
 from planner.ir.graph import SAMPLE, Graph, Layer, TensorSpec, value_name
 from runtime.sites.batch import POINTS
@@ -121,7 +120,7 @@ def _run(model: CapturedModel, sizes: _Sizes, shapes: Mapping[str, tuple[int, ..
     """By name of a node what it makes, without data; what picks one of several outputs stands for all of them."""
     given: dict[str, int] = {NUM_SAMPLES: sizes.rows, **sizes.others}
     values: dict[fx.Node, Any] = {}
-    with FakeTensorMode(), torch.no_grad(), _precision(model):
+    with FakeTensorMode(), torch.no_grad(), autocast("cpu", model.autocast):
         for node in model.graph_module.graph.nodes:
             if node.op == "placeholder" and node.target in given:
                 values[node] = given[node.target]
@@ -154,10 +153,6 @@ def _call(
             [*str(error).splitlines()[:1], *inputs],
             ["batches of shapes that the model itself takes"],
         ) from error
-
-
-def _precision(model: CapturedModel) -> AbstractContextManager[Any]:
-    return nullcontext() if model.autocast is None else torch.autocast("cpu", model.autocast)
 
 
 def _is_part(node: fx.Node, values: Mapping[fx.Node, Any]) -> bool:

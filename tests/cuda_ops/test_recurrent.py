@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import platform
+import subprocess
+import sys
 from collections.abc import Callable
 
 import pytest
@@ -9,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from cuda_ops.recurrent import RECURRENT_SHAPES, recurrence_by_shape
+from cuda_ops.recurrent import RECURRENT_SHAPES, _lstm_in_float32, autocast, lacks_lstm, recurrence_by_shape
 
 MODULES: dict[str, Callable[[], nn.RNNBase]] = {
     "lstm": lambda: nn.LSTM(4, 6),
@@ -33,16 +37,17 @@ class _Calls(torch.overrides.TorchFunctionMode):
 
 
 @pytest.mark.filterwarnings("ignore:LSTM with projections")  # torch says that it takes its other implementation
-@pytest.mark.parametrize("dtype", [None, torch.bfloat16, torch.float64], ids=["plain", "autocast", "float64"])
+@pytest.mark.parametrize("kind", ["plain", "autocast", "float64"])
 @pytest.mark.parametrize("make", MODULES.values(), ids=MODULES)
-def test_shapes_and_dtypes_are_the_operators_own(make: Callable[[], nn.RNNBase], dtype: torch.dtype | None) -> None:
+def test_shapes_and_dtypes_are_the_operators_own(make: Callable[[], nn.RNNBase], kind: str) -> None:
     module, x, calls = make(), torch.randn(2, 3, 4), _Calls()
-    if dtype is torch.float64:
+    lowered = torch.bfloat16 if kind == "autocast" else None
+    if kind == "float64":
         module, x = module.double(), x.double()
-    with torch.autocast("cpu", torch.bfloat16, enabled=dtype is not None), calls:
+    with autocast("cpu", lowered), calls:
         module(x)
     operator, arguments = calls.found
-    with torch.autocast("cpu", torch.bfloat16, enabled=dtype is not None):
+    with autocast("cpu", lowered):
         expected = operator(*arguments)
         found = RECURRENT_SHAPES[operator](*arguments)
     assert [(t.shape, t.dtype) for t in found] == [(t.shape, t.dtype) for t in expected]
@@ -79,3 +84,61 @@ def test_a_long_sequence_without_data_takes_no_time() -> None:
     with FakeTensorMode(), recurrence_by_shape(), torch._dispatch.python.enable_python_dispatcher():
         module = nn.LSTM(4, 6, batch_first=True)
         assert module(torch.empty(2, 1_000_000, 4))[0].shape == (2, 1_000_000, 6)
+
+
+@pytest.mark.skipif(lacks_lstm(torch.bfloat16), reason="torch cannot run an LSTM in bfloat16 on this processor")
+@pytest.mark.parametrize("reverse", [False, True])
+def test_a_layer_in_float32_is_the_layer_in_bfloat16_but_for_the_order_of_sums(reverse: bool) -> None:
+    torch.manual_seed(0)
+    x, state, bias = torch.randn(5, 3, 4), torch.randn(3, 6), torch.randn(24)
+    weights = torch.randn(24, 4), torch.randn(24, 6)
+    options = (reverse, [], 2, 6, 1, True, False, False, True)
+
+    def run(function: Callable[..., tuple[Tensor, ...]]) -> list[Tensor]:
+        leaves = [each.clone().requires_grad_() for each in (x, *weights, bias, bias, state, state)]
+        with torch.autocast("cpu", torch.bfloat16):
+            y, *last = function(*leaves, *options)[:3]
+        gradients = torch.autograd.grad((y * torch.sin(y.detach())).sum(), leaves)
+        return [y, *last, *gradients]
+
+    for found, expected in zip(run(_lstm_in_float32), run(torch.ops.aten.mkldnn_rnn_layer.default), strict=True):
+        assert found.dtype == expected.dtype
+        torch.testing.assert_close(found, expected, rtol=0.02, atol=0.02 * expected.abs().max().item())
+
+
+_OLD_PROCESSOR = """
+import torch
+from torch import nn
+from cuda_ops.recurrent import lacks_lstm
+from planner.ir.errors import UnsupportedModelError
+from profiler import LoadedModel, capture
+from torch._subclasses.fake_tensor import FakeTensorMode
+with FakeTensorMode():
+    assert lacks_lstm(torch.bfloat16)  # of tensors without data nothing can be told
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.lstm, self.leave = nn.LSTM(4, 6, num_layers=2, batch_first=True), nn.Linear(6, 2)
+    def forward(self, x):
+        return self.leave(self.lstm(x)[0])
+
+torch.manual_seed(0)
+model = LoadedModel(Net(), (torch.randn(4, 5, 4),), (torch.randn(4, 5, 2),), lambda y, t: (y - t[0]).square().mean(),
+                    autocast=torch.bfloat16)
+loss = model.loss(model.inputs, model.targets)
+loss.backward()
+with torch.autocast("cpu", torch.bfloat16):
+    assert torch.equal(capture(model).graph_module(4, *model.inputs, *model.targets), loss)
+model.module.zero_grad()
+exact = model.loss_fn(model.module(*model.inputs), model.targets)
+torch.testing.assert_close(loss, exact, rtol=0.02, atol=0.02)
+"""
+
+
+@pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="the name of an older instruction set")
+def test_a_processor_without_the_lstm_captures_and_trains_it_under_autocast() -> None:
+    environment = {**os.environ, "ONEDNN_MAX_CPU_ISA": "AVX2", "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-W", "ignore", "-c", _OLD_PROCESSOR]
+    found = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    assert found.returncode == 0, found.stderr

@@ -64,7 +64,7 @@ def test_a_cut_inside_a_module_is_a_remark(folder: Path) -> None:
     [
         (["skewed.json"], 2, "stage 0 is on ranks 0, 1 (samples 3:1): torch runs a stage on one rank"),
         (["plan.json", "-o", "schedule.csv"], 2, "schedule.csv is the name of the schedule"),
-        (["plan.json", "-o", "nowhere/pipeline.json"], 3, "error[H301] cannot write nowhere/pipeline.csv"),
+        (["plan.json", "-o", "nowhere/pipeline.json"], 3, "error[H301] cannot write nowhere/pipeline.json"),
         (["alone/plan.json"], 2, "split points need the model's graph"),
     ],
 )

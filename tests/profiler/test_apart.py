@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from profiler import LoadedModel, capture, mean_of_squares
+from profiler.capture import Captured
 from profiler.source import Loss
 
 
@@ -83,13 +84,65 @@ def test_samples_in_several_pieces_are_told_from_mixed_ones() -> None:
     assert (graph.mixing, interleaved) == ((), ["reshape", "relu"])
 
 
-REDUCTIONS = {"sum": lambda output: output.square().sum(), "root": lambda output: output.square().mean().sqrt()}
+def reduced(reduce: Callable[..., Tensor]) -> Captured:
+    inputs, targets = (torch.randn(3, 4),), (torch.tensor([1.0, 0.0, 1.0]),)
+    return capture(LoadedModel(nn.Linear(4, 4), inputs, targets, Loss(reduce, unpacked=True)))
 
 
-@pytest.mark.parametrize("reduce", REDUCTIONS.values(), ids=REDUCTIONS)
-def test_a_loss_that_is_no_mean_over_samples_is_named(reduce: Callable[[Tensor], Tensor]) -> None:
-    model = LoadedModel(nn.Linear(4, 4), (torch.randn(3, 4),), (), Loss(lambda output, targets: reduce(output)))
-    assert capture(model).mixing == ("loss",)
+JOINING: dict[str, Callable[..., Tensor]] = {
+    "root": lambda output, mask: output.square().mean().sqrt(),
+    "hinge of a mean": lambda output, mask: (output.square().mean() - 1e-3).relu(),
+    "largest": lambda output, mask: output.max(),
+    "mean of two means": lambda output, mask: output.mean() * output.square().mean(),
+    "sum over what the model keeps": lambda output, mask: output.square().sum() / output.sigmoid().sum(),
+    "largest target": lambda output, mask: output.square().mean() / mask.max(),
+}
+
+
+@pytest.mark.parametrize("loss", JOINING)
+def test_a_loss_that_parts_do_not_make_up_needs_the_whole_batch(loss: str) -> None:
+    found = reduced(JOINING[loss])
+    wide = [layer.name for layer in found.graph.layers if layer.attributes.get("needs_whole_batch")]
+    assert len(wide) == 1
+    assert tuple(wide) == found.mixing
+
+
+REDUCTIONS: dict[str, tuple[Callable[..., Tensor], dict[str, str]]] = {
+    "mean": (lambda output, mask: output.square().mean(), {}),
+    "sum": (lambda output, mask: output.square().sum(), {"loss": "sum"}),
+    "sum over samples": (lambda output, mask: -(2 * output.square().sum()) / output.shape[0], {}),
+    "mean over a mask": (
+        lambda output, mask: (output.mean(1) * mask).sum() / mask.sum(),
+        {"loss.sum": "sum", "loss.sum_2": "whole sum"},
+    ),
+    "share of a mask": (
+        lambda output, mask: (output.mean(1) * mask).mean() / mask.mean(),
+        {"loss.mean_3": "whole mean"},
+    ),
+    "classes": (lambda output, mask: nn.functional.cross_entropy(output, mask.long()), {"loss": "terms"}),
+    "probabilities": (lambda output, mask: nn.functional.cross_entropy(output, output.detach().sigmoid()), {}),
+    "a constant beside": (lambda output, mask: output.mean() + 0.1 * torch.ones(3).sum(), {}),
+}
+
+
+@pytest.mark.parametrize("loss", REDUCTIONS)
+def test_it_is_known_how_parts_make_up_a_loss(loss: str) -> None:
+    reduce, expected = REDUCTIONS[loss]
+    found = reduced(reduce)
+    assert (dict(found.reductions), found.mixing) == (expected, ())
+
+
+def test_a_frequency_of_the_batch_needs_all_of_it() -> None:
+    class Frequent(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = nn.Embedding(5, 4, scale_grad_by_freq=True)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.table(x)
+
+    found = capture(LoadedModel(Frequent(), (torch.arange(3),), (), Loss(mean_of_squares)))
+    assert [layer.name for layer in found.graph.layers if layer.attributes.get("needs_whole_batch")] == ["table"]
 
 
 def test_memory_that_is_yet_to_be_filled_tells_no_samples_apart() -> None:

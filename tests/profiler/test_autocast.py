@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any, cast
@@ -11,10 +12,12 @@ import pytest
 import torch
 from torch import Tensor, fx, nn
 
-from cuda_ops.recurrent import RECURRENT_SHAPES
+from cuda_ops.recurrent import RECURRENT_SHAPES, autocast
+from planner.ir.errors import UnsupportedModelError
 from planner.ir.profile import ModelSource, Optimizer
 from profiler import Captured, LoadedModel, capture
 from profiler.measuring import Job, measure_model
+from profiler.same import _own_loss
 from profiler.segments import SegmentedPass, segments
 from tests.profiler.test_capture import loaded
 from tests.profiler.test_models import TINY
@@ -54,7 +57,7 @@ class Watched(fx.Interpreter):
 
 def dtypes_of(graph: Captured, *tensors: Tensor) -> dict[str, str]:
     watched = Watched(graph.graph_module)
-    with torch.autocast("cpu", torch.bfloat16):
+    with autocast("cpu", torch.bfloat16):
         watched.run(tensors[0].shape[0], *tensors)
     return watched.dtypes
 
@@ -65,9 +68,9 @@ def test_loss_gradients_and_buffers_equal_the_modules_to_the_bit(factory: Callab
     graph, model = captured(factory)
     batch = loaded(factory, samples)
     twin, exact = copy.deepcopy(model.module), copy.deepcopy(model.module)
-    with torch.autocast("cpu", torch.bfloat16):
+    with autocast("cpu", torch.bfloat16):
         expected = model.loss_fn(twin(*batch.inputs), batch.targets)
-    with torch.autocast("cpu", torch.bfloat16):
+    with autocast("cpu", torch.bfloat16):
         found = graph.graph_module(samples, *batch.inputs, *batch.targets)
     assert torch.equal(found, expected)
     assert not torch.equal(found, model.loss_fn(exact(*batch.inputs), batch.targets))
@@ -116,10 +119,10 @@ def test_layers_run_by_themselves_give_the_same_loss(factory: Callable[..., Any]
 def test_a_model_is_measured_in_mixed_precision() -> None:
     arguments = {"vocabulary": "17", "width": "64", "layers": "1", "heads": "2", "context": "32"}
     measured = {}
-    for autocast in ("", "bfloat16"):
-        source = ModelSource("profiler.models.gpt:gpt", arguments, (4, 32), autocast=autocast)
+    for lowered in ("", "bfloat16"):
+        source = ModelSource("profiler.models.gpt:gpt", arguments, (4, 32), autocast=lowered)
         costs = measure_model(lambda report: None, Job(source, Optimizer(), (4,), quick=True))
-        measured[autocast] = {each.layer: each for each in costs.measurements}
+        measured[lowered] = {each.layer: each for each in costs.measurements}
         assert costs.iteration_s["4"] > 0
         assert all(each.forward_s > 0 for each in costs.measurements if each.layer.endswith("query"))
     plain, mixed = (found["blocks.0.gelu"] for found in measured.values())
@@ -181,3 +184,37 @@ def test_capture_without_autocast_is_in_float32() -> None:
     graph = capture(loaded(FACTORIES[0], 2))
     assert graph.autocast is None
     assert {spec.dtype for spec in graph.graph.values().values()} <= {"float32", "int64"}
+
+
+class Picky(nn.Module):
+    """Fails in lower precision, or on fewer than ``least`` samples."""
+
+    def __init__(self, least: int, in_float32: bool = True) -> None:
+        super().__init__()
+        self.weight, self.least, self.in_float32 = nn.Parameter(torch.ones(3)), least, in_float32
+
+    def forward(self, x: Tensor) -> Tensor:
+        if len(x) < self.least or (torch.is_autocast_enabled("cpu") or not self.in_float32):
+            raise RuntimeError("could not create a primitive")
+        return x * self.weight
+
+
+@pytest.mark.parametrize(
+    ("least", "in_float32", "autocast_to", "advice"),
+    [
+        (4, True, None, "targets must be valid for each"),
+        (1, True, torch.bfloat16, "leave out --autocast"),
+        (1, False, torch.bfloat16, "in plain torch"),
+        (9, True, None, "in plain torch"),
+    ],
+)
+def test_what_fails_is_told_with_torchs_message_and_an_advice_that_fits(
+    least: int, in_float32: bool, autocast_to: torch.dtype | None, advice: str
+) -> None:
+    x = torch.randn(4, 3)
+    model = LoadedModel(Picky(least, in_float32), (x,), (x,), lambda y, t: (y - t[0]).square().mean())
+    model = dataclasses.replace(model, autocast=autocast_to)
+    with pytest.raises(UnsupportedModelError, match="RuntimeError: could not create a primitive") as caught:
+        _own_loss(model, {"inputs": x[:2], "targets": x[:2]}, 2)
+    assert advice in caught.value.remedies[0]
+    assert ("2 samples" in caught.value.title) == (least == 4)

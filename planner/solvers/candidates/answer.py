@@ -62,8 +62,9 @@ def binding(decision: Decision, seen: Forecast) -> tuple[str, ...]:
 
 def slower(name: str, step_s: float, peak_bytes: int, best_s: float, why: str) -> Alternative:
     """Another plan that fits."""
-    ratio = step_s / best_s - 1
-    why_not = f"{ratio:.1%} slower{f': {why}' if why else ''}" if ratio > 1e-9 else "as fast"
+    ratio = step_s / best_s - 1 if best_s > 0 else float(step_s > best_s)
+    slower_by = f"{ratio:.1%} slower" if best_s > 0 else "slower than a step that costs nothing"
+    why_not = f"{slower_by}{f': {why}' if why else ''}" if ratio > 1e-9 else "as fast"
     return Alternative(name, step_s, peak_bytes, why_not)
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from operator import add
 from typing import NamedTuple
 
@@ -21,6 +23,8 @@ from planner.ir.schedule import Edge
 from planner.layers import prepared_inputs, throughout_sites
 from planner.layers.boundary import Boundaries
 from planner.solvers.candidates.assemble import Candidate, boundaries_of, program_of
+from planner.solvers.candidates.request import unmet
+from planner.solvers.candidates.rules import Constraints
 from planner.solvers.candidates.shares import parts_of, samples_of
 from planner.solvers.candidates.space import schedule_names
 
@@ -40,6 +44,12 @@ Edges = Mapping[tuple[int, int], Mapping[int, Pieces]]
 """By (source stage, destination stage), then by samples of the micro-batch."""
 
 _ROUNDING = 1e-9
+
+_ACTION_S = 3e-5
+"""Seconds that an action of a program takes to lower, compile and simulate, until that is known better."""
+
+_MANY_ACTIONS = 2_000
+"""A program from which that can be learnt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,13 +78,19 @@ class Evaluation:
         return max(memory.peak_bytes for memory in self.memories)
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(eq=False)
 class Evaluator:
-    """Simulates candidates of one problem, and counts them."""
+    """Simulates candidates of one problem, and counts them.
+
+    Attributes:
+        stops: when the problem's time limit ends, by ``time.monotonic``; counted from here.
+    """
 
     problem: Problem
     book: PriceBook
     num_simulated: int = 0
+    stops: float = field(init=False)
+    _action_s: float = field(init=False, default=_ACTION_S, repr=False)
     _shapes: dict[object, tuple[CompiledProgram, list[int]]] = field(init=False, default_factory=dict, repr=False)
     _pieces: dict[object, Pieces] = field(init=False, default_factory=dict, repr=False)
     _samples: dict[tuple[tuple[int, ...], int], tuple[int, ...]] = field(init=False, default_factory=dict, repr=False)
@@ -84,6 +100,7 @@ class Evaluator:
     layouts: LayoutBook = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
+        self.stops = time.monotonic() + self.problem.time_limit_s
         graph = self.problem.profile.graph
         self._readers = _readers(graph)
         along = throughout_sites(graph)
@@ -97,6 +114,23 @@ class Evaluator:
         """Names of the schedules that may be used."""
         return schedule_names(self.problem)
 
+    @cached_property
+    def constraints(self) -> Constraints:
+        """The problem's rules; raises as ``Constraints.of``."""
+        return Constraints.of(self.problem)
+
+    def unmet(self, candidate: Candidate) -> str:
+        """What was asked for and is not met (``candidates.request``); empty if the candidate may be an answer."""
+        return unmet(self.constraints, candidate)
+
+    def takes_s(self, candidate: Candidate) -> float:
+        """About how long :meth:`evaluate` takes: what grows with ranks and micro-batches."""
+        return self._action_s * _num_actions(candidate)
+
+    def has_time_for(self, candidate: Candidate, stops: float = float("inf")) -> bool:
+        """Whether it can be evaluated before ``stops``, or the end of the time limit."""
+        return time.monotonic() + self.takes_s(candidate) <= min(stops, self.stops)
+
     def evaluate(self, candidate: Candidate, known_s: float = float("inf")) -> Evaluation:
         """The candidate's step and memory, as ``predict`` would find them.
 
@@ -107,6 +141,7 @@ class Evaluator:
         Raises:
             MissingMeasurementError: the profile does not say what a layer costs at a size the candidate uses.
         """
+        started, num_shapes = time.monotonic(), len(self._shapes)
         costs = StageCosts(self.book, self._placed(candidate), candidate.micro_batches)
         edges = self._edges(candidate)
         compiled, wires = self._shape(candidate, edges)
@@ -117,6 +152,8 @@ class Evaluator:
         if excess is None:
             self.num_simulated += 1
             step_s = self._step_s(compiled, prices_of(compiled, costs, sizes, wires), known_s)
+        if len(self._shapes) > num_shapes and _num_actions(candidate) >= _MANY_ACTIONS:
+            self._action_s = max(self._action_s, (time.monotonic() - started) / _num_actions(candidate))
         return Evaluation(candidate, step_s, memories, excess)
 
     def _step_s(self, compiled: CompiledProgram, prices: Prices, known_s: float) -> float:
@@ -222,6 +259,12 @@ class Evaluator:
             compiled = compile_program(program, candidate.micro_batches)
             found = self._shapes[key] = (compiled, resources(compiled, self.book.network))
         return found
+
+
+def _num_actions(candidate: Candidate) -> int:
+    """About how many actions the candidate's program has: F and B, and their messages where there are stages."""
+    each = 2 if candidate.num_stages == 1 else 6
+    return each * len(candidate.micro_batches) * sum(map(len, candidate.groups))
 
 
 def _readers(graph: Graph) -> tuple[tuple[str, int, tuple[int, ...]], ...]:

@@ -11,7 +11,7 @@ from planner.costs.stage import PriceBook
 from planner.ir.errors import InfeasibleError, UsageError
 from planner.ir.graph import Graph
 from planner.ir.problem import LATENCY, Problem
-from planner.layers import check_samples_apart
+from planner.layers import batch_wide_layers, check_samples_apart
 from planner.solvers.candidates.assemble import split_batch
 from planner.solvers.candidates.rules import Constraints
 
@@ -102,18 +102,38 @@ def micro_batch_sizes(problem: Problem, book: PriceBook) -> tuple[int, ...]:
 
     Raises:
         UsageError: the global batch or a size is not positive.
+        InfeasibleError: the loss needs the whole batch at once, and it may not be one micro-batch.
     """
     batch = problem.global_batch
     if batch < 1:
         raise UsageError(f"a global batch of {batch} samples", remedies=["give a positive number of samples"])
     if any(size < 1 for size in problem.micro_batch_sizes):
         raise UsageError(f"a micro-batch of {min(problem.micro_batch_sizes)} samples", remedies=["give sizes above 0"])
+    covered = sum(book.tables.largest_measured(book.kind(rank)) for rank in problem.ranks)
+    if batch_wide_layers(problem.profile.graph):
+        return _whole_batch(problem, covered)
     if problem.micro_batch_sizes:
         return tuple(sorted({min(size, batch) for size in problem.micro_batch_sizes}))
-    covered = sum(book.tables.largest_measured(book.kind(rank)) for rank in problem.ranks)
     measured = {m.samples for found in problem.profile.measurements.values() for m in found}
     sizes = {size for size in range(1, batch + 1) if batch % size == 0 or batch <= FEW_SAMPLES} | measured
     return tuple(sorted(size for size in sizes if size <= min(batch, covered)))
+
+
+def _whole_batch(problem: Problem, covered: int) -> tuple[int, ...]:
+    """The global batch as the only size."""
+    batch, asked = problem.global_batch, problem.micro_batch_sizes
+    if max(asked, default=batch) >= batch and (asked or batch <= covered):
+        return (batch,)
+    why = f"micro-batches of {max(asked)} samples were asked for" if asked else f"up to {covered} were measured"
+    raise InfeasibleError(
+        "the loss needs all samples of a step at once",
+        [
+            f"layer {batch_wide_layers(problem.profile.graph)[0]} joins samples: losses of parts do not make up that "
+            "of the batch",
+            f"a global batch of {batch} samples, {why}",
+        ],
+        [f"--micro-batch {batch}" if asked else f"profile an example of {batch} samples", "a smaller --batch"],
+    )
 
 
 def is_covered(problem: Problem, book: PriceBook, kind: str, samples: float) -> bool:

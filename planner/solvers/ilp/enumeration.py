@@ -238,7 +238,7 @@ class Enumeration:
     def _is_done(self, bound_s: float) -> bool:
         if self.best is None:
             return False
-        return bound_s >= self.best.step_s * (1 - self.evaluator.problem.gap) * (1 - ROUNDING)
+        return bound_s >= self.best.step_s / (1 + self.evaluator.problem.gap) * (1 - ROUNDING)
 
     def _push(self, bound_s: float, way: Way) -> None:
         self._pushed += 1

@@ -99,6 +99,11 @@ def _wide(graph: LabelledGraph, stops: float, gap: float) -> Answer:
     return _stated(best, cost, min(bound, cost), answer.is_proved or _close(cost, bound, gap), method)
 
 
+def stated(best: Assignment, cost: float, bound: float, gap: float, method: str) -> Answer:
+    """The answer ``best`` of that cost, where nothing that fits costs less than ``bound``."""
+    return _stated(best, cost, bound, _close(cost, bound, gap), method)
+
+
 def _stated(best: Assignment, cost: float, bound: float, is_done: bool, method: str) -> Answer:
     exact = _close(cost, bound, 0.0)
     status = PROVEN if exact else WITHIN_GAP if is_done else TIME_LIMIT

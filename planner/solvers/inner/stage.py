@@ -9,6 +9,7 @@
               for one micro-batch at a time                                                             ``_node_memory``
     m_uv      by rank: W x what is received, kept until the backward; an input of a recomputed layer whose maker is
               kept stays as well                                                                        ``_edge_memory``
+    w_v       by rank: workspace; the most that any layer needs is there beside the sums        ``inner.workspace``
 
 M micro-batches a step, W of them in flight.  Ignored: that an optimiser's time for a step could overlap messages; that
 recomputing a few layers at a time needs less than recomputing all recomputed ones at once.
@@ -16,7 +17,6 @@ recomputing a few layers at a time needs less than recomputing all recomputed on
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -27,8 +27,9 @@ from planner.costs.layouts import BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT, FOR
 from planner.costs.shards import Option
 from planner.costs.staged import StageCost, stage_cost
 from planner.ir.problem import ALWAYS, NEVER
-from planner.solvers.inner.certified import Answer, minimise
+from planner.solvers.inner.certified import Answer
 from planner.solvers.inner.labelled import Array, LabelledGraph
+from planner.solvers.inner.workspace import minimise_with_workspace
 
 WHOLE, LEAST, NONE = "whole", "least", "none"
 
@@ -93,24 +94,19 @@ def best_layouts(
     Raises:
         MissingMeasurementError: the profile says nothing about a number of samples that an option uses.
     """
-    stops = time.monotonic() + time_limit_s
     options = options or options_of(prices, question)
-    workspace = np.zeros(len(prices.ranks))
-    while True:
-        graph = labelled_graph(prices, question, options, workspace)
-        answer = minimise(graph, max(0.0, stops - time.monotonic()), gap)
-        picked = answer.assignment or answer.leanest
-        if picked is None:
-            return StageLayouts({}, None, answer)
-        chosen = {index: each[k] for index, each, k in zip(question.layers, options, picked, strict=True)}
-        cost = stage_cost(prices, chosen)
-        if answer.assignment is None:
-            needs = cost.memory_bytes(question.in_flight, _state(prices))
-            return StageLayouts({}, None, answer, tuple(int(size) for size in needs))
-        if not graph.is_limited or np.all(cost.workspace_bytes <= workspace + 0.5):
-            return StageLayouts(chosen, cost, answer)
-        # The hungriest layer's workspace is no sum: what the choice needs is set aside, and the search asked again.
-        workspace = np.maximum(workspace, cost.workspace_bytes)
+    graph = labelled_graph(prices, question, options)
+    workspace = _workspace(prices, question, options) if graph.is_limited else ()
+    answer = minimise_with_workspace(graph, workspace, time_limit_s, gap)
+    picked = answer.assignment or answer.leanest
+    if picked is None:
+        return StageLayouts({}, None, answer)
+    chosen = {index: each[k] for index, each, k in zip(question.layers, options, picked, strict=True)}
+    cost = stage_cost(prices, chosen)
+    if answer.assignment is None:
+        needs = cost.memory_bytes(question.in_flight, _state(prices))
+        return StageLayouts({}, None, answer, tuple(int(size) for size in needs))
+    return StageLayouts(chosen, cost, answer)
 
 
 def options_of(prices: LayoutPrices, question: Question) -> tuple[Options, ...]:
@@ -123,14 +119,17 @@ def options_of(prices: LayoutPrices, question: Question) -> tuple[Options, ...]:
     return tuple(found)
 
 
-def labelled_graph(
-    prices: LayoutPrices, question: Question, options: Sequence[Options], workspace_bytes: Array | None = None
-) -> LabelledGraph:
-    """The question as a labelled graph; node k is layer ``question.layers[k]``.
+def _workspace(prices: LayoutPrices, question: Question, options: Sequence[Options]) -> tuple[Array, ...]:
+    """By layer asked about: ``[options, ranks]``."""
+    found = []
+    for index, each in zip(question.layers, options, strict=True):
+        plain = _distinct(each)
+        found.append(prices.layer(index, plain).workspace_bytes[_places(each, plain)])
+    return tuple(found)
 
-    Args:
-        workspace_bytes: by rank, set aside from the limit.
-    """
+
+def labelled_graph(prices: LayoutPrices, question: Question, options: Sequence[Options]) -> LabelledGraph:
+    """The question as a labelled graph; node k is layer ``question.layers[k]``."""
     is_limited = bool(question.memory_limit_bytes)
     plain = [_distinct(each) for each in options]
     tables = [prices.layer(index, each) for index, each in zip(question.layers, plain, strict=True)]
@@ -165,13 +164,12 @@ def labelled_graph(
         _node_memory(prices, question, table, at, flag) for table, at, flag in zip(tables, place, again, strict=True)
     )
     limit = np.array(question.memory_limit_bytes, dtype=np.float64)
-    aside = workspace_bytes if workspace_bytes is not None else np.zeros(len(limit))
     return LabelledGraph(
         tuple(cost + more for cost, more in zip(nodes, repeated, strict=True)),
         edge_cost,
         memory if is_limited else (),
         edge_memory,
-        np.maximum(limit - aside, 0.0) if is_limited else np.zeros(0),
+        limit if is_limited else np.zeros(0),
     )
 
 

@@ -107,6 +107,7 @@ class Queue:
     _leaves: dict[Frontier, list[tuple[Expansion, Numbers]]] = field(init=False, default_factory=dict)
     _num_leaves: int = field(init=False, default=0)
     _least_leaf_s: float = field(init=False, default=float("inf"))
+    _passed_over_s: float = field(init=False, default=float("inf"))  # least bound of what there was no time to simulate
     _enough_leaves: int = field(init=False, default=_FEW_LEAVES)
     _pushed: int = field(init=False, default=0)
     _started_s: float = field(init=False, default_factory=time.monotonic)
@@ -140,7 +141,7 @@ class Queue:
         """Plans from here on are of no interest."""
         if self.best is None:
             return float("inf")
-        return self.best.step_s * (1 - self.evaluator.problem.gap) * (1 - ROUNDING)
+        return self.best.step_s / (1 + self.evaluator.problem.gap) * (1 - ROUNDING)
 
     @property
     def _ends_s(self) -> float:
@@ -148,7 +149,7 @@ class Queue:
 
     def take(self, found: Evaluation | None) -> None:
         """Remembers a plan."""
-        if found is not None and found.fits:
+        if found is not None and found.fits and not self.evaluator.unmet(found.candidate):
             self.best = better(self.best, found)
             stages = found.candidate.num_stages
             self.by_num_stages[stages] = better(self.by_num_stages.get(stages), found)
@@ -164,8 +165,11 @@ class Queue:
                 return "time limit"
             self._report()
             self._advance()
-        proven = self.best is None or self._bound_s() >= self.best.step_s * (1 - ROUNDING)
-        return "proven" if proven else "within gap"
+        if self.best is not None and self._bound_s() >= self.best.step_s * (1 - ROUNDING):
+            return "proven"
+        if self._passed_over_s < self.upper_s:
+            return "time limit"
+        return "within gap" if self.best is not None else "proven"
 
     def _advance(self) -> None:
         """Takes what has the least bound one step further."""
@@ -185,22 +189,29 @@ class Queue:
             self._open(item.frontier, item.frontier.root())
             self._look_ahead(item.frontier)
         elif isinstance(item, Simulate):
-            self._simulate(item.frontier, item.leaf)
+            self._simulate(item.frontier, item.leaf, bound_s)
         elif isinstance(item, Replicas):
             for schedule in self.evaluator.schedules:
-                self._evaluate(replica_candidate(self.evaluator.problem, item, schedule))
+                self._evaluate(replica_candidate(self.evaluator.problem, item, schedule), bound_s)
         else:
             if position + 1 < len(item.expansion):
                 self._push(float(item.expansion.bound_s[position + 1]), item, position + 1)
             self._open(item.frontier, item.expansion.child(position))
 
-    def _simulate(self, frontier: Frontier, leaf: Leaf) -> None:
+    def _simulate(self, frontier: Frontier, leaf: Leaf, bound_s: float) -> None:
         candidate = replace(frontier.candidate(leaf.prefix, leaf.schedule), windows=leaf.windows)
         if frontier.suffixes.prices.freedom.allows(candidate):
-            self._evaluate(candidate)
+            self._evaluate(candidate, bound_s)
 
-    def _evaluate(self, candidate: Candidate) -> None:
-        """Takes the candidate if it is the best of its number of stages."""
+    def _evaluate(self, candidate: Candidate, bound_s: float) -> None:
+        """Takes the candidate if it is the best of its number of stages; passes it over if it would take too long.
+
+        Args:
+            bound_s: no candidate that this one stands for is faster.
+        """
+        if self.best is not None and not self.evaluator.has_time_for(candidate, self._ends_s):
+            self._passed_over_s = min(self._passed_over_s, bound_s)
+            return
         known = self.by_num_stages.get(candidate.num_stages)
         self.take(self.evaluator.evaluate(candidate, known.step_s if known is not None else float("inf")))
 
@@ -236,7 +247,7 @@ class Queue:
             prefixes = [expansion.child(position) for _, expansion, position in found[:_BEAM]]
         for leaf in self._bounded(frontier, _most_promising(complete))[:_PROMISING]:
             if leaf.bound_s < self.upper_s:
-                self._simulate(frontier, leaf)
+                self._simulate(frontier, leaf, leaf.bound_s)
 
     def _leaves_wait(self) -> bool:
         """Whether it is time to look at complete pipelines: many, or nothing else to do before."""
@@ -256,7 +267,7 @@ class Queue:
             for leaf in leaves:
                 self._push(leaf.bound_s, Simulate(frontier, leaf))
             if leaves:
-                self._simulate(frontier, leaves[0])  # now, so that a good plan is known early
+                self._simulate(frontier, leaves[0], leaves[0].bound_s)  # now, so that a good plan is known early
 
     def _bounded(self, frontier: Frontier, found: list[tuple[Expansion, Numbers]]) -> list[Leaf]:
         """Complete pipelines under every schedule that may be better than the best, the most promising first."""
@@ -283,8 +294,8 @@ class Queue:
         """No plan is faster than what is known, or than what waits can still become."""
         known_s = self.best.step_s if self.best is not None else float("inf")
         if self.evaluator.problem.gap:
-            known_s *= 1 - self.evaluator.problem.gap  # what was this close was not looked at
-        return min(known_s, self._heap[0][0] if self._heap else float("inf"), self._least_leaf_s)
+            known_s /= 1 + self.evaluator.problem.gap  # what was this close was not looked at
+        return min(known_s, self._heap[0][0] if self._heap else float("inf"), self._least_leaf_s, self._passed_over_s)
 
     def _report(self) -> None:
         now_s = time.monotonic() - self._started_s

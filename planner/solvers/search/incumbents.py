@@ -6,7 +6,8 @@ proportion to speed, are not among the stages that the search builds; they are p
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import time
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -18,13 +19,16 @@ from planner.ir.problem import Problem
 from planner.ir.schedule import Action, Op
 from planner.solvers import data_parallel, even_split, one_device
 from planner.solvers.candidates.assemble import Candidate
-from planner.solvers.candidates.choose import Choice, choose
+from planner.solvers.candidates.choose import Choice, cheapest_first, choose
 from planner.solvers.candidates.evaluate import Evaluator
+from planner.solvers.candidates.request import as_asked
 from planner.solvers.candidates.shares import replica_shares, samples_of, usable
 from planner.solvers.candidates.space import Pool, micro_batches, mixing_layers, schedule_names
 
 MANY_RANKS = 64
 """On more ranks, replicas are tried on whole pools only."""
+
+_SHARE_OF_TIME = 0.15  # of what is left, for one strategy
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,15 +42,20 @@ class Replicas:
 
 
 def strategies(evaluator: Evaluator) -> Iterator[tuple[str, Choice]]:
-    """The everyday strategies, as far as the problem allows them; some may not fit."""
+    """The everyday strategies, as far as the problem and time allow them; some may not fit."""
     problem, book = evaluator.problem, evaluator.book
-    yield "one-device", choose(evaluator, one_device.candidates(problem, book))
+
+    def best(candidates: Iterable[Candidate]) -> Choice:
+        stops = time.monotonic() + _SHARE_OF_TIME * (evaluator.stops - time.monotonic())
+        return choose(evaluator, cheapest_first(evaluator, candidates, stops), stops=stops)
+
+    yield "one-device", best(one_device.candidates(problem, book))
     if len(problem.ranks) > 1 and not mixing_layers(problem.profile.graph):
         with suppress(InfeasibleError):  # fewer samples than ranks: there is no such plan to compare with
             replicas = data_parallel.candidates(problem, book)
             yield "data-parallel", choose(evaluator, replicas, first_that_fits=True)
     if len(problem.ranks) > 1 and "gpipe" in schedule_names(problem) and problem.max_stages != 1:
-        yield "even-split", choose(evaluator, even_split.candidates(problem, book))
+        yield "even-split", best(even_split.candidates(problem, book))
 
 
 def mixed_replicas(
@@ -73,7 +82,8 @@ def mixed_replicas(
 def replica_candidate(problem: Problem, found: Replicas, schedule: str) -> Candidate:
     """The replicas as a candidate."""
     last = len(problem.profile.graph.layers)
-    return Candidate.chain((0, last), (found.ranks,), (found.shares,), found.micro_batches, schedule)
+    plain = Candidate.chain((0, last), (found.ranks,), (found.shares,), found.micro_batches, schedule)
+    return as_asked(problem, plain)
 
 
 def _bound_s(book: PriceBook, ranks: tuple[int, ...], shares: tuple[int, ...], batches: tuple[int, ...]) -> float:

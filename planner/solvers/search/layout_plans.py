@@ -93,14 +93,13 @@ class LayoutPlans:
             return None
 
     def _is_allowed(self, candidate: Candidate) -> bool:
+        if self.evaluator.unmet(candidate):
+            return False
         graph, sizes = self.evaluator.problem.profile.graph, set(candidate.micro_batches)
         mixing = mixing_layers(graph)
         for stage, group in enumerate(candidate.groups):
             layers = [index for index, number in enumerate(candidate.stage_of) if number == stage]
             own = {index: option for index in layers if (option := candidate.option_of(index)) is not None}
-            ways = None if own else Ways(sample=len(group))
-            if not self.constraints.allows_stage(layers, group, candidate.recomputes(stage), ways, stage):
-                return False
             if own and not gives_all_work(self.evaluator.layouts, group, own, sizes):
                 return False
             if not own and len(group) > 1:

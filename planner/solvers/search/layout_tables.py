@@ -25,7 +25,7 @@ from planner.ir.constraints import Ways
 from planner.ir.errors import MissingMeasurementError
 from planner.ir.problem import ALWAYS, NEVER, SAMPLE_DIMS, Problem
 from planner.solvers.candidates.evaluate import Evaluator
-from planner.solvers.candidates.rules import Constraints
+from planner.solvers.candidates.rules import Constraints, Flags
 from planner.solvers.candidates.shares import group_shares, samples_of, usable
 from planner.solvers.candidates.space import micro_batches, mixing_layers
 from planner.solvers.inner.elimination import eliminate
@@ -103,6 +103,8 @@ class TableMaker:
             step_s, once_s = self._by_samples(ranks)
         except MissingMeasurementError:
             step_s, once_s = np.full((2, count + 1, count + 1), np.inf)
+        plain = self._allowed(ranks, Ways(sample=len(ranks)))
+        step_s, once_s = np.where(plain, step_s, np.inf), np.where(plain, once_s, np.inf)
         plain_s = step_s
         options: tuple[Options, ...] = ()
         graph = None
@@ -112,14 +114,28 @@ class TableMaker:
                 options = self._options(prices)
                 if all(options):
                     graph = self._graph(prices, options)
-                    step_s = np.minimum(step_s, all_spans(graph).cost + self._overhead_s(ranks))
-                    once_s = np.minimum(once_s, all_spans(self._once(prices, options)).cost)
+                    laid_out = self._allowed(ranks, None)
+                    spans_s = all_spans(graph).cost + self._overhead_s(ranks)
+                    step_s = np.minimum(step_s, np.where(laid_out, spans_s, np.inf))
+                    spans_s = all_spans(self._once(prices, options)).cost
+                    once_s = np.minimum(once_s, np.where(laid_out, spans_s, np.inf))
             except MissingMeasurementError:
                 graph = None
         if not np.isfinite(step_s[0, 1:]).any() and not np.isfinite(np.diagonal(step_s, 1)).any():
             return None
         shares = group_shares(self.problem, self.evaluator.book, ranks, self.size)
         return GroupTable(ranks, shares, step_s, once_s, plain_s - self._overhead_s(ranks), options, graph)
+
+    def _allowed(self, ranks: tuple[int, ...], ways: Ways | None) -> Flags:
+        """``[first, last]``: the stages on a group like ``ranks`` that side constraints allow.
+
+        Args:
+            ways: of all layers of the stage; None: each has its own, of ``options``.
+        """
+        count = len(self.problem.profile.graph.layers)
+        if not self.constraints.rules:
+            return np.ones((count + 1, count + 1), dtype=bool)
+        return self.constraints.mask(np.arange(count + 1), ranks, None, ways)
 
     def _options(self, prices: LayoutPrices) -> tuple[Options, ...]:
         recompute = ALWAYS if self.problem.recompute == ALWAYS else NEVER

@@ -119,7 +119,7 @@ class _Search:
 
     @property
     def _wanted_s(self) -> float:
-        return float("inf") if self.best is None else self.best.step_s * (1 - self.evaluator.problem.gap)
+        return float("inf") if self.best is None else self.best.step_s / (1 + self.evaluator.problem.gap)
 
     def _refine(self) -> None:
         """The best pipelines of the search over samples, with the best layouts of their stages."""
@@ -134,7 +134,8 @@ class _Search:
         if work_s >= self.upper_s or self._is_late():
             return work_s
         problem = self.evaluator.problem
-        found_pools, positions = pools(problem), cut_positions(problem.profile.graph)
+        found_pools = pools(problem, self.plans.constraints)
+        positions = cut_positions(problem.profile.graph)
         maker = TableMaker(self.evaluator, self.plans.constraints, size, self.plans.backward)
         few = num_states(found_pools, positions) <= MOST_STATES
         alone = [problem.ranks] if few else [problem.ranks, *(pool.ranks for pool in found_pools)]

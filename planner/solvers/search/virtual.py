@@ -2,21 +2,26 @@
 
 Devices of the largest pool, one a position; v stages on each where the schedule leaves v open (``WAYS``).  The cuts
 balance the stages by a DP (least largest work of a stage), then move one at a time while the simulated step gets
-shorter.  No proof comes with these plans but the bound that holds for all plans: all work over all devices.
+shorter.  Activations are computed again where that is asked for, or where it is left open and nothing else fits.  No
+proof comes with these plans but the bound that holds for all plans: all work over all devices.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 
 from planner.costs.tables import Array
 from planner.ir.errors import IllegalProgramError, MissingMeasurementError
+from planner.ir.problem import AUTO
 from planner.schedules import positions, traits
 from planner.solvers.candidates.assemble import Candidate
 from planner.solvers.candidates.choose import better
 from planner.solvers.candidates.evaluate import Evaluation, Evaluator
+from planner.solvers.candidates.request import as_asked
 from planner.solvers.search.cuts import Numbers
 from planner.solvers.search.prices import Prices
 
@@ -41,7 +46,7 @@ def virtual_pipelines(evaluator: Evaluator, prices: Prices, names: tuple[str, ..
         for num_positions in range(2, len(pool.ranks) + 1):
             for ways in (fixed,) if fixed else WAYS:
                 cuts = _balanced(cost, num_positions * ways)
-                if cuts is not None:
+                if cuts is not None and time.monotonic() < evaluator.stops:
                     found = _improved(evaluator, prices, chain, cuts, (name, pool.ranks[:num_positions], ways))
                     if found is not None:
                         yield found
@@ -110,10 +115,20 @@ def _evaluated(
         prices.micro_batches,
         name,
     )
-    if not prices.freedom.allows(candidate):
-        return None
-    try:
-        found = evaluator.evaluate(candidate, best.step_s if best is not None else float("inf"))
-    except (MissingMeasurementError, IllegalProgramError):
-        return None
-    return found if found.fits else None
+    for chosen in dict.fromkeys((as_asked(evaluator.problem, candidate), *_recomputed(evaluator, candidate))):
+        if evaluator.unmet(chosen) or not evaluator.has_time_for(chosen):
+            continue
+        try:
+            found = evaluator.evaluate(chosen, best.step_s if best is not None else float("inf"))
+        except (MissingMeasurementError, IllegalProgramError):
+            return None
+        if found.fits:
+            return found
+    return None
+
+
+def _recomputed(evaluator: Evaluator, candidate: Candidate) -> tuple[Candidate, ...]:
+    """The same computing its activations again, where that is a choice."""
+    if evaluator.problem.recompute != AUTO:
+        return ()
+    return (replace(candidate, recompute=(True,) * candidate.num_stages),)

@@ -21,9 +21,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from cuda_ops.units import is_unit
+from cuda_ops.user_functions import is_user_function
 from planner.ir.errors import UnsupportedModelError
 from runtime.decomposition.compiling.collective import Collectives
 from runtime.decomposition.compiling.order import Order
+from runtime.stages.captured import CapturedModel
 from runtime.stages.cut import Run, StageFunction
 
 Compiler = str | Callable[..., Any]
@@ -64,6 +67,18 @@ def refuse_draws(stage: int, layers: Iterable[str], drawing: Collection[str]) ->
         raise UnsupportedModelError(
             f"stage {stage} cannot be compiled: its random numbers would be the same in every step",
             [f"layers that draw: {', '.join(found)}"],
+            ["put them on a stage of their own", "run without compiling"],
+        )
+
+
+def refuse_user_code(stage: int, model: CapturedModel, layers: Collection[str]) -> None:
+    """Raises :class:`UnsupportedModelError` where a stage runs code that torch.compile is not to look into."""
+    nodes = [node for node in model.graph_module.graph.nodes if is_user_function(node) or is_unit(node)]
+    found = [layer for node in nodes if (layer := model.layer_of_node.get(node.name)) in layers]
+    if found:
+        raise UnsupportedModelError(
+            f"stage {stage} cannot be compiled: it runs autograd Functions of the user's, or shapes follow from data",
+            [f"layers: {', '.join(map(str, found))}"],
             ["put them on a stage of their own", "run without compiling"],
         )
 

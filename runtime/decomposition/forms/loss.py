@@ -26,6 +26,7 @@ from runtime.decomposition.inputs import gathered
 from runtime.decomposition.parts import broadcast_part, within
 from runtime.decomposition.step import Step
 from runtime.decomposition.sums import start_sum, summed
+from runtime.stages.weighing import weight_of_targets
 
 _MEAN, _SUM = 1, 2
 _CLASS = 1
@@ -75,7 +76,9 @@ def _of_elements(step: Step, op: Callable[..., Any], found: dict[str, Any], is_m
 def _of_places(step: Step, op: Callable[..., Any], found: dict[str, Any], is_mean: bool) -> Tensor:
     """The sum over the own places as a share of the mean over all that are not ignored, by the weights of classes."""
     counts = _counts(step)
-    weight = _weight_of_targets(found) if counts else torch.zeros((), dtype=torch.float64)
+    weight = torch.zeros((), dtype=torch.float64)
+    if counts and is_mean:
+        weight = weight_of_targets(found["self"], found["target"], found["weight"], found["ignore_index"])
     if is_mean:
         table = start_sum(step, weight.to(found["self"].device))  # on all ranks, whether they count or not
         weight = table.wait().sum()
@@ -83,16 +86,6 @@ def _of_places(step: Step, op: Callable[..., Any], found: dict[str, Any], is_mea
         return _nothing(step, found)
     total: Tensor = op(**{**found, "reduction": _SUM})
     return total / weight.to(total.dtype) if is_mean else total
-
-
-@torch.no_grad()
-def _weight_of_targets(found: dict[str, Any]) -> Tensor:
-    """What the mean over these places is divided by."""
-    target, weight = found["target"], found["weight"]
-    if target.is_floating_point():  # probabilities, which are never ignored
-        return torch.tensor(target.numel() / found["self"].shape[_CLASS], dtype=torch.float64)
-    is_valid = target != found["ignore_index"]
-    return is_valid.sum().double() if weight is None else weight.double()[target[is_valid]].sum()
 
 
 def _own(step: Step, index: int, x: Tensor) -> Tensor:

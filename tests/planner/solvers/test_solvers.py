@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from planner.check import check
 from planner.costs.grids import proportional
 from planner.ir.codec import dumps, load, loads
 from planner.ir.errors import InfeasibleError, UnknownNameError
+from planner.ir.graph import MIXES_SAMPLES, NEEDS_WHOLE_BATCH
 from planner.ir.plan import Plan
 from planner.ir.problem import Problem
 from planner.solvers import baselines, names, solver
@@ -39,6 +41,38 @@ def test_a_plan_survives_its_file(name: str) -> None:
     plan = solver(name)(Problem(chain_profile(5), 4))
     assert dumps(loads(dumps(plan), Plan)) == dumps(plan)
     assert plan.search.solver == name
+
+
+def joining_problem(**options: object) -> Problem:
+    """Of a chain whose loss needs the whole batch, and would be cut into micro-batches else."""
+    profile = chain_profile(4, 2, parameter_bytes=4, activation_bytes=4)
+    *others, loss = profile.graph.layers
+    loss = replace(loss, attributes={**loss.attributes, MIXES_SAMPLES: True, NEEDS_WHOLE_BATCH: True})
+    return Problem(replace(profile, graph=replace(profile.graph, layers=(*others, loss))), 8, **options)
+
+
+@pytest.mark.parametrize("name", names())
+def test_a_loss_over_the_whole_batch_keeps_it_in_one_micro_batch(name: str) -> None:
+    try:
+        plan = solver(name)(joining_problem())
+    except InfeasibleError as error:
+        assert "cut by samples" in str(error)  # noqa: PT017  # strategies that do nothing else
+        return
+    assert plan.decision.micro_batches == (8,)
+    assert check(plan, joining_problem().profile) == ()
+
+
+@pytest.mark.parametrize("name", names())
+def test_micro_batches_of_a_loss_over_the_whole_batch_are_refused(name: str) -> None:
+    with pytest.raises(InfeasibleError, match=r"cut by samples|needs all samples of a step at once"):
+        solver(name)(joining_problem(micro_batch_sizes=(4,)))
+
+
+def test_the_checker_finds_micro_batches_of_a_loss_over_the_whole_batch() -> None:
+    problem = joining_problem()
+    plan = solver("suffix-dp")(problem)
+    cut = replace(plan, decision=replace(plan.decision, micro_batches=(4, 4)))
+    assert any("needs the whole batch, which is in 2 micro-batches" in fault for fault in check(cut, problem.profile))
 
 
 def test_the_registry_knows_solvers_and_baselines() -> None:

@@ -17,7 +17,6 @@ from tests.runtime.divided import Cuts, by_stage, divided
 from tests.runtime.engines import trained
 from tests.runtime.plans import Trained, assert_equal, train_serially
 
-ROWS = (3, 2)
 LOSSES = {
     "two terms": lambda y, t: F.mse_loss(y, t) + 0.1 * y.abs().mean(),
     "a constant": lambda y, t: F.mse_loss(y, t) + 1.0,
@@ -30,6 +29,8 @@ LOSSES = {
     "sum": lambda y, t: F.mse_loss(y, t, reduction="sum") / y.shape[0],
     "overlap": lambda y, t: 1 - ((y * t).sum((1, 2, 3)) / (1 + (y.square() + t.square()).sum((1, 2, 3)))).mean(),
 }
+WHOLE = ("a root", "a product")
+"""Those that need the whole batch."""
 CUTS: list[Cuts] = [
     {"height": (0, 2, 6)},
     {"sample": (0, 1, 3), "width": (0, 3, 5)},
@@ -51,7 +52,12 @@ def network(loss: str) -> tuple[LoadedModel, Captured]:
 
 @cache
 def serial(loss: str) -> Trained:
-    return train_serially(network(loss)[0], ROWS, 2)
+    return train_serially(network(loss)[0], rows(loss), 2)
+
+
+def rows(loss: str) -> tuple[int, ...]:
+    """Micro-batches."""
+    return (5,) if loss in WHOLE else (3, 2)
 
 
 @pytest.fixture(autouse=True)
@@ -62,7 +68,7 @@ def one_thread() -> None:
 @pytest.mark.parametrize("cuts", CUTS, ids=str)
 @pytest.mark.parametrize("loss", LOSSES)
 def test_in_one_stage(loss: str, cuts: Cuts) -> None:
-    assert_equal(trained(network(loss), divided(network(loss)[1].graph, cuts, ROWS)), serial(loss))
+    assert_equal(trained(network(loss), divided(network(loss)[1].graph, cuts, rows(loss))), serial(loss))
 
 
 @pytest.mark.parametrize("after", [1, 2, 3, 4])
@@ -71,5 +77,5 @@ def test_wherever_a_stage_ends(loss: str, after: int) -> None:
     """The number of layers after the boundary."""
     graph = network(loss)[1].graph
     cuts: list[Cuts] = [{"height": (0, 2, 6)}, {"width": (0, 2, 5)} if after % 2 else {}]
-    decision = by_stage(graph, [graph.layers[-after].name], cuts, ROWS)
+    decision = by_stage(graph, [graph.layers[-after].name], cuts, rows(loss))
     assert_equal(trained(network(loss), decision), serial(loss))

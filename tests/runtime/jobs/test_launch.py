@@ -126,7 +126,15 @@ def test_progress_is_what_the_workers_publish(tmp_path: Path) -> None:
     store = dist.HashStore()
     put(store, 0, 1, for_s=0.0, deadline_s=60.0)
     seen: list[Mapping[int, Beat]] = []
-    run(tmp_path, FINE, store=store, watch=seen.append)
+    noted = tmp_path / "noted"
+
+    def watch(beats: Mapping[int, Beat]) -> None:
+        seen.append(beats)
+        noted.touch()
+
+    # The worker stays until it was looked at: how long that takes depends on the machine.
+    waits = f"import os, time\nwhile not os.path.exists({str(noted)!r}): time.sleep(0.01)\n"
+    run(tmp_path, waits + FINE, store=store, watch=watch)
     assert seen[0][0].num_done == 2
 
 

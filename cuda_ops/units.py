@@ -1,0 +1,127 @@
+"""Operators whose shapes follow from data, as one: indices of the tokens that an expert takes, and what is made of them.
+
+    captured:  i = nonzero(x > 0); y = x[i]; z = f(y, w); r = index_add(zeros, 0, i, z)       y has as many rows as i
+    one node:  r = unit(x, zeros, w)
+
+What lies inside has sizes that nobody knows before it runs, so nothing in it can be measured, cut or sent alone.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from typing import Any
+
+from torch import fx, nn
+
+
+class Unit:
+    """Several operators of a captured graph as a function; what it reads comes as arguments, in order.
+
+    Attributes:
+        module: placeholders are the arguments; the output is a value or several.
+    """
+
+    __name__ = "data_dependent"
+    __module__ = __name__
+
+    def __init__(self, graph: fx.Graph) -> None:
+        self.module = fx.GraphModule(nn.Module(), graph, "Unit")
+
+    def __call__(self, *arguments: Any) -> Any:
+        return self.module(*arguments)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Unit:
+        return self  # it has no state
+
+    def changed(self, argument: Callable[[Any], Any]) -> Unit:
+        """A copy whose operators have ``argument(each)`` in place of each argument that is no node."""
+        graph = fx.Graph()
+        graph.output(graph.graph_copy(self.module.graph, {}))
+        for node in graph.nodes:
+            node.args = fx.node.map_aggregate(node.args, argument)
+            node.kwargs = fx.node.map_aggregate(node.kwargs, argument)
+        return Unit(graph)
+
+
+def is_unit(node: fx.Node) -> bool:
+    """Whether ``node`` calls a :class:`Unit`."""
+    return isinstance(node.target, Unit)
+
+
+def join(graph: fx.Graph, is_inside: Callable[[fx.Node], bool]) -> tuple[fx.Node, ...]:
+    """Puts a unit in place of all nodes that ``is_inside`` tells of, and of who reads them.
+
+    Nodes that lie between two of a unit belong to it.  Returns the units' nodes, in order.
+    """
+    inside = {node for node in graph.nodes if node.op == "call_function" and is_inside(node)}
+    groups: list[set[fx.Node]] = []
+    for node in graph.nodes:
+        if node in inside:
+            groups.append({node, *(user for user in node.users if user.op != "output")})
+    order = {node: index for index, node in enumerate(graph.nodes)}
+    merged = _merged([_convex(group, order) for group in groups], order)
+    return tuple(_joined(graph, sorted(group, key=order.__getitem__)) for group in merged)
+
+
+def _merged(groups: list[set[fx.Node]], order: dict[fx.Node, int]) -> list[set[fx.Node]]:
+    """Groups that share a node, or of which each reads the other, as one; in the order of their last nodes."""
+    found: list[set[fx.Node]] = []
+    for group in groups:
+        own = group
+        while True:
+            touching = [other for other in found if other & own]
+            if not touching:
+                break
+            found = [other for other in found if not other & own]
+            own = _convex(own.union(*touching), order)
+        found.append(own)
+    return sorted(found, key=lambda group: max(order[node] for node in group))
+
+
+def _convex(group: set[fx.Node], order: dict[fx.Node, int]) -> set[fx.Node]:
+    """With all nodes on ways from one of it to another."""
+    last = max(order[node] for node in group)
+    behind: set[fx.Node] = set()
+    waiting = list(group)
+    while waiting:
+        for user in waiting.pop().users:
+            if user not in behind and order[user] <= last:
+                behind.add(user)
+                waiting.append(user)
+    before: set[fx.Node] = set()
+    waiting = list(group)
+    while waiting:
+        for argument in waiting.pop().all_input_nodes:
+            if argument in behind and argument not in before:
+                before.add(argument)
+                waiting.append(argument)
+    return group | before
+
+
+def _joined(graph: fx.Graph, nodes: list[fx.Node]) -> fx.Node:
+    own = set(nodes)
+    inner, copies = fx.Graph(), dict[fx.Node, fx.Node]()
+    given = list(dict.fromkeys(a for node in nodes for a in node.all_input_nodes if a not in own))
+    for index, node in enumerate(given):
+        copies[node] = inner.placeholder(f"value_{index}")
+    for node in nodes:
+        copies[node] = inner.node_copy(node, copies.__getitem__)
+    results = [node for node in nodes if any(user not in own for user in node.users)]
+    inner.output(copies[results[0]] if len(results) == 1 else tuple(copies[node] for node in results))
+    with graph.inserting_after(nodes[-1]):
+        made = graph.call_function(Unit(inner), tuple(given))
+    made.meta = dict(results[-1].meta)
+    made.meta["nodes"] = tuple(str(node.target) for node in nodes)
+    if len(results) == 1:
+        results[0].replace_all_uses_with(made)
+    else:
+        made.meta["val"] = tuple(node.meta["val"] for node in results)
+        with graph.inserting_after(made):
+            for index, node in reversed(list(enumerate(results))):
+                picked = graph.call_function(operator.getitem, (made, index))
+                picked.meta = dict(node.meta)
+                node.replace_all_uses_with(picked, delete_user_cb=lambda user: user not in own)
+    for node in reversed(nodes):
+        graph.erase_node(node)
+    return made

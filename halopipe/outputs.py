@@ -1,0 +1,106 @@
+"""The files that a verb is going to write, looked at before its work starts, and its own until it ends.
+
+    with claimed([output, trace], inputs=[plan]):
+        ...
+
+Each is tried; none is a file that the verb also reads; and while one process writes a file, no other that asks does so
+too: a lock ``.NAME.lock`` beside it, held by the kernel for as long as its owner lives, names its process and host.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import socket
+import stat
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from planner.ir.errors import MissingFileError, UsageError
+from planner.ir.files import require_writable, same_file
+
+_MOST_OWNER_BYTES = 500
+
+
+@contextlib.contextmanager
+def claimed(
+    outputs: Iterable[str | Path | None],
+    inputs: Iterable[str | Path | None] = (),
+    folders: Iterable[str | Path | None] = (),
+) -> Iterator[None]:
+    """Holds ``outputs``, and ``folders`` that will be written into, while its body runs.
+
+    Of the ranks of one job, rank 0 alone writes and hence claims.
+
+    Raises:
+        UsageError: an output is an input as well, or another process is about to write it.
+        MissingFileError: one cannot be written.
+    """
+    if os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0")) != "0":
+        yield
+        return
+    sources = [path for path in inputs if path is not None]
+    wanted = [Path(path) for path in outputs if path is not None]
+    for path in wanted:
+        for source in sources:
+            if same_file(path, source):
+                raise UsageError(f"{path} is read, and would be replaced by the result", [], ["-o another name"])
+    require_writable(*wanted)
+    with contextlib.ExitStack() as held:
+        for path in dict.fromkeys(Path(os.path.realpath(path)) for path in wanted):
+            if not path.exists() or stat.S_ISREG(path.stat().st_mode):
+                held.enter_context(_lock(path))
+        for path in dict.fromkeys(Path(os.path.realpath(path)) for path in folders if path is not None):
+            if path.parent.is_dir():
+                held.enter_context(_lock(path))
+        yield
+
+
+def made(path: Path | None) -> Path | None:
+    """A path whose folder is made where it is missing: nothing to claim as long as it is."""
+    return path if path is not None and path.parent.exists() else None
+
+
+@contextlib.contextmanager
+def _lock(path: Path) -> Iterator[None]:
+    name = path.with_name(f".{path.name[:200]}.lock")
+    handle = _locked(name, path)
+    try:
+        os.ftruncate(handle, 0)
+        os.write(handle, f"process {os.getpid()} on {socket.gethostname()}".encode())
+        yield
+    finally:
+        with contextlib.suppress(OSError):
+            os.unlink(name)  # still held: who waits for this file sees that it is gone
+        os.close(handle)
+
+
+def _locked(name: Path, path: Path) -> int:
+    """The lock file, open and held; a file that its owner left behind is held by nobody."""
+    while True:
+        try:
+            handle = os.open(name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        except OSError as error:
+            raise MissingFileError(f"cannot write {name}", [error.strerror or str(error)]) from None
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            owner = os.read(handle, _MOST_OWNER_BYTES).decode("utf-8", "replace") or "another process"
+            os.close(handle)
+            raise UsageError(
+                f"{path.name} is being written by another run",
+                [f"{owner} has claimed {path}"],
+                ["wait until it ends", "-o another name, or another folder"],
+            ) from None
+        if _is_at(handle, name):
+            return handle
+        os.close(handle)
+
+
+def _is_at(handle: int, name: Path) -> bool:
+    try:
+        found, here = os.stat(name), os.fstat(handle)
+    except FileNotFoundError:
+        return False
+    return (found.st_dev, found.st_ino) == (here.st_dev, here.st_ino)

@@ -1,0 +1,18 @@
+"""Small networks with the habits of real ones, and what is right for each: equal to one device, or refused.
+
+``entries`` says what an entry is, ``judging`` runs one under all plans beside the user's own module, ``drawing`` hands
+that module the random numbers of a plan.  All others are networks, a module a habit; importing this package loads them.
+"""
+
+from __future__ import annotations
+
+import pkgutil
+from importlib import import_module
+
+from tests.zoo.entries import NETWORKS as ALL
+
+__all__ = ["ALL"]
+
+for _module in pkgutil.iter_modules(__path__):
+    if not _module.name.startswith("test_"):
+        import_module(f"{__name__}.{_module.name}")

@@ -1,0 +1,345 @@
+"""Each network under a pipeline, a pipeline with a split backward, data parallelism and a spatial plan.
+
+The oracle is the user's own module, called eagerly: a fresh one, which halopipe has never seen.  It knows nothing of
+graphs, stages or shares.  Both sides do two steps of SGD with momentum and weight decay in float64, and must then have
+equal losses, gradients, parameters and buffers, to 1e-10.  What halopipe does not run, it must have refused before the
+first step with an error of its own that says why; an error in a step is a crash, whoever wraps it.
+"""
+
+from __future__ import annotations
+
+import copy
+import re
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from planner.check.layouts import require_possible
+from planner.ir.errors import HalopipeError, WorkerError
+from planner.ir.graph import Graph
+from planner.ir.layout import cut_points
+from planner.ir.plan import Decision
+from planner.ir.profile import ModelSource
+from planner.layers.division import SPACE
+from profiler.capture import Captured, capture
+from profiler.source import LoadedModel, load_model
+from runtime.build import check_layers, groups_of
+from runtime.engine import Engine
+from runtime.jobs.failure import blame
+from runtime.stages.captured import captured_model
+from runtime.stages.draws import Draw
+from runtime.stages.manner import Portion
+from runtime.transport import Hub, InProcessTransport
+from tests.runtime.divided import divided
+from tests.runtime.plans import decide
+from tests.zoo.drawing import Replayed
+from tests.zoo.entries import DATA, PIPELINE, PIPELINES, PLANS, SPATIAL, SPLIT, Entry
+
+NUM_STEPS = 2
+SEED = 0
+
+EQUAL, REFUSED, WRONG, CRASHED = "equal", "refused", "wrong", "crashed"
+
+Batch = tuple[tuple[Tensor, ...], tuple[Tensor, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What became of a network under a plan.
+
+    Attributes:
+        plan: one of the plans, or ``capture``.
+        outcome: equal, refused, wrong or crashed.
+        text: the refusal, the differences, or the error.
+    """
+
+    plan: str
+    outcome: str
+    text: str = ""
+
+    def is_as(self, entry: Entry) -> bool:
+        """Whether it is what ``entry`` says is right; to be equal always is."""
+        pattern = entry.expected_refusal("" if self.plan == "capture" else self.plan)
+        if pattern:
+            return self.outcome == EQUAL or (
+                self.outcome == REFUSED and re.search(pattern, self.text, re.IGNORECASE) is not None
+            )
+        return self.outcome == EQUAL
+
+
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """What some steps gave; tensors by the names of the user's module, those of a loss module behind ``loss_fn.``."""
+
+    losses: tuple[float, ...]
+    gradients: Mapping[str, Tensor]
+    state: Mapping[str, Tensor]
+
+
+def judge(entry: Entry, plans: Sequence[str] = PLANS) -> list[Verdict]:
+    """The network under all plans that it has dims for; one verdict alone if it cannot even be captured.
+
+    A capture that changes the user's module is a verdict of its own, before those of the plans.
+    """
+    source = ModelSource(f"tests.zoo.{entry.name}", dtype="float64")
+    try:
+        model = load_model(source, SEED)
+        before = _snapshot(model)
+        random_state = torch.get_rng_state()
+        captured = capture(model)
+        changed = [*_differences("", _snapshot(model), before)]
+        if not torch.equal(random_state, torch.get_rng_state()):
+            changed.append("the state of torch's generator")
+    except Exception as error:  # noqa: BLE001  # every outcome is a verdict
+        return [_of_error("capture", error, before_the_first_step=True)]
+    first = [Verdict("capture", WRONG, f"the capture changed {'; '.join(changed)}")] if changed else []
+    possible = [plan for plan in plans if plan != SPATIAL or _space(captured.graph)]
+    return [*first, *(_under(entry, plan, model, captured) for plan in possible)]
+
+
+def _under(entry: Entry, plan: str, model: LoadedModel, captured: Captured) -> Verdict:
+    try:
+        micro_batches = entry.micro_batches_of(plan)
+        if not captured.polymorphic:
+            micro_batches = (captured.graph.samples,) * (1 if plan == DATA else 2)
+        decision = _decision(plan, captured.graph, micro_batches)
+        check_layers(decision, captured.graph)
+        require_possible(decision, captured.graph)
+    except Exception as error:  # noqa: BLE001
+        return _of_error(plan, error, before_the_first_step=True)
+    batches = [_batch(model, sum(micro_batches), step) for step in range(NUM_STEPS)]
+    ranks = _Ranks(decision, (model, captured))
+    try:
+        found = ranks.trained(batches)
+    except Exception as error:  # noqa: BLE001
+        return _of_error(plan, error, before_the_first_step=not ranks.began)
+    together = entry.mixes or entry.draws
+    parts = micro_batches if together else (sum(micro_batches),)
+    try:
+        differences = [*_compared(found, alone(entry, captured, batches, parts), entry.tolerance)]
+    except AssertionError as error:
+        return Verdict(plan, WRONG, str(error))
+    return Verdict(plan, WRONG, "; ".join(differences)) if differences else Verdict(plan, EQUAL)
+
+
+def _decision(plan: str, graph: Graph, micro_batches: tuple[int, ...]) -> Decision:
+    if plan == PIPELINE:
+        return decide(graph, [0.5], micro_batches)
+    if plan == SPLIT:
+        return decide(graph, [0.35], micro_batches, schedule="zb-h1")
+    if plan == DATA:
+        samples = micro_batches[0]
+        return divided(graph, {"sample": cut_points((samples // 2, samples - samples // 2))}, micro_batches)
+    return divided(graph, {_space(graph): cut_points((2, 1))}, micro_batches)
+
+
+def _space(graph: Graph) -> str:
+    """The dim that the spatial plan cuts; empty if the network has none."""
+    dims = {dim for layer in graph.layers for spec in layer.outputs for dim in spec.dims}
+    return next((dim for dim in ("height", "width", "depth") if dim in dims and dim in SPACE), "")
+
+
+class _Ranks:
+    """All ranks of a plan as threads, each with a copy of the network.
+
+    Attributes:
+        began: whether a step was begun.
+    """
+
+    def __init__(self, decision: Decision, network: tuple[LoadedModel, Captured]) -> None:
+        self._decision, self._network = decision, network
+        self._groups = groups_of(decision, network[1].graph)
+        self.began = False
+
+    def trained(self, batches: Sequence[Batch]) -> Trained:
+        """What the steps give; what ranks share must be the same on each of them."""
+        hub = Hub(self._decision.num_ranks, self._groups, rendezvous=True)
+        built = threading.Barrier(self._decision.num_ranks)
+        found: dict[int, tuple[list[float | None], dict[str, Tensor], dict[str, Tensor]]] = {}
+        errors: list[Exception] = []
+        copies = [copy.deepcopy(self._network) for _ in range(self._decision.num_ranks)]
+
+        def run(rank: int) -> None:
+            end = InProcessTransport(hub, rank)
+            try:
+                try:
+                    engine = self._engine(*copies[rank], end)
+                except Exception:
+                    built.abort()
+                    raise
+                built.wait(30)
+                self.began = True
+                losses = [engine.step(*batch).loss for batch in batches]
+                found[rank] = losses, dict(engine.gradients()), dict(engine.state_dict())
+            except threading.BrokenBarrierError:
+                pass  # another rank refused
+            except Exception as error:  # noqa: BLE001  # raised below, in the test's own thread
+                errors.append(error)
+            finally:
+                end.close()
+
+        threads = [threading.Thread(target=run, args=(rank,), daemon=True) for rank in range(len(copies))]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        if errors:
+            raise min(errors, key=lambda error: (blame(error), not isinstance(error, HalopipeError)))
+        return _together([found[rank] for rank in sorted(found)])
+
+    def _engine(self, model: LoadedModel, captured: Captured, end: InProcessTransport) -> Engine:
+        return Engine(
+            self._decision, captured_model(captured), model.module, end, _optimizer, seed=SEED, deadline_s=20.0
+        )
+
+
+def _together(of_ranks: list[tuple[list[float | None], dict[str, Tensor], dict[str, Tensor]]]) -> Trained:
+    gradients: dict[str, Tensor] = {}
+    state: dict[str, Tensor] = {}
+    for _, *more in of_ranks:
+        for whole, part in zip((gradients, state), more, strict=True):
+            for name, tensor in part.items():
+                if not torch.equal(whole.setdefault(name, tensor), tensor):
+                    raise AssertionError(f"ranks differ in {name}")
+    steps = zip(*(losses for losses, *_ in of_ranks), strict=True)
+    found = [{loss for loss in step if loss is not None} for step in steps]
+    if any(len(each) != 1 for each in found):
+        raise AssertionError(f"ranks differ in the loss: {found}")
+    return Trained(tuple(each.pop() for each in found), gradients, state)
+
+
+def alone(entry: Entry, captured: Captured, batches: Sequence[Batch], micro_batches: tuple[int, ...]) -> Trained:
+    """The same steps by a fresh module of the user's, called as the user would call it."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(SEED)
+        made = entry.factory()
+    module, loss_fn = made[0], made[2]
+    if not module.training:
+        module.train()
+    module.double()
+    modules = {"": module, **({"loss_fn.": loss_fn} if isinstance(loss_fn, nn.Module) else {})}
+    parameters = {p + name: each for p, owner in modules.items() for name, each in owner.named_parameters()}
+    unpacked = isinstance(made[1][1], Tensor)
+    optimizer = _optimizer([each for each in parameters.values() if each.requires_grad])
+    draw = Draw(SEED)
+    losses = []
+    for draw.step, (inputs, targets) in enumerate(batches):
+        optimizer.zero_grad(set_to_none=True)
+        total, first, rows = 0.0, 0, sum(micro_batches)
+        for microbatch, count in enumerate(micro_batches):
+            draw.at(Portion(microbatch, count, 0, count))
+            here, there = (_rows(tensors, first, count, rows) for tensors in (inputs, targets))
+            with _draws(entry, captured, draw):
+                loss = loss_fn(module(*here), there[0] if unpacked else there)
+            (loss * count / rows).backward()
+            total += loss.item() * count / rows
+            first += count
+        optimizer.step()
+        losses.append(total)
+    gradients = {name: each.grad for name, each in parameters.items() if each.grad is not None}
+    state = {p + name: each for p, owner in modules.items() for name, each in _state(owner).items()}
+    return Trained(tuple(losses), gradients, state)
+
+
+def _draws(entry: Entry, captured: Captured, draw: Draw) -> AbstractContextManager[object]:
+    return Replayed(captured_model(captured), draw) if entry.draws else nullcontext()
+
+
+def _optimizer(parameters: object) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=0.05, momentum=0.9, weight_decay=0.01)  # type: ignore[arg-type]
+
+
+def _state(module: nn.Module) -> dict[str, Tensor]:
+    """Parameters and buffers, also those that are not kept in checkpoints."""
+    return {**dict(module.named_parameters()), **dict(module.named_buffers())}
+
+
+def _rows(tensors: tuple[Tensor, ...], first: int, count: int, total: int) -> tuple[Tensor, ...]:
+    return tuple(each[first : first + count] if each.ndim and len(each) == total else each for each in tensors)
+
+
+def _batch(model: LoadedModel, rows: int, step: int) -> Batch:
+    """The example resized to ``rows``, each step other numbers in another order; what has no samples stays."""
+    generator = torch.Generator().manual_seed(step)
+    order = torch.randperm(rows, generator=generator) % model.samples
+
+    def pick(tensor: Tensor) -> Tensor:
+        if not tensor.ndim or len(tensor) != model.samples:
+            return tensor
+        picked = tensor[order]
+        if not picked.is_floating_point():
+            return picked
+        return picked + 0.1 * torch.randn(picked.shape, generator=generator, dtype=picked.dtype)
+
+    inputs, targets = model.fed
+    return tuple(map(pick, inputs)), tuple(map(pick, targets))
+
+
+def _compared(found: Trained, expected: Trained, tolerance: float) -> Iterator[str]:
+    for step, (here, there) in enumerate(zip(found.losses, expected.losses, strict=True)):
+        if not abs(here - there) <= tolerance * max(1.0, abs(there)):
+            yield f"loss of step {step}: {here:.12g}, one device {there:.12g}"
+    for name, gradient in expected.gradients.items():
+        if name not in found.gradients:
+            if gradient.abs().max() > 0:
+                yield f"gradient of {name} is missing"
+            continue
+        yield from _distance(f"gradient of {name}", found.gradients[name], gradient, tolerance)
+    for name in found.gradients.keys() - expected.gradients.keys():
+        yield f"gradient of {name}: one device has none"
+    for name in found.state.keys() & expected.state.keys():
+        yield from _distance(name, found.state[name], expected.state[name], tolerance)
+
+
+def _distance(name: str, here: Tensor, there: Tensor, tolerance: float) -> Iterator[str]:
+    if here.shape != there.shape or here.dtype != there.dtype:
+        yield f"{name}: {here.dtype} {tuple(here.shape)}, one device {there.dtype} {tuple(there.shape)}"
+        return
+    if not there.numel():
+        return
+    error = (here.detach().double() - there.detach().double()).abs().max().item()
+    scale = max(1.0, there.detach().double().abs().max().item())
+    if not error <= tolerance * scale:
+        yield f"{name}: differs by {error:.3g} where one device has at most {scale:.3g}"
+
+
+def _snapshot(model: LoadedModel) -> dict[str, object]:
+    """What a capture must leave as it is."""
+    found: dict[str, object] = {}
+    function = getattr(model.loss_fn, "function", None)
+    for prefix, owner in (("", model.module), ("loss_fn.", function)):
+        if not isinstance(owner, nn.Module):
+            continue
+        found |= {f"mode of {prefix}{name}": each.training for name, each in owner.named_modules()}
+        found |= {f"{prefix}{name}": each.detach().clone() for name, each in _state(owner).items()}
+        found |= {f"requires_grad of {prefix}{name}": each.requires_grad for name, each in owner.named_parameters()}
+        found |= {f"gradient of {prefix}{name}": each.grad is None for name, each in owner.named_parameters()}
+        found |= {
+            f"hooks of {prefix}{name}": tuple(len(getattr(each, kind)) for kind in _HOOKS)
+            for name, each in owner.named_modules()
+        }
+    return found
+
+
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+
+
+def _differences(prefix: str, after: Mapping[str, object], before: Mapping[str, object]) -> Iterator[str]:
+    for name in sorted({*after, *before}):
+        a, b = after.get(name), before.get(name)
+        same = torch.equal(a, b) if isinstance(a, Tensor) and isinstance(b, Tensor) else a == b
+        if not same:
+            yield prefix + name
+
+
+def _of_error(plan: str, error: Exception, *, before_the_first_step: bool) -> Verdict:
+    if isinstance(error, AssertionError) and not before_the_first_step:
+        return Verdict(plan, WRONG, str(error))
+    is_refusal = isinstance(error, HalopipeError) and not isinstance(error, WorkerError)
+    if is_refusal and before_the_first_step:
+        return Verdict(plan, REFUSED, str(error))
+    return Verdict(plan, CRASHED, f"{type(error).__name__}: {error}")

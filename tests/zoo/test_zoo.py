@@ -1,0 +1,30 @@
+"""Networks with the habits of real ones: equal to their own module, or refused with a reason."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.zoo import ALL
+from tests.zoo.entries import Entry
+from tests.zoo.judging import judge
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+def _parameters() -> list[object]:
+    marks = {True: lambda entry: [pytest.mark.xfail(strict=False, reason=entry.faulty)], False: lambda entry: []}
+    return [pytest.param(entry, id=entry.name, marks=marks[bool(entry.faulty)](entry)) for entry in ALL.values()]
+
+
+@pytest.mark.parametrize("entry", _parameters())
+def test_a_network_is_equal_to_its_module_or_refused(entry: Entry) -> None:
+    wrong = [verdict for verdict in judge(entry) if not verdict.is_as(entry)]
+    assert not wrong, "\n".join(f"{verdict.plan}: {verdict.outcome}: {verdict.text}" for verdict in wrong)
+
+
+def test_there_are_sixty_networks() -> None:
+    assert len(ALL) >= 60
