@@ -162,7 +162,7 @@ CASES: Mapping[str, tuple[str, Mapping[str, Any], Callable[[Plan], Plan] | None]
         _alone,
     ),
     "forward": ("chain", {"global_batch": 4, "objective": "latency"}, None),
-    "little memory": ("chain", {"global_batch": 4, "objective": "memory"}, None),
+    "little memory": ("chain", {"global_batch": 2, "objective": "memory", "num_ranks": 2}, None),
     "corrected": ("chain", {"global_batch": 4, "micro_batch_sizes": (1, 2)}, None),
     "replicas": ("uneven", {"global_batch": 16, "solver": "data-parallel"}, None),
     "divided state": ("uneven", {"global_batch": 16, "solver": "data-parallel", "shard": "always"}, None),
@@ -322,6 +322,8 @@ def _changes(steps: Steps, value: Any, document: Any) -> Iterator[tuple[str, Any
         others = [(f"{value!r} -> {other!r}", other) for other in _other_words(steps, value)]
     elif isinstance(value, list) and value and not isinstance(value[0], dict):
         others = [("last dropped", value[:-1]), ("first doubled", [value[0], *value]), ("reversed", value[::-1])]
+        if steps == ("search", "binding") and len(value) == 1:  # a plan that says nothing there says nothing wrong
+            others = others[1:]
         others += [
             (f"{k} and {k + 1} exchanged", [*value[:k], value[k + 1], value[k], *value[k + 2 :]])
             for k in range(len(value) - 1)
