@@ -49,9 +49,7 @@ class Replayed(TorchDispatchMode):
         if torch.Tag.nondeterministic_seeded not in function.tags:
             return function(*args, **given)
         if self._next == len(self._draws):
-            raise AssertionError(
-                f"one device draws more often ({function}) than the captured graph, {self._next} times"
-            )
+            raise AssertionError(f"one device draws more often ({function}) than the captured graph, {self._next} times")
         node, index, drawn = self._draws[self._next]
         self._next += 1
         name = function.overloadpacket.__name__

@@ -42,9 +42,7 @@ def divided_by_batch_size() -> Network:
     return mlp(), numbers(), lambda out, y: F.l1_loss(out, y, reduction="sum") / out.size(0)
 
 
-@network(
-    "padded tokens ignored by ignore_index: the number of terms differs from sample to sample", refused=_NOT_A_MEAN
-)
+@network("padded tokens ignored by ignore_index: the number of terms differs from sample to sample", refused=_NOT_A_MEAN)
 def ignore_index() -> Network:
     y = torch.randint(5, (4, 6))
     y[0, 1:] = -100

@@ -42,7 +42,9 @@ def group_norm() -> Network:
 _STATISTICS = "running_mean"
 
 
-@network("instance norm with running statistics", mixes=True, refused={DATA: _STATISTICS, SPATIAL: _STATISTICS})
+@network(
+    "instance norm with running statistics", mixes=True, refused={DATA: _STATISTICS, SPATIAL: _STATISTICS}
+)
 def instance_norm_running() -> Network:
     return normed(nn.InstanceNorm2d(4, affine=True, track_running_stats=True)), images(), F.cross_entropy
 
@@ -105,9 +107,7 @@ def spectral_norm_hook() -> Network:
 @network("spectral_norm, the parametrisation", mixes=True)
 def spectral_norm_parametrised() -> Network:
     net = nn.Sequential(
-        parametrizations.spectral_norm(nn.Linear(6, 8)),
-        nn.LeakyReLU(0.2),
-        parametrizations.spectral_norm(nn.Linear(8, 3)),
+        parametrizations.spectral_norm(nn.Linear(6, 8)), nn.LeakyReLU(0.2), parametrizations.spectral_norm(nn.Linear(8, 3))
     )
     return net, classes(), F.cross_entropy
 
