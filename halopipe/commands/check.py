@@ -6,7 +6,7 @@ from halopipe.commands.options import ClusterOption, Json, PlanPath, ProfileOpti
 
 
 def check(plan: PlanPath, profile: ProfileOption = None, cluster: ClusterOption = None, json: Json = False) -> None:
-    """Check a plan without devices: its structure and program; with its profile also memory and predictions."""
+    """Check a plan without devices: its program, request and figures; with its profile all that it states."""
     import planner.check
     from halopipe import console, planning
     from planner.ir.errors import PlanCheckError
@@ -17,10 +17,15 @@ def check(plan: PlanPath, profile: ProfileOption = None, cluster: ClusterOption 
     else:
         source = planning.profile_of(found, plan, None, cluster)
     faults = planner.check.check(found, source)
+    unchecked = planner.check.not_checked(source is not None)
     if json:
-        console.emit_json({"plan": str(plan), "faults": list(faults)})
+        console.emit_json({"plan": str(plan), "faults": list(faults), "not_checked": list(unchecked)})
     if faults:
         raise PlanCheckError(f"{plan} has {len(faults)} fault{'s' if len(faults) > 1 else ''}", faults)
-    if not json:
-        scope = "" if source is not None else " (structure and program; more is checked with --profile)"
-        console.emit(f"{plan} is good{scope}")
+    if json:
+        return
+    if source is not None:
+        console.emit(f"{plan} is good")
+        return
+    console.emit(f"{plan} is good as far as it goes without a profile")
+    console.emit(f"not checked, or in part, without --profile: {', '.join(planner.check.needs_profile())}")

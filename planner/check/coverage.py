@@ -76,7 +76,7 @@ ROWS: Mapping[str, Row] = {
     "inputs.corrections[].num_plans": Row(HISTORY, "at least 1", HISTORY, "at least 1"),
     "decision.schedule": Row(WHOLLY, "the program is made again from it; allowed", WHOLLY, "the same"),
     "decision.micro_batches": Row(WHOLLY, "sum and rate, program, sizes asked for", WHOLLY, "and step"),
-    "decision.stages[].ranks": Row(WHOLLY, "program, times, one stage or position a rank", WHOLLY, "the same"),
+    "decision.stages[].ranks": Row(PARTLY, "program, one stage or position a rank", WHOLLY, "and whose device it is"),
     "decision.stages[].devices": Row(PARTLY, "one device a rank, one rank a device", WHOLLY, "as in the cluster"),
     "decision.stages[].recompute": Row(PARTLY, "as asked for", WHOLLY, "step and memory"),
     "decision.stages[].sharded": Row(PARTLY, "as asked for, where it can be", WHOLLY, "step and memory"),
@@ -161,3 +161,10 @@ def not_checked(has_profile: bool) -> tuple[str, ...]:
         if how_far in (PARTLY, NOT):
             found.append(f"{path} (only: {by})" if by else path)
     return tuple(found)
+
+
+def needs_profile() -> tuple[str, ...]:
+    """The fields of which more is checked with a profile than without."""
+    order = (NOT, PARTLY, WHOLLY)
+    known = {path: row for path, row in ROWS.items() if HISTORY not in (row.alone, row.against)}
+    return tuple(path for path, row in known.items() if order.index(row.against) > order.index(row.alone))

@@ -50,6 +50,9 @@ def rows_of(decision: Decision) -> tuple[Rows, tuple[str, ...]]:
                 faults.append(
                     f"decision.program[{rank}][{index}]: {text} is of micro-batch {action.microbatch}, {count}"
                 )
+            elif rank not in decision.stages[action.stage].ranks:
+                where = f"stage {action.stage} is on ranks {list(decision.stages[action.stage].ranks)}"
+                faults.append(f"decision.program[{rank}][{index}]: {text} on rank {rank}; {where}")
             else:
                 found.append(action)
         rows.append(tuple(found))

@@ -207,11 +207,20 @@ def binding_faults(plan: Plan, reduction: float | None = None, messages: float |
             named.add(words)
             if words in known and not _rounds_to(known[words], percent):
                 yield f"{path}: {percent}% {words}; reckoned {known[words]:.2%}"
+    places = [_place_of(line) for line in plan.search.binding]
+    if places != sorted(places):
+        yield "search.binding: what is said of memory as a whole is not first, or of a rank not last"
+    if len(set(plan.search.binding)) < len(plan.search.binding):
+        yield f"search.binding: {len(plan.search.binding)} sentences, of which some are the same"
     if shares != sorted(shares, reverse=True):
         yield f"search.binding: shares of {shares} percent are not the largest first"
     for words, share in (*known.items(), ("compute", busiest_s / step_s)):
         if words not in named and share > _WORTH_NAMING + TOLERANCE:
             yield f"search.binding: does not say that {share:.2%} {words}"
+
+
+def _place_of(line: str) -> int:
+    return 1 if _SHARE.fullmatch(line) else 2 if _FULL.fullmatch(line) else 0
 
 
 def _memory_line_faults(plan: Plan, line: str, path: str) -> Iterator[str]:
@@ -261,9 +270,7 @@ def _alternative_faults(plan: Plan, other: Alternative, path: str) -> Iterator[s
         yield f"{path}.step_s: {other.name} takes {other.step_s} s, less than the bound of {search.bound_s} s"
     if slower is None and other.why_not != "as fast":
         yield f"{path}.why_not: {other.why_not!r} does not say how much slower {other.name} is than the plan"
-    elif slower is not None and abs(100 * ratio - float(slower[1])) > 0.05 + 1e-6:
-        yield f"{path}.step_s: {other.name} is {ratio:.2%} slower, {other.why_not!r}"
-    elif slower is None and ratio > 1e-9:
+    elif abs(100 * ratio - float(slower[1])) > 0.05 + 1e-6 if slower is not None else ratio > 1e-9:
         yield f"{path}.step_s: {other.name} is {ratio:.2%} slower, {other.why_not!r}"
     limit = max((rank.memory_limit_bytes for rank in ranks), default=0)
     if other.peak_bytes is not None and other.peak_bytes > limit:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from planner import schedules
-from planner.check.coverage import not_checked
 from planner.check.drawn import drawn
 from planner.check.layouts import named_layer_faults
 from planner.check.order import program_faults, rows_of, schedule_order, stated_program
@@ -20,8 +19,6 @@ from planner.ir.profile import Profile
 from planner.ir.program import Program
 from planner.layers.boundary import Boundaries
 
-__all__ = ["check", "not_checked"]
-
 _TIME_TOLERANCE = 1e-7
 """Of the times of a rank, which are sums of small differences, as a part of the step."""
 
@@ -30,19 +27,20 @@ def check(plan: Plan, profile: Profile | None) -> tuple[str, ...]:
     """Everything that is wrong with ``plan``, as "path in the file: what"; nothing if it is good.
 
     Args:
-        profile: what the plan was made from; :func:`not_checked` says what is left unchecked without it.
+        profile: what the plan was made from; ``coverage.needs_profile`` says what is left unchecked without it.
     """
     decision = plan.decision
     faults = [*structure_faults(decision), *statement_faults(plan)]
     faults += form_faults(decision) if profile is None else ()
     rows, unreadable = rows_of(decision)
     faults += unreadable
-    is_sound = not any(fault.startswith("decision") for fault in faults)
+    is_sound = not any(fault.startswith(("decision", "inputs.corrections")) for fault in faults)
     if profile is None:
         if is_sound:
             faults += [*request_faults(plan, None, rows), *program_faults(decision, stated_program(decision, rows))]
         return tuple(faults)
-    profile = profile.corrected_by(plan.inputs.corrections)  # those that the plan was made under
+    if not any(fault.startswith("inputs.corrections") for fault in faults):
+        profile = profile.corrected_by(plan.inputs.corrections)  # those that the plan was made under
     faults += _input_faults(plan, profile)
     misplaced = [*model_faults(decision, profile.graph), *device_faults(decision, profile)]
     if is_sound and not misplaced:
@@ -91,12 +89,12 @@ def _prediction_faults(plan: Plan, profile: Profile, found: Reckoning) -> Iterat
         yield f"prediction.bubble_fraction: the predicted bubble is {said.bubble_fraction}, {again}"
     yield from _memory_faults(plan, found)
     yield from _time_faults(plan, found)
-    again = drawn(plan, profile)
-    if said.evidence != again.evidence:
-        yield f"prediction.evidence: the prediction is called {said.evidence!r}, its prices are {again.evidence!r}"
+    simulated = drawn(plan, profile)
+    if said.evidence != simulated.evidence:
+        yield f"prediction.evidence: the prediction is called {said.evidence!r}, its prices are {simulated.evidence!r}"
     for name in ("p10_s", "p90_s"):
-        if not close(getattr(said, name), getattr(again, name), 2e-6):  # they are rounded to six digits
-            yield f"prediction.{name}: {getattr(said, name)} s, drawn again {getattr(again, name)} s"
+        if not close(getattr(said, name), getattr(simulated, name), 2e-6):  # they are rounded to six digits
+            yield f"prediction.{name}: {getattr(said, name)} s, drawn again {getattr(simulated, name)} s"
     if found.step_s > 0:
         reduction, messages = found.longest_sum_s / found.step_s, found.most_messages_s / found.step_s
         known = set(binding_faults(plan))

@@ -1,0 +1,79 @@
+"""Every field of a plan file has a row in the checker's table, and what the table promises holds for changed plans."""
+
+from __future__ import annotations
+
+import functools
+import json
+
+import pytest
+
+from benchmarks.checker_mutations import CASES, Caught, case, caught_of, mutations
+from planner.check import check, needs_profile, not_checked
+from planner.check.coverage import HISTORY, NOT, PARTLY, ROWS, WHOLLY, fields_of
+from planner.ir.codec import dumps, loads
+from planner.ir.errors import CorruptFileError
+from planner.ir.plan import Plan
+
+
+def test_every_field_of_a_plan_is_in_the_table_and_nothing_else() -> None:
+    assert sorted(ROWS) == sorted(fields_of())
+
+
+def test_a_profile_never_takes_a_check_away() -> None:
+    order = {NOT: 0, PARTLY: 1, WHOLLY: 2}
+    for path, row in ROWS.items():
+        assert (row.alone == HISTORY) == (row.against == HISTORY), path
+        if row.alone != HISTORY:
+            assert order[row.against] >= order[row.alone], path
+            assert row.against_by, path
+
+
+def test_what_is_not_checked_is_told() -> None:
+    assert "decision.stages[].devices" in needs_profile()
+    assert "decision.program" not in needs_profile()
+    assert any(line.startswith("inputs.model.factory") for line in not_checked(False))
+    assert not any(line.startswith("inputs.model.factory") for line in not_checked(True))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_plan_of_each_kind_is_good_with_its_profile_and_without(name: str) -> None:
+    plan, profile = case(name)
+    assert check(plan, profile) == ()
+    assert check(plan, None) == ()
+
+
+@functools.cache
+def sample() -> Caught:
+    return caught_of(240)
+
+
+def test_changed_plans_are_found_out() -> None:
+    found = sample()
+    assert found.missed == []
+    assert found.raised == []
+    assert found.caught == found.tried > 200
+    assert found.caught_alone == found.tried_alone > 50
+    assert found.equal < found.tried / 10
+
+
+def test_every_fault_begins_with_its_path_in_the_file() -> None:
+    known = ("inputs.", "decision.", "prediction.", "search.", "alternatives[", "measured.")
+    for name in ("pipeline", "laid out", "replicas"):
+        _, profile = case(name)
+        for mutation in list(mutations(name))[::40]:
+            try:
+                plan = loads(mutation.text, Plan)
+            except CorruptFileError:
+                continue
+            for fault in (*check(plan, profile), *check(plan, None)):
+                assert fault.startswith(known), fault
+
+
+def test_all_faults_are_told_at_once() -> None:
+    plan, profile = case("zero bubble")
+    document = json.loads(dumps(plan))
+    document["prediction"]["step_s"] *= 2
+    document["search"]["bound_s"] *= 0.5
+    document["inputs"]["request"]["max_stages"] = 1
+    paths = {fault.split(":")[0] for fault in check(loads(json.dumps(document), Plan), profile)}
+    assert paths >= {"prediction.step_s", "prediction.samples_per_s", "search.gap", "search.status", "decision.stages"}
