@@ -18,15 +18,8 @@ def one_thread() -> None:
 KNOWN_FAULTS = {
     "attention:fourier_mixing": "refused, though its samples are apart",
     "autograd:binary_weights": "refused, though its samples are apart",
-    "autograd:teacher_without_gradient": "no_grad is lost in data parallel",
-    "dtypes:fourier_layer": "a complex tensor written in part ends in a raw error at capture",
-    "inplace:input_in_place": "the refusal names another reason",
-    "inplace:written_by_both_stages": "a buffer written twice ends in a raw error at capture",
     "inputs:lazy_uninitialised": "raw error",
-    "inputs:python_counter": "attributes that forward changes keep their first value",
     "losses:contrastive": "a loss over pairs is trained in micro-batches",
-    "recurrent:stateful": "attributes that forward changes keep their first value",
-    "reuse:siamese_batch_norm": "a buffer written twice ends in a raw error at capture",
     "vision:modulated_convolution": "groups by the number of samples end in a raw error at capture",
 }
 """Networks that are neither equal nor rightly refused yet; one that is mended leaves this table."""
