@@ -153,7 +153,11 @@ class Encoder(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True, norm_first=True)
-        self.emb, self.enc, self.fc = nn.Embedding(11, 8), nn.TransformerEncoder(layer, 2, enable_nested_tensor=False), nn.Linear(8, 3)
+        self.emb, self.enc, self.fc = (
+            nn.Embedding(11, 8),
+            nn.TransformerEncoder(layer, 2, enable_nested_tensor=False),
+            nn.Linear(8, 3),
+        )
 
     def forward(self, ids: Tensor) -> Tensor:
         pad = ids == 0
@@ -195,7 +199,11 @@ class Linformer(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.emb, self.q, self.k, self.v, self.o = nn.Embedding(11, 6), *(nn.Linear(6, 6) for _ in range(3)), nn.Linear(6, 11)
+        self.emb, self.q, self.k, self.v, self.o = (
+            nn.Embedding(11, 6),
+            *(nn.Linear(6, 6) for _ in range(3)),
+            nn.Linear(6, 11),
+        )
 
     def forward(self, ids: Tensor) -> Tensor:
         x = self.emb(ids)
@@ -231,7 +239,11 @@ class ViT(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.patch, self.cls, self.pos = nn.Linear(48, 8), nn.Parameter(torch.zeros(1, 1, 8)), nn.Parameter(torch.randn(1, 5, 8) * 0.02)
+        self.patch, self.cls, self.pos = (
+            nn.Linear(48, 8),
+            nn.Parameter(torch.zeros(1, 1, 8)),
+            nn.Parameter(torch.randn(1, 5, 8) * 0.02),
+        )
         self.norm, self.qkv, self.head = nn.LayerNorm(8), nn.Linear(8, 24), nn.Linear(8, 3)
 
     def forward(self, img: Tensor) -> Tensor:

@@ -222,7 +222,7 @@ class DetachTrick(nn.Module):
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         z = self.enc(x)
-        d = (z.pow(2).sum(1, keepdim=True) - 2 * z @ self.codebook.weight.t() + self.codebook.weight.pow(2).sum(1))
+        d = z.pow(2).sum(1, keepdim=True) - 2 * z @ self.codebook.weight.t() + self.codebook.weight.pow(2).sum(1)
         q = self.codebook(d.argmin(1))
         return self.dec(z + (q - z).detach()), z, q
 

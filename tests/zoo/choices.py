@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tests.zoo.autograd import Network, classes
-from tests.zoo.entries import network
+from tests.zoo.entries import WHOLE_BATCH, network
 
 _BY_DATA = "data-dependent|depends on (its )?data|could not guard|GuardOnDataDependent|guard|values of"
 
@@ -159,7 +159,7 @@ class ItemScale(nn.Module):
         return self.fc(x / x.abs().max().item())
 
 
-@network("x.abs().max().item() as a scale", mixes=True, refused=_BY_DATA + "|item|u0|scalar")
+@network("x.abs().max().item() as a scale", mixes=True, refused=_BY_DATA + "|item|u0|scalar|whole batch")
 def item_scale() -> Network:
     return ItemScale(), classes(), F.cross_entropy
 
@@ -177,7 +177,7 @@ class MeanOverBatch(nn.Module):
         return self.b(torch.tanh(h)) / x.shape[0] ** 0.5
 
 
-@network("centred by the mean over the batch, scaled by x.shape[0]", mixes=True)
+@network("centred by the mean over the batch, scaled by x.shape[0]", mixes=True, refused=WHOLE_BATCH)
 def mean_over_batch() -> Network:
     return MeanOverBatch(), classes(), F.cross_entropy
 
@@ -209,6 +209,6 @@ class MixUp(nn.Module):
         return self.fc(0.7 * x + 0.3 * x.flip(0) + 0.1 * x.roll(1, 0))
 
 
-@network("samples mixed with the batch flipped and rolled", mixes=True)
+@network("samples mixed with the batch flipped and rolled", mixes=True, refused=WHOLE_BATCH)
 def batch_flipped() -> Network:
     return MixUp(), classes(), F.cross_entropy

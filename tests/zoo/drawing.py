@@ -1,9 +1,9 @@
 """Random numbers for one device that are those of a plan.
 
 A plan's numbers belong to the nodes of the captured graph, the user's module draws one after the other.  While
-:class:`Replayed` is entered, the module's k-th request for random numbers gets those of the graph's k-th draw.  All else
-(which layers draw at all, with which rate, in which mode, and what becomes of the numbers) is the module's own: more or
-fewer requests than the graph has, or of another kind, are an error.
+:class:`Replayed` is entered, the module's k-th request for random numbers gets those of the graph's k-th draw.  All
+else is the module's own: which layers draw at all, with which rate, in which mode, and what becomes of the numbers.
+More or fewer requests than the graph has, or of another kind, are an error.
 """
 
 from __future__ import annotations
@@ -49,7 +49,9 @@ class Replayed(TorchDispatchMode):
         if torch.Tag.nondeterministic_seeded not in function.tags:
             return function(*args, **given)
         if self._next == len(self._draws):
-            raise AssertionError(f"one device draws more often ({function}) than the captured graph, {self._next} times")
+            raise AssertionError(
+                f"one device draws more often ({function}) than the captured graph, {self._next} times"
+            )
         node, index, drawn = self._draws[self._next]
         self._next += 1
         name = function.overloadpacket.__name__

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tests.zoo.autograd import Network, classes
-from tests.zoo.entries import network
+from tests.zoo.entries import WHOLE_BATCH, network
 from tests.zoo.frozen import images
 
 
@@ -194,7 +194,7 @@ class NumpyNoise(nn.Module):
         self.fc = nn.Linear(6, 3)
 
     def forward(self, x: Tensor) -> Tensor:
-        scale = 1 + 0.1 * np.random.randn()
+        scale = 1 + 0.1 * np.random.randn()  # noqa: NPY002  # as people write it
         return self.fc(x * scale)
 
 
@@ -215,6 +215,6 @@ class Permuted(nn.Module):
         return self.fc(0.6 * x + 0.4 * x[order])
 
 
-@network("mixup by torch.randperm of the batch", draws=True)
+@network("mixup by torch.randperm of the batch", draws=True, refused=WHOLE_BATCH)
 def mixup_randperm() -> Network:
     return Permuted(), classes(), F.cross_entropy

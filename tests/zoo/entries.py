@@ -8,7 +8,9 @@ from typing import Any
 
 PIPELINE, SPLIT, DATA, SPATIAL = "pipeline", "split backward", "data parallel", "spatial"
 PLANS = (PIPELINE, SPLIT, DATA, SPATIAL)
-PIPELINES = (PIPELINE, SPLIT)
+
+WHOLE_BATCH = dict.fromkeys((PIPELINE, SPLIT, SPATIAL), "whole batch")
+"""What is refused of a network that needs the whole batch at once: more micro-batches than one, in whatever plan."""
 
 Factory = Callable[[], tuple[Any, ...]]
 
@@ -25,7 +27,6 @@ class Entry:
             plan one by one and adds their gradients (docs/decisions/0001).  If not, it runs the whole batch at once.
         draws: it draws random numbers, which one device is handed by the order in which it asks for them.
         refused: by plan, a pattern that the refusal matches; ``""`` is for all of them, as a refusal at capture is.
-        faulty: why it is known to be neither yet; a test that fails then is expected to.
         tolerance: of float64; a model with a section in a lower dtype has that one's.
         micro_batches: of the pipeline, the pipeline with a split backward, data parallelism and the spatial plan.
     """
@@ -36,7 +37,6 @@ class Entry:
     mixes: bool = False
     draws: bool = False
     refused: Mapping[str, str] = field(default_factory=dict)
-    faulty: str = ""
     tolerance: float = 1e-10
     micro_batches: tuple[tuple[int, ...], ...] = ((3, 2), (2, 2, 2), (5,), (3, 2))
 
@@ -53,7 +53,7 @@ NETWORKS: dict[str, Entry] = {}
 
 
 def network(habit: str, **said: Any) -> Callable[[Factory], Factory]:
-    """Registers the decorated factory; for ``said`` see :class:`Entry`, ``refused`` may be one pattern for all plans."""
+    """Registers the decorated factory; for ``said`` see :class:`Entry`; ``refused`` may be one pattern for all."""
     refused = said.pop("refused", {})
     patterns = {"": refused} if isinstance(refused, str) else dict(refused)
 

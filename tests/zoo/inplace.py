@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tests.zoo.autograd import Network, classes
-from tests.zoo.entries import DATA, PIPELINE, SPLIT, network
+from tests.zoo.entries import DATA, PIPELINE, SPLIT, WHOLE_BATCH, network
 from tests.zoo.frozen import images
 
 
@@ -111,7 +111,11 @@ class EmaNorm(nn.Module):
         return self.b(h - self.mean)
 
 
-@network("a running mean updated in forward from the rows seen", mixes=True, refused={DATA: "writes the buffer mean"})
+@network(
+    "a running mean updated in forward from the rows seen",
+    mixes=True,
+    refused={**WHOLE_BATCH, DATA: "writes the buffer mean"},
+)
 def ema_buffer() -> Network:
     return EmaNorm(), classes(), F.cross_entropy
 
@@ -188,7 +192,7 @@ class BufferAssigned(nn.Module):
         return self.b(h / self.norm)
 
 
-@network("a buffer that forward assigns anew", mixes=True, refused="buffer norm|norm.*assign|assign.*norm")
+@network("a buffer that forward assigns anew", mixes=True, refused="buffer norm|norm.*assign|assign.*norm|whole batch")
 def buffer_assigned() -> Network:
     return BufferAssigned(), classes(), F.cross_entropy
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 import re
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
@@ -37,7 +37,7 @@ from runtime.transport import Hub, InProcessTransport
 from tests.runtime.divided import divided
 from tests.runtime.plans import decide
 from tests.zoo.drawing import Replayed
-from tests.zoo.entries import DATA, PIPELINE, PIPELINES, PLANS, SPATIAL, SPLIT, Entry
+from tests.zoo.entries import DATA, PIPELINE, PLANS, SPATIAL, SPLIT, Entry
 
 NUM_STEPS = 2
 SEED = 0
@@ -85,9 +85,8 @@ def judge(entry: Entry, plans: Sequence[str] = PLANS) -> list[Verdict]:
 
     A capture that changes the user's module is a verdict of its own, before those of the plans.
     """
-    source = ModelSource(f"tests.zoo.{entry.name}", dtype="float64")
     try:
-        model = load_model(source, SEED)
+        model = load_model(_source(entry), SEED)
         before = _snapshot(model)
         random_state = torch.get_rng_state()
         captured = capture(model)
@@ -101,6 +100,10 @@ def judge(entry: Entry, plans: Sequence[str] = PLANS) -> list[Verdict]:
     return [*first, *(_under(entry, plan, model, captured) for plan in possible)]
 
 
+def _source(entry: Entry) -> ModelSource:
+    return ModelSource(f"tests.zoo.{entry.name}", dtype="float64")
+
+
 def _under(entry: Entry, plan: str, model: LoadedModel, captured: Captured) -> Verdict:
     try:
         micro_batches = entry.micro_batches_of(plan)
@@ -112,7 +115,7 @@ def _under(entry: Entry, plan: str, model: LoadedModel, captured: Captured) -> V
     except Exception as error:  # noqa: BLE001
         return _of_error(plan, error, before_the_first_step=True)
     batches = [_batch(model, sum(micro_batches), step) for step in range(NUM_STEPS)]
-    ranks = _Ranks(decision, (model, captured))
+    ranks = _Ranks(decision, (model, captured), _source(entry))
     try:
         found = ranks.trained(batches)
     except Exception as error:  # noqa: BLE001
@@ -150,8 +153,8 @@ class _Ranks:
         began: whether a step was begun.
     """
 
-    def __init__(self, decision: Decision, network: tuple[LoadedModel, Captured]) -> None:
-        self._decision, self._network = decision, network
+    def __init__(self, decision: Decision, network: tuple[LoadedModel, Captured], source: ModelSource) -> None:
+        self._decision, self._network, self._source = decision, network, source
         self._groups = groups_of(decision, network[1].graph)
         self.began = False
 
@@ -161,7 +164,7 @@ class _Ranks:
         built = threading.Barrier(self._decision.num_ranks)
         found: dict[int, tuple[list[float | None], dict[str, Tensor], dict[str, Tensor]]] = {}
         errors: list[Exception] = []
-        copies = [copy.deepcopy(self._network) for _ in range(self._decision.num_ranks)]
+        copies = [self._copy() for _ in range(self._decision.num_ranks)]
 
         def run(rank: int) -> None:
             end = InProcessTransport(hub, rank)
@@ -190,6 +193,13 @@ class _Ranks:
         if errors:
             raise min(errors, key=lambda error: (blame(error), not isinstance(error, HalopipeError)))
         return _together([found[rank] for rank in sorted(found)])
+
+    def _copy(self) -> tuple[LoadedModel, Captured]:
+        try:
+            return copy.deepcopy(self._network)
+        except RuntimeError:  # older hooks leave tensors on modules that cannot be copied; ranks make their own anyway
+            model = load_model(self._source, SEED)
+            return model, capture(model)
 
     def _engine(self, model: LoadedModel, captured: Captured, end: InProcessTransport) -> Engine:
         return Engine(

@@ -9,10 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tests.zoo.autograd import Network, classes
-from tests.zoo.entries import DATA, PIPELINE, SPATIAL, SPLIT, network
+from tests.zoo.entries import WHOLE_BATCH, network
 from tests.zoo.frozen import token_loss
-
-_NOT_A_MEAN = {PIPELINE: "loss", SPLIT: "loss", SPATIAL: "loss"}
 
 
 def mlp(num_classes: int = 3) -> nn.Sequential:
@@ -42,7 +40,9 @@ def divided_by_batch_size() -> Network:
     return mlp(), numbers(), lambda out, y: F.l1_loss(out, y, reduction="sum") / out.size(0)
 
 
-@network("padded tokens ignored by ignore_index: the number of terms differs from sample to sample", refused=_NOT_A_MEAN)
+@network(
+    "padded tokens ignored by ignore_index: the number of terms differs from sample to sample", refused=WHOLE_BATCH
+)
 def ignore_index() -> Network:
     y = torch.randint(5, (4, 6))
     y[0, 1:] = -100
@@ -50,7 +50,7 @@ def ignore_index() -> Network:
     return tagger(), (torch.randint(9, (4, 6)), y), token_loss
 
 
-@network("class weights: cross entropy divides by the weights' sum", refused=_NOT_A_MEAN)
+@network("class weights: cross entropy divides by the weights' sum", refused=WHOLE_BATCH)
 def class_weights() -> Network:
     return mlp(), classes(), nn.CrossEntropyLoss(weight=torch.tensor([0.2, 1.0, 3.0], dtype=torch.float64))
 
@@ -72,7 +72,7 @@ def masked_mean(logits: Tensor, target: tuple[Tensor, Tensor]) -> Tensor:
     return (per_token * mask).sum() / mask.sum()
 
 
-@network("a masked mean over all tokens of the batch", refused=_NOT_A_MEAN)
+@network("a masked mean over all tokens of the batch", refused=WHOLE_BATCH)
 def masked() -> Network:
     mask = torch.arange(6).expand(4, 6) < torch.tensor([1, 6, 3, 5])[:, None]
     return tagger(), (torch.randint(9, (4, 6)), (torch.randint(5, (4, 6)), mask.float())), masked_mean
@@ -105,18 +105,18 @@ class TwoViews(nn.Module):
         return self.encoder(a), self.encoder(b)
 
 
-@network("a contrastive loss: every sample against all others of the batch", refused=_NOT_A_MEAN)
+@network("a contrastive loss: every sample against all others of the batch", refused=WHOLE_BATCH)
 def contrastive() -> Network:
     a = torch.randn(4, 6)
     return TwoViews(), ((a, a + 0.1 * torch.randn(4, 6)), torch.zeros(4)), info_nce
 
 
-@network("RMSE: the root of a mean over the batch", refused=_NOT_A_MEAN)
+@network("RMSE: the root of a mean over the batch", refused=WHOLE_BATCH)
 def rmse() -> Network:
     return mlp(), numbers(), lambda out, y: torch.sqrt(F.mse_loss(out, y) + 1e-8)
 
 
-@network("a soft dice loss over the whole batch", refused=_NOT_A_MEAN)
+@network("a soft dice loss over the whole batch", refused=WHOLE_BATCH)
 def dice() -> Network:
     net = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.ReLU(), nn.Conv2d(4, 1, 1))
 
@@ -127,7 +127,7 @@ def dice() -> Network:
     return net, (torch.randn(4, 3, 6, 6), torch.rand(4, 1, 6, 6).round()), loss
 
 
-@network("correlation with the targets over the batch", refused=_NOT_A_MEAN)
+@network("correlation with the targets over the batch", refused=WHOLE_BATCH)
 def correlation() -> Network:
     def loss(out: Tensor, y: Tensor) -> Tensor:
         a, b = out[:, 0] - out[:, 0].mean(), y[:, 0] - y[:, 0].mean()
@@ -182,7 +182,7 @@ class EmaCenters(CenterLoss):
         return loss
 
 
-@network("a loss module that updates its buffer", mixes=True, refused={DATA: "centers"})
+@network("a loss module that updates its buffer", mixes=True, refused="whole batch|buffer loss_fn.centers")
 def loss_updates_buffer() -> Network:
     return mlp(), classes(), EmaCenters()
 
@@ -251,7 +251,7 @@ def batchmean() -> Network:
     return mlp(), numbers(), loss
 
 
-@network("hard examples: the mean of the two largest losses of the batch", refused=_NOT_A_MEAN)
+@network("hard examples: the mean of the two largest losses of the batch", refused=WHOLE_BATCH)
 def hard_examples() -> Network:
     def loss(out: Tensor, y: Tensor) -> Tensor:
         return F.cross_entropy(out, y, reduction="none").topk(2).values.mean()

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrizations, parametrize, spectral_norm, weight_norm
 
 from tests.zoo.autograd import Network, classes
-from tests.zoo.entries import DATA, SPATIAL, network
+from tests.zoo.entries import DATA, SPATIAL, WHOLE_BATCH, network
 from tests.zoo.frozen import images
 
 
@@ -42,9 +42,7 @@ def group_norm() -> Network:
 _STATISTICS = "running_mean"
 
 
-@network(
-    "instance norm with running statistics", mixes=True, refused={DATA: _STATISTICS, SPATIAL: _STATISTICS}
-)
+@network("instance norm with running statistics", mixes=True, refused={DATA: _STATISTICS, SPATIAL: _STATISTICS})
 def instance_norm_running() -> Network:
     return normed(nn.InstanceNorm2d(4, affine=True, track_running_stats=True)), images(), F.cross_entropy
 
@@ -107,7 +105,9 @@ def spectral_norm_hook() -> Network:
 @network("spectral_norm, the parametrisation", mixes=True)
 def spectral_norm_parametrised() -> Network:
     net = nn.Sequential(
-        parametrizations.spectral_norm(nn.Linear(6, 8)), nn.LeakyReLU(0.2), parametrizations.spectral_norm(nn.Linear(8, 3))
+        parametrizations.spectral_norm(nn.Linear(6, 8)),
+        nn.LeakyReLU(0.2),
+        parametrizations.spectral_norm(nn.Linear(8, 3)),
     )
     return net, classes(), F.cross_entropy
 
@@ -157,7 +157,7 @@ class BatchStd(nn.Module):
         return self.b(h).mean(dim=(1, 2, 3))
 
 
-@network("the mini-batch standard deviation as a channel", mixes=True)
+@network("the mini-batch standard deviation as a channel", mixes=True, refused=WHOLE_BATCH)
 def batch_std_channel() -> Network:
     x, _ = images()
     return BatchStd(), (x, torch.rand(4).round()), F.binary_cross_entropy_with_logits

@@ -97,7 +97,7 @@ class Stateful(nn.Module):
         return self.fc(h)
 
 
-@network("a hidden state kept as an attribute from batch to batch", mixes=True, refused="state|attribute")
+@network("a hidden state kept as an attribute from batch to batch", mixes=True, refused="state|attribute|called again")
 def stateful() -> Network:
     return Stateful(), sequences(), F.cross_entropy
 

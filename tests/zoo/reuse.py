@@ -14,7 +14,9 @@ from tests.zoo.frozen import backbone
 class Siamese(nn.Module):
     def __init__(self, norm: bool) -> None:
         super().__init__()
-        self.net = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8) if norm else nn.Identity(), nn.ReLU(), nn.Linear(8, 4))
+        self.net = nn.Sequential(
+            nn.Linear(6, 8), nn.BatchNorm1d(8) if norm else nn.Identity(), nn.ReLU(), nn.Linear(8, 4)
+        )
 
     def forward(self, a: Tensor, b: Tensor) -> Tensor:
         return F.pairwise_distance(self.net(a), self.net(b))

@@ -15,9 +15,25 @@ def one_thread() -> None:
     torch.set_num_threads(1)
 
 
+KNOWN_FAULTS = {
+    "attention:fourier_mixing": "refused, though its samples are apart",
+    "autograd:binary_weights": "refused, though its samples are apart",
+    "inputs:lazy_uninitialised": "raw error",
+    "losses:contrastive": "a loss over pairs is trained in micro-batches",
+    "vision:modulated_convolution": "groups by the number of samples end in a raw error at capture",
+}
+"""Networks that are neither equal nor rightly refused yet; one that is mended leaves this table."""
+
+
 def _parameters() -> list[object]:
-    marks = {True: lambda entry: [pytest.mark.xfail(strict=False, reason=entry.faulty)], False: lambda entry: []}
-    return [pytest.param(entry, id=entry.name, marks=marks[bool(entry.faulty)](entry)) for entry in ALL.values()]
+    return [
+        pytest.param(
+            entry,
+            id=name,
+            marks=[pytest.mark.xfail(strict=False, reason=KNOWN_FAULTS[name])] if name in KNOWN_FAULTS else [],
+        )
+        for name, entry in ALL.items()
+    ]
 
 
 @pytest.mark.parametrize("entry", _parameters())

@@ -19,7 +19,9 @@ class SE(nn.Module):
     def __init__(self, c: int, r: int = 2) -> None:
         super().__init__()
         self.pool = nn.AdaptiveAvgPool2d(1)
-        self.fc = nn.Sequential(nn.Linear(c, c // r, bias=False), nn.ReLU(inplace=True), nn.Linear(c // r, c, bias=False), nn.Sigmoid())
+        self.fc = nn.Sequential(
+            nn.Linear(c, c // r, bias=False), nn.ReLU(inplace=True), nn.Linear(c // r, c, bias=False), nn.Sigmoid()
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         b, c, _, _ = x.size()
