@@ -16,9 +16,9 @@ from pathlib import Path
 
 from torch import distributed as dist
 
+from halopipe.evaluating import loss_rank
 from halopipe.job import Compared, failed_path
 from halopipe.opening import Opened, Place, Terms
-from halopipe.evaluating import loss_rank
 from halopipe.reference import Reference, compare_losses, compare_tensors
 from planner.ir.codec import plain
 from planner.ir.errors import NumericsError
@@ -74,9 +74,7 @@ class FirstStep:
             return reference, ()
         place.activity.begin("comparing with one device")
         mine, trouble = self._mine(reference, opened, losses)
-        place.store.set(
-            f"compared/{place.rank}", json.dumps([plain(each) for each in mine] if not trouble else trouble)
-        )
+        place.store.set(f"compared/{place.rank}", json.dumps(trouble or [plain(each) for each in mine]))
         if place.rank == 0:
             place.store.set("verdict", self._verdict(reference))
         verdict = place.store.get("verdict").decode()

@@ -4,7 +4,7 @@ There is no other way to become a rank: workers, ranks of torchrun or Slurm, and
 (:mod:`halopipe.executing`) all go through :func:`prepare_rank`, so that no check is left out by one of them.
 
         prepare_rank    captures the model, checks that it is the planned one and that the program ends
-        Prepared.open   meets the others, checks that all hold the same plan, options and initial weights, makes the stages
+        Prepared.open   meets the others, checks that all hold the same plan, options and weights, makes the stages
 """
 
 from __future__ import annotations

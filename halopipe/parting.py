@@ -1,9 +1,9 @@
 """Where a plan's values and one device's part: the layer, its stage and ranks, the micro-batch, and the two numbers.
 
-Three things can differ from the user's module: its captured graph (a backward of the user's own that was lost), and what
-the plan makes of the graph, forward or backward.  The first is looked for by running both on one device: each value of
-the graph must be among all that the module's operators make.  If all are, the plan's own gradients tell: backward makes
-them from the last layer to the first, so values part at the last layer whose gradient is wrong.
+Three things can differ from the user's module: its captured graph (a backward of the user's own that was lost), and
+what the plan makes of the graph, forward or backward.  The first is looked for by running both on one device: each
+value of the graph must be among all that the module's operators make.  If all are, the plan's own gradients tell:
+backward makes them from the last layer to the first, so values part at the last layer whose gradient is wrong.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def _in_the_graph(terms: Terms, model: LoadedModel, captured: Captured, item: It
     loss_of, draw = losses_of(model, captured, terms), Draw(terms.seed)
     for number, (rows, inputs, targets) in enumerate(_micro_batches(item, decision)):
         trace = _Trace()
-        with Answers(found, draw).given((rows,), number), trace:
+        with trace, Answers(found, draw).given((rows,), number):  # answers come first, and need not be looked at
             loss_of(inputs, targets).backward()
         draw.at(Portion(number, rows, 0, rows))
         run = _Run(found, draw)

@@ -3,8 +3,8 @@
 Where the module draws random numbers, they are answered with those that the plan draws
 (:mod:`runtime.stages.answers`); of a sparse network, it is given the sites that were prepared for it.
 
-A batch is given whole, in one call, where no layer mixes samples or keeps count of its calls: then nothing of how it was
-cut can be in the result.  Else it is given in the plan's micro-batches, which is what a plan means (decision 0001).
+A batch is given whole, in one call, where no layer mixes samples or keeps count of its calls: then nothing of how it
+was cut can be in the result.  Else it is given in the plan's micro-batches, which is what a plan means (decision 0001).
 
 The steps are done twice where the job is not in float64: how far the two are apart is one device's own rounding error.
 Both begin with the same weights and read the same batches.
@@ -205,9 +205,7 @@ def reference_of(terms: Terms, model: LoadedModel, items: Sequence[Item], device
         raise UnsupportedModelError(
             "one device cannot draw what the plan draws, so the two cannot be compared",
             [str(error)],
-            [
-                "leave out --check-numerics, and give --no-check-first-step: nothing then tells whether the plan is right"
-            ],
+            ["--no-check-first-step: nothing then tells whether the plan is right"],
         ) from error
     if twin is not None:
         try:
@@ -277,7 +275,7 @@ def parts_of(item: Item, micro_batches: Sequence[int]) -> tuple[list[tuple[Tenso
     """The micro-batches of a batch, and their samples."""
     if isinstance(item, list):
         return list(item), tuple(inputs[0].shape[0] for inputs, _ in item)
-    (inputs, targets), global_batch = item, sum(micro_batches)
+    (inputs, _), global_batch = item, sum(micro_batches)
     rows = inputs[0].shape[0] if inputs[0].ndim else global_batch
     counts = tuple(filter(None, filled(min(rows, global_batch), tuple(micro_batches))))
     return [item], counts

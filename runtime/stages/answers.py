@@ -1,4 +1,4 @@
-"""The user's own module with the numbers that a plan draws: its random operators are answered, in the order of its calls.
+"""The user's own module with the numbers of a plan: its random operators are answered, in the order of its calls.
 
         the module, as it is called     bernoulli_ (of a dropout)   bernoulli_ (of attention)   normal_
         the captured graph's nodes      dropout                     scaled_dot_product_...      normal_functional
@@ -86,7 +86,7 @@ class Answers:
 
     @contextmanager
     def given(self, rows: Sequence[int], first: int = 0) -> Iterator[None]:
-        """Inside, the module's forward draws what the micro-batches of ``rows`` samples draw, ``first`` the first's number.
+        """Inside, the module draws what the micro-batches of ``rows`` samples draw, the first of number ``first``.
 
         Raises:
             UnlikeDrawsError: it does not draw as the graph does.

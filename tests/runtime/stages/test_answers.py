@@ -98,7 +98,7 @@ def trained(model: LoadedModel, captured: Captured, way: str) -> Trained:
     if way == "graph":
         model_of_graph = captured_model(captured)
         loss_of = drawing_loss(model_of_graph, draw)
-        parameters = {name: value for name, value in model_of_graph.graph_module.named_parameters()}
+        parameters = dict(model_of_graph.graph_module.named_parameters())
     else:
         loss_of, answers, parameters = (
             model.loss,
