@@ -13,6 +13,7 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,7 +22,7 @@ from torch import distributed as dist
 from halopipe.feeding import Consumer, consumer_of
 from planner.check.layouts import require_possible
 from planner.ir.codec import dumps
-from planner.ir.errors import StaleFileError, UsageError
+from planner.ir.errors import HalopipeError, StaleFileError, UsageError
 from planner.ir.fingerprint import fingerprint, require_match
 from planner.ir.plan import Plan
 from planner.ir.program import Program
@@ -34,6 +35,7 @@ from runtime.build import check_layers, groups_of
 from runtime.decomposition.compiling.compiled import Compiler
 from runtime.engine import Engine
 from runtime.jobs.activity import Activity
+from runtime.jobs.failure import read_error, write_error
 from runtime.memory import MemoryMeter
 from runtime.pieces import CPU
 from runtime.stages.captured import captured_model
@@ -187,48 +189,56 @@ def prepare_rank(
 
 
 def _agree(terms: Terms, place: Place, captured: Captured) -> None:
-    """All ranks were given one plan, told the same, and begin with the same weights: each compares with rank 0."""
+    """All ranks were given one plan, told the same, and begin with the same weights: else all of them raise why."""
     mine = {
         "plan": _hashed(dumps(terms.plan).encode()),
+        "model": fingerprint(captured.graph),
         "options": {
             "seed": str(terms.seed),
             "clip_norm": f"{terms.clip_norm:g}",
             "accumulate": str(terms.accumulate),
             **terms.said,
         },
-        "model": fingerprint(captured.graph),
         "weights": {name: _digest(tensor) for name, tensor in _state(captured).items()},
     }
     place.store.set(f"terms/{place.rank}", json.dumps(mine))
-    first = json.loads(place.store.get("terms/0").decode())
+    error = _difference(place.rank, json.loads(place.store.get("terms/0").decode()), mine)
+    place.store.set(f"agreed/{place.rank}", "" if error is None else write_error(error))
+    if error is not None:
+        raise error
+    for rank in range(place.num_ranks):
+        text = place.store.get(f"agreed/{rank}").decode()
+        if text:
+            raise read_error(text)
+
+
+def _difference(rank: int, first: Mapping[str, Any], mine: Mapping[str, Any]) -> HalopipeError | None:
+    """What this rank was given otherwise than rank 0, as the error to raise; None: nothing."""
+
+    def both(name: str, key: str = "") -> list[str]:
+        found = (each[key].get(name) if key else each[name] for each in (first, mine))
+        return [f"{who}: {value}" for who, value in zip(("rank 0", f"rank {rank}"), found, strict=True)]
+
     if first["plan"] != mine["plan"]:
-        raise StaleFileError(
-            f"rank {place.rank} was given another plan than rank 0",
-            [f"rank 0: {first['plan']}", f"rank {place.rank}: {mine['plan']}"],
-            ["copy one plan file to all hosts"],
-        )
+        title = f"rank {rank} was given another plan than rank 0"
+        return StaleFileError(title, both("plan"), ["copy one plan file to all hosts"])
     if first["model"] != mine["model"]:
-        raise StaleFileError(
-            f"rank {place.rank} has another model than rank 0",
-            [f"rank 0: {first['model']}", f"rank {place.rank}: {mine['model']}"],
-            ["build the same model, in the same dtype, on all ranks"],
+        title, remedy = (
+            f"rank {rank} has another model than rank 0",
+            "build the same model, in the same dtype, on all ranks",
         )
-    for what, title, remedy in (
-        ("options", "was told another {name} than rank 0", "give all ranks the same options"),
-        (
-            "weights",
-            "begins with other values of {name} than rank 0",
-            "torch.manual_seed(0) before the model is built, on all ranks",
-        ),
-    ):
-        theirs, ours = first[what], mine[what]
-        for name in sorted(theirs.keys() | ours.keys()):
-            if theirs.get(name) != ours.get(name):
-                raise UsageError(
-                    f"rank {place.rank} " + title.format(name=name.replace("_", " ") if what == "options" else name),
-                    [f"rank 0: {theirs.get(name)}", f"rank {place.rank}: {ours.get(name)}"],
-                    [remedy],
-                )
+        return StaleFileError(title, both("model"), [remedy])
+    for name in sorted(first["options"].keys() | mine["options"].keys()):
+        if first["options"].get(name) != mine["options"].get(name):
+            title = f"rank {rank} was told another {name.replace('_', ' ')} than rank 0"
+            return UsageError(title, both(name, "options"), ["give all ranks the same options"])
+    for name in sorted(first["weights"].keys() | mine["weights"].keys()):
+        if first["weights"].get(name) != mine["weights"].get(name):
+            title = f"rank {rank} begins with other values of {name} than rank 0"
+            return UsageError(
+                title, both(name, "weights"), ["torch.manual_seed(0) before the model is built, on all ranks"]
+            )
+    return None
 
 
 def _state(captured: Captured) -> dict[str, Tensor]:

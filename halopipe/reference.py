@@ -128,6 +128,8 @@ def make_reference(job: Job, device: torch.device | None = None) -> None:
         if options.check_numerics:
             raise
         found = Reference(error=write_error(error))
+    if options.check_numerics and found.skipped:
+        raise UnsupportedModelError("one device has no such step", [found.skipped], ["leave out --check-numerics"])
     write_reference(job.reference_path, found)
 
 
@@ -207,7 +209,7 @@ def reference_of(terms: Terms, model: LoadedModel, items: Sequence[Item], device
             [str(error)],
             ["--no-check-first-step: nothing then tells whether the plan is right"],
         ) from error
-    if twin is not None:
+    if twin is not None and not found.skipped:
         try:
             twin = twin if device.type == "cpu" else placed(twin, device)
             found = replace(found, rounding=_rounding(found, _run(terms, twin, captured, items)))
@@ -244,9 +246,19 @@ def compare_losses(reference: Reference, losses: Sequence[float]) -> tuple[Compa
     return _compared(loss_differences(losses, reference.losses, _tolerance(reference), rounding))
 
 
+def reductions_of(captured: Captured) -> Mapping[str, str]:
+    """Layers whose value of a batch is not the mean of those of its samples, where the capture knows of such."""
+    found: Mapping[str, str] = getattr(captured, "reductions", {})
+    return found
+
+
 def mixes(captured: Captured) -> bool:
-    """Whether a batch in parts may give something else than the batch whole, or leave other buffers."""
-    if captured.mixing or not captured.polymorphic or captured.preparation is not None:
+    """Whether a batch in parts may give something else than the batch whole, or leave other buffers.
+
+    A loss over the sites of clouds is weighted by clouds, which only parts show; unless the capture says otherwise.
+    """
+    is_by_cloud = captured.preparation is not None and not reductions_of(captured)
+    if captured.mixing or not captured.polymorphic or is_by_cloud:
         return True
     graph = captured.graph_module.graph
     behind = attributes_behind(graph)
@@ -285,7 +297,10 @@ def _run(terms: Terms, model: LoadedModel, captured: Captured, items: Sequence[I
     decision, draw = terms.plan.decision, Draw(terms.seed)
     answers = Answers(captured_model(captured), draw)
     fits = _needed_bytes(terms, len(decision.micro_batches)) <= _available_bytes(terms, model.inputs[0].device)
-    whole = answers.in_parts and not mixes(captured) and (fits or len(decision.micro_batches) == 1)
+    can_be_whole = answers.in_parts and not mixes(captured) and not (captured.preparation is not None and answers)
+    whole = can_be_whole and (fits or len(decision.micro_batches) == 1)
+    if reductions_of(captured) and not whole and len(decision.micro_batches) > 1:
+        return Reference(skipped="its loss is no mean over samples, and the batch cannot be run whole")
     loss_of = _shared(losses_of(model, captured, terms), terms.accumulate)
     if not trains(terms.plan):
         return _evaluated(terms, model, items[:1])

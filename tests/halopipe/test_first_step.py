@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +20,7 @@ from halopipe.job import Job, failed_path
 from halopipe.parting import parting
 from halopipe.reference import IN_PARTS, WHOLE, make_reference, reference_of, terms_of
 from halopipe.runs import RunOptions, RunResult
-from planner.ir.errors import NumericsError, StaleFileError, UnsupportedModelError, UsageError
+from planner.ir.errors import HalopipeError, NumericsError, StaleFileError, UnsupportedModelError, UsageError
 from planner.ir.plan import Plan, RankPrediction
 from planner.ir.profile import ModelSource
 from profiler.capture import capture
@@ -279,10 +280,24 @@ def terms(**given: Any) -> opening.Terms:
 
 
 def agreed(mine: opening.Terms, first: opening.Terms, model: str = "plain_net", seed: int = 0) -> None:
-    store = dist.HashStore()
-    for rank, each, drawn in ((0, first, 0), (1, mine, seed)):
-        place = opening.Place(rank, 2, store, lambda groups, program: None, Activity())
-        opening._agree(each, place, capture(load_model(source(model), drawn)))
+    """Two ranks compare what they hold; the error of rank 1, which rank 0 raises too."""
+    store, errors = dist.HashStore(), {}
+
+    def one(rank: int, each: opening.Terms, captured: Any) -> None:
+        try:
+            opening._agree(each, opening.Place(rank, 2, store, lambda groups, program: None, Activity()), captured)
+        except HalopipeError as error:
+            errors[rank] = error
+
+    ranks = ((0, first, capture(load_model(source(model)))), (1, mine, capture(load_model(source(model), seed))))
+    threads = [threading.Thread(target=one, args=arguments) for arguments in ranks]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        assert str(errors[0]) == str(errors[1])
+        raise errors[1]
 
 
 def test_ranks_that_hold_the_same_agree() -> None:
