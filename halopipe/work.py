@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from functools import cached_property
 
 import torch
 from torch import distributed as dist
@@ -86,7 +85,8 @@ class _Work:
         )
         resuming = _Resuming(job, place, prepared.captured.graph)
         opened = prepared.open(place, resuming.seed)
-        saved, seed = resuming.saved, resuming.seed()
+        saved = resuming.saved
+        seed = options.seed if saved is None else saved.seed(options.seed)
         position = Position() if saved is None else saved.position
         transport = opened.consumer.transport
         try:
@@ -171,15 +171,17 @@ class _Work:
 
 
 class _Resuming:
-    """The checkpoint that the job goes on from, chosen by rank 0; looked for once, when the ranks agree."""
+    """The checkpoint that the job goes on from, chosen by rank 0 and told by the store, once the ranks agree.
+
+    Attributes:
+        saved: None where there is none, and before it was looked for.
+    """
 
     def __init__(self, job: Job, place: Place, graph: Graph) -> None:
         self._options, self._place, self._graph = job.options, place, graph
-
-    @cached_property
-    def saved(self) -> Saved | None:
-        return resumed(self._options, self._graph, self._place.store, self._place.rank)
+        self.saved: Saved | None = None
 
     def seed(self) -> int:
-        """That of the checkpoint, if there is one."""
+        """Looks for it, and gives its seed, if there is one."""
+        self.saved = resumed(self._options, self._graph, self._place.store, self._place.rank)
         return self._options.seed if self.saved is None else self.saved.seed(self._options.seed)

@@ -47,8 +47,8 @@ class Tolerance:
     loss: float
     tensor: float
     negligible: float
-    loss_ceiling: float
-    tensor_ceiling: float
+    loss_ceiling: float = math.inf
+    tensor_ceiling: float = math.inf
 
 
 TOLERANCES: Mapping[torch.dtype, Tolerance] = {
