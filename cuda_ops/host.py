@@ -81,7 +81,7 @@ def cores_beside(accelerator: int, count: int) -> tuple[int, ...] | None:
 def device_description(num_workers: int = 1) -> DeviceDescription:
     """What each of ``num_workers`` processes on this host may use; memory is what is available, shared evenly."""
     num_cores = len(_cores()) or os.cpu_count() or 1
-    return DeviceDescription(_processor(), num_cores, _available_bytes() // num_workers)
+    return DeviceDescription(_processor(), num_cores, available_bytes() // num_workers)
 
 
 def die_with_parent(parent: int) -> None:
@@ -115,7 +115,7 @@ def _processor() -> str:
     return platform.processor() or platform.machine()
 
 
-def _available_bytes() -> int:
+def available_bytes() -> int:
     """The smaller of what the machine has available and what the control group still allows."""
     found = []
     with contextlib.suppress(OSError):

@@ -13,17 +13,17 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from halopipe.folder import job_folder
 from halopipe.interfaces import interface_towards, interfaces, is_loopback
-from halopipe.job import REFERENCE, Job
-from halopipe.processes import Ended, Member, Processes, result_path, worker_environment
+from halopipe.job import REFERENCE, REFERENCE_RANK, Job, failed_path
+from halopipe.processes import Ended, Member, Processes, worker_environment
 from halopipe.runs import RunOptions
 from halopipe.version import version
-from planner.ir.codec import dumps, loads, plain
+from planner.ir.codec import dumps, loads, plain, write_text
 from planner.ir.errors import HalopipeError, StaleFileError, UsageError
 from planner.ir.plan import Plan
 
@@ -121,16 +121,52 @@ def environment_of(paths: Sequence[str], interface: str) -> dict[str, str]:
 def _follow(order: Order, folder: Path, gone: threading.Event) -> None:
     if Path(order.folder).is_dir():
         os.chdir(order.folder)
-    Job(order.plan, order.options, folder, order.address, order.port, os.getpid()).write(folder / JOB)
+    job = Job(order.plan, order.options, folder, order.address, order.port, os.getpid())
+    job.write(folder / JOB)
     environment = environment_of(order.paths, interface_to(order.address, order.interface))
-    if order.options.check_numerics:
-        reference = watch(Processes(members_of(folder, {0: REFERENCE}), folder, environment), gone)
-        if not reference or not reference[0].result:
-            report(order.ranks[0], reference.get(0, Ended(1)))
-            return
-        result_path(folder, 0).unlink()
     members = members_of(folder, {rank: str(rank) for rank in order.ranks})
-    watch(Processes(members, folder, environment), gone, report)
+    with contextlib.ExitStack() as stack:
+        if job.is_compared and 0 in order.ranks:  # rank 0 tells the others
+            one_device = Processes(members_of(folder, {REFERENCE_RANK: REFERENCE}), folder, environment)
+            if order.options.check_numerics:
+                found = watch(one_device, gone).get(REFERENCE_RANK, Ended(1))
+                if not found.result:
+                    report(order.ranks[0], found)
+                    return
+            else:
+                stack.enter_context(watched_reference(one_device, job))
+        watch(Processes(members, folder, environment), gone, report)
+
+
+@contextlib.contextmanager
+def watched_reference(one_device: Processes, job: Job) -> Iterator[None]:
+    """The run on one device, beside the ranks; it ends with them.  If it fails, why is written for rank 0."""
+
+    def ended() -> None:
+        while not over.wait(_POLL_S):
+            found = one_device.ended().get(REFERENCE_RANK)
+            if found is not None:
+                if not job.reference_path.exists():
+                    write_text(failed_path(job.reference_path), _why(found))
+                return
+
+    over, one = threading.Event(), threading.Thread(target=lambda: ended(), name="one device", daemon=True)
+    one_device.start()
+    try:
+        one.start()
+        yield
+    finally:
+        over.set()
+        one.join()
+        one_device.end()
+
+
+def _why(ended: Ended) -> str:
+    """What a run on one device that failed left behind, as one line."""
+    if ended.error:
+        return f"one device could not run it: {json.loads(ended.error)['title']}"
+    how = f"signal {-ended.code}" if ended.code < 0 else f"exit code {ended.code}"
+    return f"the run on one device ended by {how} without a word"
 
 
 def watch(

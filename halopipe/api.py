@@ -234,6 +234,7 @@ def execute(
     seed: int = 0,
     deadline_s: float = 120.0,
     compiler: str | Callable[..., Any] | None = None,
+    check_first_step: bool = True,
 ) -> Execution:
     """Joins the torchrun job as one rank of ``plan``; see :func:`halopipe.executing.execute`.
 
@@ -245,6 +246,7 @@ def execute(
         seed: of what layers draw, such as dropout.
         deadline_s: the longest that this rank waits for another.
         compiler: backend of torch.compile for the stages, such as ``inductor``; None: they are not compiled.
+        check_first_step: compare the first update with one device, where that fits into memory.
     """
     from halopipe import executing
 
@@ -260,6 +262,7 @@ def execute(
         seed=seed,
         deadline_s=deadline_s,
         compiler=compiler,
+        check_first_step=check_first_step,
     )
 
 

@@ -29,7 +29,7 @@ def combine(plan: Plan, options: RunOptions, results: list[RankResult], progress
         stage_medians(shown, num_stages, (Op.FORWARD,)),
         stage_medians(shown, num_stages, (Op.BACKWARD, Op.BACKWARD_INPUT, Op.BACKWARD_WEIGHT)),
         tuple(result.peak_bytes for result in results),
-        _numerics(options, plan, results) if options.check_numerics else None,
+        _numerics(options, plan, results),
         results[0].first_step,
         results[0].scores,
         results[0].trained,
@@ -59,6 +59,17 @@ def _samples(result: RankResult, step: int) -> list[MemorySample]:
     return [MemorySample(result.rank, start_s, num_bytes) for start_s, num_bytes in pairs]
 
 
-def _numerics(options: RunOptions, plan: Plan, results: list[RankResult]) -> NumericsReport:
+def _numerics(options: RunOptions, plan: Plan, results: list[RankResult]) -> NumericsReport | None:
+    if not options.check_numerics and not options.check_first_step:
+        return None
+    model = plan.inputs.model
+    dtype = options.dtype or model.autocast or model.dtype
+    skipped = results[0].skipped
+    if options.resume:
+        skipped = "the job goes on from a checkpoint"
+    elif options.steps < options.accumulate:
+        skipped = f"its {options.steps} steps make no update"
+    if skipped:
+        return NumericsReport(dtype, 0, 0, {}, skipped=skipped)
     found = (Difference(**plain(each)) for result in results for each in result.compared)
-    return report(found, options.dtype or plan.inputs.model.dtype)
+    return report(found, dtype, witness=results[0].witness, strict=options.check_numerics)

@@ -11,6 +11,7 @@ from halopipe.runs import DATA_FROM, SHARE, RunOptions
 from planner.ir.errors import UsageError
 from planner.ir.plan import Plan
 from planner.ir.schedule import Action, Op
+from planner.passes.versions import updates_within
 
 _UPDATES = frozenset({Op.BACKWARD, Op.BACKWARD_INPUT, Op.BACKWARD_WEIGHT, Op.UPDATE})
 
@@ -75,6 +76,12 @@ def _at_odds(plan: Plan, options: RunOptions) -> Iterator[UsageError]:
             f"--check-numerics needs an update, the first is after {options.accumulate} steps",
             [f"--steps is {options.steps}"],
             [f"--steps {options.accumulate}"],
+        )
+    if options.check_numerics and updates_within(plan.decision.rows()):
+        yield UsageError(
+            "--check-numerics needs a schedule that updates the weights at the end of a step, as one device does",
+            [f"{plan.decision.schedule} updates them within a step"],
+            ["--schedule 1f1b"],
         )
     for name in ("steps", "checkpoint_every"):
         value = getattr(options, name)

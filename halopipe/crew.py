@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from torch import distributed as dist
 
-from halopipe.agent import JOB, ROOT, Order, environment_of, members_of
+from halopipe.agent import JOB, ROOT, Order, environment_of, members_of, watched_reference
 from halopipe.combining import combine
 from halopipe.folder import job_folder
 from halopipe.hosts import Hosts, is_here, place
 from halopipe.interfaces import LOOPBACK, address_of, address_towards
-from halopipe.job import REFERENCE, Job, RankResult
-from halopipe.processes import Processes, result_path
+from halopipe.job import REFERENCE, REFERENCE_RANK, Job, RankResult
+from halopipe.processes import Processes
 from halopipe.remote import RemoteWorkers
 from halopipe.runs import Progress, RunOptions, RunProgress, RunResult
 from halopipe.seats import require_devices, seats_of
@@ -37,10 +38,12 @@ def spawn(plan: Plan, options: RunOptions, progress: Progress | None) -> RunResu
     store, port = host_store()
     with job_folder() as folder:
         job = Job(plan, options, folder, LOOPBACK, port, os.getpid())
-        make_reference(job)
+        job.write(folder / JOB)
         ranks = {rank: str(rank) for rank in range(plan.decision.num_ranks)}
         workers = Processes(members_of(folder, ranks), folder, environment_of((), _loopback_interface()))
-        return combine(plan, options, _watched(job, [workers], store, _titles(plan.decision), progress), progress)
+        with one_device(job):
+            results = _watched(job, [workers], store, _titles(plan.decision), progress)
+        return combine(plan, options, results, progress)
 
 
 def spawn_on(hosts: Hosts, plan: Plan, options: RunOptions, progress: Progress | None) -> RunResult:
@@ -66,16 +69,23 @@ def spawn_on(hosts: Hosts, plan: Plan, options: RunOptions, progress: Progress |
     return combine(plan, options, results, progress)
 
 
-def make_reference(job: Job) -> None:
-    """Write the job, and where it checks numerics do its first steps on one device.
+@contextmanager
+def one_device(job: Job) -> Iterator[None]:
+    """Where the job is compared with one device, its first steps are run there, in a process of their own.
 
-    That is a process of its own: its memory is gone before the ranks start.
+    Where the user asked for it, before the ranks start: its memory is gone by then, and what it raises ends the job.
+    Else beside them, and why it failed is left for rank 0.
     """
-    job.write(job.folder / JOB)
+    if not job.is_compared:
+        yield
+        return
+    workers = Processes(members_of(job.folder, {REFERENCE_RANK: REFERENCE}), job.folder, environment_of((), ""))
     if job.options.check_numerics:
-        workers = Processes(members_of(job.folder, {0: REFERENCE}), job.folder, environment_of((), ""))
-        run_workers([workers], {0: "the run on one device"}, dist.HashStore())
-        result_path(job.folder, 0).unlink()
+        run_workers([workers], {REFERENCE_RANK: "the run on one device"}, dist.HashStore())
+        yield
+        return
+    with watched_reference(workers, job):
+        yield
 
 
 def _watched(

@@ -22,29 +22,23 @@ from torch import Tensor, nn
 from cuda_ops.sparse.recipe import PreparedNetwork
 from halopipe.execution import Batch as Batch
 from halopipe.execution import Execution as Execution
-from halopipe.execution import Tensors
-from halopipe.feeding import consumer_of
+from halopipe.execution import Kept, Tensors, WatchedSteps
 from halopipe.joining import job_stores
+from halopipe.opening import Place, Terms, prepare_rank
 from halopipe.optimizer import make_optimizer_of, make_scheduler_of, parse_optimizer, parse_scheduler
 from halopipe.seats import AS_PLANNED, device_of, opened, seat_of
 from halopipe.slurm import job_variables
-from planner.check.layouts import require_possible
 from planner.ir.errors import RankCountError, UsageError
-from planner.ir.fingerprint import fingerprint, require_match
 from planner.ir.plan import Plan
-from planner.layers.boundary import Boundaries
-from planner.passes import validate
+from planner.ir.program import Program
 from profiler import LoadedModel, load_model
 from profiler.clouds import is_clouds, load_clouds
-from profiler.placing import capture_for
 from profiler.source import Loss, mean_of_squares
 from profiler.varying import parse_varying
-from runtime.build import check_layers, groups_of
-from runtime.engine import Engine
+from runtime.jobs.activity import Activity
 from runtime.jobs.launch import SETUP_S
 from runtime.jobs.voice import Voice
-from runtime.pieces import CPU
-from runtime.stages.captured import captured_model
+from runtime.transport import Transport
 from runtime.updates.optimizer import MakeOptimizer, MakeScheduler
 
 
@@ -62,6 +56,7 @@ def execute(
     deadline_s: float = 120.0,
     compiler: str | Callable[..., Any] | None = None,
     device: str = AS_PLANNED,
+    check_first_step: bool = True,
 ) -> Execution:
     """Joins the job that torchrun started, as the rank that it gave this process.
 
@@ -81,52 +76,49 @@ def execute(
         compiler: backend of torch.compile for the stages, such as ``inductor``; None: they are not compiled.
         device: ``cpu``: compute there whatever devices the plan names; empty: on those.  What this rank trains is moved
             to its GPU in place; ``model`` is otherwise left on the processor.
+        check_first_step: compare loss, gradients and state of the first step with one device, which rank 0 runs on a
+            copy of ``model``, where that fits into memory; :class:`NumericsError` on all ranks where they differ.
 
     Raises:
-        UsageError: this process was not started by torchrun.
+        UsageError: this process was not started by torchrun, or the ranks were told different things (seed, optimiser,
+            clipping, initial weights).
         MissingDeviceError: the GPU that the plan names for this rank is not there.
         RankCountError: the job has another number of ranks than the plan.
-        StaleFileError: the plan was made for another model.
+        StaleFileError: the plan was made for another model, or the ranks hold different plans.
         CorruptFileError: the plan was edited and divides a layer as it cannot be.
         IllegalProgramError: the plan's program was edited and does not end.
     """
     rank, num_ranks = _position(plan)
     seat = seat_of(plan.decision, rank, device)
     where = device_of(seat)
-    loaded, captured = capture_for(_loaded(plan, model, loss_fn, example), where or CPU, whole=False)
-    require_match(
-        "model",
-        plan.inputs.model_fingerprint,
-        fingerprint(captured.graph),
-        "profile and plan this model, or run the plan with the model it was made for",
-    )
-    check_layers(plan.decision, captured.graph)
-    require_possible(plan.decision, captured.graph)
-    program = Boundaries.of_decision(captured.graph, plan.decision).program(plan.decision)
-    validate(program)
-    store, board = job_stores(rank, num_ranks)
-    groups = groups_of(plan.decision, captured.graph)
-    transport = opened(seat, where, num_ranks, store, groups, lambda: program, SETUP_S)
-    voice = Voice(board, plan.decision, rank, deadline_s, deadline_s)
-    model_given = captured_model(captured)
-    engine = Engine(
-        plan.decision,
-        model_given,
-        loaded.module,
-        transport,
+    terms = Terms(
+        plan,
         _maker(optimizer) if optimizer is not None else make_optimizer_of(plan.inputs.optimizer),
-        scheduler=make_scheduler_of(parse_scheduler(scheduler)) if isinstance(scheduler, str) else scheduler,
-        seed=seed,
-        clip_norm=clip_norm,
-        accumulate=accumulate,
-        deadline_s=deadline_s,
-        compiler=compiler,
-        device=where,
-        activity=voice.activity,
-        others=voice.others,
+        make_scheduler_of(parse_scheduler(scheduler)) if isinstance(scheduler, str) else scheduler,
+        seed,
+        clip_norm,
+        accumulate,
+        deadline_s,
+        compiler,
+        {
+            "optimizer": _text(optimizer),
+            "scheduler": _text(scheduler),
+            "compiler": _text(compiler),
+            "check_first_step": str(check_first_step),
+        },
     )
-    consumer = consumer_of(plan.decision, model_given, transport, deadline_s)
-    return Execution(engine, consumer, _users(loaded.module), voice, seed)
+    prepared = prepare_rank(terms, where, Activity(), lambda: _loaded(plan, model, loss_fn, example))
+    kept = Kept.of(prepared, check=check_first_step) if rank == 0 else None  # before its parameters are moved
+    store, board = job_stores(rank, num_ranks)
+    voice = Voice(board, plan.decision, rank, deadline_s, deadline_s)
+
+    def open_transport(groups: tuple[tuple[int, ...], ...], program: Callable[[], Program]) -> Transport:
+        return opened(seat, where, num_ranks, store, groups, program, SETUP_S)
+
+    place = Place(rank, num_ranks, store, open_transport, voice.activity, voice.others, where)
+    ready = prepared.open(place)
+    watched = WatchedSteps(terms, place, ready, kept) if check_first_step else None
+    return Execution(ready, _users(prepared.model.module), voice, seed, watched)
 
 
 def _position(plan: Plan) -> tuple[int, int]:
@@ -197,6 +189,15 @@ def _maker(optimizer: str | torch.optim.Optimizer | MakeOptimizer) -> MakeOptimi
     cls: Any = type(optimizer)
     accepted = {key: value for key, value in settings[0].items() if key in optimizer.defaults}
     return lambda parameters: cls(parameters, **accepted)
+
+
+def _text(asked: object) -> str:
+    """What was asked for, such that two ranks that were told the same have the same text."""
+    if isinstance(asked, torch.optim.Optimizer):
+        return f"{type(asked).__name__} {[_settings(group) for group in asked.param_groups]}"
+    if asked is None or isinstance(asked, str):
+        return str(asked)
+    return f"{getattr(asked, '__module__', '')}.{getattr(asked, '__qualname__', type(asked).__qualname__)}"
 
 
 def _settings(group: Mapping[str, Any]) -> dict[str, Any]:

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import copy
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
+import torch
 from torch import Tensor, nn
 
 import runtime.batch
@@ -12,14 +17,26 @@ from halopipe.agreement import Agreement
 from halopipe.batches import bound, tensors_of
 from halopipe.checkpoints import save_now
 from halopipe.evaluating import evaluate
-from halopipe.feeding import Consumer, agreement_of
-from halopipe.forms import Pair
+from halopipe.feeding import agreement_of
+from halopipe.first_step import FirstStep
+from halopipe.forms import Item, Pair
+from halopipe.opening import Opened, Place, Prepared, Terms
+from halopipe.parting import parting
+from halopipe.reference import Reference, reference_of, why_not_compared
 from halopipe.runs import Score
 from halopipe.saved import open_saved
-from planner.ir.errors import UsageError
+from planner.ir.codec import plain
+from planner.ir.errors import UnsupportedModelError, UsageError
+from profiler.capture import capture
 from profiler.clouds import samples_first
-from runtime.engine import Engine, StepResult
+from profiler.source import LoadedModel
+from runtime.engine import StepResult
+from runtime.jobs.failure import write_error
 from runtime.jobs.voice import Voice
+from runtime.numerics import Difference, NumericsReport, report
+from runtime.pieces import CPU
+
+_log = logging.getLogger(__name__)
 
 Tensors = Tensor | tuple[Tensor, ...]
 Batch = tuple[Tensors | SparseTensor, Tensors] | list[tuple[Tensors | SparseTensor, Tensors]]
@@ -30,6 +47,83 @@ were given in; or all has samples first, padded: coordinates, features and count
 """
 
 
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """The model as it was before the first step; or why it could not be kept."""
+
+    model: LoadedModel | None = None
+    reason: str = ""
+
+    @classmethod
+    def of(cls, prepared: Prepared, *, check: bool) -> Kept:
+        """A copy, where there is memory for it and one device has such a step."""
+        if not check:
+            return cls()
+        reason = why_not_compared(prepared.terms, torch.device("cpu"))
+        if reason:
+            return cls(reason=reason)
+        try:
+            return cls(copy.deepcopy(prepared.model))
+        except Exception as error:  # noqa: BLE001 - the user's module may refuse in any way
+            return cls(reason=f"the model cannot be copied: {type(error).__name__}: {error}")
+
+
+class WatchedSteps:
+    """The steps before the first update, which are compared with one device.
+
+    Args:
+        kept: on rank 0.
+
+    Attributes:
+        is_over: the first update was compared.
+    """
+
+    def __init__(self, terms: Terms, place: Place, opened: Opened, kept: Kept | None) -> None:
+        self._terms, self._opened, self._kept = terms, opened, kept
+        self._items: list[Item] = []
+        self._losses: list[float] = []
+        self._first = FirstStep(terms, place, self._read, False, self._explain)
+        self._device, self._steps_left, self.is_over = place.device or CPU, terms.accumulate, False
+
+    def after(self, item: Item, result: StepResult) -> NumericsReport | None:
+        """What the comparison shows, after the first update; None before.
+
+        Raises:
+            NumericsError: the step is not one device's.
+        """
+        self._losses += [] if result.loss is None else [result.loss]
+        if self._kept is not None and self._kept.model is not None:
+            self._items.append(item)
+        self._steps_left -= 1
+        if self._steps_left:
+            return None
+        self.is_over = True
+        reference, compared = self._first.compare(self._opened, self._losses)
+        if reference.skipped:
+            if self._kept is not None:
+                _log.warning("the first step was not compared with one device: %s", reference.skipped)
+            return NumericsReport(reference.dtype, 0, 0, {}, skipped=reference.skipped)
+        found = (Difference(**plain(each)) for each in compared)
+        return report(found, reference.dtype, witness=reference.witness, strict=False)
+
+    def _read(self) -> Reference:
+        kept = self._kept or Kept()
+        if kept.model is None:
+            return Reference(skipped=kept.reason)
+        try:
+            return reference_of(self._terms, copy.deepcopy(kept.model), self._items, self._device)
+        except UnsupportedModelError as error:
+            return Reference(error=write_error(error))
+        except Exception as error:  # noqa: BLE001 - whatever the user's module raises, and memory that runs out
+            return Reference(skipped=f"one device could not run it: {type(error).__name__}: {error}")
+
+    def _explain(self, wrong: Sequence[Difference]) -> list[str]:
+        kept = self._kept
+        if kept is None or kept.model is None:
+            return []
+        return parting(self._terms, kept.model, capture(kept.model), self._items[0], wrong)
+
+
 class Execution:
     """One rank of a running plan; use as a context, or call ``close`` at the end.
 
@@ -38,13 +132,21 @@ class Execution:
     Attributes:
         rank, num_ranks: in the job.
         model: the user's module; parameters of this rank's stages are trained, the others stay as they were.
+        numerics: how far this rank's part of the first update was from one device's; None before it, and where that was
+            not asked for.
     """
 
-    def __init__(self, engine: Engine, consumer: Consumer, model: nn.Module, voice: Voice, seed: int) -> None:
-        self._engine, self._consumer, self._voice, self._seed = engine, consumer, voice, seed
-        self.model, self.rank, self.num_ranks = model, consumer.transport.rank, consumer.transport.world_size
-        self._trained = agreement_of(consumer, 0, is_script=True)
-        self._evaluated = agreement_of(consumer, 0, is_script=True, always=True)
+    numerics: NumericsReport | None
+
+    def __init__(
+        self, opened: Opened, model: nn.Module, voice: Voice, seed: int, watched: WatchedSteps | None = None
+    ) -> None:
+        self._engine, self._consumer, self._voice, self._seed = opened.engine, opened.consumer, voice, seed
+        self._watched, self.numerics = watched, None
+        transport = opened.consumer.transport
+        self.model, self.rank, self.num_ranks = model, transport.rank, transport.world_size
+        self._trained = agreement_of(opened.consumer, 0, is_script=True)
+        self._evaluated = agreement_of(opened.consumer, 0, is_script=True, always=True)
         voice.__enter__()
 
     def __enter__(self) -> Execution:
@@ -76,7 +178,13 @@ class Execution:
     def train(self, batch: Batch) -> StepResult:
         """As :meth:`step`, with everything that is known of the step: times, learning rates, norm of the gradients."""
         self._trained.step = self.num_steps - self._trained.noted
-        return self._engine.step_on(self._bound(batch, self._trained))
+        result = self._engine.step_on(self._bound(batch, self._trained))
+        if self._watched is not None:
+            item = [self._pair(each) for each in batch] if isinstance(batch, list) else self._pair(batch)
+            self.numerics = self._watched.after(item, result)
+            if self._watched.is_over:
+                self._watched = None
+        return result
 
     def evaluate(self, *batches: Batch) -> Score:
         """The mean loss over ``batches``, and the accuracy of a model that classifies, in evaluation mode.
@@ -132,6 +240,7 @@ class Execution:
                 [f"execute(..., seed={saved.seed(self._seed)})"],
             )
         self._engine.load_state(saved.checkpoint)
+        self._watched = None  # what was kept of the first step is not what goes on
         return self._engine.num_steps
 
     def state_dict(self) -> dict[str, Tensor]:

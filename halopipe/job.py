@@ -18,8 +18,8 @@ NUM_COMPARED = 5
 
 FLOAT32 = "float32"
 
-REFERENCE = "reference"
-"""In place of a rank: the worker that runs these steps on one device."""
+REFERENCE, REFERENCE_RANK = "reference", -1
+"""In place of a rank: the worker that runs these steps on one device, and its number among the files of the job."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +46,13 @@ class Job:
         return replace(model, dtype=dtype, autocast=model.autocast if dtype == FLOAT32 else "") if dtype else model
 
     @property
+    def is_compared(self) -> bool:
+        """Whether its first update is compared with one device's; a job that goes on from a checkpoint has none."""
+        options = self.options
+        wanted = options.check_numerics or options.check_first_step
+        return wanted and not options.resume and options.steps >= options.accumulate
+
+    @property
     def reference_path(self) -> Path:
         """Where the run on one device is kept."""
         return self.folder / "reference.pt"
@@ -64,6 +71,11 @@ class Job:
         return cls(plan, options, Path(record["folder"]), record["address"], record["port"], record["parent"])
 
 
+def failed_path(reference: Path) -> Path:
+    """Where it says why there is no reference."""
+    return reference.with_suffix(".failed")
+
+
 @dataclass(frozen=True, slots=True)
 class Compared:
     """A :class:`runtime.numerics.Difference`, without torch."""
@@ -75,6 +87,7 @@ class Compared:
     expected: float
     error: float
     accepted: float
+    rounding: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +101,7 @@ class RankResult:
         peak_bytes: the most of any step; 0 if not known.
         memory: of the last steps, by step: the most in each action, then behind the last; empty if not known.
         compared: this rank's tensors beside one device's.
+        witness, skipped: how one device ran the first batch, or why it did not.
         first_step: steps done before.
         scores: of the evaluations; the same on all ranks.
         trained: whether the steps were training steps.
@@ -103,6 +117,8 @@ class RankResult:
     scores: tuple[Score, ...] = ()
     trained: bool = True
     memory: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    witness: str = ""
+    skipped: str = ""
 
     def to_json(self) -> str:
         """As text."""
@@ -127,4 +143,6 @@ class RankResult:
             tuple(Score(**each) for each in record["scores"]),
             record["trained"],
             {int(step): tuple(found) for step, found in record["memory"].items()},
+            record["witness"],
+            record["skipped"],
         )

@@ -18,8 +18,9 @@ from functools import partial
 
 from torch import distributed as dist
 
+from halopipe.agent import JOB
 from halopipe.combining import combine
-from halopipe.crew import make_reference
+from halopipe.crew import one_device
 from halopipe.folder import job_folder
 from halopipe.interfaces import GLOO, address_of, choose_gloo_interface, is_loopback
 from halopipe.job import Job, RankResult
@@ -57,10 +58,11 @@ def join(plan: Plan, options: RunOptions, progress: Progress | None) -> RunResul
         )
     with job_folder() as folder:
         job = Job(plan, options, folder, parent=os.getpid())
-        make_reference(job)
+        job.write(folder / JOB)
         seat = seat_of(plan.decision, rank, options.device)
-        prepare(seat, int(os.environ.get("LOCAL_RANK", rank)))
-        results = _work_with(job, seat, num_ranks, progress if rank == 0 else None)
+        with one_device(job) if rank == 0 else contextlib.nullcontext():
+            prepare(seat, int(os.environ.get("LOCAL_RANK", rank)))
+            results = _work_with(job, seat, num_ranks, progress if rank == 0 else None)
     return combine(plan, options, results, None) if rank == 0 else None
 
 

@@ -137,7 +137,7 @@ def _run(folder: Path, plan: Plan, profile: Profile) -> None:
         "was measured.",
         f"halopipe run plan.json --steps {_STEPS} --data {_DATA} --update --trace trace.json",
     )
-    result = training.train(plan, RunOptions(steps=_STEPS, data=_DATA))
+    result = training.train(plan, RunOptions(steps=_STEPS, data=_DATA, check_first_step=False))
     if result is None:
         return
     predicted = planning.predict_again(plan, profile)[1]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 
@@ -13,6 +13,7 @@ from halopipe.evaluating import evaluate
 from halopipe.feeding import Consumer, Feed
 from halopipe.job import Compared, RankResult
 from halopipe.metrics import Metrics
+from halopipe.reference import Reference
 from halopipe.runs import RunOptions, Score
 from halopipe.supply import Supply
 from planner.ir.timeline import Span
@@ -36,7 +37,9 @@ class Loop:
         feed: where it stands is where the run begins.
         activity: told what is done between steps.
         trained: whether the steps are training steps; else they are forward passes in evaluation mode.
-        compare: called after the first update.
+        compare: called after the first update with the losses so far, where this rank knows them; gives one device's
+            step and this rank's differences from it.
+        reference: what it gave.
     """
 
     options: RunOptions
@@ -48,8 +51,9 @@ class Loop:
     checkpoints: Checkpoints
     after_step: AfterStep
     activity: Activity
-    compare: Callable[[], tuple[Compared, ...]]
     trained: bool = True
+    compare: Callable[[Sequence[float]], tuple[Reference, tuple[Compared, ...]]] | None = None
+    reference: Reference | None = None
     _results: list[StepResult] = field(default_factory=list)
     _spans: deque[tuple[int, tuple[Span, ...]]] = field(default_factory=lambda: deque(maxlen=KEPT_STEPS))
     _scores: list[Score] = field(default_factory=list)
@@ -70,9 +74,9 @@ class Loop:
             if batch is None:
                 raise ended(number)
             result = self._step(batch, is_watched=number - first == options.warmup - 1)
-            if number == options.accumulate - 1:
-                compared = self.compare()
             self._note(number, batch, result)
+            if number == options.accumulate - 1 and self.compare is not None:
+                self.reference, compared = self.compare(self._losses)
             if options.eval_data and options.eval_every and (number + 1) % options.eval_every == 0:
                 self._evaluate()
             if self.checkpoints.is_due:
@@ -82,10 +86,9 @@ class Loop:
             self._evaluate()
         if options.checkpoint:
             self._save(is_last=True)
-        losses = tuple(result.loss for result in self._results if result.loss is not None)
         return RankResult(
             self.consumer.transport.rank,
-            losses,
+            self._losses,
             tuple(result.step_s for result in self._results),
             dict(self._spans),
             self._peak_bytes,
@@ -94,7 +97,13 @@ class Loop:
             tuple(self._scores),
             self.trained,
             dict(self._memory),
+            "" if self.reference is None else self.reference.witness,
+            "" if self.reference is None else self.reference.skipped,
         )
+
+    @property
+    def _losses(self) -> tuple[float, ...]:
+        return tuple(result.loss for result in self._results if result.loss is not None)
 
     def _step(self, batch: Batch, *, is_watched: bool) -> StepResult:
         if self.engine.meter is not None or not is_watched:

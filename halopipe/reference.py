@@ -1,41 +1,66 @@
-"""The first steps of a job on one device, kept in a file for the ranks to compare with.
+"""The first steps of a job on one device: those of the user's own module, called as the user would call it.
 
-They are the user's own module's; where that draws random numbers, its captured graph's, since the numbers that a plan
-draws belong to the nodes of that.
+Where the module draws random numbers, they are answered with those that the plan draws
+(:mod:`runtime.stages.answers`); of a sparse network, it is given the sites that were prepared for it.
 
-They are done twice where the job is not in float64: how far the two are apart is one device's own rounding error.
+A batch is given whole, in one call, where no layer mixes samples or keeps count of its calls: then nothing of how it
+was cut can be in the result.  Else it is given in the plan's micro-batches, which is what a plan means (decision 0001).
+
+The steps are done twice where the job is not in float64: how far the two are apart is one device's own rounding error.
+Both begin with the same weights and read the same batches.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields, replace
+import copy
+import io
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from cuda_ops.host import available_bytes
 from halopipe.batches import batches, take
-from halopipe.forms import Item, Pair, Tensors
+from halopipe.consistency import trains
+from halopipe.forms import Item, Tensors
 from halopipe.job import NUM_COMPARED, Compared, Job
+from halopipe.opening import Terms
 from halopipe.optimizer import makers_of
+from halopipe.units import size
 from planner.ir.codec import plain
-from planner.ir.errors import UsageError
-from planner.ir.plan import Decision
-from planner.ir.profile import ModelSource
+from planner.ir.errors import UnsupportedModelError
+from planner.passes.versions import updates_within
+from profiler.capture import Captured
 from profiler.placing import capture_for, placed
 from profiler.source import LoadedModel, load_model
 from runtime.batch import InputSpecs, WholeBatch, filled
 from runtime.engine import Engine
-from runtime.numerics import TOLERANCES, Difference, Tolerance, loss_differences, relative_error, tensor_differences
-from runtime.serial import LossOf, drawing_loss, serial_step
+from runtime.jobs.failure import write_error
+from runtime.numerics import (
+    TOLERANCES,
+    Difference,
+    Sketch,
+    Tolerance,
+    loss_differences,
+    relative_error,
+    sketches,
+    tensor_differences,
+)
+from runtime.serial import LossOf, serial_step, serial_step_each
 from runtime.sites.batch import Preparing
+from runtime.stages.aliases import arguments_of, attributes_behind, written
+from runtime.stages.answers import Answers, UnlikeDrawsError
 from runtime.stages.captured import captured_model
 from runtime.stages.draws import Draw
 from runtime.stages.shapes import varying_dims
 from runtime.updates.optimizer import StageOptimizer
 
-EXACT = "float64"
+EXACT = torch.float64
+WHOLE, IN_PARTS = "the user's module on the whole batch", "the user's module on one micro-batch after another"
+_OF_LOSS = "loss_fn."
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,19 +68,42 @@ class Reference:
     """What one device computed.
 
     Attributes:
-        dtype: as the job's.
+        dtype: as the job's; under autocast that of its operators.
         losses: of the compared steps.
         gradient, parameter, buffer: after the first update, by name.
         rounding: relative error of each of them against float64, by kind, then by name (``0``, ``1``, ... for the
-            losses); empty in float64.
+            losses); empty in float64, and where the module cannot be run in it.
+        witness: how the batch was run.
+        skipped: why there is no reference; empty: there is.
+        error: that all ranks are to raise, see :mod:`runtime.jobs.failure`; empty: none.
     """
 
-    dtype: str
-    losses: tuple[float, ...]
-    gradient: Mapping[str, Tensor]
-    parameter: Mapping[str, Tensor]
-    buffer: Mapping[str, Tensor]
-    rounding: Mapping[str, Mapping[str, float]]
+    dtype: str = ""
+    losses: tuple[float, ...] = ()
+    gradient: Mapping[str, Sketch] = field(default_factory=dict)
+    parameter: Mapping[str, Sketch] = field(default_factory=dict)
+    buffer: Mapping[str, Sketch] = field(default_factory=dict)
+    rounding: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    witness: str = ""
+    skipped: str = ""
+    error: str = ""
+
+    def to_bytes(self) -> bytes:
+        """For a file or the job's store."""
+        record: dict[str, Any] = {each.name: getattr(self, each.name) for each in fields(self)}
+        for kind in ("gradient", "parameter", "buffer"):
+            record[kind] = {name: (each.shape, each.norm, each.buckets) for name, each in record[kind].items()}
+        found = io.BytesIO()
+        torch.save(record, found)
+        return found.getvalue()
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Reference:
+        """What :meth:`to_bytes` made."""
+        record = torch.load(io.BytesIO(data), weights_only=True)
+        for kind in ("gradient", "parameter", "buffer"):
+            record[kind] = {name: Sketch(tuple(shape), *rest) for name, (shape, *rest) in record[kind].items()}
+        return cls(**{**record, "losses": tuple(record["losses"])})
 
 
 def make_reference(job: Job, device: torch.device | None = None) -> None:
@@ -65,21 +113,118 @@ def make_reference(job: Job, device: torch.device | None = None) -> None:
         device: of the kind that the ranks compute on, which rounds as they do and draws the same numbers; None: the
             processor.
     """
-    where = device or torch.device("cpu")
-    found = _run(job, job.source, where)
-    if job.source.dtype != EXACT or job.source.autocast:
-        exact = _run(job, replace(job.source, dtype=EXACT, autocast=""), where)
-        found = replace(found, rounding=_rounding(found, exact))
-    torch.save({field.name: getattr(found, field.name) for field in fields(found)}, job.reference_path)
+    options, terms, where = job.options, terms_of(job), device or torch.device("cpu")
+    reason = why_not_compared(terms, where, told=options.check_numerics)
+    if reason:
+        write_reference(job.reference_path, Reference(skipped=reason))
+        return
+    model = load_model(job.source, options.seed)
+    stream = batches(options.data, model, terms.plan.decision.global_batch, options.seed)
+    wanted = max(NUM_COMPARED, options.accumulate) if options.check_numerics else options.accumulate
+    items = [take(stream, step) for step in range(min(wanted, options.steps))]
+    try:
+        found = reference_of(terms, model, items, where)
+    except UnsupportedModelError as error:
+        if options.check_numerics:
+            raise
+        found = Reference(error=write_error(error))
+    if options.check_numerics and found.skipped:
+        raise UnsupportedModelError("one device has no such step", [found.skipped], ["leave out --check-numerics"])
+    write_reference(job.reference_path, found)
 
 
-def read_reference(path: Path) -> Reference:
-    """What :func:`make_reference` wrote; tensors are mapped, not read."""
-    return Reference(**torch.load(path, weights_only=True, mmap=True))
+def write_reference(path: Path, reference: Reference) -> None:
+    """All of it at once: somebody may be waiting for the file."""
+    new = path.with_suffix(".new")
+    new.write_bytes(reference.to_bytes())
+    new.replace(path)
+
+
+def terms_of(job: Job) -> Terms:
+    """What the ranks of a job do alike."""
+    options, inputs = job.options, job.plan.inputs
+    optimizer, scheduler = makers_of(options, inputs.optimizer)
+    said = {name: str(getattr(options, name)) for name in ("optimizer", "scheduler", "data", "data_from", "compiler")}
+    return Terms(
+        job.plan,
+        optimizer,
+        scheduler,
+        options.seed,
+        options.clip_norm,
+        options.accumulate,
+        options.deadline_s,
+        options.compiler or None,
+        {**said, "steps": str(options.steps), "dtype": job.source.dtype, "autocast": job.source.autocast},
+    )
+
+
+def why_not_compared(terms: Terms, device: torch.device, *, told: bool = False) -> str:
+    """Why one device cannot do a plan's first step, or has none like it; empty: it can.
+
+    Args:
+        told: by the user to do it, whatever memory there is.
+    """
+    decision = terms.plan.decision
+    if updates_within(decision.rows()):
+        return f"schedule {decision.schedule} updates the weights within a step, which one device does not do"
+    needed, available = _needed_bytes(terms, 1), _available_bytes(terms, device)
+    if not told and needed > available:
+        return f"one device would need about {size(needed)}, {size(max(available, 0))} are free beside the job"
+    return ""
+
+
+def _needed_bytes(terms: Terms, micro_batches: int) -> int:
+    """The most that one device takes, by what the plan predicts for all ranks together; with its twin in float64."""
+    return 3 * micro_batches * _job_bytes(terms)
+
+
+def _available_bytes(terms: Terms, device: torch.device) -> int:
+    """What is free where one device runs, once the job has taken what it is predicted to take there."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0]) - max(
+            (rank.peak_bytes for rank in terms.plan.prediction.ranks), default=0
+        )
+    return available_bytes() - _job_bytes(terms)
+
+
+def _job_bytes(terms: Terms) -> int:
+    return sum(rank.peak_bytes for rank in terms.plan.prediction.ranks)
+
+
+def reference_of(terms: Terms, model: LoadedModel, items: Sequence[Item], device: torch.device) -> Reference:
+    """Runs ``items``, a step each; ``model`` is trained by it.
+
+    Raises:
+        UnsupportedModelError: the model draws other random numbers than its captured graph.
+    """
+    dtype = next(iter(_float_dtypes(model)), torch.get_default_dtype())
+    is_exact = dtype == EXACT and model.autocast is None
+    twin, reason = (None, "") if is_exact else _twin(model)
+    model, captured = capture_for(model, device)
+    try:
+        found = _run(terms, model, captured, items)
+    except UnlikeDrawsError as error:
+        raise UnsupportedModelError(
+            "one device cannot draw what the plan draws, so the two cannot be compared",
+            [str(error)],
+            ["--no-check-first-step: nothing then tells whether the plan is right"],
+        ) from error
+    if twin is not None and not found.skipped:
+        try:
+            twin = twin if device.type == "cpu" else placed(twin, device)
+            found = replace(found, rounding=_rounding(found, _run(terms, twin, captured, items)))
+        except Exception as error:  # noqa: BLE001 - whatever a module with dtypes of its own raises
+            reason = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+    if reason:
+        witness = f"{found.witness}; its own rounding is not known, as it does not run in float64 ({reason})"
+        found = replace(found, witness=witness)
+    return replace(found, dtype=str(model.autocast or dtype).removeprefix("torch."))
 
 
 def compare_tensors(reference: Reference, engine: Engine) -> tuple[Compared, ...]:
-    """This rank's gradients, parameters and buffers after the first step beside one device's."""
+    """This rank's gradients, parameters and buffers after the first update beside one device's."""
+    if not reference.gradient:
+        return ()
     state = engine.state_dict()
     here = {
         "gradient": engine.gradients(),
@@ -90,54 +235,120 @@ def compare_tensors(reference: Reference, engine: Engine) -> tuple[Compared, ...
         difference
         for kind, tensors in here.items()
         for difference in tensor_differences(
-            kind, _on_cpu(tensors), getattr(reference, kind), _tolerance(reference), reference.rounding.get(kind)
+            kind, sketches(tensors), getattr(reference, kind), _tolerance(reference), reference.rounding.get(kind)
         )
     )
 
 
-def compare_losses(reference: Reference, losses: tuple[float, ...]) -> tuple[Compared, ...]:
+def compare_losses(reference: Reference, losses: Sequence[float]) -> tuple[Compared, ...]:
     """The losses of the first steps beside one device's."""
     rounding = reference.rounding.get("loss", {}).values()
     return _compared(loss_differences(losses, reference.losses, _tolerance(reference), rounding))
 
 
-def _run(job: Job, source: ModelSource, device: torch.device) -> Reference:
-    options, decision = job.options, job.plan.decision
-    model = load_model(source, options.seed)
-    stream = batches(options.data, model, decision.global_batch, options.seed)
-    draw = Draw(options.seed)
-    model, loss_of = _loss_on(device, model, draw, decision)
-    loss_of = _shared(loss_of, options.accumulate)
-    optimizer = _Optimizer(job, model)
+def reductions_of(captured: Captured) -> Mapping[str, str]:
+    """Layers whose value of a batch is not the mean of those of its samples, where the capture knows of such."""
+    found: Mapping[str, str] = getattr(captured, "reductions", {})
+    return found
+
+
+def mixes(captured: Captured) -> bool:
+    """Whether a batch in parts may give something else than the batch whole, or leave other buffers.
+
+    A loss over the sites of clouds is weighted by clouds, which only parts show; unless the capture says otherwise.
+    """
+    is_by_cloud = captured.preparation is not None and not reductions_of(captured)
+    if captured.mixing or not captured.polymorphic or is_by_cloud:
+        return True
+    graph = captured.graph_module.graph
+    behind = attributes_behind(graph)
+    return any(written(node, behind) or _normalises_samples(node) for node in graph.nodes if node.op == "call_function")
+
+
+def losses_of(model: LoadedModel, captured: Captured, terms: Terms) -> LossOf:
+    """The loss of a micro-batch by the user's own module, which is given the sites that the plan is given."""
+    found = captured_model(captured)
+    preparing = Preparing.of(terms.plan.decision, found)
+    if preparing is None or not Answers(found, Draw(terms.seed)):
+        return model.loss
+    dtype, device = next(iter(_float_dtypes(model))), model.inputs[0].device
+    specs = InputSpecs(found.fed, found.graph.samples, varying_dims(found))
+
+    def loss_of(inputs: Tensors, targets: Tensors) -> Tensor:
+        """Sites in the plan's order: numbers are drawn by row."""
+        batch = preparing.batch(WholeBatch(specs, (*inputs, *targets), (inputs[0].shape[0],)))
+        tensors = _cast(tuple(batch.whole(name, 0).to(device) for name in found.graph.inputs), dtype)
+        return model.loss_of_taken(tensors[: len(model.inputs)], tensors[len(model.inputs) :])
+
+    return loss_of
+
+
+def parts_of(item: Item, micro_batches: Sequence[int]) -> tuple[list[tuple[Tensors, Tensors]], tuple[int, ...]]:
+    """The micro-batches of a batch, and their samples."""
+    if isinstance(item, list):
+        return list(item), tuple(inputs[0].shape[0] for inputs, _ in item)
+    (inputs, _), global_batch = item, sum(micro_batches)
+    rows = inputs[0].shape[0] if inputs[0].ndim else global_batch
+    counts = tuple(filter(None, filled(min(rows, global_batch), tuple(micro_batches))))
+    return [item], counts
+
+
+def _run(terms: Terms, model: LoadedModel, captured: Captured, items: Sequence[Item]) -> Reference:
+    decision, draw = terms.plan.decision, Draw(terms.seed)
+    answers = Answers(captured_model(captured), draw)
+    fits = _needed_bytes(terms, len(decision.micro_batches)) <= _available_bytes(terms, model.inputs[0].device)
+    can_be_whole = answers.in_parts and not mixes(captured) and not (captured.preparation is not None and answers)
+    whole = can_be_whole and (fits or len(decision.micro_batches) == 1)
+    if reductions_of(captured) and not whole and len(decision.micro_batches) > 1:
+        return Reference(skipped="its loss is no mean over samples, and the batch cannot be run whole")
+    loss_of = _shared(losses_of(model, captured, terms), terms.accumulate)
+    if not trains(terms.plan):
+        return _evaluated(terms, model, items[:1])
+    parameters, buffers = _named(model, "parameters"), _named(model, "buffers")
+    optimizer = _Optimizer(terms, parameters)
+    dtype = next(iter(_float_dtypes(model)), None)
     losses: list[float] = []
-    first: dict[str, dict[str, Tensor]] = {}
-    for step in range(min(max(NUM_COMPARED, options.accumulate), options.steps)):
+    first: dict[str, dict[str, Sketch]] = {}
+    for step, item in enumerate(items):
         draw.step = step
-        inputs, targets = _whole(take(stream, step))
-        rows = inputs[0].shape[0] if inputs[0].ndim else decision.global_batch
-        planned = filled(min(rows, decision.global_batch), decision.micro_batches)
-        losses.append(serial_step(loss_of, optimizer, inputs, targets, tuple(filter(None, planned)), draw))
-        if step == options.accumulate - 1:
-            parameters = dict(model.module.named_parameters(remove_duplicate=False))
-            state = {name: tensor.detach().clone() for name, tensor in model.module.state_dict().items()}
+        parts, rows = parts_of(item, decision.micro_batches)
+        parts = [tuple(_cast(tensors, dtype) for tensors in part) for part in parts]  # type: ignore[misc]
+        if isinstance(item, list):
+            losses.append(serial_step_each(loss_of, optimizer, parts, rows, answers=answers))
+        else:
+            losses.append(serial_step(loss_of, optimizer, *parts[0], rows, answers=answers, whole=whole))
+        if step == terms.accumulate - 1:
             first = {
-                "gradient": _on_cpu({name: p.grad.clone() for name, p in parameters.items() if p.grad is not None}),
-                "parameter": _on_cpu({name: tensor for name, tensor in state.items() if name in parameters}),
-                "buffer": _on_cpu({name: tensor for name, tensor in state.items() if name not in parameters}),
+                "gradient": sketches({name: p.grad for name, p in parameters.items() if p.grad is not None}),
+                "parameter": sketches(parameters),
+                "buffer": sketches(buffers),
             }
-    return Reference(source.dtype, tuple(losses), **first, rounding={})
+    return Reference("", tuple(losses), **first, witness=WHOLE if whole else IN_PARTS)
+
+
+@torch.no_grad()
+def _evaluated(terms: Terms, model: LoadedModel, items: Sequence[Item]) -> Reference:
+    """The loss in evaluation mode: all that a plan of forward passes has."""
+    model.module.eval()
+    losses, dtype = [], next(iter(_float_dtypes(model)), None)
+    for item in items:
+        parts, rows = parts_of(item, terms.plan.decision.micro_batches)
+        pairs = [tuple(_cast(tensors, dtype) for tensors in part) for part in parts]
+        counts = rows if isinstance(item, list) else (sum(rows),)
+        weighted = (model.loss(*pair).item() * count for pair, count in zip(pairs, counts, strict=True))
+        losses.append(sum(weighted) / sum(rows))
+    return Reference("", tuple(losses), witness=f"{WHOLE}, in evaluation mode")
 
 
 class _Optimizer:
     """The run's optimiser on one device, as :func:`runtime.serial.serial_step` uses it."""
 
-    def __init__(self, job: Job, model: LoadedModel) -> None:
-        optimizer, scheduler = makers_of(job.options, job.plan.inputs.optimizer)
-        self._parameters = dict(model.module.named_parameters())
-        self._optimizer = StageOptimizer(self._parameters, optimizer)
-        if scheduler is not None:
-            self._optimizer.schedule(scheduler)
-        self._clip_norm, self._accumulate, self._number = job.options.clip_norm, job.options.accumulate, 0
+    def __init__(self, terms: Terms, parameters: Mapping[str, Tensor]) -> None:
+        self._parameters = {name: each for name, each in _once(parameters).items() if each.requires_grad}
+        self._optimizer = StageOptimizer(self._parameters, terms.optimizer)  # type: ignore[arg-type]
+        if terms.scheduler is not None:
+            self._optimizer.schedule(terms.scheduler)
+        self._clip_norm, self._accumulate, self._number = terms.clip_norm, terms.accumulate, 0
 
     def zero_grad(self, set_to_none: bool) -> None:
         if self._number % self._accumulate == 0:
@@ -164,65 +375,56 @@ def _shared(loss_of: LossOf, accumulate: int) -> LossOf:
     return shared
 
 
-def _whole(item: Item) -> Pair:
-    if isinstance(item, list):
-        raise UsageError(
-            "one device cannot follow micro-batches given one by one",
-            ["the data gave a list of them"],
-            ["leave out --check-numerics"],
-        )
-    return item
+def _twin(model: LoadedModel) -> tuple[LoadedModel | None, str]:
+    """The same in float64, with the values that it has; None, and why, where it cannot be copied."""
+    try:
+        twin = copy.deepcopy(model)
+    except Exception as error:  # noqa: BLE001 - the user's module may refuse in any way
+        return None, f"it cannot be copied: {error}"
+    function = getattr(twin.loss_fn, "function", twin.loss_fn)
+    for module in (twin.module, function):
+        if isinstance(module, torch.nn.Module):
+            module.to(EXACT)
+    clouds = twin.clouds and twin.clouds.to(EXACT)
+    inputs, targets = _cast(twin.inputs, EXACT), _cast(twin.targets, EXACT)
+    return replace(twin, inputs=inputs, targets=targets, clouds=clouds, autocast=None), ""
 
 
-def _loss_on(device: torch.device, model: LoadedModel, draw: Draw, decision: Decision) -> tuple[LoadedModel, LossOf]:
-    """The model on ``device``, and its loss there for batches of the processor."""
-    if not _draws(model):
-        model = model if device.type == "cpu" else placed(model, device)
-        return model, model.loss
-    model, found = capture_for(model, device)
-    captured = captured_model(found)
-    loss_of, preparing = drawing_loss(captured, draw), Preparing.of(decision, captured)
-    if preparing is None:
-        return model, lambda inputs, targets: loss_of(*model.taken(inputs, targets))
-
-    def of_clouds(inputs: Tensors, targets: Tensors) -> Tensor:
-        """Sites in the plan's order: numbers are drawn by row."""
-        specs = InputSpecs(captured.fed, captured.graph.samples, varying_dims(captured))
-        batch = preparing.batch(WholeBatch(specs, (*inputs, *targets), (inputs[0].shape[0],)))
-        return loss_of(tuple(batch.whole(name, 0).to(device) for name in captured.graph.inputs), ())
-
-    return model, of_clouds
+def _normalises_samples(node: torch.fx.Node) -> bool:
+    return "batch_norm" in str(node.target) and arguments_of(node).get("training") is not False
 
 
-@torch.no_grad()
-def _draws(model: LoadedModel) -> bool:
-    """Whether a forward pass draws random numbers; it leaves no trace."""
-    kept = [(buffer, buffer.clone()) for buffer in model.module.buffers()]
-    devices = {parameter.device for parameter in model.module.parameters() if parameter.is_cuda}
-    with torch.random.fork_rng(devices=devices):
-        before = _random_state(devices)
-        model.loss(*model.fed)
-        after = _random_state(devices)
-    for buffer, value in kept:
-        buffer.copy_(value)
-    return not all(map(torch.equal, before, after))
+def _named(model: LoadedModel, kind: str) -> dict[str, Tensor]:
+    """Parameters or buffers by the graph's names, tied ones under each; those of the loss behind the module's."""
+    function = getattr(model.loss_fn, "function", model.loss_fn)
+    owners = {"": model.module, **({_OF_LOSS: function} if isinstance(function, torch.nn.Module) else {})}
+    listed: Callable[[Any], Any] = lambda module: getattr(module, f"named_{kind}")(remove_duplicate=False)  # noqa: E731
+    return {prefix + name: tensor for prefix, module in owners.items() for name, tensor in listed(module)}
 
 
-def _random_state(devices: Iterable[torch.device]) -> list[Tensor]:
-    return [torch.get_rng_state(), *map(torch.cuda.get_rng_state, devices)]
+def _once(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    first: dict[int, str] = {}
+    for name, tensor in tensors.items():
+        first.setdefault(id(tensor), name)
+    return {name: tensors[name] for name in first.values()}
+
+
+def _float_dtypes(model: LoadedModel) -> list[torch.dtype]:
+    found = [each.dtype for each in model.module.parameters() if each.is_floating_point()]
+    return found or [each.dtype for each in model.inputs if each.is_floating_point()]
+
+
+def _cast(tensors: Tensors, dtype: torch.dtype | None) -> Tensors:
+    return tuple(each.to(dtype) if each.is_floating_point() and dtype is not None else each for each in tensors)
 
 
 def _rounding(found: Reference, exact: Reference) -> dict[str, dict[str, float]]:
     losses = zip(found.losses, exact.losses, strict=True)
     errors = {"loss": {str(step): relative_error(*pair) for step, pair in enumerate(losses)}}
     for kind in ("gradient", "parameter", "buffer"):
-        differences = tensor_differences(kind, getattr(found, kind), getattr(exact, kind), _tolerance(found))
+        differences = tensor_differences(kind, getattr(found, kind), getattr(exact, kind), TOLERANCES[torch.float32])
         errors[kind] = {each.name: each.error for each in differences}
     return errors
-
-
-def _on_cpu(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {name: tensor.cpu() for name, tensor in tensors.items()}
 
 
 def _tolerance(reference: Reference) -> Tolerance:

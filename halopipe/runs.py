@@ -54,6 +54,8 @@ class RunOptions:
         resume: go on from the newest checkpoint in that folder, whatever plan it was made under.
         memory_limit_bytes: the most that the tensors of a rank may take from its first step on; 0: no limit.
         device: ``cpu``: compute there whatever devices the plan names; empty: on those.
+        check_first_step: compare the loss, gradients and state of the first step with one device, where that fits into
+            the memory that there is; the job ends before its second step where they differ.
     """
 
     steps: int = 20
@@ -79,6 +81,7 @@ class RunOptions:
     resume: bool = False
     device: str = ""
     memory_limit_bytes: int = 0
+    check_first_step: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +131,7 @@ class RunResult:
         stage_forward_s, stage_backward_s: median per micro-batch, by stage.
         peak_bytes: by rank, the most memory in use in one step: what stays between steps, and what torch allocated on
             top in the last warm-up step; 0 where there was none.
-        numerics: how far the first steps were from one device's; None if that was not asked.
+        numerics: how far the first steps were from one device's, or why that is not known; None if it was not asked.
         first_step: steps done before, by a run that this one went on from.
         scores: of the evaluations, in order.
         trained: whether the steps were training steps; those of a plan of forward passes are not.

@@ -6,7 +6,7 @@ from math import isfinite
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from halopipe import explaining, planning, text, units
+from halopipe import console, explaining, planning, text, units
 from halopipe.progress import Reporter
 from planner.ir.codec import plain
 from planner.ir.errors import NumericsError
@@ -40,6 +40,8 @@ def train(plan: Plan, options: RunOptions, hosts: Hosts | None = None) -> RunRes
         result = run_plan(plan, options, show, hosts)
     if result is not None:
         _require_finite(result.losses, result.first_step)
+        if result.numerics is not None and (result.numerics.skipped or result.numerics.hidden):
+            console.remark(f"numerics: {result.numerics}")
     return result
 
 

@@ -3,50 +3,41 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import torch
 from torch import distributed as dist
 
+from halopipe.batches import batches, take
 from halopipe.checkpoints import Checkpoints, resumed
 from halopipe.consistency import trains
 from halopipe.datasets import Position
 from halopipe.evaluating import loss_rank
-from halopipe.feeding import Consumer, consumer_of
+from halopipe.first_step import FirstStep, read_when_written
 from halopipe.job import Job, RankResult
 from halopipe.looping import AfterStep, Loop
 from halopipe.metrics import Metrics
-from halopipe.optimizer import makers_of
-from halopipe.reference import Reference, compare_losses, compare_tensors, read_reference
+from halopipe.opening import Opened, OpenTransport, Place, Prepared, prepare_rank
+from halopipe.parting import parting
+from halopipe.reference import compare_losses, terms_of
+from halopipe.saved import Saved
 from halopipe.supply import Supply
 from halopipe.units import size
-from planner.check.layouts import require_possible
-from planner.ir.codec import dumps
-from planner.ir.errors import HalopipeError, OutOfMemoryError, StaleFileError
-from planner.ir.fingerprint import fingerprint, require_match
+from planner.ir.errors import HalopipeError, OutOfMemoryError
 from planner.ir.graph import Graph
-from planner.ir.program import Program
-from planner.layers.boundary import Boundaries
-from planner.passes import validate
-from profiler.capture import Captured
-from profiler.placing import capture_for
+from profiler.capture import capture
 from profiler.source import LoadedModel, load_model
-from runtime.build import check_layers, groups_of
-from runtime.engine import Engine, device_of
+from runtime.engine import device_of
 from runtime.jobs.activity import Activity
 from runtime.jobs.failure import also
 from runtime.jobs.launch import SETUP_S
 from runtime.jobs.voice import Voice
 from runtime.memory import limit_memory, meter_of, out_of_memory, with_peak
-from runtime.pieces import CPU
-from runtime.stages.captured import captured_model
+from runtime.numerics import Difference
 from runtime.stages.evaluation import cannot_evaluate
-from runtime.transport import Transport
 
-OpenTransport = Callable[[tuple[tuple[int, ...], ...], Callable[[], Program]], Transport]
-"""Joins the ranks, with these groups, for this program."""
+__all__ = ["OpenTransport", "work"]
 
 
 def work(
@@ -68,90 +59,62 @@ def work(
         device: where the rank's stages compute; None: on the processor.
     """
     with Voice(board, job.plan.decision, rank, job.options.deadline_s, SETUP_S) as voice:
-        return _Work(job, rank, store, voice.activity, voice.others, after_step, device).run(open_transport)
+        meter = meter_of(device or torch.device("cpu"))
+        num_ranks = job.plan.decision.num_ranks
+        place = Place(rank, num_ranks, store, open_transport, voice.activity, voice.others, device, meter)
+        return _Work(job, place, after_step).run()
 
 
 class _Work:
-    def __init__(
-        self,
-        job: Job,
-        rank: int,
-        store: dist.Store,
-        activity: Activity,
-        others: Callable[[], str],
-        after_step: AfterStep,
-        device: torch.device | None,
-    ) -> None:
-        self._job, self._rank, self._store, self._activity = job, rank, store, activity
-        self._others, self._after_step, self._device = others, after_step, device
-        self._meter = meter_of(device or torch.device("cpu"))
+    def __init__(self, job: Job, place: Place, after_step: AfterStep) -> None:
+        self._job, self._place, self._after_step = job, place, after_step
+        self._terms = terms_of(job)
 
-    def run(self, open_transport: OpenTransport) -> RankResult:
-        job = self._job
-        decision, options = job.plan.decision, job.options
-        reference = read_reference(job.reference_path) if options.check_numerics else None
-        model, captured = self._model()
-        if captured.evaluation and (options.eval_data or not trains(job.plan)):
-            raise cannot_evaluate(captured.evaluation)
-        self._agree()
-        saved = resumed(options, captured.graph, self._store, self._rank)
+    @property
+    def _activity(self) -> Activity:
+        return self._place.activity
+
+    def run(self) -> RankResult:
+        job, place, options = self._job, self._place, self._job.options
+        planned = job.plan.inputs.model
+        prepared = prepare_rank(
+            self._terms,
+            place.device,
+            self._activity,
+            lambda: load_model(planned, options.seed),
+            None if job.source == planned else lambda: load_model(job.source, options.seed),
+        )
+        evaluation = prepared.captured.evaluation
+        if evaluation and (options.eval_data or not trains(job.plan)):
+            raise cannot_evaluate(evaluation)
+        resuming = _Resuming(job, place, prepared.captured.graph)
+        opened = prepared.open(place, resuming.seed)
+        saved = resuming.saved
         seed = options.seed if saved is None else saved.seed(options.seed)
         position = Position() if saved is None else saved.position
-        self._activity.begin("meeting the others")
-        graph = captured.graph
-        transport = open_transport(
-            groups_of(decision, graph), lambda: Boundaries.of_decision(graph, decision).program(decision)
-        )
+        transport = opened.consumer.transport
         try:
-            consumer = consumer_of(decision, captured_model(captured), transport, options.deadline_s)
             self._activity.begin("opening the data")
-            supply = Supply(consumer, options, model, seed)
-            self._activity.begin("building the stages")
-            engine = self._engine(model, captured, transport, seed)
-            del model, captured  # what other ranks train need not stay alive here
+            supply = self._supply(opened, prepared, seed)
+            del prepared  # what other ranks train need not stay alive here
             if saved is not None:
                 self._activity.begin("reading the checkpoint")
-                engine.load_state(saved.checkpoint)
-            if options.warmup and self._meter is None:
+                opened.engine.load_state(saved.checkpoint)
+            if options.warmup and place.meter is None:
                 with_peak(lambda: None)  # the profiler takes seconds to start
             self._activity.begin("waiting for the others")
             transport.barrier(SETUP_S)
-            return self._steps(engine, consumer, supply, position, reference, seed)
+            return self._steps(opened, supply, position, seed)
         finally:
             transport.close()
 
-    def _engine(self, model: LoadedModel, captured: Captured, transport: Transport, seed: int) -> Engine:
-        job = self._job
-        optimizer, scheduler = makers_of(job.options, job.plan.inputs.optimizer)
-        return Engine(
-            job.plan.decision,
-            captured_model(captured),
-            model.module,
-            transport,
-            optimizer,
-            scheduler=scheduler,
-            seed=seed,
-            clip_norm=job.options.clip_norm,
-            accumulate=job.options.accumulate,
-            deadline_s=job.options.deadline_s,
-            compiler=job.options.compiler or None,
-            device=self._device,
-            meter=self._meter,
-            activity=self._activity,
-            others=self._others,
-        )
+    def _supply(self, opened: Opened, prepared: Prepared, seed: int) -> Supply:
+        return Supply(opened.consumer, self._job.options, prepared.model, seed)
 
-    def _steps(
-        self,
-        engine: Engine,
-        consumer: Consumer,
-        supply: Supply,
-        position: Position,
-        reference: Reference | None,
-        seed: int,
-    ) -> RankResult:
-        options, teller = self._job.options, loss_rank(consumer)
-        metrics = Metrics(options.metrics, self._store, self._rank, teller, engine.num_steps)
+    def _steps(self, opened: Opened, supply: Supply, position: Position, seed: int) -> RankResult:
+        options, place, consumer, engine = self._job.options, self._place, opened.consumer, opened.engine
+        teller = loss_rank(consumer)
+        metrics = Metrics(options.metrics, place.store, place.rank, teller, engine.num_steps)
         loop = Loop(
             options,
             engine,
@@ -162,70 +125,67 @@ class _Work:
             Checkpoints(options, engine, consumer.graph, consumer.transport, seed),
             self._after_step,
             self._activity,
-            lambda: compare_tensors(reference, engine) if reference is not None else (),
             trains(self._job.plan),
         )
+        if not self._job.is_compared:
+            with metrics, self._limited():
+                return loop.run()
+        first = FirstStep(
+            self._terms,
+            place,
+            lambda: read_when_written(self._job.reference_path),
+            options.check_numerics,
+            self._explain,
+        )
+        loop.compare = lambda losses: first.compare(opened, losses)
         with metrics, self._limited():
             result = loop.run()
-        if reference is not None and self._rank == teller:
-            compared = compare_losses(reference, result.losses[: len(reference.losses)])
-            result = replace(result, compared=result.compared + compared)
+        reference = loop.reference
+        if reference is not None and place.rank == teller and options.check_numerics:
+            later = compare_losses(reference, result.losses[: len(reference.losses)])[options.accumulate :]
+            result = replace(result, compared=result.compared + later)
         return result
+
+    def _explain(self, wrong: Sequence[Difference]) -> list[str]:
+        """Loads the model again: this rank has trained what it had."""
+        options, decision = self._job.options, self._job.plan.decision
+        model: LoadedModel = load_model(self._job.source, options.seed)
+        item = take(batches(options.data, model, decision.global_batch, options.seed), 0)
+        return parting(self._terms, model, capture(model), item, wrong)
 
     @contextlib.contextmanager
     def _limited(self) -> Iterator[None]:
         """Within the memory that a rank may have; where it runs out, what was predicted is told."""
         plan, limit = self._job.plan, self._job.options.memory_limit_bytes
-        limit_memory(self._meter, limit)
+        limit_memory(self._place.meter, limit)
         try:
             yield
         except (torch.OutOfMemoryError, OutOfMemoryError) as error:
-            limit_memory(self._meter, 0)
+            limit_memory(self._place.meter, 0)
             known = error if isinstance(error, OutOfMemoryError) else self._between_actions(error)
             ranks = {rank.rank: rank.peak_bytes for rank in plan.prediction.ranks}
-            predicted = f"predicted for rank {self._rank}: {size(ranks.get(self._rank, 0))}"
+            predicted = f"predicted for rank {self._place.rank}: {size(ranks.get(self._place.rank, 0))}"
             raise also(known, [f"{predicted}, limit: {size(limit)}" if limit else predicted]) from error
-        limit_memory(self._meter, 0)
+        limit_memory(self._place.meter, 0)
 
     def _between_actions(self, error: torch.OutOfMemoryError) -> HalopipeError:
-        found, device = out_of_memory(error), device_of(self._job.plan.decision, self._rank)
-        title = f"rank {self._rank} ({device}) ran out of memory between two actions"
+        found, device = out_of_memory(error), device_of(self._job.plan.decision, self._place.rank)
+        title = f"rank {self._place.rank} ({device}) ran out of memory between two actions"
         return OutOfMemoryError(title, found.details if found else (), found.remedies if found else ())
 
-    def _model(self) -> tuple[LoadedModel, Captured]:
-        """The model and its graph, which must be the one that was planned."""
-        plan, options = self._job.plan, self._job.options
-        self._activity.begin("loading the model")
-        model = load_model(plan.inputs.model, options.seed)
-        self._activity.begin("capturing the model")
-        model, captured = self._captured(model)
-        require_match(
-            "model", plan.inputs.model_fingerprint, fingerprint(captured.graph), "profile and plan this model again"
-        )
-        if self._job.source != plan.inputs.model:
-            model, captured = self._captured(load_model(self._job.source, options.seed))
-        _require_legal(self._job, captured.graph)
-        return model, captured
 
-    def _captured(self, model: LoadedModel) -> tuple[LoadedModel, Captured]:
-        return capture_for(model, self._device or CPU, whole=False)
+class _Resuming:
+    """The checkpoint that the job goes on from, chosen by rank 0 and told by the store, once the ranks agree.
 
-    def _agree(self) -> None:
-        """All ranks must have been given the same plan."""
-        mine = hashlib.sha256(dumps(self._job.plan).encode()).hexdigest()[:16]
-        self._store.set(f"plan/{self._rank}", mine)
-        first = self._store.get("plan/0").decode()
-        if first != mine:
-            raise StaleFileError(
-                f"rank {self._rank} was given another plan than rank 0",
-                [f"rank 0: sha256:{first}", f"rank {self._rank}: sha256:{mine}"],
-                ["copy one plan file to all hosts"],
-            )
+    Attributes:
+        saved: None where there is none, and before it was looked for.
+    """
 
+    def __init__(self, job: Job, place: Place, graph: Graph) -> None:
+        self._options, self._place, self._graph = job.options, place, graph
+        self.saved: Saved | None = None
 
-def _require_legal(job: Job, graph: Graph) -> None:
-    """The program must be one that ends, for the messages that this graph needs."""
-    decision = job.plan.decision
-    check_layers(decision, graph)
-    require_possible(decision, graph)
-    validate(Boundaries.of_decision(graph, decision).program(decision))
+    def seed(self) -> int:
+        """Looks for it, and gives its seed, if there is one."""
+        self.saved = resumed(self._options, self._graph, self._place.store, self._place.rank)
+        return self._options.seed if self.saved is None else self.saved.seed(self._options.seed)

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from cuda_ops.host import die_with_parent
-from halopipe.job import REFERENCE, Job
+from halopipe.job import REFERENCE, REFERENCE_RANK, Job
 from halopipe.processes import error_path, result_path
 from halopipe.seats import Seat, device_of, opened, prepare, seat_of
 from planner.ir.codec import write_text
@@ -23,9 +23,9 @@ def main(arguments: Sequence[str]) -> int:
     """Run one rank of a job that was spawned on this host; the exit code says whether it succeeded."""
     job = Job.read(Path(arguments[0]))
     die_with_parent(job.parent)
-    rank = 0 if arguments[1] == REFERENCE else int(arguments[1])
-    seat = seat_of(job.plan.decision, rank, job.options.device)
-    prepare(seat, rank)
+    rank = REFERENCE_RANK if arguments[1] == REFERENCE else int(arguments[1])
+    seat = seat_of(job.plan.decision, max(rank, 0), job.options.device)
+    prepare(seat, rank if rank >= 0 else job.plan.decision.num_ranks)  # one device: on a core of its own, if there is
 
     from runtime.jobs.failure import write_error  # late: it loads torch, and the process must be prepared before
 

@@ -7,11 +7,20 @@ values a channel divides by small deviations and magnifies rounding.
 
 Some networks magnify it further: the losses of an untrained ResNet-50 on 8 images, trained twice in float32 with sums
 in another order, are 15 % apart after 5 steps.  Hence the yardstick: how far one device in float32 is from itself in
-float64.  A plan may be ``ROUNDING_FACTOR`` times as far from one device.
+float64, on the same batch.  A plan may be ``ROUNDING_FACTOR`` times as far from one device, but never further than the
+ceiling, which is below the smallest mistake that is common: a weight of micro-batches that is wrong by an eighth, or
+one of eight left out.  Where one device's own rounding hides such mistakes, nothing is accepted: it is said that the
+dtype cannot show whether the plan is right.
+
+Tensors are compared by sketches, so that one device's gradients can be told to all ranks in a few numbers: element i is
+added, with a random sign, to number i mod 64 (the count sketch of Charikar, Chen and Farach-Colton 2002, "Finding
+frequent items in data streams").  The norm of the difference of two sketches is that of the tensors' difference within
+about a tenth; it is exact up to 64 elements, and 0 where the tensors are equal.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import chain, repeat
@@ -32,18 +41,21 @@ class Tolerance:
         tensor: of a gradient, parameter or buffer, in the L2 norm.
         negligible: a tensor whose norm is below this share of the largest one is nothing but rounding (the gradient of
             a bias in front of a normalisation); its error is taken relative to the largest.
+        loss_ceiling, tensor_ceiling: the same, however large one device's own rounding is.
     """
 
     loss: float
     tensor: float
     negligible: float
+    loss_ceiling: float = math.inf
+    tensor_ceiling: float = math.inf
 
 
 TOLERANCES: Mapping[torch.dtype, Tolerance] = {
-    torch.float64: Tolerance(1e-10, 1e-10, 1e-12),
-    torch.float32: Tolerance(1e-4, 1e-2, 1e-5),
-    torch.bfloat16: Tolerance(5e-2, 2e-1, 1e-2),
-    torch.float16: Tolerance(5e-2, 2e-1, 1e-2),
+    torch.float64: Tolerance(1e-10, 1e-10, 1e-12, 1e-10, 1e-10),
+    torch.float32: Tolerance(1e-4, 1e-2, 1e-5, 1e-3, 5e-2),
+    torch.bfloat16: Tolerance(5e-2, 1e-1, 1e-2, 5e-2, 1e-1),
+    torch.float16: Tolerance(5e-2, 1e-1, 1e-2, 5e-2, 1e-1),
 }
 
 
@@ -62,6 +74,7 @@ class Difference:
         found, expected: the loss, or the norms of the tensors.
         error: relative.
         accepted: the largest error that is.
+        rounding: the error that rounding alone may make, if it is known to be above ``accepted``; else 0.
     """
 
     name: str
@@ -71,31 +84,101 @@ class Difference:
     expected: float
     error: float
     accepted: float
+    rounding: float = 0.0
+
+    @property
+    def is_wrong(self) -> bool:
+        """Whether rounding cannot be the cause."""
+        return not self.error <= max(self.accepted, self.rounding)
+
+    @property
+    def is_hidden(self) -> bool:
+        """Whether rounding may be the cause, and may hide a mistake as well."""
+        return self.accepted < self.error <= self.rounding
 
     def __str__(self) -> str:
         what = "loss" if self.kind == "loss" else f"{self.kind} of {self.name}"
         values = f"{self.found:.9g}, one device {self.expected:.9g}"
-        return f"{what} at step {self.step}: {values}, relative error {self.error:.2e}, accepted {self.accepted:.0e}"
+        accepted = f"accepted {self.accepted:.0e}" + (f", rounding {self.rounding:.0e}" if self.rounding else "")
+        return f"{what} at step {self.step}: {values}, relative error {self.error:.2e}, {accepted}"
 
 
 @dataclass(frozen=True, slots=True)
 class NumericsReport:
-    """What was compared, and the worst of each kind.
+    """What was compared, and the worst of each kind.  With one device, which is the user's own module.
 
     Attributes:
         num_steps: whose losses were compared; gradients and state are those of the first.
         num_tensors: gradients, parameters and buffers compared.
         worst: the largest error of each kind.
+        witness: how one device ran the batch, and what it lacked.
+        hidden: how many of the differences rounding in this dtype would hide; they are in ``worst``.
+        skipped: why nothing was compared; empty: it was.
     """
 
     dtype: str
     num_steps: int
     num_tensors: int
     worst: Mapping[str, Difference]
+    witness: str = ""
+    hidden: int = 0
+    skipped: str = ""
 
     def __str__(self) -> str:
+        if self.skipped:
+            return f"not compared with one device: {self.skipped}"
         errors = ", ".join(f"{kind} {difference.error:.1e}" for kind, difference in self.worst.items())
-        return f"as one device over {self.num_steps} steps in {self.dtype}; largest relative errors: {errors}"
+        steps = "the first step" if self.num_steps == 1 else f"{self.num_steps} steps"
+        lines = [f"as one device over {steps} in {self.dtype}; largest relative errors: {errors}"]
+        if self.witness:
+            lines.append(f"one device: {self.witness}")
+        if self.hidden:
+            lines.append(
+                f"{self.hidden} of them cannot be judged in {self.dtype}, whose own rounding is as large: "
+                "--check-numerics --dtype float64 can"
+            )
+        return "; ".join(lines)
+
+
+NUM_BUCKETS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Sketch:
+    """A tensor in a few numbers, whose differences are those of the tensors.
+
+    Attributes:
+        norm: of the tensor, exact.
+        buckets: sums of its elements with random signs.
+    """
+
+    shape: tuple[int, ...]
+    norm: float
+    buckets: torch.Tensor
+
+    @classmethod
+    def of(cls, tensor: torch.Tensor) -> Sketch:
+        """That of ``tensor``; the signs are the same for all tensors of a size, and on all machines."""
+        flat = tensor.detach().to("cpu", torch.float64).flatten()
+        buckets = torch.zeros(NUM_BUCKETS, dtype=torch.float64)
+        generator = torch.Generator().manual_seed(flat.numel())
+        for part in flat.split(_CHUNK):
+            signs = torch.randint(0, 2, (part.numel(),), dtype=torch.int8, generator=generator).mul_(2).sub_(1)
+            signed = torch.nn.functional.pad(part * signs, (0, -part.numel() % NUM_BUCKETS))
+            buckets += signed.view(-1, NUM_BUCKETS).sum(0)
+        return cls(tuple(tensor.shape), torch.linalg.vector_norm(flat).item(), buckets)
+
+    def distance(self, other: Sketch) -> float:
+        """The norm of the difference of the two tensors, about."""
+        return torch.linalg.vector_norm(self.buckets - other.buckets).item()
+
+
+_CHUNK = 1 << 20
+
+
+def sketches(tensors: Mapping[str, torch.Tensor]) -> dict[str, Sketch]:
+    """The sketch of each tensor."""
+    return {name: Sketch.of(tensor) for name, tensor in tensors.items()}
 
 
 def loss_differences(
@@ -108,7 +191,9 @@ def loss_differences(
     """
     triples = zip(found, expected, chain(rounding, repeat(0.0)), strict=False)
     return [
-        Difference("loss", "loss", step, a, b, relative_error(a, b), _accepted(tolerance.loss, own))
+        Difference(
+            "loss", "loss", step, a, b, relative_error(a, b), *_accepted(tolerance.loss, tolerance.loss_ceiling, own)
+        )
         for step, (a, b, own) in enumerate(triples)
     ]
 
@@ -120,8 +205,8 @@ def relative_error(found: float, expected: float) -> float:
 
 def tensor_differences(
     kind: str,
-    found: Mapping[str, torch.Tensor],
-    expected: Mapping[str, torch.Tensor],
+    found: Mapping[str, Sketch],
+    expected: Mapping[str, Sketch],
     tolerance: Tolerance,
     rounding: Mapping[str, float] | None = None,
 ) -> list[Difference]:
@@ -133,48 +218,62 @@ def tensor_differences(
     Raises:
         NumericsError: one device has no tensor of a name, or one of another shape.
     """
-    norms = {name: _norm(tensor) for name, tensor in expected.items()}
-    largest = max(norms.values(), default=0.0)
+    largest = max((each.norm for each in expected.values()), default=0.0)
     differences = []
     for name, tensor in found.items():
         if name not in expected or expected[name].shape != tensor.shape:
-            other = tuple(expected[name].shape) if name in expected else "none"
-            raise NumericsError(f"{kind} of {name} has shape {tuple(tensor.shape)}, on one device {other}")
-        distance = _norm(tensor.to(torch.float64) - expected[name].to(torch.float64))
-        scale = largest if norms[name] < tolerance.negligible * largest else norms[name]
-        error = distance / scale if distance else 0.0  # the scale is zero only where both are
-        accepted = _accepted(tolerance.tensor, (rounding or {}).get(name, 0.0))
-        differences.append(Difference(name, kind, 0, _norm(tensor), norms[name], error, accepted))
+            other = expected[name].shape if name in expected else "none"
+            raise NumericsError(f"{kind} of {name} has shape {tensor.shape}, on one device {other}")
+        wanted = expected[name]
+        distance = tensor.distance(wanted)
+        scale = largest if wanted.norm < tolerance.negligible * largest else wanted.norm
+        error = distance / scale if distance and scale else (math.inf if distance else 0.0)
+        accepted = _accepted(tolerance.tensor, tolerance.tensor_ceiling, (rounding or {}).get(name, 0.0))
+        differences.append(Difference(name, kind, 0, tensor.norm, wanted.norm, error, *accepted))
     return differences
 
 
-def report(differences: Iterable[Difference], dtype: str) -> NumericsReport:
+def report(differences: Iterable[Difference], dtype: str, *, witness: str = "", strict: bool = True) -> NumericsReport:
     """The worst of each kind.
+
+    Args:
+        witness: how one device ran the batch.
+        strict: whether what rounding hides is an error as well; it is not where it is a later step's loss, since steps
+            magnify rounding.
 
     Raises:
         NumericsError: an error is larger than accepted, or no number; the worst are named.
     """
-    found = list(differences)
-    wrong = [difference for difference in found if not difference.error <= difference.accepted]
+    found = [each for each in differences if each.step == 0 or not each.is_hidden]
+    wrong = [difference for difference in found if difference.is_wrong]
+    hidden = [difference for difference in found if difference.is_hidden]
     if wrong:
-        wrong.sort(key=lambda each: each.accepted / each.error if each.error == each.error else 0.0)
-        more = [f"... and {len(wrong) - _MOST_SHOWN} more"] if len(wrong) > _MOST_SHOWN else []
         raise NumericsError(
             "the plan does not compute what one device does",
-            [*map(str, wrong[:_MOST_SHOWN]), *more],
-            [] if dtype == "float64" else ["--dtype float64, where rounding cannot be the cause"],
+            [*_worst_lines(wrong), *([f"one device: {witness}"] if witness else [])],
+            [] if dtype == "float64" else ["--check-numerics --dtype float64, where rounding cannot be the cause"],
+        )
+    if hidden and strict:
+        raise NumericsError(
+            f"whether the plan computes what one device does cannot be judged in {dtype}",
+            ["one device's own rounding error is as large as what is compared", *_worst_lines(hidden)],
+            ["--check-numerics --dtype float64"],
         )
     worst: dict[str, Difference] = {}
     for difference in found:
         if difference.kind not in worst or difference.error > worst[difference.kind].error:
             worst[difference.kind] = difference
     losses = sum(difference.kind == "loss" for difference in found)
-    return NumericsReport(dtype, losses, len(found) - losses, worst)
+    return NumericsReport(dtype, losses, len(found) - losses, worst, witness, len(hidden))
 
 
-def _accepted(limit: float, rounding: float) -> float:
-    return max(limit, ROUNDING_FACTOR * rounding)
+def _worst_lines(wrong: Iterable[Difference]) -> list[str]:
+    found = sorted(wrong, key=lambda each: each.accepted / each.error if each.error == each.error else 0.0)
+    more = [f"... and {len(found) - _MOST_SHOWN} more"] if len(found) > _MOST_SHOWN else []
+    return [*map(str, found[:_MOST_SHOWN]), *more]
 
 
-def _norm(tensor: torch.Tensor) -> float:
-    return torch.linalg.vector_norm(tensor.detach().to(torch.float64)).item()
+def _accepted(limit: float, ceiling: float, rounding: float) -> tuple[float, float]:
+    """The largest error that is accepted, and that rounding may make where it is larger than the ceiling."""
+    own = ROUNDING_FACTOR * rounding
+    return min(max(limit, own), ceiling), own if own > ceiling else 0.0

@@ -1,17 +1,19 @@
 """One device: the step that a plan's step must equal.
 
-What it runs is the user's own module and loss, which know nothing of graphs.  A model that draws random numbers is the
-exception: its numbers belong to nodes of the captured graph, so that graph is run, whole.
+What it runs is the user's own module and loss, which know nothing of graphs.  Where they draw random numbers, they are
+answered with those that a plan draws (:mod:`runtime.stages.answers`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 
 import torch
 from torch.optim import Optimizer
 
 from cuda_ops.recurrent import autocast
+from runtime.stages.answers import Answers
 from runtime.stages.captured import CapturedModel
 from runtime.stages.cut import cut_stage
 from runtime.stages.draws import Draw, Draws
@@ -29,6 +31,9 @@ def serial_step(
     targets: Tensors,
     micro_batches: tuple[int, ...],
     draw: Draw | None = None,
+    *,
+    answers: Answers | None = None,
+    whole: bool = False,
 ) -> float:
     """One step on a global batch: forward and backward of each micro-batch in turn, then one update.
 
@@ -37,21 +42,53 @@ def serial_step(
     Args:
         inputs, targets: whatever has as many rows as ``micro_batches`` in sum is cut along dim 0, the rest is whole.
         draw: what ``loss_of`` draws by; its step is the caller's to set.
+        answers: to what the user's own module draws.
+        whole: the batch in one call, as if it were not cut; the same where no layer mixes samples.
 
     Returns:
         The weighted loss of the global batch.
+
+    Raises:
+        UnlikeDrawsError: ``answers`` are not for what the module draws.
     """
     global_batch = sum(micro_batches)
+    if whole:
+        return serial_step_each(
+            loss_of, optimizer, [(inputs, targets)], (global_batch,), answers=answers, cut=micro_batches
+        )
+    starts = [sum(micro_batches[:number]) for number in range(len(micro_batches))]
+    parts = [
+        tuple(_rows(tensors, first, rows, global_batch) for tensors in (inputs, targets))
+        for first, rows in zip(starts, micro_batches, strict=True)
+    ]
+    return serial_step_each(loss_of, optimizer, parts, micro_batches, draw, answers=answers)
+
+
+def serial_step_each(
+    loss_of: LossOf,
+    optimizer: Optimizer,
+    parts: Sequence[tuple[Tensors, Tensors]],
+    rows: Sequence[int],
+    draw: Draw | None = None,
+    *,
+    answers: Answers | None = None,
+    cut: Sequence[int] = (),
+) -> float:
+    """The same of micro-batches given one by one, as (inputs, targets), of ``rows`` samples each.
+
+    Args:
+        cut: micro-batches that each of ``parts`` stands for, where it is the whole batch.
+    """
     optimizer.zero_grad(set_to_none=True)
-    total, first = 0.0, 0
-    for microbatch, rows in enumerate(micro_batches):
-        weight = rows / global_batch
+    total = 0.0
+    for microbatch, (count, (inputs, targets)) in enumerate(zip(rows, parts, strict=True)):
+        weight = count / sum(rows)
         if draw is not None:
-            draw.at(Portion(microbatch, rows, 0, rows))
-        loss = loss_of(*(_rows(tensors, first, rows, global_batch) for tensors in (inputs, targets)))
-        (loss * weight).backward()
+            draw.at(Portion(microbatch, count, 0, count))
+        with answers.given(cut or (count,), microbatch) if answers is not None else nullcontext():
+            loss = loss_of(inputs, targets)
+            (loss * weight).backward()  # where numbers drawn again, by checkpointing, are noticed
         total += loss.item() * weight
-        first += rows
     optimizer.step()
     return total
 

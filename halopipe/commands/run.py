@@ -69,6 +69,13 @@ def run(
     check_numerics: Annotated[
         bool, typer.Option("--check-numerics", help="Compare losses and gradients of the first steps with one device.")
     ] = False,
+    check_first_step: Annotated[
+        bool,
+        typer.Option(
+            "--check-first-step/--no-check-first-step",
+            help="Compare the first step with one device, where that fits into memory, and end if it differs.",
+        ),
+    ] = True,
     update: Annotated[
         bool, typer.Option("--update", help="Write what was measured into the plan file, and teach the profile.")
     ] = False,
@@ -135,6 +142,7 @@ def run(
             resume=resume,
             memory_limit_bytes=units.parse_size(memory_limit) if memory_limit else 0,
             device=device,
+            check_first_step=check_first_step,
         )
         result = training.train(found, options, named(hosts, launcher, interface))
         if result is None:  # in a job of torchrun or Slurm, rank 0 reports for all

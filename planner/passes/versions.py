@@ -31,10 +31,13 @@ class Fault:
 
 def is_versioned(program: Program) -> bool:
     """Whether any stage is updated in the middle of a step, or runs on weights made in it."""
+    return updates_within(program.rows)
+
+
+def updates_within(rows: Iterable[Iterable[Action]]) -> bool:
+    """The same of the rows of a program."""
     return any(
-        action.version or (action.op is Op.UPDATE and action.microbatch is not None)
-        for row in program.rows
-        for action in row
+        action.version or (action.op is Op.UPDATE and action.microbatch is not None) for row in rows for action in row
     )
 
 

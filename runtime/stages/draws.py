@@ -192,6 +192,10 @@ class Draws:
 
         return rule
 
+    def noise(self, node: fx.Node, draw: Draw) -> Noise:
+        """Where the numbers of ``node`` come from on one device."""
+        return Noise(draw, node.name, self._dims.of(node, self._layer_of_node.get(node.name, node.name), 1))
+
 
 def is_random(node: fx.Node) -> bool:
     """Whether ``node`` draws random numbers; dropout of nothing does not."""

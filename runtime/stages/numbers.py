@@ -55,7 +55,8 @@ def exponential(noise: Noise, self: Tensor, lambd: float = 1.0, *, generator: ob
 
 
 def normal(noise: Noise, mean: Any, std: Any = 1.0, *, generator: object = None) -> Tensor:
-    """Normal numbers about ``mean``, at least one of the arguments a tensor."""
+    """Normal numbers about ``mean``, at least one of the arguments a tensor; neither has a gradient by them."""
+    mean, std = (each.detach() if isinstance(each, Tensor) else each for each in (mean, std))
     like = mean + std
     return mean + std * _like(noise, like, lambda t, g: t.normal_(generator=g))
 

@@ -15,25 +15,40 @@ from halopipe.reference import make_reference
 from halopipe.runs import RunOptions, RunResult
 from halopipe.work import work
 from planner.ir.plan import Plan
-from runtime.jobs.failure import blame
+from runtime.jobs.failure import blame, write_error
 from runtime.transport import Hub, InProcessTransport
+
+
+class Told(dist.HashStore):
+    """A store that tells when a rank has captured its model, and says whether it agrees with rank 0."""
+
+    def __init__(self, came: dict[int, threading.Event]) -> None:
+        super().__init__()
+        self._came = came
+
+    def set(self, key: str, value: str) -> None:
+        super().set(key, value)
+        if key.startswith("agreed/"):
+            self._came[int(key.removeprefix("agreed/"))].set()
 
 
 def run_job(plan: Plan, folder: Path, *, device: torch.device | None = None, **options: object) -> RunResult:
     """What a run of ``plan`` shows; the error to blame for the others is raised."""
-    job = Job(plan, RunOptions(**{"steps": 6, "warmup": 0, "deadline_s": 20.0, **options}), folder)
+    job = Job(
+        plan, RunOptions(**{"steps": 6, "warmup": 0, "deadline_s": 20.0, "check_first_step": False, **options}), folder
+    )
     require_consistent(plan, job.options)
-    if job.options.check_numerics:
+    if job.is_compared:
         make_reference(job)
-    store = dist.HashStore()
+    came: dict[int, threading.Event] = {}
+    store = Told(came)
     num_ranks = plan.decision.num_ranks
     hubs: dict[str, Hub] = {}
     found: dict[int, RankResult] = {}
     errors: list[BaseException] = []
 
-    def one(rank: int, came: threading.Event) -> None:
+    def one(rank: int) -> None:
         def open_transport(groups: tuple[tuple[int, ...], ...], program: object) -> InProcessTransport:
-            came.set()
             hub = hubs.setdefault("hub", Hub(num_ranks, groups))
             return InProcessTransport(hub, rank)
 
@@ -42,15 +57,17 @@ def run_job(plan: Plan, folder: Path, *, device: torch.device | None = None, **o
         except Exception as error:  # noqa: BLE001  # raised below, in the test's own thread
             errors.append(error)
         finally:
-            came.set()
+            came[rank].set()
 
     threads = []
     for rank in range(num_ranks):
-        came = threading.Event()
-        threads.append(threading.Thread(target=one, args=(rank, came)))
+        came[rank] = threading.Event()
+        threads.append(threading.Thread(target=one, args=(rank,)))
         threads[-1].start()
-        came.wait()  # models are captured one after the other: torch.export is not made for threads
+        came[rank].wait()  # models are captured one after the other: torch.export is not made for threads
         if errors:
+            for other in range(rank, num_ranks):  # which those before wait for
+                dist.HashStore.set(store, f"agreed/{other}", write_error(errors[0]))
             break
     for thread in threads:
         thread.join()

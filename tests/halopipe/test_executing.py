@@ -50,7 +50,8 @@ with hp.execute(load("plan.json", Plan), model, loss_fn, optimizer, **options) a
     engine.step((inputs, targets))
     again = engine.load("saved")
     same = engine.evaluate((inputs, targets), (inputs[:3], targets[:3])) == score
-    print(json.dumps([engine.rank, losses, sorted(engine.state_dict()), score.num_samples, again, same]))
+    compared = engine.numerics.num_tensors, engine.numerics.witness
+    print(json.dumps([engine.rank, losses, sorted(engine.state_dict()), score.num_samples, again, same, compared]))
 """
 
 
@@ -89,8 +90,25 @@ def free_port() -> int:
         return int(listener.getsockname()[1])
 
 
+def test_ranks_that_build_their_model_from_other_seeds_are_refused(plan: Plan, tmp_path: Path) -> None:
+    """Before, they trained a model that nobody had built."""
+    text = MODEL.replace("torch.manual_seed(0)", "import os; torch.manual_seed(int(os.environ['RANK']))")
+    (tmp_path / "model.py").write_text(text)
+    outputs, codes = ended_ranks(tmp_path)
+    assert 0 not in codes
+    assert "rank 1 begins with other values of 0.bias than rank 0" in outputs[1][1]
+    assert "rank 0: sha256:" in outputs[1][1]
+
+
 def run_ranks(folder: Path) -> list[Any]:
     """What each of two ranks of the script prints."""
+    outputs, codes = ended_ranks(folder)
+    assert codes == [0, 0], outputs
+    return [json.loads(stdout) for stdout, _ in outputs]
+
+
+def ended_ranks(folder: Path) -> tuple[list[tuple[str, str]], list[int]]:
+    """What two ranks of the script print, to both streams, and their exit codes."""
     job = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "PYTHONPATH": str(HOME)}
     ranks = [
         subprocess.Popen(
@@ -108,13 +126,13 @@ def run_ranks(folder: Path) -> list[Any]:
     finally:
         for process in ranks:
             process.kill()
-    assert [process.returncode for process in ranks] == [0, 0], outputs
-    return [json.loads(stdout) for stdout, _ in outputs]
+    return outputs, [process.returncode for process in ranks]
 
 
 def test_a_script_of_ones_own_trains_as_one_device_does(plan: Plan, tmp_path: Path) -> None:
     first, second = run_ranks(tmp_path)
-    assert first == [0, [None] * NUM_STEPS, ["0.bias", "0.weight"], 7, NUM_STEPS, True]
+    compared = [4, "the user's module on the whole batch"]
+    assert first == [0, [None] * NUM_STEPS, ["0.bias", "0.weight"], 7, NUM_STEPS, True, compared]
     assert second[3:] == first[3:]
     assert second[2] == ["2.bias", "2.weight"]
     assert second[1] == pytest.approx(serial_losses(plan), rel=1e-10)

@@ -24,8 +24,8 @@ from tests.halopipe.plans import RESNET, mined, plan_of
 
 def do(plan: Plan, folder: Path, store: dist.Store | None = None, **options: object) -> RankResult:
     """The work of rank 0 where it is the only one to come."""
-    job = Job(plan, RunOptions(**{"steps": 3, "warmup": 1, **options}), folder)
-    if job.options.check_numerics:
+    job = Job(plan, RunOptions(**{"steps": 3, "warmup": 1, "check_first_step": False, **options}), folder)
+    if job.is_compared:
         make_reference(job)
     board = dist.HashStore()
     result = work(job, 0, store or board, board, lambda groups, program: InProcessTransport(Hub(1, groups), 0))
@@ -58,7 +58,7 @@ def test_a_plan_for_another_model_is_refused_with_both_fingerprints(tmp_path: Pa
 def test_a_rank_with_another_plan_is_refused(tmp_path: Path) -> None:
     job = Job(mined(), RunOptions(), tmp_path)
     store = dist.HashStore()
-    store.set("plan/0", "0123456789abcdef")
+    store.set("terms/0", '{"plan": "sha256:0123456789abcdef"}')
     with pytest.raises(StaleFileError, match="rank 1 was given another plan than rank 0") as caught:
         work(job, 1, store, dist.HashStore(), lambda groups, program: InProcessTransport(Hub(2, groups), 1))
     assert caught.value.details[0] == "rank 0: sha256:0123456789abcdef"

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from halopipe import crew
 from halopipe.running import RunOptions, RunProgress, RunResult, run_plan
 from planner.ir.codec import dump
 from planner.ir.errors import DeadlineError, RankCountError, StageFailedError, WorkerDiedError
@@ -48,8 +49,11 @@ def workers_in(folder: Path) -> list[int]:
     return found
 
 
+OPTIONS = {"steps": 5, "warmup": 0, "data": "tests.halopipe.bombs:poison", "check_first_step": False}
+
+
 def run(plan: Plan, **options: object) -> RunResult | None:
-    return run_plan(plan, RunOptions(**{"steps": 5, "warmup": 0, "data": "tests.halopipe.bombs:poison", **options}))
+    return run_plan(plan, RunOptions(**{**OPTIONS, **options}))
 
 
 def test_a_plan_of_three_processes_computes_what_one_device_does() -> None:
@@ -73,6 +77,22 @@ def test_a_plan_of_three_processes_computes_what_one_device_does() -> None:
     assert measured.error == pytest.approx(measured.step_s / 0.01 - 1)
     assert len(measured.stage_forward_s) == len(measured.stage_backward_s) == 2
     assert all(seconds > 0 for seconds in (*measured.stage_forward_s, *measured.stage_backward_s))
+
+
+def test_the_first_step_is_compared_with_one_device_beside_the_ranks() -> None:
+    result = run_plan(mined(-1, ""), RunOptions(steps=2, warmup=0))
+    assert result is not None
+    assert result.numerics is not None
+    assert (result.numerics.num_steps, result.numerics.skipped) == (1, "")
+    assert result.numerics.witness == "the user's module on the whole batch"
+
+
+def test_where_one_device_cannot_run_it_the_job_goes_on_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(crew, "REFERENCE", "nobody")
+    result = run_plan(mined(-1, ""), RunOptions(steps=2, warmup=0))
+    assert result is not None
+    assert result.numerics is not None
+    assert result.numerics.skipped.startswith("the run on one device ended by exit code 1 without a word")
 
 
 def test_a_stage_that_raises_ends_the_run_with_its_error() -> None:
@@ -138,6 +158,7 @@ SCRIPT = """
 import signal
 import sys
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a parent in the background may have had it ignored
+from halopipe import crew
 from halopipe.running import RunOptions, run_plan
 from planner.ir.codec import load
 from planner.ir.plan import Plan

@@ -24,7 +24,7 @@ from profiler.source import LoadedModel, load_model
 from runtime.build import groups_of
 from runtime.engine import Engine, StepResult
 from runtime.jobs.failure import blame
-from runtime.numerics import Tolerance, loss_differences, tensor_differences
+from runtime.numerics import Tolerance, loss_differences, sketches, tensor_differences
 from runtime.serial import serial_step
 from runtime.stages.captured import captured_model
 from runtime.transport import Hub, InProcessTransport
@@ -240,7 +240,7 @@ def assert_equal(found: Trained, expected: Trained, tolerance: float = 1e-10) ->
     for kind in ("gradients", "state"):
         here, there = getattr(found, kind), getattr(expected, kind)
         assert sorted(here) == sorted(there)
-        differences += tensor_differences(kind, here, there, limits)
+        differences += tensor_differences(kind, sketches(here), sketches(there), limits)
     wrong = [str(each) for each in differences if not each.error <= tolerance]
     if wrong:
         raise AssertionError("\n".join(wrong))

@@ -1,0 +1,138 @@
+"""The first step of a job beside one device's, before its second begins.
+
+        run on one device ──> rank 0 ──> the store ──> every rank compares its own gradients, parameters, buffers
+                                                       rank 0 hears of all differences, judges, and tells its verdict
+
+So all ranks end with one error, which names what differs most, and where values part.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch import distributed as dist
+
+from halopipe.evaluating import loss_rank
+from halopipe.job import Compared, failed_path
+from halopipe.opening import Opened, Place, Terms
+from halopipe.reference import Reference, compare_losses, compare_tensors
+from planner.ir.codec import plain
+from planner.ir.errors import NumericsError
+from runtime.jobs.failure import also, read_error, write_error
+from runtime.jobs.launch import SETUP_S
+from runtime.numerics import Difference, report
+
+PATIENCE_S = SETUP_S / 2
+"""Longest wait for one device."""
+
+_POLL_S = 0.02
+_PART = 2 << 20
+"""Bytes of one value of the store, which takes 8 MiB; they are spelled as text."""
+
+Explain = Callable[[Sequence[Difference]], list[str]]
+"""Where values part, as lines, of what is wrong on all ranks."""
+
+
+@dataclass(frozen=True, slots=True)
+class FirstStep:
+    """What a rank does after the first update.
+
+    Attributes:
+        read: gives what one device computed; called on rank 0.
+        strict: whether it is an error, too, where rounding hides what is compared.
+        explain: called on rank 0 where something is wrong.
+    """
+
+    terms: Terms
+    place: Place
+    read: Callable[[], Reference]
+    strict: bool
+    explain: Explain
+
+    def compare(self, opened: Opened, losses: Sequence[float]) -> tuple[Reference, tuple[Compared, ...]]:
+        """One device's step, and this rank's differences from it.
+
+        Args:
+            losses: of the steps so far, where this rank knows them.
+
+        Raises:
+            NumericsError: on all ranks, if any of them computes something else.
+        """
+        place = self.place
+        place.activity.begin("waiting for the run on one device")
+        place.activity.deadline_s = SETUP_S
+        if place.rank == 0:
+            _publish(place.store, "reference", self.read().to_bytes())
+        reference = Reference.from_bytes(_published(place.store, "reference"))
+        if reference.error:
+            raise read_error(reference.error)
+        if reference.skipped:
+            return reference, ()
+        place.activity.begin("comparing with one device")
+        mine, trouble = self._mine(reference, opened, losses)
+        place.store.set(f"compared/{place.rank}", json.dumps(trouble or [plain(each) for each in mine]))
+        if place.rank == 0:
+            place.store.set("verdict", self._verdict(reference))
+        verdict = place.store.get("verdict").decode()
+        if verdict:
+            raise read_error(verdict)
+        return reference, mine
+
+    def _mine(self, reference: Reference, opened: Opened, losses: Sequence[float]) -> tuple[tuple[Compared, ...], str]:
+        try:
+            mine = compare_tensors(reference, opened.engine)
+        except NumericsError as error:  # a tensor that one device does not have: the others must not wait
+            return (), write_error(error)
+        if opened.consumer.transport.rank == loss_rank(opened.consumer):
+            mine += compare_losses(reference, losses)
+        return mine, ""
+
+    def _verdict(self, reference: Reference) -> str:
+        """The error as text; empty where there is none."""
+        found: list[Difference] = []
+        for rank in range(self.place.num_ranks):
+            record = json.loads(self.place.store.get(f"compared/{rank}").decode())
+            if isinstance(record, str):
+                return record
+            found += (Difference(**each) for each in record)
+        try:
+            report(found, reference.dtype, witness=reference.witness, strict=self.strict)
+        except NumericsError as error:
+            wrong = [each for each in found if each.is_wrong]
+            return write_error(also(error, self._explained(wrong)) if wrong else error)
+        return ""
+
+    def _explained(self, wrong: Sequence[Difference]) -> list[str]:
+        self.place.activity.begin("looking for the layer at which values part")
+        try:
+            return self.explain(wrong)
+        except Exception as error:  # noqa: BLE001 - the verdict is more than its explanation
+            return [f"where values part could not be found: {type(error).__name__}: {error}"]
+
+
+def read_when_written(path: Path) -> Reference:
+    """What another process writes to ``path``; where it failed, or takes too long, there is no reference."""
+    end_s, failed = time.monotonic() + PATIENCE_S, failed_path(path)
+    while not path.exists():
+        if failed.exists():
+            return Reference(skipped=failed.read_text(encoding="utf-8"))
+        if time.monotonic() > end_s:
+            return Reference(skipped=f"one device did not come to an end in {PATIENCE_S:g} s")
+        time.sleep(_POLL_S)
+    return Reference.from_bytes(path.read_bytes())
+
+
+def _publish(store: dist.Store, key: str, data: bytes) -> None:
+    parts = [data[first : first + _PART] for first in range(0, len(data), _PART)]
+    for number, part in enumerate(parts):
+        store.set(f"{key}/{number}", part.hex())
+    store.set(key, str(len(parts)))
+
+
+def _published(store: dist.Store, key: str) -> bytes:
+    count = int(store.get(key).decode())
+    return b"".join(bytes.fromhex(store.get(f"{key}/{number}").decode()) for number in range(count))
