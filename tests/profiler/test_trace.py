@@ -183,7 +183,7 @@ def test_a_loss_with_state_of_its_own_and_a_tuple_of_targets() -> None:
     graph = capture(model)
     assert "loss_fn.weight" in dict(graph.graph_module.named_buffers())
     assert graph.graph.by_name()["loss"].buffer_bytes == 8
-    assert graph.mixing == ("loss",)  # it is divided by the sum of the weights, not by the number of samples
+    assert graph.reductions == {"loss": "terms"}  # divided by the sum of the weights, not by the number of samples
     several = Loss(lambda output, targets: ((output - targets[0]) * targets[1]).square().mean())
     graph = capture(LoadedModel(module, (x,), (torch.randn(4, 2), torch.randn(2)), several))
     assert list(graph.graph.inputs) == ["inputs", "targets", "targets_2"]

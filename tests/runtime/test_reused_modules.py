@@ -123,7 +123,7 @@ def test_on_ranks_that_share_channels(name: str) -> None:
     require_equal(given, divided(given[1].graph, {"channel": (0, 1, 2)}, MICRO_BATCHES))
 
 
-@pytest.mark.parametrize("name", ["batch norm", "batch norm without parameters", "a counter"])
+@pytest.mark.parametrize("name", ["batch norm without parameters", "a counter"])
 def test_a_buffer_that_two_stages_would_write_is_named(name: str) -> None:
     given = network(name)
     second = [layer.name for layer in given[1].graph.layers if layer.name.startswith("encoder")][-1]
