@@ -321,6 +321,8 @@ def _mixes_gradients(node: fx.Node, runs: list[_Run], traced: Traced) -> bool:
     apart = [a + b for a, b in zip(whole, gradients(0, other), strict=True)]
     node.meta[LINEAR_BACKWARD] = all(map(is_alike, both, apart))
     metas = _leaves(node.meta["val"])
+    if not any(_sample_dims(meta, traced) for meta in (*metas, *(each.meta["val"] for each in tensors))):
+        return False  # of parameters alone: there are no samples that it could mix
     alone = []
     for sample in range(_PAIR):
         parts = [_part(seed, meta, sample, traced) for seed, meta in zip(one, metas, strict=True)]

@@ -159,7 +159,7 @@ class ItemScale(nn.Module):
         return self.fc(x / x.abs().max().item())
 
 
-@network("x.abs().max().item() as a scale", mixes=True, refused=_BY_DATA + "|item|u0|scalar|whole batch")
+@network("x.abs().max().item() as a scale", mixes=True, refused=_BY_DATA + "|item|u0|scalar|all samples of a step")
 def item_scale() -> Network:
     return ItemScale(), classes(), F.cross_entropy
 

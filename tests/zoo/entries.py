@@ -9,7 +9,7 @@ from typing import Any
 PIPELINE, SPLIT, DATA, SPATIAL = "pipeline", "split backward", "data parallel", "spatial"
 PLANS = (PIPELINE, SPLIT, DATA, SPATIAL)
 
-WHOLE_BATCH = dict.fromkeys((PIPELINE, SPLIT, SPATIAL), "whole batch")
+WHOLE_BATCH = dict.fromkeys((PIPELINE, SPLIT, SPATIAL), "all samples of a step at once|needs the whole batch")
 """What is refused of a network that needs the whole batch at once: more micro-batches than one, in whatever plan."""
 
 Factory = Callable[[], tuple[Any, ...]]

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from planner.check.layouts import require_possible
 from planner.ir.errors import HalopipeError, WorkerError
@@ -87,7 +88,7 @@ def judge(entry: Entry, plans: Sequence[str] = PLANS) -> list[Verdict]:
     """
     try:
         model = load_model(_source(entry), SEED)
-        before = _snapshot(model)
+        before = {} if _is_lazy(model) else _snapshot(model)
         random_state = torch.get_rng_state()
         captured = capture(model)
         changed = [*_differences("", _snapshot(model), before)]
@@ -315,6 +316,11 @@ def _distance(name: str, here: Tensor, there: Tensor, tolerance: float) -> Itera
     scale = max(1.0, there.detach().double().abs().max().item())
     if not error <= tolerance * scale:
         yield f"{name}: differs by {error:.3g} where one device has at most {scale:.3g}"
+
+
+def _is_lazy(model: LoadedModel) -> bool:
+    """Whether it has parameters without shape, which have no values to look at."""
+    return any(is_lazy(parameter) for parameter in model.module.parameters())
 
 
 def _snapshot(model: LoadedModel) -> dict[str, object]:

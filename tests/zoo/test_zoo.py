@@ -15,28 +15,7 @@ def one_thread() -> None:
     torch.set_num_threads(1)
 
 
-KNOWN_FAULTS = {
-    "attention:fourier_mixing": "refused, though its samples are apart",
-    "autograd:binary_weights": "refused, though its samples are apart",
-    "inputs:lazy_uninitialised": "raw error",
-    "losses:contrastive": "a loss over pairs is trained in micro-batches",
-    "vision:modulated_convolution": "groups by the number of samples end in a raw error at capture",
-}
-"""Networks that are neither equal nor rightly refused yet; one that is mended leaves this table."""
-
-
-def _parameters() -> list[object]:
-    return [
-        pytest.param(
-            entry,
-            id=name,
-            marks=[pytest.mark.xfail(strict=False, reason=KNOWN_FAULTS[name])] if name in KNOWN_FAULTS else [],
-        )
-        for name, entry in ALL.items()
-    ]
-
-
-@pytest.mark.parametrize("entry", _parameters())
+@pytest.mark.parametrize("entry", [pytest.param(entry, id=name) for name, entry in ALL.items()])
 def test_a_network_is_equal_to_its_module_or_refused(entry: Entry) -> None:
     wrong = [verdict for verdict in judge(entry) if not verdict.is_as(entry)]
     assert not wrong, "\n".join(f"{verdict.plan}: {verdict.outcome}: {verdict.text}" for verdict in wrong)
