@@ -49,13 +49,14 @@ from runtime.numerics import (
     sketches,
     tensor_differences,
 )
-from runtime.serial import LossOf, serial_step, serial_step_each
+from runtime.serial import LossOf, in_rows, serial_step, serial_step_each
 from runtime.sites.batch import Preparing
 from runtime.stages.aliases import arguments_of, attributes_behind, written
 from runtime.stages.answers import Answers, UnlikeDrawsError
 from runtime.stages.captured import captured_model
 from runtime.stages.draws import Draw
 from runtime.stages.shapes import varying_dims
+from runtime.stages.weighing import weights_of_parts
 from runtime.updates.optimizer import StageOptimizer
 
 EXACT = torch.float64
@@ -246,18 +247,12 @@ def compare_losses(reference: Reference, losses: Sequence[float]) -> tuple[Compa
     return _compared(loss_differences(losses, reference.losses, _tolerance(reference), rounding))
 
 
-def reductions_of(captured: Captured) -> Mapping[str, str]:
-    """Layers whose value of a batch is not the mean of those of its samples, where the capture knows of such."""
-    found: Mapping[str, str] = getattr(captured, "reductions", {})
-    return found
-
-
 def mixes(captured: Captured) -> bool:
     """Whether a batch in parts may give something else than the batch whole, or leave other buffers.
 
     A loss over the sites of clouds is weighted by clouds, which only parts show; unless the capture says otherwise.
     """
-    is_by_cloud = captured.preparation is not None and not reductions_of(captured)
+    is_by_cloud = captured.preparation is not None and not captured.reductions
     if captured.mixing or not captured.polymorphic or is_by_cloud:
         return True
     graph = captured.graph_module.graph
@@ -299,8 +294,6 @@ def _run(terms: Terms, model: LoadedModel, captured: Captured, items: Sequence[I
     fits = _needed_bytes(terms, len(decision.micro_batches)) <= _available_bytes(terms, model.inputs[0].device)
     can_be_whole = answers.in_parts and not mixes(captured) and not (captured.preparation is not None and answers)
     whole = can_be_whole and (fits or len(decision.micro_batches) == 1)
-    if reductions_of(captured) and not whole and len(decision.micro_batches) > 1:
-        return Reference(skipped="its loss is no mean over samples, and the batch cannot be run whole")
     loss_of = _shared(losses_of(model, captured, terms), terms.accumulate)
     if not trains(terms.plan):
         return _evaluated(terms, model, items[:1])
@@ -315,8 +308,13 @@ def _run(terms: Terms, model: LoadedModel, captured: Captured, items: Sequence[I
         parts = [tuple(_cast(tensors, dtype) for tensors in part) for part in parts]  # type: ignore[misc]
         if isinstance(item, list):
             losses.append(serial_step_each(loss_of, optimizer, parts, rows, answers=answers))
+        elif whole:
+            losses.append(serial_step(loss_of, optimizer, *parts[0], rows, answers=answers, whole=True))
         else:
-            losses.append(serial_step(loss_of, optimizer, *parts[0], rows, answers=answers, whole=whole))
+            weights = _weights(captured, parts[0], rows)
+            if weights is None:
+                return Reference(skipped="its loss is no mean over samples, and the batch cannot be run whole")
+            losses.append(serial_step(loss_of, optimizer, *parts[0], rows, answers=answers, weights=weights))
         if step == terms.accumulate - 1:
             first = {
                 "gradient": sketches({name: p.grad for name, p in parameters.items() if p.grad is not None}),
@@ -324,6 +322,15 @@ def _run(terms: Terms, model: LoadedModel, captured: Captured, items: Sequence[I
                 "buffer": sketches(buffers),
             }
     return Reference("", tuple(losses), **first, witness=WHOLE if whole else IN_PARTS)
+
+
+def _weights(captured: Captured, batch: tuple[Tensors, Tensors], rows: Sequence[int]) -> tuple[float, ...] | None:
+    """What the losses of micro-batches count for; None: they do not make up that of the batch."""
+    model, names = captured_model(captured), tuple(captured.graph.inputs)
+    if not model.reductions or captured.preparation is not None:
+        return tuple(count / sum(rows) for count in rows)
+    cut = [in_rows((*batch[0], *batch[1]), sum(rows[:number]), count, sum(rows)) for number, count in enumerate(rows)]
+    return weights_of_parts(model, [dict(zip(names, tensors, strict=True)) for tensors in cut], rows)
 
 
 @torch.no_grad()

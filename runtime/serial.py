@@ -34,16 +34,18 @@ def serial_step(
     *,
     answers: Answers | None = None,
     whole: bool = False,
+    weights: Sequence[float] = (),
 ) -> float:
     """One step on a global batch: forward and backward of each micro-batch in turn, then one update.
 
-    The loss of each micro-batch is weighted by its share of the rows; gradients are added, and stay after the update.
+    The losses of micro-batches are weighted; gradients are added, and stay after the update.
 
     Args:
         inputs, targets: whatever has as many rows as ``micro_batches`` in sum is cut along dim 0, the rest is whole.
         draw: what ``loss_of`` draws by; its step is the caller's to set.
         answers: to what the user's own module draws.
         whole: the batch in one call, as if it were not cut; the same where no layer mixes samples.
+        weights: of the losses of the micro-batches; none: their shares of the rows.
 
     Returns:
         The weighted loss of the global batch.
@@ -58,10 +60,10 @@ def serial_step(
         )
     starts = [sum(micro_batches[:number]) for number in range(len(micro_batches))]
     parts = [
-        tuple(_rows(tensors, first, rows, global_batch) for tensors in (inputs, targets))
+        tuple(in_rows(tensors, first, rows, global_batch) for tensors in (inputs, targets))
         for first, rows in zip(starts, micro_batches, strict=True)
     ]
-    return serial_step_each(loss_of, optimizer, parts, micro_batches, draw, answers=answers)
+    return serial_step_each(loss_of, optimizer, parts, micro_batches, draw, answers=answers, weights=weights)
 
 
 def serial_step_each(
@@ -73,6 +75,7 @@ def serial_step_each(
     *,
     answers: Answers | None = None,
     cut: Sequence[int] = (),
+    weights: Sequence[float] = (),
 ) -> float:
     """The same of micro-batches given one by one, as (inputs, targets), of ``rows`` samples each.
 
@@ -81,14 +84,15 @@ def serial_step_each(
     """
     optimizer.zero_grad(set_to_none=True)
     total = 0.0
-    for microbatch, (count, (inputs, targets)) in enumerate(zip(rows, parts, strict=True)):
-        weight = count / sum(rows)
+    weights = weights or [count / sum(rows) for count in rows]
+    for microbatch, (count, weight, (inputs, targets)) in enumerate(zip(rows, weights, parts, strict=True)):
         if draw is not None:
             draw.at(Portion(microbatch, count, 0, count))
         with answers.given(cut or (count,), microbatch) if answers is not None else nullcontext():
             loss = loss_of(inputs, targets)
-            (loss * weight).backward()  # where numbers drawn again, by checkpointing, are noticed
-        total += loss.item() * weight
+            if weight:  # else it may be a mean of nothing, which is not a number
+                (loss * weight).backward()  # where numbers drawn again, by checkpointing, are noticed
+                total += loss.item() * weight
     optimizer.step()
     return total
 
@@ -117,7 +121,8 @@ def drawing_loss(model: CapturedModel, draw: Draw) -> LossOf:
     return loss_of
 
 
-def _rows(tensors: Tensors, first: int, count: int, global_batch: int) -> Tensors:
+def in_rows(tensors: Tensors, first: int, count: int, global_batch: int) -> Tensors:
+    """Samples of whatever has as many rows as the batch; the rest is whole."""
     return tuple(
         tensor.narrow(0, first, count) if tensor.ndim and tensor.shape[0] == global_batch else tensor
         for tensor in tensors

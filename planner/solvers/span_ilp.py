@@ -89,7 +89,7 @@ def solve(problem: Problem, progress: Progress | None = None) -> Plan:
             raise infeasible(problem, closest)
         raise InfeasibleError("no plan fits", [f"on {len(problem.ranks)} devices"], ["use more devices"])
     decision = decision_of(problem, found.best.candidate)
-    seen = forecast(evaluator.book, decision, problem.memory_margin)
+    seen = forecast(evaluator.book, decision, problem.memory_margin, problem.memory_bytes)
     step_s = seen.prediction.step_s
     bound_s = min(found.bound_s, step_s)
     search = Search(

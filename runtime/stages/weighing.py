@@ -23,6 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from planner.ir.graph import producer
 from runtime.stages.captured import CapturedModel, main_nodes
 from runtime.stages.cut import NUM_SAMPLES, Rule
 
@@ -187,6 +188,40 @@ class Counting:
             value * num_samples if one.reduction == WHOLE_MEAN else value
             for one, value in zip(self.weighed, found, strict=True)
         )
+
+
+def weights_of_parts(
+    model: CapturedModel, parts: Sequence[Mapping[str, Tensor]], rows: Sequence[int]
+) -> tuple[float, ...] | None:
+    """What the user's own loss of each micro-batch counts for in that of the batch; None: no such weights make it up.
+
+    Args:
+        parts: of each micro-batch, the graph's inputs by name.
+        rows: samples of each.
+    """
+    by_rows = tuple(count / sum(rows) for count in rows)
+    weighed = weighed_in(model, model.reductions)
+    if not weighed or len(rows) == 1:
+        return by_rows
+    found = {by_rows}
+    for one in weighed:
+        if one.reduction == SUM:
+            found.add((1.0,) * len(rows))
+        elif one.reduction == TERMS:
+            (counting,) = countings(model, [one])
+            counts = [float(counting.of(count, part)[0]) for count, part in zip(rows, parts, strict=True)]
+            found.add(tuple(count / sum(counts) if sum(counts) else 0.0 for count in counts))
+        else:
+            return None  # a part's own value has another meaning there
+    is_the_loss = len(weighed) == 1 and weighed[0].layer == producer(model.graph.loss)
+    if is_the_loss and len(found) > 1:
+        found.discard(by_rows)
+    first = next(iter(found))
+    return first if all(map(partial(_are_alike, first), found)) else None
+
+
+def _are_alike(weights: Sequence[float], others: Sequence[float]) -> bool:
+    return all(abs(a - b) < 1e-15 for a, b in zip(weights, others, strict=True))
 
 
 def countings(model: CapturedModel, weighed: Sequence[Weighed]) -> tuple[Counting, ...]:

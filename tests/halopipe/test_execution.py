@@ -13,6 +13,7 @@ from torch import Tensor
 
 from halopipe.execution import Execution
 from halopipe.feeding import consumer_of
+from halopipe.opening import Opened
 from halopipe.optimizer import make_optimizer_of, make_scheduler_of, parse_optimizer, parse_scheduler
 from planner.ir.errors import DifferentDataError, StaleFileError, UsageError
 from planner.ir.plan import Plan
@@ -49,7 +50,8 @@ def together(plan: Plan, do: Callable[[Execution], object], seed: int = 0, **opt
         voice = Voice(store, plan.decision, end.rank, 20.0, 20.0)
         optimizer = make_optimizer_of(parse_optimizer("SGD:lr=0.5"))
         engine = Engine(plan.decision, given, twin.module, end, optimizer, **made)
-        with Execution(engine, consumer_of(plan.decision, given, end, 20.0), twin.module, voice, seed) as execution:
+        opened = Opened(engine, consumer_of(plan.decision, given, end, 20.0))
+        with Execution(opened, twin.module, voice, seed) as execution:
             return do(execution)
 
     return on_ranks(plan.decision.num_ranks, run, groups_of(plan.decision, original[1].graph))

@@ -30,7 +30,7 @@ def test_side_constraints_are_kept(rule: str) -> None:
 
 def test_a_solver_that_knows_nothing_of_a_side_constraint_is_not_believed() -> None:
     problem = problems.make_problem(PROFILE, forbid=["*=replicas:1"])
-    with pytest.raises(InfeasibleError, match="solver one-device found no plan that keeps to the side constraints"):
+    with pytest.raises(InfeasibleError, match="no plan of this strategy keeps to the side constraints"):
         planning.solve(problem, "one-device")
     assert "side constraints" in planning.solve_baselines(problem, ["one-device"]).infeasible["one-device"]
 

@@ -110,5 +110,5 @@ def plan_of_candidate(evaluator: Evaluator, candidate: Candidate) -> Plan:
         evaluator.problem, schedules=(candidate.schedule,), recompute=AUTO, halo_depth=max((0, *margins))
     )
     decision = decision_of(problem, candidate)
-    seen = forecast(evaluator.book, decision, problem.memory_margin)
+    seen = forecast(evaluator.book, decision, problem.memory_margin, problem.memory_bytes)
     return plan_of(problem, decision, seen.prediction, Search("by chance", "test", "heuristic", 0.0, 0.0, 1, 1))

@@ -23,6 +23,7 @@ from tests.runtime.plans import Trained, assert_equal, batch_of, sgd, train_seri
 
 ROWS = (3, 2)
 CODES = 3
+WEIGHTS = torch.tensor([0.5, 1.0, 2.5], dtype=torch.float64)
 
 
 class Segments(nn.Module):
@@ -35,6 +36,7 @@ class Segments(nn.Module):
         self.frozen, self.gate = nn.BatchNorm2d(6), nn.Conv2d(6, 6, 1)
         self.head, self.norm3 = nn.Conv2d(6, CODES, 3, padding=1), nn.BatchNorm2d(CODES, track_running_stats=False)
         self.frozen.eval()
+        self.frozen.num_batches_tracked = None  # which no layer reads: it would be in no stage
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.norm1(self.first(x)).relu()
@@ -52,8 +54,7 @@ def made(loss: str) -> Any:
     x, target = torch.randn(5, 2, 9, 7), torch.randint(CODES, (5, 9, 7))
     if loss == "squares":
         return Segments(), (x, torch.randn(5, CODES, 9, 7)), F.mse_loss
-    weights = torch.tensor([0.5, 1.0, 2.5], dtype=torch.float64)
-    return Segments(), (x, target), F.cross_entropy if loss == "classes" else lambda y, t: by_pixel(weights, y, t)
+    return Segments(), (x, target), F.cross_entropy if loss == "classes" else lambda y, t: by_pixel(WEIGHTS, y, t)
 
 
 @cache
@@ -65,7 +66,29 @@ def network(loss: str) -> tuple[LoadedModel, Captured]:
 
 @cache
 def serial(loss: str) -> Trained:
-    return train_serially(network(loss)[0], ROWS)
+    if loss != "weighted classes":
+        return train_serially(network(loss)[0], ROWS)
+    twin = copy.deepcopy(network(loss)[0])
+    optimizer, losses = sgd(twin.module.parameters()), []
+    for step in range(3):
+        inputs, targets = batch_of(network(loss)[0], sum(ROWS), step)
+        weighed = by_terms(twin, _terms(targets[0]))
+        losses.append(serial_step(weighed, optimizer, inputs, targets, ROWS))
+    return Trained(losses, {n: p.grad for n, p in twin.module.named_parameters()}, twin.module.state_dict())
+
+
+def by_terms(model: LoadedModel, total: Tensor) -> Any:
+    """The loss of a micro-batch, which a step weighs by its rows, as its share in a mean over ``total`` terms."""
+
+    def loss_of(inputs: tuple[Tensor, ...], targets: tuple[Tensor, ...]) -> Tensor:
+        share = _terms(targets[0]) / total
+        return model.loss(inputs, targets) * share * sum(ROWS) / len(targets[0])
+
+    return loss_of
+
+
+def _terms(target: Tensor) -> Tensor:
+    return WEIGHTS[target[target != 1]].sum()
 
 
 @pytest.fixture(autouse=True)
