@@ -57,6 +57,12 @@ def normalised() -> Any:
     return example(nn.Sequential(nn.Linear(WIDTH, 6), nn.BatchNorm1d(6), nn.Linear(6, 3)))
 
 
+def ignoring() -> Any:
+    """A mean over as many samples of a micro-batch as are not ignored, behind statistics of the micro-batch."""
+    module, (inputs, _), loss = normalised()
+    return module, (inputs, torch.tensor([-100, 2, -100, 1])), loss
+
+
 def dropping() -> Any:
     return example(Net(nn.Dropout(0.4)))
 
@@ -99,7 +105,8 @@ def unseeded(global_batch: int, input_shape: tuple[int, ...], seed: int) -> Iter
 
 
 @pytest.mark.parametrize(
-    ("name", "witness"), [("plain_net", WHOLE), ("dropping", WHOLE), ("normalised", IN_PARTS), ("own_dtype", "")]
+    ("name", "witness"),
+    [("plain_net", WHOLE), ("dropping", WHOLE), ("normalised", IN_PARTS), ("ignoring", IN_PARTS), ("own_dtype", "")],
 )
 def test_the_first_step_of_a_job_is_one_device_s(tmp_path: Path, name: str, witness: str) -> None:
     dtype = "float64" if witness else "float32"
