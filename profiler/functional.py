@@ -8,7 +8,7 @@ other views read (:mod:`profiler.views`).  Updates of buffers (running statistic
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from itertools import pairwise
 from typing import Any
 
@@ -49,19 +49,30 @@ def rewrite_in_place(graph: fx.Graph, attributes: Mapping[str, Any]) -> None:
             buffers.append(node)
         else:
             _rewrite(graph, node, views)
+    written = {part for node in buffers for part in views.chain(node.args[0])}
+    roots = {node: views.chain(node.args[0])[-1] for node in buffers}
     for node in buffers:
-        _copy_for_readers(graph, node)
+        again = [other for other in buffers if other is not node and roots[other] is roots[node]]
+        _copy_for_readers(graph, node, written, again)
 
 
-def _copy_for_readers(graph: fx.Graph, node: fx.Node) -> None:
-    """Others read a copy of a buffer that ``node`` wrote: it is written again before their backward, or elsewhere."""
-    readers = [user for user in node.users if not is_write(user) or user.args[0] is not node]
+def _copy_for_readers(graph: fx.Graph, node: fx.Node, written: Collection[fx.Node], again: Iterable[fx.Node]) -> None:
+    """Others read a copy of a buffer that ``node`` wrote: it is written again before their backward, or elsewhere.
+
+    Views of the buffer that are ``written`` themselves stay views of it.  Between two writes of the same buffer,
+    ``again`` among them, readers share a copy.
+    """
+    readers = [user for user in node.users if user not in written and not (is_write(user) and user.args[0] is node)]
     if not readers or any(user.op == "output" for user in readers):
         return
-    with graph.inserting_after(node):
-        made = graph.call_function(torch.ops.aten.clone.default, (node,))
-    made.meta = dict(node.meta)
-    for reader in readers:
+    made: fx.Node | None = None
+    for reader in sorted(readers):
+        since = node if made is None else made
+        is_old = any(since < other < reader for other in again)
+        if made is None or is_old:
+            with graph.inserting_before(reader) if is_old else graph.inserting_after(node):
+                made = graph.call_function(torch.ops.aten.clone.default, (node,))
+            made.meta = dict(node.meta)
         reader.replace_input_with(node, made)
 
 

@@ -198,7 +198,7 @@ def test_an_interrupted_run_ends_its_workers_and_leaves_no_file(
     end_s = time.monotonic() + 60
     while len(workers_in(nothing_left)) < 2 and time.monotonic() < end_s:
         time.sleep(0.05)
-    assert len(workers_in(nothing_left)) == 2
+    assert len(workers_in(nothing_left)) >= 2  # and one that computes the first step alone
     process.send_signal(number)
     process.communicate(timeout=60)
     assert process.returncode == code

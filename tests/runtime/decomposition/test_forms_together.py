@@ -96,7 +96,7 @@ def network(name: str) -> tuple[LoadedModel, Captured]:
 @cache
 def serial(name: str) -> Trained:
     found = train_serially(network(name)[0], ROWS)
-    gradients = {key: torch.zeros_like(found.state[key]) if g is None else g for key, g in found.gradients.items()}
+    gradients = {key: g for key, g in found.gradients.items() if g is not None}
     return replace(found, gradients=gradients)
 
 
