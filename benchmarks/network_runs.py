@@ -33,6 +33,7 @@ from planner.ir.errors import HalopipeError
 from planner.ir.graph import Graph
 from planner.ir.plan import Plan
 from planner.ir.profile import ModelSource, Optimizer, Profile, Provenance
+from planner.layers import batch_wide_layers
 from planner.solvers.candidates.space import mixing_layers
 from profiler.finished import CapturedGraph
 from profiler.measuring import Job as MeasuringJob
@@ -238,12 +239,16 @@ def _mixing(graph: Graph) -> list[str]:
 
 
 def _plan(profile: Profile, strategy: str) -> Plan:
-    """The best plan of two stages with two micro-batches, or of one stage on two ranks."""
+    """The best plan of two stages with two micro-batches, or of one stage on two ranks.
+
+    One micro-batch where the loss needs all samples of a step at once.
+    """
     layers, samples = profile.graph.layers, profile.graph.samples
     asked: dict[str, Any] = {"global_batch": samples, "time_limit_s": 20.0}
     if strategy == PIPELINE:
         ends = [f"{layers[0].name}=stage:0", f"{layers[-1].name}=stage:1", "*=replicas:1"]
-        asked |= {"max_stages": NUM_RANKS, "micro_batch": [samples // NUM_RANKS], "fix": ends}
+        size = samples if batch_wide_layers(profile.graph) else samples // NUM_RANKS
+        asked |= {"max_stages": NUM_RANKS, "micro_batch": [size], "fix": ends}
     else:
         asked |= {"max_stages": 1, "micro_batch": [samples], "fix": [f"*=replicas:{NUM_RANKS}"]}
     return api.plan(profile, **asked)

@@ -9,11 +9,15 @@ from torch import distributed as dist
 from halopipe.datasets import Position
 from halopipe.runs import RunOptions
 from halopipe.saved import DATA, SEED, Saved, fingerprints_of, open_saved
-from planner.ir.errors import UsageError
+from planner.ir.errors import HalopipeError, UsageError
 from planner.ir.graph import Graph
 from runtime.checkpoint import BackgroundSaver, Checkpoint, Number, RankState, joined, save
 from runtime.engine import Engine
+from runtime.jobs.failure import read_error, write_error
 from runtime.transport import Transport
+
+_CHOSEN = "resume"
+"""The store's key for the step that a run goes on from."""
 
 SAVE_S = 600.0
 """Longest time until a checkpoint is on disk."""
@@ -29,10 +33,7 @@ def resumed(options: RunOptions, graph: Graph, store: dist.Store, rank: int) -> 
     """
     if not options.resume:
         return None
-    key = "resume"
-    if rank == 0:
-        store.set(key, str(Checkpoint.open(options.checkpoint).manifest.step))
-    saved = open_saved(options.checkpoint, graph, int(store.get(key).decode()))
+    saved = open_saved(options.checkpoint, graph, _chosen(options, store, rank))
     if saved.step % options.accumulate:
         raise UsageError(
             f"{saved.checkpoint.path} lies between updates of {options.accumulate} steps each",
@@ -46,6 +47,20 @@ def resumed(options: RunOptions, graph: Graph, store: dist.Store, rank: int) -> 
             [f"--steps {saved.step + options.steps}"],
         )
     return saved
+
+
+def _chosen(options: RunOptions, store: dist.Store, rank: int) -> int:
+    """The step of the checkpoint that rank 0 found; what it raises, all raise: the others would wait for its word."""
+    if rank == 0:
+        try:
+            store.set(_CHOSEN, str(Checkpoint.open(options.checkpoint).manifest.step))
+        except HalopipeError as error:
+            store.set(_CHOSEN, write_error(error))
+            raise
+    text = store.get(_CHOSEN).decode()
+    if not text.isdecimal():
+        raise read_error(text)
+    return int(text)
 
 
 class Checkpoints:

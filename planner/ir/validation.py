@@ -117,7 +117,8 @@ def _numbers(value: Any, path: str, name: str) -> Iterator[Fault]:
         return
     if isinstance(value, (int, float)):
         low, high = limits_of(name)
-        if not low - _ROUNDING <= value <= high:
+        slack = 0.0 if name in _OF_FIELDS else _ROUNDING
+        if not low - slack <= value <= high:
             yield path, _out_of_range(value, low, high)
     elif dataclasses.is_dataclass(value):
         for field in dataclasses.fields(value):
