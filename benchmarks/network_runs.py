@@ -179,7 +179,10 @@ def described(error: HalopipeError) -> str:
 
 
 def _profile(source: ModelSource) -> tuple[Profile, float]:
-    """The profile of half the example's samples, and the processor time until the graph was there."""
+    """The profile, and the processor time until the graph was there.
+
+    Half the example's samples are measured; all where the loss needs them at once.
+    """
     graphs: list[Graph] = []
     start_s, captured_s = time.process_time(), 0.0
 
@@ -191,6 +194,9 @@ def _profile(source: ModelSource) -> tuple[Profile, float]:
 
     optimizer = Optimizer("SGD", {"lr": 0.01, "momentum": 0.9}, 1.0)
     costs = measure_model(report, MeasuringJob(source, optimizer, (_share(source),), quick=True))
+    if batch_wide_layers(graphs[0]):
+        whole = (NUM_RANKS * _share(source),)
+        costs = measure_model(lambda _: None, MeasuringJob(source, optimizer, whole, quick=True))
     devices = tuple(DeviceSpec(f"n0/cpu{rank}", _KIND, "n0", _MEMORY_BYTES) for rank in range(NUM_RANKS))
     found = Profile(
         source,
