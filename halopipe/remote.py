@@ -104,6 +104,9 @@ class RemoteWorkers:
             process.wait()
         if self._thread is not None:
             self._thread.join(_LEAVING_S)
+        if process is not None and process.stdin is not None:
+            with contextlib.suppress(OSError):  # the order was not given yet, and now nobody reads it
+                process.stdin.close()
         self._errors.close()
 
     @property
