@@ -19,14 +19,15 @@ import torch
 from torch import nn
 
 from benchmarks.report import Row, at_most, run
-from halopipe.calibrating import calibrated
-from halopipe.running import RunOptions, RunResult, run_plan
-from planner.costs.calibration import errors_left
+from halopipe.launch.run import run_plan
+from halopipe.planning.calibration import calibrated
+from halopipe.run_spec.options import RunOptions, RunResult
+from planner.costs.calibration.fit import errors_left
 from planner.costs.predict import predict
 from planner.ir.plan import Plan, Search
 from planner.ir.problem import Problem
 from planner.ir.profile import ModelSource, Profile
-from planner.solvers.candidates.assemble import Candidate, decision_of, plan_of, split_batch
+from planner.solvers.candidates.candidate import Candidate, decision_of, plan_of, split_batch
 from profiler import profile
 
 GLOBAL_BATCH = 16

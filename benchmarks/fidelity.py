@@ -4,7 +4,7 @@ Nothing is computed, so what differs is what the simulator says of messages, ord
 clock.  The simulator gets the program itself, what its actions sleep, and tables that the same processes measured just
 before: how long a message travels, and how long it keeps its sender.  A row is measured / simulated - 1, medians of
 steps; beside it stands what the error would be if a send kept its rank for no longer than any other action.  Hosts are
-network namespaces (:mod:`benchmarks.testbed`); without the right to make them, rows are of the loopback alone.
+network namespaces (:mod:`benchmarks.devices.testbed`); without the right to make them, rows are of the loopback alone.
 
 On a machine that does other things too the ranks wake up late: ``chrt -r 5 python -m benchmarks.fidelity``.
 """
@@ -22,13 +22,13 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from benchmarks.devices.sleeping import Case, Order, Points, link_points, step_s
+from benchmarks.devices.testbed import INTERFACE, RATES, Testbed, unavailable
 from benchmarks.report import Row, at_most, run
-from benchmarks.sleeping import Case, Order, Points, link_points, step_s
-from benchmarks.testbed import INTERFACE, RATES, Testbed, unavailable
-from planner.costs.compiled import compile_program
-from planner.costs.network import Network
-from planner.costs.pricing import resources, sending_prices, transfer_bytes, transfer_prices
-from planner.costs.simulate import execute
+from planner.costs.communication.links import Network
+from planner.costs.simulator.events import execute
+from planner.costs.simulator.prices import resources, sending_prices, transfer_bytes, transfer_prices
+from planner.costs.simulator.program import compile_program
 from planner.ir.cluster import ACROSS_HOSTS, MEASURED, Cluster, DeviceSpec, Link
 
 GOAL_PERCENT = 5.0
@@ -113,7 +113,7 @@ def _execute(testbed: Testbed | None, order_cases: tuple[Case, ...], repetitions
         environment = {**os.environ, "GLOO_SOCKET_IFNAME": interface, "OMP_NUM_THREADS": "1"}
         ranks = []
         for rank in range(2):
-            command = [sys.executable, "-m", "benchmarks.sleeping", str(folder / "order.json"), str(rank)]
+            command = [sys.executable, "-m", "benchmarks.devices.sleeping", str(folder / "order.json"), str(rank)]
             whole = command if testbed is None else testbed.command(rank, command)
             ranks.append(subprocess.Popen(whole, env=environment))
             ending.callback(ranks[-1].kill)

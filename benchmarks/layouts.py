@@ -4,9 +4,9 @@
 
 ResNet-50 (images of 224 x 224) as captured, on up to 64 devices of a datasheet: 15.7 TFLOP/s, 900 GB/s, eight a host.
 Every layer may take any grid of all devices over samples, height and width (and channels); a layer's time is its
-roofline (``planner.costs.datasheet``).  *Search* is the exact minimum over all layers once prices are known, *prices*
-the time to find these, CPU seconds both.  Shortest paths are Dryden et al.'s heuristic (2019).  A uniform layout cuts
-all layers by the same grid, as far as they have its dims.
+roofline (``planner.costs.layers.roofline``).  *Search* is the exact minimum over all layers once prices are known,
+*prices* the time to find these, CPU seconds both.  Shortest paths are Dryden et al.'s heuristic (2019).  A uniform
+layout cuts all layers by the same grid, as far as they have its dims.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from benchmarks.report import Row, at_least, at_most, run
-from planner.costs.datasheet import work_of
-from planner.costs.layouts import LayoutPrices
-from planner.costs.shards import Option
-from planner.costs.stage import PriceBook
+from planner.costs.cost_model import PriceBook
+from planner.costs.layers.roofline import work_of
+from planner.costs.shards.option import Option
+from planner.costs.stages.layouts import LayoutPrices
 from planner.ir.cluster import ACROSS_HOSTS, DATASHEET, WITHIN_HOST, Cluster, DeviceSpec, Link
 from planner.ir.graph import Graph
 from planner.ir.profile import Measurement, ModelSource, Optimizer, ParameterCost, Profile, Provenance
-from planner.solvers.inner.certified import minimise
-from planner.solvers.inner.labelled import LabelledGraph
-from planner.solvers.inner.paths import by_shortest_paths
-from planner.solvers.inner.stage import Question, labelled_graph, options_of
+from planner.solvers.layouts.chains import by_shortest_paths
+from planner.solvers.layouts.factor_graph import LabelledGraph
+from planner.solvers.layouts.solve import minimise
+from planner.solvers.layouts.stage import Question, labelled_graph, options_of
 
 FLOP_PER_S, BYTES_PER_S, CALL_S = 15.7e12, 9e11, 5e-6
 DEVICES_A_HOST = 8
@@ -63,7 +63,8 @@ QUICK = (Case(16, 16, SPACE), Case(4, 1, EVERYTHING))
 
 def graph_of(source: ModelSource) -> Graph:
     """The network as the profiler captures it."""
-    from profiler import capture, load_model
+    from profiler import load_model
+    from profiler.capture import graph as capture
 
     return capture(load_model(source)).graph
 

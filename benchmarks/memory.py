@@ -17,23 +17,22 @@ from statistics import fmean
 
 import torch
 
-from benchmarks.accuracy_cases import DATA_PARALLEL, NETWORKS, ONE, Network
-from benchmarks.accuracy_plans import Case, case
-from benchmarks.ranks import on_ranks
+from benchmarks.accuracy.cases import DATA_PARALLEL, NETWORKS, ONE, Network
+from benchmarks.accuracy.plans import Case, case
+from benchmarks.devices.ranks import on_ranks, sgd
 from benchmarks.report import Row, at_least, at_most, run
-from benchmarks.steps import sgd
+from cuda_ops.memory import meter_of
 from planner.ir.cluster import WITHIN_HOST, Cluster, DeviceSpec, Link
 from planner.ir.problem import Problem
 from planner.ir.profile import Measurement, Optimizer, ParameterCost, Profile, Provenance
-from profiler import capture, load_model
-from profiler.capture import Captured
-from profiler.example import example_of
-from profiler.footprint import footprints
-from profiler.source import LoadedModel
-from runtime.build import groups_of
+from profiler import load_model
+from profiler.capture import graph as capture
+from profiler.capture.graph import Captured
+from profiler.measure.memory import footprints
+from profiler.source.model import LoadedModel, example_of
 from runtime.engine import Engine
-from runtime.memory import meter_of
-from runtime.stages.captured import captured_model
+from runtime.stage.builder import groups_of
+from runtime.stage.captured import captured_model
 from runtime.transport import Transport
 
 GOAL_PERCENT = 3.0
@@ -61,7 +60,7 @@ PLANS: Mapping[str, tuple[tuple[int, tuple[str, ...]], ...]] = {
     "VGG-16": ((2, (ONE, DATA_PARALLEL, "1f1b/2", "gpipe/2", "1f1b-2bp/2")),),
     "sparse VGG": ((2, (ONE, "1f1b/2", "gpipe/2")),),
 }
-"""By network: numbers of ranks, and plans on them (:mod:`benchmarks.accuracy_cases`)."""
+"""By network: numbers of ranks, and plans on them (:mod:`benchmarks.accuracy.cases`)."""
 
 QUICK: Mapping[str, tuple[tuple[int, tuple[str, ...]], ...]] = {"GPT": ((2, ("1f1b/4", "gpipe/4")),)}
 

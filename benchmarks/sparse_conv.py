@@ -33,7 +33,7 @@ from torch import Tensor
 
 from benchmarks.report import Row, at_least, at_most, run
 from benchmarks.sparse_clouds import scan_coordinates
-from cuda_ops.host import prepare_process
+from cuda_ops.device.host import prepare_process
 from cuda_ops.sparse import operators, reference
 from cuda_ops.sparse.dispatch import chosen
 

@@ -13,14 +13,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from benchmarks.report import Row, at_most, run
-from halopipe.running import RunOptions, run_plan
+from halopipe.launch.run import run_plan
+from halopipe.run_spec.options import RunOptions
+from planner.costs.cost_model import PriceBook
 from planner.costs.predict import forecast
-from planner.costs.stage import PriceBook
 from planner.ir.plan import Plan, Search
 from planner.ir.problem import Problem
 from planner.ir.profile import ModelSource, Profile
 from planner.solvers import solver
-from planner.solvers.candidates.assemble import Candidate, decision_of, plan_of, split_batch
+from planner.solvers.candidates.candidate import Candidate, decision_of, plan_of, split_batch
 from profiler import profile
 
 GLOBAL_BATCH = 8

@@ -26,11 +26,10 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.report import Row, at_most, run
-from planner.costs.families import Families
-from planner.costs.features import BYTES, FLOPS, Features
-from planner.costs.part_shapes import part_of
-from planner.costs.sized import SizedLayer
-from planner.costs.tables import CostTables
+from planner.costs.layers.cost_table import CostTables
+from planner.costs.layers.regression import BYTES, FLOPS, Families, Features
+from planner.costs.layers.shards import part_of
+from planner.costs.shards.shapes import SizedLayer
 from planner.ir.codec import load
 from planner.ir.errors import MissingMeasurementError
 from planner.ir.profile import Measurement, Profile
@@ -232,7 +231,7 @@ def measure(quick: bool) -> list[Row]:
 
 
 def _profiled(fresh: Fresh) -> Profile:
-    from halopipe import measuring
+    from halopipe.planning import measure as measuring
 
     source = measuring.source_of(fresh.factory, fresh.shape, fresh.arguments, "float32")
     return measuring.measure(

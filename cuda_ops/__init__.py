@@ -5,7 +5,7 @@ The profiler and the runtime set their processes up with the same call, so that 
 
 from __future__ import annotations
 
-from cuda_ops.host import (
+from cuda_ops.device.host import (
     DeviceDescription,
     core_of,
     cores_beside,

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from halopipe.api import (
-        Execution,
         baselines,
         compare,
         execute,
@@ -31,7 +30,8 @@ if TYPE_CHECKING:
         what_if,
         why_not,
     )
-    from halopipe.comparing import Comparison
+    from halopipe.planning.compare import Comparison
+    from halopipe.training.session import Execution
 
 __all__ = [
     "Comparison",

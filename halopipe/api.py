@@ -6,19 +6,21 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
-from halopipe import planning, problems, units
-from halopipe.comparing import Comparison
+from halopipe.planning import problem as problems
+from halopipe.planning import solve
+from halopipe.planning.compare import Comparison
+from halopipe.terminal import units
 from planner.ir.cluster import Cluster
 from planner.ir.codec import dump
 from planner.ir.plan import Plan
 from planner.ir.profile import Profile
 
 if TYPE_CHECKING:
-    from halopipe.asking import Answer
-    from halopipe.executing import Execution
-    from halopipe.fronts import Front
-    from halopipe.pricing import Prices
-    from halopipe.problems import Asked
+    from halopipe.planning.pareto import Front
+    from halopipe.planning.problem import Asked
+    from halopipe.planning.shadow_prices import Prices
+    from halopipe.planning.what_if import Answer
+    from halopipe.training.session import Execution
     from planner.ir.problem import Problem
     from planner.ir.profile import Optimizer
     from planner.solvers import Progress
@@ -83,12 +85,12 @@ def profile(
     Raises:
         UsageError: the model cannot be found, built or captured; the text says which.
     """
-    from halopipe import measuring
+    from halopipe.planning import measure
 
     kept = Path(unfinished) if unfinished is not None else None
-    found = measuring.measure(
-        measuring.source_of(model, input_shape, arguments or {}, dtype, autocast, elementwise),
-        num_workers=measuring.num_workers(cluster),
+    found = measure.measure(
+        measure.source_of(model, input_shape, arguments or {}, dtype, autocast, elementwise),
+        num_workers=measure.num_workers(cluster),
         device=device,
         optimizer=optimizer,
         sizes=tuple(sizes),
@@ -109,7 +111,7 @@ def plan(
     profile: Profile | str | Path,
     *,
     cluster: str | Path | Cluster | None = None,
-    solver: str = planning.DEFAULT_SOLVER,
+    solver: str = solve.DEFAULT_SOLVER,
     memory: str | int = 0,
     progress: Progress | None = None,
     measure_missing: bool = False,
@@ -119,26 +121,27 @@ def plan(
 
     Args:
         profile: or the name of its file.
-        cluster: machines one does not have: a cluster file, or a :class:`Cluster`; see :mod:`halopipe.clusters`.
+        cluster: machines one does not have: a cluster file, or a :class:`Cluster`; see
+            :mod:`halopipe.planning.clusters`.
         measure_missing: measure on this machine what the plan and its close rivals use and the profile lacks, and plan
             again, up to three rounds.  Give the profile by its file: what was measured is written back to it.
         memory: most that a plan may use on any device: bytes, or text such as ``2GiB``; 0: what the device has.
         asked: ``global_batch``, ``micro_batch``, ``schedules``, ``num_ranks``, ``max_stages``, ``gap``,
             ``time_limit_s``, ``objective``, ``allow``, ``recompute``, ``shard``, ``fix``, ``forbid``, ``calibration``:
-            see :func:`halopipe.problems.make_problem`.
+            see :func:`halopipe.planning.problem.make_problem`.
 
     Raises:
         InfeasibleError: no plan fits; the text names what binds and what would fit.
     """
-    loaded = profile if isinstance(profile, Profile) else planning.load_profile(profile)
+    loaded = profile if isinstance(profile, Profile) else solve.load_profile(profile)
     problem = _problem(loaded, cluster, memory, asked)
     if not measure_missing:
-        return planning.solve(problem, solver, progress)
-    from halopipe import missing
+        return solve.solve(problem, solver, progress)
+    from halopipe.planning import measure_missing as missing
 
     missing.require_possible(cluster)
     completed = missing.plan_and_measure(
-        problem, lambda each: planning.solve(each, solver, progress), missing.measure_here(quiet=True)
+        problem, lambda each: solve.solve(each, solver, progress), missing.measure_here(quiet=True)
     )
     if completed.rounds and not isinstance(profile, Profile):
         dump(missing.stored(loaded, completed.profile), profile)
@@ -150,7 +153,7 @@ def pareto(
     *,
     num_points: int = 0,
     cluster: str | Path | Cluster | None = None,
-    solver: str = planning.DEFAULT_SOLVER,
+    solver: str = solve.DEFAULT_SOLVER,
     memory: str | int = 0,
     **asked: Unpack[Asked],
 ) -> Front:
@@ -160,42 +163,45 @@ def pareto(
         num_points: about how many; 0: all there are.
         asked: as of :func:`plan`.
     """
-    from halopipe import fronts
+    from halopipe.planning import pareto as fronts
 
     return fronts.front(_problem(profile, cluster, memory, asked), num_points, solver)
 
 
 def explain(plan: Plan, profile: Profile | None = None) -> str:
     """Why this plan, in words and pictures; more of it with the profile that the plan was made from."""
-    from halopipe import explaining
+    from halopipe.reports import explain as explaining
 
     return explaining.explain(plan, profile)
 
 
 def why_not(plan: Plan, profile: Profile, question: str) -> Answer:
-    """Why the plan is not another one, such as ``dp=4``; see :func:`halopipe.asking.why_not`."""
-    from halopipe import asking
+    """Why the plan is not another one, such as ``dp=4``; see :func:`halopipe.planning.what_if.why_not`."""
+    from halopipe.planning import what_if as asking
 
     return asking.why_not(plan, profile, question)
 
 
 def what_if(plan: Plan, profile: Profile, question: str) -> Answer:
-    """What would be best if, such as ``n1/gpu0.memory=32GiB``; see :func:`halopipe.asking.what_if`."""
-    from halopipe import asking
+    """What would be best if, such as ``n1/gpu0.memory=32GiB``; see :func:`halopipe.planning.what_if.what_if`."""
+    from halopipe.planning import what_if as asking
 
     return asking.what_if(plan, profile, question)
 
 
 def prices(plan: Plan, profile: Profile, time_limit_s: float = 60.0) -> Prices:
-    """What one more GiB, one more device, a link twice as fast would save; see :func:`halopipe.pricing.prices`."""
-    from halopipe import pricing
+    """What one more GiB, one more device, a link twice as fast would save.
 
-    return pricing.prices(plan, profile, time_limit_s)
+    See :func:`halopipe.planning.shadow_prices.prices`.
+    """
+    from halopipe.planning import shadow_prices
+
+    return shadow_prices.prices(plan, profile, time_limit_s)
 
 
 def on_cluster(profile: Profile, cluster: str | Path | Cluster) -> Profile:
-    """The profile as it would be on other machines; see :func:`halopipe.clusters.on_cluster`."""
-    from halopipe import clusters
+    """The profile as it would be on other machines; see :func:`halopipe.planning.clusters.on_cluster`."""
+    from halopipe.planning import clusters
 
     return clusters.on_cluster(profile, cluster)
 
@@ -207,7 +213,7 @@ def baselines(profile: Profile, **asked: Unpack[Asked]) -> tuple[Plan, ...]:
         asked: as of :func:`plan`.
     """
     problem = problems.make_problem(profile, **asked)
-    return tuple(planning.solve_baselines(problem).plans.values())
+    return tuple(solve.solve_baselines(problem).plans.values())
 
 
 def compare(*plans: Plan, **named: Plan) -> Comparison:
@@ -236,7 +242,7 @@ def execute(
     compiler: str | Callable[..., Any] | None = None,
     check_first_step: bool = True,
 ) -> Execution:
-    """Joins the torchrun job as one rank of ``plan``; see :func:`halopipe.executing.execute`.
+    """Joins the torchrun job as one rank of ``plan``; see :func:`halopipe.launch.execute.execute`.
 
     Args:
         optimizer: an optimiser of the model, a function that makes one, or text such as ``AdamW:lr=0.001``.
@@ -248,7 +254,7 @@ def execute(
         compiler: backend of torch.compile for the stages, such as ``inductor``; None: they are not compiled.
         check_first_step: compare the first update with one device, where that fits into memory.
     """
-    from halopipe import executing
+    from halopipe.launch import execute as executing
 
     return executing.execute(
         plan,
@@ -274,7 +280,7 @@ def _problem(profile: Profile, cluster: str | Path | Cluster | None, memory: str
 
 def __getattr__(name: str) -> Any:
     if name == "Execution":  # its module loads torch
-        from halopipe.executing import Execution
+        from halopipe.training.session import Execution
 
         return Execution
     raise AttributeError(f"module 'halopipe.api' has no attribute {name!r}")

@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import halopipe as hp
-from halopipe.running import RunOptions, run_plan
+from halopipe.launch.run import run_plan
+from halopipe.run_spec.options import RunOptions
 from planner.ir.codec import dump, load
 from planner.ir.plan import Plan
 from planner.ir.profile import Profile

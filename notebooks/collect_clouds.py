@@ -30,9 +30,10 @@ import halopipe.sparse as spnn
 from benchmarks.sparse_balance import SCAN
 from cuda_ops.sparse.preparation import Preparation
 from cuda_ops.sparse.recipe import Recipe
-from halopipe.clouds import Shapes
-from halopipe.running import RunOptions, RunResult, run_plan
-from halopipe.scans import ScanTiles
+from halopipe.data.laser_scans import ScanTiles
+from halopipe.data.point_clouds import Shapes
+from halopipe.launch.run import run_plan
+from halopipe.run_spec.options import RunOptions, RunResult
 from planner.ir.codec import dump, load
 from planner.ir.plan import Plan
 from planner.ir.profile import Profile

@@ -20,10 +20,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks.scaling_layouts import Ways
-from benchmarks.scaling_points import Point, num_cores
-from benchmarks.scaling_runs import Network
-from benchmarks.strong_scaling import (
+from benchmarks.strong_scaling.__main__ import (
     MOST_OPTIONS,
     RUN_ON,
     SAMPLES,
@@ -34,6 +31,9 @@ from benchmarks.strong_scaling import (
     strong,
     weak,
 )
+from benchmarks.strong_scaling.layouts import Ways
+from benchmarks.strong_scaling.points import Point, num_cores
+from benchmarks.strong_scaling.runs import Network
 from planner.ir.codec import dump, load
 from planner.ir.profile import Profile
 

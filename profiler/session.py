@@ -16,16 +16,16 @@ from planner.ir.cluster import Cluster
 from planner.ir.errors import UsageError
 from planner.ir.fingerprint import fingerprint
 from planner.ir.profile import ModelSource, Optimizer, Profile, Provenance
-from profiler.counter import ProfileProgress
-from profiler.devices import CPU, CUDA, Backend, chosen, described
-from profiler.frequency import clocks, governor
-from profiler.gpu_links import measure_gpu_links, num_gpu_measurements
-from profiler.job import Job, Shapes
-from profiler.links import LinkCosts, measure_links, num_measurements
-from profiler.merging import merged, merged_parameters, merged_preparations, merged_seconds, process_spread
-from profiler.processes import Measured, measure_in_processes
-from profiler.sampling import Read
-from profiler.unfinished import Unfinished
+from profiler.links.cpu import LinkCosts, measure_links, num_measurements
+from profiler.links.gpu import measure_gpu_links, num_gpu_measurements
+from profiler.measure.devices import CPU, CUDA, Backend, chosen, described
+from profiler.measure.noise import clocks, governor
+from profiler.measure.partial_results import Unfinished
+from profiler.measure.processes import Measured, measure_in_processes
+from profiler.measure.progress import ProfileProgress
+from profiler.measure.sizes import Read
+from profiler.measure.worker import Job, Shapes
+from profiler.merge import merged, merged_parameters, merged_preparations, merged_seconds, process_spread
 
 __all__ = ["ProfileProgress", "profile"]
 
@@ -57,11 +57,11 @@ def profile(
         num_workers: 0: two, or as many as there are GPUs.
         device: ``cpu``, ``cuda``, or ``auto``: the GPUs, if there are some and enough for the workers.
         optimizer: whose updates are measured.
-        sizes: numbers of samples to measure; None for those that matter (:mod:`profiler.sampling`).
-        read: what costs that are not measured are read by (``planner.costs.layer.layer_cost``), so that no more is
-            measured than that needs; None: all divisors of the batch are, and all of ``shapes``.
+        sizes: numbers of samples to measure; None for those that matter (:mod:`profiler.measure.sizes`).
+        read: what costs that are not measured are read by (``planner.costs.layers.interpolation.layer_cost``), so that
+            no more is measured than that needs; None: all divisors of the batch are, and all of ``shapes``.
         quick: fewer sizes and runs, larger spread.
-        shapes: says which parts of layers may be measured at their own shapes (``planner.costs.part_shapes``), being
+        shapes: says which parts of layers may be measured at their own shapes (``planner.costs.layers.shards``), being
             asked in the measuring process; None: whole layers alone.
         num_processes: that measure the same, one after another; 0: three, or one if ``quick``.
         unfinished: file that keeps what is finished, for ``resume``; it is the caller's to remove.

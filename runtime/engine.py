@@ -11,6 +11,7 @@ from itertools import chain
 import torch
 from torch import Tensor, nn
 
+from cuda_ops.memory import MemoryMeter
 from planner.ir.errors import StageFailedError, UsageError
 from planner.ir.graph import producer
 from planner.ir.plan import Decision
@@ -18,26 +19,25 @@ from planner.ir.schedule import FORWARD_PASS, Action
 from planner.ir.timeline import Span
 from planner.layers.boundary import Boundaries
 from planner.passes.versions import is_versioned, updates_of
-from runtime.batch import Batch, InputSpecs, MicroBatches, WholeBatch
-from runtime.binding import Binder, Binding
-from runtime.build import Builder, MakeOptimizer, check_layers, ties_in
 from runtime.checkpoint.state import RankState
-from runtime.context import Context
-from runtime.decomposition.compiling.compiled import Compiler
-from runtime.decomposition.gathering import gathered, gathered_gradients
-from runtime.executor import Executor, Ran, Surroundings
-from runtime.jobs.activity import Activity
-from runtime.memory import MemoryMeter
-from runtime.pieces import Piece
-from runtime.sites.batch import Preparing
-from runtime.stages.captured import CapturedModel
-from runtime.stages.shapes import graph_at, varying_dims, without_data
-from runtime.training_state import load_rank_state, named_parts, named_state, rank_state, speakers
+from runtime.checkpoint.training_state import load_rank_state, named_parts, named_state, rank_state, speakers
+from runtime.monitor.activity import Activity
+from runtime.optim.finishing import Finishing, check_finishing
+from runtime.optim.optimizer import MakeScheduler
+from runtime.optim.optimizer_state import StateSource
+from runtime.pipeline.error_context import Context
+from runtime.pipeline.executor import Executor, Ran, Surroundings
+from runtime.pipeline.microbatches import Batch, InputSpecs, MicroBatches, WholeBatch
+from runtime.pipeline.pieces import Piece
+from runtime.pipeline.sample_weights import Weighing
+from runtime.pipeline.specialize import Binder, Binding
+from runtime.sparse.batch import Preparing
+from runtime.spatial.collectives import gathered, gathered_gradients
+from runtime.spatial.compiling.compiled import Compiler
+from runtime.stage.builder import Builder, MakeOptimizer, check_layers, ties_in
+from runtime.stage.captured import CapturedModel
+from runtime.stage.shapes import graph_at, varying_dims, without_data
 from runtime.transport import Transport
-from runtime.updates.finishing import Finishing, check_finishing
-from runtime.updates.optimizer import MakeScheduler
-from runtime.updates.optimizer_state import StateSource
-from runtime.weighing import Weighing
 
 _MOST_KEPT = 64
 """Combinations of sizes whose executors are kept."""
@@ -97,7 +97,7 @@ class Engine:
     Args:
         model: its parameters and buffers are those of ``module``.  The engine keeps of it what this rank's stages use.
         module: the user's; what this rank's stages hold of it is trained in place.
-        transport: with ``runtime.build.groups_of(decision, model.graph)`` declared.
+        transport: with ``runtime.stage.builder.groups_of(decision, model.graph)`` declared.
         optimizer: makes an optimiser of the parameters it is given; called once for each stage of this rank.
         scheduler: makes a schedule of learning rates of an optimiser; stepped once an update.
         seed: of what layers draw (dropout): the same numbers under every plan.

@@ -36,6 +36,7 @@ def floor(ours: str = "", third_party: str = "") -> Floor:
 
 
 PLANNER = "planner.ir planner.layers planner.schedules planner.passes"
+SEARCH = "planner.solvers.candidates planner.solvers.progress"  # what a search needs beside costs
 WITH_TORCH = "planner.ir planner.layers planner.sites cuda_ops"
 DEPENDENCIES = "jinja2 laspy lazrs matplotlib numpy pandas psutil pydantic rich sklearn torch typer"
 # The architecture's table. The longest name here that a module's own begins with is its floor.
@@ -48,15 +49,17 @@ FLOORS = {
     "planner.schedules": floor("planner.ir"),
     "planner.passes": floor("planner.ir planner.layers"),
     "planner.costs": floor(PLANNER, "numpy scipy"),
-    "planner.formats": floor("planner.ir"),
-    "planner.peers": floor("planner.ir planner.formats", "highspy networkx numpy pulp scipy"),
-    "planner.solvers": floor(
-        f"{PLANNER} planner.costs planner.formats planner.peers", "highspy networkx numpy pulp scipy"
+    "planner.solvers.progress": floor("planner.ir"),
+    "planner.solvers.candidates": floor(f"{PLANNER} planner.costs planner.solvers.progress", "numpy"),
+    "planner.solvers.layouts": floor(f"{PLANNER} planner.costs {SEARCH}", "highspy numpy pulp scipy"),
+    "planner.baselines": floor(
+        f"{PLANNER} planner.costs planner.solvers.layouts {SEARCH}", "highspy networkx numpy pulp scipy"
     ),
+    "planner.solvers": floor(f"{PLANNER} planner.costs planner.baselines", "highspy networkx numpy pulp scipy"),
     "planner.catalogue": floor("planner.ir", "pydantic yaml"),
     "planner.check": floor(PLANNER),
     "planner.check.drawn": floor(f"{PLANNER} planner.costs"),  # random draws can only be drawn again by who drew them
-    "planner.export": floor(f"{PLANNER} planner.costs planner.solvers planner.formats planner.peers", "pandas"),
+    "planner.export": floor(f"{PLANNER} planner.costs planner.solvers planner.baselines", "pandas"),
     "planner": floor("planner"),
     "profiler": floor(WITH_TORCH, "pandas psutil sympy torch"),
     "profiler.models": floor("cuda_ops", "torch"),
@@ -64,7 +67,7 @@ FLOORS = {
     "halopipe": floor(" ".join(CODE[1:]), DEPENDENCIES),
     "halopipe.guard": floor(),
     "benchmarks": floor(" ".join(CODE), f"{DEPENDENCIES} highspy networkx pulp scipy spconv timm transformers triton"),
-    "benchmarks.robustness": floor(" ".join(CODE), "tests"),  # its networks are those of tests/zoo
+    "benchmarks.robustness": floor(" ".join(CODE), f"{DEPENDENCIES} tests"),  # its networks are those of tests/zoo
 }
 FACES = ("planner",)  # of these floors, only the package's own __init__: a new sub-package needs a line in the table
 
@@ -191,7 +194,7 @@ def test_importing_the_package_loads_no_torch(package: str, tmp_path: Path) -> N
 @pytest.mark.parametrize("verb", ["", "explain", "compare", "check"])
 def test_the_help_of_a_verb_loads_no_torch(verb: str, tmp_path: Path) -> None:
     arguments = ["halopipe", *verb.split(), "--help"]
-    code = f"sys.argv[:] = {arguments}; from halopipe.cli import main; sys.exit(main())"
+    code = f"sys.argv[:] = {arguments}; from halopipe.cli.app import main; sys.exit(main())"
     assert heavy_after(code, tmp_path) == []
 
 
@@ -209,24 +212,28 @@ def test_the_probe_sees_torch(tmp_path: Path) -> None:
         ("planner.ir.box", "from ..layers import conv", "planner.ir may not import planner.layers"),
         ("planner.layers.conv", "from planner.schedules.gpipe import gpipe", "may not import planner.schedules.gpipe"),
         (
-            "planner.costs.layer",
+            "planner.costs.layers.interpolation",
             "def f():\n    import torch.nn as nn",
-            "planner.costs.layer:2: planner.costs may not",
+            "planner.costs.layers.interpolation:2: planner.costs may not",
         ),
-        ("planner.costs.layer", "if TYPE_CHECKING:\n    from torch import Tensor", "may not import torch"),
+        (
+            "planner.costs.layers.interpolation",
+            "if TYPE_CHECKING:\n    from torch import Tensor",
+            "may not import torch",
+        ),
         ("planner.solvers.dp", "from planner.export import trace", "planner.solvers may not import planner.export"),
         ("planner.solvers.dp", "import planner", "planner.solvers may not import planner"),
         ("planner.__init__", "import scipy", "planner may not import scipy"),
         ("planner.common.units", "", "planner.common.units: no floor in the table"),
         ("cuda_ops.conv", "import planner.ir.box", "cuda_ops may not import planner.ir.box"),
-        ("profiler.trace", "import runtime.worker", "profiler may not import runtime.worker"),
+        ("profiler.capture.trace", "import runtime.worker", "profiler may not import runtime.worker"),
         ("profiler.models.vgg", "from profiler import trace", "profiler.models may not import profiler"),
         ("profiler.models.vgg", "from planner.ir import box", "profiler.models may not import planner.ir"),
-        ("runtime.worker", "import_module('profiler.trace')", "runtime may not import profiler.trace"),
+        ("runtime.worker", "import_module('profiler.capture.trace')", "runtime may not import profiler.capture.trace"),
         ("runtime.worker", "importlib.import_module('pandas')", "runtime may not import pandas"),
         ("runtime.worker", "from planner.costs import layer", "runtime may not import planner.costs"),
         ("halopipe.guard", "from halopipe import cli", "halopipe.guard may not import halopipe"),
-        ("halopipe.cli", "import requests", "halopipe may not import requests"),
+        ("halopipe.cli.app", "import requests", "halopipe may not import requests"),
         ("benchmarks.speed", "from tests import oracle", "benchmarks may not import tests"),
     ],
 )
@@ -240,9 +247,9 @@ def test_an_import_upward_sideways_or_foreign_is_named(module: str, source: str,
         ("planner.ir.codec", "import json, pydantic\nfrom planner.ir import plan"),
         ("planner.passes", "from planner.layers import conv\nfrom planner.ir.box import Box"),
         ("planner.solvers.dp", "import highspy, numpy as np\nfrom ..costs.layer import seconds"),
-        ("profiler.trace", "import torch\nfrom profiler.models import vgg\nfrom cuda_ops import conv"),
+        ("profiler.capture.trace", "import torch\nfrom profiler.models import vgg\nfrom cuda_ops import conv"),
         ("runtime.worker", "from planner.layers import conv\nfrom .transport.gloo import Gloo"),
-        ("halopipe.cli", "import typer, runtime.worker, planner, profiler.trace"),
+        ("halopipe.cli.app", "import typer, runtime.worker, planner, profiler.capture.trace"),
     ],
 )
 def test_an_import_downward_is_in_order(module: str, source: str) -> None:

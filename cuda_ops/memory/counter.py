@@ -9,7 +9,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from cuda_ops.compiling import CannotCompileError, Sources, compiled, require_torch
+from cuda_ops.device.compiling import CannotCompileError, Sources, compiled, require_torch
 
 __all__ = ["Counter", "available", "counting", "install"]
 

@@ -1,4 +1,6 @@
-"""A profile under its corrections, written a second time for the checker (model: ``planner.costs.corrected``).
+"""A profile under its corrections, written a second time for the checker (model.
+
+``planner.costs.calibration.apply_corrections``).
 
 Every figure is multiplied by the factor of its class; forward and backward by the smaller of their two factors, and
 what is left of the larger one where the stage is known (``remaining``).

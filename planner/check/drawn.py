@@ -1,16 +1,16 @@
 """What only the simulator can say again: the range of the step, and how well its prices are known.
 
 Deciles are of numbers drawn at random.  Others that are drawn have other deciles, so these are drawn as they were, by
-``planner.costs.montecarlo`` itself.  This is the one module of the checker that reads the costs of the planner.
+``planner.costs.uncertainty`` itself.  This is the one module of the checker that reads the costs of the planner.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from planner.costs.montecarlo import DRAWS
+from planner.costs.cost_model import PriceBook
 from planner.costs.predict import forecast
-from planner.costs.stage import PriceBook
+from planner.costs.uncertainty import DRAWS
 from planner.ir.plan import Plan
 from planner.ir.profile import Profile
 

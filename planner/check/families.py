@@ -1,4 +1,6 @@
-"""What was not measured, by models of families, reckoned a second time: the rules of ``planner.costs.families``.
+"""What was not measured, by models of families, reckoned a second time.
+
+The rules of ``planner.costs.layers.regression``.
 
 None of its code: least squares by trying every set of coefficients that may be above zero, and loops over measurements.
 """

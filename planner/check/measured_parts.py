@@ -1,4 +1,4 @@
-"""What a part of a layer costs, looked up a second time for the checker: the rule of ``planner.costs.measured_parts``.
+"""What a part of a layer costs, looked up a second time for the checker: the rule of ``planner.costs.layers.shards``.
 
 None of its code: one loop over the measurements for every question.
 """

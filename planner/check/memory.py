@@ -1,6 +1,6 @@
 """A second, plain account of what a rank holds: one loop over its row, in each action one over the stage's layers.
 
-Follows the same model as ``planner.costs.memory`` (its docstring says what that is) but none of its code.
+Follows the same model as ``planner.costs.memory.peak`` (its docstring says what that is) but none of its code.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""What hosts prepare, seconds and bytes, for the checker: loops over names (model: ``planner.costs.preparing``)."""
+"""What hosts prepare, seconds and bytes, for the checker.
+
+Loops over names (model: ``planner.costs.stages.input_pipeline``).
+"""
 
 from __future__ import annotations
 

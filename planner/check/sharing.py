@@ -1,6 +1,6 @@
 """How fast messages go that share network cards, and ranks whose cores they load, for the checker.
 
-The model is that of ``planner.costs.traffic``; here all rates rise together from nothing, level by level.
+The model is that of ``planner.costs.simulator.prices``; here all rates rise together from nothing, level by level.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What sharing sites costs inside a stage, for the checker; ``planner.costs.site_exchanges`` says the model."""
+"""What sharing sites costs inside a stage, for the checker; ``planner.costs.communication.halo`` says the model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Where the time of each rank goes in a step, for the checker: the rules of ``planner.costs.breakdown``, by loops."""
+"""Where the time of each rank goes in a step, for the checker.
+
+The rules of ``planner.costs.simulator.breakdown``, by loops.
+"""
 
 from __future__ import annotations
 

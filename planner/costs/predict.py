@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from planner.costs.breakdown import Parts, breakdown
-from planner.costs.compiled import CompiledProgram, compile_program
-from planner.costs.evidence import weakest
-from planner.costs.holdings import small_bytes
-from planner.costs.memory import RankMemory, rank_memories
-from planner.costs.montecarlo import DRAWS, Deciles, deciles
-from planner.costs.pricing import Prices, prices_of, transfer_bytes
-from planner.costs.simulate import run, timeline
-from planner.costs.stage import PriceBook, StageCosts, placements
+from planner.costs.cost_model import PriceBook
+from planner.costs.layers.confidence import weakest
+from planner.costs.memory.activations import small_bytes
+from planner.costs.memory.peak import RankMemory, rank_memories
+from planner.costs.simulator.breakdown import Parts, breakdown
+from planner.costs.simulator.events import run, timeline
+from planner.costs.simulator.prices import Prices, prices_of, transfer_bytes
+from planner.costs.simulator.program import CompiledProgram, compile_program
+from planner.costs.stages.action_costs import StageCosts
+from planner.costs.stages.placement import placements
+from planner.costs.uncertainty import DRAWS, Deciles, deciles
 from planner.ir.cluster import Evidence
 from planner.ir.plan import Decision, Prediction, RankPrediction
 from planner.ir.profile import Profile

@@ -116,7 +116,7 @@ class Decision:
 
 @dataclass(frozen=True, slots=True)
 class RankPrediction:
-    """What one rank is predicted to do in a step; the four times add up to it (``planner.costs.breakdown``).
+    """What one rank is predicted to do in a step; the four times add up to it (``planner.costs.simulator.breakdown``).
 
     Attributes:
         compute_s: inside forward, backward and update.
@@ -142,7 +142,7 @@ class Prediction:
     Attributes:
         bubble_fraction: of the time of the ranks that are used, what is bubble or idle.
         p10_s, p90_s: one step in ten is shorter than the first, one longer than the second, as far as the profile says
-            how costs vary (``planner.costs.montecarlo``); 0 if not known.
+            how costs vary (``planner.costs.uncertainty``); 0 if not known.
     """
 
     step_s: float

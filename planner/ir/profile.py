@@ -292,7 +292,7 @@ class Calibration:
         profile: fingerprint of the profile without this; of another profile this says nothing.  Empty: corrections
             that were given, whatever the profile.
         observations: one of each plan, the newest last.
-        corrections: what follows from them (:mod:`planner.costs.calibration`), and counts.
+        corrections: what follows from them (:mod:`planner.costs.calibration.fit`), and counts.
     """
 
     profile: str = ""

@@ -16,6 +16,6 @@ def remedies(layer: Layer, along: str) -> tuple[str, str, str]:
     name = "::".join(parts[:2]) if len(parts) > 1 else "its operator"
     return (
         f"gather: leave {along} uncut in {layer.name}, so that each rank gets its input whole",
-        f"register a rule for {name}: profiler.kinds.Rules(kinds=...)",
+        f"register a rule for {name}: profiler.capture.kinds.Rules(kinds=...)",
         f"mark it elementwise, if it treats each element by itself: halopipe profile --elementwise {name}",
     )

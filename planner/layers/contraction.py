@@ -10,7 +10,7 @@ A layer that is cut into p parts along its filters may be computed in several wa
                                                               adds    rank 0's of 2 and 3 to its own, and keeps them
 
 Ranks that differ along another dim of the grid (samples, space, replicas) have blocks of their own.  The planner's
-arrays (``planner.costs.contraction``) say the same for many layouts at once; a test compares the two.
+arrays (``planner.costs.shards.contraction``) say the same for many layouts at once; a test compares the two.
 """
 
 from __future__ import annotations

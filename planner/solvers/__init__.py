@@ -1,7 +1,7 @@
-"""Solvers: one module a solver, ``solve(problem, progress) -> Plan``.  The registry is the folder's listing.
+"""Solvers by name: each is a module with ``solve(problem, progress) -> Plan``.
 
-A module's name with hyphens is the solver's (``data_parallel.py`` is ``data-parallel``); modules without ``solve`` are
-helpers.  Those with ``BASELINE = True`` are the strategies that people use without a planner.
+``best-first`` and ``span-ilp`` are ours (:mod:`planner.solvers.best_first`, :mod:`planner.solvers.ilp`); the others are
+the strategies of papers and of everyday use (:mod:`planner.baselines`).
 """
 
 from __future__ import annotations
@@ -9,9 +9,8 @@ from __future__ import annotations
 import functools
 import importlib
 import math
-import pkgutil
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from types import ModuleType
 
@@ -22,17 +21,33 @@ from planner.solvers.progress import Progress, SearchProgress
 
 __all__ = ["Progress", "SearchProgress", "Solver", "baselines", "names", "solver"]
 
+_SOLVERS = {
+    "bapipe": "planner.baselines.bapipe.solver",
+    "dapple": "planner.baselines.dapple.solver",
+    "data-parallel": "planner.baselines.data_parallel",
+    "dryden": "planner.baselines.dryden",
+    "even-split": "planner.baselines.even_split",
+    "one-device": "planner.baselines.one_device",
+    "pipedream": "planner.baselines.pipedream.solver",
+    "pipedream-hierarchical": "planner.baselines.pipedream.hierarchical_solver",
+    "piper": "planner.baselines.piper.solver",
+    "sparsepipe": "planner.baselines.sparsepipe.solver",
+    "span-ilp": "planner.solvers.ilp.solver",
+    "suffix-dp": "planner.solvers.best_first.solver",
+    "tarnawski": "planner.baselines.tarnawski.solver",
+}
+
 Solver = Callable[[Problem, Progress | None], Plan]
 
 
 def names() -> tuple[str, ...]:
     """Names of all solvers, sorted."""
-    return tuple(_modules())
+    return tuple(sorted(_SOLVERS))
 
 
 def baselines() -> tuple[str, ...]:
     """Names of the solvers that are published or everyday strategies, sorted."""
-    return tuple(name for name, module in _modules().items() if getattr(module, "BASELINE", False))
+    return tuple(name for name in names() if getattr(_module(name), "BASELINE", False))
 
 
 def solver(name: str) -> Solver:
@@ -41,10 +56,9 @@ def solver(name: str) -> Solver:
     Raises:
         UnknownNameError: there is none.
     """
-    found = _modules().get(name)
-    if found is None:
+    if name not in _SOLVERS:
         raise UnknownNameError(f"no solver {name!r}", [f"known: {', '.join(names())}"])
-    return functools.partial(_settled, found.solve)
+    return functools.partial(_settled, _module(name).solve)
 
 
 def _settled(solve: Solver, problem: Problem, progress: Progress | None = None) -> Plan:
@@ -84,7 +98,5 @@ def _check_request(problem: Problem) -> None:
 
 
 @functools.cache
-def _modules() -> Mapping[str, ModuleType]:
-    files = sorted(info.name for info in pkgutil.iter_modules(__path__))
-    modules = {file.replace("_", "-"): importlib.import_module(f"{__name__}.{file}") for file in files}
-    return {name: module for name, module in modules.items() if hasattr(module, "solve")}
+def _module(name: str) -> ModuleType:
+    return importlib.import_module(_SOLVERS[name])

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from planner.ir.errors import HalopipeError
-from runtime.checkpoint.rotation import rotate
-from runtime.checkpoint.saving import SavedPart
+from runtime.checkpoint.saving import SavedPart, rotate
 from runtime.checkpoint.state import RankState
 from runtime.checkpoint.writer import place_of, saved_tensors
 

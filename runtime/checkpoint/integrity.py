@@ -8,8 +8,7 @@ from pathlib import Path
 
 from planner.ir.errors import CorruptFileError
 from runtime.checkpoint.folders import MANIFEST, MANIFEST_HASH, complete_path, complete_steps
-from runtime.checkpoint.manifest import Manifest, fault_of_whole
-from runtime.checkpoint.manifest_text import from_text
+from runtime.checkpoint.manifest import Manifest, fault_of_whole, from_text
 
 
 def read_manifest(path: Path) -> Manifest:

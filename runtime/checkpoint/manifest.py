@@ -1,17 +1,24 @@
 """What a checkpoint holds and where: written as JSON, one key a line, and read strictly.
 
 While a checkpoint is written, each rank leaves a manifest of its own part; :func:`merged` makes one of them all.
+
+A manifest as text and back: strict to read, for a checkpoint may come from anywhere.
 """
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any, TypeVar
 
-from planner.ir.box import Box, intersect, volume, whole
-from planner.ir.errors import CheckpointError
+import torch
+
+from planner.ir.box import Box, Interval, intersect, volume, whole
+from planner.ir.errors import CheckpointError, CorruptFileError, NewerFileError
 from runtime.checkpoint.folders import rank_name
 from runtime.checkpoint.state import Number
 
@@ -181,3 +188,217 @@ def _whole(key: str, entries: list[Entry]) -> Entry:
     if fault := fault_of(whole):
         raise CheckpointError(f"what the ranks save of {key} does not fit together", [fault])
     return whole
+
+
+VERSION = 2
+"""Since 2 parts may be boxes; without any, a manifest is written as version 1."""
+
+_FORMAT = "checkpoint"
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+_RANK = re.compile(r"rank-([0-9]{1,9})")
+_MOST_ELEMENTS = 1 << 60
+
+T = TypeVar("T")
+
+
+def to_text(manifest: Manifest) -> str:
+    """The manifest as JSON, one key of the state a line; equal manifests give equal text."""
+    head = {
+        "halopipe": _FORMAT,
+        "version": VERSION if _has_boxes(manifest) else 1,
+        "step": manifest.step,
+        "num_ranks": manifest.num_ranks,
+        "torch_version": manifest.torch_version,
+        "fingerprints": dict(manifest.fingerprints),
+    }
+    sections = {
+        "folders": {name: [files.metadata_sha256, files.data_bytes] for name, files in manifest.folders.items()},
+        "numbers": {key: _spell(number) for key, number in manifest.numbers.items()},
+        "tensors": {key: _spell_entry(entry) for key, entry in manifest.tensors.items()},
+    }
+    lines = [f"  {_json(name)}: {_json(value)}" for name, value in head.items()]
+    for name, section in sections.items():
+        rows = ",\n".join(f"    {_json(key)}: {_json(value)}" for key, value in section.items())
+        lines.append(f"  {_json(name)}: {{\n{rows}\n  }}" if rows else f"  {_json(name)}: {{}}")
+    return "{\n" + ",\n".join(lines) + "\n}\n"
+
+
+def from_text(text: str, source: str) -> Manifest:
+    """The manifest that ``text`` spells; ``source`` names it in errors.
+
+    Raises:
+        CorruptFileError, NewerFileError: it is none, or one of a newer release.
+    """
+    try:
+        root = json.loads(text, object_pairs_hook=_no_duplicates, parse_constant=_no_constant)
+        _check_version(root, source)
+        return _manifest(root)
+    except RecursionError:
+        raise CorruptFileError(f"{source} is not a checkpoint's manifest", ["nested too deeply"]) from None
+    except ValueError as error:  # json's own, and those raised below
+        raise CorruptFileError(f"{source} is not a checkpoint's manifest", [str(error)]) from None
+
+
+def _json(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False, allow_nan=False)
+
+
+def _spell(number: Number) -> object:
+    """JSON has no infinities: the best loss so far of a scheduler is one."""
+    return {"float": str(number)} if isinstance(number, float) and not math.isfinite(number) else number
+
+
+def _spell_entry(entry: Entry) -> list[object]:
+    parts = [[part.folder, part.stored, *_spell_place(part), part.sha256] for part in entry.parts]
+    return [entry.dtype, list(entry.shape), *parts]
+
+
+def _spell_place(part: Part) -> tuple[object, object]:
+    """Where it starts and stops: one number, or one for each dim."""
+    if part.box is None:
+        return part.start, part.stop
+    return [interval.start for interval in part.box], [interval.stop for interval in part.box]
+
+
+def _has_boxes(manifest: Manifest) -> bool:
+    return any(part.box is not None for entry in manifest.tensors.values() for part in entry.parts)
+
+
+def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    result = dict(pairs)
+    if len(result) < len(pairs):
+        keys = [key for key, _ in pairs]
+        raise ValueError(f"{next(key for key in keys if keys.count(key) > 1)}: key given twice")
+    return result
+
+
+def _no_constant(name: str) -> Any:
+    raise ValueError(f"{name} is no number of JSON")
+
+
+def _check_version(root: object, source: str) -> None:
+    if not isinstance(root, dict) or root.get("halopipe") != _FORMAT:
+        raise ValueError('it does not begin with "halopipe": "checkpoint"')
+    version = _whole_number(root.pop("version", None), "version")
+    if version > VERSION:
+        raise NewerFileError(
+            f"{source} was written by a newer halopipe",
+            [f"it has checkpoint format {version}, this release reads up to {VERSION}"],
+            ["pip install --upgrade halopipe"],
+        )
+    del root["halopipe"]
+
+
+def _manifest(root: dict[str, Any]) -> Manifest:
+    names = ("step", "num_ranks", "torch_version", "fingerprints", "folders", "numbers", "tensors")
+    if set(root) != set(names):
+        raise ValueError(f"it has the keys {', '.join(root)}; expected are {', '.join(names)}")
+    num_ranks = _whole_number(root["num_ranks"], "num_ranks")
+    folders = dict(_each(root["folders"], "folders", _rank_files))
+    if foreign := [name for name in folders if not _is_rank(name, num_ranks)]:
+        raise ValueError(f"folders: {foreign[0]!r} is none of {num_ranks} ranks' folders")
+
+    def entry(value: object, where: str) -> Entry:
+        return _entry(value, where, folders)
+
+    return Manifest(
+        _whole_number(root["step"], "step"),
+        num_ranks,
+        _manifest_text_text(root["torch_version"], "torch_version"),
+        dict(_each(root["fingerprints"], "fingerprints", _manifest_text_text)),
+        folders,
+        dict(_each(root["numbers"], "numbers", _number)),
+        dict(_each(root["tensors"], "tensors", entry)),
+    )
+
+
+def _each(value: object, where: str, parse: Callable[[object, str], T]) -> Iterator[tuple[str, T]]:
+    if not isinstance(value, dict):
+        raise ValueError(f"{where}: not an object")
+    for key, item in value.items():
+        yield key, parse(item, f"{where}.{key}")
+
+
+def _is_rank(name: str, num_ranks: int) -> bool:
+    match = _RANK.fullmatch(name)
+    return match is not None and int(match[1]) < num_ranks and name == rank_name(int(match[1]))
+
+
+def _rank_files(value: object, where: str) -> RankFiles:
+    metadata_sha256, data_bytes = _list(value, where, 2)
+    return RankFiles(_sha256(metadata_sha256, where), _whole_number(data_bytes, where))
+
+
+def _entry(value: object, where: str, folders: Mapping[str, RankFiles]) -> Entry:
+    dtype, shape, *parts = _list(value, where)
+    sizes = tuple(_whole_number(size, where) for size in _list(shape, where))
+    if math.prod(sizes) > _MOST_ELEMENTS:
+        raise ValueError(f"{where}: shape {sizes} is too large")
+    if not isinstance(getattr(torch, _manifest_text_text(dtype, where), None), torch.dtype):
+        raise ValueError(f"{where}: {dtype!r} is no dtype of torch {torch.__version__}")
+    entry = Entry(dtype, sizes, tuple(_part(part, where) for part in parts))
+    if unknown := {part.folder for part in entry.parts} - folders.keys():
+        raise ValueError(f"{where}: {min(unknown)!r} is none of the folders")
+    return entry
+
+
+def _part(value: object, where: str) -> Part:
+    folder, stored, start, stop, sha256 = _list(value, where, 5)
+    if isinstance(start, list):
+        box = _box(start, _list(stop, where, len(start)), where)
+        return Part(
+            _manifest_text_text(folder, where),
+            _manifest_text_text(stored, where),
+            0,
+            volume(box),
+            _sha256(sha256, where),
+            box,
+        )
+    first, last = _whole_number(start, where), _whole_number(stop, where)
+    if first > last:
+        raise ValueError(f"{where}: {first}:{last} is no range")
+    return Part(
+        _manifest_text_text(folder, where), _manifest_text_text(stored, where), first, last, _sha256(sha256, where)
+    )
+
+
+def _box(starts: list[Any], stops: list[Any], where: str) -> Box:
+    pairs = zip(starts, stops, strict=True)
+    box = tuple(Interval(_whole_number(first, where), _whole_number(last, where)) for first, last in pairs)
+    if not box or any(not each.start < each.stop <= _MOST_ELEMENTS for each in box) or volume(box) > _MOST_ELEMENTS:
+        raise ValueError(f"{where}: {starts}:{stops} is no box")
+    return box
+
+
+def _list(value: object, where: str, length: int | None = None) -> list[Any]:
+    if not isinstance(value, list) or (length is not None and len(value) != length):
+        raise ValueError(f"{where}: not a list{f' of {length}' if length else ''}")
+    return value
+
+
+def _manifest_text_text(value: object, where: str) -> str:
+    if not isinstance(value, str):
+        raise ValueError(f"{where}: {value!r} is not text")
+    return value
+
+
+def _whole_number(value: object, where: str) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        raise ValueError(f"{where}: {value!r} is not a whole number")
+    return value
+
+
+def _number(value: object, where: str) -> Number:
+    if isinstance(value, dict) and set(value) == {"float"} and value["float"] in ("inf", "-inf", "nan"):
+        return float(value["float"])
+    if value is not None and not isinstance(value, (int, float, str)):
+        raise ValueError(f"{where}: {value!r} is neither number, text, true, false nor null")
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ValueError(f"{where}: beyond the range of floating-point numbers")
+    return value
+
+
+def _sha256(value: object, where: str) -> str:
+    if not isinstance(value, str) or not _SHA256.fullmatch(value):
+        raise ValueError(f"{where}: not a SHA-256 hash")
+    return value

@@ -19,7 +19,7 @@ from runtime.checkpoint.integrity import check_place, compare, damaged, read_fil
 from runtime.checkpoint.manifest import Entry, Manifest, Part
 from runtime.checkpoint.metadata import DATA_FILE, METADATA_FILE, Location, locations_of
 from runtime.checkpoint.state import MODEL, Number
-from runtime.pieces import assemble, slices
+from runtime.pipeline.pieces import assemble, slices
 
 
 class Checkpoint:

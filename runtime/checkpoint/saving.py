@@ -1,4 +1,6 @@
-"""Saving: every rank writes its folder, then rank 0 makes it a checkpoint, or nobody does.
+"""Which old checkpoints may go once there is a new one.
+
+Saving: every rank writes its folder, then rank 0 makes it a checkpoint, or nobody does.
 
     rank 0          rank 1 ...
     empty folder
@@ -29,20 +31,49 @@ from runtime.checkpoint.folders import (
     complete_steps,
     discard,
     incomplete_path,
+    incomplete_steps,
     make,
     rank_name,
+    remove,
     set_aside,
     write_file,
 )
 from runtime.checkpoint.integrity import manifest_hash
-from runtime.checkpoint.manifest import merged
-from runtime.checkpoint.manifest_text import from_text, to_text
+from runtime.checkpoint.manifest import from_text, merged, to_text
 from runtime.checkpoint.reader import Checkpoint
-from runtime.checkpoint.rotation import rotate
 from runtime.checkpoint.state import RankState
 from runtime.checkpoint.writer import write_rank
 
 _log = logging.getLogger(__name__)
+
+
+def rotate(folder: Path, step: int, keep: int) -> None:
+    """Delete what is older than the last ``keep`` sound checkpoints up to ``step``, and what crashes left before it.
+
+    Later steps, of a run that went on from there, are left alone.  What cannot be deleted stays, with a warning.
+    """
+    kept = 1
+    try:
+        for other in reversed([other for other in complete_steps(folder) if other < step]):
+            if kept >= keep:
+                remove(folder, other)
+            elif _opens(folder, other):
+                kept += 1
+        for other in incomplete_steps(folder):
+            if other < step:
+                discard(folder, other)
+    except (OSError, InputFileError) as error:
+        _log.warning("old checkpoints in %s could not all be deleted: %s", folder, error)
+
+
+def _opens(folder: Path, step: int) -> bool:
+    try:
+        Checkpoint.open(folder, step)
+    except InputFileError:
+        return False
+    return True
+
+
 _LOOK_AGAIN_S = 0.02
 _SHARE = "a folder that all hosts share"
 

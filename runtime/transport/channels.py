@@ -19,6 +19,7 @@ from planner.ir.program import Program
 from planner.ir.schedule import SEND, Op
 from runtime.transport.barrier import Barrier
 from runtime.transport.base import Deadline, Key, Spec
+from runtime.transport.collectives import Together
 from runtime.transport.frame import (
     HEADER_BYTES,
     Layout,
@@ -30,9 +31,8 @@ from runtime.transport.frame import (
     views,
     whole,
 )
-from runtime.transport.joining import default_group
 from runtime.transport.peer import ALONE_BYTES, SPARE_BYTES, Peer
-from runtime.transport.together import Together
+from runtime.transport.process_group import default_group
 from runtime.transport.works import StreamWorks, Works
 
 

@@ -10,9 +10,9 @@ import torch.distributed as dist
 
 from runtime.transport.barrier import Barrier
 from runtime.transport.base import Deadline, Key, Spec
-from runtime.transport.joining import default_group, join
+from runtime.transport.collectives import PAIR_SUM_BYTES, Together
 from runtime.transport.peer import Peer
-from runtime.transport.together import PAIR_SUM_BYTES, Together
+from runtime.transport.process_group import default_group, join
 from runtime.transport.works import Works
 
 

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from runtime.transport.channels import Channel, ChannelTransport
-from runtime.transport.joining import join
+from runtime.transport.process_group import join
 
 
 def open_nccl(

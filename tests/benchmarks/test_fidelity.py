@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks import fidelity
+from benchmarks.devices.sleeping import Case, Order, link_points, step_s
 from benchmarks.fidelity import LOOPBACK_BYTES_PER_S, OVERHEAD_S, cases, network_of, simulated_s
-from benchmarks.sleeping import Case, Order, link_points, step_s
 from planner.ir.schedule import Op
 
 INSTANT = ((4096, 1e-9), (2**23, 2e-9))

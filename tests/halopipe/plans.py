@@ -7,8 +7,8 @@ import json
 from planner.ir.fingerprint import fingerprint
 from planner.ir.plan import Plan, PlanInputs, Prediction, Search
 from planner.ir.profile import ModelSource, Optimizer
-from profiler.capture import capture
-from profiler.source import load_model
+from profiler.capture.graph import capture
+from profiler.source.source import load_model
 from tests.runtime.plans import decide
 
 RESNET = ModelSource(

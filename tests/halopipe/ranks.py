@@ -8,14 +8,14 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from halopipe.combining import combine
-from halopipe.consistency import require_consistent
-from halopipe.job import Job, RankResult
-from halopipe.reference import make_reference
-from halopipe.runs import RunOptions, RunResult
-from halopipe.work import work
+from halopipe.launch.merge_results import combine
+from halopipe.run_spec.job import Job, RankResult
+from halopipe.run_spec.options import RunOptions, RunResult
+from halopipe.training.check_options import require_consistent
+from halopipe.training.single_device import make_reference
+from halopipe.training.work import work
 from planner.ir.plan import Plan
-from runtime.jobs.failure import blame, write_error
+from runtime.monitor.failure import blame, write_error
 from runtime.transport import Hub, InProcessTransport
 
 

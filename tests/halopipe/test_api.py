@@ -72,6 +72,6 @@ def test_a_profile_is_measured_as_asked(monkeypatch: pytest.MonkeyPatch) -> None
         asked.append(source)
         return PROFILE
 
-    monkeypatch.setattr("halopipe.measuring.measure", measure)
+    monkeypatch.setattr("halopipe.planning.measure.measure", measure)
     assert hp.profile("a.b:c", input_shape=(8, 3), autocast="bfloat16") is PROFILE
     assert asked == [ModelSource("a.b:c", {}, (8, 3), "float32", "bfloat16")]

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from halopipe.cli import app
+from halopipe.cli.app import app
 from planner.ir.codec import dump
 from tests.planner.factories import chain_decision, chain_profile, plan_of
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from halopipe.running import RunOptions, run_plan
+from halopipe.launch.run import run_plan
+from halopipe.run_spec.options import RunOptions
 from planner.ir.profile import ModelSource
 from tests.halopipe.plans import plan_of
 

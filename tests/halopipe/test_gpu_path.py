@@ -16,16 +16,16 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from halopipe.feeding import MESSAGE_KINDS
-from halopipe.job import Job, RankResult
-from halopipe.reference import make_reference
-from halopipe.runs import RunOptions
-from halopipe.work import work
+from halopipe.data.feeds import MESSAGE_KINDS
+from halopipe.run_spec.job import Job, RankResult
+from halopipe.run_spec.options import RunOptions
+from halopipe.training.single_device import make_reference
+from halopipe.training.work import work
 from planner.ir.plan import Plan
 from planner.ir.profile import ModelSource
 from planner.ir.program import Program
 from runtime.transport import ChannelTransport, channels_of
-from runtime.transport.joining import join
+from runtime.transport.process_group import join
 from tests.halopipe.plans import plan_of
 from tests.halopipe.ranks import run_job
 
@@ -115,7 +115,7 @@ def test_the_memory_of_placed_stages_is_that_of_the_device_s_meter(
                 pytest.fail("nobody asked for a limit")
 
     meters = [Meter(), Meter()]
-    monkeypatch.setattr("halopipe.work.meter_of", lambda device: meters.pop())
+    monkeypatch.setattr("halopipe.training.work.meter_of", lambda device: meters.pop())
     result = run_job(plan_of(MODEL, [0.5]), tmp_path, device=HERE, warmup=2, steps=3)
     assert all(peak > 1000 for peak in result.peak_bytes)
 

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from cuda_ops.memory import available
-from halopipe.running import run_plan
-from halopipe.runs import RunOptions
+from halopipe.launch.run import run_plan
+from halopipe.run_spec.options import RunOptions
 from planner.ir.errors import OutOfMemoryError
 from planner.ir.plan import RankPrediction
 from tests.halopipe.plans import RESNET, plan_of

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from halopipe.cli import app
-from halopipe.problems import unlinked_hosts
+from halopipe.cli.app import app
+from halopipe.planning.problem import unlinked_hosts
 from planner.ir.cluster import ACROSS_HOSTS, WITHIN_HOST, PairLink
 from planner.ir.codec import dump, load, loads
 from planner.ir.profile import Profile

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from halopipe.cli import app
+from halopipe.cli.app import app
 from planner.ir.codec import dump, load
 from planner.ir.plan import Plan
 from tests.planner.networks import mesh_like, plain, priced, residual

@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 import halopipe
-from halopipe.cli import app
+from halopipe.cli.app import app
 from planner.ir.codec import load
 from planner.ir.errors import UsageError
 from planner.ir.profile import ModelSource, Profile

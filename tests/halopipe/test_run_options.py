@@ -14,7 +14,7 @@ import pytest
 import torch
 from typer.testing import CliRunner, Result
 
-from halopipe.cli import app
+from halopipe.cli.app import app
 from planner.ir.codec import dump, load
 from planner.ir.plan import Plan
 from planner.ir.timeline import TimelineFile

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 import halopipe as hp
-from halopipe.running import RunOptions, run_plan
+from halopipe.launch.run import run_plan
+from halopipe.run_spec.options import RunOptions
 from planner.ir.plan import Plan
 from planner.ir.profile import Profile
 from tests.halopipe.plans import RESNET, plan_of

@@ -8,18 +8,19 @@ import pytest
 import torch
 from torch.utils.data import default_collate
 
-from halopipe.execution import Execution
-from halopipe.job import Job
-from halopipe.reference import make_reference
-from halopipe.running import RunOptions, RunResult, run_plan
+from halopipe.launch.run import run_plan
+from halopipe.run_spec.job import Job
+from halopipe.run_spec.options import RunOptions, RunResult
+from halopipe.training.session import Execution
+from halopipe.training.single_device import make_reference
 from planner.ir.errors import FactoryError, StageFailedError, UsageError
 from planner.ir.profile import ModelSource
-from profiler.source import load_model
-from runtime.jobs.failure import read_error, write_error
+from profiler.source.source import load_model
+from runtime.monitor.failure import read_error, write_error
 from tests.halopipe import cloudy
 from tests.halopipe.cloudy import Clouds
 from tests.halopipe.ranks import run_job
-from tests.halopipe.test_execution import together
+from tests.halopipe.training.test_session import together
 
 torch.set_num_threads(1)
 

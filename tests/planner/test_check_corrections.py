@@ -9,7 +9,7 @@ import pytest
 
 from planner.check import check
 from planner.check.corrections import remaining
-from planner.costs.book import PriceBook
+from planner.costs.cost_model import PriceBook
 from planner.ir.problem import Problem
 from planner.solvers import solver
 from planner.solvers.candidates.evaluate import Evaluator

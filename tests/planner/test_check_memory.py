@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from planner.check import check
-from planner.costs.levels import course
-from planner.costs.stage import PriceBook
+from planner.costs.cost_model import PriceBook
+from planner.costs.memory.levels import course
 from planner.ir.problem import Problem
 from planner.ir.profile import Levels, Measurement, Profile
 from planner.schedules import names, positions, traits
-from planner.solvers.candidates.assemble import Candidate
+from planner.solvers.candidates.candidate import Candidate
 from planner.solvers.candidates.evaluate import Evaluator
 from tests.planner.factories import chain_profile
 from tests.planner.solvers.laid_out_plans import plan_of_candidate

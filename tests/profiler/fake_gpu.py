@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from profiler import clocks
+from profiler.measure import clocks
 
 
 class FakeGpu:
@@ -16,7 +16,7 @@ class FakeGpu:
 
     @classmethod
     def installed(cls, monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
-        """In place of what :mod:`profiler.clocks` asks of torch and of the time."""
+        """In place of what :mod:`profiler.measure.clocks` asks of torch and of the time."""
         gpu = cls()
 
         class Event:

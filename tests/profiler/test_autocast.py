@@ -12,14 +12,15 @@ import pytest
 import torch
 from torch import Tensor, fx, nn
 
-from cuda_ops.recurrent import RECURRENT_SHAPES, autocast
+from cuda_ops.dense.recurrent import RECURRENT_SHAPES, autocast
 from planner.ir.errors import UnsupportedModelError
 from planner.ir.profile import ModelSource, Optimizer
-from profiler import Captured, LoadedModel, capture
-from profiler.measuring import Job, measure_model
-from profiler.same import _own_result
-from profiler.segments import SegmentedPass, segments
-from tests.profiler.test_capture import loaded
+from profiler import Captured, LoadedModel
+from profiler.capture import graph as capture
+from profiler.capture.verify_capture import _own_result
+from profiler.measure.segments import SegmentedPass, segments
+from profiler.measure.worker import Job, measure_model
+from tests.profiler.capture.test_graph import loaded
 from tests.profiler.test_models import TINY
 from tests.profiler.varying_models import model_of
 

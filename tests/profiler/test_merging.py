@@ -7,15 +7,8 @@ from dataclasses import replace
 import pytest
 
 from planner.ir.profile import Measurement, ParameterCost, PreparationCost
-from profiler.finished import Done, ModelCosts, Rest, SizeCosts
-from profiler.merging import (
-    merged,
-    merged_parameters,
-    merged_preparations,
-    merged_seconds,
-    process_of,
-    process_spread,
-)
+from profiler.measure.partial_results import Done, ModelCosts, Rest, SizeCosts
+from profiler.merge import merged, merged_parameters, merged_preparations, merged_seconds, process_of, process_spread
 
 RAW = (1.0, 1.1, 0.9, 1.0)
 

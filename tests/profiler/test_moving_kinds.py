@@ -13,9 +13,10 @@ from torch import Tensor, nn
 
 from planner.ir.errors import UnknownNameError, UnsupportedModelError
 from planner.ir.graph import Graph, Layer
-from profiler import LoadedModel, capture, mean_of_squares
-from profiler.kinds import NO_RULES, Rules
-from profiler.source import Loss
+from profiler import LoadedModel, mean_of_squares
+from profiler.capture import graph as capture
+from profiler.capture.kinds import NO_RULES, Rules
+from profiler.source.model import Loss
 
 IMAGE = (2, 4, 6, 9)
 NAMES = ("sample", "channel", "height", "width")

@@ -5,15 +5,15 @@ from __future__ import annotations
 import pytest
 import torch
 
-from cuda_ops.placing import tensors_of
+from cuda_ops.device.placing import tensors_of
 from planner.ir.profile import ModelSource, Optimizer, Profile
-from profiler.clocks import clock_for
-from profiler.example import example_of
-from profiler.footprint import footprints
-from profiler.placing import capture_for
-from profiler.segments import SegmentedPass, segments
+from profiler.measure.clocks import clock_for
+from profiler.measure.devices import capture_for
+from profiler.measure.memory import footprints
+from profiler.measure.segments import SegmentedPass, segments
 from profiler.session import profile
-from profiler.source import load_model
+from profiler.source.model import example_of
+from profiler.source.source import load_model
 
 pytestmark = pytest.mark.cuda
 

@@ -8,15 +8,17 @@ from pathlib import Path
 
 import pytest
 
-from planner.costs.part_shapes import part_shapes
+from planner.costs.layers.shards import part_shapes
 from planner.ir import codec
 from planner.ir.cluster import ALL_REDUCE, MEASURED, STATISTICS, WITHIN_HOST
 from planner.ir.errors import FactoryError, ModelNotFoundError, UnsupportedModelError, UsageError
 from planner.ir.profile import ModelSource, Optimizer, Profile
-from profiler import ProfileProgress, pair, profile, sums
-from profiler.links import num_measurements
-from profiler.measuring import Job, ModelCosts, measure_model
-from profiler.quiet import RunDelay, canary_s, is_contended
+from profiler import ProfileProgress, profile
+from profiler.links import collectives, messages
+from profiler.links.cpu import num_measurements
+from profiler.measure.noise import RunDelay, canary_s, is_contended
+from profiler.measure.partial_results import ModelCosts
+from profiler.measure.worker import Job, measure_model
 
 TINY = ModelSource("profiler.models.resnet:resnet18", {"num_classes": "5", "width": "4"}, (4, 3, 64, 64))
 NARROW = ModelSource("profiler.models.resnet:resnet18", {"num_classes": "5", "width": "4"}, (2, 3, 32, 32))
@@ -50,19 +52,19 @@ def test_a_profile_describes_two_workers_and_the_link_between_them(
     assert all(device.memory_bytes > 0 for device in found.cluster.devices)
     link = found.cluster.links[WITHIN_HOST]
     asked = [size for size, _ in link.points]
-    assert asked == list(pair.SIZES[: len(asked)])  # up to where a message takes long
-    assert asked[-1] >= pair.LEAST_LAST_BYTES
+    assert asked == list(messages.SIZES[: len(asked)])  # up to where a message takes long
+    assert asked[-1] >= messages.LEAST_LAST_BYTES
     assert all(seconds > 0 for _, seconds in (*link.points, *link.sending))
     assert link.bandwidth_bytes_per_s > 0
     assert link.evidence == MEASURED
-    sizes = {ALL_REDUCE: sums.SIZES, STATISTICS: sums.STATISTICS_SIZES}
+    sizes = {ALL_REDUCE: collectives.SIZES, STATISTICS: collectives.STATISTICS_SIZES}
     assert [(c.operation, c.num_ranks, c.link) for c in found.cluster.collectives] == [
         (operation, 2, WITHIN_HOST) for operation in sizes
     ]
     for collective in found.cluster.collectives:
         asked, offered = [size for size, _ in collective.points], sizes[collective.operation]
         assert asked == list(offered[: len(asked)])
-        assert asked[-1] >= min(pair.LEAST_LAST_BYTES, offered[-1])
+        assert asked[-1] >= min(messages.LEAST_LAST_BYTES, offered[-1])
         assert all(seconds > 0 for _, seconds in collective.points)
 
 

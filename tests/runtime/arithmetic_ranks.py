@@ -14,25 +14,25 @@ import torch
 from torch import Tensor, fx, nn
 from torch.autograd.function import FunctionCtx
 
-from cuda_ops.deferred import Current, deferred
+from cuda_ops.dense.deferred_gradients import Current, deferred
 from planner.ir.graph import Layer
 from planner.ir.program import Program
 from planner.layers.boundary import Boundaries
 from planner.passes.versions import updates_of
-from runtime.binding import Binding
-from runtime.context import Context
-from runtime.executor import Executor, Surroundings
-from runtime.jobs.activity import Activity
-from runtime.plumbing import Plumbing
-from runtime.resident import Resident, Share
-from runtime.stages.cut import StageFunction
-from runtime.stages.manner import Manner, Portion
-from runtime.stages.stage import StageProgram
+from runtime.monitor.activity import Activity
+from runtime.optim.gradient_sums import GradientBuckets
+from runtime.optim.of_stage import Updates
+from runtime.optim.optimizer import StageOptimizer
+from runtime.optim.sharding import ShardedParameters
+from runtime.pipeline.error_context import Context
+from runtime.pipeline.executor import Executor, Surroundings
+from runtime.pipeline.messages import Plumbing
+from runtime.pipeline.specialize import Binding
+from runtime.stage.cut import StageFunction
+from runtime.stage.local_stage import Resident, Share
+from runtime.stage.modes import Manner, Portion
+from runtime.stage.stage import StageProgram
 from runtime.transport import Hub, InProcessTransport
-from runtime.updates.of_stage import Updates
-from runtime.updates.optimizer import StageOptimizer
-from runtime.updates.reduction import GradientBuckets
-from runtime.updates.sharding import ShardedParameters
 from tests.runtime.arithmetic import RATE, MicroBatch, Outcome, Weights, run_layers
 
 DEADLINE_S = 60.0
@@ -45,7 +45,7 @@ class Options:
 
     Attributes:
         rendezvous: see :class:`runtime.transport.hub.Hub`.
-        lookahead: see :class:`runtime.executor.Surroundings`.
+        lookahead: see :class:`runtime.pipeline.executor.Surroundings`.
         sharded: stages whose ranks divide their optimiser.
         recompute: stages that run their forward again.
         steps: one after another, on the same batch.

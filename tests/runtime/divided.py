@@ -6,8 +6,8 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
-from planner.costs.grids import axes_of, candidate_layouts
-from planner.costs.sized import SizedLayer
+from planner.costs.shards.device_mesh import axes_of, candidate_layouts
+from planner.costs.shards.shapes import SizedLayer
 from planner.ir.graph import Graph, Layer
 from planner.ir.layout import Layout
 from planner.ir.plan import Decision, Placement

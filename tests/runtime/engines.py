@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from planner.ir.plan import Decision
-from profiler.capture import Captured
-from profiler.source import LoadedModel
-from runtime.build import groups_of
+from profiler.capture.graph import Captured
+from profiler.source.model import LoadedModel
 from runtime.engine import Engine, Evaluation
+from runtime.stage.builder import groups_of
 from runtime.transport import InProcessTransport
 from tests.runtime.plans import Trained, batch_of, engine_of
 from tests.runtime.ranks import on_ranks

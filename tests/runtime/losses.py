@@ -10,9 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from profiler.capture import capture
-from profiler.model import Loss
-from profiler.source import LoadedModel
+from profiler.capture.graph import capture
+from profiler.source.model import LoadedModel, Loss
 from tests.runtime.engines import Network
 from tests.runtime.plans import Trained, sgd
 

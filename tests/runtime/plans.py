@@ -19,14 +19,15 @@ from planner.ir.schedule import Action, Op, Pipeline, Schedule, StageGraph
 from planner.layers.boundary import Boundaries
 from planner.passes import lower, validate
 from planner.schedules import schedule as schedule_named
-from profiler.capture import Captured, capture
-from profiler.source import LoadedModel, load_model
-from runtime.build import groups_of
+from profiler.capture.graph import Captured, capture
+from profiler.source.model import LoadedModel
+from profiler.source.source import load_model
 from runtime.engine import Engine, StepResult
-from runtime.jobs.failure import blame
-from runtime.numerics import Tolerance, loss_differences, sketches, tensor_differences
-from runtime.serial import serial_step
-from runtime.stages.captured import captured_model
+from runtime.monitor.failure import blame
+from runtime.numerics.compare import Tolerance, loss_differences, sketches, tensor_differences
+from runtime.numerics.single_device import serial_step
+from runtime.stage.builder import groups_of
+from runtime.stage.captured import captured_model
 from runtime.transport import Hub, InProcessTransport
 
 Ranks = Sequence[tuple[int, ...]]

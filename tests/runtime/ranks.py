@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from runtime.jobs.failure import blame
+from runtime.monitor.failure import blame
 from runtime.transport import Hub, InProcessTransport
 
 T = TypeVar("T")

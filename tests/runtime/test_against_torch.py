@@ -34,8 +34,8 @@ from planner.export.torch_pipelining import TorchPipeline, torch_pipelining
 from planner.ir.plan import Decision
 from planner.ir.schedule import Pipeline, Schedule
 from planner.schedules import positions, schedule
-from profiler.capture import Captured, capture
-from profiler.source import LoadedModel
+from profiler.capture.graph import Captured, capture
+from profiler.source.model import LoadedModel
 from tests.planner.factories import chain_profile, plan_of
 from tests.runtime.plans import batch_of, decide, model_of, run_ranks
 

@@ -17,8 +17,8 @@ from planner.ir.profile import ModelSource
 from planner.ir.schedule import Op
 from planner.layers.boundary import Boundaries
 from planner.passes import validate
-from profiler.capture import capture
-from profiler.source import load_model
+from profiler.capture.graph import capture
+from profiler.source.source import load_model
 from runtime.engine import Engine
 from runtime.transport import InProcessTransport, Key
 from tests.profiler.varying_models import MODELS

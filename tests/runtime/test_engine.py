@@ -9,8 +9,9 @@ import torch
 
 from planner.ir.errors import CorruptFileError, UnsupportedModelError, UsageError
 from planner.ir.profile import ModelSource
-from profiler.capture import Captured, capture
-from profiler.source import LoadedModel, load_model
+from profiler.capture.graph import Captured, capture
+from profiler.source.model import LoadedModel
+from profiler.source.source import load_model
 from runtime.memory import storage_bytes
 from runtime.transport import Hub, InProcessTransport
 from tests.runtime.plans import (

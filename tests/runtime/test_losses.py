@@ -10,8 +10,8 @@ from torch.nn import functional
 from planner.ir.errors import UnsupportedModelError
 from planner.ir.plan import Decision
 from tests.runtime.divided import divided
-from tests.runtime.engines import on_engines, trained_on
-from tests.runtime.losses import EXACT, JOINING, Learned, Network, Scores, network, network_of, network_with, whole
+from tests.runtime.engines import Network, on_engines, trained_on
+from tests.runtime.losses import EXACT, JOINING, Learned, Scores, network, network_of, network_with, whole
 from tests.runtime.plans import assert_equal, decide, split_backward
 
 PLANS: dict[str, dict[str, object]] = {

@@ -13,11 +13,11 @@ import torch
 import torch.distributed as dist
 
 from planner.ir.plan import Decision
-from profiler.capture import Captured, capture
-from profiler.source import LoadedModel
-from runtime.build import groups_of
+from profiler.capture.graph import Captured, capture
+from profiler.source.model import LoadedModel
 from runtime.engine import Engine
-from runtime.serial import serial_step
+from runtime.numerics.single_device import serial_step
+from runtime.stage.builder import groups_of
 from runtime.transport import InProcessTransport, Transport, open_gloo
 from tests.runtime.plans import batch_of, decide, engine_of, model_of, sgd
 from tests.runtime.ranks import on_ranks

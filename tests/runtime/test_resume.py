@@ -11,10 +11,10 @@ import torch
 
 from planner.ir.errors import UsageError
 from planner.ir.plan import Decision
-from profiler.capture import capture
-from runtime.build import groups_of
+from profiler.capture.graph import capture
 from runtime.checkpoint import Checkpoint, save
 from runtime.engine import Engine
+from runtime.stage.builder import groups_of
 from runtime.transport import Hub, InProcessTransport
 from tests.runtime.plans import batch_of, decide, engine_of, model_of
 

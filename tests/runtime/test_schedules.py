@@ -18,9 +18,9 @@ from planner.ir.plan import Decision
 from planner.ir.profile import ModelSource
 from planner.ir.schedule import Pipeline, Schedule
 from planner.schedules import names, positions, schedule, traits
-from profiler.capture import capture
+from profiler.capture.graph import capture
 from profiler.models.example import Example, normal
-from profiler.source import load_model
+from profiler.source.source import load_model
 from tests.runtime.engines import Network, evaluated, trained
 from tests.runtime.plans import Trained, assert_equal, batch_of, decide, train_serially
 from tests.runtime.versioned import train_on_versions

@@ -11,8 +11,8 @@ import torch
 
 from planner.ir.errors import UnsupportedModelError
 from planner.ir.plan import Decision
-from profiler.capture import capture
-from profiler.model import LoadedModel, Loss
+from profiler.capture.graph import capture
+from profiler.source.model import LoadedModel, Loss
 from tests.runtime import user_code
 from tests.runtime.divided import divided
 from tests.runtime.engines import Network, evaluated, trained

@@ -15,8 +15,9 @@ from planner.ir.plan import Decision
 from planner.ir.profile import ModelSource
 from profiler.models.example import Example
 from profiler.models.gpt import GPT, gpt
-from profiler.source import LoadedModel, load_model
-from runtime.serial import serial_step
+from profiler.source.model import LoadedModel
+from profiler.source.source import load_model
+from runtime.numerics.single_device import serial_step
 from tests.runtime.plans import Trained, batch_of, run_ranks
 
 STEPS = 5

@@ -12,7 +12,7 @@ from torch.func import functional_call
 from planner.ir.graph import Graph
 from planner.ir.plan import Decision
 from planner.ir.schedule import Op
-from profiler.source import LoadedModel
+from profiler.source.model import LoadedModel
 from tests.runtime.plans import Trained, batch_of, sgd
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from benchmarks.testbed import RATES, Testbed, TestbedError, remove, unavailable
+from benchmarks.devices.testbed import RATES, Testbed, TestbedError, remove, unavailable
 
 NAME = "bed"
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from benchmarks.testbed import RATES, Testbed, unavailable
+from benchmarks.devices.testbed import RATES, Testbed, unavailable
 
 
 @pytest.fixture(scope="session")

@@ -10,19 +10,19 @@ import pytest
 import torch
 from torch import nn
 
-from benchmarks.accuracy_cases import STEADY, TIMED
-from benchmarks.accuracy_profiles import entrance
-from benchmarks.accuracy_runs import Runner
-from benchmarks.ranks import on_ranks
-from benchmarks.testbed import Testbed
+from benchmarks.accuracy.cases import STEADY, TIMED
+from benchmarks.accuracy.profiles import entrance
+from benchmarks.accuracy.runs import Runner
+from benchmarks.devices.ranks import on_ranks
+from benchmarks.devices.testbed import Testbed
 from cuda_ops.memory import available, counting
 from planner.ir.errors import HalopipeError
 from planner.ir.plan import Decision
 from planner.ir.profile import ModelSource
 from planner.ir.timeline import Span
-from profiler.timing import trimmed_mean
+from profiler.measure.timing import trimmed_mean
 from runtime.engine import Engine
-from runtime.stages.captured import captured_model
+from runtime.stage.captured import captured_model
 from runtime.transport import Transport
 from tests.runtime.plans import decide
 

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.links import answer_of
-from benchmarks.testbed import RATES, Testbed
+from benchmarks.devices.testbed import RATES, Testbed
+from benchmarks.links.__main__ import answer_of
 from planner.ir.cluster import ACROSS_HOSTS
-from profiler.links import LinkCosts
-from profiler.pair import Effort
+from profiler.links.cpu import LinkCosts
+from profiler.links.messages import Effort
 
 pytestmark = pytest.mark.testbed
 Build = Callable[..., Testbed]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.testbed import INTERFACE, RATES, Testbed
+from benchmarks.devices.testbed import INTERFACE, RATES, Testbed
 from planner.ir.cluster import ACROSS_HOSTS, MEASURED, WITHIN_HOST
 from planner.ir.codec import load
 from planner.ir.profile import Profile

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.testbed import INTERFACE, Testbed
+from benchmarks.devices.testbed import INTERFACE, Testbed
 from planner.ir.codec import dump
 from planner.ir.plan import Plan
 from tests.halopipe.plans import mined
@@ -28,8 +28,8 @@ LIMIT_S = 150.0
 SCRIPT = """
 import sys
 from pathlib import Path
-from halopipe.hosts import named
-from halopipe.running import RunOptions, run_plan
+from halopipe.launch.hosts import named
+from halopipe.launch.run import RunOptions, run_plan
 from planner.ir.codec import load
 from planner.ir.errors import HalopipeError
 from planner.ir.plan import Plan
@@ -129,7 +129,9 @@ def test_ranks_on_other_hosts_end_with_a_launcher_that_is_killed(build: Build, j
     launcher = start(testbed, 0, job, *script(job, steps=100_000), *host_file(testbed, job))
     launcher.said("step 2")
     assert len(on_host(testbed, 1)) == 2  # the agent and its rank
-    (rank,) = [pid for pid in on_host(testbed, 1) if b"halopipe.worker" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    (rank,) = [
+        pid for pid in on_host(testbed, 1) if b"halopipe.launch.worker" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    ]
     os.kill(rank, signal.SIGSTOP)  # it cannot see by itself that its connections are closed
     launcher.process.kill()
     assert wait_until(lambda: on_host(testbed, 1) == [], 20.0)

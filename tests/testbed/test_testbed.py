@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import testbed as beds
-from benchmarks.testbed import RATES, Testbed, TestbedError
+from benchmarks.devices import testbed as beds
+from benchmarks.devices.testbed import RATES, Testbed, TestbedError
 from tests.testbed.__main__ import main
 
 pytestmark = pytest.mark.testbed
@@ -92,7 +92,7 @@ def test_a_failure_while_building_leaves_nothing(build: Build, monkeypatch: pyte
 
 def test_what_a_killed_process_left_is_removed_by_the_next(build: Build) -> None:
     build(1).close()
-    script = "from benchmarks.testbed import Testbed; import os; Testbed.build(1); os.kill(os.getpid(), 9)"
+    script = "from benchmarks.devices.testbed import Testbed; import os; Testbed.build(1); os.kill(os.getpid(), 9)"
     process = subprocess.Popen([sys.executable, "-c", script], cwd=Path(__file__).parents[2])
     assert process.wait(60) == -9
     assert f"halopipe-{process.pid}-n0" in namespaces()

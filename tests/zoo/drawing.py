@@ -15,9 +15,9 @@ import torch
 from torch import Tensor, fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from runtime.stages import drawing
-from runtime.stages.captured import CapturedModel
-from runtime.stages.draws import Draw, Draws, is_random
+from runtime.stage.captured import CapturedModel
+from runtime.stage.random import layers
+from runtime.stage.random.streams import Draw, Draws, is_random
 
 _ATEN = torch.ops.aten
 _RECURRENT = (_ATEN.lstm.input, _ATEN.gru.input, _ATEN.rnn_tanh.input, _ATEN.rnn_relu.input)
@@ -76,7 +76,7 @@ def _mask(node: fx.Node, index: int, drawn: Any, like: Tensor, rate: float) -> T
     (noise,) = drawn.args
     ones = torch.ones_like(like)
     if node.target in _RECURRENT and node.args[8]:  # samples first; inside, time is
-        return drawing.dropout(noise, ones.transpose(0, 1), rate, True, index).ne(0).transpose(0, 1)
+        return layers.dropout(noise, ones.transpose(0, 1), rate, True, index).ne(0).transpose(0, 1)
     if node.target is _ATEN.feature_dropout.default:
-        return drawing.feature_dropout(noise, ones, rate, True).ne(0)
-    return drawing.dropout(noise, ones, rate, True, index).ne(0)
+        return layers.feature_dropout(noise, ones, rate, True).ne(0)
+    return layers.dropout(noise, ones, rate, True, index).ne(0)

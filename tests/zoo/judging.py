@@ -26,14 +26,15 @@ from planner.ir.layout import cut_points
 from planner.ir.plan import Decision
 from planner.ir.profile import ModelSource
 from planner.layers.division import SPACE
-from profiler.capture import Captured, capture
-from profiler.source import LoadedModel, load_model
-from runtime.build import check_layers, groups_of
+from profiler.capture.graph import Captured, capture
+from profiler.source.model import LoadedModel
+from profiler.source.source import load_model
 from runtime.engine import Engine
-from runtime.jobs.failure import blame
-from runtime.stages.captured import captured_model
-from runtime.stages.draws import Draw
-from runtime.stages.manner import Portion
+from runtime.monitor.failure import blame
+from runtime.stage.builder import check_layers, groups_of
+from runtime.stage.captured import captured_model
+from runtime.stage.modes import Portion
+from runtime.stage.random.streams import Draw
 from runtime.transport import Hub, InProcessTransport
 from tests.runtime.divided import divided
 from tests.runtime.plans import decide

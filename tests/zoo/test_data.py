@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 import torch
 
-from halopipe.batches import batches
+from halopipe.data.batches import batches
 from planner.ir.profile import ModelSource
-from profiler.source import load_model
+from profiler.source.source import load_model
 from tests.zoo.data import DATA
 
 NUM_BATCHES = 6  # more than two epochs

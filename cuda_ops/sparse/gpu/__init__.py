@@ -12,7 +12,7 @@ import os
 from pathlib import Path
 from types import SimpleNamespace
 
-from cuda_ops.compiling import own_folder
+from cuda_ops.device.compiling import own_folder
 
 __all__ = ["load"]
 

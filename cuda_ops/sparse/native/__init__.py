@@ -13,7 +13,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cuda_ops.compiling import CannotCompileError, Sources, compiled, require_torch
+from cuda_ops.device.compiling import CannotCompileError, Sources, compiled, require_torch
 
 if TYPE_CHECKING:
     from cuda_ops.sparse.native.functions import NativeOperators

@@ -9,24 +9,30 @@ from functools import cached_property
 from operator import add
 from typing import NamedTuple
 
-from planner.costs.compiled import CompiledProgram, compile_program
-from planner.costs.holdings import framed_bytes
-from planner.costs.memory import RankMemory, rank_memories
-from planner.costs.placement import LayoutBook
-from planner.costs.pricing import Prices, prices_of, resources
-from planner.costs.simulate import least_s, run
-from planner.costs.stage import PriceBook, StageCosts, StagePlacement
-from planner.costs.tables import runs_of, span
+from planner.costs.cost_model import PriceBook
+from planner.costs.layers.cost_table import runs_of, span
+from planner.costs.memory.activations import framed_bytes
+from planner.costs.memory.peak import RankMemory, rank_memories
+from planner.costs.simulator.events import least_s, run
+from planner.costs.simulator.prices import Prices, prices_of, resources
+from planner.costs.simulator.program import CompiledProgram, compile_program
+from planner.costs.stages.action_costs import StageCosts
+from planner.costs.stages.placement import LayoutBook, StagePlacement
 from planner.ir.graph import Graph, producer
 from planner.ir.problem import Problem
 from planner.ir.schedule import Edge
 from planner.layers import prepared_inputs, throughout_sites
 from planner.layers.boundary import Boundaries
-from planner.solvers.candidates.assemble import Candidate, boundaries_of, program_of
-from planner.solvers.candidates.request import unmet
-from planner.solvers.candidates.rules import Constraints
-from planner.solvers.candidates.shares import parts_of, samples_of
-from planner.solvers.candidates.space import schedule_names
+from planner.solvers.candidates.candidate import (
+    Candidate,
+    boundaries_of,
+    parts_of,
+    program_of,
+    samples_of,
+    schedule_names,
+)
+from planner.solvers.candidates.constraints import Constraints
+from planner.solvers.candidates.feasibility import unmet
 
 
 class Load(NamedTuple):

@@ -1,4 +1,4 @@
-"""The integer program over spans behind :mod:`planner.solvers.span_ilp`: its tables, its rows, its objective."""
+"""The integer program over spans behind :mod:`planner.solvers.ilp.solver`: its tables, its rows, its objective."""
 
 from __future__ import annotations
 

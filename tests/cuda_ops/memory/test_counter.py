@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from cuda_ops import memory
-from cuda_ops.compiling import CannotCompileError
+from cuda_ops.device.compiling import CannotCompileError
 from cuda_ops.memory import Counter, counter, counting, install, meter_of
 
 MIB = 2**20

@@ -7,7 +7,7 @@ import torch
 
 from cuda_ops.sparse.geometry import KernelMap, MapSpec, Step
 from cuda_ops.sparse.local import Owned, local_map, local_segments
-from tests.runtime.sites.shared import OWNERSHIPS, Sharing, cloud, ownership
+from tests.runtime.sparse.shared import OWNERSHIPS, Sharing, cloud, ownership
 
 torch.set_num_threads(1)
 _STRIDED = Step("strided", (3, 3, 3), (2, 2, 2))

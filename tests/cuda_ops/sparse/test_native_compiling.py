@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from cuda_ops import compiling
-from cuda_ops.compiling import (
+from cuda_ops.device import compiling
+from cuda_ops.device.compiling import (
     FAILURE_LASTS_S,
     CannotCompileError,
     Sources,
@@ -269,7 +269,7 @@ def test_the_operators_still_answer_without_a_compiler(environment: dict[str, st
         "import torch; from cuda_ops.sparse import operators;"
         "print(operators.sorted_sites(torch.tensor([[0, 1, 1, 1], [0, 0, 0, 0]], dtype=torch.int32))[1].tolist())"
     )
-    home = Path(compiling.__file__).parents[1]
+    home = Path(compiling.__file__).parents[2]
     environment = {**environment, "CXX": "no-such-compiler", "PYTHONPATH": str(home)}
     result = subprocess.run(
         [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True, cwd=home

@@ -8,7 +8,7 @@ import shutil
 import pytest
 import torch
 
-from cuda_ops.compiling import Sources, compiled
+from cuda_ops.device.compiling import Sources, compiled
 from cuda_ops.sparse import native
 from cuda_ops.sparse.native.functions import NativeOperators
 from cuda_ops.sparse.native.library import Library

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from planner.costs.observing import observe
+from planner.costs.observe import observe
 from planner.costs.predict import predict
 from planner.ir.plan import Decision
 from planner.ir.profile import Correction, CostClass, Observation, Profile

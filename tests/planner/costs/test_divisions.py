@@ -8,11 +8,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from planner.costs.boxes import as_boxes, moved
-from planner.costs.layouts import LayoutPrices
-from planner.costs.messages import exchange_s
-from planner.costs.shards import Option
-from planner.costs.stage import PriceBook
+from planner.costs.communication.resharding import exchange_s
+from planner.costs.cost_model import PriceBook
+from planner.costs.shards.boxes import as_boxes, moved
+from planner.costs.shards.option import Option
+from planner.costs.stages.layouts import LayoutPrices
 from planner.ir.box import volume
 from planner.ir.graph import producer
 from planner.layers.backward_halo import backward_halo

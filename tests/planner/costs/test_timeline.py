@@ -5,8 +5,8 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
+from planner.costs.cost_model import PriceBook
 from planner.costs.predict import forecast
-from planner.costs.stage import PriceBook
 from planner.schedules import names
 from tests.planner.shared_hosts import random_plan
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from planner.costs.boxes import as_boxes
-from planner.costs.contraction import partial_sums
-from planner.costs.sized import SizedLayer
+from planner.costs.shards.boxes import as_boxes
+from planner.costs.shards.contraction import partial_sums
+from planner.costs.shards.shapes import SizedLayer
 from planner.ir.box import Box, Interval, intersect, volume, whole
 from planner.ir.errors import UnsupportedModelError
 from planner.ir.graph import Graph, Layer, TensorSpec

@@ -8,10 +8,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from planner.costs.book import PriceBook
-from planner.costs.boxes import as_box, moved
-from planner.costs.layouts import LayoutPrices
-from planner.costs.shards import Option
+from planner.costs.cost_model import PriceBook
+from planner.costs.shards.boxes import as_box, moved
+from planner.costs.shards.option import Option
+from planner.costs.stages.layouts import LayoutPrices
 from planner.ir.box import Box, Interval, intersect, subtract, transfers, volume
 from planner.ir.graph import Layer, TensorSpec
 from planner.ir.layout import Layout

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from planner.costs.compiled import compile_program
+from planner.costs.simulator.program import compile_program
 from planner.ir.schedule import Action
 from planner.passes import in_flight, peaks
 from planner.passes.occupancy import first_over

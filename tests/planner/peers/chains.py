@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from planner.peers.chain import Chain
+from planner.baselines.common.chain import Chain
 
 
 def random_chain(seed: int, largest: int = 5) -> Chain:

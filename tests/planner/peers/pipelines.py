@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from itertools import product
 from math import ceil, inf
 
-from planner.formats.piper import Instance, Node, Option
-from planner.peers.piper_plain import Stage, choose_options, value_of
-from planner.peers.piper_room import Machine
+from planner.baselines.piper.device_budget import Machine
+from planner.baselines.piper.format import Instance, Node, Option
+from planner.baselines.piper.stages import Stage, choose_options, value_of
 
 
 def random_instance(seed: int, largest: int = 5, degrees: tuple[int, ...] = (1,), alike: bool = True) -> Instance:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from itertools import product
 from math import inf
 
-from planner.formats.dnn_partitioning import Instance, Node
+from planner.baselines.tarnawski.format import Instance, Node
 
 Edges = Sequence[tuple[int, int]]
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from planner.costs.compiled import CompiledProgram, compile_program
-from planner.costs.simulate import execute
-from planner.costs.trace import Trace
+from planner.costs.simulator.events import execute
+from planner.costs.simulator.program import CompiledProgram, compile_program
+from planner.costs.timeline import Trace
 from planner.ir.box import Interval
 from planner.ir.program import Message, Part, Program
 from planner.ir.schedule import COMPUTE, MESSAGE, Action, Edge, Op, Pipeline, Schedule, StageGraph

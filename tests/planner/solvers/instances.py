@@ -8,15 +8,14 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import combinations, pairwise, product
 
-from planner.costs.stage import PriceBook
+from planner.costs.cost_model import PriceBook
 from planner.ir.graph import Graph, producer
 from planner.ir.problem import Problem
 from planner.ir.profile import Optimizer
 from planner.layers import throughout_sites
 from planner.schedules import default_names, traits
-from planner.solvers.candidates.assemble import Candidate, split_batch
+from planner.solvers.candidates.candidate import Candidate, group_shares, parts_of, samples_of, site_shares, split_batch
 from planner.solvers.candidates.evaluate import Evaluation, Evaluator
-from planner.solvers.candidates.shares import group_shares, parts_of, samples_of, site_shares
 from tests.planner.factories import chain_profile
 
 SIZES = (1, 2, 4)

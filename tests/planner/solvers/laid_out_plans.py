@@ -9,11 +9,17 @@ from planner.costs.predict import forecast
 from planner.ir.plan import Plan, Search
 from planner.ir.problem import AUTO, Problem
 from planner.ir.profile import Optimizer, Profile
-from planner.solvers.candidates.assemble import Candidate, decision_of, plan_of
+from planner.solvers.candidates.candidate import (
+    Candidate,
+    decision_of,
+    equal_shares,
+    gives_all_work,
+    joins_all_ranks,
+    micro_batches,
+    plan_of,
+    with_options,
+)
 from planner.solvers.candidates.evaluate import Evaluator
-from planner.solvers.candidates.laid_out import gives_all_work, joins_all_ranks, with_options
-from planner.solvers.candidates.shares import equal_shares
-from planner.solvers.candidates.space import micro_batches
 from tests.planner.networks import Named, Network, mesh_like, plain, priced, residual
 from tests.planner.parts import with_parts
 

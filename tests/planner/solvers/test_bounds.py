@@ -8,18 +8,18 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from planner.costs.network import transfer_s
-from planner.costs.stage import PriceBook
+from planner.costs.communication.collectives import transfer_s
+from planner.costs.cost_model import PriceBook
 from planner.ir.cluster import Link
 from planner.ir.problem import Problem
 from planner.ir.profile import Profile
+from planner.solvers.best_first.graph_cuts import cuts_of
+from planner.solvers.best_first.leaf_bound import Leaves
+from planner.solvers.best_first.message_bound import least_link
+from planner.solvers.best_first.queue import Expansion, Frontier, Prefix
+from planner.solvers.best_first.search_space import most_in_flight
+from planner.solvers.best_first.warm_start import spaces
 from planner.solvers.candidates.evaluate import Evaluator
-from planner.solvers.search.cuts import cuts_of
-from planner.solvers.search.frontier import Expansion, Frontier, Prefix
-from planner.solvers.search.leaves import Leaves
-from planner.solvers.search.links import least_link
-from planner.solvers.search.start import spaces
-from planner.solvers.search.windows import most_in_flight
 from tests.planner.factories import chain_profile
 from tests.planner.solvers.instances import branching_problem, heavy_problem, random_problem
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from planner.check import check
-from planner.costs.stage import PriceBook
+from planner.costs.cost_model import PriceBook
 from planner.ir.constraints import broken, parse_rule
 from planner.ir.errors import InfeasibleError, UsageError
 from planner.ir.plan import Plan
@@ -16,12 +16,12 @@ from planner.ir.problem import Problem, Rule
 from planner.ir.profile import Optimizer
 from planner.schedules import names, traits
 from planner.solvers import solver
-from planner.solvers.candidates.assemble import decision_of
+from planner.solvers.best_first.solver import solve
+from planner.solvers.candidates.candidate import decision_of
 from planner.solvers.candidates.evaluate import Evaluator
-from planner.solvers.span_ilp import solve as solve_by_ilp
-from planner.solvers.suffix_dp import solve
+from planner.solvers.ilp.solver import solve as solve_by_ilp
+from tests.planner.solvers.best_first.test_solver import heavy
 from tests.planner.solvers.instances import best_by_exhaustion, branching_problem, plans, random_problem
-from tests.planner.solvers.test_suffix_dp import heavy
 
 MAKERS = pytest.mark.parametrize("make", [random_problem, branching_problem], ids=["chains", "branches"])
 

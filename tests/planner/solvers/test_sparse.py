@@ -9,13 +9,15 @@ from itertools import pairwise
 import pytest
 
 from planner import solvers
+from planner.baselines.sparsepipe import solver as sparsepipe
 from planner.check import check
 from planner.costs.predict import predict
 from planner.ir.errors import InfeasibleError
 from planner.ir.graph import Graph
 from planner.ir.plan import Plan
 from planner.ir.problem import CHANNEL_DIMS, SAMPLE_DIMS, SPATIAL_DIMS, Problem, Rule
-from planner.solvers import span_ilp, sparsepipe, suffix_dp
+from planner.solvers.best_first import solver as suffix_dp
+from planner.solvers.ilp import solver as span_ilp
 from tests.planner.factories import chain_decision, plan_of
 from tests.planner.solvers.instances import best_by_exhaustion
 from tests.planner.sparse_networks import SparseNetwork, classifier, segmenter, sparse_profile

@@ -14,8 +14,8 @@ from torch import Tensor
 from planner.ir.box import Box, Interval, whole
 from planner.ir.errors import CheckpointError, CorruptFileError, StaleFileError
 from runtime.checkpoint import BackgroundSaver, Checkpoint, RankState, joined
-from runtime.checkpoint.manifest_text import from_text, to_text
-from runtime.pieces import slices
+from runtime.checkpoint.manifest import from_text, to_text
+from runtime.pipeline.pieces import slices
 from tests.runtime.checkpoint.cases import FINGERPRINTS, alone, forge, of_two_ranks, on_ranks, save_all, try_save
 
 KEY = "model/w"

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from planner.ir.errors import DeadlineError, HalopipeError, TransportError
-from runtime.rows import Rows
+from runtime.transport.small_allgather import Rows
 
 pytestmark = pytest.mark.parametrize("run", ["inprocess", "gloo", "channels"], indirect=True)
 

@@ -11,8 +11,8 @@ import runtime.transport.peer as peer_module
 from planner.ir.box import whole
 from planner.ir.program import Message, Part, Program
 from planner.ir.schedule import Action, Edge, StageGraph
-from runtime.plumbing import Wire
-from runtime.post import FORWARD, Post
+from runtime.pipeline.messages import Wire
+from runtime.pipeline.p2p import FORWARD, Post
 from runtime.transport.base import Deadline
 from runtime.transport.peer import Peer
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from planner.solvers.inner.labelled import Assignment, LabelledGraph
+from planner.solvers.layouts.factor_graph import Assignment, LabelledGraph
 
 
 def random_graph(

@@ -7,16 +7,15 @@ import random
 
 import pytest
 
-from planner.costs.stage import PriceBook
+from planner.costs.cost_model import PriceBook
 from planner.ir.problem import Problem
-from planner.solvers.candidates.assemble import Candidate
+from planner.solvers.best_first.bound import least_work_s
+from planner.solvers.best_first.layout_bound import TableMaker
+from planner.solvers.best_first.layout_chains import Chains, links_of
+from planner.solvers.candidates.candidate import Candidate, cut_positions, micro_batches, pools
+from planner.solvers.candidates.constraints import Constraints
 from planner.solvers.candidates.evaluate import Evaluator
-from planner.solvers.candidates.rules import Constraints
-from planner.solvers.candidates.space import cut_positions, micro_batches, pools
-from planner.solvers.inner.stage import WHOLE
-from planner.solvers.search.layout_chains import Chains, links_of
-from planner.solvers.search.layout_tables import TableMaker
-from planner.solvers.search.least_work import least_work_s
+from planner.solvers.layouts.stage import WHOLE
 from tests.planner.factories import chain_profile
 from tests.planner.networks import plain, priced
 from tests.planner.parts import with_parts

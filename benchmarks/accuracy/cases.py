@@ -1,0 +1,114 @@
+"""What is run to see how true predictions are: networks, clusters, and plans on them.
+
+A *setting* is a network on a cluster: hosts that are network namespaces with rate-limited links, a virtual device on
+each.  Every setting has several plans, so that their order can be judged as well as their seconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from planner.ir.problem import SAMPLE_DIMS, SPATIAL_DIMS
+from planner.ir.profile import ModelSource
+
+CHOSEN, ONE, DATA_PARALLEL = "chosen", "one device", "data parallel"
+SPACE, MIX = "space", "mix of layouts"
+HYBRID = "two stages of two"
+CORE, STEADY, TIMED = "core", "steady", "timed"
+"""Devices: a core, held back (:mod:`benchmarks.devices.virtual_device`); one that keeps to the speed that it had alone
+(:mod:`benchmarks.devices.steady_device`); one that computes nothing, each action of which lasts as predicted
+(:mod:`benchmarks.devices.timed_device`)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Network:
+    """A network and the sizes it is measured at.
+
+    Attributes:
+        samples: of the global batch.
+        sizes: numbers of samples to profile; empty: what the profiler chooses.
+        allow: families of dims that its plans may cut along; with space, parts of layers are profiled too.
+    """
+
+    source: ModelSource
+    samples: int
+    sizes: tuple[int, ...]
+    allow: tuple[str, ...] = (SAMPLE_DIMS,)
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """A network on a cluster.
+
+    Attributes:
+        rate: of each host's link, by name (:data:`benchmarks.devices.testbed.RATES`).
+        factors: seconds of each device for one of a core's.  Of steady devices at least as many as there are ranks: all
+            of them compute on two cores, and what moves messages needs its time too.
+        plans: names of its plans: one of the constants above, or ``SCHEDULE`` or ``SCHEDULE/SIZE`` for a pipeline over
+            all devices with the work in proportion to their speeds, in micro-batches of that many samples.
+        hosts: of each device; empty: one each.
+        device: what they are; ``CORE`` where one of them is a whole core.
+    """
+
+    name: str
+    network: str
+    rate: str
+    factors: tuple[float, ...]
+    plans: tuple[str, ...]
+    hosts: tuple[int, ...] = ()
+    device: str = STEADY
+
+    @property
+    def host_of(self) -> tuple[int, ...]:
+        """The host of each rank."""
+        return self.hosts or tuple(range(len(self.factors)))
+
+
+def _model(name: str, shape: tuple[int, ...], **arguments: int) -> ModelSource:
+    return ModelSource(f"profiler.models.{name}", {key: str(value) for key, value in arguments.items()}, shape)
+
+
+_SPACE = (SAMPLE_DIMS, SPATIAL_DIMS)
+
+NETWORKS: Mapping[str, Network] = {
+    "ResNet-50": Network(_model("resnet:resnet50", (8, 3, 96, 96), num_classes=100), 8, (1, 2, 4, 8)),
+    "VGG-16": Network(_model("vgg:vgg16", (8, 3, 64, 64), width=32, hidden=512, num_classes=100), 8, (1, 2, 4, 8)),
+    "GNMT": Network(_model("gnmt:gnmt", (16, 16), vocabulary=2000, width=256), 16, (1, 2, 4, 8, 16)),
+    "3-D U-Net": Network(_model("unet3d:unet3d", (4, 1, 32, 32, 32), width=8), 4, (1, 2, 4), _SPACE),
+    "GPT": Network(
+        _model("gpt:gpt", (16, 64), vocabulary=1000, width=256, layers=8, heads=4, context=64), 16, (1, 2, 4, 8, 16)
+    ),
+    "sparse VGG": Network(_model("sparse_vgg:sparse_vgg16", (8, 1500, 1), width=16, hidden=128), 8, (1, 2, 4, 8)),
+}
+
+SETTINGS: tuple[Setting, ...] = (
+    Setting("A", "ResNet-50", "1gbit", (1.0, 1.0), (CHOSEN, ONE, DATA_PARALLEL, "1f1b/2", "gpipe/1"), device=CORE),
+    Setting("B", "ResNet-50", "4gbit", (4.0, 6.0, 8.0, 16.0), (CHOSEN, DATA_PARALLEL, "1f1b-so/1", "zb-h1/1", HYBRID)),
+    Setting("C", "VGG-16", "1gbit", (2.0, 4.0), (CHOSEN, ONE, DATA_PARALLEL, "gpipe/2", "1f1b-2bp/2")),
+    Setting("D", "GNMT", "200mbit", (2.0, 2.0), (CHOSEN, ONE, DATA_PARALLEL, "1f1b/4", "interleaved/4", "zb-v/4")),
+    Setting("E", "GNMT", "1gbit", (4.0, 4.0, 8.0, 8.0), (CHOSEN, "1f1b/2", "1f1b-windowed/2", "gpipe-2bp/2")),
+    Setting("F", "3-D U-Net", "4gbit", (2.0, 2.0), (CHOSEN, ONE, SPACE, MIX, DATA_PARALLEL, "1f1b/1")),
+    Setting("G", "3-D U-Net", "1gbit", (4.0, 4.0, 4.0, 4.0), (CHOSEN, SPACE, DATA_PARALLEL, "gpipe/1")),
+    Setting("H", "GPT", "200mbit", (2.0, 8.0), (CHOSEN, ONE, "1f1b/4", "zb-h1/4", DATA_PARALLEL)),
+    Setting("I", "GPT", "1gbit", (4.0, 4.0, 4.0, 4.0), (CHOSEN, "1f1b/2", "1f1b-2bp-fill/2", "naive/4", HYBRID)),
+    Setting("J", "GPT", "4gbit", (4.0, 4.0, 6.0, 6.0), (CHOSEN, HYBRID, DATA_PARALLEL, "greedy/2"), (0, 0, 1, 1)),
+    Setting("K", "sparse VGG", "1gbit", (2.0, 4.0), (CHOSEN, ONE, DATA_PARALLEL, "1f1b/2")),
+    Setting(
+        "M",
+        "GPT",
+        "1gbit",
+        (4.0,) * 8,
+        ("1f1b/1", "1f1b-so/1", "gpipe/1", "interleaved/2"),
+        (0, 0, 1, 1, 2, 2, 3, 3),
+        device=TIMED,
+    ),
+    Setting("L", "VGG-16", "4gbit", (4.0, 4.0, 4.0, 4.0), (CHOSEN, DATA_PARALLEL, "1f1b/1", "zb-h2/1", "1f1b-sno/1")),
+)
+
+QUICK: tuple[str, ...] = ("H",)
+
+
+def named(names: tuple[str, ...]) -> Iterator[Setting]:
+    """Those settings; all if none is named."""
+    yield from (setting for setting in SETTINGS if not names or setting.name in names)

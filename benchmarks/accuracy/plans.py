@@ -1,0 +1,90 @@
+"""The plans of a setting, and what is predicted of them."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from benchmarks.accuracy.cases import CHOSEN, DATA_PARALLEL, HYBRID, MIX, ONE, SPACE
+from benchmarks.strong_scaling.layouts import Ways
+from planner.costs.cost_model import PriceBook
+from planner.costs.predict import Forecast, forecast
+from planner.ir.plan import Decision
+from planner.ir.problem import Problem
+from planner.schedules import positions, traits
+from planner.solvers import solver
+from planner.solvers.candidates.candidate import Candidate, cut_positions, decision_of, group_shares, split_batch
+
+_SEARCH_S = 20.0
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A plan with its name and what the simulator says of it."""
+
+    name: str
+    decision: Decision
+    forecast: Forecast
+
+
+def case(problem: Problem, name: str) -> Case:
+    """The plan ``name`` of a setting whose cluster and network are those of ``problem``."""
+    decision = _decision(problem, name)
+    idle = len(problem.profile.cluster.devices) - decision.num_ranks
+    decision = replace(decision, program=decision.program + ((),) * idle)  # every process has a row
+    return Case(name, decision, forecast(PriceBook(problem.profile), decision, problem.memory_margin))
+
+
+def _decision(problem: Problem, name: str) -> Decision:
+    if name == CHOSEN:
+        return solver("suffix-dp")(replace(problem, time_limit_s=_SEARCH_S), None).decision
+    if name in (ONE, DATA_PARALLEL):
+        by = {ONE: "one-device", DATA_PARALLEL: "data-parallel"}[name]
+        return solver(by)(replace(problem, allow=("sample",)), None).decision
+    if name in (SPACE, MIX):
+        ways = Ways(problem.profile, problem.global_batch, len(problem.ranks), problem.allow)
+        return (ways.best_uniform(("depth", "height", "width")) if name == SPACE else ways.mix()).decision
+    if name == HYBRID:
+        ranks = problem.ranks
+        return decision_of(problem, pipeline(problem, "1f1b", 0, (ranks[:2], ranks[2:])))
+    schedule, _, size = name.partition("/")
+    return decision_of(problem, pipeline(problem, schedule, int(size or 0)))
+
+
+def pipeline(problem: Problem, schedule: str, size: int, groups: Sequence[tuple[int, ...]] = ()) -> Candidate:
+    """Stages one after another over all devices, each with work in proportion to its devices' speeds.
+
+    Args:
+        size: samples of a micro-batch; 0: a quarter of the batch.
+        groups: ranks of each position; one each if not given.
+    """
+    book = PriceBook(problem.profile)
+    groups = tuple(groups) or tuple((rank,) for rank in problem.ranks)
+    wanted = traits(schedule).stages_per_position
+    chosen = positions(schedule, len(groups), 1 if wanted == 1 else 2)
+    size = size or problem.global_batch // 4
+    step_s = [book.tables.at(book.kind(rank), size) for rank in problem.ranks]
+    work = np.asarray(step_s[0].forward_s) + np.asarray(step_s[0].backward_s)
+    speeds = [work[-1] / float(table.forward_s[-1] + table.backward_s[-1]) for table in step_s]
+    share = [sum(speeds[rank] for rank in groups[position]) for position in chosen]
+    ends = np.cumsum(share) / sum(share) * work[-1]
+    bounds = _bounds(work.tolist(), ends.tolist(), cut_positions(problem.profile.graph))
+    ranks = tuple(groups[position] for position in chosen)
+    shares = tuple(group_shares(problem, book, group, size) for group in ranks)
+    return Candidate.chain(bounds, ranks, shares, split_batch(problem.global_batch, size), schedule)
+
+
+def _bounds(work: Sequence[float], ends: Sequence[float], allowed: Sequence[int]) -> tuple[int, ...]:
+    """Positions where a graph may be cut, nearest to where the running sum of work reaches each end."""
+    sums = [work[position] for position in allowed]
+    found = [0]
+    for number, end in enumerate(ends[:-1]):
+        above = bisect_left(sums, end)
+        near = min((above - 1, above), key=lambda k: abs(sums[max(0, min(k, len(sums) - 1))] - end))
+        left = len(ends) - 1 - number
+        place = min(max(near, allowed.index(found[-1]) + 1), len(allowed) - 1 - left)
+        found.append(allowed[place])
+    return (*found, allowed[-1])

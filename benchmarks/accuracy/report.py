@@ -1,0 +1,175 @@
+"""How true predictions were: errors, order, regret.
+
+The committed results of :mod:`benchmarks.accuracy`, read back.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+from benchmarks.accuracy.cases import CHOSEN, ONE, SETTINGS, TIMED
+from benchmarks.report import Row, at_least, at_most
+
+FAST = ("1gbit", "4gbit")
+_ALIKE = 0.01
+"""Two plans whose measured steps differ by less have no order."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """A plan, predicted and measured.
+
+    Attributes:
+        p10_s, p90_s: the range in which four of five steps were predicted to lie.
+        step_s: median of those measured.
+        peak_bytes: by rank: (predicted, measured); none where devices compute nothing.
+        rounds_s: what the same work took in each round, some ten minutes apart.
+    """
+
+    setting: str
+    network: str
+    rate: str
+    plan: str
+    predicted_s: float
+    p10_s: float
+    p90_s: float
+    step_s: float
+    peak_bytes: tuple[tuple[int, int], ...]
+    rounds_s: tuple[float, ...]
+
+    @property
+    def apart(self) -> float:
+        """By how much the rounds differ: that is the machine itself."""
+        return max(self.rounds_s) / min(self.rounds_s) - 1
+
+    @property
+    def error(self) -> float:
+        """Predicted over measured, less one."""
+        return self.predicted_s / self.step_s - 1
+
+    @property
+    def is_one_device(self) -> bool:
+        """Whether nothing is sent."""
+        return self.plan == ONE
+
+
+def rows(found: Sequence[Outcome]) -> Iterator[Row]:
+    """Every plan, then what is asked of all together."""
+    for each in found:
+        name = f"{each.setting} {each.network} {each.rate}, {each.plan}"
+        yield Row(f"{name}: measured step", 1e3 * each.step_s, "ms")
+        yield Row(f"{name}: error", 100 * each.error, "%", "within 12", abs(each.error) <= 0.12)
+    fast = [each for each in found if each.rate in FAST]
+    yield Row("plans", len(found), "plans", ">= 40", len(found) >= 40)
+    yield at_most("MAPE, links from 1 Gbit", 100 * mape(fast), "%", 3.0)
+    yield at_most("MAPE, all plans", 100 * mape(found), "%", 5.0)
+    yield at_most("largest error", 100 * max(abs(each.error) for each in found), "%", 12.0)
+    by_setting = {each.setting: [other for other in found if other.setting == each.setting] for each in found}
+    taus = [tau for group in by_setting.values() if (tau := kendall_tau(group)) is not None]
+    if taus:
+        yield at_least("Kendall tau of the plans of a setting, mean", statistics.fmean(taus), "", 0.9)
+    regrets = {name: regret(group) for name, group in by_setting.items()}
+    yield at_most("regret of the chosen plan, mean", 100 * statistics.fmean(regrets.values()), "%", 3.0)
+    yield Row("regret of the chosen plan, largest", 100 * max(regrets.values()), "%")
+    alone = [each for each in found if each.is_one_device]
+    if alone:
+        yield at_most("MAPE, one device across processes", 100 * mape(alone), "%", 3.0)
+    inside = sum(each.p10_s <= each.step_s <= each.p90_s for each in found) / len(found)
+    yield Row("measured median within p10 and p90", 100 * inside, "%")
+    apart = [100 * each.apart for each in found]
+    yield Row("the same work in another round, mean difference", statistics.fmean(apart), "%")
+    yield Row("the same work in another round, largest difference", max(apart), "%")
+    memory = [(predicted, seen) for each in found for predicted, seen in each.peak_bytes if predicted and seen]
+    if memory:
+        errors = [predicted / seen - 1 for predicted, seen in memory]
+        yield at_most("peak memory, MAPE", 100 * statistics.fmean(map(abs, errors)), "%", 3.0)
+        yield at_most("peak memory, largest under-prediction", 100 * max(0.0, -min(errors)), "%", 1.0)
+
+
+def mape(found: Sequence[Outcome]) -> float:
+    """Mean absolute error, relative to what was measured."""
+    return statistics.fmean(abs(each.error) for each in found) if found else 0.0
+
+
+def kendall_tau(found: Sequence[Outcome]) -> float | None:
+    """Pairs in the order that was predicted, less those in the other, over all pairs that have an order.
+
+    (Kendall 1938; pairs within a hundredth of one another are left out.)  None where there is no such pair.
+    """
+    signs = [
+        1 if (a.predicted_s - b.predicted_s) * (a.step_s - b.step_s) > 0 else -1
+        for a, b in combinations(found, 2)
+        if abs(a.step_s / b.step_s - 1) > _ALIKE
+    ]
+    return statistics.fmean(signs) if signs else None
+
+
+def regret(found: Sequence[Outcome]) -> float:
+    """By how much the planner's choice took longer than the best of the plans that were run; 0 if it was not run."""
+    chosen = [each.step_s for each in found if each.plan == CHOSEN]
+    return chosen[0] / min(each.step_s for each in found) - 1 if chosen else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """Where the time of a plan went: seconds of a step by action (stage and kind), by rank; measured: medians."""
+
+    predicted_by_action_s: tuple[Mapping[str, float], ...]
+    measured_by_action_s: tuple[Mapping[str, float], ...]
+
+
+def outcomes(folder: Path) -> list[Outcome]:
+    """Every plan, predicted and measured."""
+    return outcomes_of(*_read(folder))
+
+
+def outcomes_of(predicted: Mapping[str, Any], measured: Mapping[str, Any]) -> list[Outcome]:
+    """The same from what the two files hold, by setting."""
+    setting_of = {setting.name: setting for setting in SETTINGS}
+    found = []
+    for name, plans in predicted.items():
+        for each in plans:
+            seen, said = measured[name][each["plan"]], each["prediction"]
+            steps = seen["steps"]
+            ranks = range(0 if setting_of[name].device == TIMED else len(said["ranks"]))
+            peaks = [max(step["ranks"][rank]["peak_bytes"] for step in steps) for rank in ranks]
+            found.append(
+                Outcome(
+                    name,
+                    setting_of[name].network,
+                    setting_of[name].rate,
+                    each["plan"],
+                    said["step_s"],
+                    said["p10_s"],
+                    said["p90_s"],
+                    statistics.median(step["seconds"] for step in steps),
+                    tuple((rank["peak_bytes"], peak) for rank, peak in zip(said["ranks"], peaks, strict=False)),
+                    tuple(seen["rounds_s"]),
+                )
+            )
+    return found
+
+
+def steps_of(folder: Path, setting: str, plan: str) -> Parts:
+    """Where the time of a plan went."""
+    predicted, measured = _read(folder)
+    said = next(each for each in predicted[setting] if each["plan"] == plan)
+    steps = measured[setting][plan]["steps"]
+    found = []
+    for rank in range(len(said["by_action_s"])):
+        actions = steps[0]["ranks"][rank]["by_action_s"]
+        found.append(
+            {a: statistics.median(step["ranks"][rank]["by_action_s"].get(a, 0.0) for step in steps) for a in actions}
+        )
+    return Parts(tuple(said["by_action_s"]), tuple(found))
+
+
+def _read(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    predicted = json.loads((folder / "predictions.json").read_text(encoding="utf-8"))
+    return predicted, json.loads((folder / "measured.json").read_text(encoding="utf-8"))["settings"]

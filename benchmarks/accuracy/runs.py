@@ -1,0 +1,106 @@
+"""Steps of a plan on hosts of a testbed, one process a rank, each a virtual device."""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from benchmarks.accuracy.cases import CORE, STEADY, TIMED
+from benchmarks.accuracy.profiles import entrance
+from benchmarks.devices.ranks import WARM_UP, RankStep, Step, on_ranks, sgd, timed_steps
+from benchmarks.devices.steady_device import REHEARSALS, SteadyDevice
+from benchmarks.devices.testbed import Testbed
+from benchmarks.devices.timed_device import time_stages
+from benchmarks.devices.virtual_device import HeldTransport, VirtualDevice, hold
+from cuda_ops.memory import available, install
+from planner.ir.plan import Decision
+from planner.ir.profile import ModelSource
+from planner.ir.timeline import Span
+from profiler import load_model
+from profiler.capture import graph
+from profiler.capture.graph import Captured
+from profiler.source.model import LoadedModel
+from runtime.engine import Engine
+from runtime.memory import storage_bytes
+from runtime.stage.builder import groups_of
+from runtime.stage.captured import captured_model
+from runtime.transport import Transport
+
+Rehearsed = list[list[float]]
+"""On one rank: by step the seconds of each piece of work."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """Steps that were run, and what steady devices rehearsed before, by rank."""
+
+    steps: list[Step]
+    rehearsed: list[Rehearsed]
+
+
+class Runner:
+    """A network of which steps are run; captured once, in this process, which never computes anything of it."""
+
+    def __init__(self, source: ModelSource) -> None:
+        torch.set_num_threads(1)  # an OpenMP team does not survive a fork
+        self.model: LoadedModel = load_model(source)
+        self.captured: Captured = graph(self.model)
+
+    def run(
+        self,
+        decision: Decision,
+        testbed: Testbed,
+        host_of: Sequence[int],
+        factors: Sequence[float],
+        steps: int,
+        device: str = CORE,
+        spans: Sequence[Span] = (),
+        before: Sequence[Rehearsed] = (),
+    ) -> Ran:
+        """``steps`` training steps on the same batch, after some to warm up; none: steady devices rehearse alone.
+
+        Args:
+            host_of: the host of each rank.
+            factors: seconds of each rank's device for one of a core's.
+            device: what the ranks compute on (:data:`benchmarks.accuracy.cases.CORE` and the like).
+            spans: of a timed device: each action lasts as long as there.
+            before: of steady devices, what they rehearsed in earlier runs of the plan, by rank.
+        """
+        groups = groups_of(decision, self.captured.graph)
+        alone = multiprocessing.get_context("fork").Lock()
+
+        def work(transport: Transport) -> tuple[list[RankStep], Rehearsed]:
+            rank = transport.rank
+            if device == STEADY:
+                steady = SteadyDevice(factors[rank], alone, before[rank] if before else ())
+                found = self._run(decision, steady, steps, transport, ())
+                return found, steady.rehearsed
+            timed = spans if device == TIMED else ()
+            return self._run(decision, VirtualDevice(factors[rank]), steps, transport, timed), []
+
+        found = on_ranks(len(factors), work, groups, enter=entrance(host_of, testbed))
+        return Ran(
+            [Step(ranks) for ranks in zip(*(steps for steps, _ in found), strict=True)],
+            [rehearsed for _, rehearsed in found],
+        )
+
+    def _run(
+        self, decision: Decision, device: VirtualDevice, steps: int, transport: Transport, timed: Sequence[Span]
+    ) -> list[RankStep]:
+        counter = install() if not available() else None
+        held = HeldTransport(transport, device)
+        model = captured_model(self.captured)
+        engine = Engine(decision, model, self.model.module, held, sgd)  # type: ignore[arg-type]
+        if timed:
+            time_stages(engine, timed)
+        else:
+            hold(engine, device)
+        kept = [x for each in engine._residents.values() for x in (*each.parameters.values(), *each.buffers.values())]
+        there = storage_bytes(kept)  # made before the fork, hence not counted
+        batch = (self.model.inputs, self.model.targets) if self.model.clouds is None else self.model.fed
+        warm_up = REHEARSALS + min(1, steps) if isinstance(device, SteadyDevice) else WARM_UP
+        found = timed_steps(engine, device, transport, [batch] * (warm_up + steps), counter)[warm_up:]
+        return [replace(each, peak_bytes=each.peak_bytes + there if counter else 0) for each in found]

@@ -1,0 +1,129 @@
+"""Processor time of every layer inside a running stage, forward and backward, as the stage runs it.
+
+Each operator of the captured graph is called through a function that reads the clock; the nodes that it leaves in
+autograd's graph read it before and after they run.  What a backward puts off (``runtime.spatial.deferred``) counts
+for the layer that put it, wherever it is done.  Time belongs to the innermost layer alone.
+
+The clock is this thread's processor time, so that waiting for another rank is not counted; packing and unpacking of
+messages, sums over ranks and Python's own time in a layer's local form are.  A profile has none of these three in a
+layer's seconds.
+"""
+
+from __future__ import annotations
+
+import operator
+import statistics
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+from unittest.mock import patch
+
+from torch import Tensor, fx
+from torch.autograd.graph import Node
+from torch.utils._pytree import tree_leaves
+
+from runtime.spatial.deferred import Later
+from runtime.stage.cut import Rule, StageFunction
+from runtime.stage.functions import StageCut
+
+FORWARD, BACKWARD = PASSES = ("forward", "backward")
+Key = tuple[str, str]
+"""A layer and a pass."""
+
+
+class LayerClock:
+    """Seconds by layer and pass, step by step; made before the engine whose stages it watches (:meth:`watching`)."""
+
+    def __init__(self) -> None:
+        self._steps: list[dict[Key, float]] = []
+        self._seconds: defaultdict[Key, float] = defaultdict(float)
+        self._open: list[Key] = []
+        self._last_s = 0.0
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Stages that are built, and backwards that are run, inside the context are watched."""
+        function, put = StageCut.function, Later.put
+
+        def watched(cut: StageCut, rule: Rule, *, training: bool = True, late: bool = False) -> StageFunction:
+            return function(cut, self._rule(rule, cut.model.layer_of_node), training=training, late=late)
+
+        def noted(later: Later, compute: Callable[[], None]) -> None:
+            put(later, self._within(self._open[-1], compute) if self._open else compute)
+
+        with patch.object(StageCut, "function", watched), patch.object(Later, "put", noted):
+            yield
+
+    def next_step(self) -> None:
+        """What was counted since the last call is a step."""
+        self._steps.append(dict(self._seconds))
+        self._seconds.clear()
+
+    def medians(self, warm_up: int = 0) -> dict[str, tuple[float, float]]:
+        """Forward and backward seconds of each layer, medians of the steps after ``warm_up``."""
+        steps = self._steps[warm_up:]
+        layers = {layer: None for step in steps for layer, _ in step}
+        return {layer: (self._median(steps, layer, FORWARD), self._median(steps, layer, BACKWARD)) for layer in layers}
+
+    @staticmethod
+    def _median(steps: list[dict[Key, float]], layer: str, way: str) -> float:
+        return statistics.median(step.get((layer, way), 0.0) for step in steps)
+
+    def _rule(self, inner: Rule, layer_of_node: Mapping[str, str]) -> Rule:
+        def rule(node: fx.Node) -> Callable[..., Any] | None:
+            layer, found = layer_of_node.get(node.name), inner(node)
+            if layer is None or node.op != "call_function" or node.target is operator.getitem:
+                return found
+            return self._timed(layer, found or node.target)
+
+        return rule
+
+    def _timed(self, layer: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*args: Any, **kwargs: Any) -> Any:
+            before = {tensor.grad_fn for tensor in _tensors((args, kwargs))}  # of an operator in place, gone afterwards
+            self._enter((layer, FORWARD))
+            result = function(*args, **kwargs)
+            self._leave()
+            self._watch((layer, BACKWARD), result, before)
+            return result
+
+        return run
+
+    def _watch(self, key: Key, result: Any, before: set[Node | None]) -> None:
+        """Have the nodes between the results and what was there ``before`` read the clock."""
+        waiting = [tensor.grad_fn for tensor in _tensors(result)]
+        seen = {None, *before}
+        while waiting:
+            node = waiting.pop()
+            if node is None or node in seen or node.name().endswith("AccumulateGrad"):
+                continue
+            seen.add(node)
+            node.register_prehook(lambda _: self._enter(key))
+            node.register_hook(lambda *_: self._leave())
+            waiting += [each for each, _ in node.next_functions]
+
+    def _within(self, key: Key, compute: Callable[[], None]) -> Callable[[], None]:
+        def run() -> None:
+            self._enter(key)
+            compute()
+            self._leave()
+
+        return run
+
+    def _enter(self, key: Key) -> None:
+        now_s = time.thread_time()
+        if self._open:
+            self._seconds[self._open[-1]] += now_s - self._last_s
+        self._open.append(key)
+        self._last_s = time.thread_time()
+
+    def _leave(self) -> None:
+        now_s = time.thread_time()
+        self._seconds[self._open.pop()] += now_s - self._last_s
+        self._last_s = time.thread_time()
+
+
+def _tensors(values: Any) -> list[Tensor]:
+    return [each for each in tree_leaves(values) if isinstance(each, Tensor)]

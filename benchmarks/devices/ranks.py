@@ -1,0 +1,231 @@
+"""Fresh processes on this machine, forked from one that has done nothing yet: as separate as workers, there at once.
+
+Steps of a plan on ranks that are virtual devices, timed.
+"""
+
+from __future__ import annotations
+
+import gc
+import multiprocessing
+import os
+import pickle
+import tempfile
+import time
+import traceback
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from benchmarks.devices.virtual_device import VirtualDevice
+from cuda_ops.device.host import core_of, prepare_process
+from cuda_ops.memory import Counter
+from planner.ir.schedule import Action
+from planner.ir.timeline import Span
+from profiler.measure.noise import RunDelay
+from runtime.engine import Engine
+from runtime.transport import Transport
+from runtime.transport.gloo import GlooTransport, open_gloo
+
+T = TypeVar("T")
+_LIMIT_S = 600.0
+
+
+def on_ranks(
+    num_ranks: int,
+    work: Callable[[GlooTransport], T],
+    groups: Sequence[tuple[int, ...]] = (),
+    limit_s: float = _LIMIT_S,
+    enter: Callable[[int], None] | None = None,
+) -> list[T]:
+    """What ``work(transport)`` returns on every rank, each with one thread, pinned to a core; ranks may share cores.
+
+    The process group of the transport is torch's default one, so torch's own pipelining works beside it.
+
+    Args:
+        groups: of ranks that do something together.
+        limit_s: the longest that one rank may take.
+        enter: called with its number in each new process, before it meets the others.
+
+    Raises:
+        RuntimeError: a rank failed; the text has its traceback.
+    """
+    context = multiprocessing.get_context("fork")
+    started = []
+    with tempfile.TemporaryDirectory() as folder:
+        for rank in range(num_ranks):
+            mine, theirs = context.Pipe(duplex=False)
+            given = (rank, num_ranks, Path(folder) / "store", groups, work, theirs, enter)
+            process = context.Process(target=_run, args=given, daemon=True)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12: of a fork beside torch's threads
+                process.start()
+            theirs.close()
+            started.append((process, mine))
+        try:
+            outcomes = [_outcome(channel, limit_s) for _, channel in started]
+        finally:
+            for process, _ in started:
+                process.kill()
+                process.join()
+    failed = [text for text, _ in outcomes if text]
+    if failed:
+        raise RuntimeError("\n".join(failed))
+    return [value for _, value in outcomes]
+
+
+def _run(
+    rank: int,
+    num_ranks: int,
+    store: Path,
+    groups: Sequence[tuple[int, ...]],
+    work: Callable[[GlooTransport], Any],
+    channel: Connection,
+    enter: Callable[[int], None] | None,
+) -> None:
+    try:
+        if enter is not None:
+            enter(rank)
+        prepare_process(core_of(rank))
+        transport = open_gloo(rank, num_ranks, dist.FileStore(str(store), num_ranks), 60.0, groups)
+        outcome: tuple[str, Any] = "", work(transport)
+        transport.barrier(60.0)  # who leaves first breaks what the others still have to say
+        transport.close()
+    except BaseException:  # noqa: BLE001  # told to the parent
+        outcome = f"rank {rank}:\n{traceback.format_exc()}", None
+    channel.send_bytes(pickle.dumps(outcome))
+    os._exit(0)
+
+
+def _outcome(channel: Connection, limit_s: float) -> tuple[str, Any]:
+    try:
+        found: tuple[str, Any] = pickle.loads(channel.recv_bytes()) if channel.poll(limit_s) else ("no answer", None)
+    except EOFError:
+        found = "a rank died", None
+    return found
+
+
+WARM_UP = 2
+_BARRIER_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class RankStep:
+    """A step on one rank.
+
+    Attributes:
+        start_s, stop_s: on the clock that all processes of a machine share; with the time of finding sites before.
+        busy_s: of the device, in which it worked.
+        late_s: by how much its work took longer than the device's time, since something else had the core.
+        delay: share of the time in which the process was ready and had no core.
+        sites_s: of finding sites and sharing them out, before the program.
+        peak_bytes: of tensors made since the engine was, the most in use at once; 0 if memory was not counted.
+    """
+
+    start_s: float
+    stop_s: float
+    busy_s: float
+    late_s: float
+    delay: float
+    sites_s: float
+    spans: tuple[Span, ...]
+    peak_bytes: int
+    loss: float | None
+
+    @property
+    def by_action_s(self) -> Mapping[str, float]:
+        """Seconds by stage and kind of action, such as ``1B``."""
+        return by_action(self.spans)
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A step, by rank."""
+
+    ranks: tuple[RankStep, ...]
+
+    @property
+    def seconds(self) -> float:
+        """From the common start to the end of the last rank."""
+        return max(rank.stop_s for rank in self.ranks) - min(rank.start_s for rank in self.ranks)
+
+    @property
+    def loss(self) -> float:
+        """Of the batch."""
+        return next(rank.loss for rank in self.ranks if rank.loss is not None)
+
+    @property
+    def delay(self) -> float:
+        """Of the rank that waited most for a core."""
+        return max(rank.delay for rank in self.ranks)
+
+    @property
+    def balance(self) -> float:
+        """The longest device time over the mean."""
+        busy_s = [rank.busy_s for rank in self.ranks]
+        return max(busy_s) / (sum(busy_s) / len(busy_s))
+
+
+def timed_steps(
+    engine: Engine,
+    device: VirtualDevice,
+    transport: Transport,
+    batches: Iterable[tuple[Any, ...]],
+    counter: Counter | None = None,
+) -> list[RankStep]:
+    """A rank's part in a step on each of ``batches``, of which all start together.
+
+    Args:
+        counter: of the bytes of tensors; None: they are not counted.
+    """
+    found = []
+    with _no_collector():
+        for batch in batches:
+            transport.barrier(_BARRIER_S)
+            before = device.busy_s, device.late_s, device.sites_s
+            if counter is not None:
+                counter.reset_peak()
+            device.begin_step()
+            delay, start_s = RunDelay(), time.perf_counter()
+            result = engine.step(*batch)
+            stop_s = time.perf_counter()
+            busy_s, late_s, sites_s = (
+                now - then for now, then in zip((device.busy_s, device.late_s, device.sites_s), before, strict=True)
+            )
+            peak_bytes = 0 if counter is None else counter.peak_bytes
+            times = start_s, stop_s, busy_s, late_s, delay.share(), sites_s
+            found.append(RankStep(*times, result.spans, peak_bytes, result.loss))
+    return found
+
+
+def by_action(spans: Iterable[Span]) -> dict[str, float]:
+    """Seconds by stage and kind of action, messages too."""
+    found: dict[str, float] = {}
+    for span in spans:
+        action = Action.parse(span.action)
+        key = f"{action.stage}{action.op.value}"
+        found[key] = found.get(key, 0.0) + span.stop_s - span.start_s
+    return found
+
+
+def sgd(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+    """The optimizer of the benchmarks' runs."""
+    return torch.optim.SGD(parameters, lr=1e-3, momentum=0.9)
+
+
+@contextmanager
+def _no_collector() -> Iterator[None]:
+    """Python's collector of cycles runs before, and not inside."""
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()

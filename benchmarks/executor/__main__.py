@@ -1,0 +1,215 @@
+"""What the executor costs and reaches, beside torch.distributed.pipelining in the same run.
+
+Two processes on this machine, each on a core of its own with one thread, over gloo.  The same network, micro-batches
+and schedule run under halopipe's engine and under torch's (``benchmarks.executor.sides``), a step of one and a step of
+the other by turns and in changing order, so that whatever else the machine does hits both, after a barrier that is not
+counted. Gradients of the first step are compared: both do the same.
+
+*Overhead*: a network so small that its own operators hardly count; a step divided by its actions (forwards, backwards,
+sends and receives, counted alike), microseconds per action of the busier rank.  ``bare`` is the same forwards and
+backwards called directly; what remains above it is overhead.  Main-thread CPU alone flatters a runtime whose messages
+are moved by gloo's thread, hence two more clocks.
+
+*Real work*: linear layers of several milliseconds an action.  The ideal is the simulator's step for the very program
+that was executed, each action at the median of its own measured time and messages for free; what a step takes beyond it
+is waiting that the schedule does not ask for.  Memory: all that torch's allocator is asked for from the making of the
+engine (or of torch's stages) over three steps, and the parameters; each side in fresh processes of its own, the fuller
+rank.  torch has no 1F1B-SO, its runtime of action lists runs ours; its 1F1B and GPipe are loops of their own.
+"""
+
+from __future__ import annotations
+
+import gc
+import statistics
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from benchmarks.devices.ranks import on_ranks
+from benchmarks.executor.sides import NUM_RANKS, Bare, Case, Ours, Theirs
+from benchmarks.report import Row, at_least, at_most, run
+from planner.costs.simulator.events import execute
+from planner.costs.simulator.program import compile_program
+from planner.ir.program import Program
+from planner.ir.schedule import MESSAGE, Action, Op
+from planner.ir.timeline import Span
+from runtime.memory import storage_bytes, with_peak
+from runtime.transport import Transport
+
+OVERHEAD = [Case(name, width=16, num_layers=2, rows=2, num_microbatches=16) for name in ("gpipe", "1f1b")]
+REAL = [
+    Case(name, width=512, num_layers=16, rows=128, num_microbatches=8, stages_per_rank=per_rank)
+    for name, per_rank in (("1f1b", 1), ("gpipe", 1), ("1f1b-so", 1), ("interleaved", 2), ("zb-h1", 1), ("zb-v", 2))
+]
+GOAL_US, GOAL_IDEAL = 100.0, 0.97
+CLOCKS: Mapping[str, Callable[[], float]] = {
+    "main-thread CPU": time.thread_time,
+    "process CPU": time.process_time,  # gloo's own thread counted as well
+    "wall": time.perf_counter,
+}
+_WARM_UP = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Raced:
+    """What one rank measured of a case, medians.
+
+    Attributes:
+        seconds: of a step, by side and clock.
+        action_s: of an action of ours, by stage and operation.
+        step_s: of our step from the common start to this rank's end.
+        program: that was executed.
+    """
+
+    seconds: Mapping[str, Mapping[str, float]]
+    action_s: Mapping[tuple[int, Op], float]
+    step_s: float
+    program: Program
+
+
+def measure(quick: bool) -> list[Row]:
+    """Rows of overhead, then of real work."""
+    overhead = on_ranks(NUM_RANKS, lambda transport: [race(case, transport, 30 if quick else 200) for case in OVERHEAD])
+    rows = [row for case, *found in zip(OVERHEAD, *overhead, strict=True) for row in overhead_rows(case, found)]
+    cases = REAL[:-1] if quick else REAL
+    real = on_ranks(NUM_RANKS, lambda transport: [race(case, transport, 5 if quick else 40) for case in cases])
+    for case, *found in zip(cases, *real, strict=True):
+        rows += work_rows(case, found)
+        rows += memory_rows(case)
+    return rows
+
+
+def overhead_rows(case: Case, found: Sequence[Raced]) -> list[Row]:
+    """Microseconds per action on each clock, the busier rank."""
+    actions = 4 * case.num_microbatches  # of each rank: a forward, a backward, a send and a receive per micro-batch
+    rows = []
+    for clock in CLOCKS:
+        ours, theirs, bare = (
+            max(each.seconds[side][clock] for each in found) / actions * 1e6 for side in ("halopipe", "torch", "bare")
+        )
+        name = f"{case.schedule}, {clock}"
+        counted = clock == "main-thread CPU"
+        rows += [
+            at_most(f"{name}: halopipe", ours, "us", GOAL_US) if counted else Row(f"{name}: halopipe", ours, "us"),
+            Row(f"{name}: torch.distributed.pipelining", theirs, "us"),
+            Row(f"{name}: bare forwards and backwards", bare, "us"),
+            at_most(f"{name}: halopipe / torch", ours / theirs, "ratio", 1.0),
+        ]
+    return rows
+
+
+def work_rows(case: Case, found: Sequence[Raced]) -> list[Row]:
+    """The step beside the simulated ideal and beside torch's."""
+    ours_s, theirs_s = (max(each.seconds[side]["wall"] for each in found) for side in ("halopipe", "torch"))
+    costs = {key: seconds for each in found for key, seconds in each.action_s.items()}
+    ideal = ideal_s(found[0].program, (case.rows,) * case.num_microbatches, costs)
+    reached = ideal / max(each.step_s for each in found)
+    return [
+        Row(f"{case.schedule}, step: halopipe", 1e3 * ours_s, "ms"),
+        Row(f"{case.schedule}, step: torch.distributed.pipelining", 1e3 * theirs_s, "ms"),
+        at_least(f"{case.schedule}, step: simulated ideal / halopipe", reached, "ratio", GOAL_IDEAL),
+        at_most(f"{case.schedule}, step: halopipe / torch", ours_s / theirs_s, "ratio", 1.0),
+    ]
+
+
+def memory_rows(case: Case) -> list[Row]:
+    """Peak memory of both sides."""
+    ours, theirs = (
+        max(on_ranks(NUM_RANKS, lambda transport, s=side: peak_bytes(s, case, transport)))
+        for side in ("halopipe", "torch")
+    )
+    return [
+        Row(f"{case.schedule}, peak memory: halopipe", ours / 2**20, "MiB"),
+        Row(f"{case.schedule}, peak memory: torch.distributed.pipelining", theirs / 2**20, "MiB"),
+        at_most(f"{case.schedule}, peak memory: halopipe / torch", ours / theirs, "ratio", 1.0),
+    ]
+
+
+def race(case: Case, transport: Transport, steps: int) -> Raced:
+    """Both sides in turn, ``steps`` times after some to warm up; and, where a rank has one stage, the bare calls."""
+    ours = Ours(case, transport)
+    sides: dict[str, Any] = {"halopipe": ours, "torch": Theirs(case, transport, ours.program)}
+    for side in sides.values():
+        side.start()
+        side.step()
+    require_equal(ours.gradients(), sides["torch"].gradients())
+    if case.stages_per_rank == 1:
+        sides["bare"] = Bare(case, transport)
+    seconds: dict[str, dict[str, list[float]]] = {side: {clock: [] for clock in CLOCKS} for side in sides}
+    action_s: defaultdict[tuple[int, Op], list[float]] = defaultdict(list)
+    step_s = []
+    gc.collect()
+    gc.disable()  # a collection would hit one side or the other
+    for number in range(_WARM_UP + steps):
+        for name in list(sides)[:: 1 if number % 2 else -1]:  # who comes after the collection meets cold caches
+            side = sides[name]
+            transport.barrier(60.0)  # what one rank waits for the other must not count for who comes next
+            before = {clock: read() for clock, read in CLOCKS.items()}
+            side.step()
+            if number >= _WARM_UP:
+                for clock, read in CLOCKS.items():
+                    seconds[name][clock].append(read() - before[clock])
+        if number >= _WARM_UP:
+            step_s.append(ours.step_s)
+            for key, value in durations(ours.spans):
+                action_s[key].append(value)
+        gc.collect()
+    gc.enable()
+    return Raced(
+        {side: {clock: statistics.median(values) for clock, values in by.items()} for side, by in seconds.items()},
+        {key: statistics.median(values) for key, values in action_s.items()},
+        statistics.median(step_s),
+        ours.program,
+    )
+
+
+def durations(spans: Iterable[Span]) -> Iterable[tuple[tuple[int, Op], float]]:
+    """((stage, operation), seconds) of all that is no message."""
+    for span in spans:
+        action = Action.parse(span.action)
+        if action.op not in MESSAGE:
+            yield (action.stage, action.op), span.stop_s - span.start_s
+
+
+def ideal_s(program: Program, micro_batches: tuple[int, ...], seconds: Mapping[tuple[int, Op], float]) -> float:
+    """The simulated step of ``program`` with these costs of actions, by stage and operation; messages cost nothing."""
+    compiled = compile_program(program, micro_batches)
+    prices = [seconds.get((slot.action.stage, slot.action.op), 0.0) for slot in compiled.actions]
+    free = [0.0] * len(compiled.transfers)
+    return execute(compiled, prices, free, range(len(compiled.channels))).step_s
+
+
+def peak_bytes(side: str, case: Case, transport: Transport) -> int:
+    """The most memory that this rank has in use over three steps, its stages' parameters included."""
+    ours = Ours(case, transport)
+    runner: Ours | Theirs = ours if side == "halopipe" else Theirs(case, transport, ours.program)
+    if isinstance(runner, Theirs):
+        del ours
+    held = storage_bytes(runner.held)
+    gc.collect()
+
+    def run_steps() -> None:
+        runner.start()
+        for _ in range(3):
+            runner.step()
+
+    with_peak(lambda: None)  # the first use of the profiler takes seconds, which a peer would wait for
+    transport.barrier(60.0)
+    return held + with_peak(run_steps)[1]
+
+
+def require_equal(ours: Mapping[str, torch.Tensor], theirs: Mapping[str, torch.Tensor]) -> None:
+    """Raises RuntimeError unless both sides computed the same gradients."""
+    if sorted(ours) != sorted(theirs):
+        raise RuntimeError(f"halopipe has gradients of {sorted(ours)}, torch of {sorted(theirs)}")
+    for name, gradient in ours.items():
+        if not torch.allclose(gradient, theirs[name], rtol=1e-3, atol=1e-3 * float(gradient.abs().max())):
+            raise RuntimeError(f"halopipe and torch disagree on the gradient of {name}")
+
+
+if __name__ == "__main__":
+    raise SystemExit(run("The executor beside torch.distributed.pipelining, 2 ranks", measure))

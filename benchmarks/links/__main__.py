@@ -1,0 +1,188 @@
+"""What the profile says of links, beside what fresh processes measure on them.
+
+One set of processes measures the tables of a profile; another sends messages and sums of sizes that are in no table.
+On hosts of the testbed (root; without it the loopback interface alone), at rates from 200 Mbit/s to 4 Gbit/s:
+
+    messages       mean error over sizes (the least of the medians of three rounds each), and from 1 MB up
+    bandwidth      of a long stream, over the configured rate x what TCP carries of it (``testbed.PAYLOAD_SHARE``)
+    all-reduce     over all hosts
+    incast         2 and 3 hosts send to one at once: beside its network card, which they share max-min fairly
+    cores          milliseconds that a MB takes from the cores of its ranks (they inform)
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from benchmarks.devices.testbed import INTERFACE, RATES, Testbed, unavailable
+from benchmarks.links.ranks import Task
+from benchmarks.report import Row, at_most, run
+from planner.costs.communication.links import Network
+from planner.ir.cluster import ACROSS_HOSTS, WITHIN_HOST, Cluster, DeviceSpec
+from profiler.links.cpu import LinkCosts
+from profiler.links.messages import FULL, QUICK
+
+SIZES = tuple(round(kib * 1024) for kib in (3, 6, 20, 40, 100, 200, 400, 900, 1400, 3000, 6000, 12000, 24000))
+SUMS = tuple(kib * 1024 for kib in (40, 160, 640, 1400, 3000, 6000))
+INCAST_BYTES = 3_000_000
+LARGE_BYTES = 1_000_000
+_LIMIT_S = 600.0
+_PORT = 29417
+_ROOT = Path(__file__).resolve().parents[2]
+
+
+def measure(quick: bool) -> list[Row]:
+    """All rows; loopback alone where there can be no testbed."""
+    rows = _rows("loopback", None, 2, quick)
+    for rate in () if unavailable() else ("1gbit",) if quick else RATES:
+        rows += _rows(rate, rate, 3 if quick else 4, quick)
+    return rows
+
+
+def _rows(title: str, rate: str | None, num_hosts: int, quick: bool) -> list[Row]:
+    hosts = ("n0",) * num_hosts if rate is None else tuple(f"n{host}" for host in range(num_hosts))
+    largest = (6000 if quick else 24000) * 1024
+    check = {
+        "sizes": tuple(size for size in SIZES if size <= largest),
+        "sums": tuple(size for size in SUMS if size <= largest // 4),
+        "incast_bytes": 0 if rate is None else INCAST_BYTES,
+    }
+    with tempfile.TemporaryDirectory(prefix="halopipe-") as folder:
+        path = Path(folder)
+        if rate is None:
+            costs = answer_of(path, hosts, None, {"effort": QUICK if quick else FULL})
+            times = answer_of(path, hosts, None, check)
+        else:
+            with Testbed.build(num_hosts, RATES[rate]) as testbed:
+                costs = answer_of(path, hosts, testbed, {"effort": QUICK if quick else FULL})
+                times = answer_of(path, hosts, testbed, check)
+    assert isinstance(costs, LinkCosts)
+    assert isinstance(times, dict)
+    devices = tuple(DeviceSpec(f"{host}/cpu{rank}", "cpu", host, 2**30) for rank, host in enumerate(hosts))
+    network = Network(Cluster(devices, costs.links, costs.collectives, costs.pairs))
+    return [
+        *_messages(title, network, times),
+        *_bandwidth(title, network, rate),
+        *_sums(title, network, times, num_hosts),
+        *(_incast(title, network, times, num_hosts) if rate is not None else ()),
+        *_cores(title, network),
+    ]
+
+
+def answer_of(folder: Path, hosts: Sequence[str], testbed: Testbed | None, what: Mapping[str, object]) -> object:
+    """What rank 0 of fresh processes answers."""
+    address = testbed.hosts[0].address if testbed is not None else "127.0.0.1"
+    answer, task = folder / "answer", folder / "task"
+    answer.unlink(missing_ok=True)
+    task.write_bytes(pickle.dumps(Task(tuple(hosts), address, _PORT, answer, **what)))  # type: ignore[arg-type]
+    environment = {
+        **os.environ,
+        "GLOO_SOCKET_IFNAME": INTERFACE if testbed is not None else "lo",
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": str(_ROOT),
+        "TORCH_CPP_LOG_LEVEL": "ERROR",
+    }
+    started = []
+    for rank in range(len(hosts)):
+        command = [sys.executable, "-m", "benchmarks.links.ranks", str(task), str(rank)]
+        whole = testbed.command(rank, command) if testbed is not None else command
+        started.append(subprocess.Popen(whole, env=environment, start_new_session=True))
+    try:
+        for process in started:
+            process.wait(_LIMIT_S)
+    finally:
+        for process in started:
+            process.kill()
+            process.wait()
+    return pickle.loads(answer.read_bytes())
+
+
+def _messages(title: str, network: Network, times: Mapping[tuple[str, int], float]) -> list[Row]:
+    errors = {
+        size: network.transfer_s(0, 1, size) / seconds - 1
+        for (what, size), seconds in times.items()
+        if what == "message"
+    }
+    large = [abs(error) for size, error in errors.items() if size >= LARGE_BYTES]
+    worst = max(errors, key=lambda size: abs(errors[size]))
+    return [
+        at_most(f"{title}: messages, mean error", 100 * statistics.fmean(map(abs, errors.values())), "%", 8),
+        at_most(f"{title}: messages from 1 MB, mean error", 100 * statistics.fmean(large), "%", 3),
+        Row(f"{title}: messages, worst error (at {worst / 1000:.0f} kB)", 100 * errors[worst], "%"),
+    ]
+
+
+def _bandwidth(title: str, network: Network, rate: str | None) -> list[Row]:
+    link = network.cluster.link(0, 1)
+    if rate is None:
+        return [Row(f"{title}: bandwidth of a stream", link.bandwidth_bytes_per_s / 1e6, "MB/s")]
+    off = abs(link.bandwidth_bytes_per_s / RATES[rate].payload_bytes_per_s - 1)
+    return [
+        at_most(f"{title}: bandwidth off the configured rate", 100 * off, "%", 2),
+        Row(f"{title}: burst", link.burst_bytes / 1000, "kB"),
+        Row(
+            f"{title}: pairs of hosts stated apart (all are alike)",
+            len(network.cluster.pairs),
+            "",
+            "= 0",
+            not network.cluster.pairs,
+        ),
+    ]
+
+
+def _sums(title: str, network: Network, times: Mapping[tuple[str, int], float], count: int) -> list[Row]:
+    ranks = tuple(range(count))
+    errors = {
+        size: network.all_reduce_s(ranks, size) / seconds - 1
+        for (what, size), seconds in times.items()
+        if what == "sum"
+    }
+    found = [at_most(f"{title}: all-reduce over {count}, mean error", 100 * _mean(errors.values()), "%", 8)]
+    cluster = network.cluster
+    if count > 2:
+        smaller = tuple(table for table in cluster.collectives if table.num_ranks < count)
+        scaled = Network(Cluster(cluster.devices, cluster.links, smaller, cluster.pairs))
+        errors = {size: scaled.all_reduce_s(ranks, size) / times["sum", size] - 1 for size in errors}
+        name = f"{title}: all-reduce over {count} from those over fewer, mean error"
+        found.append(Row(name, 100 * _mean(errors.values()), "%"))
+    return found
+
+
+def _incast(title: str, network: Network, times: Mapping[tuple[str, int], float], count: int) -> list[Row]:
+    nic = network.cluster.nic_bytes_per_s("n0") or network.cluster.links[ACROSS_HOSTS].bandwidth_bytes_per_s
+    alone_s = network.transfer_s(1, 0, INCAST_BYTES)
+    found = []
+    for senders in range(2, count):
+        predicted_s = alone_s + (senders - 1) * INCAST_BYTES / nic
+        error = predicted_s / times[f"incast {senders}", INCAST_BYTES] - 1
+        found.append(at_most(f"{title}: {senders} senders to one host, error", 100 * abs(error), "%", 8))
+        ratio = times[f"incast {senders}", INCAST_BYTES] / times["incast 1", INCAST_BYTES]
+        found.append(Row(f"{title}: {senders} senders to one host, over one", ratio, ""))
+    return found
+
+
+def _cores(title: str, network: Network) -> list[Row]:
+    name = WITHIN_HOST if WITHIN_HOST in network.cluster.links else ACROSS_HOSTS
+    link = network.cluster.links[name]
+    found = []
+    for what, table in (("sender's core", link.sender_core), ("receiver's core", link.receiver_core)):
+        for size, seconds in table:
+            if size >= 1 << 20:
+                found.append(Row(f"{title}: {what}, {size >> 20} MiB", seconds / size * 1e9, "ms/MB"))
+    call_s = network.sending_s(0, 1, 1 << 20)
+    return [*found, Row(f"{title}: the call that sends, 1 MiB", call_s * 1e3, "ms")]
+
+
+def _mean(errors: Sequence[float] | object) -> float:
+    return statistics.fmean(map(abs, errors))  # type: ignore[call-overload]
+
+
+if __name__ == "__main__":
+    raise SystemExit(run(str(__doc__).splitlines()[0], measure))

@@ -1,0 +1,122 @@
+"""docs/networks.md, from the outcomes of ``benchmarks.networks``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from benchmarks.networks import zoo
+from benchmarks.networks.runs import DATA_PARALLEL, PIPELINE, Outcome, Trial
+
+_HEAD = """# Networks
+
+Networks of other people, with random weights and small sizes, went through `profile`, `plan` and `run` on two \
+workers:
+once as a pipeline of two stages with two micro-batches, once in data parallel, two steps of SGD with momentum in
+float32. Losses, gradients, parameters and buffers were compared with one device as `halopipe run --check-numerics`
+does, dropout included: the numbers that it draws are the same under every plan.
+
+{counts}
+
+`python -m benchmarks.networks --output benchmarks/results/networks.json` runs them again, about ten seconds each;
+`python -m benchmarks.networks --document` writes this file from the results. Every row is a factory,
+`benchmarks.networks.zoo:NAME`, which `halopipe profile` takes as MODEL. The packages are those of the extra \
+`networks`.
+
+*layers*: of the captured graph; in brackets those whose operator halopipe has no rule for, which it plans by what \
+they
+computed. *capture*: processor seconds to build the network and capture it. *pipeline* and *data parallel*: the \
+loss of
+the second step, and the largest relative difference of a loss and of a gradient from one device.
+"""
+_HABITS = """## Habits
+
+What breaks a planner is rarely a well-known network; it is the line that somebody added to one. `tests/zoo` holds
+small networks, one a habit, a module a kind of habit:
+
+| module | habits |
+|---|---|
+| `autograd`, `hooks` | straight-through estimators, reversed and clipped gradients, functions of parameters, \
+several outputs, checkpointing, no_grad; hooks on modules, tensors and parameters |
+| `frozen`, `reuse` | frozen layers, batch norm and dropout in `eval()`, `train()` overridden, LoRA, unused and \
+tied parameters, deep copies; siamese networks, shared LSTMs, loops over one block, triplets |
+| `losses` | sums, means, `ignore_index`, class weights, smoothing, masks, contrastive, RMSE, dice, CTC; loss \
+modules with parameters and buffers, several heads, penalties |
+| `inputs`, `dtypes` | dicts, nesting, keywords, named tuples, dataclasses, lambdas, lazy modules, attributes \
+changed in forward; sections in other dtypes, complex numbers |
+| `inplace`, `choices`, `drawn` | writes to slices, views, inputs and buffers, queues, counters; branches and \
+routing by data, early exits, samples that are mixed; dropout of every kind, noise, stochastic depth, Gumbel, other \
+libraries' generators |
+| `norms`, `recurrent`, `attention`, `vision` | normalisation of every kind, weight and spectral norm, \
+parametrisations; LSTM, GRU, cells, packed sequences; masks, rotary positions, ALiBi, windows; U-Nets, grid \
+sampling, shuffles, rolls, kernels by sample |
+| `data` | datasets, loaders and generators that draw from torch, numpy and random without a seed |
+
+Each is trained by a pipeline, a pipeline with a split backward, in data parallel and, where it has space, in \
+space, and
+compared with the user's own module, called eagerly: the whole batch at once where samples are apart, the plan's
+micro-batches one by one where layers mix them ([0001](decisions/0001-one-device-semantics.md)). Random numbers are \
+the
+plan's, handed to the module in the order in which it asks. It is equal in float64 to 1e-10, or refused before the \
+first
+step. `python -m benchmarks.robustness` counts both. Refused are, with the reason:
+
+- inputs that are dicts, nested or keyword-only: the factory gives a tensor or a tuple of tensors;
+- hooks that cannot be kept, and Python that a graph cannot follow: branches, loops and sizes that depend on values,
+  `random` and `numpy.random`, counters and states kept as attributes, packed sequences, lazy modules that saw no \
+batch;
+- buffers that layers of two stages write, in pipelines, and buffers written from the rows seen, on stages of several
+  ranks;
+- losses whose value for a batch does not follow from those of its parts, in more than one micro-batch: contrastive,
+  RMSE, dice, correlation, the hardest samples.
+"""
+_TITLES = {
+    "transformers": "transformers",
+    "timm": "timm",
+    "profiler.models": "The reference networks",
+}
+
+
+def document(found: Mapping[str, Outcome]) -> str:
+    """The whole text."""
+    equal = sum(one.is_equal for one in found.values())
+    refused = sum(bool(one.refusal) for one in found.values())
+    partly = sum(one.is_equal and any(trial.refusal for trial in one.trials.values()) for one in found.values())
+    failed = len(found) - equal - refused
+    counts = (
+        f"{len(found)} networks were run. {equal} were equal to one device, {partly} of these in one of the two ways "
+        f"(the\nother was refused); {refused} were refused; {failed} failed."
+    )
+    parts = [_HEAD.format(counts=counts)]
+    for origin, networks in zoo.ORIGINS.items():
+        there = [found[name] for name in networks if name in found]
+        if there:
+            parts.append(f"## {_TITLES[origin]}\n\n{_table(there, networks)}")
+    refusals = "\n".join(line for one in found.values() for line in _refusals(one))
+    parts.append(f"## What was refused, and why\n\n{refusals or 'Nothing.'}\n")
+    parts.append(_HABITS)
+    return "\n".join(parts)
+
+
+def _table(found: list[Outcome], networks: Mapping[str, zoo.Factory]) -> str:
+    lines = ["| NAME | network | layers | capture | pipeline | data parallel |", "|---|---|---|---|---|---|"]
+    for one in found:
+        about = (networks[one.name].__doc__ or "").strip().removesuffix(".")
+        layers = f"{one.num_layers} ({one.num_opaque})" if one.num_layers else ""
+        capture = f"{one.capture_s:.1f} s" if one.num_layers else ""
+        cells = [_cell(one, strategy) for strategy in (PIPELINE, DATA_PARALLEL)]
+        lines.append(f"| `{one.name}` | {about} | {layers} | {capture} | {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def _cell(one: Outcome, strategy: str) -> str:
+    trial = one.trials.get(strategy, Trial(refusal=one.refusal, failure=one.failure))
+    if trial.losses:
+        return f"{trial.losses[-1]:.4f}; {trial.loss_error:.0e}, {trial.gradient_error:.0e}"
+    return "failed" if trial.failure else "refused"
+
+
+def _refusals(one: Outcome) -> list[str]:
+    found = {"": (one.refusal, one.failure)} | {
+        f", {name}": (trial.refusal, trial.failure) for name, trial in one.trials.items()
+    }
+    return [f"- `{one.name}`{way}: {' '.join((a or b).split())}" for way, (a, b) in found.items() if a or b]

@@ -1,0 +1,283 @@
+"""One network through profile, plan and run on two workers, its losses and gradients beside one device's.
+
+Everything is what the command line does, but for the processes: they are forked from one that has imported torch and
+transformers, instead of importing them once more each.  A profile is of one number of samples, its links are given.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import pickle
+import time
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from torch import distributed as dist
+
+from cuda_ops.device.host import core_of, prepare_process
+from halopipe import api
+from halopipe.launch.merge_results import combine
+from halopipe.run_spec.job import Job, RankResult, job_folder
+from halopipe.run_spec.options import RunOptions, RunResult
+from halopipe.training.single_device import make_reference
+from halopipe.training.work import work
+from planner.ir.cluster import WITHIN_HOST, Cluster, DeviceSpec, Link
+from planner.ir.errors import HalopipeError
+from planner.ir.graph import Graph
+from planner.ir.plan import Plan
+from planner.ir.profile import ModelSource, Optimizer, Profile, Provenance
+from planner.layers import batch_wide_layers
+from planner.solvers.candidates.candidate import mixing_layers
+from profiler.measure.partial_results import CapturedGraph
+from profiler.measure.worker import Job as MeasuringJob
+from profiler.measure.worker import measure_model
+from runtime.transport.gloo import open_gloo
+
+T = TypeVar("T")
+
+PIPELINE, DATA_PARALLEL = STRATEGIES = "pipeline", "data parallel"
+NUM_RANKS, NUM_STEPS = 2, 2
+_KIND, _MEMORY_BYTES = "cpu", 4 << 30
+_LINK = Link(2e-5, 1e9)
+_LIMIT_S, _DEADLINE_S = 900.0, 300.0
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """One way to train on two workers.
+
+    Attributes:
+        second_stage: its first layer; empty if there is one stage.
+        num_microbatches: of a step.
+        losses: of each step.
+        loss_error, gradient_error, state_error: largest relative differences from one device.
+        refusal: why it was not run, a typed error; empty if it was.
+        failure: what went wrong otherwise.
+    """
+
+    second_stage: str = ""
+    num_microbatches: int = 0
+    losses: tuple[float, ...] = ()
+    loss_error: float = 0.0
+    gradient_error: float = 0.0
+    state_error: float = 0.0
+    refusal: str = ""
+    failure: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of a network.
+
+    Attributes:
+        num_layers: of the captured graph, of which ``num_opaque`` are known by what they computed alone.
+        num_parameters: trained ones.
+        capture_s: processor time to build and capture it.
+        trials: by strategy.
+        refusal: why it was not captured; empty if it was.
+        failure: what went wrong otherwise.
+    """
+
+    name: str
+    num_layers: int = 0
+    num_opaque: int = 0
+    num_parameters: int = 0
+    capture_s: float = 0.0
+    trials: dict[str, Trial] = field(default_factory=dict)
+    refusal: str = ""
+    failure: str = ""
+
+    @property
+    def is_equal(self) -> bool:
+        """Whether it ran in at least one way and nothing failed."""
+        ran = [trial for trial in self.trials.values() if trial.losses]
+        return bool(ran) and not self.failure and not any(trial.failure for trial in self.trials.values())
+
+
+def outcome(name: str) -> Outcome:
+    """The outcome for ``benchmarks.networks.zoo:name``, in a process of its own."""
+    try:
+        found: Outcome = forked([lambda: _outcome(name)])[0]
+    except RuntimeError as error:
+        return Outcome(name, failure=str(error))
+    return found
+
+
+def forked(works: list[Callable[[], T]]) -> list[T]:
+    """What each of ``works`` returns, all at once in a process each, forked from this one.
+
+    Raises:
+        HalopipeError: one raised it.
+        RuntimeError: one raised something else, or its process died.
+    """
+    context = multiprocessing.get_context("fork")
+    started = []
+    for call in works:
+        mine, theirs = context.Pipe(duplex=False)
+        process = context.Process(target=_serve, args=(call, theirs))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12: of a fork beside torch's threads
+            process.start()
+        theirs.close()
+        started.append((process, mine))
+    try:
+        answers = [_answer(channel) for _, channel in started]
+    finally:
+        for process, _ in started:
+            process.kill()
+            process.join()
+    for error, _ in answers:
+        if error is not None:
+            raise error
+    return [value for _, value in answers]
+
+
+def _serve(call: Callable[[], Any], channel: Connection) -> None:
+    try:
+        answer: tuple[Exception | None, Any] = None, call()
+    except HalopipeError as error:
+        answer = error, None
+    except Exception as error:  # noqa: BLE001  # told to the parent
+        answer = RuntimeError(f"{type(error).__name__}: {error}"), None
+    channel.send_bytes(pickle.dumps(answer))
+    os._exit(0)
+
+
+def _answer(channel: Connection) -> tuple[Exception | None, Any]:
+    try:
+        if channel.poll(_LIMIT_S):
+            found: tuple[Exception | None, Any] = pickle.loads(channel.recv_bytes())
+            return found
+    except EOFError:
+        return RuntimeError("the process died"), None
+    return RuntimeError(f"no answer for {_LIMIT_S:g} s"), None
+
+
+def _outcome(name: str) -> Outcome:
+    torch.set_num_threads(1)
+    try:
+        profile, capture_s = _profile(ModelSource(f"benchmarks.networks.zoo:{name}"))
+    except HalopipeError as error:
+        return Outcome(name, refusal=described(error))
+    graph = profile.graph
+    opaque = sum(layer.kind == "opaque" for layer in graph.layers)
+    parameters = sum(torch.Size(spec.shape).numel() for spec in graph.parameters.values())
+    trials = {strategy: _trial(profile, strategy) for strategy in STRATEGIES}
+    return Outcome(name, len(graph.layers), opaque, parameters, capture_s, trials)
+
+
+def described(error: HalopipeError) -> str:
+    """An error on one line: code, what and where."""
+    return f"{error.code}: {'; '.join([error.title, *error.details])}"
+
+
+def _profile(source: ModelSource) -> tuple[Profile, float]:
+    """The profile, and the processor time until the graph was there.
+
+    Half the example's samples are measured; all where the loss needs them at once.
+    """
+    graphs: list[Graph] = []
+    start_s, captured_s = time.process_time(), 0.0
+
+    def report(what: object) -> None:
+        nonlocal captured_s
+        if isinstance(what, CapturedGraph):
+            graphs.append(what.graph)
+            captured_s = time.process_time()
+
+    optimizer = Optimizer("SGD", {"lr": 0.01, "momentum": 0.9}, 1.0)
+    costs = measure_model(report, MeasuringJob(source, optimizer, (_share(source),), quick=True))
+    if batch_wide_layers(graphs[0]):
+        whole = (NUM_RANKS * _share(source),)
+        costs = measure_model(lambda _: None, MeasuringJob(source, optimizer, whole, quick=True))
+    devices = tuple(DeviceSpec(f"n0/cpu{rank}", _KIND, "n0", _MEMORY_BYTES) for rank in range(NUM_RANKS))
+    found = Profile(
+        source,
+        optimizer,
+        graphs[0],
+        Cluster(devices, {WITHIN_HOST: _LINK}),
+        {_KIND: tuple(one for size in costs.done.sizes for one in size.measurements)},
+        {_KIND: costs.rest.parameters},
+        Provenance({}),
+    )
+    return found, captured_s - start_s
+
+
+def _share(source: ModelSource) -> int:
+    from profiler.source.source import load_model
+
+    return load_model(source).samples // NUM_RANKS
+
+
+def _trial(profile: Profile, strategy: str) -> Trial:
+    try:
+        plan = _plan(profile, strategy)
+        found = _run(plan, RunOptions(NUM_STEPS, warmup=0, check_numerics=True, deadline_s=_DEADLINE_S))
+    except HalopipeError as error:
+        text = "; ".join([described(error), *_mixing(profile.graph)])
+        return Trial(refusal=text) if error.exit_code in (2, 4) else Trial(failure=text)
+    except RuntimeError as error:
+        return Trial(failure=str(error))
+    decision, report = plan.decision, found.numerics
+    second = next((name for name, place in decision.layers.items() if place.stage == 1), "")
+    worst = {} if report is None else {kind: difference.error for kind, difference in report.worst.items()}
+    return Trial(
+        second,
+        len(decision.micro_batches),
+        found.losses,
+        worst.get("loss", 0.0),
+        worst.get("gradient", 0.0),
+        max(worst.get("parameter", 0.0), worst.get("buffer", 0.0)),
+    )
+
+
+def _mixing(graph: Graph) -> list[str]:
+    """Why neither micro-batches nor replicas are possible, if that is why."""
+    found = sorted(mixing_layers(graph))
+    return [f"samples do not stay apart in {', '.join(found)}"] if found else []
+
+
+def _plan(profile: Profile, strategy: str) -> Plan:
+    """The best plan of two stages with two micro-batches, or of one stage on two ranks.
+
+    One micro-batch where the loss needs all samples of a step at once.
+    """
+    layers, samples = profile.graph.layers, profile.graph.samples
+    asked: dict[str, Any] = {"global_batch": samples, "time_limit_s": 20.0}
+    if strategy == PIPELINE:
+        ends = [f"{layers[0].name}=stage:0", f"{layers[-1].name}=stage:1", "*=replicas:1"]
+        size = samples if batch_wide_layers(profile.graph) else samples // NUM_RANKS
+        asked |= {"max_stages": NUM_RANKS, "micro_batch": [size], "fix": ends}
+    else:
+        asked |= {"max_stages": 1, "micro_batch": [samples], "fix": [f"*=replicas:{NUM_RANKS}"]}
+    return api.plan(profile, **asked)
+
+
+def _run(plan: Plan, options: RunOptions) -> RunResult:
+    """The plan's ranks, after one device."""
+    with job_folder() as folder:
+        job = Job(plan, options, folder)
+        forked([lambda: make_reference(job)])
+        ranks = range(plan.decision.num_ranks)
+        results = forked([lambda rank=rank: _rank(job, rank, folder / "store") for rank in ranks])
+        return combine(plan, options, results, None)
+
+
+def _rank(job: Job, rank: int, path: Path) -> RankResult:
+    prepare_process(core_of(rank))
+    num_ranks = job.plan.decision.num_ranks
+    store = dist.FileStore(str(path), num_ranks)
+    mine, transports = dist.PrefixStore("job", store), dist.PrefixStore("gloo", store)
+    return work(
+        job,
+        rank,
+        mine,
+        dist.PrefixStore("board", store),
+        lambda groups, program: open_gloo(rank, num_ranks, transports, _DEADLINE_S, groups),
+    )

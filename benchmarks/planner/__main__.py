@@ -1,0 +1,241 @@
+"""Our plans beside those of published planners, all under one simulator; and how long planning takes.
+
+    python -m benchmarks.planner [--quick] [--json] [--only TEXT ...] [--sizes 32,64,128] [--time-limit 20]
+
+Every planner gets the same problem: profile, cluster, 16 GiB a device, a global batch of 1,024 samples in micro-batches
+of 64 (the full run: 32, 64 or 128; a baseline keeps the best of them under the simulator, whether or not its paper has
+a choice).  Beyond that each decides what its paper lets it, schedule included; the step is the simulator's for all.
+What works for or against a peer:
+
+* PipeDream's and SparsePipe's plans are made for a pipeline without flushes; here a step ends with one, for everybody.
+* Reductions do not overlap the backward pass, for anybody; data parallelism would gain most from it.
+* No planner may recompute.  GPipe's own remedy for its memory is that, so its even split often does not fit.
+* Where a peer knows one kind of device or one rate of links alone, it plans for the slowest, and is simulated as it is.
+
+A baseline that finds no plan is counted as that, and not as beaten.  Seconds are CPU time of this process, for the
+search itself; cases run one after another.  The gap is step / bound - 1; 0 is a proof.  ``--only`` keeps the cases,
+large instances and peers' instances whose names hold one of the texts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import resource
+import statistics
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, field
+from multiprocessing import get_context
+
+from benchmarks.known_answers.known_rows import known
+from benchmarks.planner.cases import Case, cases, large
+from benchmarks.report import Row, at_most, run
+from planner.ir.errors import HalopipeError
+from planner.ir.plan import Plan
+from planner.solvers import baselines, solver
+
+OURS = "suffix-dp"
+TIME_LIMIT_S = 20.0
+SIZES, QUICK_SIZES = (32, 64, 128), (64,)
+QUICK = frozenset({"VGG-16, 4, 1.25 GB/s", "ResNet-50, 4, 10 GB/s", "GNMT, 2 fast + 2 half, 1.25 GB/s"})
+QUICK_TIME_LIMIT_S = 15.0
+PROVED = 1e-9
+FEW_DEVICES, MANY_DEVICES = 8, 16
+MEMORY_LIMIT_BYTES = 4e9
+PEERS = "shared instances of the peers"
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What the full run does.
+
+    Attributes:
+        only: texts, one of which a name must hold; empty: all.
+        sizes: of micro-batches.
+        time_limit_s: of each case's search, by the clock.
+    """
+
+    only: tuple[str, ...] = ()
+    sizes: tuple[int, ...] = SIZES
+    time_limit_s: float = TIME_LIMIT_S
+
+    def wants(self, name: str) -> bool:
+        """Whether ``name`` is among what was asked for."""
+        return not self.only or any(text in name for text in self.only)
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """A case, planned by everybody.
+
+    Attributes:
+        step_s: by baseline; those that found no plan are absent.
+        cpu_s: by planner, ours included.
+    """
+
+    case: Case
+    plan: Plan
+    step_s: Mapping[str, float] = field(default_factory=dict)
+    cpu_s: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def proved(self) -> bool:
+        """Whether no plan of the space is better."""
+        return self.plan.search.gap <= PROVED
+
+    def ratios(self) -> dict[str, float]:
+        """How many times as long each baseline's step is."""
+        return {name: step_s / self.plan.prediction.step_s for name, step_s in self.step_s.items()}
+
+    def rows(self) -> Iterator[Row]:
+        """The figures of this case."""
+        name, search = self.case.name, self.plan.search
+        yield Row(f"{name}: step", 1e3 * self.plan.prediction.step_s, "ms")
+        yield Row(f"{name}: bound", 1e3 * search.bound_s, "ms")
+        yield gap_row(self.case, self.plan, self.case.num_devices <= FEW_DEVICES)
+        yield Row(f"{name}: CPU", self.cpu_s[OURS], "s")
+        ratios = self.ratios()
+        for baseline in self.cpu_s:
+            if baseline in ratios:
+                yield at_least(f"{name}: {baseline} / ours", ratios[baseline], "ratio", 1.0)
+            elif baseline != OURS:
+                yield Row(f"{name}: {baseline}, plans found", 0, "")
+
+
+def at_least(name: str, value: float, unit: str, limit: float) -> Row:
+    """A row that should not fall below ``limit``, rounding apart."""
+    return Row(name, value, unit, f">= {limit:g}", value >= limit * (1 - PROVED))
+
+
+def gap_row(case: Case, plan: Plan, wanted: bool = True) -> Row:
+    """The gap with the search's status; ``wanted``: it should be 0."""
+    search = plan.search
+    name = f"{case.name}: gap"
+    return Row(
+        name, 100 * search.gap, f"% ({search.status})", "= 0" if wanted else "", search.gap <= PROVED or not wanted
+    )
+
+
+def timed(name: str, case: Case) -> tuple[Plan | None, float]:
+    """What planner ``name`` finds, None if nothing, and its CPU seconds."""
+    start = time.process_time()
+    try:
+        found: Plan | None = solver(name)(case.problem, None)
+    except HalopipeError:
+        found = None
+    return found, time.process_time() - start
+
+
+def compare(case: Case) -> Result:
+    """Everybody's plan of ``case``.
+
+    Raises:
+        RuntimeError: ours found none.
+    """
+    plan, seconds = timed(OURS, case)
+    if plan is None:
+        raise RuntimeError(f"{case.name}: no plan")
+    cpu_s, step_s = {OURS: seconds}, {}
+    for name in baselines():
+        found, cpu_s[name] = timed(name, case)
+        if found is not None:
+            step_s[name] = found.prediction.step_s
+    return Result(case, plan, step_s, cpu_s)
+
+
+def summary(results: Sequence[Result]) -> Iterator[Row]:
+    """Over all cases."""
+    worse = sum(min(result.ratios().values(), default=1.0) < 1 - PROVED for result in results)
+    yield at_most("cases where a baseline is faster than ours", worse, f"of {len(results)}", 0)
+    for title, chosen, goal in (
+        (f"up to {FEW_DEVICES} devices", [r for r in results if r.case.num_devices <= FEW_DEVICES], 100.0),
+        (f"{MANY_DEVICES} devices", [r for r in results if r.case.num_devices >= MANY_DEVICES], 90.0),
+    ):
+        if chosen:
+            share = 100 * sum(result.proved for result in chosen) / len(chosen)
+            yield at_least(f"cases of {title} with gap 0", share, f"% of {len(chosen)}", goal)
+            yield Row(f"cases of {title}: largest gap", 100 * max(r.plan.search.gap for r in chosen), "%")
+    for name in (OURS, *baselines()):
+        seconds = [result.cpu_s[name] for result in results]
+        yield Row(f"{name}: CPU, median", statistics.median(seconds), "s")
+        yield Row(f"{name}: CPU, longest", max(seconds), "s")
+    for name in baselines():
+        ratios = [result.ratios()[name] for result in results if name in result.step_s]
+        yield Row(f"{name}: plans found", len(ratios), f"of {len(results)}")
+        if ratios:
+            yield Row(f"{name} / ours, median", statistics.median(ratios), "ratio")
+            yield Row(f"{name} / ours, largest", max(ratios), "ratio")
+
+
+def peers() -> Iterator[Row]:
+    """The published planners' own instances, solved by ``planner.peers``."""
+    seconds = {}
+    for question in known():
+        start = time.process_time()
+        question.solve()
+        seconds[f"{question.peer}: {question.name}"] = time.process_time() - start
+    slowest = max(seconds, key=lambda name: seconds[name])
+    yield at_most(f"{PEERS}: longest of {len(seconds)} ({slowest}), CPU", seconds[slowest], "s", 1.0)
+
+
+def speed(name: str) -> list[Row]:
+    """One of ``planner_cases.large``, in a process of its own, so that memory is that search's alone."""
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        return pool.submit(_speed, name).result()
+
+
+def _speed(name: str) -> list[Row]:
+    case = large()[name]
+    plan, seconds = timed(OURS, case)
+    peak_bytes = 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    if plan is None:
+        return [Row(f"{name}: plans found", 0, "", ">= 1", False)]
+    return [
+        at_most(f"{name}: CPU", seconds, "s", case.limit_s),
+        gap_row(case, plan, wanted=False),
+        Row(f"{name}: step", 1e3 * plan.prediction.step_s, "ms"),
+        at_most(f"{name}: memory of the process", peak_bytes / 1e9, "GB", MEMORY_LIMIT_BYTES / 1e9),
+    ]
+
+
+def measure(quick: bool, options: Options | None = None) -> list[Row]:
+    """Large instances first (a process inherits its parent's peak of memory), then all cases."""
+    asked = options or Options()
+    rows: list[Row] = []
+    if not quick:
+        for name in filter(asked.wants, large()):
+            _say(name)
+            rows += speed(name)
+        if asked.wants(PEERS):
+            _say(PEERS)
+            rows += peers()
+    chosen = cases(QUICK_SIZES, QUICK_TIME_LIMIT_S, QUICK) if quick else cases(asked.sizes, asked.time_limit_s)
+    results = []
+    for case in chosen:
+        if asked.wants(case.name):
+            results.append(compare(case))
+            _say(f"{case.name}: gap {results[-1].plan.search.gap:.2%}, {results[-1].cpu_s[OURS]:.1f} s")
+    rows += [row for result in results for row in result.rows()]
+    return [*rows, *summary(results)] if results else rows
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The exit code."""
+    parser = argparse.ArgumentParser(add_help=False)
+    parser.add_argument("--only", nargs="+", default=[])
+    parser.add_argument("--sizes", type=lambda text: tuple(map(int, text.split(","))), default=SIZES)
+    parser.add_argument("--time-limit", type=float, default=TIME_LIMIT_S)
+    own, rest = parser.parse_known_args(arguments)
+    options = Options(tuple(own.only), own.sizes, own.time_limit)
+    description = "Planners beside one another under one simulator, and how long planning takes"
+    return run(description, lambda quick: measure(quick, options), rest)
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(f"{text}\n")
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

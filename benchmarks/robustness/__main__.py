@@ -1,0 +1,136 @@
+"""Whether halopipe is right, or says before the first step what it cannot keep.
+
+    python -m benchmarks.robustness [--quick] [--json]
+
+* **Networks.** Each of :mod:`tests.zoo` (habits of real code: own autograd functions, hooks, frozen parts, modules
+  called twice, losses of every reduction, draws, in-place writes, choices by data) is trained for two steps by a
+  pipeline, a pipeline with a split backward, in data parallel and in space, beside the user's own module, called
+  eagerly, in float64 to 1e-10.  It is *equal* if it is so under each plan; *refused* if some plan, or the capture, is
+  refused with an error of ours that gives the reason; *wrong* if it trains otherwise; *untyped* if it crashes, or fails
+  in a step.
+* **Files.** Mutations of valid plans and profiles through load, check, predict, explain, plan and all that a run looks
+  at first (:mod:`benchmarks.robustness.fuzzing`); hostile files, a class a row
+  (:mod:`benchmarks.robustness.hostile_inputs`).
+* **The checker.** Mutations of what plans state, each of which it must notice (:mod:`benchmarks.checker_mutations`).
+
+The full run takes some minutes of one core.  ``--quick`` judges every fifth network and tries a fortieth of the
+mutations.
+"""
+
+from __future__ import annotations
+
+import logging
+import tempfile
+import warnings
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from benchmarks.report import Row, run
+
+if TYPE_CHECKING:
+    from benchmarks.robustness.hostile_inputs import Hostile
+    from tests.zoo.entries import Entry
+    from tests.zoo.judging import Verdict
+
+NUM_PLANS = NUM_PROFILES = 2000
+NUM_CHECKED = 220  # some of which say the same in other words
+QUICK_SHARE = 40
+"""The quick run tries this part of the mutations."""
+
+EVERY_FIFTH = 5
+
+EQUAL, REFUSED, WRONG, UNTYPED, NEEDLESS = "equal", "refused", "wrong", "untyped", "refused needlessly"
+
+
+def measure(quick: bool) -> list[Row]:
+    """All rows."""
+    return [*networks(quick), *files(quick), *checker(quick)]
+
+
+def networks(quick: bool) -> Iterator[Row]:
+    """What becomes of the zoo's networks."""
+    from tests.zoo import ALL
+    from tests.zoo.judging import judge
+
+    entries = list(ALL.values())[:: EVERY_FIFTH if quick else 1]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        logging.disable(logging.CRITICAL)  # torch.export tells at length why it refuses a model
+        try:
+            found = Counter(class_of(entry, judge(entry)) for entry in entries)
+        finally:
+            logging.disable(logging.NOTSET)
+    yield Row("networks tried", len(entries), "networks")
+    yield Row("networks equal to their own module", found[EQUAL], "networks")
+    yield Row("networks refused with a reason, under some plan", found[REFUSED], "networks")
+    yield _none("networks trained wrongly", found[WRONG], "networks")
+    yield _none("networks that end in an untyped error", found[UNTYPED], "networks")
+    yield _none("networks refused where they could be run, or for another reason", found[NEEDLESS], "networks")
+
+
+def class_of(entry: Entry, verdicts: Sequence[Verdict]) -> str:
+    """The class of a network that got these verdicts: of the worst of them."""
+    from tests.zoo import judging
+
+    outcomes = {verdict.outcome for verdict in verdicts}
+    if judging.WRONG in outcomes:
+        return WRONG
+    if judging.CRASHED in outcomes:
+        return UNTYPED
+    if judging.REFUSED not in outcomes:
+        return EQUAL
+    return REFUSED if all(verdict.is_as(entry) for verdict in verdicts) else NEEDLESS
+
+
+def files(quick: bool) -> Iterator[Row]:
+    """What becomes of spoilt and hostile files."""
+    from benchmarks.robustness import fuzzing, hostile_inputs
+
+    share = QUICK_SHARE if quick else 1
+    for what, counts in (
+        ("plans", fuzzing.fuzz_plans(NUM_PLANS // share)),
+        ("profiles", fuzzing.fuzz_profiles(NUM_PROFILES // share)),
+    ):
+        yield Row(f"mutations of {what} tried", counts.tried, "files")
+        yield Row(f"mutations of {what} refused", counts.refused, "files")
+        yield _none(f"mutations of {what} that end in an untyped error", counts.untyped, "files")
+        yield _none(f"mutations of {what} that hang", counts.hangs, "files")
+        yield _none(f"mutations of {what} that nobody notices", counts.unnoticed, "files")
+    rows = hostile_inputs.rows()[:: QUICK_SHARE if quick else 1]
+    yield _all("hostile classes that end well", sum(_ends_well(row) for row in rows), len(rows), "classes")
+
+
+def _ends_well(row: Hostile) -> bool:
+    from benchmarks.robustness import hostile_inputs
+
+    with tempfile.TemporaryDirectory(prefix="halopipe-hostile-") as folder:
+        return not hostile_inputs.verdict(row, Path(folder))
+
+
+def checker(quick: bool) -> Iterator[Row]:
+    """What the checker notices."""
+    from benchmarks import checker_mutations
+
+    found = checker_mutations.caught_of(NUM_CHECKED // (QUICK_SHARE if quick else 1))
+    yield _all("mutations that the checker catches, with the profile", found.caught, found.tried, "mutations")
+    yield _all("mutations that the checker catches, without it", found.caught_alone, found.tried_alone, "mutations")
+    yield _none("mutations that end in an untyped error of the checker", len(found.raised), "mutations")
+
+
+def _none(name: str, value: int, unit: str) -> Row:
+    return Row(name, value, unit, "= 0", value == 0)
+
+
+def _all(name: str, value: int, tried: int, unit: str) -> Row:
+    return Row(name, value, unit, f"= {tried}", value == tried)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The exit code."""
+    return run("Right, or refused", measure, arguments)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

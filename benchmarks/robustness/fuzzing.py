@@ -1,0 +1,426 @@
+"""Plans and profiles spoilt by chance, and what halopipe says of them: a typed refusal, or a plan that holds.
+
+    python -m benchmarks.robustness.fuzzing --plans 2000 --profiles 2000 --seed 0
+
+A mutation of a valid file goes the way of a user's: read, checked, predicted, explained, through all that a run looks
+at before its ranks begin, and, of a profile, planned within a time limit.  Counted are
+
+    untyped     exceptions that are not of our tree (``planner.ir.errors``)
+    hangs       more processor time than a user would wait, or a time limit overrun
+    unnoticed   files that the checker calls good and the runtime, or the simulator, then refuses
+
+The same seed gives the same mutations.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import functools
+import json
+import random
+import signal
+import sys
+import tempfile
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import Any, TypeVar
+
+from halopipe.planning import problem as problems
+from halopipe.planning import solve
+from halopipe.planning.compare import Comparison
+from halopipe.reports import explain, layer
+from halopipe.run_spec.options import RunOptions
+from halopipe.training.check_options import require_consistent
+from planner import check
+from planner.check.layouts import require_possible
+from planner.export.chrome_trace import chrome_trace
+from planner.ir.codec import dumps, load
+from planner.ir.errors import HalopipeError
+from planner.ir.plan import Plan
+from planner.ir.profile import Profile
+from planner.layers.boundary import Boundaries
+from planner.passes import validate
+from runtime.stage.builder import check_layers, groups_of
+
+HOME = Path(__file__).resolve().parents[2]
+PLAN_SEEDS = (
+    ("suffix-dp", "notebooks/data/vgg16.profile.json"),
+    ("data-parallel", "notebooks/data/vgg16.profile.json"),
+    ("suffix-dp", "notebooks/data/clouds/classification.profile.json"),
+)
+"""Solvers, and the profiles of which they make plans."""
+
+PROFILE_SEEDS = (*dict.fromkeys(path for _, path in PLAN_SEEDS), "notebooks/data/spatial/mesh.profile.json")
+LIMIT_S = 4.0
+"""Processor time that one file may take beside what it is searched for."""
+
+SEARCH_S = 0.3
+_PATIENCE = 15  # how much longer the clock may run than the processor, on a machine that others use too
+
+Json = Any
+T = TypeVar("T")
+Place = tuple[Any, Any]
+"""A container, and the key or index in it."""
+
+
+@dataclass(slots=True)
+class Counts:
+    """What became of the mutations.
+
+    Attributes:
+        refused: with an error of ours, or faults that the checker names.
+        examples: of what should not be: (kind, seed of the mutation, what happened).
+    """
+
+    tried: int = 0
+    refused: int = 0
+    untyped: int = 0
+    hangs: int = 0
+    unnoticed: int = 0
+    examples: list[tuple[str, str, str]] = field(default_factory=list)
+
+    @property
+    def is_good(self) -> bool:
+        """Whether nothing happened that should not."""
+        return not (self.untyped or self.hangs or self.unnoticed)
+
+
+class OverrunError(BaseException):
+    """The watchdog's: no ``except Exception`` may swallow it."""
+
+
+def fuzz_plans(number: int, seed: int = 0) -> Counts:
+    """Mutations of plans, with the profile that each was made from."""
+    return _fuzz("plan", number, seed, PLAN_SEEDS, _plan_of, _plan_journey)
+
+
+def fuzz_profiles(number: int, seed: int = 0) -> Counts:
+    """Mutations of profiles."""
+    return _fuzz("profile", number, seed, PROFILE_SEEDS, _profile_of, lambda path, origin: _profile_journey(path))
+
+
+def mutation(original: Json, name: str) -> bytes:
+    """The mutation of a document that ``name`` seeds."""
+    chance = random.Random(name)
+    root = copy.deepcopy(original)
+    for _ in range(chance.choice((1, 1, 1, 2, 3))):
+        _STRUCTURAL[chance.randrange(len(_STRUCTURAL))](root, chance)
+    try:
+        data = json.dumps(root).encode()
+    except (RecursionError, ValueError):
+        data = b"{"
+    return _spelled(data, chance) if chance.random() < 0.25 else data
+
+
+class _Unnoticed(Exception):  # noqa: N818 - a verdict rather than an error
+    pass
+
+
+def _fuzz(
+    what: str,
+    number: int,
+    seed: int,
+    origins: Sequence[T],
+    document: Callable[[T], Json],
+    journey: Callable[[Path, T], None],
+) -> Counts:
+    counts = Counts()
+    with tempfile.TemporaryDirectory(prefix="halopipe-fuzz-") as folder:
+        path = Path(folder) / f"spoilt.{what}.json"
+        for index in range(number):
+            origin, name = origins[index % len(origins)], f"{what}-{seed}-{index}"
+            path.write_bytes(mutation(document(origin), name))
+            counts.tried += 1
+            try:
+                with watched(LIMIT_S):
+                    journey(path, origin)
+            except HalopipeError:
+                counts.refused += 1
+            except OverrunError as error:
+                counts.hangs += 1
+                counts.examples.append(("hang", name, _last_lines(error)))
+            except _Unnoticed as error:
+                counts.unnoticed += 1
+                counts.examples.append(("unnoticed", name, str(error)))
+            except Exception as error:  # noqa: BLE001 - what is counted here is any exception at all
+                counts.untyped += 1
+                counts.examples.append(("untyped", name, _last_lines(error)))
+    return counts
+
+
+@functools.cache
+def _profile_at(path: str) -> Profile:
+    return load(HOME / path, Profile)
+
+
+@functools.cache
+def _profile_of(path: str) -> Json:
+    root = json.loads((HOME / path).read_text("utf-8"))
+    for section in ("measurements", "parts"):
+        for measured in root.get(section, {}).values():
+            for each in measured:
+                each.pop("raw_s", None)  # most of the file, and all alike
+    return root
+
+
+@functools.cache
+def _plan_of(origin: tuple[str, str]) -> Json:
+    solver, path = origin
+    profile = _profile_at(path)
+    problem = problems.make_problem(
+        profile, micro_batch=(max(1, profile.graph.samples // 2),), time_limit_s=10 * SEARCH_S
+    )
+    plan = solve.solve(problem, solver)
+    if faults := check.check(plan, profile):
+        raise ValueError(f"{origin}: the plan to be spoilt has faults: {faults[:3]}")
+    return json.loads(dumps(plan))
+
+
+def _plan_journey(path: Path, origin: tuple[str, str]) -> None:
+    profile = _profile_at(origin[1])
+    plan = solve.load_plan(path)
+    explain.explain(plan)
+    explain.data(plan)
+    Comparison({"a": plan, "b": plan}).render()
+    faults = check.check(plan, None)
+    faults_with = check.check(plan, profile)
+    graph = profile.graph
+    try:
+        require_consistent(plan, RunOptions())
+        _before_ranks(plan, profile)
+        _, timeline = solve.predict_again(plan, profile)
+        chrome_trace([timeline], solve.device_names(plan))
+        explain.explain(plan, profile)
+        layer.describe_layer(plan, profile, graph.layers[0].name)
+    except HalopipeError as error:
+        if not faults and not faults_with:
+            raise _Unnoticed(f"the checker says good, then: {error.render()[:400]}") from error
+        raise
+    if faults or faults_with:
+        raise HalopipeError("the checker names faults")
+
+
+def _profile_journey(path: Path) -> None:
+    profile = solve.load_profile(path)
+    problem = problems.make_problem(
+        profile, micro_batch=(max(1, profile.graph.samples // 2),), schedules=("1f1b",), time_limit_s=SEARCH_S
+    )
+    plan = solve.solve(problem)
+    explain.explain(plan, profile)
+    faults = check.check(plan, profile)
+    if faults:
+        raise _Unnoticed(f"planned, and the checker says: {'; '.join(faults)[:400]}")
+    try:
+        _before_ranks(plan, profile)
+    except HalopipeError as error:
+        raise _Unnoticed(f"planned, and the runtime says: {error.render()[:400]}") from error
+
+
+def _before_ranks(plan: Plan, profile: Profile) -> None:
+    """What every rank looks at first, of the graph that it captured."""
+    check_layers(plan.decision, profile.graph)
+    require_possible(plan.decision, profile.graph)
+    groups_of(plan.decision, profile.graph)
+    validate(Boundaries.of_decision(profile.graph, plan.decision).program(plan.decision))
+
+
+@contextmanager
+def watched(limit_s: float) -> Iterator[None]:
+    """Raises OverrunError in its body after so much processor time, or far more of the clock's."""
+
+    def bark(number: int, frame: FrameType | None) -> None:
+        raise OverrunError(f"more than {limit_s} s")
+
+    signals = {signal.SIGPROF: (signal.ITIMER_PROF, limit_s), signal.SIGALRM: (signal.ITIMER_REAL, _PATIENCE * limit_s)}
+    before = {number: signal.signal(number, bark) for number in signals}
+    for timer, seconds in signals.values():
+        signal.setitimer(timer, seconds)
+    try:
+        yield
+    finally:
+        for number, (timer, _) in signals.items():
+            signal.setitimer(timer, 0)
+            signal.signal(number, before[number])
+
+
+# Mutations of a document.
+
+
+def _places(value: Json) -> Iterator[Place]:
+    if isinstance(value, dict):
+        for key, item in value.items():
+            yield value, key
+            yield from _places(item)
+    elif isinstance(value, list):
+        for index, item in enumerate(value):
+            yield value, index
+            yield from _places(item)
+
+
+def _chosen(root: Json, chance: random.Random, accept: Callable[[Json], bool] = lambda value: True) -> Place | None:
+    """A place by section, so that small sections are as likely as large ones."""
+    sections = (
+        [value for value in root.values() if isinstance(value, (dict, list)) and value]
+        if isinstance(root, dict)
+        else []
+    )
+    for _ in range(8):
+        inside = chance.choice(sections) if sections and chance.random() < 0.9 else root
+        if isinstance(inside, dict) and chance.random() < 0.6:
+            deeper = [value for value in inside.values() if isinstance(value, (dict, list)) and value]
+            inside = chance.choice(deeper) if deeper else inside
+        found = [(holder, key) for holder, key in _places(inside) if accept(holder[key])]
+        if found:
+            return chance.choice(found)
+    return None
+
+
+def _drop(root: Json, chance: random.Random) -> None:
+    place = _chosen(root, chance)
+    if place is not None:
+        del place[0][place[1]]
+
+
+def _duplicate(root: Json, chance: random.Random) -> None:
+    place = _chosen(root, chance, lambda value: isinstance(value, list) and bool(value))
+    if place is not None:
+        rows = place[0][place[1]]
+        rows.insert(chance.randrange(len(rows) + 1), copy.deepcopy(chance.choice(rows)))
+
+
+def _swap(root: Json, chance: random.Random) -> None:
+    first, second = _chosen(root, chance), _chosen(root, chance)
+    if first is not None and second is not None:
+        a, b = first[0][first[1]], second[0][second[1]]
+        first[0][first[1]], second[0][second[1]] = copy.deepcopy(b), copy.deepcopy(a)
+
+
+def _swap_rows(root: Json, chance: random.Random) -> None:
+    place = _chosen(root, chance, lambda value: isinstance(value, list) and len(value) > 1)
+    if place is not None:
+        rows = place[0][place[1]]
+        a, b = chance.sample(range(len(rows)), 2)
+        rows[a], rows[b] = rows[b], rows[a]
+
+
+_OTHERS: tuple[Json, ...] = (None, True, 0, 1, -1, 1.5, "", "x", "\x1b[31m", [], {}, [0], {"a": 1}, [[]])
+
+
+def _retype(root: Json, chance: random.Random) -> None:
+    place = _chosen(root, chance)
+    if place is not None:
+        place[0][place[1]] = copy.deepcopy(chance.choice(_OTHERS))
+
+
+_NUMBERS: tuple[Json, ...] = (
+    0,
+    -1,
+    1,
+    2,
+    3,
+    7,
+    2**31,
+    2**63,
+    2**64,
+    10**30,
+    0.0,
+    -0.0,
+    -1e-9,
+    1e-300,
+    5e-324,
+    1e9,
+    1e30,
+    1e308,
+)
+
+
+def _extreme(root: Json, chance: random.Random) -> None:
+    place = _chosen(root, chance, lambda value: isinstance(value, (int, float)) and not isinstance(value, bool))
+    if place is not None:
+        old = place[0][place[1]]
+        scaled = (old * 2, old // 2 if isinstance(old, int) else old / 2, old + 1, old - 1, -old, old * 1000)
+        place[0][place[1]] = chance.choice(_NUMBERS if chance.random() < 0.5 else scaled)
+
+
+def _rename(root: Json, chance: random.Random) -> None:
+    """A name, to another of the file or to one that there is not."""
+    place = _chosen(root, chance, lambda value: isinstance(value, str))
+    other = _chosen(root, chance, lambda value: isinstance(value, str))
+    if place is not None and other is not None:
+        there = other[0][other[1]]
+        place[0][place[1]] = there if chance.random() < 0.6 else chance.choice((there + "x", "", "a:1", "*", "n0/cpu0"))
+
+
+def _rekey(root: Json, chance: random.Random) -> None:
+    place = _chosen(root, chance, lambda value: isinstance(value, dict) and bool(value))
+    if place is not None:
+        found = place[0][place[1]]
+        key = chance.choice(list(found))
+        found[chance.choice((key + "x", "", "sample", "0"))] = found.pop(key)
+
+
+def _repeat(root: Json, chance: random.Random) -> None:
+    place = _chosen(root, chance, lambda value: isinstance(value, list) and bool(value))
+    if place is not None:
+        place[0][place[1]] = place[0][place[1]] * chance.choice((2, 10, 100))
+
+
+_STRUCTURAL = (
+    _drop, _duplicate, _swap, _swap_rows, _retype, _extreme, _extreme, _extreme, _rename, _rename, _rekey, _repeat
+)  # fmt: skip
+
+
+def _spelled(data: bytes, chance: random.Random) -> bytes:
+    """Bytes flipped, cut off, put in or taken twice."""
+    at = chance.randrange(len(data) or 1)
+    match chance.randrange(5):
+        case 0:
+            return data[:at]
+        case 1:
+            return data[:at] + bytes([data[at] ^ (1 << chance.randrange(8))]) + data[at + 1 :]
+        case 2:
+            return (
+                data[:at]
+                + chance.choice((b"\0", b"\xff", b"\xef\xbb\xbf", b"1e400", b"9" * 5000, b"[" * 5000))
+                + data[at:]
+            )
+        case 3:
+            return data[:at] + data[at : at + 50] + data[at:]
+        case _:
+            return data[:at] + data[at + chance.randrange(1, 20) :]
+
+
+def _last_lines(error: BaseException) -> str:
+    frames = traceback.extract_tb(error.__traceback__)[-4:]
+    where = " < ".join(f"{Path(frame.filename).name}:{frame.lineno}" for frame in reversed(frames))
+    return f"{type(error).__name__}: {str(error)[:200]} ({where})"
+
+
+def main() -> int:
+    """Prints the counts, and what should not have happened."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--plans", type=int, default=2000)
+    parser.add_argument("--profiles", type=int, default=2000)
+    parser.add_argument("--seed", type=int, default=0)
+    arguments = parser.parse_args()
+    found = {
+        "plans": fuzz_plans(arguments.plans, arguments.seed),
+        "profiles": fuzz_profiles(arguments.profiles, arguments.seed),
+    }
+    for name, counts in found.items():
+        sys.stdout.write(
+            f"{name}: {counts.tried} tried, {counts.refused} refused, {counts.untyped} untyped, {counts.hangs} hangs, "
+            f"{counts.unnoticed} unnoticed\n"
+        )
+        for example in counts.examples:
+            sys.stdout.write("  " + ": ".join(example) + "\n")
+    return 0 if all(counts.is_good for counts in found.values()) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

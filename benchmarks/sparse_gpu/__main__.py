@@ -1,0 +1,142 @@
+"""Triton kernels of the sparse operators, beside what the GPU itself allows and beside spconv where it is installed.
+
+    python -m benchmarks.sparse_gpu [--quick] [--json] [--tune]
+
+Needs an NVIDIA GPU; says so and prints no rows without one.  100,000 voxels of a rough sheet in bfloat16, about 11.8
+pairs a voxel as in an outdoor scan at 0.143 m.  The *floor* of a call is the longer of two times: its bytes over the
+rate of a large copy, its products over the rate of a large matrix product, both measured in the same run.  Bytes count
+a row once for every pair that reads it, since rows come from all over the cloud: on an H200 about 30 us for a forward
+convolution of 64 channels and 0.2 ms of 256.  A row is the share of the time that is this floor.  Times are medians
+of single calls with a cold second-level cache; the arrangement of a map, made once for all calls, has rows of its own.
+
+``--tune`` measures candidates of block sizes first (some twenty minutes, mostly compilation; with ``--quick`` of narrow
+types alone) and writes this GPU's rows into the table that is read at run time (`cuda_ops.sparse.gpu.configurations`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+
+from benchmarks.report import Row, at_least, run
+from benchmarks.sparse_gpu.limits import CUBE, ONE, VOXELS, Ceilings, Cloud, Work, ceilings, cloud, median_s
+from benchmarks.sparse_gpu.tuning import tune
+from cuda_ops.sparse.gpu import load
+
+CHANNELS, QUICK_CHANNELS = (64, 128, 256), (64,)
+GOALS = {64: 0.4, 128: 0.4, 256: 0.5}
+NO_GPU = "benchmarks.sparse_gpu: needs an NVIDIA GPU and Triton; nothing measured\n"
+
+
+def convolutions(at: Cloud, channels: int, best: Ceilings, quick: bool) -> Iterator[Row]:
+    """Forward and backward of a convolution that keeps its channels."""
+    kernels, options = load(), {"device": "cuda", "dtype": torch.bfloat16}
+    x, dy = (torch.randn(at.num_rows, channels, **options) for _ in range(2))
+    weight = torch.randn(27, channels, channels, **options) / (27 * channels) ** 0.5
+    reverse = kernels.reversed_map(at.neighbours, at.num_rows)
+    forward_s = median_s(lambda: kernels.sparse_conv(x, weight, at.neighbours, reverse), quick)
+    input_s = median_s(lambda: kernels.sparse_conv(dy, weight.transpose(1, 2), reverse, at.neighbours), quick)
+    weight_s = median_s(lambda: kernels.sparse_conv_weight(x, dy, at.neighbours), quick)
+    work, goal = at.convolution(channels, channels), GOALS[channels]
+    name = f"{channels} channels"
+    yield at_least(f"convolution, {name}, forward", best.floor_s(work) / forward_s, "of the roofline", goal)
+    yield at_least(f"convolution, {name}, input gradient", best.floor_s(work) / input_s, "of the roofline", goal)
+    share = best.floor_s(at.weight_gradient(channels, channels)) / weight_s
+    yield at_least(f"convolution, {name}, weight gradient", share, "of the roofline", goal)
+    yield Row(f"convolution, {name}, forward", 1e6 * forward_s, "us")
+    yield Row(f"convolution, {name}, backward", 1e6 * (input_s + weight_s), "us")
+    yield from beside_spconv(at, x, forward_s, input_s + weight_s, quick)
+
+
+def beside_spconv(at: Cloud, x: torch.Tensor, forward_s: float, backward_s: float, quick: bool) -> Iterator[Row]:
+    """How many times our time spconv takes, in float16, as it knows no bfloat16; no rows where it cannot run."""
+    try:
+        import spconv.pytorch as spconv
+    except ImportError:
+        return
+    from cuda_ops.sparse.keys import unpack
+
+    channels = x.shape[1]
+    coordinates = unpack(at.keys)
+    shape = [int(size) + 1 for size in coordinates[:, 1:].amax(0)]
+    layer = spconv.SubMConv3d(channels, channels, 3, bias=False, indice_key="map").to("cuda", torch.float16)
+    features = x.to(torch.float16).requires_grad_()
+    given = spconv.SparseConvTensor(features, coordinates, shape, 1)
+    try:
+        y = layer(given).features  # makes the map, which later calls find by its key
+    except (RuntimeError, AttributeError) as error:
+        sys.stderr.write(f"spconv does not run here: {error}\n")
+        return
+    dy = torch.randn_like(y)
+    parts = (features, *layer.parameters())
+    with torch.no_grad():
+        theirs_s = median_s(lambda: layer(given), quick)
+    theirs_back_s = median_s(lambda: torch.autograd.grad(y, parts, dy, retain_graph=True), quick)
+    yield Row(f"convolution, {channels} channels, forward: spconv / ours", theirs_s / forward_s, "ratio")
+    yield Row(f"convolution, {channels} channels, backward: spconv / ours", theirs_back_s / backward_s, "ratio")
+
+
+def others(at: Cloud, channels: int, best: Ceilings, quick: bool) -> Iterator[Row]:
+    """The operators that multiply nothing, and what a map costs once."""
+    from cuda_ops.sparse.gpu.arrangement import grouped, pairs
+
+    kernels = load()
+    x = torch.randn(at.num_rows, channels, device="cuda", dtype=torch.bfloat16)
+    reverse = kernels.reversed_map(at.neighbours, at.num_rows)
+    starts = torch.arange(0, at.num_rows, at.num_rows // 4, device="cuda")[:4]
+    lengths = torch.full_like(starts, at.num_rows // 4)
+    index = torch.randperm(at.num_rows, device="cuda")[: at.num_rows // 10]
+    rows = x[index]
+    exchanged = Work(2 * 2 * channels * len(index))
+    calls: list[tuple[str, Work, Callable[[], object]]] = [
+        ("kernel map", at.mapping(), lambda: kernels.kernel_map(at.keys, at.keys, CUBE, ONE, ONE, False)),
+        ("reversed map", Work(8 * reverse.numel()), lambda: kernels.reversed_map(at.neighbours, at.num_rows)),
+        ("maximum pooling", at.pooling(channels), lambda: kernels.sparse_max_pool(x, at.neighbours, reverse)),
+        ("sum pooling", at.pooling(channels), lambda: kernels.sparse_sum_pool(x, at.neighbours, reverse)),
+        ("sum of 4 samples", at.streaming(channels), lambda: kernels.segment_sum(x, starts, lengths)),
+        ("maximum of 4 samples", at.streaming(channels), lambda: kernels.segment_max(x, starts, lengths)),
+        ("rows of a halo packed", exchanged, lambda: kernels.pack_rows(x, index)),
+        ("rows of a halo added", at.streaming(2 * channels), lambda: kernels.unpack_add(x, index, rows)),
+    ]
+    for name, work, call in calls:
+        yield Row(f"{name}, {channels} channels", best.floor_s(work) / median_s(call, quick), "of the roofline")
+    yield Row("once a map: rows grouped", 1e6 * median_s(lambda: grouped(at.neighbours), quick), "us")
+    yield Row("once a map: pairs", 1e6 * median_s(lambda: pairs(at.neighbours), quick), "us")
+
+
+def has_gpu() -> bool:
+    """Whether anything can be measured."""
+    return torch.cuda.is_available() and torch.version.cuda is not None and load() is not None
+
+
+def measure(quick: bool) -> list[Row]:
+    """Every figure; none without a GPU."""
+    if not has_gpu():
+        sys.stderr.write(NO_GPU)
+        return []
+    best, at = ceilings(quick), cloud(VOXELS, "cuda")
+    rows = [
+        Row("copy", 1e-9 * best.bytes_per_s, "GB/s"),
+        Row("matrix product", 1e-12 * best.flop_per_s, "TFLOP/s"),
+        Row("pairs a voxel", at.num_pairs / at.num_rows, ""),
+    ]
+    for channels in QUICK_CHANNELS if quick else CHANNELS:
+        rows += convolutions(at, channels, best, quick)
+    return [*rows, *others(at, 64, best, quick)]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The exit code."""
+    parser = argparse.ArgumentParser(add_help=False)
+    parser.add_argument("--tune", action="store_true")
+    options, rest = parser.parse_known_args(arguments)
+    if options.tune and has_gpu():
+        tune(cloud(VOXELS, "cuda"), quick="--quick" in rest)
+    return run("Sparse operators on this GPU, beside what it allows", measure, rest)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

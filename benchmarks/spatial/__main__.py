@@ -1,0 +1,167 @@
+"""Networks whose rows are divided between two ranks, beside half of the network with nobody to talk to.
+
+Two processes on this machine, each on a core of its own with one thread, over gloo.  Both run, in turns and in changing
+order after a barrier that is not counted, the *ideal half* (the plain module on half of the rows: no messages, the same
+load on the machine's memory) and the divided network, with convolutions computed in three ways:
+
+    linear      what is held while messages travel, then what came is added (``convolution.overlapped``)
+    interior    outputs that need nothing of others, then the boundary (Dryden et al. 2019)
+    blocking    everything is fetched, then one convolution
+
+A row is the ideal half's seconds over those of the slower rank.  *Overhead*: main-thread CPU time of the forward and
+backward of one small convolution above that of torch's own.  Gradients of all ways are compared first.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import statistics
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+
+from benchmarks.devices.ranks import on_ranks
+from benchmarks.report import Row, at_least, at_most, run
+from benchmarks.spatial.sides import (
+    Case,
+    Convolution,
+    Divided,
+    Half,
+    Side,
+    captured_case,
+    mesh_like,
+    one_convolution,
+    residual_stage,
+    stem,
+)
+from runtime.spatial.convolution.layer import HaloSettings, Mode
+from runtime.stage.captured import CapturedModel
+from runtime.transport import Transport
+
+CASES = [
+    Case("mesh-like stack, 512 x 512", mesh_like, (1, 18, 512, 512), 0.97),
+    Case("mesh-like stack, 256 x 256", mesh_like, (1, 18, 256, 256), 0.95),
+    Case("ResNet-50's stage at 56 x 56, 2 samples", residual_stage, (2, 64, 56, 56), 0.90),
+    Case("one convolution 64 -> 64, 128 x 128", one_convolution, (1, 64, 128, 128), 0.95),
+    Case("ResNet's stem, synchronised batch norm, 4 samples", stem, (4, 3, 224, 224), 0.85),
+]
+OVERHEAD = "overhead of a convolution, forward and backward"
+MODES: tuple[Mode, ...] = ("linear", "interior", "blocking")
+GOAL_US = 100.0
+_WARM_UP = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Raced:
+    """Medians of one rank, by side.
+
+    Attributes:
+        cpu_s: of the main thread.
+    """
+
+    wall_s: Mapping[str, float]
+    cpu_s: Mapping[str, float]
+
+
+def measure(only: str, quick: bool) -> list[Row]:
+    """A block of rows for each case, then the overhead."""
+    rows = []
+    for case in CASES:
+        if only in case.name:
+            rows += shares(case, raced(case, 5 if quick else 60))
+    if only in OVERHEAD:
+        rows += overheads(on_ranks(2, lambda transport: race_small(transport, 200 if quick else 2000)))
+    return rows
+
+
+def shares(case: Case, found: Sequence[Raced]) -> list[Row]:
+    """Shares of the ideal half."""
+    half_s = max(each.wall_s["half"] for each in found)
+    rows = [Row(f"{case.name}: ideal half", 1e3 * half_s, "ms")]
+    for mode in MODES:
+        share = half_s / max(each.wall_s[mode] for each in found)
+        name = f"{case.name}: {mode}"
+        rows.append(at_least(name, share, "of ideal", case.goal) if mode == "linear" else Row(name, share, "of ideal"))
+    return rows
+
+
+def overheads(found: Sequence[Raced]) -> list[Row]:
+    """CPU time above the ideal half's."""
+    rows = []
+    for mode in MODES:
+        above_us = max(each.cpu_s[mode] - each.cpu_s["half"] for each in found) * 1e6
+        name = f"{OVERHEAD}: {mode}"
+        rows.append(at_most(name, above_us, "us CPU", GOAL_US) if mode == "linear" else Row(name, above_us, "us CPU"))
+    return rows
+
+
+def raced(case: Case, steps: int) -> list[Raced]:
+    """On both ranks."""
+    captured = captured_case(case)
+    return on_ranks(2, lambda transport: race(case, captured, transport, steps))
+
+
+def race(case: Case, captured: CapturedModel, transport: Transport, steps: int) -> Raced:
+    """All sides in turn, ``steps`` times after some to warm up."""
+    divided = {mode: Divided(case, captured, transport, HaloSettings(mode)) for mode in MODES}
+    for each in divided.values():
+        each.step()
+    require_equal({mode: each.results for mode, each in divided.items()})
+    return timed({"half": Half(case), **divided}, transport, steps)
+
+
+def race_small(transport: Transport, steps: int) -> Raced:
+    """A convolution alone, so small that what is around it counts."""
+    divided = {mode: Convolution(transport, mode) for mode in MODES}
+    return timed({"half": Convolution(transport, None), **divided}, transport, steps)
+
+
+def timed(sides: Mapping[str, Side], transport: Transport, steps: int) -> Raced:
+    """Medians of wall and CPU time, the sides in changing order."""
+    clocks: Sequence[Callable[[], float]] = (time.perf_counter, time.thread_time)
+    seconds: dict[str, list[list[float]]] = {name: [[], []] for name in sides}
+    gc.collect()
+    gc.disable()  # a collection would hit one side or the other
+    for number in range(_WARM_UP + steps):
+        for name in list(sides)[:: 1 if number % 2 else -1]:
+            transport.barrier(60.0)
+            before = [clock() for clock in clocks]
+            sides[name].step()
+            after = [clock() for clock in clocks]
+            if number >= _WARM_UP:
+                for values, start, stop in zip(seconds[name], before, after, strict=True):
+                    values.append(stop - start)
+    gc.enable()
+    wall_s, cpu_s = ({name: statistics.median(values[k]) for name, values in seconds.items()} for k in (0, 1))
+    return Raced(wall_s, cpu_s)
+
+
+def require_equal(results: Mapping[str, Mapping[str, torch.Tensor | None]]) -> None:
+    """Raises RuntimeError unless all ways compute the same, forward and backward."""
+    (first, ours), *others = results.items()
+    for mode, theirs in others:
+        for name, value in ours.items():
+            other = theirs[name]
+            if (
+                value is None
+                or other is None
+                or not torch.allclose(value, other, 1e-3, 1e-3 * float(value.abs().max()))
+            ):
+                raise RuntimeError(f"{first} and {mode} disagree on {name}")
+
+
+def main() -> int:
+    """Parse ``--only``, and what every benchmark takes."""
+    parser = argparse.ArgumentParser(add_help=False)
+    parser.add_argument("--only", default="", help="cases whose name holds this text")
+    options, rest = parser.parse_known_args(sys.argv[1:])
+    return run("Rows divided between 2 ranks, beside the ideal half", partial(measure, options.only), rest)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

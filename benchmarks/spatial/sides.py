@@ -1,0 +1,246 @@
+"""What is compared on two ranks: a network whose rows are divided between them, and half of it without messages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, fx, nn
+
+from planner.ir.box import whole
+from planner.ir.graph import Layer, TensorSpec
+from planner.ir.plan import Placement
+from planner.layers.division import Division, LayerDivision, layer_division
+from profiler.capture.graph import capture
+from profiler.source.model import LoadedModel
+from runtime.pipeline.pieces import slices
+from runtime.spatial.convolution.layer import LINEAR, HaloSettings, Mode, convolve, local_form
+from runtime.spatial.convolution.overlapped import Part
+from runtime.spatial.convolution.terms import Window
+from runtime.spatial.decompose import DividedStage
+from runtime.spatial.deferred import Later
+from runtime.spatial.exchange import Exchange, Wire
+from runtime.stage.captured import CapturedModel, captured_model
+from runtime.stage.functions import StageCut
+from runtime.stage.modes import Portion
+from runtime.transport import Transport
+
+CUTS = {"height": (0, 1, 2)}
+_DEADLINE_S = 60.0
+
+
+class Bottleneck(nn.Module):
+    """A block of ResNet-50 (He et al. 2016, figure 5) without normalisation."""
+
+    def __init__(self, inputs: int, width: int) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(inputs, width, 1, bias=False)
+        self.second = nn.Conv2d(width, width, 3, padding=1, bias=False)
+        self.third = nn.Conv2d(width, 4 * width, 1, bias=False)
+        self.short = nn.Identity() if inputs == 4 * width else nn.Conv2d(inputs, 4 * width, 1, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = torch.relu(self.second(torch.relu(self.first(x))))
+        return torch.relu(self.third(y) + self.short(x))
+
+
+def mesh_like() -> nn.Module:
+    """Two groups of convolutions as in the mesh-tangling networks of Dryden et al. (IPDPS 2019), fewer channels."""
+    layers: list[nn.Module] = []
+    first, second = [(18, 16, 5, 2), *[(16, 16, 3, 1)] * 3], [(16, 32, 3, 2), *[(32, 32, 3, 1)] * 3]
+    for inputs, channels, kernel, stride in first + second:
+        layers += [nn.Conv2d(inputs, channels, kernel, stride, kernel // 2, bias=False), nn.ReLU()]
+    return nn.Sequential(*layers)
+
+
+def residual_stage() -> nn.Module:
+    """The first stage of ResNet-50."""
+    return nn.Sequential(Bottleneck(64, 64), Bottleneck(256, 64), Bottleneck(256, 64))
+
+
+def one_convolution() -> nn.Module:
+    """64 to 64 channels.  Behind a layer, as halos move between layers only: what a stage is given it has with them."""
+    return nn.Sequential(nn.ReLU(), nn.Conv2d(64, 64, 3, padding=1))
+
+
+def stem() -> nn.Module:
+    """What ResNets begin with."""
+    return nn.Sequential(
+        nn.Conv2d(3, 64, 7, 2, 3, bias=False), nn.BatchNorm2d(64), nn.ReLU(), nn.MaxPool2d(3, 2, padding=1)
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A network and its input.
+
+    Attributes:
+        shape: of the input: samples, channels, height, width.
+        goal: share of the ideal half.
+    """
+
+    name: str
+    make: Callable[[], nn.Module]
+    shape: tuple[int, int, int, int]
+    goal: float
+
+    def model(self) -> nn.Module:
+        """The same weights on every rank."""
+        torch.manual_seed(0)
+        return self.make()
+
+
+class Side(Protocol):
+    """What is timed."""
+
+    def step(self) -> None:
+        """A forward and a backward."""
+
+
+class Half:
+    """Half of the rows, with zeros where the other half would be."""
+
+    def __init__(self, case: Case) -> None:
+        samples, channels, height, width = case.shape
+        self._model = case.model()
+        self._x = torch.randn(samples, channels, height // 2, width).requires_grad_()
+        self._dy = torch.randn_like(self._model(self._x))
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of its result."""
+        return tuple(self._dy.shape)
+
+    def step(self) -> None:
+        """See :class:`Side`."""
+        self._x.grad = None
+        self._model.zero_grad()
+        self._model(self._x).backward(self._dy)
+
+
+class Divided:
+    """The whole network, of which this rank does half of the rows."""
+
+    def __init__(self, case: Case, captured: CapturedModel, transport: Transport, settings: HaloSettings) -> None:
+        self._samples, rank = case.shape[0], transport.rank
+        graph = captured.graph
+        names = [layer.name for layer in graph.layers if not layer.name.startswith(graph.loss)]
+        placement, by_name, values = Placement(0, CUTS), graph.by_name(), graph.values()
+        layers = {name: layer_division(graph, by_name[name], values, placement, self._samples) for name in names}
+        self._division = Division(layers, 2, self._samples, number=0)
+        self.stage = DividedStage(captured, names, Wire(transport, (0, 1), _DEADLINE_S), Later())
+        rule = self.stage.rule(lambda node: None)
+        if settings != LINEAR:
+            rule = _with(settings, rule, self.stage, captured)
+        cut = StageCut(captured, frozenset(names), (names[-1],))
+        self._function = cut.function(rule)
+        (name,) = self._function.inputs
+        torch.manual_seed(1)
+        x = torch.randn(case.shape)
+        self.x = x[slices(self._division.held(name)[rank], whole(case.shape))].clone().requires_grad_()
+        self._state = tuple(self._function.attributes.values())
+        self.y = self._forward()
+        self._dy = torch.randn(self.y.shape, generator=torch.Generator().manual_seed(rank))
+
+    @property
+    def results(self) -> dict[str, Tensor | None]:
+        """Of the last step."""
+        gradients = {name: parameter.grad for name, parameter in self.parameters.items()}
+        return {"y": self.y.detach(), "dx": self.x.grad, **gradients}
+
+    @property
+    def parameters(self) -> dict[str, nn.Parameter]:
+        """By name; their gradients are this rank's part of the sum."""
+        return self._function.parameters
+
+    def step(self) -> None:
+        """See :class:`Side`."""
+        self.x.grad = None
+        for parameter in self.parameters.values():
+            parameter.grad = None
+        self.y = self._forward()
+        self.y.backward(self._dy)
+        self.stage.later.run()
+
+    def _forward(self) -> Tensor:
+        self.stage.at(Portion(0, self._samples, 0, self._samples, (), self._division))
+        return self._function.function(self._samples, self.x, *self._state)[0]
+
+
+def captured_case(case: Case) -> CapturedModel:
+    """The network as the runtime takes it."""
+    model = case.model()
+    x = torch.randn(case.shape)
+    with torch.no_grad():
+        target = torch.zeros_like(model(x))
+    loaded = LoadedModel(model, (x,), (target,), lambda out, targets: nn.functional.mse_loss(out, *targets))
+    return captured_model(capture(loaded))
+
+
+def _with(
+    settings: HaloSettings,
+    rule: Callable[[fx.Node], Callable[..., Any] | None],
+    stage: DividedStage,
+    captured: CapturedModel,
+) -> Callable[[fx.Node], Callable[..., Any] | None]:
+    """``rule``, with convolutions by ``settings``."""
+    kinds = {layer.name: layer.kind for layer in captured.graph.layers}
+
+    def found(node: fx.Node) -> Callable[..., Any] | None:
+        layer, function = captured.layer_of_node.get(node.name), rule(node)
+        if function is None or layer is None or kinds[layer] != "conv":
+            return function
+        operator: Any = node.target
+        names = [argument.name for argument in operator._schema.arguments]
+
+        def by_name(**arguments: Any) -> Any:
+            return operator(*arguments.values())  # they are in the operator's order
+
+        def run(*args: Any) -> Tensor:
+            given = {"bias": None, **dict(zip(names, args, strict=False))}
+            return convolve(stage.step(layer, True), by_name, given, False, settings)
+
+        return run
+
+    return found
+
+
+class Convolution:
+    """A convolution alone, of 8 channels and 32 x 32: so small that what is around it counts.
+
+    Args:
+        mode: None: torch's own, without messages.
+    """
+
+    def __init__(self, transport: Transport, mode: Mode | None) -> None:
+        channels, size, rank = 8, 32, transport.rank
+        placement = Placement(0, CUTS)
+        spec = TensorSpec(("sample", "channel", "height", "width"), (1, channels, size, size), "float32")
+        attributes = {"kernel": (3, 3), "stride": (1, 1), "padding": (1, 1), "dilation": (1, 1), "groups": 1}
+        layers = [
+            Layer("relu", "pointwise", ("x",), (spec,)),
+            Layer("conv", "conv", ("relu",), (spec,), (), attributes),
+        ]
+        divided = {layer.name: LayerDivision.of(layer, (spec,), (), placement, 1) for layer in layers}
+        division = Division(divided, 2, 1)
+        held, wanted = division.held("relu"), division.wanted("conv", 0)
+        exchange = Exchange.of(Wire(transport, (0, 1), _DEADLINE_S), held, wanted, division.moves("conv", 0), key=0)
+        conv = divided["conv"]
+        part = Part(Window((3, 3), (1, 1), (1, 1), (1, 1)), conv.done[rank], conv.needed[0][rank], (channels, channels))
+        self._form = None if mode is None else local_form(part, exchange, HaloSettings(mode, most_extra=1.0))
+        self._x, self._weight, self._bias = (
+            torch.randn(shape).requires_grad_()
+            for shape in ((1, channels, size // 2, size), (channels, channels, 3, 3), (channels,))
+        )
+        self._dy = torch.randn(1, channels, size // 2, size)
+
+    def step(self) -> None:
+        """See :class:`Side`."""
+        self._x.grad = self._weight.grad = self._bias.grad = None
+        if self._form is None:
+            y = torch.conv2d(self._x, self._weight, self._bias, (1, 1), (1, 1))
+        else:
+            y = self._form(self._x, self._weight, self._bias)
+        y.backward(self._dy)

@@ -1,0 +1,275 @@
+"""Ways to divide a whole network over N devices: the same grid for every layer, Dryden's, and the planner's mix.
+
+All are one stage on all devices and one micro-batch, so that layouts alone differ.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from halopipe.planning.edits import with_devices
+from planner.baselines.dryden import distributions
+from planner.costs.cost_model import PriceBook
+from planner.costs.layers.shards import part_shapes
+from planner.costs.predict import forecast
+from planner.costs.shards.device_mesh import REPLICA
+from planner.costs.shards.option import Option
+from planner.costs.stages.layouts import BACKWARD, FORWARD, LayoutPrices
+from planner.costs.stages.stage_cost import stage_cost
+from planner.ir.cluster import MEASURED
+from planner.ir.errors import InfeasibleError
+from planner.ir.graph import Graph
+from planner.ir.plan import Decision, Prediction
+from planner.ir.problem import CHANNEL_DIMS, SAMPLE_DIMS, SPATIAL_DIMS, Problem
+from planner.ir.profile import PartShape, Profile
+from planner.solvers.candidates.candidate import Candidate, decision_of, equal_shares, with_options
+from planner.solvers.layouts.stage import Question, best_layouts, labelled_graph
+
+ALL = (SAMPLE_DIMS, SPATIAL_DIMS, CHANNEL_DIMS)
+Grid = Mapping[str, int]
+"""Parts by dim; ``channel`` stands for heads and features too."""
+
+_CHANNELS = ("head", "feature")
+_TIME_LIMIT_S = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class LayerPrediction:
+    """A layer on one rank.
+
+    Attributes:
+        is_measured: whether exactly this part was measured.
+    """
+
+    forward_s: float
+    backward_s: float
+    is_measured: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """A network divided over devices.
+
+    Attributes:
+        name: for people.
+        options: of each layer, by index.
+        is_proven: of the planner's mix: whether nothing is better among all of the layouts it may use.
+    """
+
+    name: str
+    options: Mapping[int, Option]
+    decision: Decision
+    prediction: Prediction
+    is_proven: bool = False
+
+    @property
+    def step_s(self) -> float:
+        """As predicted."""
+        return self.prediction.step_s
+
+    def layers_by_split(self) -> Counter[str]:
+        """How many layers are divided in each way."""
+        return Counter(str(option) for option in self.options.values())
+
+
+@dataclass(frozen=True, slots=True)
+class Lead:
+    """Which layout of a layer is cheapest, all other layers as they are; seconds are what the layer takes of a step.
+
+    Attributes:
+        runner_up: the next; equal to the winner where there is no other.
+    """
+
+    layer: str
+    kind: str
+    chosen: str
+    chosen_s: float
+    winner: str
+    winner_s: float
+    runner_up: str
+    runner_up_s: float
+
+    @classmethod
+    def of(cls, layer: str, kind: str, options: Sequence[Option], seconds: Sequence[float], chosen: int) -> Lead:
+        """From all options."""
+        order = sorted(range(len(options)), key=seconds.__getitem__)
+        first, second = order[0], order[min(1, len(order) - 1)]
+        places = ((str(options[k]), seconds[k]) for k in (chosen, first, second))
+        return cls(layer, kind, *(part for place in places for part in place))
+
+
+class Ways:
+    """Ways to divide a network for ``samples`` samples on the first ``num_ranks`` devices like those of its profile."""
+
+    def __init__(self, profile: Profile, samples: int, num_ranks: int, allow: tuple[str, ...] = ALL) -> None:
+        cluster = profile.cluster
+        if num_ranks != len(cluster.devices):
+            profile = replace(profile, cluster=with_devices(cluster, num_ranks))
+        self.problem = Problem(profile, samples, micro_batch_sizes=(samples,), allow=allow)
+        self.book = PriceBook(profile)
+        self.prices = LayoutPrices(self.book, self.problem.ranks, samples, allow)
+        self.layers = tuple(range(len(self.prices.layers)))
+
+    @property
+    def question(self) -> Question:
+        """What is asked of the inner search."""
+        return Question(self.layers)
+
+    def uniform(self, grid: Grid) -> Way:
+        """Every layer by ``grid``, as far as it can be; along what it cannot be cut, its ranks hold the same."""
+        name = " x ".join(f"{dim}:{parts}" for dim, parts in grid.items() if parts > 1)
+        return self._way(name or "one device", {index: self._nearest(index, grid) for index in self.layers})
+
+    def best_uniform(self, dims: Sequence[str] = ("sample", "height", "width")) -> Way:
+        """The fastest grid over ``dims`` that uses every device; not more parts of samples than there are."""
+        grids = [dict(zip(dims, parts, strict=True)) for parts in _factorisations(len(self.problem.ranks), len(dims))]
+        able = [grid for grid in grids if self.problem.global_batch % grid.get("sample", 1) == 0]
+
+        def seconds(grid: Grid) -> float:
+            return stage_cost(self.prices, {k: self._nearest(k, grid) for k in self.layers}).step_s(1)
+
+        return self.uniform(min(able, key=seconds))
+
+    def dryden(self) -> Way:
+        """The heuristic of Dryden et al. 2019: samples and space by shortest paths."""
+        return self._way("Dryden", distributions(self.problem, self.book, self.problem.global_batch))
+
+    def mix(self, most_options: int = 0) -> Way:
+        """The planner's: the best layout of each layer, for all layers together.
+
+        Args:
+            most_options: of each layer, so many that are cheapest by themselves (0: all); nothing is proven of others.
+        """
+        options = None if not most_options else self._cheapest(most_options)
+        found = best_layouts(self.prices, self.question, _TIME_LIMIT_S, options=options)
+        if not found.chosen:
+            raise InfeasibleError("no layout was found", [f"{len(self.problem.ranks)} ranks"])
+        way = self._way("best mix", found.chosen)
+        return replace(way, is_proven=options is None and found.answer.status == "proven")
+
+    def leads(self, way: Way, most_options: int = 0) -> list[Lead]:
+        """Of each layer, which layouts are the cheapest while all other layers stay as in ``way``.
+
+        As ``halopipe explain --layer`` finds them, for all layers at once.
+        """
+        sets = [self.prices.options(k) for k in self.layers] if not most_options else self._cheapest(most_options)
+        options, places = [], []
+        for index, found in zip(self.layers, sets, strict=True):
+            own = way.options[index]
+            place = next((k for k, o in enumerate(found) if (o.cuts, o.margin) == (own.cuts, own.margin)), None)
+            options.append(found if place is not None else (*found, own))
+            places.append(len(found) if place is None else place)
+        graph = labelled_graph(self.prices, self.question, options)
+        totals = [cost.copy() for cost in graph.node_cost]
+        for (u, v), cost in graph.edge_cost.items():
+            totals[u] += cost[:, places[v]]
+            totals[v] += cost[places[u], :]
+        return [
+            Lead.of(self.prices.layers[index].name, self.prices.layers[index].kind, each, total.tolist(), place)
+            for index, each, total, place in zip(self.layers, options, totals, places, strict=True)
+        ]
+
+    def per_layer(self, way: Way, rank: int) -> dict[str, LayerPrediction]:
+        """What each layer is predicted to take on a rank, messages apart, by name."""
+        found = {}
+        for index, option in way.options.items():
+            table = self.prices.layer(index, (option,))
+            name = self.prices.layers[index].name
+            seconds = table.seconds[:, 0, rank]
+            found[name] = LayerPrediction(
+                float(seconds[FORWARD]), float(seconds[BACKWARD]), self._is_measured(index, option, rank)
+            )
+        return found
+
+    def measured_share(self, way: Way) -> float:
+        """Of the compute of all ranks, how much is of parts that were measured at their own shapes."""
+        known = total = 0.0
+        for index, option in way.options.items():
+            compute = self.prices.layer(index, (option,)).seconds[[FORWARD, BACKWARD], 0].sum(axis=0)
+            for rank, seconds in enumerate(compute.tolist()):
+                total += seconds
+                known += seconds if self._is_measured(index, option, rank) else 0.0
+        return known / total if total else 1.0
+
+    def _way(self, name: str, options: Mapping[int, Option]) -> Way:
+        problem, ranks = self.problem, self.problem.ranks
+        shares = equal_shares(problem.global_batch, len(ranks))
+        plain = Candidate.chain((0, len(self.layers)), (ranks,), (shares,), (problem.global_batch,), "1f1b")
+        candidate = with_options(_Prices(self.prices), plain, options) if len(ranks) > 1 else plain
+        decision = decision_of(problem, candidate)
+        prediction = forecast(self.book, decision, problem.memory_margin).prediction
+        placed = {k: Option.placed(decision.layers[layer.name]) for k, layer in enumerate(self.prices.layers)}
+        return Way(name, placed, decision, prediction)
+
+    def _nearest(self, index: int, grid: Grid) -> Option:
+        """Of the layer's options within ``grid``, the one with the most parts."""
+        best, most = None, 0
+        for option in self.prices.options(index):
+            parts = {_axis(dim): count for dim, count in option.grid if not dim.startswith(REPLICA)}
+            size = int(np.prod(list(parts.values()), dtype=np.int64))
+            if size > most and not option.margin and all(n <= grid.get(dim, 1) for dim, n in parts.items()):
+                best, most = option, size
+        if best is None:
+            raise InfeasibleError(f"{self.prices.layers[index].name} cannot be laid out on a grid {dict(grid)}")
+        return best
+
+    def _cheapest(self, count: int) -> list[tuple[Option, ...]]:
+        all_options = [self.prices.options(index) for index in self.layers]
+        found = []
+        for index, options in zip(self.layers, all_options, strict=True):
+            graph = labelled_graph(self.prices, Question((index,)), [options])
+            order = np.argsort(graph.node_cost[0], kind="stable")[:count]
+            found.append(tuple(options[k] for k in sorted(order.tolist())))
+        return found
+
+    def _is_measured(self, index: int, option: Option, rank: int) -> bool:
+        shards, prices = self.prices.shards(index, (option,)), self.prices
+        kind, layer = prices.book.kind(prices.ranks[rank]), prices.layers[index].name
+        if abs(float(shards.share[0, rank]) - 1.0) < 1e-12:
+            samples = int(shards.samples[0, rank])
+            return bool(prices.book.tables.at(kind, samples).evidence[index] == MEASURED)
+        return prices.parts.evidence(layer, kind, shards, 0, rank) == (MEASURED,)
+
+
+@dataclass(frozen=True, slots=True)
+class _Prices:
+    """What ``with_options`` asks of a book of layouts, where there is one group and one size."""
+
+    one: LayoutPrices
+
+    def prices(self, ranks: tuple[int, ...], samples: int) -> LayoutPrices:
+        return self.one
+
+
+def shapes_of(
+    sizes: Collection[int], allow: tuple[str, ...], num_ranks: int
+) -> Callable[[Graph, Sequence[int]], tuple[PartShape, ...]]:
+    """What ``profiler.profile`` asks which parts to measure: those at ``sizes`` samples."""
+    return _Shapes(tuple(sizes), allow, num_ranks)
+
+
+@dataclass(frozen=True, slots=True)
+class _Shapes:
+    sizes: tuple[int, ...]
+    allow: tuple[str, ...]
+    num_ranks: int
+
+    def __call__(self, graph: Graph, sizes: Sequence[int]) -> tuple[PartShape, ...]:
+        return part_shapes(graph, self.sizes, self.allow, self.num_ranks)
+
+
+def _axis(dim: str) -> str:
+    return "channel" if dim in _CHANNELS else dim
+
+
+def _factorisations(number: int, count: int) -> Iterator[tuple[int, ...]]:
+    if count == 1:
+        yield (number,)
+        return
+    for first in range(1, number + 1):
+        if number % first == 0:
+            yield from ((first, *rest) for rest in _factorisations(number // first, count - 1))

@@ -1,0 +1,275 @@
+"""The two halves of the backward of operators with weights, each by the kernels that torch's own backward calls.
+
+        y = f(x, weight, bias)      dx = input_gradient(dy)      dweight, dbias = weight_gradients(dy)
+
+All of them are linear in ``x`` and in the weight, so a half needs the other operand and ``dy`` and nothing else.
+
+How each operator with weights names its arguments, and what one call of it comes to.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+Gradients = tuple[Tensor | None, Tensor | None]
+"""Of the weight and of the bias; None where it is not wanted."""
+
+
+class Operator(Protocol):
+    """An operator whose backward can be run in halves; ``wanted`` tells of weight and bias whether they are trained."""
+
+    def forward(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """The result."""
+
+    def input_gradient(self, dy: Tensor, x: Tensor, weight: Tensor) -> Tensor:
+        """The gradient of ``x``."""
+
+    def weight_gradients(self, dy: Tensor, x: Tensor, weight: Tensor, wanted: tuple[bool, bool]) -> Gradients:
+        """The gradients of weight and bias."""
+
+
+@dataclass(frozen=True, slots=True)
+class Linear:
+    """``x @ weight.T + bias``; x (..., in), weight (out, in), bias (out,)."""
+
+    def forward(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        return functional.linear(x, weight, bias)
+
+    def input_gradient(self, dy: Tensor, x: Tensor, weight: Tensor) -> Tensor:
+        return _rows(dy).mm(weight).view(x.shape)
+
+    def weight_gradients(self, dy: Tensor, x: Tensor, weight: Tensor, wanted: tuple[bool, bool]) -> Gradients:
+        rows = _rows(dy)
+        return rows.t().mm(_rows(x)) if wanted[0] else None, rows.sum(0) if wanted[1] else None
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """``x @ weight + bias``; x (..., in), weight (in, out), bias (out,) or (1,)."""
+
+    def forward(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        return x.matmul(weight) if bias is None else torch.addmm(bias, x, weight)
+
+    def input_gradient(self, dy: Tensor, x: Tensor, weight: Tensor) -> Tensor:
+        return _rows(dy).mm(weight.t()).view(x.shape)
+
+    def weight_gradients(self, dy: Tensor, x: Tensor, weight: Tensor, wanted: tuple[bool, bool]) -> Gradients:
+        rows = _rows(dy)
+        return _rows(x).t().mm(rows) if wanted[0] else None, rows.sum(0) if wanted[1] else None
+
+
+@dataclass(frozen=True, slots=True)
+class Convolution:
+    """``aten::convolution`` with these options, of a batch."""
+
+    stride: tuple[int, ...]
+    padding: tuple[int, ...]
+    dilation: tuple[int, ...]
+    transposed: bool
+    output_padding: tuple[int, ...]
+    groups: int
+
+    def forward(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        return torch.ops.aten.convolution.default(x, weight, bias, *self._options())
+
+    def input_gradient(self, dy: Tensor, x: Tensor, weight: Tensor) -> Tensor:
+        dx: Tensor = self._backward(dy, x, weight, (True, False, False))[0]
+        return dx
+
+    def weight_gradients(self, dy: Tensor, x: Tensor, weight: Tensor, wanted: tuple[bool, bool]) -> Gradients:
+        found = self._backward(dy, x, weight, (False, *wanted))
+        return found[1], found[2]
+
+    def _backward(self, dy: Tensor, x: Tensor, weight: Tensor, mask: tuple[bool, ...]) -> tuple[Tensor, ...]:
+        channels = [dy.shape[1]] if mask[2] else None
+        found: tuple[Tensor, ...] = torch.ops.aten.convolution_backward.default(
+            dy, x, weight, channels, *self._options(), mask
+        )
+        return found
+
+    def _options(self) -> tuple[object, ...]:
+        return self.stride, self.padding, self.dilation, self.transposed, self.output_padding, self.groups
+
+
+@dataclass(frozen=True, slots=True)
+class Embedding:
+    """Rows of the weight; x holds their indices and has no gradient."""
+
+    padding_index: int
+    scale_by_frequency: bool
+
+    def forward(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        return torch.ops.aten.embedding.default(weight, x, self.padding_index, self.scale_by_frequency, False)
+
+    def input_gradient(self, dy: Tensor, x: Tensor, weight: Tensor) -> Tensor:
+        return torch.zeros_like(x)
+
+    def weight_gradients(self, dy: Tensor, x: Tensor, weight: Tensor, wanted: tuple[bool, bool]) -> Gradients:
+        count = weight.shape[0]
+        return torch.ops.aten.embedding_dense_backward.default(
+            dy, x, count, self.padding_index, self.scale_by_frequency
+        ), None
+
+
+def _rows(tensor: Tensor) -> Tensor:
+    """All leading dims as one."""
+    return tensor.reshape(math.prod(tensor.shape[:-1]), tensor.shape[-1])
+
+
+_ATEN = torch.ops.aten
+_LINEAR, _PRODUCT = Linear(), Product()
+
+
+def _same(tensor: Tensor) -> Tensor:
+    return tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One call of an operator.
+
+    Attributes:
+        operator: computes ``after(operator(before(x), weight, bias))``.
+        autocasts: whether autocast runs it in its lower precision; None where that depends on the device.
+        before, after: differentiable changes of shape.
+    """
+
+    operator: Operator
+    x: Tensor
+    weight: Tensor
+    bias: Tensor | None = None
+    autocasts: bool | None = True
+    before: Callable[[Tensor], Tensor] = _same
+    after: Callable[[Tensor], Tensor] = _same
+
+
+@dataclass(frozen=True, slots=True)
+class Reader:
+    """How to read the calls of one operator.
+
+    Attributes:
+        read: takes the call's arguments; None where this call is not covered.
+        weight, bias: names of these arguments in the operator's schema; no bias: "".
+    """
+
+    read: Callable[..., Call | None]
+    weight: str = "weight"
+    bias: str = "bias"
+
+
+def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Call | None:
+    return Call(_LINEAR, input, weight, bias) if weight.ndim == 2 else None
+
+
+def _matmul(self: Tensor, other: Tensor) -> Call | None:
+    return Call(_PRODUCT, self, other) if other.ndim == 2 else None
+
+
+def _mm(self: Tensor, mat2: Tensor) -> Call | None:
+    return Call(_PRODUCT, self, mat2)
+
+
+def _addmm(self: Tensor, mat1: Tensor, mat2: Tensor, *, beta: float = 1, alpha: float = 1) -> Call | None:
+    return Call(_PRODUCT, mat1, mat2, self) if self.ndim == 1 and alpha == beta == 1 else None
+
+
+def _embedding(
+    weight: Tensor, indices: Tensor, padding_idx: int = -1, scale_grad_by_freq: bool = False, sparse: bool = False
+) -> Call | None:
+    return None if sparse else Call(Embedding(padding_idx, scale_grad_by_freq), indices, weight, autocasts=False)
+
+
+def _convolution(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    transposed: bool,
+    output_padding: Sequence[int],
+    groups: int,
+) -> Call | None:
+    each = [_each(value, weight) for value in (stride, padding, dilation, output_padding)]
+    operator = Convolution(each[0], each[1], each[2], transposed, each[3], groups)
+    return Call(operator, input, weight, bias, autocasts=None)
+
+
+def _conv(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: Any = 1,
+    padding: Any = 0,
+    dilation: Any = 1,
+    groups: int = 1,
+) -> Call:
+    steps, rates, none = _each(stride, weight), _each(dilation, weight), _each(0, weight)
+    margins = [0] * (weight.ndim - 2)
+    if padding == "same":
+        whole = [rate * (size - 1) for rate, size in zip(rates, weight.shape[2:], strict=True)]
+        padding, margins = [margin // 2 for margin in whole], [margin % 2 for margin in whole]
+    elif padding == "valid":
+        padding = 0
+    operator = Convolution(steps, _each(padding, weight), rates, False, none, groups)
+    extra = [margin for last in reversed(margins) for margin in (0, last)]  # an odd margin: one more at the end
+
+    def before(x: Tensor) -> Tensor:
+        return _batched(functional.pad(x, extra) if any(extra) else x, weight)
+
+    return Call(operator, input, weight, bias, True, before, _after(input, weight))
+
+
+def _transposed_conv(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: Any = 1,
+    padding: Any = 0,
+    output_padding: Any = 0,
+    groups: int = 1,
+    dilation: Any = 1,
+) -> Call:
+    steps, margins, more = _each(stride, weight), _each(padding, weight), _each(output_padding, weight)
+    operator = Convolution(steps, margins, _each(dilation, weight), True, more, groups)
+    return Call(operator, input, weight, bias, True, lambda x: _batched(x, weight), _after(input, weight))
+
+
+def _each(value: int | Sequence[int], weight: Tensor) -> tuple[int, ...]:
+    """One number a dim of space, as operators read it: a single number stands for all."""
+    numbers = tuple(value) if isinstance(value, (list, tuple)) else (int(value),)
+    return numbers * (weight.ndim - 2) if len(numbers) == 1 else numbers
+
+
+def _batched(x: Tensor, weight: Tensor) -> Tensor:
+    return x.unsqueeze(0) if x.ndim < weight.ndim else x
+
+
+def _after(x: Tensor, weight: Tensor) -> Callable[[Tensor], Tensor]:
+    return (lambda y: y.squeeze(0)) if x.ndim < weight.ndim else _same
+
+
+READERS: Mapping[Any, Reader] = {
+    _ATEN.linear.default: Reader(_linear),
+    _ATEN.matmul.default: Reader(_matmul, "other", ""),
+    _ATEN.mm.default: Reader(_mm, "mat2", ""),
+    _ATEN.addmm.default: Reader(_addmm, "mat2", "self"),
+    _ATEN.embedding.default: Reader(_embedding, bias=""),
+    _ATEN.convolution.default: Reader(_convolution),
+    **{
+        overload: Reader(_conv)
+        for packet in (_ATEN.conv1d, _ATEN.conv2d, _ATEN.conv3d)
+        for overload in (packet.default, packet.padding)
+    },
+    _ATEN.conv_transpose1d.default: Reader(_transposed_conv),
+    _ATEN.conv_transpose2d.input: Reader(_transposed_conv),
+    _ATEN.conv_transpose3d.input: Reader(_transposed_conv),
+}
+"""By operator, as ``torch.export`` writes it."""

@@ -1,0 +1,32 @@
+"""``halopipe check``: the independent checker on a plan."""
+
+from __future__ import annotations
+
+from halopipe.cli.options import ClusterOption, Json, PlanPath, ProfileOption
+
+
+def check(plan: PlanPath, profile: ProfileOption = None, cluster: ClusterOption = None, json: Json = False) -> None:
+    """Check a plan without devices: its program, request and figures; with its profile all that it states."""
+    import planner.check
+    from halopipe.planning import solve
+    from halopipe.terminal import console
+    from planner.ir.errors import PlanCheckError
+
+    found = solve.load_plan(plan)
+    if profile is not None:  # of whatever profile: the checker says itself if it is another one
+        source = solve.load_profile(profile, cluster=cluster)
+    else:
+        source = solve.profile_of(found, plan, None, cluster)
+    faults = planner.check.check(found, source)
+    unchecked = planner.check.not_checked(source is not None)
+    if json:
+        console.emit_json({"plan": str(plan), "faults": list(faults), "not_checked": list(unchecked)})
+    if faults:
+        raise PlanCheckError(f"{plan} has {len(faults)} fault{'s' if len(faults) > 1 else ''}", faults)
+    if json:
+        return
+    if source is not None:
+        console.emit(f"{plan} is good")
+        return
+    console.emit(f"{plan} is good as far as it goes without a profile")
+    console.emit(f"not checked, or in part, without --profile: {', '.join(planner.check.needs_profile())}")

@@ -1,0 +1,47 @@
+"""``halopipe compare``: plans beside one another."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from halopipe.cli.options import ClusterOption, Json, ProfileOption
+
+
+def compare(
+    plans: Annotated[list[Path], typer.Argument(metavar="PLAN...", help="Plan files; the first is the reference.")],
+    baselines: Annotated[
+        bool, typer.Option("--baselines", help="Beside the published strategies; needs --profile.")
+    ] = False,
+    profile: ProfileOption = None,
+    cluster: ClusterOption = None,
+    json: Json = False,
+) -> None:
+    """Put plans beside one another: a table, and what they decide differently."""
+    from halopipe.planning import problem, search_progress, solve
+    from halopipe.planning.compare import Comparison
+    from halopipe.terminal import console
+    from planner.ir.errors import UsageError
+
+    names = [str(path) for path in plans]
+    repeated = sorted({name for name in names if names.count(name) > 1})
+    if repeated:
+        raise UsageError(f"{repeated[0]} is given twice", [], ["name each plan once"])
+    found = {name: solve.load_plan(name) for name in names}
+    infeasible: dict[str, str] = {}
+    if baselines:
+        first = found[names[0]]
+        source = solve.profile_of(first, names[0], profile, cluster)
+        if source is None:
+            raise UsageError(
+                "--baselines are solved from the profile",
+                [f"none is given, and no profile.json beside {names[0]} is the one that it was made from"],
+                [f"halopipe compare {names[0]} --baselines --profile PROFILE"],
+            )
+        solved = search_progress.baselines(problem.problem_of(first, source))
+        found.update(solved.plans)
+        infeasible = solved.infeasible
+    comparison = Comparison(found, infeasible)
+    console.emit_json(comparison.data()) if json else console.emit(comparison.render())

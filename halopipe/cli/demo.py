@@ -1,0 +1,191 @@
+"""``halopipe demo``: the whole journey on this machine.
+
+The demonstration: profile a network, plan, explain, compare, train on real digits, predicted beside measured.
+"""
+
+from __future__ import annotations
+
+import shutil
+import textwrap
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from halopipe.planning import measure, search_progress, solve
+from halopipe.planning import problem as problems
+from halopipe.planning.compare import Comparison
+from halopipe.reports import explain, figures, run
+from halopipe.run_spec.options import RunOptions
+from halopipe.terminal import units
+from halopipe.terminal.console import emit
+from halopipe.terminal.output_files import claimed
+from planner.export.chrome_trace import chrome_trace
+from planner.ir.codec import dump
+from planner.ir.errors import MissingFileError
+from planner.ir.files import write_text
+from planner.ir.plan import Plan
+from planner.ir.profile import Profile
+
+
+def demo(
+    folder: Annotated[Path, typer.Option("-o", "--output", help="Folder for the files.")] = Path("halopipe-demo"),
+    quick: Annotated[bool, typer.Option("--quick", help="A smaller network: seconds, not minutes.")] = False,
+) -> None:
+    """Profile, plan, explain, compare and run ResNet-50 on real digits; predicted beside measured."""
+    travel(folder, SMALL if quick else RESNET50)
+
+
+_NUM_WORKERS = 2
+_STEPS = 20
+_COMPARED_STEPS = 2  # later ones differ by rounding that training itself magnifies
+_DATA = "halopipe.data:digits"
+
+
+@dataclass(frozen=True, slots=True)
+class Network:
+    """What the demonstration trains.
+
+    Attributes:
+        input_shape: of a micro-batch at most.
+        optimizer: with SGD at usual rates, ResNet-50 learns nothing in 20 steps of 32 images.
+    """
+
+    factory: str
+    input_shape: tuple[int, ...]
+    arguments: Mapping[str, Any]
+    optimizer: str
+    global_batch: int = 32
+    quick: bool = False
+
+
+RESNET50 = Network("profiler.models.resnet:resnet50", (8, 3, 64, 64), {"num_classes": 10}, "AdamW:lr=0.0003")
+SMALL = Network(
+    "profiler.models.resnet:resnet18",
+    (8, 3, 32, 32),
+    {"num_classes": 10, "width": 16},
+    "AdamW:lr=0.001",
+    quick=True,
+)
+
+
+def travel(folder: Path, network: Network) -> None:
+    """The journey; every file it makes stays in ``folder``.
+
+    Raises:
+        HalopipeError: a step of it failed; the text says which and why.
+    """
+    start_s = time.monotonic()
+    _make(folder)
+    with claimed(folder / name for name in ("profile.json", "plan.json", "timeline.json", "trace.json")):
+        profile = _profile(folder, network)
+        plan = _plan(folder, profile, network)
+        _explain(plan, profile)
+        _compare(plan, profile)
+        _check(plan)
+        _run(folder, plan, profile)
+    _heading("Done", f"in {units.seconds(time.monotonic() - start_s)}; the files are in {folder}")
+    emit(_next_steps(folder))
+
+
+def _profile(folder: Path, network: Network) -> Profile:
+    source = measure.source_of(network.factory, network.input_shape, network.arguments, "float32")
+    _heading(
+        "1. Profile",
+        f"What does every layer of {explain.model_text(source)} cost on {_NUM_WORKERS} CPU cores? "
+        "Forward, backward and memory are measured, and so is the link between the cores.",
+        f"halopipe profile {source.factory} --input {','.join(map(str, source.input_shape))} "
+        f"{' '.join(f'--arg {key}={value}' for key, value in source.arguments.items())} "
+        f"--optimizer {network.optimizer}",
+    )
+    profile = measure.measure(source, num_workers=_NUM_WORKERS, optimizer=network.optimizer, quick=network.quick)
+    dump(profile, folder / "profile.json")
+    emit(measure.summary(profile))
+    return profile
+
+
+def _plan(folder: Path, profile: Profile, network: Network) -> Plan:
+    _heading(
+        "2. Plan",
+        "Which layers on which core, in which order? The search knows a lower bound, so it can prove its answer.",
+        f"halopipe plan profile.json --global-batch {network.global_batch}",
+    )
+    problem = problems.make_problem(profile, global_batch=network.global_batch)
+    plan = search_progress.solve(problem, solve.DEFAULT_SOLVER)
+    dump(plan, folder / "plan.json")
+    emit(explain.headline(plan))
+    return plan
+
+
+def _explain(plan: Plan, profile: Profile) -> None:
+    _heading("3. Explain", "Why this plan?", "halopipe explain plan.json")
+    emit(explain.explain(plan, profile))
+
+
+def _compare(plan: Plan, profile: Profile) -> None:
+    _heading(
+        "4. Compare",
+        "How would the published strategies do?",
+        "halopipe compare plan.json --baselines",
+    )
+    solved = solve.solve_baselines(problems.problem_of(plan, profile))
+    emit(Comparison({"plan.json": plan, **solved.plans}, solved.infeasible).render())
+
+
+def _check(plan: Plan) -> None:
+    _heading(
+        "5. Check",
+        "Does the plan compute what one device computes? The first steps are done both ways in float64, where rounding "
+        "cannot hide a mistake; losses, gradients, parameters and buffers must agree.",
+        f"halopipe run plan.json --steps {_COMPARED_STEPS} --data {_DATA} --check-numerics --dtype float64",
+    )
+    options = RunOptions(steps=_COMPARED_STEPS, warmup=0, data=_DATA, check_numerics=True, dtype="float64")
+    result = run.train(plan, options)
+    if result is not None:
+        emit(f"numerics: {result.numerics}")
+
+
+def _run(folder: Path, plan: Plan, profile: Profile) -> None:
+    _heading(
+        "6. Run",
+        f"{_STEPS} steps on handwritten digits by the plan, one process a core. What was predicted stands beside what "
+        "was measured.",
+        f"halopipe run plan.json --steps {_STEPS} --data {_DATA} --update --trace trace.json",
+    )
+    result = run.train(plan, RunOptions(steps=_STEPS, data=_DATA, check_first_step=False))
+    if result is None:
+        return
+    predicted = solve.predict_again(plan, profile)[1]
+    file = result.timeline_file(predicted)
+    dump(file, folder / "timeline.json")
+    dump(replace(plan, measured=result.measured(plan.prediction)), folder / "plan.json")
+    write_text(folder / "trace.json", chrome_trace((file.predicted, file.measured), solve.device_names(plan)))
+    figures.save(figures.gantt(file.predicted, file.measured, devices=solve.device_names(plan)), folder / "step.svg")
+    emit(run.report(plan, result, predicted))
+
+
+def _heading(title: str, words: str, command: str = "") -> None:
+    width = min(96, shutil.get_terminal_size((96, 24)).columns)
+    lines = ["", f"== {title} ".ljust(width, "="), *textwrap.wrap(words, width)]
+    emit("\n".join([*lines, *([f"$ {command}"] if command else []), ""]))
+
+
+def _next_steps(folder: Path) -> str:
+    return "\n".join(
+        [
+            f"  {folder}/step.svg shows the predicted and the measured step; for every message, open",
+            f"  {folder}/trace.json at https://ui.perfetto.dev",
+            f"  halopipe explain {folder}/plan.json --why-not schedule=gpipe",
+            "  halopipe profile path/to/your_model.py:factory --input 8,3,64,64",
+        ]
+    )
+
+
+def _make(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise MissingFileError(f"cannot make the folder {folder}", [error.strerror or str(error)]) from None

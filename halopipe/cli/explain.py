@@ -1,0 +1,82 @@
+"""``halopipe explain``: why this plan."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from halopipe.cli.options import ClusterOption, Json, PlanPath, ProfileOption, a_number
+
+
+def explain(
+    plan: PlanPath,
+    profile: Annotated[
+        Path | None, typer.Argument(metavar="PROFILE", help="The profile that the plan was made from.")
+    ] = None,
+    profile_option: ProfileOption = None,
+    cluster: ClusterOption = None,
+    why_not: Annotated[
+        str,
+        typer.Option(
+            metavar="TEXT",
+            help="An alternative's or solver's name, or conditions: 'dp=4', 'stages=4,schedule=gpipe,micro-batch=8'.",
+        ),
+    ] = "",
+    what_if: Annotated[
+        str,
+        typer.Option(
+            metavar="TEXT",
+            help="Changes: 'n0/gpu0.memory=32GiB', 'devices=8', 'link across-hosts.bandwidth=25GB/s,global-batch=64'.",
+        ),
+    ] = "",
+    prices: Annotated[
+        bool, typer.Option("--prices", help="What a GiB, a device, a link twice as fast would save.")
+    ] = False,
+    time_limit: Annotated[
+        float, typer.Option(min=0.1, callback=a_number, help="Seconds that --prices may search.")
+    ] = 60.0,
+    layer: Annotated[
+        str, typer.Option(metavar="NAME", help="Where a layer runs, what it costs, which split wins.")
+    ] = "",
+    json: Json = False,
+) -> None:
+    """Say why this plan: the step as a picture, stages, memory, what binds, what else there was."""
+    from halopipe.planning import search_progress, solve
+    from halopipe.reports import explain as explaining
+    from halopipe.reports import layer as describing
+    from halopipe.terminal import console
+    from planner.ir.errors import UsageError
+
+    if profile is not None and profile_option is not None:
+        raise UsageError("two profiles are given", [str(profile), f"--profile {profile_option}"], ["keep one"])
+    asked = [name for name, given in (("--why-not", why_not), ("--what-if", what_if), ("--prices", prices)) if given]
+    if len(asked) > 1:
+        raise UsageError(f"{' and '.join(asked)} are asked at once", [], ["ask one at a time"])
+    found = solve.load_plan(plan)
+    source = solve.profile_of(found, plan, profile or profile_option, cluster)
+    if (what_if or prices) and source is None:
+        raise UsageError(
+            f"{asked[0]} searches again, which needs the profile",
+            [f"none is given, and no profile.json beside {plan} is the one that it was made from"],
+            [f"halopipe explain {plan} --profile PROFILE ..."],
+        )
+    if why_not:
+        answer = search_progress.why_not(found, source, why_not)
+        console.emit_json(answer.data()) if json else console.emit(answer.render())
+    elif what_if and source is not None:
+        answer = search_progress.what_if(found, source, what_if)
+        console.emit_json(answer.data()) if json else console.emit(answer.render())
+    elif prices and source is not None:
+        priced = search_progress.prices(found, source, time_limit)
+        console.emit_json(priced.data()) if json else console.emit(priced.render())
+    elif layer:
+        if json:
+            console.emit_json(describing.layer_data(found, source, layer))
+        else:
+            console.emit(describing.describe_layer(found, source, layer))
+    elif json:
+        console.emit_json(explaining.data(found, source))
+    else:
+        console.emit(explaining.explain(found, source))

@@ -1,0 +1,106 @@
+"""``halopipe export``: a plan in another tool's format."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from halopipe.cli.options import ClusterOption, PlanPath, ProfileOption
+
+if TYPE_CHECKING:
+    from planner.ir.plan import Plan
+    from planner.ir.profile import Profile
+
+_TRACE, _TORCH = "chrome-trace", "torch-pipelining"
+_FORMATS = {_TRACE: Path("trace.json"), _TORCH: Path("pipeline.json")}
+"""Formats, and the file that each is written to unless another is named."""
+
+
+def export(
+    plan: PlanPath,
+    to: Annotated[str, typer.Option("--to", metavar="FORMAT", help=f"{' or '.join(_FORMATS)}.")],
+    timeline: Annotated[
+        Path | None, typer.Option(metavar="TIMELINE", help="A timeline file, as written by 'halopipe run'.")
+    ] = None,
+    profile: ProfileOption = None,
+    cluster: ClusterOption = None,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "-o", "--output", help=f"File to write; {', '.join(map(str, _FORMATS.values()))} unless it is named."
+        ),
+    ] = None,
+) -> None:
+    """Write a plan for another tool.
+
+    chrome-trace: the predicted step, and a run's measured one, for ui.perfetto.dev.
+
+    torch-pipelining: for a chain of stages on one rank each. A JSON with the split
+    points of torch.distributed.pipelining.pipeline and each stage's rank; beside it a
+    CSV that _PipelineScheduleRuntime._load_csv reads. Needs the profile.
+    """
+    from halopipe.planning import solve
+    from halopipe.terminal import suggest
+    from halopipe.terminal.output_files import claimed
+
+    suggest.require_known("export format", [to], tuple(_FORMATS))
+    is_folder = to == _TORCH and output is not None and output.is_dir()
+    with claimed([] if is_folder else [output or _FORMATS[to]], [plan, profile, timeline, cluster]):
+        found = solve.load_plan(plan)
+        source = solve.profile_of(found, plan, profile, cluster) if to == _TORCH or timeline is None else None
+        target = output or _FORMATS[to]
+        if to == _TORCH:
+            _write_torch(found, source, target)
+        else:
+            _write_trace(found, source, timeline, target)
+
+
+def _write_trace(plan: Plan, profile: Profile | None, timeline: Path | None, output: Path) -> None:
+    from halopipe.planning import solve
+    from halopipe.terminal import console
+    from planner.export.chrome_trace import chrome_trace
+    from planner.ir.codec import load
+    from planner.ir.errors import UsageError
+    from planner.ir.files import write_text
+    from planner.ir.timeline import TimelineFile
+
+    if timeline is not None:
+        file = load(timeline, TimelineFile)
+        timelines = [t for t in (file.predicted, file.measured) if t.spans]
+    elif profile is not None:
+        timelines = [solve.predict_again(plan, profile)[1]]
+    else:
+        raise UsageError(
+            "a trace needs a timeline",
+            ["a plan file holds the order of actions, not their times"],
+            ["--timeline timeline.json (of a run)", "--profile profile.json (predicted)"],
+        )
+    write_text(output, chrome_trace(timelines, solve.device_names(plan)))
+    console.wrote(output, "open it at https://ui.perfetto.dev")
+
+
+def _write_torch(plan: Plan, profile: Profile | None, output: Path) -> None:
+    from halopipe.terminal import console
+    from planner.export.torch_pipelining import torch_pipelining
+    from planner.ir.errors import UsageError
+    from planner.ir.files import write_text
+
+    if profile is None:
+        raise UsageError(
+            "split points need the model's graph",
+            ["a plan file holds the names of layers, not what they read and whose parameters they use"],
+            ["--profile profile.json (that the plan was made from)"],
+        )
+    folder, name = (output, _FORMATS[_TORCH].name) if output.is_dir() else (output.parent, output.name)
+    schedule = (folder / name).with_suffix(".csv")
+    if schedule.name == name:
+        raise UsageError(f"{output} is the name of the schedule", ["the split points are JSON"], ["-o pipeline.json"])
+    found = torch_pipelining(plan, profile.graph, schedule.name)
+    write_text(schedule, found.schedule)
+    write_text(folder / name, found.description)
+    console.wrote(schedule)
+    console.wrote(folder / name)
+    for text in found.inside_modules:
+        console.remark(f"{text}: inside a module, where torch cannot split")

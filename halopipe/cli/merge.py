@@ -1,0 +1,33 @@
+"""``halopipe merge``: profiles of one model from several hosts, as one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from halopipe.cli.options import Json
+
+
+def merge(
+    profiles: Annotated[
+        list[Path], typer.Argument(metavar="PROFILE...", help="Profiles of one model, each from a host of its own.")
+    ],
+    output: Annotated[Path, typer.Option("-o", "--output", help="File to write.")] = Path("merged.json"),
+    json: Json = False,
+) -> None:
+    """Profiles taken on several hosts -> one, whose cluster is all of them."""
+    from halopipe.planning import measure
+    from halopipe.planning.problem import unlinked_hosts
+    from halopipe.terminal import console
+    from halopipe.terminal.output_files import claimed
+    from planner.ir.codec import dump, dumps
+
+    with claimed([output], profiles):
+        found = measure.merged(profiles)
+        dump(found, output)
+        console.emit(dumps(found) if json else measure.summary(found))
+        if unlinked_hosts(found.cluster):
+            console.remark("no profile says what messages between hosts cost: plan with --cluster FILE")
+        console.wrote(output, f"halopipe plan {output}")

@@ -1,0 +1,138 @@
+"""``halopipe plan``: searches for the best plan."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from halopipe.cli.options import ClusterOption, Json, a_number
+
+
+def plan(
+    profile: Annotated[Path, typer.Argument(metavar="PROFILE", help="A profile, as written by 'halopipe profile'.")],
+    output: Annotated[Path, typer.Option("-o", "--output", help="File to write.")] = Path("plan.json"),
+    cluster: ClusterOption = None,
+    global_batch: Annotated[
+        int, typer.Option(min=0, help="Samples a step; 0: as many as the profile's example has.")
+    ] = 0,
+    micro_batch: Annotated[
+        list[int] | None, typer.Option(min=1, help="Samples a micro-batch that may be used; repeatable.")
+    ] = None,
+    schedule: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="Schedule that may be used; repeatable; those that can run if not given."),
+    ] = None,
+    objective: Annotated[
+        str, typer.Option(metavar="NAME", help="What to make small: throughput (the step), memory or latency.")
+    ] = "throughput",
+    recompute: Annotated[
+        str, typer.Option(metavar="WHEN", help="Compute activations again before the backward: never, auto, always.")
+    ] = "never",
+    shard: Annotated[
+        str, typer.Option(metavar="WHEN", help="Divide a stage's optimiser state over its ranks: never, auto, always.")
+    ] = "never",
+    allow: Annotated[
+        str, typer.Option(metavar="DIM,...", help="Dims that layers may be cut along: sample, spatial, channel.")
+    ] = "sample",
+    halo_depth: Annotated[
+        int, typer.Option(min=0, metavar="ROWS", help="Most rows that may be computed twice to save halos; 0: none.")
+    ] = 0,
+    fix: Annotated[
+        list[str] | None, typer.Option(metavar="RULE", help="Side constraint, such as 'enc.*=spatial:2'; repeatable.")
+    ] = None,
+    forbid: Annotated[
+        list[str] | None, typer.Option(metavar="RULE", help="What must not be, such as 'fc=device:n0/*'; repeatable.")
+    ] = None,
+    solver: Annotated[str, typer.Option(metavar="NAME", help="How to search.")] = "suffix-dp",
+    ranks: Annotated[int, typer.Option(min=0, help="Devices that may be used; 0: all.")] = 0,
+    max_stages: Annotated[int, typer.Option(min=0, help="Most stages; 0: no limit.")] = 0,
+    memory: Annotated[
+        str, typer.Option(metavar="SIZE", help="Most memory a device may use, such as 2GiB or 512MB.")
+    ] = "",
+    gap: Annotated[
+        float,
+        typer.Option(
+            min=0.0, callback=a_number, help="Stop once the plan is proved to be this close to the best (0.01 = 1 %)."
+        ),
+    ] = 0.0,
+    time_limit: Annotated[float, typer.Option(min=0.0, callback=a_number, help="Seconds to search at most.")] = 60.0,
+    no_calibration: Annotated[
+        bool, typer.Option("--no-calibration", help="Costs as profiled, without what runs of plans corrected.")
+    ] = False,
+    pareto: Annotated[
+        int | None,
+        typer.Option(min=0, metavar="N", help="The best step for N sizes of memory (0: for all), a plan file each."),
+    ] = None,
+    measure_missing: Annotated[
+        bool,
+        typer.Option(
+            "--measure-missing",
+            help="Measure on this machine what the plan and close rivals use and the profile lacks; then plan again.",
+        ),
+    ] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="With --measure-missing: fewer repetitions.")] = False,
+    json: Json = False,
+) -> None:
+    """Search for the best plan -> plan.json. Needs no devices, but for --measure-missing."""
+    from halopipe.planning import measure_missing as missing
+    from halopipe.planning import problem as problems
+    from halopipe.planning import search_progress, solve
+    from halopipe.reports import explain
+    from halopipe.terminal import console, units
+    from halopipe.terminal.console import INTERRUPTED
+    from halopipe.terminal.output_files import claimed
+    from planner.ir.codec import dump, dumps
+
+    with claimed([output], [profile, cluster]):
+        if measure_missing:
+            missing.require_possible(cluster, pareto)
+        loaded = solve.load_profile(profile, cluster=cluster)
+        problem = problems.make_problem(
+            loaded,
+            global_batch=global_batch,
+            micro_batch=micro_batch or (),
+            schedules=schedule or (),
+            num_ranks=ranks,
+            max_stages=max_stages,
+            memory_bytes=units.parse_size(memory) if memory else 0,
+            gap=gap,
+            time_limit_s=time_limit,
+            objective=objective,
+            allow=[part.strip() for part in allow.split(",") if part.strip()],
+            recompute=recompute,
+            shard=shard,
+            halo_depth=halo_depth,
+            fix=fix or (),
+            forbid=forbid or (),
+            calibration=not no_calibration,
+        )
+        if pareto is not None:
+            front = search_progress.front(problem, solver, pareto)
+            paths = [output, *(output.with_suffix(f".{n}{output.suffix}") for n in range(2, len(front.plans) + 1))]
+            for path, found in zip(paths, front.plans, strict=True):
+                dump(found, path)
+            console.emit_json(front.data()) if json else console.emit(front.render())
+            for path in paths:
+                console.wrote(path)
+            return
+        if measure_missing:
+            completed = missing.plan_and_measure(
+                problem, lambda asked: search_progress.solve(asked, solver), missing.measure_here(quick), console.remark
+            )
+            found = completed.plan
+            if completed.rounds:
+                dump(missing.stored(loaded, completed.profile), profile)
+                console.wrote(profile)
+                console.remark(
+                    f"its fingerprint is now {found.inputs.profile_fingerprint}: earlier plans are of another"
+                )
+        else:
+            found = search_progress.solve(problem, solver)
+        dump(found, output)
+        console.emit(dumps(found) if json else explain.headline(found, objective=objective))
+        on = f" --cluster {cluster}" if cluster is not None else ""
+        console.wrote(output, f"halopipe explain {output} --profile {profile}{on}, or halopipe run {output}")
+        if found.search.status == "stopped":
+            raise typer.Exit(INTERRUPTED)

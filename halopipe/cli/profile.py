@@ -1,0 +1,106 @@
+"""``halopipe profile``: measures a model on this machine, or on several hosts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from halopipe.cli.options import Json
+
+
+def profile(
+    model: Annotated[
+        str, typer.Argument(metavar="MODEL", help="A factory: 'pkg.mod:factory' or 'path/file.py:factory'.")
+    ],
+    input_shape: Annotated[
+        str, typer.Option("--input", metavar="SHAPE", help="Shape of the example, samples first: 8,3,64,64.")
+    ] = "",
+    arg: Annotated[
+        list[str] | None, typer.Option(metavar="KEY=VALUE", help="Keyword argument of the factory; repeatable.")
+    ] = None,
+    workers: Annotated[
+        int, typer.Option(min=0, help="Workers to plan for, each a CPU core or a GPU; 0: two cores, or all GPUs.")
+    ] = 0,
+    device: Annotated[
+        str,
+        typer.Option(metavar="WHAT", help="What to measure: cpu, cuda, or auto: GPUs if there are enough of them."),
+    ] = "auto",
+    sizes: Annotated[
+        str,
+        typer.Option(
+            metavar="N,N,...", help="Micro-batch sizes to measure; if not given, as many as reading between them needs."
+        ),
+    ] = "",
+    optimizer: Annotated[
+        str, typer.Option(metavar="NAME[:KEY=N,...]", help="Of torch.optim, such as SGD:lr=0.1,momentum=0.9.")
+    ] = "SGD",
+    dtype: Annotated[str, typer.Option(help="Of parameters and activations.")] = "float32",
+    autocast: Annotated[
+        str, typer.Option(metavar="DTYPE", help="Mixed precision: bfloat16, with parameters in float32.")
+    ] = "",
+    allow: Annotated[
+        str,
+        typer.Option(
+            metavar="DIM,...",
+            help="Dims that plans may cut layers along: sample, spatial, channel; parts are then measured too.",
+        ),
+    ] = "sample",
+    ranks: Annotated[int, typer.Option(min=0, help="Ranks that parts are measured for; 0: the workers.")] = 0,
+    elementwise: Annotated[
+        list[str] | None,
+        typer.Option(metavar="OP", help="Operator that treats each element by itself, such as lib::op; repeatable."),
+    ] = None,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Fewer sizes and runs, one process: faster, less exact.")
+    ] = False,
+    processes: Annotated[
+        int, typer.Option(min=0, metavar="N", help="Fresh processes that measure the same; 0: 3, or 1 with --quick.")
+    ] = 0,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with what an interrupted profile of the same job measured.")
+    ] = False,
+    hosts: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Hosts to measure, and the links between them: 'host [slots=N]' a line, N workers."
+        ),
+    ] = None,
+    launcher: Annotated[
+        str,
+        typer.Option(metavar="COMMAND", help="Starts a command on a {host} of --hosts; 'ssh {host}' if not given."),
+    ] = "",
+    interface: Annotated[
+        str, typer.Option(metavar="NAME", help="Network interface, or address, that the hosts of --hosts meet at.")
+    ] = "",
+    output: Annotated[Path, typer.Option("-o", "--output", help="File to write.")] = Path("profile.json"),
+    json: Json = False,
+) -> None:
+    """Measure what every layer, device and link costs -> profile.json."""
+    from halopipe.launch.hosts import named
+    from halopipe.planning import measure
+    from halopipe.terminal import console, units
+    from halopipe.terminal.output_files import claimed
+    from planner.ir.codec import dump, dumps
+
+    with claimed([output], [hosts, model.rpartition(":")[0] or None]):
+        shape = units.parse_integers(input_shape, "--input", "8,3,64,64")
+        found = measure.measure(
+            measure.source_of(model, shape, units.parse_arguments(arg or []), dtype, autocast, elementwise or ()),
+            num_workers=workers,
+            device=device,
+            optimizer=optimizer,
+            sizes=units.parse_integers(sizes, "--sizes", "1,2,4,8"),
+            allow=[part.strip() for part in allow.split(",") if part.strip()],
+            num_ranks=ranks,
+            quick=quick,
+            num_processes=processes,
+            unfinished=measure.unfinished_file(output),
+            resume=resume,
+            hosts=named(hosts, launcher, interface),
+        )
+        dump(found, output)
+        measure.unfinished_file(output).unlink(missing_ok=True)
+        console.emit(dumps(found) if json else measure.summary(found))
+        console.wrote(output, f"halopipe plan {output}")

@@ -1,0 +1,22 @@
+"""What a run trains on.
+
+Read first :mod:`halopipe.data.sources` (what a factory may give), then ``batches``, ``feeds`` and ``rank_slices`` (how
+a rank comes by its part).  Factories for demonstrations are called by their names here: ``halopipe.data:digits``.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from halopipe.data.demo_data import digits, held_out_shapes, shapes, synthetic
+
+__all__ = ["digits", "held_out_shapes", "shapes", "synthetic"]
+
+
+def __getattr__(name: str) -> Any:
+    if name in __all__:
+        from halopipe.data import demo_data  # loads torch
+
+        return getattr(demo_data, name)
+    raise AttributeError(f"module 'halopipe.data' has no attribute {name!r}")

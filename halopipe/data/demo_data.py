@@ -1,0 +1,98 @@
+"""Data to train on, for demonstrations: a factory takes (global_batch, input_shape, seed) and yields (inputs, targets).
+
+``halopipe run --data pkg.mod:factory`` takes any function of that form; every rank calls it and gets the same batches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from planner.ir.errors import UsageError
+
+if TYPE_CHECKING:
+    from halopipe.data.point_clouds import Shapes
+
+Batch = tuple[Tensor, Tensor]
+
+
+def digits(global_batch: int, input_shape: tuple[int, ...], seed: int) -> Iterator[Batch]:
+    """Scikit-learn's 1797 handwritten digits as images of ``input_shape``'s channels, height and width, without end.
+
+    The 8 x 8 images are resized bilinearly, repeated over the channels and brought to mean 0 and variance 1; each pass
+    over them is shuffled anew, and a batch may reach into the next pass.
+
+    Raises:
+        UsageError: scikit-learn is not installed, or ``input_shape`` is not (sample, channel, height, width).
+    """
+    if len(input_shape) != 4:
+        raise UsageError(
+            f"the digits are images, input_shape {input_shape} has {len(input_shape)} dims",
+            ["4 dims are needed: sample, channel, height, width"],
+            ["halopipe profile MODEL --input 8,3,64,64"],
+        )
+    try:
+        from sklearn.datasets import load_digits
+    except ImportError:
+        raise UsageError("the digits need scikit-learn", [], ["pip install 'halopipe[demo]'"]) from None
+    found = load_digits()
+    images = torch.as_tensor(found.images, dtype=torch.float32).unsqueeze(1)
+    images = functional.interpolate(images, size=tuple(input_shape[2:]), mode="bilinear", align_corners=False)
+    images = ((images - images.mean()) / images.std()).to(torch.get_default_dtype())
+    labels = torch.as_tensor(found.target, dtype=torch.int64)
+    generator = torch.Generator().manual_seed(seed)
+    waiting = torch.empty(0, dtype=torch.int64)
+    while True:
+        while len(waiting) < global_batch:
+            waiting = torch.cat((waiting, torch.randperm(len(labels), generator=generator)))
+        now, waiting = waiting[:global_batch], waiting[global_batch:]
+        yield images[now].expand(-1, input_shape[1], -1, -1).contiguous(), labels[now]
+
+
+def synthetic(global_batch: int, input_shape: tuple[int, ...], seed: int, num_classes: int = 10) -> Iterator[Batch]:
+    """Normal numbers of ``input_shape``; a label is the largest of a few fixed random projections."""
+    generator = torch.Generator().manual_seed(seed)
+    dtype = torch.get_default_dtype()
+    shape = (global_batch, *input_shape[1:])
+    projection = torch.randn((int(torch.Size(input_shape[1:]).numel()), num_classes), generator=generator, dtype=dtype)
+    while True:
+        inputs = torch.randn(shape, generator=generator, dtype=dtype)
+        yield inputs, (inputs.flatten(1) @ projection).argmax(1)
+
+
+NUM_SHAPES, NUM_HELD_OUT = 2048, 256
+
+
+def shapes(global_batch: int, input_shape: tuple[int, ...], seed: int) -> Shapes:
+    """A Dataset of voxelised solids to classify, for sparse networks of ``input_shape`` (sample, point, channel).
+
+    A sample has four fifths of the points on average, and never more; 4000 make 3,200 voxels.  See
+    :class:`halopipe.data.point_clouds.Shapes`.
+
+    Raises:
+        UsageError: ``input_shape`` has other dims, or more than 4 channels.
+    """
+    return _shapes(input_shape, seed, 0, NUM_SHAPES)
+
+
+def held_out_shapes(global_batch: int, input_shape: tuple[int, ...], seed: int) -> Shapes:
+    """Others of the same kind, to evaluate on."""
+    return _shapes(input_shape, seed, NUM_SHAPES, NUM_HELD_OUT)
+
+
+def _shapes(input_shape: tuple[int, ...], seed: int, first: int, count: int) -> Shapes:
+    from halopipe.data.point_clouds import SPREAD, Shapes
+
+    if len(input_shape) != 3:
+        raise UsageError(
+            f"shapes are clouds, input_shape {input_shape} has {len(input_shape)} dims",
+            ["3 dims are needed: sample, point, channel"],
+            ["halopipe profile MODEL --input 8,4000,4"],
+        )
+    points, channels = input_shape[1:]
+    voxels = max(1, int(points / (1 + SPREAD)))
+    return Shapes(count, points=points, voxels=voxels, channels=channels, seed=seed, first=first)

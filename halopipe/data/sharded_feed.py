@@ -1,0 +1,182 @@
+"""A Dataset of which each rank reads the samples that its stages need, and no others.
+
+All ranks know the order of the samples; where the model's sizes vary, they also tell one another the shapes.
+
+The feeds of one rank, of the data that a run names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import count
+
+import torch
+from torch import Tensor
+
+from halopipe.data.agreement import Agreement
+from halopipe.data.feeds import Consumer, Feed, OwnFeed, PartialBatch, SentFeed, agreement_of
+from halopipe.data.rank_slices import Need
+from halopipe.data.sources import Data, Position, Samples, digest, open_data
+from halopipe.run_spec.options import EACH, FIRST, SHARE, RunOptions
+from planner.ir.errors import UsageError
+from profiler.source.model import LoadedModel
+from runtime.pipeline.microbatches import Batch, Shapes, filled
+
+
+class SharedFeed:
+    """Batches of ``samples`` from ``start`` on; ``epochs`` of them in all, 0: without end.
+
+    Args:
+        agreement: of the digests of every sample with the ranks that read it too.
+    """
+
+    def __init__(
+        self,
+        consumer: Consumer,
+        samples: Samples,
+        start: Position,
+        epochs: int = 0,
+        agreement: Agreement | None = None,
+    ) -> None:
+        for name, spec in consumer.inputs.specs.items():
+            if not spec.has_samples:
+                raise UsageError(
+                    f"ranks cannot share a Dataset: {name} has no samples",
+                    [f"its dims are {', '.join(spec.dims) or 'none'}"],
+                    ["--data-from each", "--data-from first"],
+                )
+        self._consumer, self._samples = consumer, samples
+        self._wanted = _wanted(samples, start, epochs)
+        self.position, self.agreement = start, agreement
+        samples.require_repeatable(start)
+
+    def take(self) -> Batch | None:
+        found = next(self._wanted, None)
+        if found is None:
+            return None
+        epoch, indices = found
+        self.position = self.position.after(epoch, len(indices))
+        rows = filled(len(indices), self._consumer.decision.micro_batches)
+        digests: dict[int, list[int]] = {}
+        parts = self._read(epoch, indices, rows, digests)
+        if self.agreement is not None:
+            self.agreement.note_slots(digests, f" (batch {self.position.batches - 1} of epoch {epoch})")
+        return PartialBatch(self._consumer, rows, self._shapes(rows, parts), parts)
+
+    def _read(
+        self, epoch: int, indices: Sequence[int], rows: tuple[int, ...], digests: dict[int, list[int]]
+    ) -> dict[Need, Tensor]:
+        """What this rank needs; stages that have the same samples read them once.
+
+        Args:
+            digests: of each sample of the batch that was read, to be filled.
+        """
+        inputs = self._consumer.inputs
+        read: dict[tuple[int, int, int], dict[str, Tensor]] = {}
+        parts = {}
+        for need in self._consumer.needs(rows):
+            if not need.count:
+                continue
+            place = need.microbatch, need.start, need.count
+            if place not in read:
+                first = sum(rows[: need.microbatch]) + need.start
+                given, targets = self._samples.collated(epoch, indices[first : first + need.count])
+                inputs.rows((*given, *targets))  # are they what the model takes?
+                read[place] = dict(zip(inputs.specs, (*given, *targets), strict=True))
+                for sample in range(need.count):
+                    found = (inputs.narrow(each, name, sample, 1) for name, each in read[place].items())
+                    digests[first + sample] = [digest(each) for each in found]
+            parts[need] = read[place][need.name]
+        return parts
+
+    def _shapes(self, rows: tuple[int, ...], parts: Mapping[Need, Tensor]) -> list[Shapes]:
+        inputs, transport = self._consumer.inputs, self._consumer.transport
+        free = sorted(inputs.free)
+        extents = torch.zeros(len(rows), len(free), dtype=torch.int64)
+        for need, part in parts.items():
+            for place, (name, dim) in enumerate(free):
+                if name == need.name:
+                    extents[need.microbatch, place] = part.shape[dim]
+        if free:
+            transport.all_max(extents, self._consumer.ranks, self._consumer.deadline_s)
+        shapes: list[Shapes] = []
+        for m, samples in enumerate(rows):
+            known = {name: list(inputs.shape(name, spec.shape, samples)) for name, spec in inputs.specs.items()}
+            for place, (name, dim) in enumerate(free):
+                known[name][dim] = int(extents[m, place])
+            shapes.append({name: tuple(shape) for name, shape in known.items()})
+        for need, part in parts.items():
+            expected = inputs.shape(need.name, shapes[need.microbatch][need.name], need.count)
+            if tuple(part.shape) != expected:
+                raise UsageError(
+                    f"samples of one micro-batch have different shapes of {need.name}",
+                    [f"here {tuple(part.shape)}, another rank's samples ask for {expected}"],
+                    ["pad them in the Dataset", "--data-from each, with a DataLoader that pads"],
+                )
+        return shapes
+
+
+def _wanted(samples: Samples, start: Position, epochs: int) -> Iterator[tuple[int, Sequence[int]]]:
+    at = start
+    for epoch in count(start.epoch):
+        if epochs and epoch >= epochs:
+            return
+        for indices in samples.indices(at):
+            yield epoch, indices
+        at = Position(epoch + 1)
+
+
+class Supply:
+    """Opens the data once, on the ranks that read it.
+
+    Args:
+        seed: of the order of samples, and of what the data draws.
+
+    Raises:
+        ModelNotFoundError, FactoryError: a factory is not there, or fails.
+        UsageError: the ranks are to share something else than a Dataset.
+    """
+
+    def __init__(self, consumer: Consumer, options: RunOptions, model: LoadedModel, seed: int) -> None:
+        self._consumer, self._way = consumer, options.data_from
+        self._reads = options.data_from != FIRST or consumer.transport.rank == 0
+        self._training = self._opened(options.data, model, seed, shuffled=True)
+        self._evaluation = self._opened(options.eval_data, model, seed, shuffled=False) if options.eval_data else None
+
+    def training(self, start: Position, step: int = 0) -> Feed:
+        """Batches to train on from ``start`` on, epoch after epoch, the first for ``step``.
+
+        Raises:
+            DifferentDataError: they cannot be read again as they were.
+        """
+        if start != Position() and isinstance(self._training, Samples):
+            self._training.require_repeatable(start)
+        return self._feed(self._training, start, 0, step)
+
+    def evaluation(self) -> Feed:
+        """Batches to evaluate on, one epoch."""
+        return self._feed(self._evaluation, Position(), 1, 0)
+
+    def _opened(self, name: str, model: LoadedModel, seed: int, *, shuffled: bool) -> Data | None:
+        if not self._reads:
+            return None
+        data = open_data(name, model, self._consumer.decision.global_batch, seed, shuffled=shuffled)
+        if self._way == SHARE and not isinstance(data, Samples):
+            raise UsageError(
+                f"ranks cannot share what {name} gives",
+                ["it is no map-style torch.utils.data.Dataset, whose samples can be read one by one"],
+                [f"--data-from {EACH}", f"--data-from {FIRST}"],
+            )
+        return data
+
+    def _feed(self, data: Data | None, start: Position, epochs: int, step: int) -> Feed:
+        consumer = self._consumer
+        if self._way == SHARE and isinstance(data, Samples):
+            slots = consumer.decision.global_batch
+            return SharedFeed(
+                consumer, data, start, epochs, agreement_of(consumer, step, slots=slots, always=epochs > 0)
+            )
+        if data is None or self._way == FIRST:
+            own = OwnFeed(consumer, data, start, epochs) if data is not None else None
+            return SentFeed(consumer, own, start)
+        return OwnFeed(consumer, data, start, epochs, agreement_of(consumer, step, always=epochs > 0))

@@ -1,0 +1,320 @@
+"""What user code gives as data, checked: batches and micro-batches.
+
+What a data factory gave, epoch after epoch: an iterator, an iterable such as a DataLoader, or a Dataset.
+
+What is drawn from the global generators of torch, numpy and ``random`` (the order of samples, augmentations) follows
+from the seed, the epoch and the place in it alone: every rank, every plan and a run that goes on later gets the same
+batches.  Workers of a DataLoader are seeded by torch, from a number drawn here, anew each epoch.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import count
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
+
+from cuda_ops.device.seeding import seed_generators, seeded
+from planner.ir.errors import DifferentDataError, FactoryError, HalopipeError
+from profiler.source.model import LoadedModel
+from profiler.source.source import find_factory, where
+
+Tensors = tuple[Tensor, ...]
+Pair = tuple[Tensors, Tensors]
+"""Inputs and targets, samples first."""
+
+Item = Pair | list[Pair]
+"""A global batch whole, or its micro-batches one by one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """Checks what user code gives.
+
+    Attributes:
+        name: of the factory.
+        dtype: that floats are cast to.
+    """
+
+    name: str
+    dtype: torch.dtype
+
+    def item(self, found: Any) -> Item:
+        """A batch, or a list of micro-batches, each an (inputs, targets) pair.
+
+        Raises:
+            FactoryError: it is neither.
+        """
+        if isinstance(found, list) and found and all(isinstance(each, tuple) for each in found):
+            return [self.pair(each) for each in found]
+        return self.pair(found)
+
+    def pair(self, found: Any) -> Pair:
+        """Inputs and targets."""
+        match found:
+            case (inputs, targets):
+                return self._tensors(inputs), self._tensors(targets)
+        raise FactoryError(f"{self.name} gave no (inputs, targets)", [f"it gave {type(found).__name__}"])
+
+    @contextmanager
+    def told(self) -> Iterator[None]:
+        """Says of errors of user code where they come from."""
+        try:
+            yield
+        except HalopipeError:
+            raise
+        except Exception as error:
+            raise FactoryError(f"{self.name} raised {type(error).__name__}", [str(error), where(error)]) from error
+
+    def _tensors(self, value: Any) -> Tensors:
+        values = tuple(value) if isinstance(value, (tuple, list)) else (value,)
+        if not all(isinstance(each, Tensor) for each in values):
+            types = ", ".join(type(each).__name__ for each in values)
+            raise FactoryError(f"{self.name} gave something else than tensors", [f"it gave {types}"])
+        return tuple(each.to(self.dtype) if each.is_floating_point() else each for each in values)
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """A place in the data: ``batches`` and ``samples`` of ``epoch`` lie before it."""
+
+    epoch: int = 0
+    batches: int = 0
+    samples: int = 0
+
+    def after(self, epoch: int, samples: int) -> Position:
+        """The place after a batch of ``epoch``."""
+        before = self if epoch == self.epoch else Position(epoch)
+        return Position(epoch, before.batches + 1, before.samples + samples)
+
+
+class Data(Protocol):
+    """Batches in epochs.
+
+    Attributes:
+        repeats: whether there are further epochs.
+    """
+
+    repeats: bool
+
+    def epoch(self, start: Position) -> Iterator[Item]:
+        """The batches of an epoch from ``start`` on."""
+        ...
+
+
+@dataclass(slots=True)
+class Example:
+    """The model's own example, repeated to the global batch, again and again."""
+
+    pair: Pair
+    repeats: bool = False
+
+    def epoch(self, start: Position) -> Iterator[Item]:
+        while True:
+            yield self.pair
+
+
+class Stream:
+    """An iterator: one epoch; asked again, the factory is called again."""
+
+    repeats = False
+
+    def __init__(self, first: Iterator[Any], make: Callable[[], Iterator[Any]], seed: int, form: Form) -> None:
+        self._first: Iterator[Any] | None = first
+        self._make, self._seed, self._form = make, seed, form
+
+    def epoch(self, start: Position) -> Iterator[Item]:
+        with self._form.told():
+            found = self._make() if self._first is None else self._first
+            self._first = None
+            for number in count():
+                with drawing(self._seed, start.epoch, number):
+                    item = next(found, _END)
+                if item is _END:
+                    return
+                if number >= start.batches:
+                    yield self._form.item(item)
+
+
+class Loader:
+    """An iterable of batches, such as a DataLoader: one pass is an epoch.
+
+    Generators and samplers (``set_epoch``) of a DataLoader are set anew for each epoch, and its workers start anew.
+    """
+
+    repeats = True
+
+    def __init__(self, found: Iterable[Any], seed: int, form: Form) -> None:
+        self._found, self._seed, self._form = found, seed, form
+
+    def epoch(self, start: Position) -> Iterator[Item]:
+        with self._form.told():
+            self._begin(start.epoch)
+            with drawing(self._seed, start.epoch):
+                iterator = iter(self._found)
+            number = 0
+            while True:
+                with drawing(self._seed, start.epoch, number):
+                    item = next(iterator, _END)
+                if item is _END:
+                    return
+                number += 1
+                if number > start.batches:
+                    yield self._form.item(item)
+
+    def _begin(self, epoch: int) -> None:
+        found: Any = self._found
+        batches = getattr(found, "batch_sampler", None)
+        owners = found, getattr(found, "sampler", None), batches, getattr(batches, "sampler", None)
+        for owner in {id(each): each for each in (*owners, getattr(found, "dataset", None))}.values():
+            if callable(getattr(owner, "set_epoch", None)):
+                owner.set_epoch(epoch)
+        if getattr(found, "persistent_workers", False):
+            found._iterator = None  # else they would go on drawing where the epoch before left them
+        for owner in owners:
+            generator = getattr(owner, "generator", None)
+            if isinstance(generator, torch.Generator):
+                generator.manual_seed(mixed(self._seed, epoch))
+
+
+class Samples:
+    """A map-style Dataset, whose samples are (inputs, targets), put together by ``default_collate``.
+
+    The last batch of an epoch may be smaller.
+
+    Args:
+        shuffled: whether each epoch has an order of its own.
+    """
+
+    repeats = True
+
+    def __init__(self, dataset: Any, global_batch: int, seed: int, form: Form, *, shuffled: bool) -> None:
+        self._dataset, self._global_batch, self._seed, self._form = dataset, global_batch, seed, form
+        self._shuffled = shuffled
+        with form.told():
+            self._length = len(dataset)
+        if not self._length:
+            raise FactoryError(f"{form.name} gave a Dataset without samples", [f"it is a {type(dataset).__name__}"])
+
+    def epoch(self, start: Position) -> Iterator[Item]:
+        for indices in self.indices(start):
+            yield self.collated(start.epoch, indices)
+
+    def indices(self, start: Position) -> Iterator[Sequence[int]]:
+        """The samples of each batch from ``start`` on."""
+        order: Sequence[int] = range(self._length)
+        if self._shuffled:
+            generator = torch.Generator().manual_seed(mixed(self._seed, start.epoch))
+            order = torch.randperm(self._length, generator=generator).tolist()
+        for first in range(start.samples, self._length, self._global_batch):
+            yield order[first : first + self._global_batch]
+
+    def collated(self, epoch: int, indices: Sequence[int]) -> Pair:
+        """These samples as one batch; what a sample draws depends on its number and the epoch alone."""
+        with self._form.told(), drawing(self._seed, epoch):
+            found = []
+            for index in indices:
+                seed_generators(mixed(self._seed, epoch, index))
+                found.append(self._dataset[index])
+            return self._form.pair(default_collate(found))
+
+    def require_repeatable(self, start: Position) -> None:
+        """Reads the first sample from ``start`` on twice.
+
+        Raises:
+            DifferentDataError: it is another one the second time.
+        """
+        index = next(iter(self.indices(start)), [0])[0]
+        first, again = (_flat(self.collated(start.epoch, [index])) for _ in range(2))
+        if [digest(tensor) for tensor in first] != [digest(tensor) for tensor in again]:
+            raise DifferentDataError(
+                f"sample {index} of {self._form.name} is another one when it is read again",
+                ["what a rank reads, or reads again after a checkpoint, would not be what another one read"],
+                [
+                    "draw from torch, numpy or random themselves, which are seeded for each sample and epoch",
+                    "make a generator of the sample's number in __getitem__, not one for all in __init__",
+                ],
+            )
+
+
+def digest(tensor: Tensor) -> int:
+    """32 bits that follow from the dtype, shape and bytes of a tensor."""
+    bytes_ = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+    return zlib.crc32(bytes_, zlib.crc32(f"{tensor.dtype}{tuple(tensor.shape)}".encode()))
+
+
+def _flat(pair: Pair) -> tuple[Tensor, ...]:
+    return *pair[0], *pair[1]
+
+
+def open_data(name: str, model: LoadedModel, global_batch: int, seed: int, *, shuffled: bool = True) -> Data:
+    """What the factory ``name`` gives for ``model``; the model's example if ``name`` is empty.
+
+    Args:
+        shuffled: whether a Dataset is shuffled anew each epoch.
+
+    Raises:
+        ModelNotFoundError, FactoryError: the factory is not there, or fails, or gives something else.
+    """
+    if not name:
+        return Example(_repeated(model, global_batch))
+    form = Form(name, _float_dtype(model))
+    with seeded(seed):
+        factory, shape = find_factory(name), _input_shape(model)
+
+    def make() -> Any:
+        with form.told(), seeded(seed):
+            return factory(global_batch, shape, seed)
+
+    found = make()
+    if isinstance(found, IterableDataset):
+        return Loader(DataLoader(found, batch_size=global_batch), seed, form)
+    if isinstance(found, Dataset):
+        return Samples(found, global_batch, seed, form, shuffled=shuffled)
+    with form.told(), seeded(seed):
+        iterator = iter(found) if not isinstance(found, DataLoader) else None
+    if iterator is found:
+        return Stream(found, make, seed, form)
+    return Loader(found, seed, form)
+
+
+def mixed(*numbers: int) -> int:
+    """A seed that follows from the numbers."""
+    text = "/".join(map(str, numbers)).encode()
+    return int.from_bytes(hashlib.sha256(text).digest()[:8], "big") >> 1
+
+
+@contextmanager
+def drawing(*numbers: int) -> Iterator[None]:
+    """What torch, numpy and ``random`` draw inside follows from the numbers, and leaves no trace."""
+    with seeded(mixed(*numbers)):
+        yield
+
+
+_END = object()
+"""Of an iterator; an iterator may give None, which is no batch."""
+
+
+def _input_shape(model: LoadedModel) -> tuple[int, ...]:
+    """Of the example's first input; of clouds (samples, points, channels) of the features."""
+    return tuple((model.inputs[0] if model.clouds is None else model.clouds.named["features"]).shape)
+
+
+def _float_dtype(model: LoadedModel) -> torch.dtype:
+    floats = [tensor.dtype for tensor in model.module.parameters() if tensor.is_floating_point()]
+    return floats[0] if floats else torch.get_default_dtype()
+
+
+def _repeated(model: LoadedModel, global_batch: int) -> Pair:
+    rows = torch.arange(global_batch) % model.samples
+    inputs, targets = (
+        tuple(t[rows] if t.ndim and t.shape[0] == model.samples else t for t in tensors) for tensors in model.fed
+    )
+    return inputs, targets

@@ -1,0 +1,133 @@
+"""Worker processes of this host: started together, looked at, ended together.
+
+Each worker leaves ``result-RANK.json`` or ``error-RANK.json`` in the job's folder; one that leaves neither died.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from halopipe.launch.interfaces import GLOO
+
+OUTPUT_BYTES = 64 * 1024
+"""So much of the end of a worker's output is kept."""
+
+_FOREIGN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "GROUP_RANK", "LOCAL_WORLD_SIZE")
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """One worker to start."""
+
+    rank: int
+    command: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """What a worker that has ended left behind.
+
+    Attributes:
+        code: its exit code; negative: the signal that ended it.
+        result: the text that it wrote; empty if it failed.
+        error: its error as JSON, see :mod:`runtime.monitor.failure`; empty if it did not say.
+        output: the end of what it wrote to its standard output and error.
+    """
+
+    code: int
+    result: str = ""
+    error: str = ""
+    output: str = ""
+
+
+def result_path(folder: Path, rank: int) -> Path:
+    """Where a worker that succeeds writes what it found."""
+    return folder / f"result-{rank}.json"
+
+
+def error_path(folder: Path, rank: int) -> Path:
+    """Where a worker that fails says why."""
+    return folder / f"error-{rank}.json"
+
+
+class Processes:
+    """Workers of this host.
+
+    Args:
+        folder: for results, errors and the workers' output.
+    """
+
+    def __init__(self, members: Sequence[Member], folder: Path, environment: Mapping[str, str]) -> None:
+        self._members, self._folder, self._environment = tuple(members), folder, dict(environment)
+        self._processes: dict[int, subprocess.Popen[bytes]] = {}
+        self._ended: dict[int, Ended] = {}
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """Those of its members."""
+        return tuple(member.rank for member in self._members)
+
+    def start(self) -> None:
+        """Start all members."""
+        for member in self._members:
+            with self._output(member.rank).open("wb") as output:
+                self._processes[member.rank] = subprocess.Popen(
+                    member.command,
+                    env=self._environment,
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=output,
+                    start_new_session=True,  # Ctrl-C is for the launcher, which then ends them all
+                )
+
+    def ended(self) -> Mapping[int, Ended]:
+        """Those that have ended by now."""
+        for rank, process in self._processes.items():
+            code = process.poll()
+            if code is not None and rank not in self._ended:
+                found = (_text(path(self._folder, rank)) for path in (result_path, error_path))
+                self._ended[rank] = Ended(code, *found, _text(self._output(rank)))
+        return self._ended
+
+    def end(self) -> None:
+        """Kill those that still run; none is alive afterwards."""
+        for process in self._processes.values():
+            if process.poll() is None:
+                process.kill()
+        for process in self._processes.values():
+            process.wait()
+
+    def _output(self, rank: int) -> Path:
+        return self._folder / f"output-{rank}.txt"
+
+
+def worker_environment(paths: Sequence[str], interface: str) -> dict[str, str]:
+    """This process's environment for workers: our packages first, one thread, no job of somebody else's.
+
+    Args:
+        paths: to look for packages in before those of ``PYTHONPATH``.
+        interface: that gloo's connections go over; gloo's own choice if empty.
+    """
+    environment = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in _FOREIGN and not name.startswith(("TORCHELASTIC_", "SLURM_"))
+    }
+    known = [*paths, *environment.get("PYTHONPATH", "").split(os.pathsep)]
+    chosen = os.pathsep.join(dict.fromkeys(filter(None, known)))
+    return environment | {"PYTHONPATH": chosen, "OMP_NUM_THREADS": "1"} | ({GLOO: interface} if interface else {})
+
+
+def _text(path: Path) -> str:
+    """The end of a file; empty if there is none."""
+    try:
+        with path.open("rb") as file:
+            if path.suffix == ".txt":
+                file.seek(max(0, path.stat().st_size - OUTPUT_BYTES))
+            return file.read().decode(errors="replace")
+    except FileNotFoundError:
+        return ""

@@ -1,0 +1,180 @@
+"""Where a rank of a plan computes: on a core of its host, or on the GPU that the plan names (``n0/gpu1``).
+
+From that follow the cores of its process, the device of its tensors and the transport: NCCL where every rank has a GPU
+of its own, gloo else (tensors of GPUs then go by way of their hosts).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from cuda_ops.device.gpus import num_gpus, why_no_gpu
+from cuda_ops.device.host import core_of, cores_beside, prepare_process
+from planner.ir.errors import MissingDeviceError, UsageError
+from planner.ir.plan import Decision
+from planner.ir.program import Program
+
+if TYPE_CHECKING:
+    import torch
+    from torch import distributed as dist
+
+    from runtime.transport import Transport
+
+AS_PLANNED, ON_CPU = DEVICES = "", "cpu"
+"""Where a run computes: on the devices that the plan names, or on the processors of their hosts."""
+
+_GPU = re.compile(r"gpu(\d+)")
+_NCCL_INTERFACE, _GLOO_INTERFACE = "NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"
+
+
+@dataclass(frozen=True, slots=True)
+class Seat:
+    """Where one rank computes.
+
+    Attributes:
+        name: of the device in the plan.
+        gpu: its number on the rank's host; None: a core.
+        beside: GPUs of the plan on that host that come before it, and how many there are in all.
+        over_nccl: whether all ranks exchange over NCCL.
+    """
+
+    rank: int
+    name: str
+    gpu: int | None = None
+    beside: tuple[int, int] = (0, 1)
+    over_nccl: bool = False
+
+
+def seat_of(decision: Decision, rank: int, on: str = AS_PLANNED) -> Seat:
+    """The seat of ``rank``.
+
+    Args:
+        on: one of ``DEVICES``.
+    """
+    return seats_of(decision, on)[rank]
+
+
+def seats_of(decision: Decision, on: str = AS_PLANNED) -> tuple[Seat, ...]:
+    """The seats of all ranks.
+
+    Raises:
+        UsageError: ``on`` is not known.
+    """
+    if on not in DEVICES:
+        raise UsageError(f"device {on!r} is not known", [], ["cpu, or leave it out: the plan's devices"])
+    names = _devices(decision)
+    numbers = [_gpu(name) if on == AS_PLANNED else None for name in names]
+    places = [(name.rpartition("/")[0], number) for name, number in zip(names, numbers, strict=True)]
+    over_nccl = None not in numbers and len(set(places)) == len(places)
+    found = []
+    for rank, (name, (host, number)) in enumerate(zip(names, places, strict=True)):
+        mates = sorted({other for there, other in places if there == host and other is not None})
+        beside = (0, 1) if number is None else (mates.index(number), len(mates))
+        found.append(Seat(rank, name, number, beside, over_nccl))
+    return tuple(found)
+
+
+def require_devices(seats: Sequence[Seat]) -> None:
+    """Refuses seats of this host that it does not have.
+
+    Raises:
+        MissingDeviceError: torch finds no GPU, or too few.
+    """
+    wanted = [seat for seat in seats if seat.gpu is not None]
+    if not wanted:
+        return
+    remedies = ["--device cpu: the same plan on the processor", "plan for the devices of this host"]
+    if why := why_no_gpu():
+        raise MissingDeviceError(f"rank {wanted[0].rank} is to run on {wanted[0].name}", [why], remedies)
+    there = num_gpus()
+    for seat in wanted:
+        if number_here(seat, there) >= there:
+            raise MissingDeviceError(
+                f"rank {seat.rank} is to run on {seat.name}, this host has {there} GPUs",
+                [f"the plan has {seat.beside[1]} of them on that host", f"{_visible()}"],
+                remedies,
+            )
+
+
+def number_here(seat: Seat, there: int, environment: Mapping[str, str] = os.environ) -> int:
+    """What this process calls the GPU of its seat, of ``there`` GPUs that it sees.
+
+    A job whose launcher gives each rank a GPU of its own (Slurm's ``--gpus-per-task=1``) sees but that one.
+    """
+    number = seat.gpu or 0
+    return 0 if number >= there == 1 and "LOCAL_RANK" in environment else number
+
+
+def prepare(seat: Seat, local_rank: int) -> None:
+    """Make this process that of ``seat``: its cores, and its allocator.  Call it before torch is loaded.
+
+    Args:
+        local_rank: among the ranks of this host: a rank that computes on a core has that of its number.
+    """
+    prepare_process(core_of(local_rank) if seat.gpu is None else cores_beside(*seat.beside))
+
+
+def device_of(seat: Seat) -> torch.device | None:
+    """Where the rank's stages compute, which is made the current device; None: on the processor.
+
+    Raises:
+        MissingDeviceError: the GPU is not there.
+    """
+    if seat.gpu is None:
+        return None
+    require_devices([seat])
+    import torch  # late: the process is prepared before
+
+    device = torch.device("cuda", number_here(seat, num_gpus()))
+    torch.cuda.set_device(device)
+    return device
+
+
+def opened(
+    seat: Seat,
+    device: torch.device | None,
+    num_ranks: int,
+    store: dist.Store,
+    groups: tuple[tuple[int, ...], ...],
+    program: Callable[[], Program],
+    timeout_s: float,
+) -> Transport:
+    """The transport of a rank.
+
+    Args:
+        device: what :func:`device_of` gave.
+        program: asked where the transport must know it: NCCL has a communicator for each of its channels.
+    """
+    from halopipe.data.feeds import MESSAGE_KINDS
+    from runtime.transport import channels_of, open_gloo, open_nccl
+
+    if not seat.over_nccl or device is None:
+        return open_gloo(seat.rank, num_ranks, store, timeout_s, groups)
+    interface = os.environ.get(_GLOO_INTERFACE, "")
+    if interface not in ("", "lo"):
+        os.environ.setdefault(_NCCL_INTERFACE, interface)
+    channels = channels_of(program())
+    return open_nccl(str(device), channels, seat.rank, num_ranks, store, timeout_s, groups, MESSAGE_KINDS)
+
+
+def _devices(decision: Decision) -> list[str]:
+    """The device of each rank; empty where the plan names none."""
+    found: dict[int, str] = {}
+    for stage in decision.stages:
+        for rank, device in zip(stage.ranks, stage.devices, strict=False):
+            found.setdefault(rank, device)
+    return [found.get(rank, "") for rank in range(decision.num_ranks)]
+
+
+def _gpu(name: str) -> int | None:
+    found = _GPU.fullmatch(name.rpartition("/")[2])
+    return int(found.group(1)) if found else None
+
+
+def _visible() -> str:
+    chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return "CUDA_VISIBLE_DEVICES is not set" if chosen is None else f"CUDA_VISIBLE_DEVICES is {chosen!r}"

@@ -1,0 +1,134 @@
+"""The ranks of a run, spawned on this host or on the hosts of a file, and watched until all have ended."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from torch import distributed as dist
+
+from halopipe.launch.agent import JOB, ROOT, Order, environment_of, members_of, watched_reference
+from halopipe.launch.hosts import Hosts, is_here, place
+from halopipe.launch.interfaces import LOOPBACK, address_of, address_towards
+from halopipe.launch.merge_results import combine
+from halopipe.launch.processes import Processes
+from halopipe.launch.rank_device import require_devices, seats_of
+from halopipe.launch.remote import RemoteWorkers
+from halopipe.run_spec.job import REFERENCE, REFERENCE_RANK, Job, RankResult, job_folder
+from halopipe.run_spec.options import Progress, RunOptions, RunProgress, RunResult
+from halopipe.version import version
+from planner.ir.plan import Decision, Plan
+from runtime.engine import device_of
+from runtime.monitor.activity import Beat
+from runtime.monitor.waits import Waits
+from runtime.monitor.watch import Workers, host_store, run_workers
+
+
+def spawn(plan: Plan, options: RunOptions, progress: Progress | None) -> RunResult:
+    """Run all ranks as processes of this host; none of them, and no file, is left afterwards.
+
+    Raises:
+        MissingDeviceError: the plan's GPUs are not there.
+    """
+    require_devices(seats_of(plan.decision, options.device))
+    store, port = host_store()
+    with job_folder() as folder:
+        job = Job(plan, options, folder, LOOPBACK, port, os.getpid())
+        job.write(folder / JOB)
+        ranks = {rank: str(rank) for rank in range(plan.decision.num_ranks)}
+        workers = Processes(members_of(folder, ranks), folder, environment_of((), _loopback_interface()))
+        with one_device(job):
+            results = _watched(job, [workers], store, _titles(plan.decision), progress)
+        return combine(plan, options, results, progress)
+
+
+def spawn_on(hosts: Hosts, plan: Plan, options: RunOptions, progress: Progress | None) -> RunResult:
+    """Run the ranks on the hosts of a file; each is started there by an agent, and ended when this process ends.
+
+    Raises:
+        RankCountError: the plan's hosts are not those of the file.
+        UsageError: the interface or the launcher cannot be used.
+        WorkerDiedError: a host could not be reached.
+    """
+    ranks_of = place(plan.decision, hosts.hosts)
+    address = store_address(hosts, list(ranks_of))
+    store, port = host_store(address)
+    start = agent_command("halopipe.launch.agent")
+    paths = tuple(filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep)))
+    orders = {
+        host: Order(plan, options, ranks, address, port, hosts.interface, os.getcwd(), paths, version())
+        for host, ranks in ranks_of.items()
+    }
+    workers = [RemoteWorkers(host, hosts.command(host, start), order) for host, order in orders.items()]
+    job = Job(plan, options, Path())
+    results = _watched(job, workers, store, _titles(plan.decision, ranks_of), progress)
+    return combine(plan, options, results, progress)
+
+
+@contextmanager
+def one_device(job: Job) -> Iterator[None]:
+    """Where the job is compared with one device, its first steps are run there, in a process of their own.
+
+    Where the user asked for it, before the ranks start: its memory is gone by then, and what it raises ends the job.
+    Else beside them, and why it failed is left for rank 0.
+    """
+    if not job.is_compared:
+        yield
+        return
+    workers = Processes(members_of(job.folder, {REFERENCE_RANK: REFERENCE}), job.folder, environment_of((), ""))
+    if job.options.check_numerics:
+        run_workers([workers], {REFERENCE_RANK: "the run on one device"}, dist.HashStore())
+        yield
+        return
+    with watched_reference(workers, job):
+        yield
+
+
+def _watched(
+    job: Job, workers: Sequence[Workers], store: dist.Store, titles: Mapping[int, str], progress: Progress | None
+) -> list[RankResult]:
+    """The result of each rank."""
+    last = 0
+
+    def watch(beats: Mapping[int, Beat]) -> None:
+        nonlocal last
+        known = [beat for beat in beats.values() if beat.loss is not None]
+        if progress is not None and known and known[0].num_done > last:
+            last = known[0].num_done
+            progress(RunProgress(last, job.options.steps, known[0].loss, known[0].step_s))
+
+    decision = job.plan.decision
+    waits = Waits(decision.rows(), [stage.ranks for stage in decision.stages])
+    texts = run_workers(workers, titles, store, watch, waits)
+    return [RankResult.from_json(texts[rank]) for rank in sorted(texts)]
+
+
+def _titles(decision: Decision, ranks_of: Mapping[str, Sequence[int]] | None = None) -> dict[int, str]:
+    """What errors call each rank: its device, its host where that is another name, its stages."""
+    host_of = {rank: f" on {host}" for host, ranks in (ranks_of or {}).items() for rank in ranks}
+    titles = {}
+    for rank in range(decision.num_ranks):
+        numbers = [str(number) for number, stage in enumerate(decision.stages) if rank in stage.ranks]
+        where = f"{device_of(decision, rank)}{host_of.get(rank, '')}"
+        titles[rank] = f"rank {rank} ({where}, stage {', '.join(numbers) or 'none'})"
+    return titles
+
+
+def agent_command(module: str) -> tuple[str, ...]:
+    """What starts an agent on a host."""
+    return ("env", f"PYTHONPATH={ROOT}", sys.executable, "-P", "-m", module)
+
+
+def store_address(hosts: Hosts, used: Sequence[str]) -> str:
+    """Where the store listens: one address, which all hosts can reach."""
+    if hosts.interface:
+        return address_of(hosts.interface)
+    others = [host for host in used if not is_here(host)]
+    return address_towards(others[0].rpartition("@")[2]) if others else LOOPBACK
+
+
+def _loopback_interface() -> str:
+    return "lo" if Path("/sys/class/net/lo").exists() else ""

@@ -1,0 +1,5 @@
+"""From a model and a cluster to a plan, and questions about it."""
+
+from __future__ import annotations
+
+__all__: list[str] = []

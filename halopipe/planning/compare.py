@@ -1,0 +1,171 @@
+"""Plans beside one another: a table, and what differs in meaning between two decisions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from halopipe.terminal import tables as text
+from halopipe.terminal import units
+from planner.export.decisions import in_flight, layout_text
+from planner.export.rows import PlanRow, plan_rows
+from planner.ir.plan import Decision, Plan
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+_MOST_MOVES = 12
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Plans by name; the first is the one that the others are held against.
+
+    Attributes:
+        infeasible: strategies that have no plan, and why.
+    """
+
+    plans: Mapping[str, Plan]
+    infeasible: Mapping[str, str] = field(default_factory=dict)
+
+    def rows(self) -> tuple[PlanRow, ...]:
+        """A row a plan."""
+        return plan_rows(self.plans)
+
+    def frame(self) -> pd.DataFrame:
+        """A pandas frame, a row a plan; columns are the JSON keys."""
+        from planner.export import tables
+
+        return tables.plans(self.plans)
+
+    def data(self) -> dict[str, Any]:
+        """Plain data for JSON."""
+        return {
+            "plans": [asdict(row) for row in self.rows()],
+            "differences": {name: list(lines) for name, lines in self._differences().items()},
+            "infeasible": dict(self.infeasible),
+        }
+
+    def render(self) -> str:
+        """The table, then the differences from the first plan."""
+        rows = self.rows()
+        header = ["plan", "step", "samples/s", "slower", "bubble", "peak memory", "stages", "schedule", "status"]
+        measured = any(row.measured_step_s is not None for row in rows)
+        lines = [text.table(header[:2] + ["measured"] * measured + header[2:], [_cells(row, measured) for row in rows])]
+        lines += [f"  {name}: no plan fits: {why}" for name, why in self.infeasible.items()]
+        models = {plan.inputs.model_fingerprint for plan in self.plans.values()}
+        if len(models) > 1:
+            lines += ["", "  note: these plans are for different models"]
+        alike: dict[tuple[str, ...], list[str]] = {}
+        for name, differences in self._differences().items():
+            alike.setdefault(differences, []).append(name)
+        for differences, names in alike.items():
+            lines += ["", f"{', '.join(names)}, against {next(iter(self.plans))}:"]
+            lines += [f"  {line}" for line in differences or ("the same decision",)]
+        return "\n".join(lines)
+
+    def _differences(self) -> dict[str, tuple[str, ...]]:
+        (_, first), *others = self.plans.items()
+        return {name: differences(first.decision, plan.decision) for name, plan in others}
+
+
+def differences(a: Decision, b: Decision) -> tuple[str, ...]:
+    """What ``b`` decides otherwise than ``a``, in words; empty if a run could not tell them apart.
+
+    Stages are compared by their devices, since a stage's number says nothing across plans.
+    """
+    found = []
+    if a.schedule != b.schedule:
+        found.append(f"schedule: {b.schedule} instead of {a.schedule}")
+    if a.global_batch != b.global_batch:
+        found.append(f"global batch: {b.global_batch} instead of {a.global_batch}")
+    if a.micro_batches != b.micro_batches:
+        here, there = units.micro_batches(b.micro_batches), units.micro_batches(a.micro_batches)
+        found.append(f"micro-batches: {here} instead of {there}")
+    if len(a.stages) != len(b.stages):
+        found.append(f"stages: {len(b.stages)} instead of {len(a.stages)}")
+    found += _stage_changes(a, b)
+    found += _moved(a, b)
+    if not found and a.program != b.program:
+        found.append("the order of actions differs")
+    return tuple(found)
+
+
+def _stage_changes(a: Decision, b: Decision) -> list[str]:
+    """Stages on the same devices in both that keep more or fewer micro-batches, or compute activations again."""
+    before = {stage.devices: number for number, stage in enumerate(a.stages)}
+    lines = []
+    for number, stage in enumerate(b.stages):
+        if stage.devices not in before:
+            where = f"stage {number} on {' and '.join(stage.devices)}"
+            lines += [f"{where}: computes activations again"] if stage.recompute else []
+            lines += [f"{where}: its ranks divide the optimiser's state"] if stage.sharded else []
+            continue
+        other = before[stage.devices]
+        where = f"stage {number} on {' and '.join(stage.devices)}"
+        if stage.recompute != a.stages[other].recompute:
+            again = "computes activations again" if stage.recompute else "keeps its activations"
+            lines.append(f"{where}: {again}")
+        if stage.sharded != a.stages[other].sharded:
+            divided = "divide the optimiser's state" if stage.sharded else "keep the optimiser's state whole"
+            lines.append(f"{where}: its ranks {divided}")
+        here, there = in_flight(b, number), in_flight(a, other)
+        if here != there and number == other:  # elsewhere in the pipeline it follows from the place
+            lines.append(f"{where}: {here} micro-batches in flight instead of {there}")
+    return lines
+
+
+def _moved(a: Decision, b: Decision) -> list[str]:
+    """Runs of neighbouring layers that make the same move, in order."""
+    runs: list[tuple[str, list[str]]] = []
+    for name in a.layers:
+        move = _move(a, b, name)
+        if runs and runs[-1][0] == move:
+            runs[-1][1].append(name)
+        else:
+            runs.append((move, [name]))
+    lines = [f"{_span(names)}: {move}" for move, names in runs if move]
+    if len(lines) > _MOST_MOVES:
+        lines = [*lines[:_MOST_MOVES], f"... and {len(lines) - _MOST_MOVES} more runs of layers are elsewhere"]
+    added = [name for name in b.layers if name not in a.layers]
+    return lines + ([f"{_span(added)}: only in this plan"] if added else [])
+
+
+def _move(a: Decision, b: Decision, layer: str) -> str:
+    if layer not in b.layers:
+        return "not in this plan"
+    before, after = _place(a, layer), _place(b, layer)
+    return "" if before == after else f"on {after} instead of {before}"
+
+
+def _place(decision: Decision, layer: str) -> str:
+    placement = decision.layers[layer]
+    stage = decision.stages[placement.stage]
+    devices = " and ".join(stage.devices)
+    if len(stage.ranks) == 1:
+        return devices
+    return f"{devices} ({layout_text(placement, decision.micro_batches[0])})"
+
+
+def _span(names: list[str]) -> str:
+    return f"layer {names[0]}" if len(names) == 1 else f"{len(names)} layers {names[0]} ... {names[-1]}"
+
+
+def _cells(row: PlanRow, measured: bool) -> list[str]:
+    shown = []
+    if measured:
+        shown = ["–" if row.measured_step_s is None else units.seconds(row.measured_step_s)]
+    return [
+        row.plan,
+        units.seconds_within(row.step_s, row.p10_s, row.p90_s),
+        *shown,
+        units.rate(row.samples_per_s),
+        "best" if row.slower == 0 else units.signed_percent(row.slower),
+        units.percent(row.bubble_fraction),
+        units.size(row.peak_bytes),
+        str(row.num_stages),
+        f"{row.schedule} {row.micro_batches}",
+        row.status,
+    ]

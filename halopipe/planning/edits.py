@@ -1,0 +1,360 @@
+"""Clusters with one thing changed: more devices, more hosts, a faster link.
+
+Changes to a problem as people write them: ``stages=4,schedule=gpipe``, ``n1/gpu0.memory=32GiB``, ``devices=8``.
+
+schedule= micro-batch= ranks= stages= dp= recompute= shard= allow= objective= memory= global-batch= gap= solver=
+    what a plan must be, or is asked for; stages and dp are exact, memory is the most on any device
+PATTERN=stage:0, PATTERN=spatial:2, ...
+    a side constraint, as of --fix
+DEVICE.memory=32GiB
+    of a device, a kind, or whatever a pattern such as ``n1/*`` matches
+devices=8, hosts=2
+    the first ones; further ones are like the last one
+link within-host.bandwidth=25GB/s, link across-hosts.latency=5us, link within-host.speed=2
+    a bandwidth, a latency, or how many times as fast everything on the link is
+"""
+
+from __future__ import annotations
+
+import glob
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+from typing import Any
+
+from halopipe.planning import problem as problems
+from halopipe.planning.solve import DEFAULT_SOLVER
+from halopipe.terminal.suggest import require_known
+from planner.catalogue.quantities import BYTES, BYTES_PER_S, SECONDS, parse_quantity
+from planner.ir.cluster import ACROSS_HOSTS, DATASHEET, WITHIN_HOST, Cluster, Collective, DeviceSpec, Link
+from planner.ir.errors import RankCountError, UnknownNameError, UsageError
+from planner.ir.problem import OBJECTIVES, RECOMPUTE, SHARD, Problem, Rule
+from planner.ir.validation import MOST_DEVICES
+
+Points = tuple[tuple[int, float], ...]
+
+
+def with_devices(cluster: Cluster, count: int) -> Cluster:
+    """The first ``count`` devices; further ones are like the last, and on its host."""
+    devices = list(cluster.devices[:count])
+    while len(devices) < count:
+        devices.append(one_more(devices, devices[-1]))
+    return _linked(replace(cluster, devices=tuple(devices)))
+
+
+def with_hosts(cluster: Cluster, count: int) -> Cluster:
+    """The first ``count`` hosts; further ones are like the last.
+
+    Raises:
+        UsageError: nothing is known of a link that these machines need.
+    """
+    hosts = list(dict.fromkeys(device.host for device in cluster.devices))
+    devices = [device for device in cluster.devices if device.host in hosts[:count]]
+    last = [device for device in cluster.devices if device.host == hosts[-1]]
+    while len(hosts) < count:
+        name = _next_name(hosts[-1], hosts)
+        hosts.append(name)
+        devices += [replace(device, name=f"{name}/{device.name.rpartition('/')[2]}", host=name) for device in last]
+    return _linked(replace(cluster, devices=tuple(devices)))
+
+
+def with_one_more(cluster: Cluster, kind: str) -> Cluster:
+    """One more device of ``kind``, on the last host that has one, after all others."""
+    like = [device for device in cluster.devices if device.kind == kind][-1]
+    return _linked(replace(cluster, devices=(*cluster.devices, one_more(cluster.devices, like))))
+
+
+def one_more(devices: tuple[DeviceSpec, ...] | list[DeviceSpec], like: DeviceSpec) -> DeviceSpec:
+    """A device like ``like``, with a name of its own."""
+    return replace(like, name=_next_name(like.name, [device.name for device in devices]))
+
+
+def with_link(
+    cluster: Cluster, name: str, *, bandwidth_bytes_per_s: float | None = None, latency_s: float | None = None
+) -> Cluster:
+    """The cluster with another bandwidth or latency of a link; tables measured on it are changed alike.
+
+    A measured time is split in the latency and the rest, which goes with the bandwidth.  Links that are stated for
+    pairs of hosts change with their class, by the same factor and to the same latency.  What the cores do for a message
+    stays: it is copied as before.
+    """
+    old = cluster.links[name]
+    least_s = _least_s(old)
+    new_s = latency_s if latency_s is not None else least_s
+    ratio = old.bandwidth_bytes_per_s / bandwidth_bytes_per_s if bandwidth_bytes_per_s is not None else 1.0
+
+    def scaled(points: Points, messages: int, before_s: float = least_s) -> Points:
+        now_s = before_s if latency_s is None else new_s
+        return tuple(
+            (size, messages * now_s + max(0.0, seconds - messages * before_s) * ratio) for size, seconds in points
+        )
+
+    def changed(link: Link) -> Link:
+        return replace(
+            link,
+            latency_s=latency_s if latency_s is not None else link.latency_s,
+            bandwidth_bytes_per_s=link.bandwidth_bytes_per_s / ratio,
+            points=scaled(link.points, 1, _least_s(link)),
+            evidence=DATASHEET,
+        )
+
+    collectives = tuple(
+        replace(found, points=scaled(found.points, 2 * (found.num_ranks - 1))) if found.link == name else found
+        for found in cluster.collectives
+    )
+    return replace(_with_links(cluster, name, changed), collectives=collectives)
+
+
+def with_faster_link(cluster: Cluster, name: str, times: float) -> Cluster:
+    """The cluster with everything on a link ``times`` as fast; what the cores do for a message stays."""
+
+    def faster(link: Link) -> Link:
+        return replace(
+            link,
+            latency_s=link.latency_s / times,
+            bandwidth_bytes_per_s=link.bandwidth_bytes_per_s * times,
+            points=tuple((size, seconds / times) for size, seconds in link.points),
+            evidence=DATASHEET,
+        )
+
+    collectives = tuple(_faster(found, times) if found.link == name else found for found in cluster.collectives)
+    return replace(_with_links(cluster, name, faster), collectives=collectives)
+
+
+def _with_links(cluster: Cluster, name: str, changed: Callable[[Link], Link]) -> Cluster:
+    """The cluster with the links of a class changed, also those stated for pairs of hosts."""
+    pairs = tuple(
+        replace(pair, link=changed(pair.link)) if (pair.src_host == pair.dst_host) == (name == WITHIN_HOST) else pair
+        for pair in cluster.pairs
+    )
+    return replace(cluster, links={**cluster.links, name: changed(cluster.links[name])}, pairs=pairs)
+
+
+def _least_s(link: Link) -> float:
+    return min(link.latency_s, link.points[0][1]) if link.points else link.latency_s
+
+
+def _faster(collective: Collective, times: float) -> Collective:
+    return replace(collective, points=tuple((size, seconds / times) for size, seconds in collective.points))
+
+
+def _linked(cluster: Cluster) -> Cluster:
+    hosts = [device.host for device in cluster.devices]
+    needed = {WITHIN_HOST: len(set(hosts)) < len(hosts), ACROSS_HOSTS: len(set(hosts)) > 1}
+    missing = [name for name, is_needed in needed.items() if is_needed and name not in cluster.links]
+    if missing:
+        raise UsageError(
+            f"nothing is known of the link {missing[0]}, which these machines need",
+            [f"{len(set(hosts))} hosts, {len(hosts)} devices; links: {', '.join(cluster.links) or 'none'}"],
+            ["describe the machines in a cluster file: --cluster cluster.yaml"],
+        )
+    return cluster
+
+
+def _next_name(name: str, taken: list[str]) -> str:
+    """``n0/gpu3`` -> ``n0/gpu4``, or the first that is free after it."""
+    stem = name.rstrip("0123456789")
+    number = int(name[len(stem) :] or 0)
+    while f"{stem}{number}" in taken:
+        number += 1
+    return f"{stem}{number}"
+
+
+_LINK = re.compile(r"link\s+(\S+)\.(\w+)")
+
+
+@dataclass(frozen=True, slots=True)
+class Changed:
+    """A problem after some changes.
+
+    Attributes:
+        solver: who is to solve it.
+        assumed: whether figures were changed that a profile had measured.
+    """
+
+    problem: Problem
+    solver: str = DEFAULT_SOLVER
+    assumed: bool = False
+
+
+def changed(problem: Problem, text: str) -> Changed:
+    """The problem with every change that ``text`` names, commas between them.
+
+    Raises:
+        UsageError, UnknownNameError: a change is not understood, or about nothing that there is.
+    """
+    parts = [part.strip() for part in text.split(",") if part.strip()]
+    if not parts:
+        raise UsageError("no change is named", [], ["write it like schedule=gpipe or n0/gpu0.memory=32GiB"])
+    found = Changed(problem)
+    for part in parts:
+        found = _apply(found, part)
+    return found
+
+
+def _apply(at: Changed, part: str) -> Changed:
+    name, equals, value = (piece.strip() for piece in part.partition("="))
+    if not equals or not value:
+        raise UsageError(f"{part!r} is not a change", [], ["write it like schedule=gpipe or devices=8"])
+    if name in _CHANGES:
+        return replace(at, problem=_CHANGES[name](at.problem, value))
+    if name == "solver":
+        from planner import solvers
+
+        require_known("solver", [value], solvers.names())
+        return replace(at, solver=value)
+    if name in ("devices", "hosts"):
+        grow = with_devices if name == "devices" else with_hosts
+        return replace(at, problem=_on(at.problem, grow(at.problem.profile.cluster, _integer(name, value))))
+    link = _LINK.fullmatch(name)
+    if link is not None:
+        return _link_changed(at, link[1], link[2], value)
+    if name.endswith(".memory"):
+        return _memory_changed(at, name.removesuffix(".memory"), value)
+    if ":" in value or value == "together":
+        return replace(at, problem=_with_rule(at.problem, part))
+    raise UnknownNameError(
+        f"nothing is known of {name!r}",
+        [f"known: {', '.join((*_CHANGES, 'solver', 'devices', 'hosts'))}, DEVICE.memory, link NAME.bandwidth"],
+        ["write it like schedule=gpipe, n0/gpu0.memory=32GiB or 'link across-hosts.bandwidth=25GB/s'"],
+    )
+
+
+def _link_changed(at: Changed, name: str, what: str, value: str) -> Changed:
+    cluster = at.problem.profile.cluster
+    require_known("link", [name], list(cluster.links))
+    match what:
+        case "bandwidth":
+            found = with_link(cluster, name, bandwidth_bytes_per_s=_quantity(value, BYTES_PER_S))
+        case "latency":
+            found = with_link(cluster, name, latency_s=_quantity(value, SECONDS))
+        case "speed":
+            found = with_faster_link(cluster, name, _number("speed", value))
+        case _:
+            raise UnknownNameError(f"a link has no {what!r}", ["known: bandwidth, latency, speed"])
+    return replace(at, problem=_on(at.problem, found), assumed=True)
+
+
+def _memory_changed(at: Changed, pattern: str, value: str) -> Changed:
+    cluster, memory_bytes = at.problem.profile.cluster, int(_quantity(value, BYTES))
+    names = [*(device.name for device in cluster.devices), *(device.kind for device in cluster.devices)]
+    if not any(fnmatchcase(name, pattern) for name in names):
+        require_known("device", [pattern], list(dict.fromkeys(names)))
+    devices = tuple(
+        replace(device, memory_bytes=memory_bytes)
+        if fnmatchcase(device.name, pattern) or fnmatchcase(device.kind, pattern)
+        else device
+        for device in cluster.devices
+    )
+    return replace(at, problem=_on(at.problem, replace(cluster, devices=devices)))
+
+
+def _schedule(problem: Problem, value: str) -> Problem:
+    require_known("schedule", [value], problems.schedule_names())
+    return replace(problem, schedules=(value,))
+
+
+def _micro_batch(problem: Problem, value: str) -> Problem:
+    size = _integer("micro-batch", value)
+    if size > problem.global_batch:
+        raise UsageError(f"micro-batch {size} is larger than the global batch {problem.global_batch}")
+    return replace(problem, micro_batch_sizes=(size,))
+
+
+def _ranks(problem: Problem, value: str) -> Problem:
+    wanted, there = _integer("ranks", value), len(problem.profile.cluster.devices)
+    if wanted > there:
+        raise RankCountError(f"{wanted} ranks are asked for, the profile has {there}", [], [f"devices={wanted}"])
+    return replace(problem, num_ranks=wanted)
+
+
+def _stages(problem: Problem, value: str) -> Problem:
+    """Exactly so many: the last layer is in the last stage."""
+    wanted = _integer("stages", value)
+    last = glob.escape(problem.profile.graph.layers[-1].name)
+    return replace(problem, max_stages=wanted, fix=(*problem.fix, Rule(last, "stage", str(wanted - 1))))
+
+
+def _replicas(problem: Problem, value: str) -> Problem:
+    return replace(problem, fix=(*problem.fix, Rule("*", "replicas", str(_integer("dp", value)))))
+
+
+def _recompute(problem: Problem, value: str) -> Problem:
+    require_known("way to recompute", [value], RECOMPUTE)
+    return replace(problem, recompute=value)
+
+
+def _shard(problem: Problem, value: str) -> Problem:
+    require_known("way to shard", [value], SHARD)
+    return replace(problem, shard=value)
+
+
+def _allow(problem: Problem, value: str) -> Problem:
+    families = value.split("+")
+    require_known("family of dims", families, problems.FAMILIES)
+    return replace(problem, allow=tuple(name for name in problems.FAMILIES if name in families))
+
+
+def _objective(problem: Problem, value: str) -> Problem:
+    require_known("objective", [value], OBJECTIVES)
+    return replace(problem, objective=value)
+
+
+def _global_batch(problem: Problem, value: str) -> Problem:
+    return replace(problem, global_batch=_integer("global-batch", value))
+
+
+def _with_rule(problem: Problem, text: str) -> Problem:
+    return replace(problem, fix=(*problem.fix, *problems.rules_of([text], problem.profile)))
+
+
+def _on(problem: Problem, cluster: Any) -> Problem:
+    return replace(problem, profile=replace(problem.profile, cluster=cluster))
+
+
+_MOST_DIGITS = 15
+
+
+def _integer(name: str, value: str) -> int:
+    if not value.isdecimal() or len(value) > _MOST_DIGITS or int(value) < 1:
+        raise UsageError(f"{name}={value} is not a positive integer", [], [f"{name}=2"])
+    if name in ("devices", "hosts") and int(value) > MOST_DEVICES:
+        raise UsageError(f"{name}={value} are more than {MOST_DEVICES}", [], [f"{name}=8"])
+    return int(value)
+
+
+def _number(name: str, value: str) -> float:
+    try:
+        found = float(value.removesuffix("x"))
+    except ValueError:
+        found = 0.0
+    if not 0 < found < float("inf"):
+        raise UsageError(f"{name}={value} is not a positive number", [], [f"{name}=2"])
+    return found
+
+
+def _quantity(value: str, dimension: str) -> float:
+    try:
+        found = parse_quantity(value, dimension)
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+    if found <= 0 and dimension != SECONDS:
+        raise UsageError(f"{value} is nothing", [], ["write a quantity above zero"])
+    return found
+
+
+_CHANGES: Mapping[str, Callable[[Problem, str], Problem]] = {
+    "schedule": _schedule,
+    "micro-batch": _micro_batch,
+    "ranks": _ranks,
+    "stages": _stages,
+    "dp": _replicas,
+    "recompute": _recompute,
+    "shard": _shard,
+    "allow": _allow,
+    "objective": _objective,
+    "memory": lambda problem, value: replace(problem, memory_bytes=int(_quantity(value, BYTES))),
+    "global-batch": _global_batch,
+    "gap": lambda problem, value: replace(problem, gap=_number("gap", value)),
+}

@@ -1,0 +1,230 @@
+"""Measuring a model: what a person names becomes a source, the profiler measures it, and its result in a few lines."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from math import prod
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from halopipe.planning.clusters import with_figures
+from halopipe.planning.problem import FAMILIES
+from halopipe.terminal import console, units
+from halopipe.terminal.progress import Reporter
+from halopipe.terminal.suggest import require_known
+from halopipe.training.optimizer_spec import parse_optimizer
+from planner.costs.layers.interpolation import layer_cost
+from planner.costs.layers.shards import part_shapes
+from planner.ir.codec import load
+from planner.ir.errors import UsageError
+from planner.ir.problem import SAMPLE_DIMS
+from planner.ir.profile import ModelSource, Optimizer, Profile
+
+if TYPE_CHECKING:
+    from halopipe.launch.hosts import Hosts
+    from profiler.measure.progress import ProfileProgress
+
+
+def source_of(
+    model: str | Callable[..., Any],
+    input_shape: Sequence[int],
+    arguments: Mapping[str, Any],
+    dtype: str,
+    autocast: str = "",
+    elementwise: Sequence[str] = (),
+) -> ModelSource:
+    """Where workers find the model.
+
+    Raises:
+        UsageError: ``model`` is neither text nor a function that another process could import.
+    """
+    try:
+        texts = {key: json.dumps(value, separators=(",", ":")) for key, value in arguments.items()}
+    except (TypeError, ValueError) as error:
+        raise UsageError(f"an argument of the factory cannot be written as JSON: {error}") from None
+    factory = model if isinstance(model, str) else _factory_name(model)
+    return ModelSource(factory, texts, tuple(input_shape), dtype, autocast, tuple(elementwise))
+
+
+def num_workers(cluster: int | str) -> int:
+    """Workers on this host; 0 for ``auto``: two cores, or all GPUs.
+
+    Raises:
+        UsageError: it is neither a positive number nor ``auto``.
+    """
+    if cluster == "auto":
+        return 0
+    if isinstance(cluster, bool) or not isinstance(cluster, int) or cluster < 1:
+        raise UsageError(f"cluster {cluster!r} is not known", [], ["'auto', or a number of workers on this host"])
+    return cluster
+
+
+def measure(
+    source: ModelSource,
+    *,
+    num_workers: int,
+    device: str = "cpu",
+    optimizer: str | Optimizer,
+    sizes: tuple[int, ...] = (),
+    allow: Sequence[str] = (),
+    num_ranks: int = 0,
+    quick: bool = False,
+    num_processes: int = 0,
+    unfinished: Path | None = None,
+    resume: bool = False,
+    quiet: bool = False,
+    hosts: Hosts | None = None,
+) -> Profile:
+    """The profile of ``source`` on this machine, with progress and remarks on stderr unless ``quiet``.
+
+    Args:
+        num_workers: 0: two cores, or all GPUs.
+        device: ``cpu``, ``cuda``, or ``auto``: the GPUs, if there are some and enough for the workers.
+        allow: families of dims; with more than the samples, parts of layers that a planner would consider for up to
+            ``num_ranks`` ranks (0: the workers) are measured at their own shapes.
+        num_processes: that measure the same; 0: as many as :func:`profiler.session.profile` takes.
+        unfinished: file that keeps what is finished; it stays until the caller has written the profile.
+        resume: go on with what that file holds.
+        hosts: that measure, instead of this one alone; their slots are the workers.
+
+    Raises:
+        UsageError: a family of dims is not known.
+        MissingDeviceError: there is no GPU, or there are too few.
+    """
+    require_known("family of dims", allow, FAMILIES)
+    maker = parse_optimizer(optimizer) if isinstance(optimizer, str) else optimizer
+    if hosts is not None:
+        from halopipe.launch.profile_hosts import profile_on
+        from halopipe.launch.profile_order import ProfileRequest
+
+        if device == "cuda":
+            raise UsageError(
+                "--hosts measures cores, not GPUs",
+                [],
+                ["profile on each host: --device cuda", "describe the GPUs of all hosts in a cluster file"],
+            )
+        if resume:
+            raise UsageError("--resume is for a profile of one host", ["--hosts names several"], ["leave one out"])
+        request = ProfileRequest(source, maker, sizes, tuple(allow), num_ranks, quick, num_processes)
+        return profile_on(hosts, request, quiet)
+    from profiler.measure.devices import chosen
+
+    kind, num_workers = chosen(device, num_workers)
+    shapes = None
+    if set(allow) - {SAMPLE_DIMS}:
+        shapes = functools.partial(part_shapes, allow=tuple(allow), num_ranks=num_ranks or num_workers)
+    from profiler.session import profile
+
+    with _kept(unfinished, quiet), Reporter("profiling", quiet=quiet) as reporter:
+
+        def show(at: ProfileProgress) -> None:
+            spread = f", spread {units.percent(at.spread)}" if at.spread else ""
+            numbers = f"{at.layer} {units.seconds(at.seconds)}{spread}" if at.seconds else at.layer
+            reporter.update(at.done, at.total, numbers, at.eta_s)
+
+        found = profile(
+            source,
+            num_workers=num_workers,
+            device=kind.type,
+            optimizer=maker,
+            sizes=sizes or None,
+            quick=quick,
+            shapes=shapes,
+            read=layer_cost,
+            num_processes=num_processes,
+            unfinished=unfinished,
+            resume=resume,
+            progress=show,
+            say=None if quiet else console.remark,
+        )
+    return with_figures(found)
+
+
+def unfinished_file(output: str | Path) -> Path:
+    """Where ``halopipe profile`` keeps what it has measured until it has written ``output``."""
+    path = Path(output)
+    if path.exists() and not path.is_file():  # beside a device is no place for it
+        path = Path("profile.json")
+    return path.with_name(f".{path.name}.unfinished")
+
+
+@contextmanager
+def _kept(unfinished: Path | None, quiet: bool) -> Iterator[None]:
+    """Says, if the profile ends before its end, that what was measured is not lost."""
+    try:
+        yield
+    except BaseException:
+        if unfinished is not None and unfinished.exists() and not quiet:
+            console.remark(f"what was measured is kept in {unfinished}; the same command with --resume goes on with it")
+        raise
+
+
+def merged(paths: Sequence[Path]) -> Profile:
+    """The profiles of several hosts as one (:func:`profiler.merge.gather`).
+
+    Raises:
+        StaleFileError: they are of different models.
+    """
+    from profiler.merge import gather
+
+    return gather([load(path, Profile) for path in paths], [str(path) for path in paths])
+
+
+def summary(profile: Profile) -> str:
+    """What was measured: the model, its time by micro-batch size, the links, and how far it can be trusted."""
+    from halopipe.reports.explain import model_text
+
+    graph, cluster, provenance = profile.graph, profile.cluster, profile.provenance
+    num_parameters = sum(prod(spec.shape) for spec in graph.parameters.values())
+    lines = [
+        model_text(profile.model),
+        f"  {len(graph.layers)} layers, {num_parameters:,} parameters ({units.size(graph.parameter_bytes())})",
+    ]
+    devices: dict[str, list[str]] = {}
+    for device in cluster.devices:
+        devices.setdefault(device.kind, []).append(device.name)
+    lines += [f"  devices {', '.join(names)}: {kind}" for kind, names in devices.items()]
+    lines.append(f"  memory {units.size(cluster.devices[0].memory_bytes)} a device")
+    for samples, step_s in sorted(provenance.iteration_s.items(), key=lambda item: int(item[0])):
+        each = units.seconds(step_s / int(samples))
+        lines.append(f"  one device, batch {samples}: {units.seconds(step_s)} a step, {each} a sample")
+    for name, link in cluster.links.items():
+        ends = [link.points[0], link.points[-1]] if link.points else []
+        shown = ", ".join(f"{units.size(number)} in {units.seconds(value_s)}" for number, value_s in ends)
+        lines.append(f"  link {name}: {shown or units.size(link.bandwidth_bytes_per_s) + '/s'}")
+    for kind, measured in profile.parts.items():
+        layers = {each.layer for each in measured}
+        lines.append(f"  {kind}: {len(measured)} parts of {len(layers)} layers were measured at their own shapes")
+    if provenance.process_spread:
+        worst = max(provenance.process_spread.values())
+        lines.append(f"  {len(provenance.processes)} processes measured; their steps are {units.percent(worst)} apart")
+    if provenance.contended:
+        lines.append(
+            f"  warning: the machine was busy: {units.percent(provenance.run_delay)} of the time waited for a core, "
+            f"a fixed kernel took {units.seconds(provenance.canary_before_s)} before and "
+            f"{units.seconds(provenance.canary_after_s)} after; close other programs and profile again"
+        )
+    return "\n".join(lines)
+
+
+def _factory_name(model: object) -> str:
+    if not inspect.isroutine(model) or inspect.ismethod(model):
+        raise UsageError(
+            f"a {type(model).__name__} cannot be profiled by itself",
+            ["measuring and training happen in other processes, which build the model themselves"],
+            ["give the function that makes it, or its name: 'pkg.mod:factory' or 'path/file.py:factory'"],
+        )
+    name, module = model.__qualname__, model.__module__
+    if "." in name or name == "<lambda>":
+        raise UsageError(f"{name} is not at the top level of its module", [], ["move the factory to the top level"])
+    if module != "__main__":
+        return f"{module}:{name}"
+    file = inspect.getsourcefile(model)
+    if file is None or not Path(file).is_file():
+        raise UsageError(f"{name} lives in no file", [], ["move the factory into a module that workers can import"])
+    return f"{os.path.relpath(file)}:{name}"

@@ -1,0 +1,220 @@
+"""The Pareto front of step time and memory: the best step under each memory limit, every point a plan.
+
+Epsilon-constraint: solve with no limit, then with one just below the fullest rank of the plan found, and so on until
+nothing fits.  A point that another beats in both is dropped (a solver may return any of equally fast plans), so that
+what is left is the front exactly, as far as every search ended with a proof.  With a number of points, the limit halves
+the widest gap of memory in turn instead of going down step by step.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from halopipe.planning import solve
+from halopipe.terminal import tables, units
+from planner.ir.errors import InfeasibleError
+from planner.ir.plan import Plan
+from planner.ir.problem import MEMORY, THROUGHPUT, Problem
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+_ROUNDING = 1e-9
+_FEW = 3
+_FINER = 4
+_UNKNOWN_SEARCHES = 3  # a search takes a third of what is left, where nobody knows how many there will be
+
+Show = Callable[[int, int, str], None]
+"""Called with (points found, points wanted or 0, the search that comes next)."""
+
+
+@dataclass(frozen=True, slots=True)
+class PointRow:
+    """A point of the front in one line; ``peak_bytes`` of the fullest rank is the least limit that the plan obeys."""
+
+    point: int
+    step_s: float
+    samples_per_s: float
+    slower: float
+    peak_bytes: int
+    num_stages: int
+    num_ranks: int
+    schedule: str
+    recompute: bool
+    status: str
+    bound_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Front:
+    """Plans that no other beats in both step and memory, the fastest first.
+
+    Attributes:
+        complete: whether every plan of the front is here, and proven.
+    """
+
+    plans: tuple[Plan, ...]
+    complete: bool
+
+    def __str__(self) -> str:
+        return self.render()
+
+    def rows(self) -> tuple[PointRow, ...]:
+        """A row a plan."""
+        best_per_s = self.plans[0].prediction.samples_per_s
+        return tuple(
+            PointRow(
+                point=number,
+                step_s=plan.prediction.step_s,
+                samples_per_s=plan.prediction.samples_per_s,
+                slower=best_per_s / plan.prediction.samples_per_s - 1 if plan.prediction.samples_per_s else 0.0,
+                peak_bytes=peak_bytes(plan),
+                num_stages=len(plan.decision.stages),
+                num_ranks=len({rank for stage in plan.decision.stages for rank in stage.ranks}),
+                schedule=f"{plan.decision.schedule} {units.micro_batches(plan.decision.micro_batches)}",
+                recompute=any(stage.recompute for stage in plan.decision.stages),
+                status=plan.search.status,
+                bound_s=plan.search.bound_s,
+            )
+            for number, plan in enumerate(self.plans, start=1)
+        )
+
+    def frame(self) -> pd.DataFrame:
+        """A pandas frame, a row a plan; columns are the JSON keys."""
+        import pandas as pd
+
+        return pd.DataFrame([asdict(row) for row in self.rows()]).set_index("point")
+
+    def data(self) -> dict[str, Any]:
+        """Plain data for JSON."""
+        return {"complete": self.complete, "points": [asdict(row) for row in self.rows()]}
+
+    def render(self) -> str:
+        """A table of memory limits and the best step under each."""
+        cells = [
+            [
+                str(row.point),
+                units.size(row.peak_bytes),
+                units.seconds(row.step_s),
+                "best" if row.slower == 0 else units.signed_percent(row.slower),
+                str(row.num_stages),
+                row.schedule,
+                "yes" if row.recompute else "no",
+                row.status,
+            ]
+            for row in self.rows()
+        ]
+        table = tables.table(["", "memory", "step", "slower", "stages", "schedule", "recompute", "search"], cells)
+        whole = "the whole front, proven" if self.complete else "not the whole front, or not all of it proven"
+        return f"Step against memory of the fullest rank ({whole})\n{table}"
+
+
+def front(problem: Problem, num_points: int = 0, solver: str = solve.DEFAULT_SOLVER, show: Show | None = None) -> Front:
+    """The Pareto front of a problem.
+
+    Args:
+        num_points: about how many plans to look for; 0: all there are.  The problem's time limit is for all searches
+            together.
+
+    Raises:
+        InfeasibleError: nothing fits at all.
+    """
+    search = _Search(replace(problem, objective=THROUGHPUT), solver, show, num_points)
+    fastest = search.under(0)
+    if fastest is None:
+        return Front(tuple(search.found), False)
+    if num_points:
+        search.spread(fastest)
+    else:
+        search.down(fastest)
+    plans = _undominated(search.found)
+    return Front(plans, search.exhausted and all(plan.search.status == "proven" for plan in plans))
+
+
+def peak_bytes(plan: Plan) -> int:
+    """What the fullest rank holds."""
+    return max((rank.peak_bytes for rank in plan.prediction.ranks), default=0)
+
+
+@dataclass(slots=True)
+class _Search:
+    """The searches of one front; ``exhausted`` once every limit's best plan is known."""
+
+    problem: Problem
+    solver: str
+    show: Show | None
+    wanted: int
+    found: list[Plan] = field(default_factory=list)
+    exhausted: bool = False
+    ends_s: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.ends_s = time.monotonic() + self.problem.time_limit_s
+
+    def _left_s(self) -> float:
+        """What the next search may take: an equal part of what is left, where it is known how many there will be."""
+        searches = max(1, self.wanted - len(self.found)) if self.wanted else _UNKNOWN_SEARCHES
+        return max(0.0, self.ends_s - time.monotonic()) / searches
+
+    def under(self, limit_bytes: int, objective: str = THROUGHPUT) -> Plan | None:
+        """The best plan under a limit (0: none); None if the search was stopped by hand.  Raises if nothing fits."""
+        if self.show is not None:
+            below = f"below {units.size(limit_bytes)}" if limit_bytes else "without a limit"
+            self.show(len(self.found), self.wanted, below)
+        limits = [limit for limit in (limit_bytes, self.problem.memory_bytes) if limit]
+        asked = replace(
+            self.problem, memory_bytes=min(limits, default=0), objective=objective, time_limit_s=self._left_s()
+        )
+        plan = solve.solve(asked, self.solver)
+        self.found.append(plan)
+        return None if plan.search.status == "stopped" else plan
+
+    def down(self, plan: Plan | None) -> None:
+        """From ``plan`` downward until nothing fits: to the byte, or in strides where only some points are wanted."""
+        stride = max(1, peak_bytes(plan) // self.wanted) if plan is not None and self.wanted else 1
+        while plan is not None and not self._enough():
+            try:
+                plan = self.under(max(1, peak_bytes(plan) - stride))
+            except InfeasibleError:
+                if stride == 1:
+                    self.exhausted = not self.wanted
+                    return
+                stride = max(1, stride // _FINER)
+
+    def spread(self, fastest: Plan) -> None:
+        """The leanest plan, then what halves the widest gap between limits whose best plans are known."""
+        leanest = self.under(0, MEMORY)
+        if leanest is None or peak_bytes(leanest) >= peak_bytes(fastest):
+            self.down(fastest if leanest is not None else None)
+            return
+        best = self.under(peak_bytes(leanest))
+        gaps = [(peak_bytes(leanest), peak_bytes(fastest))]  # limit with its best plan known; peak of the next plan
+        while best is not None and gaps and not self._enough():
+            low, high = gaps.pop(gaps.index(max(gaps, key=lambda gap: gap[1] - gap[0])))
+            middle = (low + high) // 2
+            best = self.under(middle)
+            if best is not None:
+                between = [(low, peak_bytes(best)), (middle, high)]
+                gaps += [(start, stop) for start, stop in between if stop - start > 1]
+        self.exhausted = not gaps
+
+    def _enough(self) -> bool:
+        """Whether time is up, or there are as many plans as are wanted, or twice as many searches and a few."""
+        if time.monotonic() >= self.ends_s:
+            return True
+        return bool(self.wanted) and (
+            len(_undominated(self.found)) >= self.wanted or len(self.found) >= 2 * self.wanted + _FEW
+        )
+
+
+def _undominated(plans: list[Plan]) -> tuple[Plan, ...]:
+    """The fastest first; a plan stays if no other is as fast and as lean."""
+    kept: list[Plan] = []
+    for plan in sorted(plans, key=lambda plan: (plan.prediction.step_s, peak_bytes(plan))):
+        faster = [other for other in kept if other.prediction.step_s <= plan.prediction.step_s * (1 + _ROUNDING)]
+        if all(peak_bytes(other) > peak_bytes(plan) for other in faster):
+            kept.append(plan)
+    return tuple(kept)

@@ -1,0 +1,234 @@
+"""What a person asks for as a problem for a solver, and the problem that a plan answers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from math import isfinite, isnan
+from typing import TypedDict
+
+from halopipe.terminal.suggest import require_known
+from planner.ir.cluster import ACROSS_HOSTS, WITHIN_HOST, Cluster
+from planner.ir.errors import MissingMeasurementError, RankCountError, UsageError
+from planner.ir.graph import SAMPLE
+from planner.ir.plan import Plan
+from planner.ir.problem import (
+    AUTO,
+    CHANNEL_DIMS,
+    NEVER,
+    OBJECTIVES,
+    RECOMPUTE,
+    SAMPLE_DIMS,
+    SHARD,
+    SPATIAL_DIMS,
+    THROUGHPUT,
+    Problem,
+    Rule,
+)
+from planner.ir.profile import Profile
+
+FAMILIES = (SAMPLE_DIMS, SPATIAL_DIMS, CHANNEL_DIMS)
+
+
+MOST_BATCH = 2**24
+"""Samples of a step; micro-batches are counted one by one."""
+
+
+class Asked(TypedDict, total=False):
+    """What may be asked of a plan; see :func:`make_problem`."""
+
+    global_batch: int
+    micro_batch: Sequence[int]
+    schedules: Sequence[str]
+    num_ranks: int
+    max_stages: int
+    gap: float
+    time_limit_s: float
+    objective: str
+    allow: Sequence[str]
+    recompute: str
+    shard: str
+    halo_depth: int
+    fix: Sequence[str | Rule]
+    forbid: Sequence[str | Rule]
+    calibration: bool
+
+
+def make_problem(
+    profile: Profile,
+    *,
+    global_batch: int = 0,
+    micro_batch: Sequence[int] = (),
+    schedules: Sequence[str] = (),
+    num_ranks: int = 0,
+    max_stages: int = 0,
+    memory_bytes: int = 0,
+    gap: float = 0.0,
+    time_limit_s: float = 60.0,
+    objective: str = THROUGHPUT,
+    allow: Sequence[str] = (),
+    recompute: str = NEVER,
+    shard: str = NEVER,
+    halo_depth: int = 0,
+    fix: Sequence[str | Rule] = (),
+    forbid: Sequence[str | Rule] = (),
+    calibration: bool = True,
+) -> Problem:
+    """What a solver is asked.
+
+    Args:
+        global_batch: samples a step; 0: as many as the profile's example has.
+        micro_batch: samples a micro-batch that may be used; empty: the solver chooses.
+        schedules: names; empty: those that the runtime executes as they are priced.
+        num_ranks, max_stages: 0: no limit.
+        memory_bytes: most bytes a plan may use on any device; 0: the device's memory less a margin.
+        objective: ``throughput``, ``memory`` or ``latency``.
+        allow: families of dims that layers may be cut along, of ``sample``, ``spatial``, ``channel``; empty: samples.
+        recompute: ``never``, ``auto`` or ``always``.
+        shard: whether ranks of a stage divide the optimiser's state: ``never``, ``auto`` (if nothing else fits) or
+            ``always``.
+        halo_depth: most rows of space by which a device may work beyond its part, so that the next layers need no halo.
+        fix, forbid: side constraints, such as ``enc.*=spatial:2``; see :mod:`planner.ir.constraints`.
+        calibration: whether what runs of plans showed corrects the profile's costs.
+
+    Raises:
+        UsageError, UnknownNameError, RankCountError: what is asked for does not exist or cannot be meant.
+        MissingMeasurementError: the profile does not say what messages between two of its hosts cost.
+    """
+    batch = global_batch or profile.graph.samples
+    if not 1 <= batch <= MOST_BATCH:
+        raise UsageError(f"--global-batch is {batch}", [f"a step has 1 to {MOST_BATCH} samples"])
+    if isnan(time_limit_s) or not isfinite(gap):
+        raise UsageError(f"--gap is {gap}, --time-limit is {time_limit_s}", ["numbers are needed"])
+    require_known("schedule", schedules, schedule_names())
+    require_known("objective", [objective], OBJECTIVES)
+    require_known("family of dims", allow, FAMILIES)
+    require_known("way to recompute", [recompute], RECOMPUTE)
+    require_known("way to shard", [shard], SHARD)
+    _require_ranks(profile, num_ranks)
+    _require_memory(profile, memory_bytes)
+    if num_ranks != 1:
+        _require_links(profile.cluster)
+    too_large = [size for size in micro_batch if size > batch]
+    if too_large:
+        raise UsageError(
+            f"micro-batch {too_large[0]} is larger than the global batch {batch}",
+            [],
+            [f"--micro-batch {batch}", f"--global-batch {too_large[0]}"],
+        )
+    return Problem(
+        profile=_calibrated(profile) if calibration else profile.bare,
+        global_batch=batch,
+        schedules=tuple(schedules),
+        micro_batch_sizes=tuple(micro_batch),
+        max_stages=max_stages,
+        num_ranks=num_ranks,
+        gap=gap,
+        time_limit_s=time_limit_s,
+        memory_bytes=memory_bytes,
+        objective=objective,
+        allow=tuple(name for name in FAMILIES if name in allow) or (SAMPLE_DIMS,),
+        recompute=recompute,
+        shard=shard,
+        halo_depth=halo_depth,
+        fix=rules_of(fix, profile),
+        forbid=rules_of(forbid, profile),
+    )
+
+
+def problem_of(plan: Plan, profile: Profile) -> Problem:
+    """The problem that ``plan`` answers; what a decision edited by hand makes use of is allowed as well."""
+    profile = profile.corrected_by(plan.inputs.corrections)
+    decision, asked = plan.decision, Problem.of(profile, plan.decision.global_batch, plan.inputs.request)
+    dims = {dim for placement in decision.layers.values() for dim in placement.cuts}
+    again = asked.recompute == NEVER and any(stage.recompute for stage in decision.stages)
+    schedules = asked.schedules
+    if decision.schedule in schedule_names() and decision.schedule not in (schedules or default_schedules()):
+        schedules = (*(schedules or default_schedules()), decision.schedule)
+    return replace(
+        asked,
+        schedules=schedules,
+        allow=FAMILIES if dims - {SAMPLE} else asked.allow,
+        halo_depth=max([asked.halo_depth, *(placement.margin for placement in decision.layers.values())]),
+        recompute=AUTO if again else asked.recompute,
+        shard=AUTO if asked.shard == NEVER and any(stage.sharded for stage in decision.stages) else asked.shard,
+    )
+
+
+def rules_of(texts: Sequence[str | Rule], profile: Profile) -> tuple[Rule, ...]:
+    """Side constraints, each of a layer (and device) that the profile has.
+
+    Raises:
+        UsageError, UnknownNameError: a text is no rule, or is about nothing.
+    """
+    from planner.ir.constraints import check_names, matching, parse_rule
+
+    names = [layer.name for layer in profile.graph.layers]
+    rules = tuple(text if isinstance(text, Rule) else parse_rule(text) for text in texts)
+    for rule in rules:
+        matching(rule, names)
+        check_names(rule, profile.cluster)
+    return rules
+
+
+def _calibrated(profile: Profile) -> Profile:
+    """The profile with the corrections that count."""
+    if not profile.calibration.corrections:
+        return profile
+    from planner.costs.calibration.fit import in_force  # loads numpy
+
+    return in_force(profile)
+
+
+def schedule_names() -> tuple[str, ...]:
+    """Names of all schedules."""
+    from planner import schedules
+
+    return tuple(schedules.names())
+
+
+def default_schedules() -> tuple[str, ...]:
+    """Names of the schedules that are searched where nobody names any."""
+    from planner import schedules
+
+    return tuple(schedules.default_names())
+
+
+def unlinked_hosts(cluster: Cluster) -> tuple[str, ...]:
+    """Two hosts (or one, twice) whose devices have no link; nothing if there are none."""
+    hosts = [device.host for device in cluster.devices]
+    stated = {(pair.src_host, pair.dst_host) for pair in cluster.pairs}
+    for a in dict.fromkeys(hosts):
+        for b in dict.fromkeys(hosts):
+            kind = WITHIN_HOST if a == b else ACROSS_HOSTS
+            if (a != b or hosts.count(a) > 1) and kind not in cluster.links and (a, b) not in stated:
+                return a, b
+    return ()
+
+
+def _require_links(cluster: Cluster) -> None:
+    missing = unlinked_hosts(cluster)
+    if missing:
+        raise MissingMeasurementError(
+            f"the profile does not say what messages between {' and '.join(missing)} cost",
+            [f"links: {', '.join(cluster.links) or 'none'}; hosts: {len({device.host for device in cluster.devices})}"],
+            ["measure them: halopipe profile --hosts FILE", "or say it in a cluster file: --cluster FILE"],
+        )
+
+
+def _require_ranks(profile: Profile, num_ranks: int) -> None:
+    num_devices = len(profile.cluster.devices)
+    if num_ranks > num_devices:
+        raise RankCountError(
+            f"{num_ranks} ranks are asked for, the profile has {num_devices}",
+            [", ".join(device.name for device in profile.cluster.devices)],
+            [f"--ranks {num_devices}", f"halopipe profile ... --workers {num_ranks}", "--cluster cluster.yaml"],
+        )
+
+
+def _require_memory(profile: Profile, memory_bytes: int) -> None:
+    most = max((device.memory_bytes for device in profile.cluster.devices), default=0)
+    if memory_bytes > most:
+        raise UsageError(
+            "--memory is more than the devices have", [f"asked: {memory_bytes} bytes, there: {most} bytes"]
+        )

@@ -1,0 +1,79 @@
+"""Searches with their progress on stderr: the best step so far, the bound below it, the gap between them."""
+
+from __future__ import annotations
+
+from math import isfinite
+from typing import TYPE_CHECKING
+
+from halopipe.planning import problem as problems
+from halopipe.planning import solve as planning
+from halopipe.planning import what_if as asking
+from halopipe.terminal import units
+from halopipe.terminal.progress import Reporter
+from planner.ir.plan import Plan
+from planner.ir.problem import Problem
+from planner.ir.profile import Profile
+
+if TYPE_CHECKING:
+    from halopipe.planning.pareto import Front
+    from halopipe.planning.shadow_prices import Prices
+    from halopipe.planning.what_if import Answer
+    from planner.solvers import Progress, SearchProgress
+
+
+def solve(problem: Problem, solver: str) -> Plan:
+    """The plan that ``solver`` finds; Ctrl-C gives the best so far, marked stopped."""
+    with Reporter("searching") as reporter:
+        return planning.solve(problem, solver, _shown(reporter, problem.time_limit_s))
+
+
+def baselines(problem: Problem) -> planning.Baselines:
+    """The published strategies on the problem."""
+    with Reporter("solving baselines") as reporter:
+        return planning.solve_baselines(problem, show=lambda done, total, name: reporter.update(done, total, name))
+
+
+def why_not(plan: Plan, profile: Profile | None, question: str) -> Answer:
+    """As :func:`halopipe.planning.what_if.why_not`."""
+    with Reporter("searching") as reporter:
+        return asking.why_not(plan, profile, question, _shown(reporter, _time_limit_s(plan, profile)))
+
+
+def what_if(plan: Plan, profile: Profile, question: str) -> Answer:
+    """As :func:`halopipe.planning.what_if.what_if`."""
+    with Reporter("searching") as reporter:
+        return asking.what_if(plan, profile, question, _shown(reporter, _time_limit_s(plan, profile)))
+
+
+def prices(plan: Plan, profile: Profile, time_limit_s: float) -> Prices:
+    """As :func:`halopipe.planning.shadow_prices.prices`."""
+    from halopipe.planning import shadow_prices
+
+    with Reporter("pricing") as reporter:
+        return shadow_prices.prices(plan, profile, time_limit_s, reporter.update)
+
+
+def front(problem: Problem, solver: str, num_points: int) -> Front:
+    """As :func:`halopipe.planning.pareto.front`."""
+    from halopipe.planning import pareto
+
+    with Reporter("searching") as reporter:
+        return pareto.front(
+            problem,
+            num_points,
+            solver,
+            lambda done, total, what: reporter.update(done, total or None, f"plan {done + 1}, {what}"),
+        )
+
+
+def _time_limit_s(plan: Plan, profile: Profile | None) -> float:
+    return problems.problem_of(plan, profile).time_limit_s if profile is not None else 1.0
+
+
+def _shown(reporter: Reporter, time_limit_s: float) -> Progress:
+    def show(at: SearchProgress) -> None:
+        best = f"best {units.seconds(at.best_s)}, gap {units.percent(at.gap)}" if isfinite(at.best_s) else "no plan yet"
+        numbers = f"{best}, bound {units.seconds(at.bound_s)}, {at.num_simulated} simulated"
+        reporter.update(at.elapsed_s, time_limit_s, numbers, max(0.0, time_limit_s - at.elapsed_s))
+
+    return show

@@ -1,0 +1,155 @@
+"""From problems to plans, baselines and predicted timelines, and from files to plans and profiles.  No torch."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from halopipe.terminal.suggest import require_known
+from planner.ir.codec import load
+from planner.ir.errors import HalopipeError, InfeasibleError, InputFileError
+from planner.ir.fingerprint import fingerprint, require_match
+from planner.ir.plan import Plan, Prediction
+from planner.ir.problem import Problem
+from planner.ir.profile import Profile
+from planner.ir.timeline import Timeline
+
+if TYPE_CHECKING:
+    from planner.solvers import Progress
+
+DEFAULT_SOLVER = "suffix-dp"
+
+
+@dataclass(frozen=True, slots=True)
+class Baselines:
+    """The published strategies by name: those that fit, and why the others do not."""
+
+    plans: dict[str, Plan]
+    infeasible: dict[str, str]
+
+
+def solve(problem: Problem, name: str = DEFAULT_SOLVER, progress: Progress | None = None) -> Plan:
+    """The plan that solver ``name`` finds; it keeps to the side constraints.
+
+    Raises:
+        UnknownNameError: there is no such solver.
+        InfeasibleError: nothing fits, or the solver knows nothing of a side constraint and its plan breaks it.
+    """
+    from planner import solvers
+
+    require_known("solver", [name], solvers.names())
+    plan = solvers.solver(name)(problem, progress)
+    unmet = _broken_rules(plan, problem)
+    if unmet:
+        raise InfeasibleError(
+            f"solver {name} found no plan that keeps to the side constraints", unmet, [f"--solver {DEFAULT_SOLVER}"]
+        )
+    return plan
+
+
+def _broken_rules(plan: Plan, problem: Problem) -> tuple[str, ...]:
+    if not problem.fix and not problem.forbid:
+        return ()
+    from planner.ir.constraints import broken
+
+    return broken(problem.fix, problem.forbid, plan.decision, problem.profile.cluster)
+
+
+def solve_baselines(
+    problem: Problem, wanted: Sequence[str] = (), show: Callable[[int, int, str], None] | None = None
+) -> Baselines:
+    """The published strategies, each as its authors do it, on the same problem.
+
+    The problem's time limit is for all of them together: each may take an equal part of what is left.
+
+    Args:
+        wanted: their names; empty: all.
+        show: called with (done, total, what comes next).
+    """
+    from planner import solvers
+
+    require_known("baseline", wanted, solvers.baselines())
+    plans: dict[str, Plan] = {}
+    infeasible: dict[str, str] = {}
+    names = tuple(wanted) or solvers.baselines()
+    ends_s = time.monotonic() + problem.time_limit_s
+    for number, name in enumerate(names):
+        if show is not None:
+            show(number, len(names), name)
+        try:
+            left_s = max(0.0, ends_s - time.monotonic()) / (len(names) - number)
+            plans[name] = solve(replace(problem, time_limit_s=left_s), name)
+        except HalopipeError as error:  # what the strategy's own restrictions rule out is no failure of the comparison
+            infeasible[name] = "; ".join((error.title, *error.details[:1]))
+    return Baselines(plans, infeasible)
+
+
+def predict_again(plan: Plan, profile: Profile) -> tuple[Prediction, Timeline]:
+    """The simulator's word on the plan's decision, which may have been edited since; under the plan's corrections."""
+    from planner.costs.predict import predict
+
+    request = plan.inputs.request
+    return predict(
+        profile.corrected_by(plan.inputs.corrections), plan.decision, request.memory_margin, request.memory_bytes
+    )
+
+
+def load_plan(path: str | Path) -> Plan:
+    """The plan in a file."""
+    return load(path, Plan)
+
+
+def profile_of(plan: Plan, path: str | Path, given: Path | None, cluster: Path | None = None) -> Profile | None:
+    """The profile that a plan was made from: the one given, else ``profile.json`` beside the plan file if it is that.
+
+    Args:
+        cluster: the cluster file that the plan was made for, if it was.
+
+    Raises:
+        StaleFileError: the plan was made from another profile than the one given.
+    """
+    beside = Path(path).parent / "profile.json"
+    if given is not None or cluster is not None:
+        return load_profile(given or beside, plan, cluster)
+    if not beside.is_file():
+        return None
+    try:
+        return load_profile(beside, plan)
+    except InputFileError:  # somebody else's; nobody asked for it
+        return None
+
+
+def load_profile(path: str | Path, plan: Plan | None = None, cluster: Path | None = None) -> Profile:
+    """The profile in a file; with a plan, the one that it was made from, under the corrections that it was made under.
+
+    Args:
+        cluster: a file of machines to have the profile on.
+
+    Raises:
+        StaleFileError: the plan was made from another profile.
+    """
+    profile = load(path, Profile)
+    if cluster is not None:
+        from halopipe.planning.clusters import on_cluster
+
+        profile = on_cluster(profile, cluster)
+    if plan is not None:
+        require_match(
+            "profile",
+            plan.inputs.profile_fingerprint,
+            fingerprint(profile.bare),
+            f"halopipe plan {path}, or name the profile (and --cluster) that the plan was made from",
+        )
+        return profile.corrected_by(plan.inputs.corrections)
+    return profile
+
+
+def device_names(plan: Plan) -> list[str]:
+    """Names of the devices that the plan is meant for, by rank."""
+    names = {
+        rank: device for stage in plan.decision.stages for rank, device in zip(stage.ranks, stage.devices, strict=True)
+    }
+    return [names.get(rank, "not used") for rank in range(plan.decision.num_ranks)]

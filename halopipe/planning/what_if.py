@@ -1,0 +1,176 @@
+"""Questions about a plan: why not another one, and what if something were otherwise; answered by searching again."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from halopipe.planning import edits, problem, solve
+from halopipe.planning.compare import differences
+from halopipe.terminal import units
+from planner.ir.cluster import DATASHEET
+from planner.ir.errors import InfeasibleError, UsageError
+from planner.ir.plan import Plan
+from planner.ir.profile import Profile
+
+if TYPE_CHECKING:
+    from planner.solvers import Progress
+
+_SEARCHED = (
+    "schedule=..., micro-batch=..., stages=..., dp=..., ranks=..., recompute=..., shard=..., PATTERN=spatial:2, "
+    "a solver's name; several with commas"
+)
+_SAME = 5e-4  # relative; smaller differences are not shown in the digits printed
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a question about a plan comes to.
+
+    Attributes:
+        base: the plan that is asked about.
+        other: the best plan under the condition; None if there is none, or it was not searched for.
+        reasons: why there is none, or what is known without searching.
+        evidence: how well the other plan's prediction is known.
+    """
+
+    question: str
+    base: Plan
+    other: Plan | None = None
+    reasons: tuple[str, ...] = ()
+    evidence: str = ""
+
+    def __str__(self) -> str:
+        return self.render()
+
+    @property
+    def slower(self) -> float | None:
+        """How much longer the other plan takes for a sample; negative if it is faster."""
+        if self.other is None:
+            return None
+        other_per_s = self.other.prediction.samples_per_s
+        return self.base.prediction.samples_per_s / other_per_s - 1 if other_per_s else 0.0
+
+    def render(self) -> str:
+        """The answer in words: step, memory, decision, what binds, how sure it is."""
+        if self.other is None:
+            return "\n".join(self.reasons)
+        here, there = self.other.prediction, self.base.prediction
+        ratio = self.slower or 0.0
+        verdict = (
+            "as fast" if abs(ratio) < _SAME else f"{units.percent(abs(ratio))} {'slower' if ratio > 0 else 'faster'}"
+        )
+        steps = f"{units.seconds(here.step_s)} against {units.seconds(there.step_s)}"
+        memory = f"{units.size(_peak_bytes(self.other))} against {units.size(_peak_bytes(self.base))}"
+        return "\n".join(
+            [
+                f"{self.question}: {verdict} ({steps} a step)",
+                f"  memory   {memory} on the fullest rank",
+                *(
+                    f"  decides  {line}"
+                    for line in differences(self.base.decision, self.other.decision) or ("the same",)
+                ),
+                *(f"  binds    {line}" for line in self.other.search.binding),
+                f"  known    {_certainty(self.other)}; costs: {self.evidence}",
+            ]
+        )
+
+    def data(self) -> dict[str, Any]:
+        """The answer as plain data for JSON."""
+        from planner.ir.codec import plain
+
+        other = self.other
+        return {
+            "question": self.question,
+            "step_s": self.base.prediction.step_s,
+            "peak_bytes": _peak_bytes(self.base),
+            "other": None
+            if other is None
+            else {
+                "step_s": other.prediction.step_s,
+                "peak_bytes": _peak_bytes(other),
+                "slower": self.slower,
+                "differences": list(differences(self.base.decision, other.decision)),
+                "evidence": self.evidence,
+                "search": plain(other.search),
+            },
+            "reasons": list(self.reasons),
+        }
+
+
+def why_not(plan: Plan, profile: Profile | None, question: str, progress: Progress | None = None) -> Answer:
+    """Why the plan is not another one.
+
+    Args:
+        question: a solver's name, such as a baseline's; part of the name of an alternative that the plan file lists; or
+            conditions as in :mod:`halopipe.planning.edits`: ``dp=4``, ``stages=4,schedule=gpipe,micro-batch=8``.
+            Conditions and solvers are searched for again, which needs the profile.
+
+    Raises:
+        UsageError: nothing is known of it; the text lists what may be asked.
+    """
+    asked = question.strip()
+    if profile is not None and asked in _solvers():
+        return _search(plan, profile, asked, f"solver={asked}", progress)
+    listed = _listed(plan)
+    found = {name: why for name, why in listed.items() if asked and asked.lower() in name.lower()}
+    if found:
+        return Answer(asked, plan, reasons=tuple(f"{name}: {why}" for name, why in found.items()))
+    if profile is not None and "=" in asked:
+        return _search(plan, profile, asked, asked, progress)
+    needs = " (needs --profile)" if profile is None else ""
+    raise UsageError(
+        f"nothing is known of {question!r}",
+        [
+            f"listed in the plan: {', '.join(listed) or 'nothing'}",
+            f"searched again{needs}: {_SEARCHED}",
+        ],
+    )
+
+
+def what_if(plan: Plan, profile: Profile, question: str, progress: Progress | None = None) -> Answer:
+    """What the best plan would be if machines or demands were otherwise.
+
+    Args:
+        question: changes as in :mod:`halopipe.planning.edits`: ``n1/gpu0.memory=32GiB``, ``devices=8``,
+            ``link across-hosts.bandwidth=25GB/s,global-batch=64``.
+
+    Raises:
+        UsageError, UnknownNameError: a change is not understood, or about nothing that there is.
+    """
+    return _search(plan, profile, question.strip(), question, progress)
+
+
+def _search(plan: Plan, profile: Profile, question: str, text: str, progress: Progress | None) -> Answer:
+    at = edits.changed(problem.problem_of(plan, profile), text)
+    try:
+        other = solve.solve(at.problem, at.solver, progress)
+    except InfeasibleError as error:
+        return Answer(question, plan, reasons=(f"{question}: {error.title}", *(f"  {line}" for line in error.details)))
+    evidence = DATASHEET if at.assumed else other.prediction.evidence
+    return Answer(question, plan, other, (), evidence)
+
+
+def _listed(plan: Plan) -> Mapping[str, str]:
+    listed = {other.name: other.why_not for other in plan.alternatives}
+    return {**listed, **{rejected.what: rejected.why for rejected in plan.search.rejected}}
+
+
+def _solvers() -> tuple[str, ...]:
+    from planner import solvers
+
+    return solvers.names()
+
+
+def _certainty(plan: Plan) -> str:
+    search = plan.search
+    if search.status == "proven":
+        return "proven the best under this condition"
+    if search.bound_s <= 0:
+        return search.status
+    return f"{search.status}: no plan takes less than {units.seconds(search.bound_s)} a step"
+
+
+def _peak_bytes(plan: Plan) -> int:
+    return max((rank.peak_bytes for rank in plan.prediction.ranks), default=0)

@@ -1,0 +1,243 @@
+"""Why this plan: the step as a picture, stages, memory, what binds, how good it is, and what else there was."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from halopipe.planning import calibration, solve
+from halopipe.terminal import tables, units
+from planner.export.rows import StageRow, stage_rows
+from planner.ir.cluster import DATASHEET, FAMILY, INTERPOLATED
+from planner.ir.codec import plain
+from planner.ir.plan import Measured, Plan, Prediction, RankPrediction, Search
+from planner.ir.problem import MEMORY, THROUGHPUT
+from planner.ir.profile import ModelSource, Profile
+
+_STALE = 1e-6
+_STATUS = {
+    "proven": "proven: no plan of the searched space is faster in the simulator",
+    "within gap": "the search ended once the plan was close enough to the bound",
+    "time limit": "the time limit ended the search; this is the best so far",
+    "stopped": "the search was stopped by hand; this is the best so far",
+    "heuristic": "made by a rule, not searched for: nothing is proved about it",
+}
+
+
+def explain(plan: Plan, profile: Profile | None = None, width: int = 96) -> str:
+    """The plan in words and pictures; with its profile, also the Gantt chart and what crosses stage boundaries."""
+    prediction, timeline = solve.predict_again(plan, profile) if profile is not None else (plan.prediction, None)
+    blocks = [headline(plan, prediction), _stale(plan.prediction, prediction)]
+    if timeline is not None:
+        picture = tables.gantt(timeline, solve.device_names(plan), width - 2)
+        blocks.append("Step (predicted)\n" + _indented(picture))
+    blocks += [
+        _stages(stage_rows(plan, profile, timeline)),
+        _ranks(plan, prediction),
+        evidence_text(prediction),
+        _titled("What binds", [f"- {line}" for line in plan.search.binding]),
+        _certificate(plan.search, prediction),
+        _alternatives(plan),
+        _measured(plan.measured, prediction) if plan.measured is not None else "",
+    ]
+    if profile is None:
+        blocks.append(
+            "Not shown without the profile: the Gantt chart, times of stages, and what crosses between them.\n"
+            "  try: halopipe explain PLAN --profile profile.json"
+        )
+    return "\n\n".join(block for block in blocks if block)
+
+
+def data(plan: Plan, profile: Profile | None = None) -> dict[str, Any]:
+    """The same as plain data for JSON."""
+    prediction, timeline = solve.predict_again(plan, profile) if profile is not None else (plan.prediction, None)
+    return {
+        "prediction": plain(prediction),
+        "stages": plain(stage_rows(plan, profile, timeline)),
+        "corrections": plain(plan.inputs.corrections),
+        "search": plain(plan.search),
+        "alternatives": plain(plan.alternatives),
+        "measured": plain(plan.measured),
+        "timeline": plain(timeline),
+    }
+
+
+_EVIDENCE: Mapping[str, str] = {
+    INTERPOLATED: "some layers are read between the sizes that were measured; halopipe plan PROFILE --measure-missing "
+    "measures them",
+    FAMILY: "some layers, or parts of them, are priced by a model of what was measured of layers like them; "
+    "halopipe plan PROFILE --measure-missing measures them",
+    DATASHEET: "some figures are a datasheet's, and too fast by as much as devices fall short of their peaks",
+}
+
+
+def model_text(model: ModelSource) -> str:
+    """``pkg.mod:factory(num_classes=10), input 8x3x64x64, float32``; ``float32 with autocast to bfloat16``."""
+    arguments = ", ".join(f"{key}={value}" for key, value in model.arguments.items())
+    shape = f", input {'x'.join(map(str, model.input_shape))}" if model.input_shape else ""
+    autocast = f" with autocast to {model.autocast}" if model.autocast else ""
+    return f"{model.factory}{f'({arguments})' if arguments else ''}{shape}, {model.dtype}{autocast}"
+
+
+def headline(plan: Plan, fresh: Prediction | None = None, objective: str = THROUGHPUT) -> str:
+    """What is decided, for what model, and the step that is predicted (``fresh`` if it was made anew).
+
+    Args:
+        objective: what the plan was to make small; one line more unless it is the step.
+    """
+    decision, prediction = plan.decision, fresh or plan.prediction
+    ranks = {rank for stage in decision.stages for rank in stage.ranks}
+    return (
+        f"{units.count(len(decision.stages), 'stage')} on {units.count(len(ranks), 'device')}, "
+        f"schedule {decision.schedule}, {units.micro_batches(decision.micro_batches)}\n"
+        f"  model     {model_text(plan.inputs.model)}\n"
+        f"  predicted {within(prediction)} a step, {units.rate(prediction.samples_per_s)} samples/s, "
+        f"bubble {units.percent(prediction.bubble_fraction)} (costs: {prediction.evidence})"
+        + _calibration_line(plan)
+        + _objective_line(prediction, objective)
+    )
+
+
+def evidence_text(prediction: Prediction) -> str:
+    """How the costs are known that a plan was not measured for, and what makes them better; nothing if all were."""
+    text = _EVIDENCE.get(prediction.evidence, "")
+    return f"Costs: {text}" if text else ""
+
+
+def within(prediction: Prediction) -> str:
+    """The step, with the deciles of what it may come to: ``1.23 s (1.20-1.27)``."""
+    return units.seconds_within(prediction.step_s, prediction.p10_s, prediction.p90_s)
+
+
+def _calibration_line(plan: Plan) -> str:
+    calibrated = calibration.calibrated_by(plan.inputs.corrections)
+    return f"\n  {calibrated}" if calibrated else ""
+
+
+def _objective_line(prediction: Prediction, objective: str) -> str:
+    if objective == THROUGHPUT:
+        return ""
+    peak = units.size(max((rank.peak_bytes for rank in prediction.ranks), default=0))
+    return f"\n  objective {objective}" + (f": {peak} on the fullest rank" if objective == MEMORY else "")
+
+
+def _stale(cached: Prediction, fresh: Prediction) -> str:
+    if abs(cached.step_s - fresh.step_s) <= _STALE * fresh.step_s:
+        return ""
+    return (
+        f"note: the plan file says {units.seconds(cached.step_s)} a step; its decision was edited since, "
+        "and what is shown is computed again"
+    )
+
+
+def _stages(rows: tuple[StageRow, ...]) -> str:
+    known = any(row.sends is not None for row in rows)
+    again, divided = any(row.recompute for row in rows), any(row.sharded for row in rows)
+    header = ["stage", "devices", "samples", "layers", "from", "to", "in flight", *(["recompute"] if again else [])]
+    header += ["optimiser"] if divided else []
+    if known:
+        header += ["F", "B", "parameters", "sends per micro-batch"]
+    cells = []
+    for row in rows:
+        line = [
+            str(row.stage),
+            " ".join(row.devices),
+            ":".join(map(str, row.samples)),
+            str(row.num_layers),
+            row.first_layer,
+            row.last_layer,
+            str(row.in_flight),
+            *(["yes" if row.recompute else "no"] if again else []),
+            *(["divided" if row.sharded else "whole"] if divided else []),
+        ]
+        if known:
+            sends = [f"{units.size(h.forward_bytes)} to stage {h.dst}" for h in row.sends or ()]
+            line += [_time(row.forward_s), _time(row.backward_s), units.size(row.parameter_bytes or 0)]
+            line.append(", ".join(sends) or "nothing")
+        cells.append(line)
+    return "\n".join(["Stages", tables.table(header, cells), *_layouts(rows)])
+
+
+def _layouts(rows: tuple[StageRow, ...]) -> list[str]:
+    """A line for each stage that divides its layers along more than samples, or in several ways."""
+    return [
+        f"  stage {row.stage} divides "
+        + ", ".join(f"{units.count(number, 'layer')} by {words}" for words, number in row.layouts.items())
+        for row in rows
+        if len(row.layouts) > 1 or any(not words.startswith("samples") or " x " in words for words in row.layouts)
+    ]
+
+
+def _ranks(plan: Plan, prediction: Prediction) -> str:
+    devices = solve.device_names(plan)
+    step_s = prediction.step_s or 1.0  # of nothing each part is nothing
+    header = ["rank", "device", "compute", "communication", "bubble", "idle", "memory"]
+    cells = [
+        [
+            str(rank.rank),
+            devices[rank.rank],
+            units.percent(rank.compute_s / step_s),
+            units.percent(rank.communication_s / step_s),
+            units.percent(rank.bubble_s / step_s),
+            units.percent(rank.idle_s / step_s),
+            _memory(rank),
+        ]
+        for rank in prediction.ranks
+    ]
+    return "Devices\n" + tables.table(header, cells)
+
+
+def _memory(rank: RankPrediction) -> str:
+    filled = tables.bar(rank.peak_bytes / max(1, rank.memory_limit_bytes))
+    return f"{filled} {units.size(rank.peak_bytes)} of {units.size(rank.memory_limit_bytes)}"
+
+
+def _certificate(search: Search, prediction: Prediction) -> str:
+    lines = [f"{search.method} ({search.solver}); {_STATUS.get(search.status, search.status)}"]
+    if search.bound_s > 0:
+        above = prediction.step_s / search.bound_s - 1
+        lines.append(
+            f"bound {units.seconds(search.bound_s)} a step: the plan is "
+            + (f"at most {units.percent(above)} above the best" if above > _STALE else "at the bound")
+        )
+        if len(search.bounds_s) > 1:
+            parts = [f"{name} {units.seconds(value)}" for name, value in search.bounds_s.items()]
+            lines.append(f"the largest of: {', '.join(parts)}")
+    if search.num_simulated:
+        lines.append(f"{search.num_candidates:,} partial plans looked at, {search.num_simulated:,} plans simulated")
+    return _titled("How good it is", lines)
+
+
+def _alternatives(plan: Plan) -> str:
+    header = ["plan", "step", "peak memory", "why not"]
+    cells = [
+        [
+            other.name,
+            _time(other.step_s),
+            "–" if other.peak_bytes is None else units.size(other.peak_bytes),
+            other.why_not,
+        ]
+        for other in plan.alternatives
+    ]
+    cells += [[rejected.what, "–", "–", rejected.why] for rejected in plan.search.rejected]
+    return "Alternatives\n" + tables.table(header, cells) if cells else ""
+
+
+def _measured(measured: Measured, prediction: Prediction) -> str:
+    header = ["", "predicted", "measured", "difference"]
+    ratio = units.signed_percent(measured.step_s / prediction.step_s - 1)
+    row = ["step", within(prediction), units.seconds(measured.step_s), ratio]
+    note = f"  median of {measured.num_steps} steps, spread {units.percent(measured.spread)}"
+    return "Measured\n" + tables.table(header, [row]) + "\n" + note
+
+
+def _time(value_s: float | None) -> str:
+    return "–" if value_s is None else units.seconds(value_s)
+
+
+def _titled(title: str, lines: list[str]) -> str:
+    return "\n".join([title, *(f"  {line}" for line in lines)]) if lines else ""
+
+
+def _indented(block: str) -> str:
+    return "\n".join(f"  {line}" for line in block.splitlines())

@@ -1,0 +1,76 @@
+"""Predicted beside measured: the step, its stages, and where the time of their ranks goes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from halopipe.terminal import tables, units
+from planner.ir.plan import RankPrediction
+from planner.ir.timeline import Timeline
+
+if TYPE_CHECKING:
+    from planner.costs.simulator.breakdown import Parts
+
+_PARTS = ("compute", "communication", "bubble", "idle")
+
+
+def timeline_table(
+    predicted: Timeline,
+    measured: Timeline,
+    step_s: float,
+    ranks: Sequence[Sequence[int]],
+    known: Sequence[RankPrediction] = (),
+) -> str:
+    """The step, then for each stage a forward, a backward, and the parts of its ranks' step (their mean).
+
+    Parts that are nothing in both are left out.
+
+    Args:
+        step_s: measured (a median over steps, where ``measured`` is one of them).
+        ranks: of each stage.
+        known: what the plan says of its ranks; used where ``predicted`` is a length without actions.
+    """
+    from planner.export.rows import stage_seconds
+
+    lines: list[tuple[str, float | None, float | None]] = [("step", predicted.step_s or None, step_s)]
+    for stage, of_stage in enumerate(ranks):
+        before, after = (stage_seconds(timeline, stage) for timeline in (predicted, measured))
+        both = zip(("forward", "backward"), before, after, strict=True)
+        lines += [(f"stage {stage} {word}", a, b) for word, a, b in both]
+        said = _parts(predicted, of_stage) or _said(known, of_stage)
+        lines += [(f"stage {stage} {word}", a, b) for word, a, b in _beside(said, _parts(measured, of_stage))]
+    cells = [
+        [name, _time(a), _time(b), units.signed_percent(b / a - 1) if a and b is not None else "–"]
+        for name, a, b in lines
+    ]
+    return tables.table(["", "predicted", "measured", "difference"], cells)
+
+
+def _beside(said: Parts | None, seen: Parts | None) -> Iterator[tuple[str, float | None, float | None]]:
+    for word in _PARTS:
+        a, b = (None if parts is None else float(getattr(parts, f"{word}_s")) for parts in (said, seen))
+        if a or b:
+            yield word, a, b
+
+
+def _parts(timeline: Timeline, ranks: Sequence[int]) -> Parts | None:
+    """Of ranks of a timeline; None where it is not known what they did."""
+    from planner.costs.simulator.breakdown import breakdown, mean_parts
+
+    if not any(span.rank in ranks for span in timeline.spans):
+        return None
+    found = breakdown(timeline, 1 + max(*ranks, *(span.rank for span in timeline.spans)))
+    return mean_parts([found[rank] for rank in ranks])
+
+
+def _said(known: Sequence[RankPrediction], ranks: Sequence[int]) -> Parts | None:
+    from planner.costs.simulator.breakdown import Parts, mean_parts
+
+    mine = [rank for rank in known if rank.rank in ranks]
+    parts = [Parts(rank.compute_s, rank.communication_s, rank.bubble_s, rank.idle_s) for rank in mine]
+    return mean_parts(parts) if parts else None
+
+
+def _time(value_s: float | None) -> str:
+    return "–" if value_s is None else units.seconds(value_s)

@@ -1,0 +1,117 @@
+"""A run with its progress on stderr, and what it showed: predicted beside measured, the losses, the numerics."""
+
+from __future__ import annotations
+
+from math import isfinite
+from statistics import fmean
+from typing import TYPE_CHECKING, Any
+
+from halopipe.planning import solve
+from halopipe.reports import explain
+from halopipe.terminal import console, tables, units
+from halopipe.terminal.progress import Reporter
+from planner.ir.codec import plain
+from planner.ir.errors import NumericsError
+from planner.ir.plan import Plan
+from planner.ir.timeline import Timeline
+
+if TYPE_CHECKING:
+    from halopipe.launch.hosts import Hosts
+    from halopipe.run_spec.options import RunOptions, RunProgress, RunResult, Score
+
+_AVERAGED = 5
+"""Steps whose losses are averaged, since one batch says little."""
+
+
+def train(plan: Plan, options: RunOptions, hosts: Hosts | None = None) -> RunResult | None:
+    """Runs the plan, on this host or on ``hosts``; None on ranks other than 0 of a job that torchrun or Slurm started.
+
+    Raises:
+        HalopipeError: what the workers raised.
+        NumericsError: a loss is not a number.
+    """
+    from halopipe.launch.run import run_plan
+
+    with Reporter("running") as reporter:
+
+        def show(at: RunProgress) -> None:
+            loss = "" if at.loss is None else f", loss {at.loss:.4g}"
+            reporter.update(at.step, at.num_steps, f"step {at.step}{loss}, {units.seconds(at.step_s)}")
+
+        result = run_plan(plan, options, show, hosts)
+    if result is not None:
+        _require_finite(result.losses, result.first_step)
+        if result.numerics is not None and (result.numerics.skipped or result.numerics.hidden):
+            console.remark(f"numerics: {result.numerics}")
+    return result
+
+
+def predicted_timeline(plan: Plan) -> Timeline:
+    """What a plan file alone says of the step: how long it is."""
+    return Timeline("predicted", plan.prediction.step_s, ())
+
+
+def report(plan: Plan, result: RunResult, predicted: Timeline) -> str:
+    """The run in a few lines."""
+    file = result.timeline_file(predicted)
+    measured = result.measured(plan.prediction)
+    samples_per_s = plan.decision.global_batch / measured.step_s
+    steps = units.count(len(result.losses), "step")
+    lines = [
+        f"{steps}, {units.seconds(measured.step_s)} a step (median), {units.rate(samples_per_s)} samples/s",
+        explain.timeline_table(
+            predicted,
+            file.measured,
+            measured.step_s,
+            [stage.ranks for stage in plan.decision.stages],
+            plan.prediction.ranks,
+        ),
+    ]
+    for timeline in (predicted, file.measured):
+        if timeline.spans:
+            lines += ["", f"{timeline.source}:", tables.gantt(timeline, solve.device_names(plan)), ""]
+    if result.losses:
+        lines.append(_losses(result))
+    lines += map(_score, result.scores)
+    if result.numerics is not None:
+        lines.append(f"numerics: {result.numerics}")
+    return "\n".join(lines)
+
+
+def _losses(result: RunResult) -> str:
+    losses, first = result.losses, result.first_step + 1
+    if not result.trained:
+        return f"mean loss of {units.count(len(losses), 'step')} {fmean(losses):.4f}; forward passes alone, no training"
+    text = f"loss {losses[0]:.4f} at step {first}, {losses[-1]:.4f} at step {result.first_step + len(losses)}"
+    if len(losses) >= 2 * _AVERAGED:
+        start, end = fmean(losses[:_AVERAGED]), fmean(losses[-_AVERAGED:])
+        text += f"; mean of the first {_AVERAGED} {start:.4f}, of the last {_AVERAGED} {end:.4f}"
+    return text
+
+
+def _score(score: Score) -> str:
+    accuracy = "" if score.accuracy is None else f", {units.percent(score.accuracy)} right"
+    return f"evaluation after step {score.step}: loss {score.loss:.4f}{accuracy} ({score.num_samples} samples)"
+
+
+def data(plan: Plan, result: RunResult) -> dict[str, Any]:
+    """The run as plain data for JSON."""
+    return {
+        "measured": plain(result.measured(plan.prediction)),
+        "predicted_step_s": plan.prediction.step_s,
+        "first_step": result.first_step,
+        "losses": list(result.losses),
+        "evaluations": plain(result.scores),
+        "step_seconds": list(result.step_seconds),
+        "numerics": plain(result.numerics),
+    }
+
+
+def _require_finite(losses: tuple[float, ...], first_step: int) -> None:
+    for step, loss in enumerate(losses, start=first_step + 1):
+        if not isfinite(loss):
+            raise NumericsError(
+                f"the loss is {loss} from step {step} on",
+                [f"it was {losses[0]:.4g} at step {first_step + 1}"],
+                ["a smaller learning rate (--optimizer SGD:lr=0.001)", "--clip-norm 1"],
+            )

@@ -1,0 +1,102 @@
+"""Text pictures for terminals and logs: tables, bars and a Gantt chart of one step.
+
+rank 0  n0/cpu0  F0░F1░······B0▓▓▓▓··B1▓▓▓▓U
+rank 1  n0/cpu1  ····F0░B0▓▓F1░B1▓▓········U
+
+Plain characters, the same everywhere, so that they can be piped, compared and tested.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from halopipe.terminal import units
+from planner.ir.schedule import Action, Op
+from planner.ir.timeline import Span, Timeline
+
+_FILL = {
+    Op.FORWARD: "░",
+    Op.BACKWARD: "▓",
+    Op.BACKWARD_INPUT: "▓",
+    Op.BACKWARD_WEIGHT: "▒",
+    Op.REDUCE_GRAD: "=",
+    Op.UPDATE: "#",
+    Op.PREPARE: ":",
+}
+_LABEL = {Op.REDUCE_GRAD: "R", Op.UPDATE: "U"}
+_LEGEND = {
+    Op.FORWARD: "F forward",
+    Op.BACKWARD: "B backward",
+    Op.BACKWARD_INPUT: "I backward for inputs",
+    Op.BACKWARD_WEIGHT: "W backward for weights",
+    Op.REDUCE_GRAD: "R gradient all-reduce",
+    Op.UPDATE: "U update",
+    Op.PREPARE: "P preparing on the host",
+}
+_IDLE = "·"
+_QUANTITY = re.compile(r"[+-]?[\d.,]+( \S+)?|–|best")
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[str]], indent: int = 2) -> str:
+    """Columns as wide as their widest cell; columns of quantities (``12``, ``+3.4 %``, ``–``) are flush right."""
+    columns = list(zip(header, *rows, strict=True))
+    widths = [max(map(len, column)) for column in columns]
+    numeric = [bool(rows) and all(_QUANTITY.fullmatch(cell) for cell in column[1:]) for column in columns]
+    lines = []
+    for row in (header, *rows):
+        cells = [
+            cell.rjust(width) if right else cell.ljust(width)
+            for cell, width, right in zip(row, widths, numeric, strict=True)
+        ]
+        lines.append((" " * indent + "  ".join(cells)).rstrip())
+    return "\n".join(lines)
+
+
+def bar(fraction: float, width: int = 24) -> str:
+    """``[########................]``; beyond one, the last cell is ``!``."""
+    filled = min(width, max(0, round(fraction * width)))
+    cells = "#" * filled + "." * (width - filled)
+    return f"[{cells[:-1]}!]" if fraction > 1 else f"[{cells}]"
+
+
+def gantt(timeline: Timeline, devices: Sequence[str] = (), width: int = 96) -> str:
+    """One line a rank, time to the right; a cell shows the action that fills most of it, ``·`` is idle or waiting.
+
+    Args:
+        devices: names by rank, shown beside the ranks.
+        width: columns of the whole picture.
+    """
+    ranks = range(max((span.rank for span in timeline.spans), default=-1) + 1)
+    names = [f"rank {rank}" + (f"  {devices[rank]}" if rank < len(devices) else "") for rank in ranks]
+    margin = max(map(len, names), default=0) + 2
+    cells = max(10, width - margin)
+    drawn = [(span, Action.parse(span.action)) for span in timeline.spans]
+    drawn = [(span, action) for span, action in drawn if action.op in _FILL]
+    lines = [
+        name.ljust(margin) + _row([pair for pair in drawn if pair[0].rank == rank], timeline.step_s, cells)
+        for rank, name in zip(ranks, names, strict=True)
+    ]
+    end = units.seconds(timeline.step_s)
+    axis = " " * margin + "0" + end.rjust(cells - 1)
+    shown = {action.op for _, action in drawn}
+    legend = "   ".join(text for op, text in _LEGEND.items() if op in shown)
+    return "\n".join([*lines, axis, " " * margin + f"{legend}   {_IDLE} idle or waiting".strip()])
+
+
+def _row(drawn: list[tuple[Span, Action]], step_s: float, cells: int) -> str:
+    """The cells of one rank; a span's label stands at its start where it fits."""
+    row = [_IDLE] * cells
+    per_s = cells / step_s if step_s > 0 else 0.0
+    several_stages = len({action.stage for _, action in drawn}) > 1
+    for span, action in sorted(drawn, key=lambda pair: pair[1].op is not Op.PREPARE):  # compute covers it
+        first, last = round(span.start_s * per_s), round(span.stop_s * per_s)
+        length = min(cells, last) - first
+        if length <= 0:
+            continue
+        label = _LABEL.get(action.op, f"{action.op.value[0]}{action.microbatch}")
+        if several_stages:
+            label = f"{action.stage}{label}"
+        text = label if len(label) <= length else _FILL[action.op]
+        row[first : first + length] = text.ljust(length, _FILL[action.op])
+    return "".join(row)

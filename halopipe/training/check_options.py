@@ -1,0 +1,138 @@
+"""What is asked of a run must fit together, and fit the plan: looked at before any process starts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import chain
+from pathlib import Path
+
+from halopipe.run_spec.options import DATA_FROM, SHARE, RunOptions
+from halopipe.terminal import suggest
+from planner.ir.errors import UsageError
+from planner.ir.plan import Plan
+from planner.ir.schedule import Action, Op
+from planner.passes.versions import updates_within
+
+_UPDATES = frozenset({Op.BACKWARD, Op.BACKWARD_INPUT, Op.BACKWARD_WEIGHT, Op.UPDATE})
+
+
+def require_consistent(plan: Plan, options: RunOptions) -> None:
+    """Raises :class:`UsageError` for the first of ``options`` that lacks another, or contradicts the plan.
+
+    Raises:
+        UnknownNameError: there is no such way to read data, optimiser or schedule.
+    """
+    suggest.require_known("way to read data", [options.data_from], DATA_FROM)
+    for fault in chain(_numbers(options), _lacking(options), _at_odds(plan, options)):
+        raise fault
+    _require_known_optimizer(options)
+    _require_known_compiler(options.compiler)
+    if options.checkpoint and not options.resume:
+        _require_new(Path(options.checkpoint))
+
+
+def trains(plan: Plan) -> bool:
+    """Whether the plan's program is more than forward passes."""
+    return any(Action.parse(text).op in _UPDATES for row in plan.decision.program for text in row)
+
+
+def _numbers(options: RunOptions) -> Iterator[UsageError]:
+    for name, least in (("steps", 1), ("accumulate", 1), ("eval_every", 0), ("eval_batches", 0), ("keep", 0)):
+        value = getattr(options, name)
+        if value < least:
+            yield UsageError(f"{_flag(name)} is {value}", [f"the least is {least}"])
+    if options.checkpoint_every < 0:
+        yield UsageError(f"--checkpoint-every is {options.checkpoint_every}", ["the least is 0"])
+    if not options.clip_norm >= 0.0:
+        yield UsageError(f"--clip-norm is {options.clip_norm:g}", ["a norm is at least 0"])
+
+
+def _lacking(options: RunOptions) -> Iterator[UsageError]:
+    """Options that say something of what was not asked for."""
+    for name, needed, example in (
+        ("eval_every", "eval_data", "halopipe.data:digits"),
+        ("eval_batches", "eval_data", "halopipe.data:digits"),
+        ("checkpoint_every", "checkpoint", "checkpoints"),
+        ("keep", "checkpoint", "checkpoints"),
+        ("resume", "checkpoint", "checkpoints"),
+    ):
+        if getattr(options, name) and not getattr(options, needed):
+            yield UsageError(f"{_flag(name)} needs {_flag(needed)}", [], [f"{_flag(needed)} {example}"])
+    if options.data_from == SHARE and not options.data:
+        yield UsageError(
+            "--data-from share needs --data", ["ranks share the samples of a Dataset"], ["--data FACTORY of a Dataset"]
+        )
+
+
+def _at_odds(plan: Plan, options: RunOptions) -> Iterator[UsageError]:
+    if options.resume and options.check_numerics:
+        yield UsageError(
+            "--check-numerics needs a run from the first step",
+            ["with --resume the steps that would be compared are done"],
+            ["leave one of them out"],
+        )
+    if options.check_numerics and options.steps < options.accumulate:
+        yield UsageError(
+            f"--check-numerics needs an update, the first is after {options.accumulate} steps",
+            [f"--steps is {options.steps}"],
+            [f"--steps {options.accumulate}"],
+        )
+    if options.check_numerics and updates_within(plan.decision.rows()):
+        yield UsageError(
+            "--check-numerics needs a schedule that updates the weights at the end of a step, as one device does",
+            [f"{plan.decision.schedule} updates them within a step"],
+            ["--schedule 1f1b"],
+        )
+    for name in ("steps", "checkpoint_every"):
+        value = getattr(options, name)
+        if options.checkpoint and value % options.accumulate:
+            yield UsageError(
+                f"{_flag(name)} {value} is no multiple of --accumulate {options.accumulate}",
+                ["a checkpoint between updates would lose the gradients gathered so far"],
+                [f"{_flag(name)} {value + options.accumulate - value % options.accumulate}"],
+            )
+    if not trains(plan):
+        wrong = [
+            name
+            for name in ("optimizer", "scheduler", "clip_norm", "checkpoint", "eval_data", "check_numerics")
+            if getattr(options, name)
+        ] + (["accumulate"] if options.accumulate > 1 else [])
+        if wrong:
+            yield UsageError(
+                f"{_flag(wrong[0])} is for training, this plan has forward passes alone",
+                [f"its schedule is {plan.decision.schedule}: a run of it evaluates"],
+                [f"leave out {_flag(wrong[0])}", "halopipe plan --schedule 1f1b"],
+            )
+
+
+def _require_known_compiler(name: str) -> None:
+    if name:
+        import torch
+
+        suggest.require_known("compiler", [name], torch.compiler.list_backends(exclude_tags=()))
+
+
+def _require_known_optimizer(options: RunOptions) -> None:
+    from halopipe.training.optimizer_spec import makers_of
+    from planner.ir.profile import Optimizer
+
+    if options.optimizer or options.scheduler:
+        makers_of(options, Optimizer())
+
+
+def _require_new(folder: Path) -> None:
+    from runtime.checkpoint import complete_steps
+
+    if folder.exists() and not folder.is_dir():
+        raise UsageError(f"--checkpoint {folder} is no folder", [], ["another name"])
+    steps = complete_steps(folder)
+    if steps:
+        raise UsageError(
+            f"{folder} has checkpoints of another run",
+            [f"steps {', '.join(map(str, steps))}"],
+            ["--resume, to go on from the newest", "another --checkpoint folder"],
+        )
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"

@@ -1,0 +1,183 @@
+"""Optimisers and schedules as people write them.
+
+    SGD    SGD:lr=0.1,momentum=0.9    AdamW:lr=0.001    recipes.py:adamw    pkg.recipes:adamw:lr=0.001,decay=0.1
+    CosineAnnealingLR:T_max=100       LinearLR:start_factor=0.1,total_iters=5    recipes.py:warm_up:steps=500
+
+A factory is ``pkg.mod:function`` or ``path/file.py:function``; arguments may follow.  One of optimisers takes the
+parameters of a stage, or (name, parameter) pairs if it calls them ``named_parameters``; one of schedules takes the
+optimiser.  Both are called once for each stage, so what they do must depend on nothing else.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from halopipe.terminal import suggest
+from planner.ir.errors import FactoryError, HalopipeError, UsageError
+from planner.ir.profile import Optimizer
+
+if TYPE_CHECKING:
+    from halopipe.run_spec.options import RunOptions
+    from runtime.optim.optimizer import MakeOptimizer, MakeScheduler
+
+_DEFAULTS: Mapping[str, Mapping[str, float]] = {
+    "SGD": {"lr": 0.01, "momentum": 0.9},
+    "Adam": {"lr": 0.001},
+    "AdamW": {"lr": 0.001},
+    "RMSprop": {"lr": 0.001},
+    "Adagrad": {"lr": 0.01},
+}
+_STATE_PER_PARAMETER: Mapping[str, float] = {"SGD": 0.0, "Adam": 2.0, "AdamW": 2.0, "RMSprop": 1.0, "Adagrad": 1.0}
+"""Tensors of a parameter's size that ``torch.optim`` keeps for each (torch 2.13), without momentum."""
+
+SCHEDULES = (
+    "ConstantLR",
+    "CosineAnnealingLR",
+    "CosineAnnealingWarmRestarts",
+    "CyclicLR",
+    "ExponentialLR",
+    "LinearLR",
+    "OneCycleLR",
+    "PolynomialLR",
+    "StepLR",
+)
+"""Those of ``torch.optim.lr_scheduler`` that numbers describe; others need a factory."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scheduler:
+    """A schedule of learning rates.
+
+    Attributes:
+        name: a class of ``torch.optim.lr_scheduler``, or a factory.
+        arguments: of the class or factory; whole numbers are integers.
+    """
+
+    name: str
+    arguments: Mapping[str, float] = field(default_factory=dict)
+
+
+def parse_optimizer(text: str) -> Optimizer:
+    """The optimiser that ``text`` spells; arguments that are given replace the defaults altogether.
+
+    That of a factory is made and stepped once, to see how much state it keeps.
+
+    Raises:
+        UnknownNameError: it is neither a factory nor one of those whose state is known.
+        UsageError: an argument is not ``key=number``, or the factory's optimiser cannot be used.
+        ModelNotFoundError: there is no such factory.
+    """
+    name, rest = _split(text, _DEFAULTS)
+    if ":" in name:
+        arguments = _parse_arguments(rest, text) if rest is not None else {}
+        return Optimizer(name, arguments, _measured_state(make_optimizer_of(Optimizer(name, arguments))))
+    suggest.require_known("optimiser", [name], list(_DEFAULTS))
+    arguments = _parse_arguments(rest, "SGD:lr=0.1") if rest is not None else dict(_DEFAULTS[name])
+    with_momentum = 1.0 if name in ("SGD", "RMSprop") and arguments.get("momentum", 0.0) > 0 else 0.0
+    return Optimizer(name, arguments, _STATE_PER_PARAMETER[name] + with_momentum)
+
+
+def parse_scheduler(text: str) -> Scheduler:
+    """The schedule that ``text`` spells.
+
+    Raises:
+        UnknownNameError: it is neither a factory nor one of :data:`SCHEDULES`.
+        UsageError: an argument is not ``key=number``.
+    """
+    name, rest = _split(text, SCHEDULES)
+    if ":" not in name:
+        suggest.require_known("schedule of learning rates", [name], list(SCHEDULES))
+    arguments = _parse_arguments(rest, "CosineAnnealingLR:T_max=100") if rest is not None else {}
+    return Scheduler(name, {key: int(value) if value.is_integer() else value for key, value in arguments.items()})
+
+
+def make_optimizer_of(spec: Optimizer) -> MakeOptimizer:
+    """What makes the optimiser that ``spec`` names: a class of ``torch.optim``, or a factory.
+
+    Raises:
+        UnknownNameError, ModelNotFoundError: there is none.
+        UsageError: when called: it does not take the arguments, or raises.
+    """
+    from runtime.optim.optimizer import maker_of
+
+    return _calling(spec.name, spec.arguments) if ":" in spec.name else maker_of(spec)
+
+
+def make_scheduler_of(spec: Scheduler) -> MakeScheduler:
+    """What makes the schedule that ``spec`` names; raises as :func:`make_optimizer_of`."""
+    from runtime.optim.optimizer import scheduler_maker_of
+
+    return _calling(spec.name, spec.arguments) if ":" in spec.name else scheduler_maker_of(spec.name, spec.arguments)
+
+
+def makers_of(options: RunOptions, planned: Optimizer) -> tuple[MakeOptimizer, MakeScheduler | None]:
+    """What makes the optimiser and the schedule of a run; the plan's optimiser unless another is asked for.
+
+    Raises:
+        UnknownNameError, ModelNotFoundError, UsageError: one of them is not known, or cannot be made.
+    """
+    spec = parse_optimizer(options.optimizer) if options.optimizer else planned
+    schedule = make_scheduler_of(parse_scheduler(options.scheduler)) if options.scheduler else None
+    return make_optimizer_of(spec), schedule
+
+
+def _calling(name: str, arguments: Mapping[str, float]) -> Callable[[Any], Any]:
+    from profiler.source.source import find_factory
+
+    factory = functools.partial(find_factory(name), **arguments)
+
+    @functools.wraps(factory)  # whoever looks at the signature sees the factory's
+    def make(given: Any) -> Any:
+        try:
+            return factory(given)
+        except HalopipeError:
+            raise
+        except Exception as error:
+            shown = ", ".join(f"{key}={value:g}" for key, value in arguments.items())
+            raise FactoryError(f"{name}({shown}) raised {type(error).__name__}", [str(error)]) from error
+
+    return make
+
+
+def _measured_state(make: MakeOptimizer) -> float:
+    """Bytes kept for each byte of a parameter, of a matrix and a vector of a thousand elements in all."""
+    import torch
+
+    from runtime.optim.optimizer import StageOptimizer
+
+    parameters = {"weight": torch.nn.Parameter(torch.zeros(30, 32)), "bias": torch.nn.Parameter(torch.zeros(40))}
+    for parameter in parameters.values():
+        parameter.grad = torch.ones_like(parameter)
+    optimizer = StageOptimizer(parameters, make)
+    optimizer.step()
+    values = [value for state in optimizer.state.values() for value in state.values()]
+    kept = sum(value.nbytes for value in values if isinstance(value, torch.Tensor) and value.numel() > 1)
+    return float(kept / sum(parameter.nbytes for parameter in parameters.values()))
+
+
+def _split(text: str, known: Mapping[str, Any] | tuple[str, ...]) -> tuple[str, str | None]:
+    """Name (or ``place:function``) and arguments, None if there are none."""
+    head, colon, rest = text.partition(":")
+    if not colon or head in known:
+        return head, rest if colon else None
+    function, colon, arguments = rest.partition(":")
+    if "=" in function or not function:
+        return head, rest
+    return f"{head}:{function}", arguments if colon else None
+
+
+def _parse_arguments(text: str, example: str) -> dict[str, float]:
+    arguments = {}
+    for pair in text.split(","):
+        key, equals, value = (part.strip() for part in pair.partition("="))
+        try:
+            number = float(value) if equals and key.isidentifier() else None
+        except ValueError:
+            number = None
+        if number is None:
+            raise UsageError(f"argument {pair!r} is not key=number", [], [example])
+        arguments[key] = number
+    return arguments

@@ -1,0 +1,443 @@
+"""The first steps of a job on one device: those of the user's own module, called as the user would call it.
+
+Where the module draws random numbers, they are answered with those that the plan draws
+(:mod:`runtime.stage.random.user_module`); of a sparse network, it is given the sites that were prepared for it.
+
+A batch is given whole, in one call, where no layer mixes samples or keeps count of its calls: then nothing of how it
+was cut can be in the result.  Else it is given in the plan's micro-batches, which is what a plan means (decision 0001).
+
+The steps are done twice where the job is not in float64: how far the two are apart is one device's own rounding error.
+Both begin with the same weights and read the same batches.
+"""
+
+from __future__ import annotations
+
+import copy
+import io
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from cuda_ops.device.host import available_bytes
+from halopipe.data.batches import batches, take
+from halopipe.data.sources import Item, Tensors
+from halopipe.run_spec.job import NUM_COMPARED, Compared, Job
+from halopipe.terminal.units import size
+from halopipe.training.check_options import trains
+from halopipe.training.optimizer_spec import makers_of
+from halopipe.training.rank import Terms
+from planner.ir.codec import plain
+from planner.ir.errors import UnsupportedModelError
+from planner.passes.versions import updates_within
+from profiler.capture.graph import Captured
+from profiler.measure.devices import capture_for, placed
+from profiler.source.model import LoadedModel
+from profiler.source.source import load_model
+from runtime.engine import Engine
+from runtime.monitor.failure import write_error
+from runtime.numerics.compare import (
+    TOLERANCES,
+    Difference,
+    Sketch,
+    Tolerance,
+    loss_differences,
+    relative_error,
+    sketches,
+    tensor_differences,
+)
+from runtime.numerics.single_device import LossOf, in_rows, serial_step, serial_step_each
+from runtime.optim.optimizer import StageOptimizer
+from runtime.pipeline.microbatches import InputSpecs, WholeBatch, filled
+from runtime.sparse.batch import Preparing
+from runtime.stage.captured import captured_model
+from runtime.stage.cut import arguments_of, attributes_behind, written
+from runtime.stage.random.streams import Draw
+from runtime.stage.random.user_module import Answers, UnlikeDrawsError
+from runtime.stage.sample_weights import weights_of_parts
+from runtime.stage.shapes import varying_dims
+
+EXACT = torch.float64
+WHOLE, IN_PARTS = "the user's module on the whole batch", "the user's module on one micro-batch after another"
+_OF_LOSS = "loss_fn."
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """What one device computed.
+
+    Attributes:
+        dtype: as the job's; under autocast that of its operators.
+        losses: of the compared steps.
+        gradient, parameter, buffer: after the first update, by name.
+        rounding: relative error of each of them against float64, by kind, then by name (``0``, ``1``, ... for the
+            losses); empty in float64, and where the module cannot be run in it.
+        witness: how the batch was run.
+        skipped: why there is no reference; empty: there is.
+        error: that all ranks are to raise, see :mod:`runtime.monitor.failure`; empty: none.
+    """
+
+    dtype: str = ""
+    losses: tuple[float, ...] = ()
+    gradient: Mapping[str, Sketch] = field(default_factory=dict)
+    parameter: Mapping[str, Sketch] = field(default_factory=dict)
+    buffer: Mapping[str, Sketch] = field(default_factory=dict)
+    rounding: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    witness: str = ""
+    skipped: str = ""
+    error: str = ""
+
+    def to_bytes(self) -> bytes:
+        """For a file or the job's store."""
+        record: dict[str, Any] = {each.name: getattr(self, each.name) for each in fields(self)}
+        for kind in ("gradient", "parameter", "buffer"):
+            record[kind] = {name: (each.shape, each.norm, each.buckets) for name, each in record[kind].items()}
+        found = io.BytesIO()
+        torch.save(record, found)
+        return found.getvalue()
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Reference:
+        """What :meth:`to_bytes` made."""
+        record = torch.load(io.BytesIO(data), weights_only=True)
+        for kind in ("gradient", "parameter", "buffer"):
+            record[kind] = {name: Sketch(tuple(shape), *rest) for name, (shape, *rest) in record[kind].items()}
+        return cls(**{**record, "losses": tuple(record["losses"])})
+
+
+def make_reference(job: Job, device: torch.device | None = None) -> None:
+    """Run the first steps and write what came out.
+
+    Args:
+        device: of the kind that the ranks compute on, which rounds as they do and draws the same numbers; None: the
+            processor.
+    """
+    options, terms, where = job.options, terms_of(job), device or torch.device("cpu")
+    reason = why_not_compared(terms, where, told=options.check_numerics)
+    if reason:
+        write_reference(job.reference_path, Reference(skipped=reason))
+        return
+    model = load_model(job.source, options.seed)
+    stream = batches(options.data, model, terms.plan.decision.global_batch, options.seed)
+    wanted = max(NUM_COMPARED, options.accumulate) if options.check_numerics else options.accumulate
+    items = [take(stream, step) for step in range(min(wanted, options.steps))]
+    try:
+        found = reference_of(terms, model, items, where)
+    except UnsupportedModelError as error:
+        if options.check_numerics:
+            raise
+        found = Reference(error=write_error(error))
+    if options.check_numerics and found.skipped:
+        raise UnsupportedModelError("one device has no such step", [found.skipped], ["leave out --check-numerics"])
+    write_reference(job.reference_path, found)
+
+
+def write_reference(path: Path, reference: Reference) -> None:
+    """All of it at once: somebody may be waiting for the file."""
+    new = path.with_suffix(".new")
+    new.write_bytes(reference.to_bytes())
+    new.replace(path)
+
+
+def terms_of(job: Job) -> Terms:
+    """What the ranks of a job do alike."""
+    options, inputs = job.options, job.plan.inputs
+    optimizer, scheduler = makers_of(options, inputs.optimizer)
+    said = {name: str(getattr(options, name)) for name in ("optimizer", "scheduler", "data", "data_from", "compiler")}
+    return Terms(
+        job.plan,
+        optimizer,
+        scheduler,
+        options.seed,
+        options.clip_norm,
+        options.accumulate,
+        options.deadline_s,
+        options.compiler or None,
+        {**said, "steps": str(options.steps), "dtype": job.source.dtype, "autocast": job.source.autocast},
+    )
+
+
+def why_not_compared(terms: Terms, device: torch.device, *, told: bool = False) -> str:
+    """Why one device cannot do a plan's first step, or has none like it; empty: it can.
+
+    Args:
+        told: by the user to do it, whatever memory there is.
+    """
+    decision = terms.plan.decision
+    if updates_within(decision.rows()):
+        return f"schedule {decision.schedule} updates the weights within a step, which one device does not do"
+    needed, available = _needed_bytes(terms, 1), _available_bytes(terms, device)
+    if not told and needed > available:
+        return f"one device would need about {size(needed)}, {size(max(available, 0))} are free beside the job"
+    return ""
+
+
+def _needed_bytes(terms: Terms, micro_batches: int) -> int:
+    """The most that one device takes, by what the plan predicts for all ranks together; with its twin in float64."""
+    return 3 * micro_batches * _job_bytes(terms)
+
+
+def _available_bytes(terms: Terms, device: torch.device) -> int:
+    """What is free where one device runs, once the job has taken what it is predicted to take there."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0]) - max(
+            (rank.peak_bytes for rank in terms.plan.prediction.ranks), default=0
+        )
+    return available_bytes() - _job_bytes(terms)
+
+
+def _job_bytes(terms: Terms) -> int:
+    return sum(rank.peak_bytes for rank in terms.plan.prediction.ranks)
+
+
+def reference_of(terms: Terms, model: LoadedModel, items: Sequence[Item], device: torch.device) -> Reference:
+    """Runs ``items``, a step each; ``model`` is trained by it.
+
+    Raises:
+        UnsupportedModelError: the model draws other random numbers than its captured graph.
+    """
+    dtype = next(iter(_float_dtypes(model)), torch.get_default_dtype())
+    is_exact = dtype == EXACT and model.autocast is None
+    twin, reason = (None, "") if is_exact else _twin(model)
+    model, captured = capture_for(model, device)
+    try:
+        found = _run(terms, model, captured, items)
+    except UnlikeDrawsError as error:
+        raise UnsupportedModelError(
+            "one device cannot draw what the plan draws, so the two cannot be compared",
+            [str(error)],
+            ["--no-check-first-step: nothing then tells whether the plan is right"],
+        ) from error
+    if twin is not None and not found.skipped:
+        try:
+            twin = twin if device.type == "cpu" else placed(twin, device)
+            found = replace(found, rounding=_rounding(found, _run(terms, twin, captured, items)))
+        except Exception as error:  # noqa: BLE001 - whatever a module with dtypes of its own raises
+            reason = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+    if reason:
+        witness = f"{found.witness}; its own rounding is not known, as it does not run in float64 ({reason})"
+        found = replace(found, witness=witness)
+    return replace(found, dtype=str(model.autocast or dtype).removeprefix("torch."))
+
+
+def compare_tensors(reference: Reference, engine: Engine) -> tuple[Compared, ...]:
+    """This rank's gradients, parameters and buffers after the first update beside one device's."""
+    if not reference.gradient:
+        return ()
+    state = engine.state_dict()
+    here = {
+        "gradient": engine.gradients(),
+        "parameter": {name: tensor for name, tensor in state.items() if name in reference.parameter},
+        "buffer": {name: tensor for name, tensor in state.items() if name in reference.buffer},
+    }
+    return _compared(
+        difference
+        for kind, tensors in here.items()
+        for difference in tensor_differences(
+            kind, sketches(tensors), getattr(reference, kind), _tolerance(reference), reference.rounding.get(kind)
+        )
+    )
+
+
+def compare_losses(reference: Reference, losses: Sequence[float]) -> tuple[Compared, ...]:
+    """The losses of the first steps beside one device's."""
+    rounding = reference.rounding.get("loss", {}).values()
+    return _compared(loss_differences(losses, reference.losses, _tolerance(reference), rounding))
+
+
+def mixes(captured: Captured) -> bool:
+    """Whether a batch in parts may give something else than the batch whole, or leave other buffers.
+
+    A loss over the sites of clouds is weighted by clouds, which only parts show; unless the capture says otherwise.
+    """
+    is_by_cloud = captured.preparation is not None and not captured.reductions
+    if captured.mixing or not captured.polymorphic or is_by_cloud:
+        return True
+    graph = captured.graph_module.graph
+    behind = attributes_behind(graph)
+    return any(written(node, behind) or _normalises_samples(node) for node in graph.nodes if node.op == "call_function")
+
+
+def losses_of(model: LoadedModel, captured: Captured, terms: Terms) -> LossOf:
+    """The loss of a micro-batch by the user's own module, which is given the sites that the plan is given."""
+    found = captured_model(captured)
+    preparing = Preparing.of(terms.plan.decision, found)
+    if preparing is None or not Answers(found, Draw(terms.seed)):
+        return model.loss
+    dtype, device = next(iter(_float_dtypes(model))), model.inputs[0].device
+    specs = InputSpecs(found.fed, found.graph.samples, varying_dims(found))
+
+    def loss_of(inputs: Tensors, targets: Tensors) -> Tensor:
+        """Sites in the plan's order: numbers are drawn by row."""
+        batch = preparing.batch(WholeBatch(specs, (*inputs, *targets), (inputs[0].shape[0],)))
+        tensors = _cast(tuple(batch.whole(name, 0).to(device) for name in found.graph.inputs), dtype)
+        return model.loss_of_taken(tensors[: len(model.inputs)], tensors[len(model.inputs) :])
+
+    return loss_of
+
+
+def parts_of(item: Item, micro_batches: Sequence[int]) -> tuple[list[tuple[Tensors, Tensors]], tuple[int, ...]]:
+    """The micro-batches of a batch, and their samples."""
+    if isinstance(item, list):
+        return list(item), tuple(inputs[0].shape[0] for inputs, _ in item)
+    (inputs, _), global_batch = item, sum(micro_batches)
+    rows = inputs[0].shape[0] if inputs[0].ndim else global_batch
+    counts = tuple(filter(None, filled(min(rows, global_batch), tuple(micro_batches))))
+    return [item], counts
+
+
+def _run(terms: Terms, model: LoadedModel, captured: Captured, items: Sequence[Item]) -> Reference:
+    decision, draw = terms.plan.decision, Draw(terms.seed)
+    answers = Answers(captured_model(captured), draw)
+    fits = _needed_bytes(terms, len(decision.micro_batches)) <= _available_bytes(terms, model.inputs[0].device)
+    can_be_whole = answers.in_parts and not mixes(captured) and not (captured.preparation is not None and answers)
+    whole = can_be_whole and (fits or len(decision.micro_batches) == 1)
+    loss_of = _shared(losses_of(model, captured, terms), terms.accumulate)
+    if not trains(terms.plan):
+        return _evaluated(terms, model, items[:1])
+    parameters, buffers = _named(model, "parameters"), _named(model, "buffers")
+    optimizer = _Optimizer(terms, parameters)
+    dtype = next(iter(_float_dtypes(model)), None)
+    losses: list[float] = []
+    first: dict[str, dict[str, Sketch]] = {}
+    for step, item in enumerate(items):
+        draw.step = step
+        parts, rows = parts_of(item, decision.micro_batches)
+        parts = [tuple(_cast(tensors, dtype) for tensors in part) for part in parts]  # type: ignore[misc]
+        if isinstance(item, list):
+            losses.append(serial_step_each(loss_of, optimizer, parts, rows, answers=answers))
+        elif whole:
+            losses.append(serial_step(loss_of, optimizer, *parts[0], rows, answers=answers, whole=True))
+        else:
+            weights = _weights(captured, parts[0], rows)
+            if weights is None:
+                return Reference(skipped="its loss is no mean over samples, and the batch cannot be run whole")
+            losses.append(serial_step(loss_of, optimizer, *parts[0], rows, answers=answers, weights=weights))
+        if step == terms.accumulate - 1:
+            first = {
+                "gradient": sketches({name: p.grad for name, p in parameters.items() if p.grad is not None}),
+                "parameter": sketches(parameters),
+                "buffer": sketches(buffers),
+            }
+    return Reference("", tuple(losses), **first, witness=WHOLE if whole else IN_PARTS)
+
+
+def _weights(captured: Captured, batch: tuple[Tensors, Tensors], rows: Sequence[int]) -> tuple[float, ...] | None:
+    """What the losses of micro-batches count for; None: they do not make up that of the batch."""
+    model, names = captured_model(captured), tuple(captured.graph.inputs)
+    if not model.reductions or captured.preparation is not None:
+        return tuple(count / sum(rows) for count in rows)
+    cut = [in_rows((*batch[0], *batch[1]), sum(rows[:number]), count, sum(rows)) for number, count in enumerate(rows)]
+    return weights_of_parts(model, [dict(zip(names, tensors, strict=True)) for tensors in cut], rows)
+
+
+@torch.no_grad()
+def _evaluated(terms: Terms, model: LoadedModel, items: Sequence[Item]) -> Reference:
+    """The loss in evaluation mode: all that a plan of forward passes has."""
+    model.module.eval()
+    losses, dtype = [], next(iter(_float_dtypes(model)), None)
+    for item in items:
+        parts, rows = parts_of(item, terms.plan.decision.micro_batches)
+        pairs = [tuple(_cast(tensors, dtype) for tensors in part) for part in parts]
+        counts = rows if isinstance(item, list) else (sum(rows),)
+        weighted = (model.loss(*pair).item() * count for pair, count in zip(pairs, counts, strict=True))
+        losses.append(sum(weighted) / sum(rows))
+    return Reference("", tuple(losses), witness=f"{WHOLE}, in evaluation mode")
+
+
+class _Optimizer:
+    """The run's optimiser on one device, as :func:`runtime.numerics.single_device.serial_step` uses it."""
+
+    def __init__(self, terms: Terms, parameters: Mapping[str, Tensor]) -> None:
+        self._parameters = {name: each for name, each in _once(parameters).items() if each.requires_grad}
+        self._optimizer = StageOptimizer(self._parameters, terms.optimizer)  # type: ignore[arg-type]
+        if terms.scheduler is not None:
+            self._optimizer.schedule(terms.scheduler)
+        self._clip_norm, self._accumulate, self._number = terms.clip_norm, terms.accumulate, 0
+
+    def zero_grad(self, set_to_none: bool) -> None:
+        if self._number % self._accumulate == 0:
+            for parameter in self._parameters.values():
+                parameter.grad = None
+
+    def step(self) -> None:
+        self._number += 1
+        if self._number % self._accumulate == 0:
+            if self._clip_norm:
+                torch.nn.utils.clip_grad_norm_(self._parameters.values(), self._clip_norm)
+            self._optimizer.step()
+
+
+def _shared(loss_of: LossOf, accumulate: int) -> LossOf:
+    """The same loss, whose gradient is that of one of ``accumulate`` steps that make up an update."""
+    if accumulate == 1:
+        return loss_of
+
+    def shared(inputs: Tensors, targets: Tensors) -> Tensor:
+        loss = loss_of(inputs, targets)
+        return loss.detach() + (loss - loss.detach()) / accumulate
+
+    return shared
+
+
+def _twin(model: LoadedModel) -> tuple[LoadedModel | None, str]:
+    """The same in float64, with the values that it has; None, and why, where it cannot be copied."""
+    try:
+        twin = copy.deepcopy(model)
+    except Exception as error:  # noqa: BLE001 - the user's module may refuse in any way
+        return None, f"it cannot be copied: {error}"
+    function = getattr(twin.loss_fn, "function", twin.loss_fn)
+    for module in (twin.module, function):
+        if isinstance(module, torch.nn.Module):
+            module.to(EXACT)
+    clouds = twin.clouds and twin.clouds.to(EXACT)
+    inputs, targets = _cast(twin.inputs, EXACT), _cast(twin.targets, EXACT)
+    return replace(twin, inputs=inputs, targets=targets, clouds=clouds, autocast=None), ""
+
+
+def _normalises_samples(node: torch.fx.Node) -> bool:
+    return "batch_norm" in str(node.target) and arguments_of(node).get("training") is not False
+
+
+def _named(model: LoadedModel, kind: str) -> dict[str, Tensor]:
+    """Parameters or buffers by the graph's names, tied ones under each; those of the loss behind the module's."""
+    function = getattr(model.loss_fn, "function", model.loss_fn)
+    owners = {"": model.module, **({_OF_LOSS: function} if isinstance(function, torch.nn.Module) else {})}
+    listed: Callable[[Any], Any] = lambda module: getattr(module, f"named_{kind}")(remove_duplicate=False)  # noqa: E731
+    return {prefix + name: tensor for prefix, module in owners.items() for name, tensor in listed(module)}
+
+
+def _once(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    first: dict[int, str] = {}
+    for name, tensor in tensors.items():
+        first.setdefault(id(tensor), name)
+    return {name: tensors[name] for name in first.values()}
+
+
+def _float_dtypes(model: LoadedModel) -> list[torch.dtype]:
+    found = [each.dtype for each in model.module.parameters() if each.is_floating_point()]
+    return found or [each.dtype for each in model.inputs if each.is_floating_point()]
+
+
+def _cast(tensors: Tensors, dtype: torch.dtype | None) -> Tensors:
+    return tuple(each.to(dtype) if each.is_floating_point() and dtype is not None else each for each in tensors)
+
+
+def _rounding(found: Reference, exact: Reference) -> dict[str, dict[str, float]]:
+    losses = zip(found.losses, exact.losses, strict=True)
+    errors = {"loss": {str(step): relative_error(*pair) for step, pair in enumerate(losses)}}
+    for kind in ("gradient", "parameter", "buffer"):
+        differences = tensor_differences(kind, getattr(found, kind), getattr(exact, kind), TOLERANCES[torch.float32])
+        errors[kind] = {each.name: each.error for each in differences}
+    return errors
+
+
+def _tolerance(reference: Reference) -> Tolerance:
+    return TOLERANCES[getattr(torch, reference.dtype)]
+
+
+def _compared(differences: Iterable[Difference]) -> tuple[Compared, ...]:
+    return tuple(Compared(**plain(each)) for each in differences)

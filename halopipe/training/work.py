@@ -1,0 +1,191 @@
+"""One rank's work: load and capture the model, meet the others, train, measure, compare with one device."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import torch
+from torch import distributed as dist
+
+from cuda_ops.memory import meter_of
+from halopipe.data.batches import batches, take
+from halopipe.data.sharded_feed import Supply
+from halopipe.data.sources import Position
+from halopipe.run_spec.job import Job, RankResult
+from halopipe.terminal.units import size
+from halopipe.training.check_options import trains
+from halopipe.training.checkpointing import Checkpoints, Saved, resumed
+from halopipe.training.evaluate import loss_rank
+from halopipe.training.first_step import FirstStep, parting, read_when_written
+from halopipe.training.loop import AfterStep, Loop
+from halopipe.training.metrics import Metrics
+from halopipe.training.rank import Opened, OpenTransport, Place, Prepared, prepare_rank
+from halopipe.training.single_device import compare_losses, terms_of
+from planner.ir.errors import HalopipeError, OutOfMemoryError
+from planner.ir.graph import Graph
+from profiler.capture.graph import capture
+from profiler.source.model import LoadedModel
+from profiler.source.source import load_model
+from runtime.engine import device_of
+from runtime.memory import limit_memory, out_of_memory, with_peak
+from runtime.monitor.activity import Activity
+from runtime.monitor.failure import also
+from runtime.monitor.heartbeat import Voice
+from runtime.monitor.watch import SETUP_S
+from runtime.numerics.compare import Difference
+from runtime.stage.modes import cannot_evaluate
+
+__all__ = ["OpenTransport", "work"]
+
+
+def work(
+    job: Job,
+    rank: int,
+    store: dist.Store,
+    board: dist.Store,
+    open_transport: OpenTransport,
+    after_step: AfterStep = lambda step, result: None,
+    *,
+    device: torch.device | None = None,
+) -> RankResult:
+    """Do everything that ``rank`` does in ``job``.
+
+    Args:
+        store: shared by all ranks of this job.
+        board: a client of its own of the same store, for the heartbeat.
+        after_step: told of each step.
+        device: where the rank's stages compute; None: on the processor.
+    """
+    with Voice(board, job.plan.decision, rank, job.options.deadline_s, SETUP_S) as voice:
+        meter = meter_of(device or torch.device("cpu"))
+        num_ranks = job.plan.decision.num_ranks
+        place = Place(rank, num_ranks, store, open_transport, voice.activity, voice.others, device, meter)
+        return _Work(job, place, after_step).run()
+
+
+class _Work:
+    def __init__(self, job: Job, place: Place, after_step: AfterStep) -> None:
+        self._job, self._place, self._after_step = job, place, after_step
+        self._terms = terms_of(job)
+
+    @property
+    def _activity(self) -> Activity:
+        return self._place.activity
+
+    def run(self) -> RankResult:
+        job, place, options = self._job, self._place, self._job.options
+        planned = job.plan.inputs.model
+        prepared = prepare_rank(
+            self._terms,
+            place.device,
+            self._activity,
+            lambda: load_model(planned, options.seed),
+            None if job.source == planned else lambda: load_model(job.source, options.seed),
+        )
+        evaluation = prepared.captured.evaluation
+        if evaluation and (options.eval_data or not trains(job.plan)):
+            raise cannot_evaluate(evaluation)
+        resuming = _Resuming(job, place, prepared.captured.graph)
+        opened = prepared.open(place, resuming.seed)
+        saved = resuming.saved
+        seed = options.seed if saved is None else saved.seed(options.seed)
+        position = Position() if saved is None else saved.position
+        transport = opened.consumer.transport
+        try:
+            self._activity.begin("opening the data")
+            supply = self._supply(opened, prepared, seed)
+            del prepared  # what other ranks train need not stay alive here
+            if saved is not None:
+                self._activity.begin("reading the checkpoint")
+                opened.engine.load_state(saved.checkpoint)
+            if options.warmup and place.meter is None:
+                with_peak(lambda: None)  # the profiler takes seconds to start
+            self._activity.begin("waiting for the others")
+            transport.barrier(SETUP_S)
+            return self._steps(opened, supply, position, seed)
+        finally:
+            transport.close()
+
+    def _supply(self, opened: Opened, prepared: Prepared, seed: int) -> Supply:
+        return Supply(opened.consumer, self._job.options, prepared.model, seed)
+
+    def _steps(self, opened: Opened, supply: Supply, position: Position, seed: int) -> RankResult:
+        options, place, consumer, engine = self._job.options, self._place, opened.consumer, opened.engine
+        teller = loss_rank(consumer)
+        metrics = Metrics(options.metrics, place.store, place.rank, teller, engine.num_steps)
+        loop = Loop(
+            options,
+            engine,
+            consumer,
+            supply,
+            supply.training(position, engine.num_steps),
+            metrics,
+            Checkpoints(options, engine, consumer.graph, consumer.transport, seed),
+            self._after_step,
+            self._activity,
+            trains(self._job.plan),
+        )
+        if not self._job.is_compared:
+            with metrics, self._limited():
+                return loop.run()
+        first = FirstStep(
+            self._terms,
+            place,
+            lambda: read_when_written(self._job.reference_path),
+            options.check_numerics,
+            self._explain,
+        )
+        loop.compare = lambda losses: first.compare(opened, losses)
+        with metrics, self._limited():
+            result = loop.run()
+        reference = loop.reference
+        if reference is not None and place.rank == teller and options.check_numerics:
+            later = compare_losses(reference, result.losses[: len(reference.losses)])[options.accumulate :]
+            result = replace(result, compared=result.compared + later)
+        return result
+
+    def _explain(self, wrong: Sequence[Difference]) -> list[str]:
+        """Loads the model again: this rank has trained what it had."""
+        options, decision = self._job.options, self._job.plan.decision
+        model: LoadedModel = load_model(self._job.source, options.seed)
+        item = take(batches(options.data, model, decision.global_batch, options.seed), 0)
+        return parting(self._terms, model, capture(model), item, wrong)
+
+    @contextlib.contextmanager
+    def _limited(self) -> Iterator[None]:
+        """Within the memory that a rank may have; where it runs out, what was predicted is told."""
+        plan, limit = self._job.plan, self._job.options.memory_limit_bytes
+        limit_memory(self._place.meter, limit)
+        try:
+            yield
+        except (torch.OutOfMemoryError, OutOfMemoryError) as error:
+            limit_memory(self._place.meter, 0)
+            known = error if isinstance(error, OutOfMemoryError) else self._between_actions(error)
+            ranks = {rank.rank: rank.peak_bytes for rank in plan.prediction.ranks}
+            predicted = f"predicted for rank {self._place.rank}: {size(ranks.get(self._place.rank, 0))}"
+            raise also(known, [f"{predicted}, limit: {size(limit)}" if limit else predicted]) from error
+        limit_memory(self._place.meter, 0)
+
+    def _between_actions(self, error: torch.OutOfMemoryError) -> HalopipeError:
+        found, device = out_of_memory(error), device_of(self._job.plan.decision, self._place.rank)
+        title = f"rank {self._place.rank} ({device}) ran out of memory between two actions"
+        return OutOfMemoryError(title, found.details if found else (), found.remedies if found else ())
+
+
+class _Resuming:
+    """The checkpoint that the job goes on from, chosen by rank 0 and told by the store, once the ranks agree.
+
+    Attributes:
+        saved: None where there is none, and before it was looked for.
+    """
+
+    def __init__(self, job: Job, place: Place, graph: Graph) -> None:
+        self._options, self._place, self._graph = job.options, place, graph
+        self.saved: Saved | None = None
+
+    def seed(self) -> int:
+        """Looks for it, and gives its seed, if there is one."""
+        self.saved = resumed(self._options, self._graph, self._place.store, self._place.rank)
+        return self._options.seed if self.saved is None else self.saved.seed(self._options.seed)

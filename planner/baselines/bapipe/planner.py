@@ -1,0 +1,262 @@
+"""BaPipe's planner: a balanced pipeline with one device a stage, and the schedule that suits links and memory.
+
+Zhao et al., "BaPipe: Exploration of Balanced Pipeline Parallelism for DNN Training", 2020 (arXiv 2012.12544): the
+schedules and their times (section 3), the balance (section 4).  Devices stand in a row with speeds v_1 ... v_N; the
+mini-batch is cut into M micro-batches, for one of which a stage s takes F_s and B_s, and a cut r takes SR_r one way.
+
+    find      cuts 0 = b_0 < ... < b_N = layers, a schedule, M
+    minimise  (M + N - 1) max_s (F_s + B_s) + k max_r 2 SR_r                                   ``minibatch_s``
+
+              schedule    k                                F and B that count     micro-batches stage i = 1 ... N keeps
+              1F1B-SNO    M + N - 2 - ceil((M - 1) / N)    as they are            min(M, N - i + 1)
+              1F1B-SO     N - 1                            as they are            min(M, 2 (N - i) + 1)
+              1F1B-AS     0                                at least SR each       min(M, N - i + 1)
+              FBP-AS      0                                their sum, at least SR min(M, 2 (N - i) + 1)
+
+    such that 2 P_s + kept_s A_s <= memory                       parameters, gradients, activations of micro-batches
+              cuts lie behind whole layers                       unless ``intra_layer``
+
+1F1B-SO hides transfers while SR <= (F + B) / 2 of the slowest stage; longer ones slow the pipeline down to that, or, if
+that is quicker, it is 1F1B-SNO.  SNO and SO are for devices that compute or send (no overlap, or overlap by twice the
+warm-up), AS for those that stream while they compute (FPGAs; FBP runs forward and backward at once on parts of the
+device).  Balancing by compute, and the *coarse-grained* partition (only cuts that links can bear), are one exact
+programme here: for every threshold of SR the smallest slowest stage over cuts not above it, ``_balance``.  The
+*intra-layer* partition moves a cut into a layer, so that stages take exactly their share; the device behind it then
+needs the layer's inputs beside the part of its outputs.  Data parallelism is BaPipe's fall-back:
+M (F + B) / sum of v + 2 (N - 1) / N P / bandwidth.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from math import ceil, inf
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.baselines.common.answer import OPTIMAL, Answer, Json, infeasible
+from planner.baselines.common.chain import Chain, require_positive, sums
+from planner.solvers.progress import check_time
+
+SNO, SO, AS, FBP = "1F1B-SNO", "1F1B-SO", "1F1B-AS", "FBP-AS"
+SYNCHRONOUS, ASYNCHRONOUS = (SNO, SO), (AS, FBP)
+DATA_PARALLEL = "data-parallel"
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """The devices.
+
+    Attributes:
+        speeds: of each, in their order.
+        bandwidth_bytes_per_s: of the link between neighbours.
+        memory_bytes: of each device.
+    """
+
+    speeds: tuple[float, ...]
+    bandwidth_bytes_per_s: float
+    memory_bytes: float = inf
+
+
+@dataclass(frozen=True, slots=True)
+class Pipeline:
+    """A point of BaPipe's space.
+
+    Attributes:
+        cuts: where stages end, in layers; a fraction lies inside a layer.
+    """
+
+    schedule: str
+    micro_batches: int
+    cuts: tuple[float, ...]
+
+
+def solve(
+    instance: Chain,
+    devices: Row,
+    micro_batches: Sequence[int],
+    schedules: Sequence[str] = SYNCHRONOUS,
+    intra_layer: bool = False,
+    data_parallel: bool = False,
+) -> Answer:
+    """The best pipeline by BaPipe's model: seconds a mini-batch.
+
+    Args:
+        micro_batches: numbers of them that may be tried.
+        intra_layer: a cut may lie inside a layer.
+        data_parallel: whether replicas of the whole network are tried too.
+
+    Raises:
+        UsageError: no device, no micro-batch, or no bandwidth.
+    """
+    require_positive(devices=len(devices.speeds), micro_batches=min(micro_batches, default=0))
+    require_positive(speed=min(devices.speeds), bandwidth=devices.bandwidth_bytes_per_s)
+    found: list[tuple[float, Pipeline]] = []
+    known: dict[object, tuple[float, ...] | None] = {}
+    spans = _Spans(instance)
+    for count in micro_batches:
+        for schedule in schedules:
+            found += _whole_layers(spans, devices, schedule, count, known)
+            if intra_layer:
+                found += _inside_layers(instance, devices, schedule, count)
+        if (
+            data_parallel
+            and sum(instance.saved_bytes) / count + 2 * sum(instance.parameter_bytes) <= devices.memory_bytes
+        ):
+            found.append((_data_parallel_s(instance, devices), Pipeline(DATA_PARALLEL, count, ())))
+    if not found:
+        return infeasible()
+    value, best = min(found, key=lambda pair: pair[0])
+    plan: dict[str, Json] = {
+        "schedule": best.schedule,
+        "micro_batches": best.micro_batches,
+        "cuts": list[Json](best.cuts),
+    }
+    return Answer(value, value, OPTIMAL, plan)
+
+
+def minibatch_s(chain: Chain, devices: Row, pipeline: Pipeline) -> float:
+    """BaPipe's closed form for one pipeline; infinite if it does not fit."""
+    count, stages = pipeline.micro_batches, len(devices.speeds)
+    bounds = (0.0, *pipeline.cuts, float(chain.num_layers))
+    spans = list(pairwise(bounds))
+    costs = [
+        _stage_s(chain, first, last, speed, count) for (first, last), speed in zip(spans, devices.speeds, strict=True)
+    ]
+    link_s = max((_crossing(chain, cut) for cut in pipeline.cuts), default=0.0)
+    link_s /= count * devices.bandwidth_bytes_per_s
+    for number, (first, last) in enumerate(spans, start=1):
+        if not _fits(chain, devices, first, last, kept(pipeline.schedule, number, stages, count), count):
+            return inf
+    return _total_s(pipeline.schedule, count, stages, costs, link_s)
+
+
+def kept(schedule: str, number: int, stages: int, micro_batches: int) -> int:
+    """Micro-batches whose activations stage ``number`` (from 1) keeps."""
+    behind = stages - number
+    return min(micro_batches, 2 * behind + 1 if schedule in (SO, FBP) else behind + 1)
+
+
+def _total_s(schedule: str, count: int, stages: int, costs: Sequence[tuple[float, float]], link_s: float) -> float:
+    if schedule == AS:
+        return (count + stages - 1) * max(max(f, link_s) + max(b, link_s) for f, b in costs)
+    slowest = max(f + b for f, b in costs)
+    if schedule == FBP:
+        return (count + stages - 1) * max(slowest, link_s)
+    plain = (count + stages - 1) * slowest + (count + stages - 2 - ceil((count - 1) / stages)) * 2 * link_s
+    hidden = (count + stages - 1) * max(slowest, 2 * link_s) + (stages - 1) * 2 * link_s
+    return min(plain, hidden) if schedule == SO else plain
+
+
+def _whole_layers(
+    spans: _Spans, devices: Row, schedule: str, count: int, known: dict[object, tuple[float, ...] | None]
+) -> list[tuple[float, Pipeline]]:
+    """The best pipeline for every threshold of what crosses; cuts behind whole layers.
+
+    Args:
+        known: balances found before, by all that they depend on.
+    """
+    found = []
+    stages = len(devices.speeds)
+    rooms = tuple(kept(schedule, number, stages, count) / count for number in range(1, stages + 1))
+    for limit in sorted({0.0, *spans.chain.crossing_bytes}):
+        check_time()
+        key = (limit, schedule == AS, rooms if devices.memory_bytes < inf else ())
+        if key not in known:
+            known[key] = _balance(spans, devices, schedule, count, limit)
+        cuts = known[key]
+        if cuts is not None:
+            pipeline = Pipeline(schedule, count, cuts)
+            found.append((minibatch_s(spans.chain, devices, pipeline), pipeline))
+    return found
+
+
+def _balance(spans: _Spans, devices: Row, schedule: str, count: int, limit_bytes: float) -> tuple[float, ...] | None:
+    """Cuts not above the limit with the smallest slowest stage: best[s][j] = min of max(best[s - 1][i], i to j)."""
+    chain, stages = spans.chain, len(devices.speeds)
+    layers = chain.num_layers
+    link_s = limit_bytes / devices.bandwidth_bytes_per_s if schedule == AS else 0.0
+    closed = np.array([True, *(size > limit_bytes for size in chain.crossing_bytes[:-1]), True])
+    best = np.where(np.arange(layers + 1) == 0, 0.0, inf)
+    came: list[NDArray[np.intp]] = []
+    for number, speed in enumerate(devices.speeds, start=1):
+        check_time()
+        seconds = np.maximum(spans.forward_s / speed, link_s) + np.maximum(spans.backward_s / speed, link_s)
+        if devices.memory_bytes < inf:
+            kept_bytes = kept(schedule, number, stages, count) / count * spans.saved_bytes
+            seconds = np.where(2 * spans.parameter_bytes + kept_bytes <= devices.memory_bytes, seconds, inf)
+        cost = np.where(spans.forwards, np.maximum(best[:, None], seconds), inf)
+        came.append(cost.argmin(axis=0))
+        best = cost.min(axis=0)
+        if number < stages:
+            best = np.where(closed, inf, best)
+    if best[layers] == inf:
+        return None
+    cuts = [layers]
+    for back in reversed(came):
+        cuts.append(int(back[cuts[-1]]))
+    return tuple(float(cut) for cut in reversed(cuts[1:-1]))
+
+
+class _Spans:
+    """Sums over the layers from i to j - 1 as matrices ``[i, j]``, for a whole mini-batch on a device of speed 1."""
+
+    def __init__(self, chain: Chain) -> None:
+        self.chain = chain
+        columns = (chain.forward_s, chain.backward_s, chain.saved_bytes, chain.parameter_bytes)
+        running = [np.array(sums(values)) for values in columns]
+        self.forward_s, self.backward_s, self.saved_bytes, self.parameter_bytes = (
+            found[None, :] - found[:, None] for found in running
+        )
+        places = np.arange(chain.num_layers + 1)
+        self.forwards = places[:, None] < places[None, :]
+
+
+def _inside_layers(chain: Chain, devices: Row, schedule: str, count: int) -> list[tuple[float, Pipeline]]:
+    """The pipeline whose stages take exactly their share of the work."""
+    work = sums([f + b for f, b in zip(chain.forward_s, chain.backward_s, strict=True)])
+    shares = sums(devices.speeds)
+    cuts = []
+    for share in shares[1:-1]:
+        wanted = work[-1] * share / shares[-1]
+        layer = max(k for k in range(chain.num_layers) if work[k] <= wanted)
+        own = work[layer + 1] - work[layer]
+        cuts.append(layer + ((wanted - work[layer]) / own if own else 0.0))
+    pipeline = Pipeline(schedule, count, tuple(cuts))
+    value = minibatch_s(chain, devices, pipeline)
+    return [(value, pipeline)] if value < inf else []
+
+
+def _data_parallel_s(chain: Chain, devices: Row) -> float:
+    work = sum(chain.forward_s) + sum(chain.backward_s)
+    number = len(devices.speeds)
+    reduction = 2 * (number - 1) / number * sum(chain.parameter_bytes) / devices.bandwidth_bytes_per_s
+    return work / sum(devices.speeds) + reduction
+
+
+def _stage_s(chain: Chain, first: float, last: float, speed: float, count: int) -> tuple[float, float]:
+    forward, backward = (_between(values, first, last) for values in (chain.forward_s, chain.backward_s))
+    return forward / (speed * count), backward / (speed * count)
+
+
+def _fits(chain: Chain, devices: Row, first: float, last: float, room: int, count: int) -> bool:
+    if devices.memory_bytes == inf:
+        return True
+    weights = 2 * _between(chain.parameter_bytes, first, last)
+    return weights + room * _between(chain.saved_bytes, first, last) / count <= devices.memory_bytes
+
+
+def _between(values: Sequence[float], first: float, last: float) -> float:
+    """The sum from layer ``first`` to ``last``, of layers that are cut the part."""
+    return sum(
+        value * (min(last, k + 1) - max(first, k)) for k, value in enumerate(values) if min(last, k + 1) > max(first, k)
+    )
+
+
+def _crossing(chain: Chain, cut: float) -> float:
+    """What crosses: behind a whole layer its outputs; inside one what it reads, and the part of its outputs."""
+    layer, part = int(cut), cut - int(cut)
+    behind = chain.crossing_bytes[layer - 1] if layer else 0.0
+    return behind + part * chain.crossing_bytes[layer] if part else behind

@@ -1,0 +1,257 @@
+"""Ideals of a directed acyclic graph: what may be done when a stage ends, as bits in a Python integer.
+
+A set of nodes is an *ideal* if it holds every predecessor of its nodes.  The stages of a pipeline, in order, are the
+differences of growing ideals, so that the ideals are the places to cut.  Node ``v`` is bit ``1 << v``.
+
+Two ways to see them:
+
+* :meth:`Ideals.between` walks lazily through those above a given one whose extra weight stays below a limit, each with
+  its sums: a *window*, and what a search that knows an upper bound needs;
+* :func:`lattice_of` lists all of them once, with the steps that add one node, as arrays.
+
+Where nodes must stay together, ``planner.baselines.common.ideals`` comes first.
+
+Merging the nodes of a DAG that must stay together, and numbering what comes of it in topological order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Bools = NDArray[np.bool_]
+Ints = NDArray[np.intp]
+
+
+@dataclass(frozen=True, slots=True)
+class Ideals:
+    """The ideals of a DAG.
+
+    Attributes:
+        successors: of each node.
+        needs: of each node, the bits of its predecessors.
+        weights: of each node, any number of quantities to sum; the first one limits windows and is not negative.
+    """
+
+    successors: tuple[tuple[int, ...], ...]
+    needs: tuple[int, ...]
+    weights: tuple[tuple[float, ...], ...]
+
+    @classmethod
+    def of(cls, successors: Sequence[Iterable[int]], weights: Sequence[Sequence[float]] | None = None) -> Ideals:
+        """From successors alone; without ``weights`` every node weighs 1."""
+        needs = [0] * len(successors)
+        for node, found in enumerate(successors):
+            for after in found:
+                needs[after] |= 1 << node
+        each = weights if weights is not None else [(1.0,)] * len(successors)
+        return cls(tuple(tuple(sorted(set(s))) for s in successors), tuple(needs), tuple(tuple(w) for w in each))
+
+    @property
+    def full(self) -> int:
+        """All nodes."""
+        return (1 << len(self.successors)) - 1
+
+    def addable(self, ideal: int) -> int:
+        """The nodes outside whose predecessors are all inside."""
+        return sum(1 << node for node, need in enumerate(self.needs) if not ideal >> node & 1 and not need & ~ideal)
+
+    def between(self, ideal: int, max_weight: float) -> Iterator[tuple[int, tuple[float, ...]]]:
+        """The ideals above ``ideal`` that weigh at most ``max_weight`` more, by growing number of nodes.
+
+        Yields:
+            Each such ideal once, ``ideal`` itself left out, with the sums of all weights of what was added.
+        """
+        level = {ideal: (self.addable(ideal), (0.0,) * len(self.weights[0]) if self.weights else ())}
+        while level:
+            above: dict[int, tuple[int, tuple[float, ...]]] = {}
+            for bits, (addable, sums) in level.items():
+                for node in bits_of(addable):
+                    grown = bits | 1 << node
+                    weight = self.weights[node]
+                    if grown in above or sums[0] + weight[0] > max_weight:
+                        continue
+                    added = tuple(a + b for a, b in zip(sums, weight, strict=True))
+                    above[grown] = (self._then_addable(grown, addable ^ 1 << node, node), added)
+            yield from ((bits, sums) for bits, (_, sums) in above.items())
+            level = above
+
+    def _then_addable(self, grown: int, rest: int, node: int) -> int:
+        for after in self.successors[node]:
+            if not self.needs[after] & ~grown:
+                rest |= 1 << after
+        return rest
+
+
+@dataclass(frozen=True, slots=True)
+class Lattice:
+    """Every ideal of a DAG.
+
+    Attributes:
+        bits: the ideals, by growing number of nodes: the empty set first, all nodes last.
+        below, above: indices into ``bits``, one pair for each step that adds a node.
+    """
+
+    bits: tuple[int, ...]
+    below: Ints
+    above: Ints
+
+    def members(self, num_nodes: int) -> Bools:
+        """``[ideal, node]``: which nodes are inside."""
+        return members(self.bits, num_nodes)
+
+
+def lattice_of(ideals: Ideals, most: int) -> Lattice | None:
+    """All ideals, or None if there are more than ``most``."""
+    found = [0]
+    below: list[int] = []
+    above: list[int] = []
+    level: dict[int, tuple[int, int]] = {0: (0, ideals.addable(0))}
+    needs, successors = ideals.needs, ideals.successors
+    while level:
+        grown_level: dict[int, tuple[int, int]] = {}
+        for bits, (index, addable) in level.items():
+            rest = addable
+            while rest:
+                low = rest & -rest
+                rest ^= low
+                grown = bits | low
+                known = grown_level.get(grown)
+                if known is None:
+                    then = addable ^ low
+                    for after in successors[low.bit_length() - 1]:
+                        if not needs[after] & ~grown:
+                            then |= 1 << after
+                    known = grown_level[grown] = (len(found), then)
+                    found.append(grown)
+                below.append(index)
+                above.append(known[0])
+        if len(found) > most:
+            return None
+        level = grown_level
+    return Lattice(tuple(found), np.array(below, dtype=np.intp), np.array(above, dtype=np.intp))
+
+
+def chain_of(order: Sequence[int]) -> Lattice:
+    """The ideals of a chain: the beginnings of ``order``."""
+    bits = [0]
+    for node in order:
+        bits.append(bits[-1] | 1 << node)
+    below = np.arange(len(order), dtype=np.intp)
+    return Lattice(tuple(bits), below, below + 1)
+
+
+def members(ideals: Sequence[int], num_nodes: int) -> Bools:
+    """``[ideal, node]``: which nodes are inside."""
+    width = max(1, -(-num_nodes // 8))
+    packed = np.frombuffer(b"".join(bits.to_bytes(width, "little") for bits in ideals), np.uint8)
+    unpacked = np.unpackbits(packed.reshape(len(ideals), width), axis=1, count=num_nodes, bitorder="little")
+    return unpacked.view(np.bool_)
+
+
+def bits_of(bits: int) -> Iterator[int]:
+    """The nodes of a set, ascending."""
+    while bits:
+        low = bits & -bits
+        yield low.bit_length() - 1
+        bits ^= low
+
+
+@dataclass(frozen=True, slots=True)
+class Contraction:
+    """Nodes merged into blocks.
+
+    Attributes:
+        block_of: the block of each node.
+        blocks: the nodes of each block, ascending; blocks are in topological order.
+        successors: of each block.
+    """
+
+    block_of: tuple[int, ...]
+    blocks: tuple[tuple[int, ...], ...]
+    successors: tuple[tuple[int, ...], ...]
+
+
+def contract(num_nodes: int, edges: Iterable[tuple[int, int]], together: Iterable[Sequence[int]]) -> Contraction:
+    """Merges the nodes of each class in ``together``, and then all that lie on a common cycle.
+
+    Blocks come in an order that is topological, else by their first node.
+    """
+    root = list(range(num_nodes))
+
+    def find(node: int) -> int:
+        while root[node] != node:
+            root[node] = root[root[node]]
+            node = root[node]
+        return node
+
+    for group in together:
+        for node in group[1:]:
+            root[find(node)] = find(group[0])
+    pairs = [(find(src), find(dst)) for src, dst in edges]
+    label = _components(num_nodes, pairs)
+    first: dict[int, int] = {}
+    for node in range(num_nodes):
+        first.setdefault(label[find(node)], node)
+    keys = [first[label[find(node)]] for node in range(num_nodes)]
+    return _in_order(keys, {(keys[src], keys[dst]) for src, dst in pairs if keys[src] != keys[dst]})
+
+
+def _in_order(keys: Sequence[int], edges: Iterable[tuple[int, int]]) -> Contraction:
+    """Blocks (named by their first node) in topological order, of those that are ready always the one named first."""
+    after: dict[int, list[int]] = {key: [] for key in sorted(set(keys))}
+    missing = dict.fromkeys(after, 0)
+    for src, dst in edges:
+        after[src].append(dst)
+        missing[dst] += 1
+    ready = [key for key, count in missing.items() if not count]
+    number: dict[int, int] = {}
+    while ready:
+        key = min(ready)
+        ready.remove(key)
+        number[key] = len(number)
+        for dst in after[key]:
+            missing[dst] -= 1
+            if not missing[dst]:
+                ready.append(dst)
+    block_of = tuple(number[key] for key in keys)
+    blocks: list[list[int]] = [[] for _ in number]
+    for node, block in enumerate(block_of):
+        blocks[block].append(node)
+    successors = tuple(tuple(sorted(number[dst] for dst in after[key])) for key in number)
+    return Contraction(block_of, tuple(map(tuple, blocks)), successors)
+
+
+def _components(num_nodes: int, edges: Iterable[tuple[int, int]]) -> list[int]:
+    """Strongly connected components (Kosaraju): a label for each node."""
+    forward: list[list[int]] = [[] for _ in range(num_nodes)]
+    backward: list[list[int]] = [[] for _ in range(num_nodes)]
+    for src, dst in edges:
+        forward[src].append(dst)
+        backward[dst].append(src)
+    finished: list[int] = []
+    seen = [False] * num_nodes
+    for start in range(num_nodes):
+        stack = [(start, iter(forward[start]))] if not seen[start] else []
+        seen[start] = True
+        while stack:
+            node, rest = stack[-1]
+            following = next((dst for dst in rest if not seen[dst]), None)
+            if following is None:
+                finished.append(node)
+                stack.pop()
+            else:
+                seen[following] = True
+                stack.append((following, iter(forward[following])))
+    label = [-1] * num_nodes
+    for start in reversed(finished):
+        queue = [start] if label[start] < 0 else []
+        while queue:
+            node = queue.pop()
+            if label[node] < 0:
+                label[node] = start
+                queue += [src for src in backward[node] if label[src] < 0]
+    return label

@@ -1,0 +1,233 @@
+"""Reading a JSON file of a published format: typed fields, and faults that name the place in the file.
+
+Reading a text file of a published format: its lines by number, and faults that name file and line.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from planner.ir.errors import FormatError, MissingFileError
+from planner.ir.files import read_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """One object of the file.
+
+    Attributes:
+        source: the file's name, for messages.
+        where: how to find the object in the file: ``nodes[3] (conv1)``.
+        fields: what it holds; keys that nobody asks for are left alone.
+    """
+
+    source: str
+    where: str
+    fields: dict[str, object]
+
+    def has(self, key: str) -> bool:
+        """Whether ``key`` is there and not null."""
+        return self.fields.get(key) is not None
+
+    def number(self, key: str, default: float | None = None, least: float = 0.0) -> float:
+        """A finite number, which may stand in quotes."""
+        if default is not None and not self.has(key):
+            return default
+        value = _number(self._need(key))
+        if value is None or not math.isfinite(value):
+            raise self._wrong(key, "a finite number")
+        if value < least:
+            raise self._wrong(key, f"a number from {least:g} upwards")
+        return value
+
+    def whole(self, key: str, default: int | None = None, least: int | None = None) -> int:
+        """A whole number, which may be written ``3``, ``3.0`` or ``"3"``."""
+        if default is not None and not self.has(key):
+            return default
+        value = whole_number(self._need(key))
+        if value is None:
+            raise self._wrong(key, "a whole number")
+        if least is not None and value < least:
+            raise self._wrong(key, f"a whole number from {least} upwards")
+        return value
+
+    def flag(self, key: str, default: bool | None = None) -> bool:
+        """``true`` or ``false``, or 1 or 0."""
+        if default is not None and not self.has(key):
+            return default
+        value = self._need(key)
+        if isinstance(value, str):
+            value = {"true": 1, "false": 0}.get(value.strip().lower(), value)
+        found = _number(value)
+        if found not in (0.0, 1.0):
+            raise self._wrong(key, "true or false, or 1 or 0")
+        return bool(found)
+
+    def text(self, key: str, default: str | None = None) -> str:
+        """Text; a number becomes its digits."""
+        if default is not None and not self.has(key):
+            return default
+        value = self._need(key)
+        if not isinstance(value, str | int | float) or isinstance(value, bool):
+            raise self._wrong(key, "text")
+        return str(value)
+
+    def items(self, key: str) -> tuple[Item, ...]:
+        """A list of objects."""
+        value = self._need(key)
+        if not isinstance(value, list):
+            raise self._wrong(key, "a list of objects")
+        return tuple(self._item(f"{key}[{index}]", each) for index, each in enumerate(value))
+
+    def item(self, key: str) -> Item:
+        """An object."""
+        return self._item(key, self._need(key))
+
+    def named(self, name: str) -> Item:
+        """The same object, with its name in messages."""
+        return Item(self.source, f"{self.where} ({name})", self.fields) if name else self
+
+    def fault(self, title: str, details: Sequence[str] = (), remedies: Sequence[str] = ()) -> FormatError:
+        """The error that says what is wrong here."""
+        place = f", {self.where}" if self.where else ""
+        return FormatError(f"{self.source}{place}: {title}", details, remedies)
+
+    def _item(self, key: str, value: object) -> Item:
+        where = f"{self.where}.{key}" if self.where else key
+        if not isinstance(value, dict):
+            raise FormatError(f"{self.source}, {where}: not an object", [f"found: {shown(value)}"])
+        return Item(self.source, where, value)
+
+    def _need(self, key: str) -> object:
+        if not self.has(key):
+            known = ", ".join(sorted(self.fields)[:12]) or "nothing"
+            raise self.fault(f"{key!r} is missing", [f"found: {known}"], [f"add {key!r}"])
+        return self.fields[key]
+
+    def _wrong(self, key: str, needed: str) -> FormatError:
+        return self.fault(f"{key!r} is not {needed}", [f"found: {shown(self.fields[key])}"])
+
+
+def parse_object(file: FileText) -> Item:
+    """The object that a JSON file is.
+
+    Blanks and a byte-order mark before it do no harm.
+
+    Raises:
+        FormatError: the text is no JSON, or not one object.
+    """
+    text = file.text.removeprefix("\ufeff").strip()
+    if not text:
+        raise FormatError(f"{file.source}: empty file", ["a JSON object is needed"])
+    try:
+        value = json.loads(text)
+    except json.JSONDecodeError as error:
+        skipped = file.text.index(text)
+        line = file.text.count("\n", 0, skipped + error.pos) + 1
+        near = shown(text[error.pos : error.pos + 40]) if error.pos < len(text) else "the end of the file"
+        raise FormatError(f"{file.source}, line {line}: not JSON", [f"{error.msg}, at {near}"]) from None
+    except RecursionError:
+        raise FormatError(f"{file.source}: not this format", ["objects are nested too deeply"]) from None
+    if not isinstance(value, dict):
+        raise FormatError(f"{file.source}: not an object", [f"found: {shown(value)}"])
+    return Item(file.source, "", value)
+
+
+def whole_number(value: object) -> int | None:
+    """A whole number, however it is written; None if it is none."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value
+    found = None if isinstance(value, bool) else _number(value)
+    return int(found) if found is not None and found.is_integer() else None
+
+
+def require_no_cycle(at: Item, names: Sequence[str], edges: Sequence[tuple[int, int]]) -> None:
+    """Kahn's algorithm; what it cannot remove holds a cycle.
+
+    Raises:
+        FormatError: the edges make a cycle.
+    """
+    successors: list[list[int]] = [[] for _ in names]
+    missing = [0] * len(names)
+    for src, dst in edges:
+        successors[src].append(dst)
+        missing[dst] += 1
+    ready = [node for node, count in enumerate(missing) if not count]
+    while ready:
+        for dst in successors[ready.pop()]:
+            missing[dst] -= 1
+            if not missing[dst]:
+                ready.append(dst)
+    left = [names[node] for node, count in enumerate(missing) if count]
+    if left:
+        words = f"{len(left)} nodes lie on or behind it, such as {', '.join(left[:3])}"
+        raise at.fault("the edges make a cycle", [words], ["remove an edge of the cycle"])
+
+
+def shown(value: object) -> str:
+    """A value as messages quote it."""
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def _number(value: object) -> float | None:
+    if isinstance(value, bool | int | float | str):
+        try:
+            return float(value)
+        except (ValueError, OverflowError):
+            return None
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class FileText:
+    """A file's text.
+
+    Attributes:
+        source: the file's name, for messages.
+    """
+
+    source: str
+    text: str
+
+    def lines(self) -> Iterator[tuple[int, str]]:
+        """Lines with something on them, stripped, by number from 1; those that begin with ``#`` are left out.
+
+        Only line feeds end a line: a name may hold any other character, such as U+2028.
+        """
+        text = self.text.removeprefix("\ufeff").replace("\r\n", "\n").replace("\r", "\n")
+        for number, line in enumerate(text.split("\n"), start=1):
+            stripped = line.strip()
+            if stripped and not stripped.startswith("#"):
+                yield number, stripped
+
+    def fault(self, number: int, title: str, *details: str) -> FormatError:
+        """The error that says what is wrong in line ``number``."""
+        return FormatError(f"{self.source}, line {number}: {title}", details)
+
+
+def read_text(path: str | Path) -> FileText:
+    """A file as UTF-8.
+
+    Raises:
+        MissingFileError: there is no such file, or it cannot be read.
+        FormatError: it is not UTF-8.
+    """
+    try:
+        data = read_bytes(path)
+    except MissingFileError as error:
+        raise MissingFileError(
+            f"{path} cannot be read", error.details, ["give the path of a file that exists"]
+        ) from error
+    try:
+        return FileText(str(path), data.decode("utf-8"))
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        byte = data[error.start]
+        raise FormatError(
+            f"{path}, line {line}: not UTF-8 text", [f"byte {error.start} is 0x{byte:02x}"], ["save the file as UTF-8"]
+        ) from None

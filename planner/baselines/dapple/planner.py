@@ -1,0 +1,381 @@
+"""DAPPLE's three ways to take devices for a stage, on hosts of like devices.
+
+Fan et al., "DAPPLE: A Pipelined Data Parallel Approach for Training Large Models", PPoPP 2021, section 4 (device
+assignment):
+
+* *fresh first*: from hosts of which nothing is taken, so that a stage's replicas are close to one another;
+* *append first*: from hosts of which something is taken already, so that no host is left in pieces;
+* *scatter first*: evenly from the hosts that are taken already, or from all if all are fresh, or full.
+
+Hosts of which equally much is taken are alike, so what is taken is kept sorted, most first; :func:`real_hosts` gives
+them their names back.
+
+DAPPLE's planner: the shortest latency of a synchronous pipeline of replicated stages, with its three phases.
+
+Fan et al., "DAPPLE: A Pipelined Data Parallel Approach for Training Large Models", PPoPP 2021, section 4.  A chain of
+layers, M micro-batches, hosts of like devices; every boundary between stages counts as a stage of its own, whose F and
+B are its transfers, so that stages 0 ... S - 1 alternate.
+
+    find      cuts of the chain, and devices of each stage by ``planner.baselines.dapple.planner``; all devices are used
+    minimise  L = Tw + Ts + Te
+              Tw = sum_{s <= Q} F_s                                              warm-up, up to the pivot stage Q
+              Ts = (M - 1) (F_Q + B_Q)                                           steady phase
+              Te = max_s (AR_s + sum_{s <= a <= Q} B_a)  for s <= Q              ending, with the all-reduces
+                         (AR_s - sum_{Q < a < s} B_a)    for s > Q               (those behind Q end before it)
+    with      F_s, B_s = the layers' / r_s                                       r_s replicas share a micro-batch
+              F = B    = bytes / (b min(r, r'))                                  of a boundary, b of its link
+              AR_s     = 2 (r_s - 1) / r_s P_s / b                               a ring; b of the group's slowest link
+    and Q     = S - 1; then for s = S - 2 ... 0: Q = s if T_s > T_Q + sum_{s < a < Q} (F_a + B_a),   T = (M - 1)(F + B)
+
+The published planner goes through prefixes and keeps the best for each (layers, devices).  Here the chain is built from
+its end, where the rule for Q needs nothing of what comes before: a suffix is known by four numbers,
+
+    c1 = T_Q + sum_{s <= a < Q} (F_a + B_a)     whether a stage before becomes the pivot
+    c2 = its latency                            c3 = the same without all-reduces
+    c4 = max_{a >= s} (AR_a - sum_{s <= b < a} B_b)     its ending, should a stage before become the pivot
+
+none of which is ever better for being larger, so that of the suffixes that start alike only the Pareto-best are kept,
+and the optimum is exact.  Suffixes are dropped early by an upper bound (the best that a beam finds).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from math import inf
+
+from planner.baselines.common.answer import OPTIMAL, TIME_LIMIT, Answer, Json, infeasible
+from planner.baselines.common.chain import Chain, require_positive, sums
+from planner.ir.errors import UsageError
+from planner.solvers.progress import check_time
+
+Taken = tuple[int, ...]
+"""Devices taken, by host, most first."""
+
+FRESH, APPEND, SCATTER = POLICIES = ("fresh first", "append first", "scatter first")
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """The devices of a stage.
+
+    Attributes:
+        before: what is taken before it.
+        after: what is taken behind it, hosts in the order of ``before``.
+        policy: how it was found.
+    """
+
+    before: Taken
+    after: Taken
+    policy: str
+
+    @property
+    def devices(self) -> tuple[int, ...]:
+        """By host."""
+        return tuple(b - a for a, b in zip(self.before, self.after, strict=True))
+
+    @property
+    def replicas(self) -> int:
+        """How many devices."""
+        return sum(self.after) - sum(self.before)
+
+    @property
+    def host(self) -> int:
+        """The host that has them all, or -1."""
+        used = [host for host, count in enumerate(self.devices) if count]
+        return used[0] if len(used) == 1 else -1
+
+    def near(self, behind: Assignment) -> bool:
+        """Whether this stage and the one behind it may be, and so are, on one and the same host."""
+        return self.host >= 0 and behind.host >= 0 and self.after[self.host] == behind.before[behind.host]
+
+
+def most_first(taken: Taken) -> Taken:
+    """The same with hosts in their standard order."""
+    return tuple(sorted(taken, reverse=True))
+
+
+def real_hosts(stages: Sequence[Assignment]) -> list[tuple[int, ...]]:
+    """Devices by host of each stage of a pipeline, a host being the same one throughout."""
+    names = list(range(len(stages[0].before)))
+    found: list[tuple[int, ...]] = []
+    for index, stage in enumerate(stages):
+        row = [0] * len(names)
+        for position, count in enumerate(stage.devices):
+            row[names[position]] = count
+        found.append(tuple(row))
+        order = sorted(range(len(names)), key=lambda position: -stage.after[position])
+        if index + 1 < len(stages) and stage.near(stages[index + 1]):
+            wanted = stages[index + 1].host  # hosts of equal counts change places, so that the two meet
+            mine = order.index(stage.host)
+            order[wanted], order[mine] = order[mine], order[wanted]
+        names = [names[position] for position in order]
+    return found
+
+
+def assignments(taken: Taken, replicas: int, per_host: int) -> Iterator[Assignment]:
+    """The devices that the policies give to the next stage, each once."""
+    seen: set[tuple[tuple[int, int], ...]] = set()
+    for policy, take in _TAKE.items():
+        after = take(taken, replicas, per_host)
+        new = tuple(sorted(zip(taken, after, strict=True)))
+        if new not in seen:
+            seen.add(new)
+            yield Assignment(taken, after, policy)
+
+
+def _fresh_first(taken: Taken, replicas: int, per_host: int) -> Taken:
+    return _fill(taken, replicas, per_host, lambda host: (taken[host] > 0, host))
+
+
+def _append_first(taken: Taken, replicas: int, per_host: int) -> Taken:
+    return _fill(taken, replicas, per_host, lambda host: (taken[host] == 0, host))
+
+
+def _scatter_first(taken: Taken, replicas: int, per_host: int) -> Taken:
+    begun = [host for host, count in enumerate(taken) if 0 < count < per_host]
+    after = list(taken)
+    for _ in range(replicas):
+        open_hosts = [host for host in begun if after[host] < per_host]
+        open_hosts = open_hosts or [host for host, count in enumerate(after) if count < per_host]
+        host = min(open_hosts, key=lambda host: (after[host] - taken[host], host))
+        after[host] += 1
+    return tuple(after)
+
+
+def _fill(taken: Taken, replicas: int, per_host: int, rank: Callable[[int], tuple[bool, int]]) -> Taken:
+    after = list(taken)
+    for host in sorted(range(len(taken)), key=rank):
+        count = min(replicas, per_host - taken[host])
+        after[host] += count
+        replicas -= count
+    return tuple(after)
+
+
+_TAKE: dict[str, Callable[[Taken, int, int], Taken]] = {
+    FRESH: _fresh_first,
+    APPEND: _append_first,
+    SCATTER: _scatter_first,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Hosts:
+    """Like hosts of like devices."""
+
+    hosts: int
+    per_host: int
+    within_bytes_per_s: float
+    across_bytes_per_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Suffix:
+    """A pipeline from some layer to the last.
+
+    Attributes:
+        c1, c2, c3, c4: see the module.
+        first: the layer it starts at.
+        assignment: of its first stage.
+        rest: what follows the first stage.
+    """
+
+    c1: float
+    c2: float
+    c3: float
+    c4: float
+    first: int
+    assignment: Assignment
+    rest: Suffix | None
+
+    def stages(self) -> list[Suffix]:
+        """Itself and what follows, in order."""
+        found: list[Suffix] = []
+        at: Suffix | None = self
+        while at is not None:
+            found.append(at)
+            at = at.rest
+        return found
+
+
+def solve(instance: Chain, hosts: Hosts, micro_batches: int, max_stages: int = 0, time_limit_s: float = inf) -> Answer:
+    """The best plan: seconds of a mini-batch in ``micro_batches`` parts.
+
+    Args:
+        max_stages: most stages; 0: no limit.
+
+    Raises:
+        UsageError: no device, no micro-batch or no bandwidth.
+    """
+    require_positive(hosts=hosts.hosts, devices=hosts.per_host, micro_batches=micro_batches)
+    require_positive(within=hosts.within_bytes_per_s, across=hosts.across_bytes_per_s)
+    if max_stages < 0:
+        raise UsageError(f"at most {max_stages} stages", remedies=["give 0 for no limit"])
+    search = _Search(instance, hosts, micro_batches, max_stages, time.monotonic() + time_limit_s)
+    best = search.best(search.best(width=1))
+    if best is None:
+        return infeasible()
+    work_s = sum(instance.forward_s) + sum(instance.backward_s)
+    least_s = min(best.c2, work_s / (hosts.hosts * hosts.per_host))
+    stages: list[Json] = []
+    found = best.stages()
+    ends = [*(stage.first for stage in found[1:]), instance.num_layers]
+    placed = real_hosts([stage.assignment for stage in found])
+    for stage, end, devices in zip(found, ends, placed, strict=True):
+        names = list[Json](instance.names[stage.first : end])
+        stages.append({"layers": names, "devices": list[Json](devices), "policy": stage.assignment.policy})
+    plan: dict[str, Json] = {"micro_batches": micro_batches, "stages": stages}
+    if search.stopped:
+        return Answer(best.c2, least_s, TIME_LIMIT, plan)
+    return Answer(best.c2, best.c2, OPTIMAL, plan)
+
+
+def latency_s(costs: Sequence[tuple[float, float, float]], micro_batches: int) -> float:
+    """The objective, as the module states it.
+
+    Args:
+        costs: (F, B, AR) of every stage and boundary, in order.
+    """
+    steady = [(micro_batches - 1) * (f + b) for f, b, _ in costs]
+    pivot = len(costs) - 1
+    for s in reversed(range(len(costs) - 1)):
+        if steady[s] > steady[pivot] + sum(f + b for f, b, _ in costs[s + 1 : pivot]):
+            pivot = s
+    ending = max(
+        reduction
+        + (sum(b for _, b, _ in costs[s : pivot + 1]) if s <= pivot else -sum(b for _, b, _ in costs[pivot + 1 : s]))
+        for s, (_, _, reduction) in enumerate(costs)
+    )
+    return sum(f for f, _, _ in costs[: pivot + 1]) + steady[pivot] + ending
+
+
+Numbers = tuple[float, float, float, float]
+"""c1, c2, c3, c4 of a suffix."""
+
+Key = tuple[int, Taken, int, int]
+"""What of a suffix matters to stages before it: first layer, devices taken before, of these on its host (-1: it is on
+several), its replicas."""
+
+
+class _Search:
+    """The programme over suffixes: Pareto-best suffixes by :data:`Key`, by growing number of stages."""
+
+    def __init__(self, chain: Chain, hosts: Hosts, micro_batches: int, max_stages: int, stop_at: float) -> None:
+        self._chain, self._hosts, self._count, self._stop_at = chain, hosts, micro_batches, stop_at
+        self._forward = [s / micro_batches for s in sums(chain.forward_s)]
+        self._backward = [s / micro_batches for s in sums(chain.backward_s)]
+        self._parameters = sums(chain.parameter_bytes)
+        self._max_stages = max_stages or hosts.hosts * hosts.per_host
+        self._upper, self.stopped = inf, False
+        self._into: dict[Taken, list[Assignment]] = {}
+        queue = [(0,) * hosts.hosts]
+        known = set(queue)
+        while queue:
+            grown = [found for taken in queue for found in self._assigned(taken)]
+            for found in grown:
+                self._into.setdefault(most_first(found.after), []).append(found)
+            queue = [taken for taken in dict.fromkeys(most_first(found.after) for found in grown) if taken not in known]
+            known.update(queue)
+
+    def _assigned(self, taken: Taken) -> Iterator[Assignment]:
+        free = self._hosts.hosts * self._hosts.per_host - sum(taken)
+        for replicas in range(1, free + 1):
+            check_time()
+            yield from assignments(taken, replicas, self._hosts.per_host)
+
+    def best(self, best: Suffix | None = None, width: int = 0) -> Suffix | None:
+        """A better pipeline than ``best``, else ``best``; ``width``: most suffixes kept of those alike, 0: all."""
+        self._upper = best.c2 if best else inf
+        full = (self._hosts.per_host,) * self._hosts.hosts
+        level: dict[Key, list[Suffix]] = {}
+        for assignment in self._into[full]:
+            check_time()
+            self._prepend(level, assignment, None, width)
+        for _ in range(self._max_stages):
+            suffixes = [suffix for alike in level.values() for suffix in alike]
+            for suffix in suffixes:
+                if suffix.first == 0 and not any(suffix.assignment.before) and suffix.c2 < self._upper:
+                    best, self._upper = suffix, suffix.c2
+            level = {}
+            for suffix in suffixes:
+                if self._hopeless(suffix.c1, suffix.c2):
+                    continue
+                for assignment in self._into.get(suffix.assignment.before, ()):
+                    if time.monotonic() > self._stop_at:
+                        self.stopped = True
+                        return best
+                    self._prepend(level, assignment, suffix, width)
+        return best
+
+    def _prepend(self, level: dict[Key, list[Suffix]], assignment: Assignment, rest: Suffix | None, width: int) -> None:
+        """Adds the suffixes with one more stage in front of ``rest``, for every layer it may start at."""
+        last = rest.first if rest else self._chain.num_layers
+        replicas, before = assignment.replicas, sum(assignment.before)
+        met = assignment.before[assignment.host] if assignment.host >= 0 else -1
+        numbers: Numbers | None = None
+        if rest is not None:
+            link_s = self._link_s(last, assignment, rest.assignment)
+            numbers = prepended((rest.c1, rest.c2, rest.c3, rest.c4), link_s, link_s, 0.0, self._count)
+        for first in range(last - 1, -1, -1) if before else (0,):
+            f = (self._forward[last] - self._forward[first]) / replicas
+            b = (self._backward[last] - self._backward[first]) / replicas
+            if self._count * (f + b) >= self._upper:
+                break  # an earlier start is still longer
+            work = self._forward[first] + self._backward[first]
+            if before and self._count * work >= self._upper * before:
+                continue  # what comes before is too much for the devices that are left
+            if (first == 0) != (before == 0):
+                continue
+            reduction = self._reduction_s(self._parameters[last] - self._parameters[first], assignment)
+            suffix = Suffix(*prepended(numbers, f, b, reduction, self._count), first, assignment, rest)
+            if not self._hopeless(suffix.c1, suffix.c2):
+                key = (first, assignment.before, met, replicas)
+                _keep(level.setdefault(key, []), suffix, width)
+
+    def _hopeless(self, c1: float, c2: float) -> bool:
+        """Whether nothing that begins earlier can be below the best known.
+
+        If the pivot stays the latency is c2 and more; a stage that becomes the pivot has (M - 1) (F + B) > c1, and the
+        latency is M (F + B) at least.
+        """
+        steady = c1 * self._count / (self._count - 1) if self._count > 1 else 0.0
+        return c2 >= self._upper and steady >= self._upper
+
+    def _reduction_s(self, parameter_bytes: float, assignment: Assignment) -> float:
+        hosts, replicas = self._hosts, assignment.replicas
+        bandwidth = hosts.within_bytes_per_s if assignment.host >= 0 else hosts.across_bytes_per_s
+        return 2 * (replicas - 1) / replicas * parameter_bytes / bandwidth
+
+    def _link_s(self, cut: int, before: Assignment, behind: Assignment) -> float:
+        hosts = self._hosts
+        bandwidth = hosts.within_bytes_per_s if before.near(behind) else hosts.across_bytes_per_s
+        size = self._chain.crossing_bytes[cut - 1] / self._count
+        return size / (bandwidth * min(before.replicas, behind.replicas))
+
+
+def _keep(alike: list[Suffix], suffix: Suffix, width: int) -> None:
+    """Adds a suffix unless another that starts alike is as good in all four numbers."""
+    if any(as_good(other, suffix) for other in alike):
+        return
+    alike[:] = [other for other in alike if not as_good(suffix, other)]
+    alike.append(suffix)
+    if width and len(alike) > width:
+        alike.remove(max(alike, key=lambda other: other.c2))
+
+
+def prepended(rest: Numbers | None, f: float, b: float, reduction: float, count: int) -> Numbers:
+    """The four numbers of a suffix with one more stage in front of ``rest``."""
+    steady = (count - 1) * (f + b)
+    if rest is None:
+        return steady, f + steady + b + reduction, f + steady + b, reduction
+    c1, c2, c3, c4 = rest
+    ending = max(reduction, c4 - b)
+    if steady > c1:
+        return steady, f + steady + max(b + reduction, c4), f + steady + b, ending
+    return c1 + f + b, f + max(c2, c3 + b + reduction), c3 + f + b, ending
+
+
+def as_good(one: Suffix, other: Suffix) -> bool:
+    """Whether no pipeline is better for ending in ``other`` than in ``one``, which starts alike."""
+    return one.c1 <= other.c1 and one.c2 <= other.c2 and one.c3 <= other.c3 and one.c4 <= other.c4

@@ -1,0 +1,127 @@
+"""Dryden et al., "Improving Strong-Scaling of CNN Training by Exploiting Finer-Grained Parallelism", IPDPS 2019.
+
+One stage over all devices; every layer has its own distribution over samples and space (its grid uses all ranks; what
+cannot be cut so far is held by several), found by shortest paths through (layer, distribution), the most expensive path
+of the network first, branches after it (``inner.paths``).  Their performance model, on our measurements: a layer's
+compute on the slowest rank, halos hidden behind it as far as it lasts, a redistribution wherever distributions differ,
+an all-reduce of every weight's gradient.  As in their runs the batch is taken at once, or in the largest micro-batches
+that fit.  Ignored: that all-reduces hide behind the backward of earlier layers; limits of memory while searching.
+
+If samples alone may be cut (``Problem.allow``), or layers are over sites, this is sample parallelism on all ranks.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+
+from planner.baselines import data_parallel
+from planner.costs.cost_model import PriceBook
+from planner.costs.shards.device_mesh import REPLICA
+from planner.costs.shards.option import Option
+from planner.costs.stages.layouts import LayoutPrices
+from planner.costs.stages.placement import LayoutBook
+from planner.ir.errors import InfeasibleError
+from planner.ir.plan import Plan
+from planner.ir.problem import SAMPLE_DIMS, SPATIAL_DIMS, Problem
+from planner.layers import over_sites
+from planner.solvers.candidates.candidate import (
+    Candidate,
+    equal_shares,
+    gives_all_work,
+    micro_batch_sizes,
+    micro_batches,
+    require_divisible,
+    schedule_names,
+    with_options,
+)
+from planner.solvers.candidates.choose import best_of, no_schedule
+from planner.solvers.candidates.evaluate import Evaluation, Evaluator
+from planner.solvers.candidates.explain import heuristic_plan, infeasible
+from planner.solvers.candidates.feasibility import as_asked
+from planner.solvers.layouts.chains import by_shortest_paths
+from planner.solvers.layouts.stage import Question, labelled_graph
+from planner.solvers.progress import Progress
+
+BASELINE = True
+
+NAME, METHOD = "dryden", "per-layer distributions on all ranks by shortest paths, largest micro-batch that fits"
+
+
+def solve(problem: Problem, progress: Progress | None = None) -> Plan:
+    """One stage on all ranks, every layer distributed as the shortest paths say.
+
+    Raises:
+        InfeasibleError: no micro-batch fits, or samples alone may be cut and the model mixes them.
+        MissingMeasurementError: the profile says nothing about any size that may be used.
+    """
+    evaluator = Evaluator(problem, PriceBook(problem.profile))
+    if len(problem.ranks) == 1 or SPATIAL_DIMS not in problem.allow or over_sites(problem.profile.graph):
+        return _by_samples(evaluator)
+    if not schedule_names(problem):
+        raise no_schedule(problem)
+    closest: Evaluation | None = None
+    unmet = ""
+    for size in reversed(micro_batch_sizes(problem, evaluator.book)):
+        if size > min(evaluator.book.tables.largest_measured(evaluator.book.kind(rank)) for rank in problem.ranks):
+            continue
+        if time.monotonic() > evaluator.stops:
+            break
+        chosen = distributions(problem, evaluator.book, size)
+        candidate = _candidate(problem, evaluator.layouts, chosen, size)
+        if not candidate.options:
+            return _by_samples(evaluator)
+        unmet = unmet or evaluator.unmet(candidate)
+        sizes = set(candidate.micro_batches)
+        if evaluator.unmet(candidate) or not gives_all_work(evaluator.layouts, problem.ranks, chosen, sizes):
+            continue
+        found = evaluator.evaluate(candidate)
+        if found.fits:
+            return heuristic_plan(evaluator, found, NAME, METHOD)
+        if closest is None or evaluator.excess(found) < evaluator.excess(closest):
+            closest = found
+    if closest is not None:
+        raise infeasible(problem, closest, ["use more devices, or a solver that makes stages"])
+    details = [f"{len(problem.ranks)} ranks, global batch {problem.global_batch}", *filter(None, [unmet])]
+    raise InfeasibleError("no micro-batch can be distributed over all ranks", details, ["use fewer ranks"])
+
+
+def distributions(problem: Problem, book: PriceBook, size: int) -> Mapping[int, Option]:
+    """The distribution of each layer, by index, for micro-batches of ``size``."""
+    allow = tuple(family for family in problem.allow if family in (SAMPLE_DIMS, SPATIAL_DIMS))
+    prices = LayoutPrices(book, problem.ranks, size, allow)
+    layers = tuple(range(len(prices.layers)))
+    options = [_on_all_ranks(prices.options(index)) for index in layers]
+    question = Question(layers, problem.global_batch / size)
+    picked = by_shortest_paths(labelled_graph(prices, question, options))
+    return {index: each[k] for index, each, k in zip(layers, options, picked, strict=True)}
+
+
+def _candidate(problem: Problem, layouts: LayoutBook, chosen: Mapping[int, Option], size: int) -> Candidate:
+    batches = micro_batches(problem, size)
+    shares = equal_shares(max(batches), len(problem.ranks))
+    schedule = schedule_names(problem)[0]
+    last = len(problem.profile.graph.layers)
+    plain = Candidate.chain((0, last), (problem.ranks,), (shares,), batches, schedule)
+    return with_options(layouts, as_asked(problem, plain), chosen)
+
+
+def _by_samples(evaluator: Evaluator) -> Plan:
+    problem = evaluator.problem
+    if len(problem.ranks) > 1:
+        require_divisible(problem.profile.graph)
+    found = best_of(evaluator, data_parallel.candidates(problem, evaluator.book), first_that_fits=True)
+    return heuristic_plan(evaluator, found, NAME, METHOD)
+
+
+def _on_all_ranks(options: tuple[Option, ...]) -> tuple[Option, ...]:
+    """The options in which fewest ranks hold the same."""
+    fewest = min(_replicas(option) for option in options)
+    return tuple(option for option in options if _replicas(option) == fewest)
+
+
+def _replicas(option: Option) -> int:
+    found = 1
+    for dim, parts in option.grid:
+        found *= parts if dim.startswith(REPLICA) else 1
+    return found

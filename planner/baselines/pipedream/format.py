@@ -1,0 +1,219 @@
+"""PipeDream's ``graph.txt``: a network's layers with their measured costs for one mini-batch, and its edges.
+
+Narayanan et al., "PipeDream", SOSP 2019; written by ``Graph.__str__`` of the public code (graph/graph.py):
+
+    node2 -- Conv2d(3, 64) -- forward_compute_time=1.250, backward_compute_time=2.500, activation_size=1048576.0, ↩
+             parameter_size=6912.000 -- stage_id=0
+    <tab>node1 -- node2
+
+A line with costs is a layer: id, description, milliseconds, bytes (a list ``[a; b]`` of several outputs counts as its
+sum) and, behind the optimiser, a stage, which is not read.  A line with two ids is an edge.  Besides what the original
+reads, blank lines, lines that begin with ``#``, blanks around a line, Windows line ends, a byte-order mark and edges
+above their nodes do no harm; an edge given twice counts once.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from planner.baselines.common.reading import FileText, read_text
+from planner.ir.errors import FormatError
+
+_SEPARATOR = " -- "
+_FIELDS = ("forward_compute_time", "backward_compute_time", "activation_size", "parameter_size")
+_FIELD = re.compile(r"(\w+)\s*=\s*(\[[^=]*\]|[^,=]*)\s*(?:,\s*|$)")
+_MS = 1e-3
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A layer, measured at one mini-batch.
+
+    Attributes:
+        description: what the profiler prints of the module.
+        forward_s, backward_s: compute.
+        activation_bytes: all outputs together.
+        parameter_bytes: what is trained.
+    """
+
+    name: str
+    description: str
+    forward_s: float
+    backward_s: float
+    activation_bytes: float
+    parameter_bytes: float
+
+
+@dataclass(frozen=True, slots=True)
+class LayerGraph:
+    """A whole file.
+
+    Attributes:
+        source: the file's name, for messages.
+        nodes: in the file's order, which need not be topological.
+        edges: pairs of indices into ``nodes``, each once, in the file's order; there is no cycle.
+    """
+
+    source: str
+    nodes: tuple[Node, ...]
+    edges: tuple[tuple[int, int], ...]
+
+    def kept(self) -> tuple[int, ...]:
+        """The layers that are planned, as the public code takes them, in the file's order.
+
+        Sources whose description begins with ``Input`` go, and then sinks that begin with ``__getitem__``.
+        """
+        left = set(range(len(self.nodes)))
+        for prefix, end in (("Input", 1), ("__getitem__", 0)):
+            joined = {edge[end] for edge in self.edges if edge[1 - end] in left}
+            left -= {index for index in left - joined if self.nodes[index].description.startswith(prefix)}
+        return tuple(sorted(left))
+
+    def in_order(self) -> tuple[int, ...]:
+        """Those layers in a topological order: by the number in their names as far as the edges allow.
+
+        The profiler numbers layers as they run.
+
+        Raises:
+            FormatError: nothing is left when inputs are removed.
+        """
+        kept = set(self.kept())
+        if not kept:
+            raise FormatError(f"{self.source}: no layers besides inputs", [f"{len(self.nodes)} inputs"])
+        waits: dict[int, set[int]] = {index: set() for index in kept}
+        readers: dict[int, list[int]] = {index: [] for index in kept}
+        for src, dst in self.edges:
+            if src in kept and dst in kept:
+                waits[dst].add(src)
+                readers[src].append(dst)
+        ready = [(_last_number(self.nodes[index].name), index) for index in kept if not waits[index]]
+        heapq.heapify(ready)
+        order: list[int] = []
+        while ready:
+            _, index = heapq.heappop(ready)
+            order.append(index)
+            for reader in readers[index]:
+                waits[reader].discard(index)
+                if not waits[reader]:
+                    heapq.heappush(ready, (_last_number(self.nodes[reader].name), reader))
+        return tuple(order)
+
+
+def read(path: str | Path) -> LayerGraph:
+    """The graph in a file.
+
+    Raises:
+        MissingFileError: there is no such file, or it cannot be read.
+        FormatError: it breaks the format; the text names the line.
+    """
+    return _parse(read_text(path))
+
+
+def parse(text: str, source: str = "graph.txt") -> LayerGraph:
+    """The graph in a text; ``source`` is what messages call it.
+
+    Raises:
+        FormatError: it breaks the format; the text names the line.
+    """
+    return _parse(FileText(source, text))
+
+
+def _parse(file: FileText) -> LayerGraph:
+    nodes: list[Node] = []
+    numbers: dict[str, int] = {}
+    node_lines: list[int] = []
+    found: list[tuple[int, str, str]] = []
+    for number, line in file.lines():
+        parts = [part.strip() for part in line.split(_SEPARATOR)]
+        costs = next((k for k in reversed(range(len(parts))) if f"{_FIELDS[0]}=" in parts[k].replace(" ", "")), None)
+        if costs is None and len(parts) == 2:
+            found.append((number, parts[0], parts[1]))
+            continue
+        if costs is None or costs < 2 or not parts[0]:
+            raise file.fault(number, "neither a layer nor an edge", f"found: {_shown(line)}", _EXPECTED)
+        if parts[0] in numbers:
+            above = f"also in line {node_lines[numbers[parts[0]]]}"
+            raise file.fault(number, f"layer {parts[0]!r} appears twice", above)
+        numbers[parts[0]] = len(nodes)
+        node_lines.append(number)
+        nodes.append(_node(file, number, parts[0], _SEPARATOR.join(parts[1:costs]), parts[costs]))
+    if not nodes:
+        raise FormatError(f"{file.source}: no layers", ["the file has no line with costs"], [_EXPECTED])
+    edges: dict[tuple[int, int], int] = {}
+    for number, src, dst in found:
+        for name in (src, dst):
+            if name not in numbers:
+                known = f"{len(nodes)} layers, such as {nodes[0].name!r}"
+                raise file.fault(number, f"an edge of {name!r}, which is no layer", f"found: {src} -- {dst}", known)
+        edges.setdefault((numbers[src], numbers[dst]), number)
+    _require_no_cycle(file, nodes, edges)
+    return LayerGraph(file.source, tuple(nodes), tuple(edges))
+
+
+_EXPECTED = (
+    "a layer is 'id -- description -- forward_compute_time=ms, backward_compute_time=ms, activation_size=bytes, "
+    "parameter_size=bytes', an edge '<tab>id -- id'"
+)
+
+
+def _node(file: FileText, number: int, name: str, description: str, costs: str) -> Node:
+    fields: dict[str, str] = {}
+    position = 0
+    for match in _FIELD.finditer(costs):
+        if match.start() != position or match[1] in fields:
+            break
+        fields[match[1]] = match[2].strip()
+        position = match.end()
+    if position != len(costs.rstrip()):
+        raise file.fault(number, f"costs of layer {name!r} cannot be read", f"found: {_shown(costs)}", _EXPECTED)
+    missing = [field for field in _FIELDS if field not in fields]
+    if missing:
+        raise file.fault(number, f"layer {name!r} has no {', '.join(missing)}", f"found: {', '.join(fields)}")
+    forward_ms, backward_ms, activation, parameters = (_number(file, number, name, f, fields[f]) for f in _FIELDS)
+    return Node(name, description, forward_ms * _MS, backward_ms * _MS, activation, parameters)
+
+
+def _number(file: FileText, number: int, name: str, field: str, text: str) -> float:
+    words = text.strip("[] ").replace("[", "").replace("]", "")
+    listed = [word.strip() for word in re.split(r"[;,]", words)] if text.startswith("[") else [words]
+    try:
+        values = [float(word) for word in listed if word or not text.startswith("[")]
+    except ValueError:
+        raise file.fault(number, f"{field} of layer {name!r} is no number", f"found: {_shown(text)}") from None
+    if not all(math.isfinite(value) and value >= 0 for value in values):
+        raise file.fault(number, f"{field} of layer {name!r} is {text}", "a finite number from 0 upwards is needed")
+    return math.fsum(values)
+
+
+def _require_no_cycle(file: FileText, nodes: Sequence[Node], edges: Mapping[tuple[int, int], int]) -> None:
+    """Kahn's algorithm; what it cannot remove holds a cycle."""
+    successors: list[list[int]] = [[] for _ in nodes]
+    missing = [0] * len(nodes)
+    for src, dst in edges:
+        successors[src].append(dst)
+        missing[dst] += 1
+    ready = [index for index, count in enumerate(missing) if not count]
+    while ready:
+        for dst in successors[ready.pop()]:
+            missing[dst] -= 1
+            if not missing[dst]:
+                ready.append(dst)
+    left = {index for index, count in enumerate(missing) if count}
+    if left:
+        (src, dst), number = next((edge, line) for edge, line in edges.items() if set(edge) <= left)
+        where = f"through the edge {nodes[src].name} -- {nodes[dst].name}, or behind it"
+        raise file.fault(number, "the edges make a cycle", where, f"{len(left)} layers lie on or behind it")
+
+
+def _last_number(name: str) -> int:
+    digits = re.findall(r"[0-9]+", name)
+    return int(digits[-1]) if digits else 0
+
+
+def _shown(text: str) -> str:
+    return repr(text if len(text) <= 80 else f"{text[:77]}...")

@@ -1,0 +1,291 @@
+"""PipeDream's planner: the shortest slowest stage of a pipeline with replicated stages, flat or level by level.
+
+Narayanan et al., "PipeDream: Generalized Pipeline Parallelism for DNN Training", SOSP 2019, section 3.1, as its public
+code computes it (optimizer/optimizer_graph_hierarchical.py).  A network is cut at
+``planner.baselines.pipedream.antichains``.
+
+    find      states 0 = i_0 < i_1 < ... < i_S = last, each inside the next, and machines m_1 ... m_S >= 1
+    minimise  max_s max(stage_s, in_s, out_s)
+    with      stage_s = (T_s + 4 (m_s - 1) P_s / (B m_s)) / m_s       T compute, P parameter bytes, B bytes a second
+              in_s    = 2 a(i_{s-1}) / (B m_s)   for s > 1            a: bytes that cross (activations, gradients)
+              out_s   = 2 a(i_s) / (B m_s)       for 1 < s < S
+    such that m_1 + ... + m_S = N                                     every machine is used: ``best_row``
+              m_s = 1                                                 if ``straight``: ``Level.replicas``
+              ceil((N - m_1 - ... - m_s) / m_s) (A_s + P_s) <= memory    A: all activations: ``Level.fits``
+
+Without communication in and out are 0.  Over levels (machines of a host, hosts, ...), the machine of a level is a whole
+pipeline on all machines of the level below: T_s is that level's optimum for the same span, and in the first stage of a
+level the gradients' term is divided by the number of machines of the level below.  The dynamic programme goes over
+(state, machines used); its optimum is exact, so value and bound are equal.
+
+``released`` drops what PipeDream imposes beside its cost.  Machines may stay unused, every ideal is a state, and over
+levels the machines are numbered through: stages take them in order, and each of a stage's terms is priced by the
+slowest link that it needs (within its group, to the machine before it, to the machine behind it).  Level by level is
+then one more candidate, so topology never hurts.
+
+PipeDream's cost without PipeDream's restrictions: any number of machines, any ideal, the topology priced.
+
+Machines are numbered through, host by host, and stages take them in order, so that a plan is a path over (machines
+passed, state done).  A stage on machines x ... y - 1 costs
+
+    max((T + 4 (m - 1) P / (B(x, y - 1) m)) / m,  2 a_in / (B(x - 1, y - 1) m),  2 a_out / (B(x, y) m)),   m = y - x
+
+with B(x, y) the bandwidth of the lowest level that holds both machines.  Behind a stage the rest of a host (or of a
+larger unit) may stay unused, and so may the last machines; on one level this is ``pipedream``'s programme for every
+number of machines up to N.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from math import inf, prod
+from operator import mul
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.baselines.common.answer import OPTIMAL, Answer, Json, infeasible
+from planner.baselines.pipedream.antichains import Floats, States, states_of
+from planner.baselines.pipedream.dynamic_program import (
+    Level,
+    Options,
+    best_row,
+    reduce_s,
+    require_levels,
+    stashes,
+    trace,
+)
+from planner.baselines.pipedream.format import LayerGraph
+
+
+def solve(
+    instance: LayerGraph,
+    machines: Sequence[int],
+    bandwidths_bytes_per_s: Sequence[float],
+    options: Options | None = None,
+    released: bool = False,
+) -> Answer:
+    """The best plan of a network on ``machines``: seconds a mini-batch of the slowest stage.
+
+    Args:
+        machines: of each level, the innermost first: ``[8]``, or ``[4, 2]`` for 2 hosts of 4.
+        bandwidths_bytes_per_s: of the links of each level.
+        released: without PipeDream's restrictions.
+
+    Raises:
+        UsageError: levels without machines or bandwidth, or a network with too many states.
+    """
+    chosen = options or Options()
+    require_levels(machines, bandwidths_bytes_per_s)
+    peer = _hierarchical(states_of(instance), machines, bandwidths_bytes_per_s, chosen)
+    if not released:
+        return peer
+    flat = best_in_order(states_of(instance, every_ideal=True), machines, bandwidths_bytes_per_s, chosen)
+    return peer if peer.value < flat.value else flat
+
+
+def data_parallel_s(instance: LayerGraph, machines: Sequence[int], bandwidths_bytes_per_s: Sequence[float]) -> float:
+    """Seconds a mini-batch of the whole network replicated on all machines, by PipeDream's model."""
+    require_levels(machines, bandwidths_bytes_per_s)
+    states = states_of(instance)
+    seconds, below = float(states.compute_s[-1]), 1
+    for count, bandwidth in zip(machines, bandwidths_bytes_per_s, strict=True):
+        seconds = (seconds + reduce_s(float(states.parameter_bytes[-1]), count, bandwidth) / below) / count
+        below = count
+    return seconds
+
+
+def _hierarchical(states: States, machines: Sequence[int], bandwidths: Sequence[float], options: Options) -> Answer:
+    count = states.num_states
+    times = np.full((count + 1, count), inf)
+    times[0] = states.compute_s
+    spans = states.compute_s[None, :] - states.compute_s[:, None]
+    times[1:] = np.where(states.before, spans, inf)
+    levels: list[Level] = []
+    for number, (size, bandwidth) in enumerate(zip(machines, bandwidths, strict=True)):
+        level = Level(states, size, bandwidth, levels[-1].machines if levels else 1, times, options)
+        levels.append(level)
+        if number < len(machines) - 1:
+            times = np.full((count + 1, count), inf)
+            for start in range(count):
+                times[start, start:] = best_row(level, start).best_s[-1]
+    value = float(best_row(levels[-1], 0).best_s[-1, -1])
+    if value == inf:
+        return infeasible()
+    stages = _stages(levels, None, count - 1)
+    return Answer(value, value, OPTIMAL, {"machines": prod(machines), "stages": stages})
+
+
+def _stages(levels: Sequence[Level], first: int | None, last: int) -> list[Json]:
+    """The stages of the upper level between two states, each with those of the levels below."""
+    level = levels[-1]
+    choices = trace(best_row(level, 0 if first is None else first + 1, traced=True), first, last)
+    return [
+        {
+            "layers": list[Json](level.states.layers(choice.first, choice.last)),
+            "machines": choice.machines,
+            **({"each": _stages(levels[:-1], choice.first, choice.last)} if len(levels) > 1 else {}),
+        }
+        for choice in choices
+    ]
+
+
+_MOST_KEPT = 1500
+"""Matrices of up to so many states are kept; of more they would take gigabytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Topology:
+    """Machines by number.
+
+    Attributes:
+        units: machines in a unit of each level.
+        bandwidths: by level.
+    """
+
+    units: tuple[int, ...]
+    bandwidths: tuple[float, ...]
+
+    def bandwidth(self, first: int, last: int) -> float:
+        """Of the lowest level at which both machines are in one unit; what lies outside is as far as can be."""
+        for unit, bandwidth in zip(self.units, self.bandwidths, strict=True):
+            if first // unit == last // unit:
+                return bandwidth
+        return self.bandwidths[-1]
+
+    def next_starts(self, stop: int) -> list[int]:
+        """Where the next stage may start behind ``stop``: there, or where a unit begins."""
+        return sorted({stop, *(-(-stop // unit) * unit for unit in self.units[:-1])})
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """A stage on machines ``start`` to ``start + machines``; the next one starts at ``after``."""
+
+    start: int
+    machines: int
+    after: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Best:
+    """By machines passed and state; ``split`` -1: the first stage; ``steps``: the last stage, where there is one."""
+
+    seconds: Floats
+    split: NDArray[np.intp]
+    steps: dict[tuple[int, int], _Step]
+
+
+def best_in_order(
+    states: States, machines: Sequence[int], bandwidths_bytes_per_s: Sequence[float], options: Options
+) -> Answer:
+    """The best plan in which stages take the machines in order, exact.
+
+    Args:
+        machines: of each level, the innermost first.
+    """
+    topology = _Topology(tuple(accumulate(machines, mul)), tuple(bandwidths_bytes_per_s))
+    total = topology.units[-1]
+    if options.memory_bytes == inf:
+        best = _best(states, topology, total, options)
+        tried = [(used, best) for used in range(1, total + 1)]
+    else:  # what a stage stashes depends on how many machines come behind it
+        tried = [(used, _best(states, topology, used, options)) for used in range(1, total + 1)]
+    used, found = min(tried, key=lambda pair: float(pair[1].seconds[pair[0], -1]))
+    seconds = float(found.seconds[used, -1])
+    if seconds == inf:
+        return infeasible()
+    return Answer(
+        seconds, seconds, OPTIMAL, {"machines": total, "stages": _pipedream_released_stages(states, found, used)}
+    )
+
+
+def _best(states: States, topology: _Topology, total: int, options: Options) -> _Best:
+    count = states.num_states
+    seconds, split = np.full((total + 1, count), inf), np.full((total + 1, count), -1)
+    steps: dict[tuple[int, int], _Step] = {}
+    prices = _Prices(states, topology, options)
+    for start in range(total):
+        largest = 1 if options.straight else total - start
+        if start and seconds[start].min() == inf:
+            continue
+        for replicas in range(1, largest + 1):
+            for after in topology.next_starts(start + replicas):
+                if after > total:
+                    continue
+                step = _Step(start, replicas, after)
+                if start == 0:
+                    cost = prices.first_s(step, total)[None, :]
+                else:
+                    cost = np.maximum(seconds[start][:, None], prices.later_s(step, total))
+                best = cost.min(axis=0)
+                better = np.flatnonzero(best < seconds[after])
+                seconds[after][better] = best[better]
+                split[after][better] = cost.argmin(axis=0)[better] if start else -1
+                steps.update({(after, state): step for state in better.tolist()})
+    return _Best(seconds, split, steps)
+
+
+class _Prices:
+    """What stages cost; matrices by the state they start from and the one they reach, kept where there is room."""
+
+    def __init__(self, states: States, topology: _Topology, options: Options) -> None:
+        self._states, self._topology, self._options = states, topology, options
+        compute, parameters = states.compute_s, states.parameter_bytes
+        self._compute = np.where(states.before, compute[None, :] - compute[:, None], inf)
+        self._parameters = parameters[None, :] - parameters[:, None]
+        total = states.activation_bytes + parameters
+        self._stash = total[None, :] - total[:, None]
+        self._priced: dict[tuple[int, float, float, float], Floats] = {}
+
+    def first_s(self, step: _Step, total: int) -> Floats:
+        """A first stage, by the state it reaches: nothing crosses into it, and PipeDream prices not what leaves it."""
+        states, replicas = self._states, step.machines
+        inside = self._topology.bandwidth(step.start, step.start + replicas - 1)
+        seconds = (states.compute_s + reduce_s(1.0, replicas, inside) * states.parameter_bytes) / replicas
+        stash = stashes(total - step.after, replicas) * (states.activation_bytes + states.parameter_bytes)
+        return np.where(stash <= self._options.memory_bytes, seconds, inf)
+
+    def later_s(self, step: _Step, total: int) -> Floats:
+        """A later stage."""
+        start, stop, where = step.start, step.start + step.machines, self._topology
+        before, behind = where.bandwidth(start - 1, stop - 1), where.bandwidth(start, step.after)
+        key = (step.machines, where.bandwidth(start, stop - 1), before, behind)
+        priced = self._priced.get(key)
+        if priced is None:
+            priced = self._later_s(*key)
+            if self._states.num_states <= _MOST_KEPT:
+                self._priced[key] = priced
+        if self._options.memory_bytes == inf:
+            return priced
+        stash = stashes(total - step.after, step.machines) * self._stash
+        return np.where(stash <= self._options.memory_bytes, priced, inf)
+
+    def _later_s(self, replicas: int, inside: float, before: float, behind: float) -> Floats:
+        seconds = self._compute + reduce_s(1.0, replicas, inside) * self._parameters
+        if self._options.communication:
+            crossing = self._states.output_bytes
+            leaving = crossing.copy()
+            leaving[-1] = 0.0
+            np.maximum(seconds, 2 / before * crossing[:, None], out=seconds)
+            np.maximum(seconds, 2 / behind * leaving[None, :], out=seconds)
+        seconds /= replicas
+        return seconds
+
+
+def _pipedream_released_stages(states: States, found: _Best, used: int) -> list[Json]:
+    stages: list[Json] = []
+    passed, state = used, states.num_states - 1
+    while state >= 0:
+        step, split = found.steps[passed, state], int(found.split[passed, state])
+        stages.append(
+            {
+                "layers": list[Json](states.layers(split if split >= 0 else None, state)),
+                "machines": step.machines,
+                "first_machine": step.start,
+            }
+        )
+        passed, state = step.start, split
+    return stages[::-1]

@@ -1,0 +1,78 @@
+"""PipeDream's planner (Narayanan et al., SOSP 2019), flat: the shortest slowest stage of a replicated pipeline.
+
+``peers.pipedream`` is its programme.  As there all ranks are used and alike (the slowest kind's costs count), any two
+are joined alike (the slowest link), micro-batches take the place of its mini-batches, and replicas have equal shares.
+Its schedule is 1F1B; ours is the synchronous one, where weights change once a step.  Every micro-batch size is tried,
+each with and without PipeDream's own count of memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from math import inf
+
+from planner.baselines.common.answer import Answer
+from planner.baselines.common.plans import (
+    Placed,
+    bandwidth_bytes_per_s,
+    candidates,
+    count_in,
+    names_in,
+    slowest_kind,
+    stages_in,
+)
+from planner.baselines.common.problem import Network, network, searchable
+from planner.baselines.pipedream import planner as pipedream
+from planner.baselines.pipedream.dynamic_program import Options
+from planner.costs.cost_model import PriceBook
+from planner.ir.plan import Plan
+from planner.ir.problem import Problem
+from planner.solvers.candidates.candidate import Candidate, micro_batch_sizes, mixing_layers
+from planner.solvers.candidates.choose import best_of
+from planner.solvers.candidates.evaluate import Evaluator
+from planner.solvers.candidates.explain import heuristic_plan
+from planner.solvers.progress import Progress
+
+BASELINE = True
+
+
+def solve(problem: Problem, progress: Progress | None = None) -> Plan:
+    """PipeDream's stages at the best micro-batch size.
+
+    Raises:
+        InfeasibleError: they do not fit.
+    """
+    evaluator = Evaluator(problem, PriceBook(problem.profile))
+    found = best_of(evaluator, pipelines(problem, evaluator.book))
+    return heuristic_plan(evaluator, found, "pipedream", "shortest slowest stage, replicated, all links alike")
+
+
+def pipelines(problem: Problem, book: PriceBook) -> Iterator[Candidate]:
+    """Every micro-batch size."""
+    levels, bandwidths = [len(problem.ranks)], [bandwidth_bytes_per_s(problem, problem.ranks)]
+    for size, found, answer in answers(problem, book, levels, bandwidths):
+        used = 0
+        stages: list[Placed] = []
+        for stage in stages_in(answer):
+            count = count_in(stage)
+            stages.append((found.layers(names_in(stage)), problem.ranks[used : used + count]))
+            used += count
+        yield from candidates(problem, book, stages, size)
+
+
+def answers(
+    problem: Problem, book: PriceBook, machines: Sequence[int], bandwidths: Sequence[float]
+) -> Iterator[tuple[int, Network, Answer]]:
+    """PipeDream's answer for every micro-batch size on levels of machines, without and with memory."""
+    straight = bool(mixing_layers(problem.profile.graph))
+    least = min(problem.memory_limit_bytes(rank) for rank in problem.ranks)
+    for size in micro_batch_sizes(problem, book):
+        fine = network(problem, book, slowest_kind(problem, book, size), size)
+        found = searchable(fine, max(machines))
+        everything = sum(node.activation_bytes + node.parameter_bytes for node in found.graph.nodes)
+        binds = everything * max(machines) > least  # else no stage can stash too much
+        for memory_bytes in (inf, float(least)) if binds else (inf,):
+            options = Options(straight=straight, memory_bytes=memory_bytes)
+            answer = pipedream.solve(found.graph, machines, bandwidths, options)
+            if answer.found:
+                yield size, found, answer

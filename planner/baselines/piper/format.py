@@ -1,0 +1,210 @@
+"""Piper's JSON instances: layers with options (tensor degree, recomputation), and the bytes on their edges.
+
+Tarnawski, Narayanan, Phanishayee, "Piper: multidimensional planner for DNN parallelization", NeurIPS 2021; the format
+is described in the README of the public code (msr-fiddle/piper), where an option is called a TMPC:
+
+    {"maxDevices": 8, "maxMemoryPerDevice": bytes, "bandwidth": bytes per second, "mbsInBatch": 480,
+     "nodes": [{"id": 0, "name": "conv1", "TMPCs": {"1": [
+         {"id": "vanilla", "timePerSample": 2.678, "parameterSize": bytes,
+          "memoryUsageA": bytes for each micro-batch in flight, "memoryUsageB": bytes,
+          "syncTimeFw": {"7": bytes by id of what it reads}, "syncTimeBw": {"1": bytes by id of its readers}}]}}, ...],
+     "edges": [{"sourceId": 0, "destId": 1, "communicationCost": bytes}, ...]}
+
+The number of micro-batches in a batch is ``mbsInBatch``, or ``maxBatchSize`` as the README calls it.  The published
+files give times in milliseconds although the objective adds bytes / bandwidth; both are taken as they stand.  Beyond
+what the original reads, numbers may stand in quotes, blanks or a byte-order mark before the file, a layer may have any
+number of options, and a network of one layer needs no edges.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from planner.baselines.common.reading import FileText, Item, parse_object, read_text, require_no_cycle, whole_number
+
+_MOST_DEVICES = 10_000
+"""A larger tensor degree or number of devices is taken for a mistake, as in the original."""
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One way to run a layer on the devices that share its tensors.
+
+    Attributes:
+        name: ``vanilla`` or ``activation recomp`` in the published files.
+        time_per_sample: compute of one micro-batch, forward and backward.
+        parameter_bytes: on each device.
+        bytes_per_in_flight: memory for each micro-batch in flight (``memoryUsageA``).
+        fixed_bytes: memory besides (``memoryUsageB``).
+        sync_forward_bytes: by index of the layer it reads, moved if that is in another stage.
+        sync_backward_bytes: by index of the layer that reads it, moved if that is in another stage.
+    """
+
+    name: str
+    time_per_sample: float
+    parameter_bytes: float
+    bytes_per_in_flight: float
+    fixed_bytes: float
+    sync_forward_bytes: Mapping[int, float]
+    sync_backward_bytes: Mapping[int, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A layer.
+
+    Attributes:
+        number: its ``id`` in the file.
+        name: ``node<id>`` if the file gives none.
+        options: by tensor degree; a degree that is not there cannot be used.
+    """
+
+    number: int
+    name: str
+    options: Mapping[int, tuple[Option, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class Instance:
+    """A whole file.
+
+    Attributes:
+        source: the file's name, for messages.
+        devices: how many there are, all alike.
+        memory_bytes: of each.
+        bandwidth_bytes_per_s: of each to the outside.
+        micro_batches: in a batch; data degrees divide it.
+        nodes: in the file's order, which need not be topological.
+        edges: (index, index, bytes) each once; there is no cycle.
+    """
+
+    source: str
+    devices: int
+    memory_bytes: float
+    bandwidth_bytes_per_s: float
+    micro_batches: int
+    nodes: tuple[Node, ...]
+    edges: tuple[tuple[int, int, float], ...]
+
+
+def read(path: str | Path) -> Instance:
+    """The instance in a file.
+
+    Raises:
+        MissingFileError: there is no such file, or it cannot be read.
+        FormatError: it breaks the format; the text names the place.
+    """
+    return _parse(read_text(path))
+
+
+def parse(text: str, source: str = "instance.json") -> Instance:
+    """The instance in a text; ``source`` is what messages call it.
+
+    Raises:
+        FormatError: it breaks the format; the text names the place.
+    """
+    return _parse(FileText(source, text))
+
+
+def _parse(file: FileText) -> Instance:
+    top = parse_object(file)
+    found = top.items("nodes")
+    if not found:
+        raise top.fault("no nodes", ["'nodes' is empty"])
+    index: dict[int, int] = {}
+    for position, item in enumerate(found):
+        number = item.whole("id")
+        if index.setdefault(number, position) != position:
+            raise item.fault(f"id {number} appears twice", [f"also nodes[{index[number]}]"], ["give each node its id"])
+    edges = _edges(top, index)
+    reads: list[set[int]] = [set() for _ in found]
+    readers: list[set[int]] = [set() for _ in found]
+    for src, dst, _ in edges:
+        readers[src].add(dst)
+        reads[dst].add(src)
+    nodes = tuple(_node(item, index, reads[k], readers[k]) for k, item in enumerate(found))
+    require_no_cycle(top, [f"{node.number} ({node.name})" for node in nodes], [(src, dst) for src, dst, _ in edges])
+    devices = top.whole("maxDevices", least=1)
+    if devices > _MOST_DEVICES:
+        raise top.fault(f"{devices} devices", [f"at most {_MOST_DEVICES}"])
+    batches = "mbsInBatch" if top.has("mbsInBatch") or not top.has("maxBatchSize") else "maxBatchSize"
+    return Instance(
+        source=file.source,
+        devices=devices,
+        memory_bytes=top.number("maxMemoryPerDevice", least=1e-9),
+        bandwidth_bytes_per_s=top.number("bandwidth", least=1e-9),
+        micro_batches=top.whole(batches, least=1),
+        nodes=nodes,
+        edges=edges,
+    )
+
+
+def _edges(top: Item, index: Mapping[int, int]) -> tuple[tuple[int, int, float], ...]:
+    edges: dict[tuple[int, int], float] = {}
+    for item in top.items("edges"):
+        ends = []
+        for key in ("sourceId", "destId"):
+            number = item.whole(key)
+            if number not in index:
+                raise item.fault(f"{key!r} {number} is no node's id", [f"{len(index)} nodes, such as {min(index)}"])
+            ends.append(index[number])
+        src, dst = ends
+        if src == dst or (src, dst) in edges:
+            what = "an edge from a node to itself" if src == dst else "an edge that is there already"
+            raise item.fault(what, [f"{item.whole('sourceId')} to {item.whole('destId')}"], ["remove the edge"])
+        edges[src, dst] = item.number("communicationCost")
+    return tuple((src, dst, size) for (src, dst), size in edges.items())
+
+
+def _node(item: Item, index: Mapping[int, int], reads: set[int], readers: set[int]) -> Node:
+    number = item.whole("id")
+    name = item.text("name", f"node{number}")
+    lists = item.named(name).item("TMPCs")
+    options: dict[int, tuple[Option, ...]] = {}
+    for key in lists.fields:
+        degree = whole_number(key)
+        if degree is None or not 1 <= degree <= _MOST_DEVICES:
+            raise lists.fault(f"{key!r} is no tensor degree", [f"a whole number from 1 to {_MOST_DEVICES} is needed"])
+        found = tuple(_option(each, index, reads, readers) for each in lists.items(key))
+        names = [option.name for option in found]
+        if len(set(names)) < len(names):
+            raise lists.fault(f"two options of degree {degree} have one id", [f"found: {', '.join(names)}"])
+        if found:
+            options[degree] = found
+    if not options:
+        raise lists.fault("no options", ["a layer needs at least one way to run"])
+    return Node(number, name, options)
+
+
+def _option(item: Item, index: Mapping[int, int], reads: set[int], readers: set[int]) -> Option:
+    return Option(
+        name=item.text("id"),
+        time_per_sample=item.number("timePerSample"),
+        parameter_bytes=item.number("parameterSize"),
+        bytes_per_in_flight=item.number("memoryUsageA"),
+        fixed_bytes=item.number("memoryUsageB"),
+        sync_forward_bytes=_by_layer(item.item("syncTimeFw"), index, reads, "reads"),
+        sync_backward_bytes=_by_layer(item.item("syncTimeBw"), index, readers, "is read by"),
+    )
+
+
+def _by_layer(item: Item, index: Mapping[int, int], wanted: set[int], relation: str) -> dict[int, float]:
+    """Numbers by neighbour: exactly those that an edge leads from or to."""
+    found: dict[int, float] = {}
+    for key in item.fields:
+        number = whole_number(key)
+        position = index.get(number) if number is not None else None
+        if position is None or position not in wanted:
+            raise item.fault(f"{key!r} is no layer that this one {relation}", _numbers(index, wanted))
+        found[position] = item.number(key)
+    if len(found) < len(wanted):
+        missing = _numbers(index, wanted - set(found))
+        raise item.fault(f"a layer that this one {relation} is missing", missing, ["give a number for every edge"])
+    return found
+
+
+def _numbers(index: Mapping[int, int], wanted: Sequence[int] | set[int]) -> list[str]:
+    numbers = sorted(number for number, position in index.items() if position in wanted)
+    return [f"edges lead to {', '.join(map(str, numbers[:8]))}" if numbers else "no edge leads there"]

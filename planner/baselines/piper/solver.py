@@ -1,0 +1,123 @@
+"""Piper (Tarnawski, Narayanan, Phanishayee, NeurIPS 2021): stages, data degrees and recomputation, within memory.
+
+``peers.piper`` is its programme, with tensor degree 1 alone.  As there all ranks are used as alike (the slowest kind's
+costs count), any two are joined alike (the slowest link), and data degrees divide the number of micro-batches.  Its
+replicas take whole micro-batches in turn; ours share the samples of each.  Recomputation, if the problem allows it, is
+chosen by layer there and by stage here: a stage of which some layers compute their activations again does so as a
+whole.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from math import inf
+
+from planner.baselines.common.answer import Answer
+from planner.baselines.common.plans import Placed, bandwidth_bytes_per_s, candidates, slowest_kind, stages_in
+from planner.baselines.common.problem import Held, Network, held, network, searchable
+from planner.baselines.piper import planner as piper
+from planner.baselines.piper.format import Instance, Node, Option
+from planner.costs.cost_model import PriceBook
+from planner.ir.plan import Plan
+from planner.ir.problem import ALWAYS, AUTO, NEVER, Problem
+from planner.solvers.candidates.candidate import Candidate, micro_batch_sizes, micro_batches, mixing_layers
+from planner.solvers.candidates.choose import best_of
+from planner.solvers.candidates.evaluate import Evaluator
+from planner.solvers.candidates.explain import heuristic_plan
+from planner.solvers.progress import Progress
+
+BASELINE = True
+
+_SHARE, _MOST_S = 0.5, 10.0
+"""What the programmes of all sizes may take together: of the time limit, and in seconds."""
+
+_AGAIN = "activation recomp"
+
+
+def solve(problem: Problem, progress: Progress | None = None) -> Plan:
+    """Piper's stages at the best micro-batch size.
+
+    Raises:
+        InfeasibleError: they do not fit.
+    """
+    evaluator = Evaluator(problem, PriceBook(problem.profile))
+    found = best_of(evaluator, pipelines(problem, evaluator.book))
+    return heuristic_plan(evaluator, found, "piper", "least time per sample of stages, data degrees and recomputation")
+
+
+def pipelines(problem: Problem, book: PriceBook) -> Iterator[Candidate]:
+    """Every micro-batch size, with memory counted as Piper does, and as if there were enough.
+
+    A rank holds more than Piper counts (what is received, the batch).  So where recomputation is a choice, stages of
+    which all compute their activations again are offered as well: what fits so should be found.
+    """
+    together = bool(mixing_layers(problem.profile.graph))
+    least = float(min(problem.memory_limit_bytes(rank) for rank in problem.ranks))
+    sizes = micro_batch_sizes(problem, book)
+    stop_at = time.monotonic() + min(_SHARE * problem.time_limit_s, _MOST_S)
+    for number, size in enumerate(reversed(sizes)):
+        kind = slowest_kind(problem, book, size)
+        found = searchable(network(problem, book, kind, size), len(problem.ranks))
+        memory = held(book, found, kind, size)
+        rules = [(problem, least), (problem, inf)]
+        if problem.recompute == AUTO:
+            rules.append((replace(problem, recompute=ALWAYS), least))
+        limit_s = max(0.0, stop_at - time.monotonic()) / (len(sizes) - number)
+        most = 1 if together else min(micro_batches(problem, size))
+        seen: list[Chosen] = []
+        for asked, memory_bytes in rules:
+            made, part_s = instance(asked, found, memory, size), limit_s / len(rules)
+            answer = piper.solve(made, memory_bytes=memory_bytes, most_replicas=most, time_limit_s=part_s)
+            chosen = _chosen(asked, found, answer)
+            if chosen.stages and chosen not in seen:
+                seen.append(chosen)
+                for candidate in candidates(problem, book, chosen.stages, size):
+                    yield replace(candidate, recompute=chosen.recompute) if any(chosen.recompute) else candidate
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """Stages, and whether each computes its activations again."""
+
+    stages: tuple[Placed, ...]
+    recompute: tuple[bool, ...]
+
+
+def _chosen(problem: Problem, found: Network, answer: Answer) -> Chosen:
+    used = 0
+    stages: list[Placed] = []
+    recompute: list[bool] = []
+    for stage in stages_in(answer):
+        count, nodes, options = stage["data_degree"], stage["nodes"], stage["options"]
+        if isinstance(count, int) and isinstance(nodes, list):
+            stages.append((found.layers([f"n{node}" for node in nodes]), problem.ranks[used : used + count]))
+            recompute.append(problem.recompute == ALWAYS or bool(options))
+            used += count
+    return Chosen(tuple(stages), tuple(recompute))
+
+
+def instance(problem: Problem, found: Network, memory: Held, size: int) -> Instance:
+    """The network in the planner's own form, with the options that the problem allows."""
+    graph = found.graph
+    nodes = []
+    for k, node in enumerate(graph.nodes):
+        reads = {src: 0.0 for src, dst in graph.edges if dst == k}
+        readers = {dst: 0.0 for src, dst in graph.edges if src == k}
+        once = node.forward_s + node.backward_s
+        always, saved, inputs = memory.always[k], memory.saved[k], memory.inputs[k]
+        plain = Option("vanilla", once, node.parameter_bytes, saved, always, reads, readers)
+        again = replace(
+            plain,
+            name=_AGAIN,
+            time_per_sample=once + node.forward_s,
+            bytes_per_in_flight=inputs,
+            fixed_bytes=always + saved - inputs,
+        )
+        options = {NEVER: (plain,), ALWAYS: (again,)}.get(problem.recompute, (plain, again))
+        nodes.append(Node(k, node.name, {1: options}))
+    edges = tuple((src, dst, graph.nodes[src].activation_bytes) for src, dst in graph.edges)
+    bandwidth = bandwidth_bytes_per_s(problem, problem.ranks)
+    batches = len(micro_batches(problem, size))
+    return Instance(graph.source, len(problem.ranks), inf, bandwidth, batches, tuple(nodes), edges)

@@ -1,0 +1,100 @@
+"""Tarnawski et al. (NeurIPS 2020): one device a stage, the smallest largest load, contiguous sets of layers.
+
+``peers.tarnawski`` is its programme.  Each layer is a forward and a backward node of one colour, edges are mirrored,
+and sending is not hidden behind computing, as there.  A layer's gradient counts with the bytes of all it reads.  All
+ranks are used as alike (the slowest kind's costs count), any two are joined alike (the slowest link), and none is a
+CPU.  A layer occupies what it holds with one micro-batch in flight, with as many as there are ranks, or nothing: each
+is tried.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from math import inf
+
+from planner.baselines.common.answer import Answer
+from planner.baselines.common.plans import Placed, bandwidth_bytes_per_s, candidates, slowest_kind
+from planner.baselines.common.problem import Held, Network, held, network, searchable
+from planner.baselines.tarnawski import planner as tarnawski
+from planner.baselines.tarnawski.format import Instance, Node
+from planner.costs.cost_model import PriceBook
+from planner.ir.plan import Plan
+from planner.ir.problem import Problem
+from planner.solvers.candidates.candidate import Candidate, micro_batch_sizes
+from planner.solvers.candidates.choose import best_of
+from planner.solvers.candidates.evaluate import Evaluator
+from planner.solvers.candidates.explain import heuristic_plan
+from planner.solvers.progress import Progress
+
+BASELINE = True
+
+_SHARE, _MOST_S = 0.5, 10.0
+"""What the programmes of all sizes may take together: of the time limit, and in seconds."""
+
+_MS = 1e3
+
+
+def solve(problem: Problem, progress: Progress | None = None) -> Plan:
+    """The stages of the smallest largest load, at the best micro-batch size.
+
+    Raises:
+        InfeasibleError: they do not fit.
+    """
+    evaluator = Evaluator(problem, PriceBook(problem.profile))
+    found = best_of(evaluator, pipelines(problem, evaluator.book))
+    return heuristic_plan(evaluator, found, "tarnawski", "smallest largest load, one device a stage, transfers added")
+
+
+def pipelines(problem: Problem, book: PriceBook) -> Iterator[Candidate]:
+    """Every micro-batch size, with few and with many micro-batches in flight, and as if memory were enough."""
+    sizes = micro_batch_sizes(problem, book)
+    stop_at = time.monotonic() + min(_SHARE * problem.time_limit_s, _MOST_S)
+    for number, size in enumerate(reversed(sizes)):
+        kind = slowest_kind(problem, book, size)
+        found = searchable(network(problem, book, kind, size), len(problem.ranks))
+        memory = held(book, found, kind, size)
+        limit_s = max(0.0, stop_at - time.monotonic()) / (len(sizes) - number)
+        seen: set[tuple[Placed, ...]] = set()
+        for in_flight, memory_bytes in ((1, None), (len(problem.ranks), None), (1, inf)):
+            made = instance(problem, found, memory, in_flight)
+            answer = tarnawski.solve(made, memory_bytes=memory_bytes, time_limit_s=limit_s / 3)
+            stages = _stages(problem, found, answer)
+            if stages and stages not in seen:
+                seen.add(stages)
+                yield from candidates(problem, book, stages, size)
+
+
+def instance(problem: Problem, found: Network, memory: Held, in_flight: int) -> Instance:
+    """The network in the planner's own form: node ``k`` forward, then node ``k`` backward."""
+    nodes, count = found.graph.nodes, len(found.graph.nodes)
+    bandwidth = bandwidth_bytes_per_s(problem, problem.ranks)
+    reads = [0.0] * count
+    for src, dst in found.graph.edges:
+        reads[dst] += nodes[src].activation_bytes
+    sizes = [always + in_flight * saved for always, saved in zip(memory.always, memory.saved, strict=True)]
+    forward = [
+        Node(k, node.name, node.forward_s * _MS, 0.0, node.activation_bytes / bandwidth * _MS, sizes[k], True, False, k)
+        for k, node in enumerate(nodes)
+    ]
+    backward = [
+        Node(count + k, node.name, node.backward_s * _MS, 0.0, reads[k] / bandwidth * _MS, 0.0, True, True, k)
+        for k, node in enumerate(nodes)
+    ]
+    edges = [*found.graph.edges, *((count + dst, count + src) for src, dst in found.graph.edges)]
+    edges += [(k, count + k) for k in range(count)]
+    devices = min(len(problem.ranks), problem.max_stages or len(problem.ranks))
+    least = min(problem.memory_limit_bytes(rank) for rank in problem.ranks)
+    return Instance(found.graph.source, devices, 0, float(least), (*forward, *backward), tuple(edges))
+
+
+def _stages(problem: Problem, found: Network, answer: Answer) -> tuple[Placed, ...]:
+    """Each device's layers; ranks in the problem's order."""
+    devices = answer.plan.get("devices", [])
+    listed = [device for device in devices if isinstance(device, dict)] if isinstance(devices, list) else []
+    stages: list[Placed] = []
+    for rank, device in zip(problem.ranks, listed, strict=False):
+        nodes = device["nodes"]
+        names = [f"n{k}" for k in nodes if isinstance(k, int)] if isinstance(nodes, list) else []
+        stages.append((found.layers([name for name in names if name in found.members]), (rank,)))
+    return tuple(stages)

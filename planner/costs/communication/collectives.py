@@ -1,0 +1,174 @@
+"""What sums over several ranks cost: measured tables, scaled by the theory of rings between and beyond them.
+
+    ring over n ranks      R(n, x) = 2 (n - 1) t(x / n)        t: a message on the slowest link between neighbours
+                           (Patarasuk and Yuan, 2009; ranks of a host follow one another, so that each host's card
+                           carries one message each way at a time, however many ranks the host has)
+    measured over n        read from its table, log-log
+    not measured           T(n, x) = e(n, x) R(n, x): e = T / R of the measured world sizes, straight between the next
+                           smaller and the next larger one, constant beyond; 1 where nothing was measured
+
+Of tables of one world size those count whose ranks are on as many hosts, else those alike in having one rank a host or
+several.  Two ranks exchange small sums in half the time of a ring: an e below 1 is not carried from 2 to more ranks.
+Ignored: that other messages share the cables, and that the ranks compute at the same time.
+
+Tables of (bytes, seconds), read between and beyond what was measured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import permutations
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from planner.costs.layers.confidence import weakest
+from planner.ir.cluster import ALL_REDUCE, INTERPOLATED, MEASURED, STATISTICS, Cluster, Collective, Evidence, Link
+
+
+def collective_s(cluster: Cluster, operation: str, ranks: tuple[int, ...], num_bytes: ArrayLike) -> Array:
+    """Seconds of a collective of ``num_bytes`` a rank once all ``ranks`` have arrived; elementwise, 0 for nothing."""
+    size = np.asarray(num_bytes, dtype=np.float64)
+    if len(ranks) < 2:
+        return np.zeros_like(size)
+    tables = _tables(cluster, operation, ranks)
+    exact = [table for table in tables if table.num_ranks == len(ranks) and _fits(cluster, table, ranks)]
+    if exact:
+        return np.where(size > 0, read_points(exact[0].points, size), 0.0)
+    links = ring_links(cluster, ranks)
+    at = np.where(size > 0, size, 1.0)
+    seconds = _ring_s(links, len(ranks), at) * _efficiency(tables, links, len(ranks), at)
+    return np.where(size > 0, seconds, 0.0)
+
+
+def collective_evidence(cluster: Cluster, operation: str, ranks: tuple[int, ...], num_bytes: float) -> Evidence:
+    """How well :func:`collective_s` knows."""
+    if len(ranks) < 2:
+        return MEASURED
+    tables = _tables(cluster, operation, ranks)
+    exact = [table for table in tables if table.num_ranks == len(ranks) and _fits(cluster, table, ranks)]
+    if exact:
+        return weakest(table_evidence(MEASURED, exact[0].points, num_bytes))
+    return weakest((INTERPOLATED, *(link.evidence for link in ring_links(cluster, ranks))))
+
+
+def ring_links(cluster: Cluster, ranks: tuple[int, ...]) -> tuple[Link, ...]:
+    """The links that a ring over ``ranks`` waits for: those between hosts if there are several, each once."""
+    members = sorted(ranks)  # as torch.distributed puts the ranks of a group
+    return _links(cluster, ranks, zip(members, (*members[1:], members[0]), strict=True))
+
+
+def group_links(cluster: Cluster, ranks: tuple[int, ...]) -> tuple[Link, ...]:
+    """The links between any two of ``ranks``: those between hosts if there are several, each once."""
+    return _links(cluster, ranks, permutations(ranks, 2))
+
+
+def num_hosts(cluster: Cluster, ranks: Sequence[int]) -> int:
+    """How many hosts ``ranks`` are on."""
+    return len({cluster.devices[rank].host for rank in ranks})
+
+
+def _links(cluster: Cluster, ranks: tuple[int, ...], pairs: Iterable[tuple[int, int]]) -> tuple[Link, ...]:
+    name = cluster.group_link_class(ranks)
+    if not cluster.pairs:
+        return (cluster.links[name],)
+    found = [cluster.link(src, dst) for src, dst in pairs if cluster.link_class(src, dst) == name]
+    return tuple(link for position, link in enumerate(found) if link not in found[:position])
+
+
+def _ring_s(links: tuple[Link, ...], count: int, size: Array) -> Array:
+    step_s: Array = np.maximum.reduce([transfer_s(link, size / count) for link in links])
+    return 2 * (count - 1) * step_s
+
+
+def _efficiency(tables: Sequence[Collective], links: tuple[Link, ...], count: int, size: Array) -> Array:
+    """Measured over theoretical seconds, between the nearest world sizes that were measured."""
+    below = max((table for table in tables if table.num_ranks <= count), key=_ranks, default=None)
+    above = min((table for table in tables if table.num_ranks >= count), key=_ranks, default=None)
+    if below is None and above is None:
+        return np.ones_like(size)
+    ends = [end for end in (below, above) if end is not None]
+    found = [_against_ring(end, links, count, size) for end in ends]
+    if len(found) == 1 or ends[0].num_ranks == ends[1].num_ranks:
+        return found[0]
+    share = (count - ends[0].num_ranks) / (ends[1].num_ranks - ends[0].num_ranks)
+    return found[0] + (found[1] - found[0]) * share
+
+
+def _against_ring(table: Collective, links: tuple[Link, ...], count: int, size: Array) -> Array:
+    ratio: Array = read_points(table.points, size) / _ring_s(links, table.num_ranks, size)
+    return np.maximum(ratio, 1.0) if table.num_ranks == 2 < count else ratio
+
+
+def _tables(cluster: Cluster, operation: str, ranks: tuple[int, ...]) -> list[Collective]:
+    """Those of the operation on these links, of ranks spread alike if there are such."""
+    link = cluster.group_link_class(ranks)
+    found = [t for t in cluster.collectives if (t.operation, t.link) == (operation, link) and t.points]
+    if not found and operation == STATISTICS:
+        return _tables(cluster, ALL_REDUCE, ranks)
+    is_spread = num_hosts(cluster, ranks) == len(ranks)
+    alike = [table for table in found if (table.num_hosts in (0, table.num_ranks)) == is_spread]
+    return alike or found
+
+
+def _fits(cluster: Cluster, table: Collective, ranks: tuple[int, ...]) -> bool:
+    return table.num_hosts in (0, num_hosts(cluster, ranks))
+
+
+def _ranks(table: Collective) -> int:
+    return table.num_ranks
+
+
+Points = Sequence[tuple[int, float]]
+Array = NDArray[np.float64]
+
+
+def transfer_s(link: Link, num_bytes: ArrayLike) -> Array:
+    """Seconds from the start of a message of ``num_bytes`` to its arrival; elementwise, 0 for nothing."""
+    size = np.asarray(num_bytes, dtype=np.float64)
+    if link.points:
+        seconds = read_points(link.points, size, 1.0 / link.bandwidth_bytes_per_s)
+    else:
+        seconds = link.latency_s + size / link.bandwidth_bytes_per_s
+    return np.where(size > 0, seconds, 0.0)
+
+
+def read_points(points: Points, size: Array, beyond_s_per_byte: float | None = None) -> Array:
+    """(bytes, seconds) by growing bytes, read in log-log; clamped below.
+
+    Args:
+        beyond_s_per_byte: what each byte beyond the last point takes; None: as between the last two.
+    """
+    x = np.log([float(at) for at, _ in points])
+    y = np.log([seconds for _, seconds in points])
+    inside = np.exp(np.interp(np.log(np.maximum(size, points[0][0])), x, y))
+    slope = _last_slope(points) if beyond_s_per_byte is None else beyond_s_per_byte
+    return np.asarray(inside + np.maximum(size - points[-1][0], 0.0) * slope)
+
+
+def read_delays(points: Points, num_bytes: ArrayLike) -> Array:
+    """(bytes, seconds) read straight, as seconds may be 0; clamped below, in proportion beyond; 0 without points."""
+    size = np.asarray(num_bytes, dtype=np.float64)
+    if not points:
+        return np.zeros_like(size)
+    last_bytes, last_s = points[-1]
+    inside = np.interp(size, [at for at, _ in points], [seconds for _, seconds in points])
+    seconds = np.where(size > last_bytes, last_s * size / last_bytes, inside)
+    return np.where(size > 0, seconds, 0.0)
+
+
+def is_beyond(points: Points, num_bytes: float) -> bool:
+    """Whether a size is larger than all that were measured."""
+    return bool(points) and num_bytes > points[-1][0]
+
+
+def table_evidence(evidence: Evidence, points: Points, num_bytes: float) -> tuple[Evidence, ...]:
+    """A reading inside a measured table is as good as the table; beyond it, it is not."""
+    return (evidence, INTERPOLATED) if is_beyond(points, num_bytes) else (evidence,)
+
+
+def _last_slope(points: Points) -> float:
+    if len(points) == 1:
+        return points[0][1] / points[0][0]
+    (low, low_s), (high, high_s) = points[-2:]
+    return max(0.0, (high_s - low_s) / (high - low))

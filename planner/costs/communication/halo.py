@@ -1,0 +1,138 @@
+"""What the backward of a convolution over cut space moves where the halo of dy is cheaper than that of dx.
+
+The rule is ``planner.layers.backward_halo``'s, which says it for one plan; here it is said in arrays, and a test
+compares the two.
+
+What ranks that share sites exchange inside a stage: rows beside their own, and what is known of whole samples.
+
+    sparse_conv, sparse_pool      forward: the halo, so many rows of x from each other rank alike, one after another;
+                                  backward: its gradient, back again, where x has one
+    segment, segment_expand       forward and backward: a sum over the ranks of [samples, channels]
+
+The rows of a halo depend on how finely a cloud is cut, so they are read by parts a sample, q = parts / samples: between
+measured q in log-log, below as at the smallest (ranks cut few samples, whatever their number), beyond the largest in
+proportion to q^(-2/3), the surface of a part.  Of a layer that was not measured they are 6 n^(2/3), the surface of a
+cube of a rank's n rows.  Ignored: that ranks with a whole number of samples might receive nothing, and memory of halos.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.costs.communication.collectives import collective_s, group_links, transfer_s
+from planner.costs.shards.boxes import Boxes, Counts, moved
+from planner.costs.shards.option import Shards
+from planner.ir.cluster import STATISTICS, Cluster
+from planner.ir.graph import BYTES_PER_ELEMENT, Graph
+from planner.ir.profile import Profile, SiteHalo
+from planner.layers import has_halo
+
+_KINDS = frozenset({"conv", "transposed_conv"})
+
+
+def halo_of_dy(maker: Shards, output: int, of_maker: int, reader: Shards, of_reader: int) -> Counts | None:
+    """``[source, destination]`` elements of dy that move; None where dx must move.
+
+    Args:
+        output: of the maker, the first input of the reader.
+        of_maker, of_reader: which of their options.
+    """
+    layer, option = reader.sized.layer, reader.options[of_reader]
+    kernel = layer.attributes.get("kernel")
+    if layer.kind not in _KINDS or not isinstance(kernel, tuple) or option.margin or option.ways > 1:
+        return None
+    held, own, needed = maker.held[output][of_maker], reader.work[of_reader], reader.needed[0][of_reader]
+    leading = own.shape[1] - len(kernel)
+    if not _are_parts(held) or not _are_parts(own) or maker.options[of_maker].margin:
+        return None
+    if (held[:, :leading] != needed[:, :leading]).any():
+        return None
+    shape = np.array(layer.outputs[0].shape)
+    reached = own.copy()
+    for place in range(len(kernel)):
+        reached[:, leading + place] = _reached(reader, place, held[:, leading + place])
+    reached[..., 0] = np.maximum(reached[..., 0], 0)
+    reached[..., 1] = np.minimum(reached[..., 1], shape)
+    if (reached[..., 1] <= reached[..., 0]).any():
+        return None
+    found: Counts = moved(own[None], own[None], reached[None])[0, 0]
+    src, dst = np.nonzero(found)
+    if (_shared(own[src, :leading], reached[dst, :leading]) != own[dst, :leading]).any():
+        return None
+    return found
+
+
+def _reached(reader: Shards, place: int, held: Boxes) -> Boxes:
+    """``[ranks, 2]``: the outputs along one dim of space that read some of what is held."""
+    layer = reader.sized.layer
+    kernel, stride, padding, dilation = (
+        int(layer.attributes[name][place])  # type: ignore[index]
+        for name in ("kernel", "stride", "padding", "dilation")
+    )
+    span, start, last = dilation * (kernel - 1), held[:, 0], held[:, 1] - 1
+    if layer.kind == "transposed_conv":
+        return np.stack([start * stride - padding, last * stride - padding + span + 1], axis=-1)
+    return np.stack([-((span - padding - start) // stride), (last + padding) // stride + 1], axis=-1)
+
+
+def _are_parts(boxes: Boxes) -> bool:
+    """Whether no rank is without a part and no two have the same (parts that are not equal share nothing)."""
+    return bool((boxes[..., 1] > boxes[..., 0]).all()) and len(np.unique(boxes, axis=0)) == len(boxes)
+
+
+def _shared(a: Boxes, b: Boxes) -> Boxes:
+    return np.stack([np.maximum(a[..., 0], b[..., 0]), np.minimum(a[..., 1], b[..., 1])], axis=-1)
+
+
+Array = NDArray[np.float64]
+
+SUMMED = ("segment", "segment_expand")
+"""Kinds that go from sites to samples, or back."""
+
+
+def site_exchanges_s(profile: Profile, ranks: tuple[int, ...], samples: int) -> tuple[Array, Array]:
+    """(forward, backward) seconds by layer, of a micro-batch of ``samples`` whose sites ``ranks`` share."""
+    graph, cluster = profile.graph, profile.cluster
+    measured: dict[str, list[SiteHalo]] = {}
+    for halo in profile.site_halos:
+        measured.setdefault(halo.layer, []).append(halo)
+    values = graph.values()
+    seconds = np.zeros((2, len(graph.layers)))
+    for index, layer in enumerate(graph.layers if len(ranks) > 1 else ()):
+        if has_halo(layer.kind):
+            x = values[layer.inputs[0]]
+            rows = halo_rows(measured.get(layer.name, ()), graph, x.shape[0], len(ranks), samples)
+            size = rows * x.shape[-1] * BYTES_PER_ELEMENT[x.dtype]
+            seconds[:, index] = _apart_s(cluster, ranks, size)
+            if layer.inputs[0] in graph.inputs:
+                seconds[1, index] = 0.0
+        elif layer.kind in SUMMED:
+            y = layer.outputs[0]
+            size = samples * y.shape[-1] * BYTES_PER_ELEMENT[y.dtype]
+            seconds[:, index] = float(collective_s(cluster, STATISTICS, ranks, size))
+    return seconds[0], seconds[1]
+
+
+def halo_rows(measured: Sequence[SiteHalo], graph: Graph, rows: int, parts: int, samples: int) -> float:
+    """Rows that a rank receives; ``rows``: of the input, at the graph's own samples."""
+    if not measured:
+        of_all = rows * samples / graph.samples
+        own = of_all / parts
+        return float(min(of_all - own, 6.0 * own ** (2 / 3)))
+    cut = parts / samples
+    points = sorted((halo.parts / halo.samples, float(halo.rows)) for halo in measured)
+    at = np.array([point[0] for point in points])
+    found = np.maximum(np.array([point[1] for point in points]), 1e-9)
+    inside = float(np.exp(np.interp(np.log(cut), np.log(at), np.log(found))))
+    return inside * float(min(1.0, at[-1] / cut) ** (2 / 3))
+
+
+def _apart_s(cluster: Cluster, ranks: tuple[int, ...], size: float) -> float:
+    """Seconds of receiving ``size`` bytes, as much from each other rank."""
+    others = len(ranks) - 1
+    links = group_links(cluster, ranks)
+    each_s = max(float(transfer_s(link, size / others)) for link in links)
+    return others * each_s * (1 if all(link.duplex for link in links) else 2)

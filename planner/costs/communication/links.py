@@ -1,0 +1,159 @@
+"""What messages cost on the cluster's links, and how well that is known.
+
+    a message of x bytes      inside its table: straight in log-log between neighbours (one straight line over all sizes
+                              errs by 11-43 %); below the first point its seconds (latency); beyond the last, y seconds
+                              at z bytes:  y + (x - z) / bandwidth
+                              without a table: latency + x / bandwidth
+    its call, and its cores   (``sending``, ``sender_core``, ``receiver_core``) straight between neighbours, below the
+                              first point its seconds, beyond the last in proportion to the bytes; 0 without a table
+
+Tables: :mod:`planner.costs.communication.collectives`; sums over several ranks:
+:mod:`planner.costs.communication.collectives`.  Ignored here: that several messages share a cable, and that a message
+after silence may find a bucket of ``burst_bytes`` that a stream has emptied.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.costs.communication.collectives import (
+    Points,
+    collective_evidence,
+    collective_s,
+    read_delays,
+    read_points,
+    table_evidence,
+    transfer_s,
+)
+from planner.costs.layers.confidence import weakest
+from planner.ir.cluster import ACROSS_HOSTS, ALL_REDUCE, WITHIN_HOST, Cluster, Evidence, Link
+
+__all__ = ["Network", "Points", "collective_s", "read_points", "transfer_s", "without_pairs"]
+
+
+@dataclass(slots=True, eq=False)
+class Network:
+    """The cluster's prices, each looked up once, and how well they are known."""
+
+    cluster: Cluster
+    _classes: dict[tuple[int, ...], tuple[tuple[Link, ...], NDArray[np.int64]]] = field(
+        default_factory=dict, repr=False
+    )
+    _transfers: dict[tuple[str, int], float] = field(default_factory=dict, repr=False)
+    _delays: dict[tuple[str, int], tuple[float, float, float]] = field(default_factory=dict, repr=False)
+    _collectives: dict[tuple[str, tuple[int, ...], int], float] = field(default_factory=dict, repr=False)
+    _pairs: frozenset[tuple[str, str]] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        self._pairs = frozenset((pair.src_host, pair.dst_host) for pair in self.cluster.pairs)
+
+    def transfer_s(self, src: int, dst: int, num_bytes: int) -> float:
+        """Seconds of a message between two ranks."""
+        name = self._name(src, dst)
+        found = self._transfers.get((name, num_bytes))
+        if found is None:
+            found = self._transfers[name, num_bytes] = float(transfer_s(self.cluster.link(src, dst), num_bytes))
+        return found
+
+    def sending_s(self, src: int, dst: int, num_bytes: int) -> float:
+        """How long the call that sends a message keeps its rank; part of :meth:`transfer_s`, not beside it."""
+        return self._delays_s(src, dst, num_bytes)[0]
+
+    def core_s(self, src: int, dst: int, num_bytes: int) -> tuple[float, float]:
+        """By how much a message delays computation on the sender's core (beyond its call) and on the receiver's."""
+        _, sender_s, receiver_s = self._delays_s(src, dst, num_bytes)
+        return sender_s, receiver_s
+
+    def classes(self, ranks: tuple[int, ...]) -> tuple[tuple[Link, ...], NDArray[np.int64]]:
+        """The links between ``ranks``, each once, and for each pair which of them it is (-1: a rank itself)."""
+        found = self._classes.get(ranks)
+        if found is None:
+            by_name = {self._name(a, b): self.cluster.link(a, b) for a in ranks for b in ranks if a != b}
+            names = sorted(by_name)
+            numbers = np.array([[-1 if a == b else names.index(self._name(a, b)) for b in ranks] for a in ranks])
+            found = self._classes[ranks] = (tuple(by_name[name] for name in names), numbers)
+        return found
+
+    def all_reduce_s(self, ranks: tuple[int, ...], num_bytes: int) -> float:
+        """Seconds of an all-reduce of ``num_bytes`` over ``ranks``, once all are there."""
+        key = (self.cluster.group_link_class(ranks), ranks, num_bytes)
+        found = self._collectives.get(key)
+        if found is None:
+            found = self._collectives[key] = float(collective_s(self.cluster, ALL_REDUCE, ranks, num_bytes))
+        return found
+
+    def moving_s(self, ranks: tuple[int, ...], num_bytes: int) -> float:
+        """What an all-reduce takes from the core of the rank that loses most, as a ring's messages do."""
+        key = ("moving", ranks, num_bytes)
+        found = self._collectives.get(key)
+        if found is None:
+            moved = round(2 * (len(ranks) - 1) / len(ranks) * num_bytes)
+            members = sorted(ranks)
+            found = max(
+                self.cluster.devices[rank].core_share
+                * (self.core_s(rank, after, moved)[0] + self.core_s(ahead, rank, moved)[1])
+                for ahead, rank, after in zip(
+                    (members[-1], *members), members, (*members[1:], members[0]), strict=False
+                )
+            )
+            self._collectives[key] = found
+        return found
+
+    def duplex(self, src: int, dst: int) -> bool:
+        """Whether both directions between two ranks run at once."""
+        return self.cluster.link(src, dst).duplex
+
+    def transfer_evidence(self, src: int, dst: int, num_bytes: int) -> Evidence:
+        """How well :meth:`transfer_s` knows."""
+        link = self.cluster.link(src, dst)
+        return weakest(table_evidence(link.evidence, link.points, num_bytes))
+
+    def all_reduce_evidence(self, ranks: tuple[int, ...], num_bytes: int) -> Evidence:
+        """How well :meth:`all_reduce_s` knows."""
+        return collective_evidence(self.cluster, ALL_REDUCE, ranks, num_bytes)
+
+    def _delays_s(self, src: int, dst: int, num_bytes: int) -> tuple[float, float, float]:
+        """(sending, sender's core, receiver's core)."""
+        name = self._name(src, dst)
+        found = self._delays.get((name, num_bytes))
+        if found is None:
+            link = self.cluster.link(src, dst)
+            tables = (link.sending, link.sender_core, link.receiver_core)
+            sending_s, sender_s, receiver_s = (float(read_delays(table, num_bytes)) for table in tables)
+            found = self._delays[name, num_bytes] = (sending_s, sender_s, receiver_s)
+        return found
+
+    def _name(self, src: int, dst: int) -> str:
+        """One name for all pairs of ranks that cost the same."""
+        if self._pairs:
+            ends = self.cluster.devices[src].host, self.cluster.devices[dst].host
+            if ends in self._pairs:
+                return "\0".join(ends)
+        return self.cluster.link_class(src, dst)
+
+
+def without_pairs(cluster: Cluster) -> Cluster:
+    """The cluster with one link a class, on which no message takes longer than between any two hosts: for bounds."""
+    if not cluster.pairs:
+        return cluster
+    by_class: dict[str, list[Link]] = {name: [link] for name, link in cluster.links.items()}
+    for pair in cluster.pairs:
+        by_class.setdefault(WITHIN_HOST if pair.src_host == pair.dst_host else ACROSS_HOSTS, []).append(pair.link)
+    return replace(cluster, links={name: _least(links) for name, links in by_class.items()}, pairs=())
+
+
+def _least(links: Sequence[Link]) -> Link:
+    """At every size at most what any of ``links`` takes."""
+    bandwidth = max(link.bandwidth_bytes_per_s for link in links)
+    latency_s = min(link.latency_s for link in links)
+    sizes = sorted({size for link in links for size, _ in link.points})
+    points: tuple[tuple[int, float], ...] = ()
+    if len({link.points[-1][0] if link.points else 0 for link in links}) == 1:
+        points = tuple((size, min(float(transfer_s(link, size)) for link in links)) for size in sizes)
+    else:  # tables of different lengths: a straight line below all of them
+        latency_s, bandwidth = 0.0, max(bandwidth, *(n / s for link in links for n, s in link.points))
+    return replace(links[0], latency_s=latency_s, bandwidth_bytes_per_s=bandwidth, points=points)

@@ -1,0 +1,378 @@
+"""Costs of all layers at one size as running sums, so that any stretch of layers is priced by one subtraction.
+
+Columns over the layers of a graph: running sums, so that any stretch is one subtraction, and what has no sum.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.costs.layers.confidence import Range, default_range, weakest
+from planner.costs.layers.cross_validation import HeldBack
+from planner.costs.layers.interpolation import (
+    QUANTITIES,
+    LayerCost,
+    MeasuredAlike,
+    hit,
+    layer_cost,
+    measured_alike,
+    neighbours,
+)
+from planner.costs.layers.regression import Families, Features
+from planner.costs.layers.roofline import under_a_roof
+from planner.costs.layers.shards import MeasuredParts
+from planner.ir.cluster import INTERPOLATED, Evidence
+from planner.ir.errors import MissingMeasurementError
+from planner.ir.graph import BYTES_PER_ELEMENT, Graph, Layer
+from planner.ir.profile import Measurement, Profile
+from planner.layers import kind as kind_named
+
+Run = tuple[int, int]
+"""Layers ``[first, last)`` by index in the graph."""
+
+
+def span(sums: Array, runs: Iterable[Run]) -> float:
+    """The sum over the layers of ``runs``."""
+    return float(sum(sums[last] - sums[first] for first, last in runs))
+
+
+def runs_of(indices: Iterable[int]) -> tuple[Run, ...]:
+    """Sorted layer indices as runs."""
+    ordered = sorted(indices)
+    if not ordered:
+        return ()
+    breaks = [k + 1 for k, (a, b) in enumerate(pairwise(ordered)) if b != a + 1]
+    return tuple((ordered[a], ordered[b - 1] + 1) for a, b in pairwise([0, *breaks, len(ordered)]))
+
+
+def layers_of(runs: Iterable[Run]) -> tuple[int, ...]:
+    """The layers of runs, by index."""
+    return tuple(index for first, last in runs for index in range(first, last))
+
+
+def before(runs: Iterable[Run], layer: int) -> tuple[Run, ...]:
+    """The part of ``runs`` that comes before ``layer``."""
+    return tuple((first, min(last, layer)) for first, last in runs if first < layer)
+
+
+@dataclass(slots=True, eq=False)
+class CostTables:
+    """The profile's look-ups, each made once.
+
+    Attributes:
+        parts: of layers, as measured at their own shapes or as models of families say.
+    """
+
+    profile: Profile
+    graph: GraphTable = field(init=False)
+    parts: MeasuredParts = field(init=False, repr=False)
+    _sizes: dict[tuple[str, float], SizeTable] = field(init=False, default_factory=dict, repr=False)
+    _parameters: dict[str, ParameterTable] = field(init=False, default_factory=dict, repr=False)
+    _measured: dict[str, tuple[Sequence[Measurement], ...]] = field(init=False, default_factory=dict, repr=False)
+    _largest: dict[str, int] = field(init=False, default_factory=dict, repr=False)
+    _left: dict[str, tuple[Array, Array]] = field(init=False, default_factory=dict, repr=False)
+    _deferring: dict[str, Flags] = field(init=False, default_factory=dict, repr=False)
+    _alike: dict[str, tuple[MeasuredAlike, ...]] = field(init=False, default_factory=dict, repr=False)
+    _features: list[Features] = field(init=False, default_factory=list, repr=False)
+    _families: dict[str, Families] = field(init=False, default_factory=dict, repr=False)
+    _held_back: dict[str, HeldBack] = field(init=False, default_factory=dict, repr=False)
+
+    def __post_init__(self) -> None:
+        self.graph = graph_table(self.profile.graph)
+        self.parts = MeasuredParts(self.profile, self.families)
+
+    def at(self, kind: str, samples: float) -> SizeTable:
+        """All layers on a device of ``kind`` at ``samples`` samples.
+
+        Raises:
+            MissingMeasurementError: nothing was measured on that kind, or nothing says what a layer costs at that size.
+        """
+        found = self._sizes.get((kind, samples))
+        if found is None:
+            found = self._sizes[kind, samples] = self._size_table(kind, samples)
+        return found
+
+    def parameters(self, kind: str) -> ParameterTable:
+        """What parameters cost on a device of ``kind``.
+
+        Raises:
+            MissingMeasurementError: a layer that brings parameters has no cost.
+        """
+        found = self._parameters.get(kind)
+        if found is None:
+            found = self._parameters[kind] = parameter_table(self.profile, kind, self.graph)
+        return found
+
+    def left_bytes(self, kind: str, samples: float, runs: Iterable[Run]) -> float:
+        """What the layers of ``runs`` keep between a backward for the input and the one for the weights.
+
+        A layer whose weight gradient is left for later keeps its inputs and the gradient of its outputs.
+        """
+        found = self._left.get(kind)
+        if found is None:
+            found = self._left[kind] = _left(self.profile.graph, self.deferring(kind))
+        fixed, each = found
+        return span(fixed, runs) + samples * span(each, runs)
+
+    def deferring(self, kind: str) -> Flags:
+        """By layer, whether its weight gradients can be left for later: others make theirs with those of inputs."""
+        found = self._deferring.get(kind)
+        if found is None:
+            later = {m.layer for m in self.profile.measurements.get(kind, ()) if m.backward_weight_s > 0}
+            found = np.array([layer.name in later for layer in self.profile.graph.layers], dtype=bool)
+            self._deferring[kind] = found
+        return found
+
+    def largest_measured(self, kind: str) -> int:
+        """The most samples at which every layer was measured on ``kind``."""
+        found = self._largest.get(kind)
+        if found is None:
+            found = self._largest[kind] = min(measured[-1].samples for measured in self._by_layer(kind) if measured)
+        return found
+
+    def layer(self, kind: str, index: int, samples: float) -> LayerCost:
+        """Layer number ``index`` on a device of ``kind``, with the range that such figures kept to.
+
+        Raises:
+            MissingMeasurementError: nothing says what it costs at that size.
+        """
+        cost = self._layer(kind, index, samples)
+        low, high = self._range(kind, index, samples, cost)
+        return LayerCost(cost.values, cost.evidence, low, high)
+
+    def families(self, kind: str) -> Families:
+        """Models of what was measured on ``kind``."""
+        found = self._families.get(kind)
+        if found is None:
+            if not self._features:
+                self._features.append(Features(self.profile.graph))
+            found = self._families[kind] = Families(self.profile, kind, self._features[0])
+        return found
+
+    def overhead_s(self, kind: str) -> float:
+        """What the executor takes per action."""
+        return self.profile.action_overhead_s.get(kind, 0.0)
+
+    def evidence(self, kind: str, samples: float, runs: Iterable[Run]) -> Evidence:
+        """The weakest evidence among the layers of ``runs``."""
+        table = self.at(kind, samples)
+        return weakest(evidence for first, last in runs for evidence in table.evidence[first:last])
+
+    def _size_table(self, kind: str, samples: float) -> SizeTable:
+        values, evidence, bounds = self._costs(kind, samples)
+        sums = [running(values[:, column]) for column in range(len(QUANTITIES) - 1)]
+        return SizeTable(sums[0], sums[1], sums[2], sums[3], sums[4], values[:, -1], evidence, bounds)
+
+    def _costs(self, kind: str, samples: float) -> tuple[Array, tuple[Evidence, ...], Bounds]:
+        """(layer, quantity), and how well each layer's are known."""
+        alike = self._alike.get(kind)
+        if alike is None:
+            alike = self._alike[kind] = measured_alike(self._by_layer(kind))
+        layers = range(len(self.profile.graph.layers))
+        if alike:
+            values, evidence = alike[0].at(samples)
+            return values, evidence, Bounds(lambda: [self._bounds_of(kind, index, samples) for index in layers])
+        costs = [self._layer(kind, index, samples) for index in layers]
+        values = np.array([cost.values for cost in costs], dtype=np.float64).reshape(len(costs), len(QUANTITIES))
+        bounds = Bounds(lambda: [self._range(kind, index, samples, cost) for index, cost in enumerate(costs)])
+        return values, tuple(cost.evidence for cost in costs), bounds
+
+    def _layer(self, kind: str, index: int, samples: float) -> LayerCost:
+        measured = self._by_layer(kind)[index]
+        return layer_cost(measured, samples, lambda: self._otherwise(kind, index, samples))
+
+    def _otherwise(self, kind: str, index: int, samples: float) -> tuple[LayerCost, ...]:
+        """What layers like it say, else a datasheet."""
+        families = self.families(kind)
+        return families.whole(index, samples) or under_a_roof(
+            self.profile, kind, index, samples, families.features, self._by_layer(kind)[index]
+        )
+
+    def _bounds_of(self, kind: str, index: int, samples: float) -> Range:
+        return self._range(kind, index, samples, self._layer(kind, index, samples))
+
+    def _range(self, kind: str, index: int, samples: float, cost: LayerCost) -> Range:
+        """Factors between which four of five such figures turned out."""
+        measured = self._by_layer(kind)[index]
+        if not samples or hit(measured, samples) is not None:
+            return default_range(cost.evidence)
+        line = neighbours(measured, samples)
+        if line is None:
+            return cost.low, cost.high
+        held_back = self._held_back.get(kind)
+        if held_back is None:
+            held_back = self._held_back[kind] = HeldBack(self.profile.graph, self._by_layer(kind))
+        low, high = held_back.range(index, line.low.key, line.inside)
+        least, most = (1.0, 1.0) if cost.evidence == INTERPOLATED else default_range(cost.evidence)
+        return min(low, least), max(high, most)
+
+    def _by_layer(self, kind: str) -> tuple[Sequence[Measurement], ...]:
+        found = self._measured.get(kind)
+        if found is None:
+            found = self._measured[kind] = _by_layer(self.profile, kind)
+        return found
+
+
+def _left(graph: Graph, deferring: Flags) -> tuple[Array, Array]:
+    """By layer, as running sums: bytes whatever the number of samples, and bytes a sample."""
+    values = graph.values()
+    fixed, each = [], []
+    for layer, later in zip(graph.layers, deferring, strict=True):
+        specs = [values[name] for name in layer.inputs] + list(layer.outputs) if later else []
+        floats = [spec for spec in specs if spec.is_float]
+        fixed.append(float(sum(spec.num_bytes for spec in floats if not spec.has_samples)))
+        each.append(sum(spec.num_bytes for spec in floats if spec.has_samples) / graph.samples)
+    return running(np.array(fixed)), running(np.array(each))
+
+
+def _by_layer(profile: Profile, kind: str) -> tuple[Sequence[Measurement], ...]:
+    collected: dict[str, list[Measurement]] = {layer.name: [] for layer in profile.graph.layers}
+    for measurement in profile.measurements.get(kind, ()):
+        if measurement.layer in collected:
+            collected[measurement.layer].append(measurement)
+    missing = [name for name, found in collected.items() if not found]
+    if len(missing) == len(collected):
+        raise MissingMeasurementError(
+            f"{len(missing)} of {len(collected)} layers were not measured on {kind}",
+            [f"such as {', '.join(missing[:3])}"],
+            ["profile the model again on every kind of device"],
+        )
+    return tuple(sorted(found, key=lambda m: m.samples) for found in collected.values())
+
+
+Array = NDArray[np.float64]
+Flags = NDArray[np.bool_]
+
+
+@dataclass(slots=True, eq=False)
+class Bounds:
+    """Factors on the seconds of each layer, between which four of five such figures turned out; 1 where measured.
+
+    Computed when they are first asked for.
+    """
+
+    make: Callable[[], Sequence[Range]] = field(repr=False)
+    _found: tuple[Array, ...] = field(init=False, default=(), repr=False)
+
+    def columns(self) -> tuple[Array, ...]:
+        """(low, high), each by layer."""
+        if not self._found:
+            pairs = np.array(self.make(), dtype=np.float64).reshape(-1, 2)
+            self._found = pairs[:, 0], pairs[:, 1]
+        return self._found
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SizeTable:
+    """All layers on one kind of device at one number of samples; each array has a running sum of length layers + 1.
+
+    Attributes:
+        forward_s, backward_s, backward_input_s, backward_weight_s, saved_bytes: running sums.
+        workspace_bytes: by layer, no sum.
+        evidence: by layer.
+        low, high: by layer, no sum: see :class:`Bounds`.
+    """
+
+    forward_s: Array
+    backward_s: Array
+    backward_input_s: Array
+    backward_weight_s: Array
+    saved_bytes: Array
+    workspace_bytes: Array
+    evidence: tuple[Evidence, ...]
+    bounds: Bounds = field(repr=False)
+
+    @property
+    def low(self) -> Array:
+        """By layer, the factor that one in ten lies below."""
+        return self.bounds.columns()[0]
+
+    @property
+    def high(self) -> Array:
+        """By layer, the factor that one in ten lies above."""
+        return self.bounds.columns()[1]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ParameterTable:
+    """What parameters cost on one kind of device: running sums over layers."""
+
+    accumulate_s: Array
+    update_s: Array
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class GraphTable:
+    """What does not depend on the device: running sums over layers.
+
+    Attributes:
+        parameter_bytes: a tied parameter counts at the first layer that uses it.
+        buffer_bytes: state that is not trained.
+        norm_channels: by layer, no sum: channels of a normalisation over the samples of all ranks, else 0.
+        norm_bytes: by layer: bytes of one of its statistics.
+    """
+
+    parameter_bytes: Array
+    buffer_bytes: Array
+    norm_channels: NDArray[np.int64]
+    norm_bytes: NDArray[np.int64]
+
+
+def parameter_table(profile: Profile, kind: str, graph: GraphTable) -> ParameterTable:
+    """What the parameters of all layers cost on devices of ``kind``.
+
+    Raises:
+        MissingMeasurementError: a layer that brings parameters has no cost.
+    """
+    costs = profile.parameters.get(kind, {})
+    own_bytes = np.diff(graph.parameter_bytes)
+    missing = [
+        layer.name
+        for layer, num_bytes in zip(profile.graph.layers, own_bytes, strict=True)
+        if num_bytes and layer.name not in costs
+    ]
+    if missing:
+        raise MissingMeasurementError(
+            f"the profile does not say what the parameters of {missing[0]} cost on {kind}",
+            [f"{len(missing)} layers with parameters have no cost"],
+            ["profile the model again on every kind of device"],
+        )
+    found = [costs.get(layer.name) for layer in profile.graph.layers]
+    accumulate = np.array([cost.accumulate_s if cost else 0.0 for cost in found])
+    update = np.array([cost.update_s if cost else 0.0 for cost in found])
+    return ParameterTable(running(accumulate), running(update))
+
+
+def graph_table(graph: Graph) -> GraphTable:
+    """The graph's own table."""
+    seen: set[str] = set()
+    parameters = []
+    for layer in graph.layers:
+        new = set(layer.parameters) - seen
+        seen |= new
+        parameters.append(float(sum(graph.parameters[name].num_bytes for name in new)))
+    norms = [_norm(layer) for layer in graph.layers]
+    return GraphTable(
+        running(np.array(parameters)),
+        running(np.array([float(layer.buffer_bytes) for layer in graph.layers])),
+        np.array([channels for channels, _ in norms], dtype=np.int64),
+        np.array([num_bytes for _, num_bytes in norms], dtype=np.int64),
+    )
+
+
+def _norm(layer: Layer) -> tuple[int, int]:
+    if kind_named(layer.kind).REDUCTION != "statistics":
+        return 0, 0
+    spec = layer.outputs[0]
+    channel = spec.dims.index("channel") if "channel" in spec.dims else 1
+    return spec.shape[channel], BYTES_PER_ELEMENT[spec.dtype]
+
+
+def running(values: Array) -> Array:
+    """Running sums, from 0."""
+    return np.concatenate(([0.0], np.cumsum(values)))

@@ -1,0 +1,203 @@
+"""What a layer costs at any number of samples: an exact hit, else read between measurements of one back end.
+
+    0 samples                            nothing
+    a measured number                    that measurement
+    between two measured ones            a straight line in log-log, if both ran on the same back end (``key``)
+    beyond, or across a change of key    the straight line through the two nearest of one key; for a part of a sample
+                                         (its sites shared by ranks) no less than that part of the smaller of the two
+    no two of one key                    what layers like it say (``costs.families``), then a datasheet
+
+Convolutions change their back end with the batch and jump by a factor of two there, hence the keys.  Ignored: that a
+layer's time depends on what ran before it (caches).
+
+The costs of all layers at once, where all were measured at the same sizes on one back end each.
+
+The same reading as :func:`planner.costs.layers.interpolation.layer_cost`, which a test compares it with, in one numpy
+expression: a long network is priced at many sizes.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import exp, log
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.costs.layers.confidence import weakest
+from planner.ir.cluster import INTERPOLATED, MEASURED, Evidence
+from planner.ir.errors import MissingMeasurementError
+from planner.ir.profile import Measurement
+
+QUANTITIES = ("forward_s", "backward_s", "backward_input_s", "backward_weight_s", "saved_bytes", "workspace_bytes")
+
+
+@dataclass(frozen=True, slots=True)
+class LayerCost:
+    """``values`` in the order of ``QUANTITIES``: seconds, and bytes (fractions of a byte where read between).
+
+    Attributes:
+        low, high: factors on forward and backward together, between which four of five such figures turned out.
+    """
+
+    values: tuple[float, ...]
+    evidence: Evidence
+    low: float = 1.0
+    high: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Neighbours:
+    """Two measurements to draw a line through.
+
+    Attributes:
+        inside: whether the asked size lies between them.
+    """
+
+    low: Measurement
+    high: Measurement
+    inside: bool
+
+
+def layer_cost(
+    measured: Sequence[Measurement], samples: float, otherwise: Callable[[], tuple[LayerCost, ...]] = tuple
+) -> LayerCost:
+    """What the layer costs at ``samples`` samples; ``low`` and ``high`` are those of ``otherwise``, else 1.
+
+    Args:
+        measured: of one layer on one kind of device, by growing number of samples.
+        otherwise: asked where there is no line to draw.
+
+    Raises:
+        MissingMeasurementError: nothing says what this size costs.
+    """
+    if samples == 0:
+        return LayerCost((0.0,) * len(QUANTITIES), MEASURED)
+    exact = hit(measured, samples)
+    if exact is not None:
+        return LayerCost(values_of(exact), exact.evidence)
+    line = neighbours(measured, samples)
+    if line is not None:
+        return _read(line, samples)
+    for known in otherwise():
+        return known
+    layer = measured[0].layer if measured else "a layer"
+    raise MissingMeasurementError(
+        f"the profile does not say what {layer} costs at {samples} samples",
+        [f"measured at {', '.join(_where(m) for m in measured) or 'no size'}"],
+        [f"measure this size too: halopipe profile ... --sizes {samples}"],
+    )
+
+
+def hit(measured: Sequence[Measurement], samples: float) -> Measurement | None:
+    """The measurement of that size."""
+    position = bisect_left(measured, samples, key=_size)
+    return measured[position] if position < len(measured) and measured[position].samples == samples else None
+
+
+def neighbours(measured: Sequence[Measurement], samples: float) -> Neighbours | None:
+    """The two measurements to draw a line through: around ``samples``, or the nearest two of a neighbour's key."""
+    position = bisect_left(measured, samples, key=_size)
+    below, above = measured[:position], measured[position:]
+    if below and above and below[-1].key == above[0].key:
+        return Neighbours(below[-1], above[0], True)
+    if below:
+        alike = [m for m in below if m.key == below[-1].key]
+        if len(alike) > 1:
+            return Neighbours(alike[-2], alike[-1], False)
+    if above:
+        alike = [m for m in above if m.key == above[0].key]
+        if len(alike) > 1:
+            return Neighbours(alike[0], alike[1], False)
+    return None
+
+
+def values_of(measurement: Measurement) -> tuple[float, ...]:
+    """In the order of ``QUANTITIES``."""
+    return tuple(float(getattr(measurement, name)) for name in QUANTITIES)
+
+
+def _read(line: Neighbours, samples: float) -> LayerCost:
+    low, high = line.low, line.high
+    read = _log_log if line.inside else _affine
+    values = tuple(
+        read(low.samples, a, high.samples, b, samples) for a, b in zip(values_of(low), values_of(high), strict=True)
+    )
+    if samples < 1 and not line.inside:
+        values = tuple(max(a, b * samples / low.samples) for a, b in zip(values, values_of(low), strict=True))
+    return LayerCost(values, weakest((INTERPOLATED, low.evidence, high.evidence)))
+
+
+def _size(measurement: Measurement) -> int:
+    return measurement.samples
+
+
+def _where(measurement: Measurement) -> str:
+    return f"{measurement.samples} ({measurement.key})" if measurement.key else f"{measurement.samples}"
+
+
+def _affine(x0: int, y0: float, x1: int, y1: float, x: float) -> float:
+    return max(0.0, y0 + (y1 - y0) * (x - x0) / (x1 - x0))
+
+
+def _log_log(x0: int, y0: float, x1: int, y1: float, x: float) -> float:
+    if y0 <= 0 or y1 <= 0:
+        return _affine(x0, y0, x1, y1, x)
+    return exp(log(y0) + (log(y1) - log(y0)) * (log(x) - log(x0)) / (log(x1) - log(x0)))
+
+
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MeasuredAlike:
+    """Measurements of all layers.
+
+    Attributes:
+        sizes: samples, ascending, at least two.
+        values: (size, layer, quantity).
+        evidence: by size, then by layer.
+    """
+
+    sizes: tuple[int, ...]
+    values: Array
+    evidence: tuple[tuple[Evidence, ...], ...]
+
+    def at(self, samples: float) -> tuple[Array, tuple[Evidence, ...]]:
+        """(layer, quantity) at ``samples`` samples, and how well each layer's are known."""
+        if samples == 0:
+            return np.zeros_like(self.values[0]), (MEASURED,) * self.values.shape[1]
+        if samples in self.sizes:
+            position = self.sizes.index(int(samples))
+            return self.values[position], self.evidence[position]
+        above = sum(size < samples for size in self.sizes)
+        high = min(max(above, 1), len(self.sizes) - 1)
+        low = high - 1
+        x0, x1, y0, y1 = self.sizes[low], self.sizes[high], self.values[low], self.values[high]
+        read = np.maximum(0.0, y0 + (y1 - y0) * (samples - x0) / (x1 - x0))
+        if samples < min(1, x0):
+            read = np.maximum(read, y0 * samples / x0)
+        if x0 < samples < x1:
+            positive = (y0 > 0) & (y1 > 0)
+            logs = np.log(np.where(positive, y0, 1.0)), np.log(np.where(positive, y1, 1.0))
+            share = (np.log(samples) - np.log(x0)) / (np.log(x1) - np.log(x0))
+            read = np.where(positive, np.exp(logs[0] + (logs[1] - logs[0]) * share), read)
+        pairs = zip(self.evidence[low], self.evidence[high], strict=True)
+        return read, tuple(weakest((INTERPOLATED, *pair)) for pair in pairs)
+
+
+def measured_alike(by_layer: Sequence[Sequence[Measurement]]) -> tuple[MeasuredAlike, ...]:
+    """The measurements as arrays; nothing if layers differ in sizes or change their back end, or have one size."""
+    sizes = tuple(m.samples for m in by_layer[0]) if by_layer else ()
+    uniform = len(sizes) > 1 and all(
+        tuple(m.samples for m in found) == sizes and len({m.key for m in found}) == 1 for found in by_layer
+    )
+    if not uniform or len(set(sizes)) < len(sizes):
+        return ()
+    values = np.array(
+        [[[float(getattr(m, name)) for name in QUANTITIES] for m in found] for found in by_layer], dtype=np.float64
+    )
+    evidence = tuple(tuple(found[k].evidence for found in by_layer) for k in range(len(sizes)))
+    return (MeasuredAlike(sizes, values.transpose(1, 0, 2), evidence),)

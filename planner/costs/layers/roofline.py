@@ -1,0 +1,220 @@
+"""What a profile would say on other devices: a roofline (Williams, Waterman and Patterson, CACM 2009), layer by layer.
+
+    work of a layer at n samples     F = its multiply-adds, counted as two         planner.layers: ``forward_flops``
+                                     Q = bytes of its inputs, outputs and parameters
+    roof of a device                 t*(F, Q) = max(F / peak, Q / memory bandwidth)
+    on another device                t = t measured * t*(F, Q there) / t*(F, Q here)
+
+Each pass of a layer multiplies as much and moves the same tensors, so that one ratio serves them all.  It carries over
+what share of its roof a layer reached where it was measured: small layers and awkward shapes stay as inefficient as
+they are.  Where no figures of the device measured on are known, the roof itself is the time: too fast, since nothing
+reaches it.  Gradients are added and parameters updated at the pace of the memory.  What layers keep is as measured, and
+so is what the executor takes per action, which the host does.
+
+Ignored: caches, the start of a kernel, tensor cores for float32 data unless the figure of ``float32`` is overridden.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import log
+
+from planner.costs.layers.confidence import DATASHEET_RANGE
+from planner.costs.layers.interpolation import LayerCost
+from planner.costs.layers.regression import Features
+from planner.ir.cluster import DATASHEET, Cluster, DeviceSpec
+from planner.ir.errors import MissingMeasurementError
+from planner.ir.graph import Graph, Layer, TensorSpec
+from planner.ir.profile import Measurement, ParameterCost, Profile
+from planner.layers import kind as kind_named
+
+_ADDS, _READS_AND_WRITES = 3, 3
+"""Adding a gradient reads two numbers and writes one; an update reads parameter and gradient, and writes one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What a pass of a layer does: floating-point operations and bytes moved."""
+
+    flops: int
+    num_bytes: int
+
+
+def on_cluster(profile: Profile, cluster: Cluster, measured_on: Mapping[str, DeviceSpec] | None = None) -> Profile:
+    """The profile as it would be on ``cluster``: kinds it measured stay as they are, others get evidence ``datasheet``.
+
+    Args:
+        measured_on: figures of the devices that the profile was measured on, by kind; those of the profile's own
+            devices where it names none.
+
+    Raises:
+        MissingMeasurementError: a figure is missing that a layer needs.
+    """
+    if not profile.measurements:
+        raise MissingMeasurementError("the profile has no measurements", [], ["halopipe profile"])
+    given = measured_on or {}
+    own = {device.kind: device for device in profile.cluster.devices if _is_known(device)} | dict(given)
+    source = next((kind for kind in profile.measurements if kind in own), next(iter(profile.measurements)))
+    here = own.get(source)
+    wanted = {device.kind: device for device in cluster.devices}
+    new = [device for kind, device in wanted.items() if kind not in profile.measurements]
+    kept = [kind for kind in wanted if kind in profile.measurements]
+    works = _works(profile) if new else {}
+    measurements = {kind: profile.measurements[kind] for kind in kept}
+    parameters = {kind: profile.parameters.get(kind, {}) for kind in kept}
+    overheads = {kind: profile.action_overhead_s[kind] for kind in kept if kind in profile.action_overhead_s}
+    for device in new:
+        measurements[device.kind] = _measurements(profile, source, works, here, device)
+        parameters[device.kind] = _parameters(profile, source, here, device)
+        if source in profile.action_overhead_s:
+            overheads[device.kind] = profile.action_overhead_s[source]
+    return replace(
+        profile,
+        cluster=cluster,
+        measurements=measurements,
+        parameters=parameters,
+        action_overhead_s=overheads,
+        provenance=replace(profile.provenance, iteration_s={} if new else profile.provenance.iteration_s),
+    )
+
+
+def work_of(graph: Graph, layer: Layer, samples: int) -> Work:
+    """What a forward pass of ``layer`` does for ``samples`` samples."""
+    return _work(graph, graph.values(), layer, samples)
+
+
+def roof_s(work: Work, device: DeviceSpec, dtype: str, layer: str) -> float:
+    """The least time in which ``device`` can do ``work``.
+
+    Raises:
+        MissingMeasurementError: no source states a figure that is needed.
+    """
+    seconds = 0.0
+    if work.flops:
+        peak = device.peak_flop_per_s.get(dtype)
+        if not peak:
+            known = ", ".join(device.peak_flop_per_s) or "nothing"
+            raise MissingMeasurementError(
+                f"nothing says how fast {device.kind} computes in {dtype}",
+                [f"needed for {layer}; known: {known}"],
+                [f"give it in cluster.yaml: peak: {{{dtype}: 10TFLOP/s}}"],
+            )
+        seconds = work.flops / peak
+    if work.num_bytes:
+        if not device.memory_bytes_per_s:
+            raise MissingMeasurementError(
+                f"nothing says how fast the memory of {device.kind} is",
+                [f"needed for {layer}, which moves {work.num_bytes} bytes"],
+                ["give it in cluster.yaml: memory-bandwidth: 100GB/s"],
+            )
+        seconds = max(seconds, work.num_bytes / device.memory_bytes_per_s)
+    return seconds
+
+
+def under_a_roof(
+    profile: Profile, kind: str, index: int, samples: float, features: Features, measured: Sequence[Measurement]
+) -> tuple[LayerCost, ...]:
+    """Layer number ``index`` at ``samples`` samples by the datasheet of devices of ``kind``; nothing without one.
+
+    Args:
+        measured: of the layer on that kind: the nearest one is scaled by the ratio of the roofs, and what it keeps by
+            that of the samples; without any, passes take as long as the roof, and all that is read and made is kept.
+    """
+    device = next((device for device in profile.cluster.devices if device.kind == kind and _is_known(device)), None)
+    layer, dtype = profile.graph.layers[index], profile.model.dtype
+    if device is None or not device.peak_flop_per_s.get(dtype):
+        return ()
+
+    def roof(size: float) -> tuple[float, float]:
+        _, flops, num_bytes, _ = features.whole(size)[index].tolist()
+        return roof_s(Work(round(flops), round(num_bytes)), device, dtype, layer.name), num_bytes
+
+    seconds, num_bytes = roof(samples)
+    low, high = DATASHEET_RANGE
+    if not measured:
+        return (LayerCost((seconds, 2 * seconds, seconds, seconds, num_bytes, 0.0), DATASHEET, low, high),)
+    near = min(measured, key=lambda m: abs(log(m.samples / samples)))
+    base, _ = roof(near.samples)
+    ratio, share = seconds / base if base else 1.0, samples / near.samples
+    values = (*(ratio * value for value in _passes(near)), share * near.saved_bytes, share * near.workspace_bytes)
+    return (LayerCost(values, DATASHEET, low, high),)
+
+
+def _is_known(device: DeviceSpec) -> bool:
+    return bool(device.peak_flop_per_s) and bool(device.memory_bytes_per_s)
+
+
+def _works(profile: Profile) -> dict[tuple[str, int], Work]:
+    sizes = {m.samples for found in profile.measurements.values() for m in found}
+    values = profile.graph.values()
+    return {(x.name, n): _work(profile.graph, values, x, n) for x in profile.graph.layers for n in sizes}
+
+
+def _measurements(
+    profile: Profile,
+    source: str,
+    works: Mapping[tuple[str, int], Work],
+    here: DeviceSpec | None,
+    there: DeviceSpec,
+) -> tuple[Measurement, ...]:
+    found = []
+    for m in profile.measurements[source]:
+        work = works.get((m.layer, m.samples))
+        if work is None:  # a layer that the graph does not have
+            continue
+        roof = roof_s(work, there, profile.model.dtype, m.layer)
+        if here is None:
+            seconds = tuple(roof if measured else 0.0 for measured in _passes(m))
+            seconds = (*seconds[:1], seconds[2] + seconds[3] or (roof if m.backward_s else 0.0), *seconds[2:])
+        else:
+            base = roof_s(work, here, profile.model.dtype, m.layer)
+            seconds = tuple(measured * (roof / base if base else 1.0) for measured in _passes(m))
+        forward_s, backward_s, backward_input_s, backward_weight_s = seconds
+        found.append(
+            replace(
+                m,
+                forward_s=forward_s,
+                backward_s=backward_s,
+                backward_input_s=backward_input_s,
+                backward_weight_s=backward_weight_s,
+                num_runs=0,
+                spread=0.0,
+                evidence=DATASHEET,
+            )
+        )
+    return tuple(found)
+
+
+def _passes(m: Measurement) -> tuple[float, float, float, float]:
+    return m.forward_s, m.backward_s, m.backward_input_s, m.backward_weight_s
+
+
+def _parameters(profile: Profile, source: str, here: DeviceSpec | None, there: DeviceSpec) -> dict[str, ParameterCost]:
+    layers = profile.graph.by_name()
+    state = profile.optimizer.state_bytes_per_parameter_byte
+    found = {}
+    for name, cost in profile.parameters.get(source, {}).items():
+        if name not in layers:
+            continue
+        num_bytes = _num_bytes([profile.graph.parameters[each] for each in layers[name].parameters])
+        add, update = Work(0, _ADDS * num_bytes), Work(0, round((_READS_AND_WRITES + 2 * state) * num_bytes))
+        add_s, update_s = (roof_s(work, there, "", name) for work in (add, update))
+        if here is not None:
+            bases = [roof_s(work, here, "", name) for work in (add, update)]
+            add_s = cost.accumulate_s * (add_s / bases[0] if bases[0] else 1.0)
+            update_s = cost.update_s * (update_s / bases[1] if bases[1] else 1.0)
+        found[name] = ParameterCost(add_s, update_s)
+    return found
+
+
+def _num_bytes(specs: Sequence[TensorSpec]) -> int:
+    return sum(spec.num_bytes for spec in specs)
+
+
+def _work(graph: Graph, values: Mapping[str, TensorSpec], layer: Layer, samples: int) -> Work:
+    inputs = tuple(values[name].at(samples, graph.samples) for name in layer.inputs)
+    outputs = tuple(spec.at(samples, graph.samples) for spec in layer.outputs)
+    flops = kind_named(layer.kind).forward_flops(replace(layer, outputs=outputs), inputs)
+    parameters = tuple(graph.parameters[name] for name in layer.parameters)
+    return Work(flops, _num_bytes((*inputs, *outputs, *parameters)))

@@ -1,0 +1,321 @@
+"""Which parts of layers a planner would consider on up to so many ranks: what is worth measuring.
+
+Every grid of equally fast ranks that :func:`planner.costs.shards.device_mesh.candidate_layouts` offers, for groups of
+2, 4, 8, ... and of divisors of the number of ranks.  Other shares (of unequal devices, with margins, of groups of 3 of
+8) are read between those (``planner.costs.layers.shards``).
+
+What a part of a layer costs: as it was measured at its own shape, else by the model of its family, else a share.
+
+    measured (layer, samples, extents)        that measurement
+    these extents at other samples            between those, as ``costs.layer`` reads whole layers
+    others                                    seconds: what the family says (``costs.families``), held to the layer's
+                                              own measurements, whole and in part, never better than these (below)
+    no family, cut along dims as others are   at these samples, by the number of elements: in log-log between the two
+                                              around it if both ran on one back end, else the nearer one's in proportion
+                                              (the whole layer is one of them); bytes are always read so
+    no family, nothing cut along these dims   the share of as many whole samples
+
+A shard's kernel may run at another speed than a share of the whole one (a 3-D convolution took 86 ms at half the depth
+and 15 ms whole), so that a share is the last resort.  What is not known must not look better than what is: no part is
+cheaper, for its share of the work, than the whole at these samples or the cheapest part that was measured at them; nor
+is its forward alone, or with either backward.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import exp, log, prod
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.costs.layers.confidence import weakest
+from planner.costs.layers.interpolation import LayerCost, layer_cost, values_of
+from planner.costs.layers.regression import Families
+from planner.costs.shards.boxes import boxes_of
+from planner.costs.shards.device_mesh import axes_of, candidate_layouts
+from planner.costs.shards.option import Shards
+from planner.costs.shards.shapes import SizedLayer
+from planner.ir.cluster import INTERPOLATED, Evidence
+from planner.ir.errors import MissingMeasurementError
+from planner.ir.graph import Graph, Layer, TensorSpec
+from planner.ir.profile import Measurement, PartShape, Profile
+from planner.layers import check_samples_apart
+
+
+def part_shapes(graph: Graph, sizes: Sequence[int], allow: Collection[str], num_ranks: int) -> tuple[PartShape, ...]:
+    """The distinct parts of layers, by growing number of samples and in the graph's order.
+
+    Layers whose shapes, attributes and operators are alike share an entry.  Whole layers at fewer samples are no parts.
+
+    Args:
+        sizes: micro-batches.
+        allow: families of dims that may be cut (``Problem.allow``).
+    """
+    values, mixing = graph.values(), frozenset(check_samples_apart(graph))
+    axes = axes_of(graph, allow)
+    found: dict[PartShape, None] = {}
+    for layers in _alike(graph, values, mixing):
+        names = tuple(layer.name for layer in layers)
+        for size in sizes:
+            sized = SizedLayer.of(graph, layers[0], values, size, names[0] in mixing)
+            found.update((PartShape(names, samples, part), None) for samples, part in _parts(sized, axes, num_ranks))
+    order = {layer.name: index for index, layer in enumerate(graph.layers)}
+    return tuple(sorted(found, key=lambda shape: (shape.samples, order[shape.layers[0]])))
+
+
+def part_of(sized: SizedLayer, extents: Sequence[int]) -> tuple[int, ...]:
+    """The extents of a part of the work without those of its samples."""
+    apart = sized.samples_dim
+    return tuple(extents if apart is None else (*extents[:apart], *extents[apart + 1 :]))
+
+
+def group_sizes(num_ranks: int) -> tuple[int, ...]:
+    """Powers of 2 up to ``num_ranks`` and its divisors; no group of one."""
+    powers = {1 << k for k in range(1, num_ranks.bit_length())}
+    return tuple(size for size in range(2, num_ranks + 1) if num_ranks % size == 0 or size in powers)
+
+
+def _alike(graph: Graph, values: Mapping[str, TensorSpec], mixing: frozenset[str]) -> list[list[Layer]]:
+    """Layers that compute the same: of equal shapes and attributes, and with gradients for the same inputs."""
+    found: dict[object, list[Layer]] = {}
+    for layer in graph.layers:
+        sized = SizedLayer.of(graph, layer, values, graph.samples, layer.name in mixing)
+        given = tuple(name in graph.inputs for name in layer.inputs)
+        found.setdefault((sized.signature, given), []).append(layer)
+    return list(found.values())
+
+
+def _parts(sized: SizedLayer, axes: tuple[str, ...], num_ranks: int) -> Iterator[tuple[int, tuple[int, ...]]]:
+    """(samples, extents) of what ranks do that do not do whole samples."""
+    whole = part_of(sized, sized.work.shape)
+    at = sized.samples_dim
+    rows = 1 if at is None else max(1, sized.work.shape[at] // max(1, sized.samples))
+    for size in group_sizes(num_ranks):
+        for layout in candidate_layouts(sized, (1.0,) * size, axes):
+            for box in boxes_of(layout, sized.work, sized.samples):
+                extents = [int(stop - start) for start, stop in box]
+                part = part_of(sized, extents)
+                if part != whole and 0 not in extents:
+                    yield sized.samples if at is None else extents[at] // rows, part
+
+
+Part = tuple[int, ...]
+Array = NDArray[np.float64]
+_Asked = tuple[int, Part]
+"""(samples, extents)."""
+
+_TOTALS = np.array([[1, 0, 0, 0], [1, 1, 0, 0], [1, 0, 1, 1]], dtype=np.float64)
+"""Forward; with the backward in one go; with its halves."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Point:
+    """A cost by the elements of the part."""
+
+    elements: int
+    cost: LayerCost
+    key: str
+
+
+@dataclass(slots=True, eq=False)
+class MeasuredParts:
+    """The parts that a profile has measurements of, and whole layers beside them.
+
+    Attributes:
+        families: by kind of device: models for what was not measured; without, there is what was measured alone.
+    """
+
+    profile: Profile
+    families: Callable[[str], Families] | None = None
+    _parts: dict[tuple[str, str], list[Measurement]] = field(init=False, default_factory=dict, repr=False)
+    _whole: dict[tuple[str, str, int], Measurement] = field(init=False, default_factory=dict, repr=False)
+    _known: dict[tuple[str, str, int, Part], tuple[LayerCost, ...]] = field(
+        init=False, default_factory=dict, repr=False
+    )
+    _modelled: dict[tuple[str, str, int, Part], Array] = field(init=False, default_factory=dict, repr=False)
+    _index: dict[str, int] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        self._index = {layer.name: number for number, layer in enumerate(self.profile.graph.layers)}
+        for kind, measured in self.profile.parts.items():
+            for one in sorted(measured, key=lambda each: each.samples):
+                self._parts.setdefault((kind, one.layer), []).append(one)
+        for kind, measured in self.profile.measurements.items():
+            whole = ((one.layer, one) for one in measured if (kind, one.layer) in self._parts)
+            self._whole.update(((kind, layer, one.samples), one) for layer, one in whole)
+
+    def __bool__(self) -> bool:
+        return bool(self._parts)
+
+    def knows(self, kind: str, layer: str) -> bool:
+        """Whether any part of ``layer`` was measured on devices of ``kind``."""
+        return (kind, layer) in self._parts
+
+    def cost(self, kind: str, layer: str, samples: int, part: Part, whole: Part) -> tuple[LayerCost, ...]:
+        """What the part costs, in the order of ``QUANTITIES``; nothing where it is a share of the whole.
+
+        Args:
+            part, whole: extents of the work of the part and of the layer, samples apart.
+        """
+        if part == whole or not samples or not prod(part) or not self.knows(kind, layer):
+            return ()
+        key = (kind, layer, samples, part)
+        found = self._known.get(key)
+        if found is None:
+            found = self._known[key] = self._read(kind, layer, samples, part, whole)
+        return found
+
+    def put_in(self, costs: Array, layer: str, kinds: Sequence[str], shards: Shards) -> None:
+        """Puts what parts of ``layer`` were measured to cost, or are read to, in place of shares of the whole.
+
+        Args:
+            costs: ``[quantities, options, ranks]``.
+            kinds: of the device of each rank.
+        """
+        if self.families is None and not any(self.knows(kind, layer) for kind in kinds):
+            return
+        whole = part_of(shards.sized, shards.sized.work.shape)
+        for kind in dict.fromkeys(kinds):
+            places = _places(shards, [member for member, other in enumerate(kinds) if other == kind], whole)
+            shares = {asked: costs[:4, options[0], members[0]] for asked, (options, members) in places.items()}
+            found = self._by_family(kind, layer, shares, whole, _over_sites(shards))
+            for (samples, part), (options, members) in places.items():
+                for known in self.cost(kind, layer, samples, part, whole):
+                    costs[:, options, members] = np.array(known.values)[:, None]
+                seconds = found.get((samples, part))
+                if seconds is not None:
+                    costs[:4, options, members] = seconds[:, None]
+
+    def evidence(self, layer: str, kind: str, shards: Shards, option: int, member: int) -> tuple[Evidence, ...]:
+        """How well the cost of a rank's part of ``layer`` is known; nothing where it is a share of the whole."""
+        whole = part_of(shards.sized, shards.sized.work.shape)
+        box = shards.work[option, member]
+        part = part_of(shards.sized, (box[:, 1] - box[:, 0]).tolist())
+        samples = int(shards.samples[option, member])
+        if self._is_modelled(kind, layer, samples, part, whole, _over_sites(shards)):
+            families = self.families(kind) if self.families is not None else None
+            if families is not None and families.answers(self._index[layer], samples, part):
+                return (families.evidence(self._index[layer]),)
+        return tuple(c.evidence for c in self.cost(kind, layer, samples, part, whole))
+
+    def estimate(self, kind: str, layer: str, samples: int, part: Part, whole: Part, share: Array) -> Array:
+        """What one part costs, in the order of ``QUANTITIES``; ``share`` is its share of the whole layer's cost."""
+        asked, found = (samples, part), share.copy()
+        for known in self.cost(kind, layer, samples, part, whole):
+            found[:] = known.values
+        for seconds in self._by_family(kind, layer, {asked: share[:4]}, whole, over_sites=False).values():
+            found[:4] = seconds
+        return found
+
+    def _is_modelled(self, kind: str, layer: str, samples: int, part: Part, whole: Part, over_sites: bool) -> bool:
+        """Whether a family is asked: of parts, but those of sites, without measurements of their own to go by."""
+        if self.families is None or over_sites or part == whole or not samples or not prod(part):
+            return False
+        return not self._of_own_extents(kind, layer, samples, part)
+
+    def _by_family(
+        self, kind: str, layer: str, shares: Mapping[_Asked, Array], whole: Part, over_sites: bool
+    ) -> dict[_Asked, Array]:
+        """Seconds of those that the layer's family says, of parts whose ``shares`` of the whole are given."""
+        wanted = [asked for asked in shares if self._is_modelled(kind, layer, *asked, whole, over_sites)]
+        fresh = [asked for asked in wanted if (kind, layer, *asked) not in self._modelled]
+        if fresh and self.families is not None:
+            families, index = self.families(kind), self._index[layer]
+            points = np.array([families.features.part(index, *asked) for asked in fresh])
+            values, models = families.values(index, points)
+            for asked, seconds, model in zip(fresh, values[:, :4], models.tolist(), strict=True):
+                least = self._least(kind, layer, *asked, shares[asked])
+                self._modelled[kind, layer, *asked] = _no_less(seconds, least) if model >= 0 else np.zeros(0)
+        found = {asked: self._modelled[kind, layer, *asked] for asked in wanted}
+        return {asked: seconds for asked, seconds in found.items() if len(seconds)}
+
+    def _least(self, kind: str, layer: str, samples: int, part: Part, share: Array) -> Array:
+        """By total: the least that is known to do as much of the layer at ``samples`` samples."""
+        known = [share]
+        for one in self._parts.get((kind, layer), ()):
+            if one.samples == samples:
+                known.append(np.array(values_of(one)[:4]) * (prod(part) / prod(one.part)))
+        found: Array = (np.array(known) @ _TOTALS.T).min(axis=0)
+        return found
+
+    def _of_own_extents(self, kind: str, layer: str, samples: int, part: Part) -> tuple[LayerCost, ...]:
+        """Measured at these extents, at these samples or at others to read between."""
+        alike = [one for one in self._parts.get((kind, layer), ()) if one.part == part]
+        if not alike:
+            return ()
+        try:
+            return (layer_cost(alike, samples),)
+        except MissingMeasurementError:  # they say nothing about so many samples
+            return ()
+
+    def _read(self, kind: str, layer: str, samples: int, part: Part, whole: Part) -> tuple[LayerCost, ...]:
+        own = self._of_own_extents(kind, layer, samples, part)
+        if own:
+            return own
+        measured = self._parts[kind, layer]
+        dims = _cut(part, whole)
+        points = [
+            _Point(prod(one.part), layer_cost([one], samples), one.key)
+            for one in measured
+            if one.samples == samples and _cut(one.part, whole) == dims
+        ]
+        if not points:
+            return ()
+        of_all = self._whole.get((kind, layer, samples))
+        if of_all is not None:
+            points.append(_Point(prod(whole), layer_cost([of_all], samples), of_all.key))
+        return (_between(sorted(points, key=lambda point: point.elements), prod(part)),)
+
+
+def _over_sites(shards: Shards) -> bool:
+    sized = shards.sized
+    return any(spec.has_sites for spec in (*sized.inputs, *sized.layer.outputs))
+
+
+def _places(shards: Shards, members: list[int], whole: Part) -> dict[_Asked, tuple[list[int], list[int]]]:
+    """Where (options, members) so many samples of a part are done; whole ones and empty ones are left out."""
+    work = shards.work[:, members]
+    extents = work[..., 1] - work[..., 0]
+    found: dict[_Asked, tuple[list[int], list[int]]] = {}
+    for option, (row, samples) in enumerate(zip(extents.tolist(), shards.samples[:, members].tolist(), strict=True)):
+        for member, extent, number in zip(members, row, samples, strict=True):
+            asked = number, part_of(shards.sized, extent)
+            if number and asked[1] != whole and prod(asked[1]):
+                options, places = found.setdefault(asked, ([], []))
+                options.append(option)
+                places.append(member)
+    return found
+
+
+def _no_less(seconds: Array, least: Array) -> Array:
+    """``seconds``, slowed down until no total is below the ``least``."""
+    totals = _TOTALS @ seconds
+    factor = max([1.0, *(float(b / a) for a, b in zip(totals, least, strict=True) if a > 0)])
+    return seconds * factor
+
+
+def _cut(part: Part, whole: Part) -> tuple[bool, ...]:
+    """Which dims are cut."""
+    return tuple(extent != of_all for extent, of_all in zip(part, whole, strict=True))
+
+
+def _between(points: Sequence[_Point], elements: int) -> LayerCost:
+    """The cost of so many elements, read between ``points``, which ascend."""
+    low = next((point for point in reversed(points) if point.elements <= elements), points[0])
+    high = next((point for point in points if point.elements >= elements), points[-1])
+    if low.elements >= high.elements or low.key != high.key:
+        near = low if elements**2 <= low.elements * high.elements else high
+        values = tuple(value * elements / near.elements for value in near.cost.values)
+        return LayerCost(values, weakest((INTERPOLATED, near.cost.evidence)))
+    at = log(elements / low.elements) / log(high.elements / low.elements)
+    pairs = zip(low.cost.values, high.cost.values, strict=True)
+    values = tuple(_log_log(a, b, at, elements, low, high) for a, b in pairs)
+    return LayerCost(values, weakest((INTERPOLATED, low.cost.evidence, high.cost.evidence)))
+
+
+def _log_log(a: float, b: float, at: float, elements: int, low: _Point, high: _Point) -> float:
+    if a > 0 and b > 0:
+        return exp(log(a) + (log(b) - log(a)) * at)
+    return a + (b - a) * (elements - low.elements) / (high.elements - low.elements)

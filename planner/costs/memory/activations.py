@@ -1,0 +1,433 @@
+"""What a stage keeps of a micro-batch on one of its ranks, and how high memory rises meanwhile.
+
+What the actions of a program do to the memory of the ranks (:mod:`planner.costs.memory.peak` says what counts).
+
+What a rank holds, step after step of its row.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from planner.costs.layers.cost_table import SizeTable, layers_of, span
+from planner.costs.memory.levels import Array, Course, Indices, course, layers_in, plain_course
+from planner.costs.simulator.program import PREPARE_STEP, RECEIVE_STEP, REDUCE_STEP, SEND_STEP, CompiledProgram
+from planner.costs.stages.action_costs import StageCosts
+from planner.costs.stages.placement import StagePlacement
+from planner.ir.program import Part, Program, receive_window
+from planner.ir.schedule import Op
+
+
+@dataclass(frozen=True, slots=True)
+class Activation:
+    """What a stage holds of a micro-batch on a rank, in bytes, what it received apart.
+
+    Attributes:
+        kept: from forward to the end of backward: what was saved.
+        unsaved: of the outputs that are sent on their own, what nobody saves.
+        recompute: whether what layers save is not among that, but computed again for the backward.
+    """
+
+    course: Course
+    kept: int
+    unsaved: int = 0
+    recompute: bool = False
+
+    @property
+    def saved(self) -> int:
+        """The part of ``kept`` that layers save."""
+        return 0 if self.recompute else self.course.saved
+
+
+def activation_of(
+    costs: StageCosts, stage: int, member: int, microbatch: int, sent_bytes: int, seeds: int
+) -> Activation:
+    """Of the stage's rank number ``member``.
+
+    Args:
+        sent_bytes: of its outputs for this micro-batch, what is sent on its own.
+        seeds: of the gradients that it receives for it, with their buffers.
+    """
+    placed = costs.stages[stage]
+    if placed.laid_out:
+        cost = placed.laid_out[costs.micro_batches[microbatch]]
+        parts = (cost.saved_bytes, cost.transient_bytes, cost.workspace_bytes, cost.parameter_bytes)
+        saved, again, workspace, parameters = (round(float(part[member])) for part in parts)
+        found = plain_course(saved, saved + again, parameters, workspace, again)
+        return Activation(found, found.saved, sent_bytes)
+    table, kind = costs.table(stage, member, microbatch), costs.book.kind(placed.ranks[member])
+    samples = placed.samples[costs.micro_batches[microbatch]][member]
+    known = costs.book.levels.known
+    key = (placed.runs, kind, samples, placed.parameter_bytes, seeds)
+    if key not in known:
+        known[key] = _course_of(costs, placed, table, kind, samples, seeds)
+    found, unsaved = known[key]
+    left = sent_bytes if unsaved is None or placed.recompute else min(unsaved, sent_bytes)
+    return Activation(found, 0 if placed.recompute else found.saved, left, placed.recompute)
+
+
+def _course_of(
+    costs: StageCosts, placed: StagePlacement, table: SizeTable, kind: str, samples: float, seeds: int
+) -> tuple[Course, int | None]:
+    """The course, and what is sent to other stages without being saved; None if that is not known."""
+    levels = costs.book.levels.at(kind, samples)
+    if levels is None:
+        hungriest = max((float(table.workspace_bytes[a:b].max()) for a, b in placed.runs if a < b), default=0.0)
+        left = costs.book.tables.left_bytes(kind, samples, placed.runs)
+        return plain_course(span(table.saved_bytes, placed.runs), left, placed.parameter_bytes, hungriest), None
+    layers = layers_in(placed.runs)
+    saved_by = np.diff(table.saved_bytes)[layers]
+    made = np.diff(costs.book.tables.graph.parameter_bytes)[layers]
+    defers = costs.book.tables.deferring(kind)[layers]
+    found = course(saved_by, _gradients(placed, made), levels[:, layers], seeds, defers)
+    return found, _unsaved(costs, layers, saved_by, levels, samples)
+
+
+def _gradients(placed: StagePlacement, made: Array) -> Array:
+    """By layer; those of parameters that an earlier stage uses too are taken to come last."""
+    found = made.copy()
+    if len(found):
+        found[0] += max(0.0, placed.parameter_bytes - made.sum())
+    return found
+
+
+def _unsaved(costs: StageCosts, layers: Indices, saved_by: Array, levels: Array, samples: float) -> int:
+    """Of the outputs that other stages read, what neither their makers nor readers in this stage save."""
+    outputs, readers = costs.book.levels.outputs, costs.book.levels.readers
+    inside = {int(layer): place for place, layer in enumerate(layers)}
+    found = 0.0
+    for layer in inside:
+        if all(reader in inside for reader in readers[layer]):
+            continue
+        size = outputs[layer] * samples
+        kept_by_reader = any(saved_by[inside[r]] >= 0.99 * size for r in readers[layer] if r in inside)
+        found += 0.0 if kept_by_reader else max(0.0, size - float(levels[-1, layer]))
+    return round(found)
+
+
+BUCKET_BYTES = 8 * 2**20
+"""Most bytes of gradients that the runtime copies together to sum them."""
+ALONE_BYTES = 256 * 1024
+"""From here a tensor is sent and received on its own, from where it lies (:mod:`runtime.transport.peer`)."""
+SPARE_BYTES = 2**20
+"""Room behind a receive buffer: at most so much, of a tensor on its own an eighth of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Holdings:
+    """What the actions of a program do to memory, in bytes.
+
+    Attributes:
+        activations: by activation slot.
+        gradients: of parameters, by rank and stage.
+        messages: payload by message.
+        buffers: by message, what it takes where it is received.
+        sent: by message, what it keeps alive where it was sent, and what of that is in a frame.
+        acknowledged: by message, those that its receiver then knows to have come.
+        update, reduction: what an update, and a sum of gradients, need besides, by rank and stage.
+        prepared: what the host makes of a micro-batch, by rank, stage and micro-batch.
+    """
+
+    activations: tuple[Activation, ...]
+    gradients: dict[tuple[int, int], int]
+    messages: tuple[int, ...]
+    buffers: tuple[int, ...]
+    sent: tuple[tuple[int, int], ...]
+    acknowledged: dict[int, tuple[int, ...]]
+    update: dict[tuple[int, int], int]
+    reduction: dict[tuple[int, int], int]
+    prepared: dict[tuple[int, int, int], int]
+
+
+def activations(
+    costs: StageCosts, compiled: CompiledProgram, transfer_bytes: Sequence[int], small: Sequence[int] = ()
+) -> Holdings:
+    """What :func:`walk` needs to know of all ranks.
+
+    Args:
+        transfer_bytes: by transfer slot.
+        small: of these the bytes of tensors that are copied into frames (:func:`small_bytes`); empty: of a transfer
+            that is small itself, all.
+    """
+    small = small or [size if size < ALONE_BYTES else 0 for size in transfer_bytes]
+    alone, seeds = Counter[tuple[int, int, int]](), Counter[tuple[int, int, int]]()
+    for slot, transfer in enumerate(compiled.transfers):
+        src, _, microbatch = transfer.route
+        size = costs.micro_batches[microbatch]
+        if transfer.forward:
+            alone[transfer.src, src, size] += transfer_bytes[slot] - small[slot]
+        else:
+            seeds[transfer.dst, src, size] += buffer_bytes(transfer_bytes[slot], small[slot])
+    found = []
+    unsaved: dict[tuple[int, int, int], float] = {}
+    for each in compiled.activations:
+        key = (each.rank, each.stage, costs.micro_batches[each.microbatch])
+        member = costs.stages[each.stage].ranks.index(each.rank)
+        found.append(activation_of(costs, each.stage, member, each.microbatch, alone[key], seeds[key]))
+        unsaved[key] = found[-1].unsaved / alone[key] if alone[key] else 0.0
+    sent = []
+    for slot, _ in compiled.messages:
+        transfer = compiled.transfers[slot]
+        src, _, microbatch = transfer.route
+        share = unsaved.get((transfer.src, src, costs.micro_batches[microbatch]), 1.0) if transfer.forward else 1.0
+        sent.append((round(share * (transfer_bytes[slot] - small[slot])), small[slot]))
+    gradients, update, reduction = {}, {}, {}
+    needs = _update_needs(costs)
+    for number, stage in enumerate(costs.stages):
+        for rank in stage.ranks:
+            own = stage.parameter_bytes
+            if stage.once is not None:
+                own = round(float(stage.once.parameter_bytes[stage.ranks.index(rank)]))
+            gradients[rank, number] = own if compiled.trains[rank] else 0
+            update[rank, number] = round(needs * _largest_parameter(costs, stage))
+            reduction[rank, number] = min(BUCKET_BYTES, own) if len(stage.ranks) > 1 else 0
+    return Holdings(
+        tuple(found),
+        gradients,
+        tuple(transfer_bytes[slot] for slot, _ in compiled.messages),
+        tuple(buffer_bytes(transfer_bytes[slot], small[slot]) for slot, _ in compiled.messages),
+        tuple(sent),
+        _acknowledged(compiled),
+        update,
+        reduction,
+        _prepared(costs, compiled),
+    )
+
+
+def small_bytes(program: Program, compiled: CompiledProgram) -> list[int]:
+    """By transfer slot, the bytes of its tensors that are too small to be sent on their own."""
+    return [framed_bytes(slot.parts(program)) for slot in compiled.transfers]
+
+
+def framed_bytes(parts: Iterable[Part]) -> int:
+    """Bytes of the tensors that a message copies into its frame: those too small to be sent on their own."""
+    return sum(part.num_bytes for part in parts if part.num_bytes < ALONE_BYTES)
+
+
+def _prepared(costs: StageCosts, compiled: CompiledProgram) -> dict[tuple[int, int, int], int]:
+    return {
+        (rank, action.stage, action.microbatch or 0): costs.prepared_bytes(
+            action.stage, costs.stages[action.stage].ranks.index(rank), action.microbatch or 0
+        )
+        for rank, row in enumerate(compiled.grid)
+        for action in row
+        if action.op is Op.PREPARE
+    }
+
+
+def buffer_bytes(payload: int, small: int) -> int:
+    """What a message takes where it is received: behind a tensor on its own an eighth to spare, behind a frame all."""
+    alone = payload - small
+    return payload + min(alone // 8, SPARE_BYTES) + min(small, SPARE_BYTES)
+
+
+def _acknowledged(compiled: CompiledProgram) -> dict[int, tuple[int, ...]]:
+    """By message, those of which it tells its receiver that they came.
+
+    A message tells which ones had come when it was sent (:mod:`runtime.transport.peer`).
+    """
+    received_at: dict[int, int] = {}
+    sent: dict[tuple[int, int], list[tuple[int, int]]] = {}  # by (sender, receiver): (position, message), ascending
+    for row in compiled.rows:
+        for position, (code, _, messages) in enumerate(row):
+            if code == RECEIVE_STEP:
+                received_at.update(dict.fromkeys(messages, position))
+            elif code == SEND_STEP:
+                for message in messages:
+                    ends = compiled.channels[compiled.messages[message][1]]
+                    sent.setdefault(ends, []).append((position, message))
+    found: dict[int, tuple[int, ...]] = {}
+    for (src, dst), leaving in sent.items():
+        answers = sent.get((dst, src), [])
+        for _, message in leaving:
+            first = bisect_right(answers, (received_at[message], len(compiled.messages)))
+            if first < len(answers):
+                answer = answers[first][1]
+                found[answer] = (*found.get(answer, ()), message)
+    return found
+
+
+def _largest_parameter(costs: StageCosts, stage: StagePlacement) -> int:
+    graph = costs.book.profile.graph
+    names = (name for index in layers_of(stage.runs) for name in graph.layers[index].parameters)
+    return max((graph.parameters[name].num_bytes for name in names), default=0)
+
+
+def _update_needs(costs: StageCosts) -> float:
+    """What an update needs besides, in sizes of a parameter: copies that the optimiser makes on its way."""
+    optimizer = costs.book.profile.optimizer
+    if optimizer.state_bytes_per_parameter_byte >= 2:
+        return 2.0
+    return 1.0 if optimizer.arguments.get("weight_decay", 0.0) else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What a rank holds at the step at ``position`` of its row, in bytes, beside what is always there.
+
+    Attributes:
+        activations: with what was received and what is being sent.
+        workspace: what is needed besides while it runs.
+        after: all that is held when it is over.
+    """
+
+    position: int
+    activations: int
+    gradients: int
+    receive_buffers: int
+    workspace: int
+    after: int
+
+    @property
+    def during(self) -> int:
+        """While it runs, workspace aside."""
+        return self.activations + self.gradients + self.receive_buffers
+
+
+def walk(compiled: CompiledProgram, rank: int, found: Holdings) -> Iterator[Held]:
+    """What the rank holds, step after step, as far as that changes."""
+    yield from _Walk(compiled, rank, found).steps()
+
+
+class _Walk:
+    """The row of a rank, step by step."""
+
+    def __init__(self, compiled: CompiledProgram, rank: int, found: Holdings) -> None:
+        self._compiled, self._rank, self._found = compiled, rank, found
+        self._buffers = [
+            sum(found.buffers[message] for message in messages)
+            for code, _, messages in compiled.rows[rank]
+            if code == RECEIVE_STEP
+        ]
+        window = receive_window(
+            found.messages[message]
+            for code, _, messages in compiled.rows[rank]
+            if code == RECEIVE_STEP
+            for message in messages
+        )
+        self._window = window
+        self._num_received = 0
+        self._posted = sum(self._buffers[:window])
+        self._kept = 0  # of micro-batches under way, what their stages keep
+        self._inputs: Counter[tuple[int, int]] = Counter()  # by stage and micro-batch, what was received for its F
+        self._seeds: Counter[tuple[int, int]] = Counter()  # and for its B
+        self._outgoing = 0
+        self._frames = self._most_in_frames()
+        self._with_gradients: set[int] = set()
+        self._early: dict[int, int] = {}  # by stage, gradients that came with those of inputs
+        self._computed_again = Counter[int]()
+        self._last = {a.stage: p for p, a in enumerate(compiled.grid[rank]) if a.op is Op.UPDATE}
+
+    def steps(self) -> Iterator[Held]:
+        """All that change what is held."""
+        holds: dict[int, list[tuple[int, int]]] = {}
+        for position, slot, sign in self._compiled.holds[self._rank]:
+            holds.setdefault(position, []).append((slot, sign))
+        actions = self._compiled.grid[self._rank]
+        for position, (action, (code, _, messages)) in enumerate(
+            zip(actions, self._compiled.rows[self._rank], strict=True)
+        ):
+            if code == RECEIVE_STEP:
+                self._receive(action.stage, action.microbatch or 0, action.op is Op.RECV_FORWARD, messages)
+            elif code == SEND_STEP:
+                self._outgoing += sum(self._found.sent[message][0] for message in messages)
+                yield self._held(position, 0)
+            elif position in holds:
+                slots = holds[position]
+                key = (action.stage, action.microbatch or 0)
+                if len(slots) == 2:
+                    yield self._alone(position, slots[0][0], key)
+                else:
+                    yield self._compute(position, *slots[0], key, action.op)
+            elif code == PREPARE_STEP:
+                self._kept += self._found.prepared[self._rank, action.stage, action.microbatch or 0]
+            elif code == REDUCE_STEP:
+                yield self._held(position, self._found.reduction[self._rank, action.stage])
+            elif action.op is Op.UPDATE:
+                yield self._held(position, self._found.update[self._rank, action.stage])
+                if position != self._last[action.stage]:
+                    self._with_gradients.discard(action.stage)
+                    self._early.pop(action.stage, None)
+
+    def _receive(self, stage: int, microbatch: int, forward: bool, messages: Sequence[int]) -> None:
+        came = self._buffers[self._num_received]
+        self._posted -= came
+        coming = self._num_received + self._window
+        self._posted += self._buffers[coming] if coming < len(self._buffers) else 0
+        self._num_received += 1
+        (self._inputs if forward else self._seeds)[stage, microbatch] += came
+        for message in messages:
+            self._outgoing -= sum(self._found.sent[own][0] for own in self._found.acknowledged.get(message, ()))
+
+    def _alone(self, position: int, slot: int, key: tuple[int, int]) -> Held:
+        """A forward that nothing follows."""
+        activation = self._found.activations[slot]
+        held = self._held(position, activation.course.unrecorded)
+        self._inputs.pop(key, None)
+        return replace(held, after=self._total())
+
+    def _compute(self, position: int, slot: int, sign: int, key: tuple[int, int], op: Op) -> Held:
+        activation = self._found.activations[slot]
+        course, again = activation.course, activation.recompute
+        self._seeds.pop(key, None)
+        before, has_all = self._total(), key[0] in self._with_gradients
+        if sign > 0:
+            top = before + (course.unrecorded if activation.recompute else course.forward)
+            self._kept += activation.kept
+        elif sign == 0:
+            rest = before - activation.saved
+            is_later = key[0] in self._with_gradients or key[0] in self._early
+            level = self._first_or_later(key[0], is_later, course.input_first, course.input_later)
+            top = rest + max(level, course.forward if again else 0)
+            self._early[key[0]] = course.early
+            self._kept += course.left - activation.saved
+            self._computed_again[slot] += 1
+        elif self._computed_again[slot]:
+            self._computed_again[slot] -= 1
+            top = before - course.left + self._first_or_later(key[0], has_all, course.weight_first, course.weight_later)
+            self._kept -= course.left + activation.kept - activation.saved
+            self._inputs.pop(key, None)
+        else:
+            rest = before - activation.saved
+            level = self._first_or_later(key[0], has_all, course.backward_first, course.backward_later)
+            top = rest + max(level, course.forward if again else 0)
+            self._kept -= activation.kept
+            self._inputs.pop(key, None)
+        if sign < 0:
+            self._with_gradients.add(key[0])
+        after = self._held(position, 0)
+        return replace(after, workspace=max(0, top - after.during))
+
+    def _first_or_later(self, stage: int, is_later: bool, first: int, later: int) -> int:
+        """Where there are several versions of weights, each micro-batch has gradients of its own, added at the end."""
+        return later if is_later and self._compiled.versions[stage] < 2 else first
+
+    def _most_in_frames(self) -> int:
+        """Frames are kept for the next messages: as many as are ever under way at once."""
+        most = now = 0
+        for code, _, messages in self._compiled.rows[self._rank]:
+            for message in messages if code in (SEND_STEP, RECEIVE_STEP) else ():
+                if code == SEND_STEP:
+                    now += self._found.sent[message][1]
+                else:
+                    now -= sum(self._found.sent[own][1] for own in self._found.acknowledged.get(message, ()))
+            most = max(most, now)
+        return most
+
+    def _gradients(self) -> int:
+        early = sum(size for stage, size in self._early.items() if stage not in self._with_gradients)
+        return early + sum(self._found.gradients[self._rank, stage] for stage in self._with_gradients)
+
+    def _activations(self) -> int:
+        return self._kept + self._inputs.total() + self._seeds.total() + self._outgoing + self._frames
+
+    def _total(self) -> int:
+        return self._activations() + self._gradients() + self._posted
+
+    def _held(self, position: int, workspace: int) -> Held:
+        return Held(position, self._activations(), self._gradients(), self._posted, workspace, self._total())

@@ -1,0 +1,140 @@
+"""How much memory a plan takes on each rank, action by action.
+
+    parameters + optimiser state (or a part of it) + buffers              all the time; of forward passes alone no
+                                                                          state; all versions of parameters in use
+    the batch, whole                                                      all the time: every rank is given it
+    prepared inputs (kernel maps)                                         from their making to the end of the step
+    receive buffers, with room to spare                                   from their announcement to their receive
+    what was received                                                     from then to the end of B (or W)
+    saved activations                                                     from F to B (or W), per micro-batch
+    gradients of parameters                                               from the first B (or W) on, in which they come
+                                                                          layer by layer
+    gradients sent, and sent outputs that nobody saves                    until a message tells that they came
+    frames, into which small tensors are copied to be sent                as many as are under way at once, all the time
+    the stage's highest level (planner.costs.memory.levels)                      while F, B, I or W runs
+    the largest bucket of gradients                                       while they are summed
+    what the update of the largest parameter needs                        while the optimiser runs
+
+A backward in two halves keeps, from I to W, what the weight gradients that come later are computed from, and lets the
+rest go.  A stage that recomputes keeps received inputs alone, and has its activations back while B runs, or from I to
+W.  What a rank holds depends on the order of its row alone, not on times.  Ignored: what a process takes before it has
+a model (interpreter, libraries), what libraries take without torch's allocator (oneDNN and MKL little), what passes
+between stages of one rank, and fragmentation.  Where layers have layouts of their own a rank holds its parts of their
+parameters, and what its group sent it; every action then needs the workspace of the hungriest layer beyond all that is
+saved.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from planner.costs.layers.cost_table import span
+from planner.costs.memory.activations import Held, activations, walk
+from planner.costs.simulator.program import CompiledProgram
+from planner.costs.stages.action_costs import StageCosts
+from planner.costs.stages.placement import StagePlacement
+
+
+@dataclass(frozen=True, slots=True)
+class Resident:
+    """Bytes that a rank holds; ``gradients`` and ``receive_buffers`` are those of a moment, the rest stays."""
+
+    parameters: int
+    gradients: int
+    optimizer: int
+    buffers: int
+    receive_buffers: int
+    batch: int = 0
+
+    @property
+    def total(self) -> int:
+        """All of them."""
+        held = self.parameters + self.gradients + self.optimizer + self.buffers
+        return held + self.receive_buffers + self.batch
+
+
+@dataclass(frozen=True, slots=True)
+class RankMemory:
+    """What a rank holds when it holds most, by part."""
+
+    resident: Resident
+    activations: int
+    workspace: int
+
+    @property
+    def peak_bytes(self) -> int:
+        """The sum of the parts."""
+        return self.resident.total + self.activations + self.workspace
+
+    def parts(self) -> dict[str, int]:
+        """Bytes by part, in words."""
+        return {
+            "parameters": self.resident.parameters,
+            "gradients": self.resident.gradients,
+            "optimiser state": self.resident.optimizer,
+            "buffers": self.resident.buffers,
+            "batch": self.resident.batch,
+            "receive buffers": self.resident.receive_buffers,
+            "activations": self.activations,
+            "workspace": self.workspace,
+        }
+
+
+def rank_memories(
+    costs: StageCosts, compiled: CompiledProgram, transfer_bytes: Sequence[int], small: Sequence[int] = ()
+) -> tuple[RankMemory, ...]:
+    """What each rank holds when it holds most; arguments as of :func:`activations`."""
+    holdings = activations(costs, compiled, transfer_bytes, small)
+    found = []
+    for rank, always in enumerate(resident(costs, compiled, transfer_bytes)):
+        steps = walk(compiled, rank, holdings)
+        most = max(steps, key=lambda step: step.during + step.workspace, default=Held(0, 0, 0, 0, 0, 0))
+        buffers = always.receive_buffers + most.receive_buffers
+        at_peak = replace(always, gradients=most.gradients, receive_buffers=buffers)
+        found.append(RankMemory(at_peak, most.activations, most.workspace))
+    return tuple(found)
+
+
+def resident(costs: StageCosts, compiled: CompiledProgram, transfer_bytes: Sequence[int]) -> tuple[Resident, ...]:
+    """What each rank holds throughout, hence no gradients and no receive buffers.
+
+    Args:
+        transfer_bytes: by transfer slot.
+    """
+    versions = compiled.versions
+    batch = _batch_bytes(costs)
+    found = []
+    for rank, row in enumerate(compiled.rows):
+        stages = [stage for stage in costs.stages if rank in stage.ranks]
+        parameters = costs.parameter_bytes(rank)
+        divided = sum(_left_to_others(stage) for stage in stages)
+        state_of = parameters - divided if compiled.trains[rank] else 0
+        state = round(state_of * costs.book.profile.optimizer.state_bytes_per_parameter_byte)
+        older = sum(
+            (versions[number] - 1) * stage.parameter_bytes
+            for number, stage in enumerate(costs.stages)
+            if rank in stage.ranks and versions[number] > 1
+        )
+        buffers = round(sum(span(costs.book.tables.graph.buffer_bytes, stage.runs) for stage in stages))
+        found.append(Resident(parameters + older, 0, state, buffers, 0, batch if row else 0))
+    return tuple(found)
+
+
+def _batch_bytes(costs: StageCosts) -> int:
+    """Of the inputs and targets of a step that are not prepared."""
+    graph = costs.book.profile.graph
+    prepared = costs.book.preparations.inputs
+    whole = sum(costs.micro_batches) / graph.samples
+    return round(
+        sum(
+            spec.num_bytes * (whole if spec.has_samples else 1)
+            for name, spec in graph.inputs.items()
+            if name not in prepared
+        )
+    )
+
+
+def _left_to_others(stage: StagePlacement) -> int:
+    """Bytes of parameters whose optimiser's state other ranks of the stage hold."""
+    return stage.own_bytes - -(-stage.own_bytes // len(stage.ranks)) if stage.sharded else 0

@@ -1,0 +1,133 @@
+"""Sums over ranks that boxes do not show.
+
+gradients     over ranks with equal parts of a weight                                        ``Sums.reduction_s``
+statistics    of a normalisation, over cut samples and space                                 ``statistics_s``
+pending       parts of a sum, such as a global pool's over space, whose result is on every rank that holds a part;
+              backward, the gradients that these ranks have of it are summed                 ``pending_s``
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.costs.communication.collectives import collective_s
+from planner.costs.cost_model import PriceBook
+from planner.costs.shards.boxes import Boxes, volumes
+from planner.costs.shards.option import Shards
+from planner.ir.cluster import STATISTICS, Cluster
+from planner.ir.graph import BYTES_PER_ELEMENT
+
+LOSS = "loss"
+_STATISTIC_BYTES = 8
+_LEAST_BYTES = 4  # sums are not kept in half precision
+
+Array = NDArray[np.float64]
+Members = tuple[int, ...]
+"""Positions of ranks in their group."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Sums:
+    """What a layer holds of parameters and sums over ranks, by option (and rank).
+
+    Attributes:
+        held_bytes: ``[options, ranks]`` of the parameters that are its own (a tied one is its first user's).
+        reduction_s: ``[options]``.
+        statistics_s: ``[2, options]``, forward and backward; statistics and pending sums.
+    """
+
+    held_bytes: Array
+    reduction_s: Array
+    statistics_s: Array
+
+
+def sums_of(
+    shards: Shards,
+    own: tuple[bool, ...],
+    ranks: tuple[int, ...],
+    rate: Callable[[tuple[int, ...]], float],
+    cluster: Cluster,
+) -> Sums:
+    """The sums of a layer.
+
+    Args:
+        own: which parameters count here.
+        rate: seconds a byte of a sum over ranks.
+    """
+    held_bytes = np.zeros(shards.share.shape)
+    reduction_s = np.zeros(len(shards.options))
+    for boxes, spec, counts in zip(shards.weights, shards.sized.parameters, own, strict=True):
+        if not counts:
+            continue
+        num_bytes = volumes(boxes) * BYTES_PER_ELEMENT[spec.dtype]
+        held_bytes += num_bytes
+        for k, groups in enumerate(map(equal_ranks, boxes)):
+            seconds = (rate(tuple(ranks[at] for at in group)) * float(num_bytes[k, group[0]]) for group in groups)
+            reduction_s[k] += max(seconds)
+    exchanged_s = statistics_s(shards, ranks, cluster) + pending_s(shards, ranks, cluster)
+    return Sums(held_bytes, reduction_s, exchanged_s)
+
+
+def equal_ranks(boxes: Boxes) -> tuple[Members, ...]:
+    """The ranks by equal boxes (``[ranks, dims, 2]``), in order of their first."""
+    found: dict[bytes, list[int]] = {}
+    for member, box in enumerate(boxes):
+        found.setdefault(box.tobytes(), []).append(member)
+    return tuple(tuple(members) for members in found.values())
+
+
+def reduction_rate(book: PriceBook, ranks: tuple[int, ...]) -> float:
+    """Seconds a byte of a sum over ``ranks`` as large as all parameters of the graph."""
+    total = int(book.tables.graph.parameter_bytes[-1])
+    return book.network.all_reduce_s(ranks, total) / total if total and len(ranks) > 1 else 0.0
+
+
+def statistics_s(shards: Shards, ranks: tuple[int, ...], cluster: Cluster) -> Array:
+    """``[2, options]``: what a normalisation exchanges, forward and backward; zeros for other layers.
+
+    As ``runtime.stage.batch_norm``: one all-reduce of 1 + 2 channels numbers a rank forward, one of 2 channels
+    backward.  Ranks with equal channels take part, copies too.
+    """
+    found = np.zeros((2, len(shards.options)))
+    sized = shards.sized
+    if sized.relation.REDUCTION != "statistics":
+        return found
+    spec = sized.layer.outputs[0]
+    channel = spec.dims.index("channel") if "channel" in spec.dims else 1
+    for k, own in enumerate(shards.owned[0]):
+        for members in equal_ranks(own[:, channel : channel + 1]):
+            channels = int(own[members[0], channel, 1] - own[members[0], channel, 0])
+            if len(members) < 2:
+                continue
+            group = tuple(ranks[member] for member in members)
+            sizes = (
+                len(group) * (1 + 2 * channels) * _STATISTIC_BYTES,
+                2 * channels * BYTES_PER_ELEMENT[spec.dtype],
+            )
+            for way, size in enumerate(sizes):
+                found[way, k] = max(found[way, k], float(collective_s(cluster, STATISTICS, group, size)))
+    return found
+
+
+def pending_s(shards: Shards, ranks: tuple[int, ...], cluster: Cluster) -> Array:
+    """``[2, options]``: sums over the ranks that share one output, copies included, forward and backward.
+
+    Zeros for other layers, and for the loss: its parts are summed with the gradients.  Sums are of 4 bytes at least.
+    """
+    found = np.zeros((2, len(shards.options)))
+    sized = shards.sized
+    if sized.relation.REDUCTION != "sum" or sized.layer.kind == LOSS:
+        return found
+    for owned, spec in zip(shards.owned, sized.layer.outputs, strict=True):
+        num_bytes = volumes(owned) * max(BYTES_PER_ELEMENT[spec.dtype], _LEAST_BYTES)
+        passes = 2 if spec.is_float else 1
+        for k, groups in enumerate(map(equal_ranks, owned)):
+            for members in groups:
+                group = tuple(ranks[member] for member in members)
+                seconds = float(collective_s(cluster, STATISTICS, group, num_bytes[k, members[0]]))
+                found[:passes, k] = np.maximum(found[:passes, k], seconds)
+    return found

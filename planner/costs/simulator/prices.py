@@ -1,0 +1,316 @@
+"""What the numbers of a compiled program cost: the simulator's input beside the program itself.
+
+What messages and sums of gradients share: network cards, and the cores of the ranks that they move between.
+
+A flow is a message, or the sum of a stage's gradients.  Alone it runs at speed 1 and puts its bytes / its seconds on
+the cards that it passes: the sending side of the host that it leaves, the receiving side of the one that it reaches; a
+sum over n ranks of several hosts 2 (n - 1) / n of its bytes / its seconds on both sides of each of them, as a ring that
+visits host after host does.  Where a card would carry more than it can, its flows share it max-min fairly (Bertsekas
+and Gallager 1992, section 6.5.2), none faster than it is alone.  A card can carry what the host's links do, or the
+fastest of the flows on it, if that is more: alone, nothing is slowed (a burst).
+
+A message delays computing at its ends by ``Network.core_s`` in all, evenly while it moves (at the sender: behind its
+call), so that what a core loses goes with the message's speed; several add.  ``DeviceSpec.core_share`` says how much of
+that a device feels.
+
+Ignored: exchanges within a stage (statistics, halos), sums of gradients while their ranks still compute
+(``costs.gradient_sums``), those of layers with layouts of their own and those over several stages, gathers of updated
+parameters; switches and cables narrower than cards; that a card's buffer, or a token bucket's burst, is used up; and
+that sums of gradients cost cores anything beside their members' waiting.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from math import inf
+
+from planner.costs.communication.links import Network
+from planner.costs.simulator.program import CompiledProgram, TransferSlot
+from planner.costs.stages.action_costs import StageCosts
+from planner.costs.stages.input_pipeline import has_host_beside
+from planner.ir.cluster import Cluster
+from planner.ir.program import Program
+from planner.ir.schedule import Action, Op
+
+
+@dataclass(frozen=True, slots=True)
+class Prices:
+    """Prices of one program.
+
+    Attributes:
+        action_s: by action slot; of a send without what each of its messages costs.
+        transfer_s: by transfer slot, from the call that sends to the arrival.
+        sending_s: by transfer slot, how long that call keeps its rank; empty: not at all.
+        wires: by channel (:func:`resources`).
+        beside: by rank, whether its host prepares while it computes; empty: nowhere.
+        traffic: what messages share; None if nothing of it can make a difference.
+    """
+
+    action_s: Sequence[float]
+    transfer_s: Sequence[float]
+    sending_s: Sequence[float]
+    wires: Sequence[int]
+    beside: Sequence[bool]
+    traffic: Traffic | None
+
+
+def prices_of(
+    compiled: CompiledProgram, costs: StageCosts, sizes: Sequence[int], wires: Sequence[int] | None = None
+) -> Prices:
+    """All prices of a program.
+
+    Args:
+        sizes: bytes by transfer slot.
+        wires: if they are known.
+    """
+    network = costs.book.network
+    transfer_s = transfer_prices(compiled, sizes, network)
+    return Prices(
+        action_prices(compiled, costs),
+        transfer_s,
+        sending_prices(compiled, sizes, network),
+        resources(compiled, network) if wires is None else wires,
+        hosts_beside(compiled, costs),
+        traffic_of(compiled, costs, sizes, transfer_s),
+    )
+
+
+def action_prices(compiled: CompiledProgram, costs: StageCosts) -> list[float]:
+    """Seconds by action slot."""
+    return [costs.action_s(slot.rank, slot.action, slot.accumulates) for slot in compiled.actions]
+
+
+def transfer_bytes(program: Program, compiled: CompiledProgram) -> list[int]:
+    """Bytes by transfer slot."""
+    return [sum(part.num_bytes for part in slot.parts(program)) for slot in compiled.transfers]
+
+
+def transfer_prices(compiled: CompiledProgram, sizes: Sequence[int], network: Network) -> list[float]:
+    """Seconds by transfer slot."""
+    return [network.transfer_s(slot.src, slot.dst, size) for slot, size in zip(compiled.transfers, sizes, strict=True)]
+
+
+def sending_prices(compiled: CompiledProgram, sizes: Sequence[int], network: Network) -> list[float]:
+    """Seconds of the call that sends, by transfer slot; empty if none of them takes any."""
+    slots = zip(compiled.transfers, sizes, strict=True)
+    found = [network.sending_s(slot.src, slot.dst, size) for slot, size in slots]
+    return found if any(found) else []
+
+
+def resources(compiled: CompiledProgram, network: Network) -> list[int]:
+    """The wire that each channel uses: its own, or one for both directions where the link is not duplex."""
+    number = {pair: index for index, pair in enumerate(compiled.channels)}
+    return [
+        index if network.duplex(src, dst) else min(index, number.get((dst, src), index))
+        for index, (src, dst) in enumerate(compiled.channels)
+    ]
+
+
+def hosts_beside(compiled: CompiledProgram, costs: StageCosts) -> tuple[bool, ...]:
+    """By rank, whether its host prepares while it computes."""
+    devices = costs.book.profile.cluster.devices
+    return tuple(has_host_beside(devices[rank]) for rank in range(len(compiled.rows))) if compiled.num_prepared else ()
+
+
+LEAST_RATE = 0.1
+"""Of its own speed: no rank's compute is slower than this, whatever moves."""
+
+_ROUNDING = 1e-9
+Ends = tuple[int, ...]
+Change = tuple[int, list[tuple[int, float]], list[tuple[int, float]]]
+"""A set of flows by its number, and what is new in it: (flow, speed) and (rank, rate of its computing)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Flow:
+    """What moves.
+
+    Attributes:
+        seconds: alone.
+        bytes_per_s: on each of its cards, alone.
+        cards: by number.
+        losses: (rank, part of its computing speed that is lost while this runs at speed 1).
+    """
+
+    seconds: float
+    bytes_per_s: float = 0.0
+    cards: Ends = ()
+    losses: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """The flows of a program.
+
+    Attributes:
+        flows: of each transfer slot, then of the sum of each stage's gradients.
+        capacities: bytes/s by card: of each host the sending side, then the receiving side.
+    """
+
+    flows: tuple[Flow, ...]
+    capacities: tuple[float, ...]
+
+    def speeds(self, active: Sequence[int]) -> dict[int, float]:
+        """Speeds of flows that run at once, by number: max-min fair in bytes/s, at most 1."""
+        flows = self.flows
+        loads: dict[int, list[int]] = {}
+        for number in active:
+            for card in flows[number].cards:
+                loads.setdefault(card, []).append(number)
+        speeds = dict.fromkeys(active, 1.0)
+        left = {}
+        for card, numbers in loads.items():
+            own = [flows[number].bytes_per_s for number in numbers]
+            capacity = max(self.capacities[card], *own)
+            if sum(own) > capacity * (1 + _ROUNDING):
+                left[card] = capacity
+        if left:
+            self._fill(speeds, {card: loads[card] for card in loads}, left)
+        return speeds
+
+    def _fill(self, speeds: dict[int, float], loads: dict[int, list[int]], left: dict[int, float]) -> None:
+        """All rates rise together; a flow stops at its own, or when a card that it passes is full."""
+        flows = self.flows
+        waiting = {number for card in left for number in loads[card]}
+        while waiting:
+            least, number = min((flows[number].bytes_per_s, number) for number in waiting)
+            open_on = {card: [n for n in loads[card] if n in waiting] for card in left}
+            shares = [(left[card] / len(numbers), card) for card, numbers in open_on.items() if numbers]
+            share, fullest = min(shares)
+            rate, stopped = (least, [number]) if least <= share else (share, open_on[fullest])
+            for each in stopped:
+                speeds[each] = min(1.0, rate / flows[each].bytes_per_s)
+                waiting.discard(each)
+                for card in flows[each].cards:
+                    if card in left:
+                        left[card] = max(0.0, left[card] - rate)
+
+    def rates(self, speeds: dict[int, float]) -> dict[int, float]:
+        """Computing speeds of ranks that lose something to these flows, by rank."""
+        lost: dict[int, float] = {}
+        for number, speed in speeds.items():
+            for rank, loss in self.flows[number].losses:
+                lost[rank] = lost.get(rank, 0.0) + loss * speed
+        return {rank: max(LEAST_RATE, 1 - loss) for rank, loss in lost.items()}
+
+
+class Speeds:
+    """The speeds of flows and ranks, from one set of flows under way to the next; what changes is kept."""
+
+    __slots__ = ("_changes", "_numbers", "_sets", "traffic")
+
+    def __init__(self, traffic: Traffic) -> None:
+        self.traffic = traffic
+        self._numbers: dict[tuple[int, ...], int] = {(): 0}
+        self._sets: list[tuple[tuple[int, ...], dict[int, float], dict[int, float]]] = [((), {}, {})]
+        self._changes: dict[tuple[int, int], Change] = {}
+
+    def toggled(self, now: int, flow: int) -> Change:
+        """The set that comes of set ``now`` when ``flow`` starts, or ends if it is in it."""
+        found = self._changes.get((now, flow))
+        if found is None:
+            found = self._changes[now, flow] = self._toggled(now, flow)
+        return found
+
+    def _toggled(self, now: int, flow: int) -> Change:
+        active, speeds, rates = self._sets[now]
+        others = tuple(sorted({*active, flow} if flow not in active else {*active} - {flow}))
+        number = self._numbers.setdefault(others, len(self._sets))
+        if number == len(self._sets):
+            new = self.traffic.speeds(others)
+            self._sets.append((others, new, self.traffic.rates(new)))
+        _, new, slow = self._sets[number]
+        of_flows = [(each, speed) for each, speed in new.items() if speeds.get(each) != speed]
+        of_ranks = [
+            (rank, slow.get(rank, 1.0))
+            for rank in sorted({*rates, *slow})
+            if slow.get(rank, 1.0) != rates.get(rank, 1.0)
+        ]
+        return number, of_flows, of_ranks
+
+
+def traffic_of(
+    compiled: CompiledProgram, costs: StageCosts, sizes: Sequence[int], transfer_s: Sequence[float]
+) -> Traffic | None:
+    """The flows of a program; None if no card can be short and no core loses anything.
+
+    Args:
+        sizes: bytes by transfer slot.
+        transfer_s: seconds by transfer slot.
+    """
+    network = costs.book.network
+    cluster = network.cluster
+    hosts = {host: number for number, host in enumerate(dict.fromkeys(device.host for device in cluster.devices))}
+    number_of = [hosts[device.host] for device in cluster.devices]
+    flows = []
+    for slot, size, seconds in zip(compiled.transfers, sizes, transfer_s, strict=True):
+        src, dst = number_of[slot.src], number_of[slot.dst]
+        cards = (2 * src, 2 * dst + 1) if src != dst else ()
+        if seconds <= 0:
+            flows.append(Flow(0.0))
+            continue
+        flows.append(Flow(seconds, size / seconds, cards, _losses(network, slot, size, seconds)))
+    flows += _sums(compiled, costs, number_of)
+    capacities = _capacities(cluster, hosts)
+    traffic = Traffic(tuple(flows), capacities)
+    return traffic if _matters(compiled, traffic) else None
+
+
+def _losses(network: Network, slot: TransferSlot, size: int, seconds: float) -> tuple[tuple[int, float], ...]:
+    """(rank, what it loses of its computing speed) at both ends of a message."""
+    sender_s, receiver_s = network.core_s(slot.src, slot.dst, size)
+    if not sender_s and not receiver_s:
+        return ()
+    behind_s = seconds - network.sending_s(slot.src, slot.dst, size)
+    devices = network.cluster.devices
+    both = (
+        (slot.src, sender_s / (behind_s if behind_s > 0 else seconds) * devices[slot.src].core_share),
+        (slot.dst, receiver_s / seconds * devices[slot.dst].core_share),
+    )
+    return tuple((rank, lost) for rank, lost in both if lost > 0)
+
+
+def _sums(compiled: CompiledProgram, costs: StageCosts, number_of: Sequence[int]) -> Iterator[Flow]:
+    """The sums of gradients, by stage, as far as their ranks wait for them."""
+    network, summed = costs.book.network, set(compiled.reduced_stages)
+    for number, stage in enumerate(costs.stages):
+        hosts = sorted({number_of[rank] for rank in stage.ranks})
+        if number not in summed or len(hosts) < 2 or stage.once is not None:
+            yield Flow(0.0)
+            continue
+        rank, whole_s = stage.ranks[0], network.all_reduce_s(stage.ranks, stage.own_bytes)
+        overhead_s = costs.book.tables.overhead_s(costs.book.kind(rank))
+        waited_s = costs.action_s(rank, Action(number, Op.REDUCE_GRAD)) - overhead_s
+        if waited_s <= 0 or whole_s <= 0:
+            yield Flow(0.0)
+            continue
+        bytes_per_s = 2 * (len(stage.ranks) - 1) / len(stage.ranks) * stage.own_bytes / whole_s
+        yield Flow(waited_s, bytes_per_s, tuple(card for host in hosts for card in (2 * host, 2 * host + 1)))
+
+
+def _capacities(cluster: Cluster, hosts: Iterable[str]) -> tuple[float, ...]:
+    found = (cluster.nic_bytes_per_s(host) for host in hosts)
+    return tuple(capacity for each in found for capacity in (inf if each is None else each,) * 2)
+
+
+def _matters(compiled: CompiledProgram, traffic: Traffic) -> bool:
+    """Whether a core loses anything, or a card could have more on it than it carries.
+
+    Messages of one channel follow one another; of each the fastest counts.
+    """
+    num_transfers = len(compiled.transfers)
+    fastest: dict[int, dict[Ends, float]] = {}
+    for number, flow in enumerate(traffic.flows):
+        if flow.losses:
+            return True
+        if flow.cards:
+            is_message = number < num_transfers
+            key = (compiled.transfers[number].src, compiled.transfers[number].dst) if is_message else (number,)
+            for card in flow.cards:
+                rates = fastest.setdefault(card, {})
+                rates[key] = max(rates.get(key, 0.0), flow.bytes_per_s)
+    return any(
+        len(rates) > 1 and sum(rates.values()) > max(traffic.capacities[card], *rates.values()) * (1 + _ROUNDING)
+        for card, rates in fastest.items()
+    )

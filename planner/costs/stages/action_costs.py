@@ -1,0 +1,210 @@
+"""What each action of a program lasts on each rank.
+
+F, B, I and W are the sums of the stage's layers at the rank's own number of samples, plus the executor's overhead.  A
+stage that recomputes runs its forward once more in B or I.  Every backward but a rank's first also adds its gradients
+into those that are there.  On a stage of several ranks each normalisation over the batch exchanges statistics
+(``runtime.stage.batch_norm``: one all-reduce of 1 + 2 channels float64 numbers a rank forward, one of 2 channels
+backward), and each layer over sites its halo (``costs.site_exchanges``), so its ranks go at the pace of the slowest.
+What hosts prepare is in ``costs.preparing``.  Where layers have layouts of their own all ranks go at one pace,
+layer by layer, messages between layers included (``costs.staged``).  Where ranks divide the optimiser's state, the sum
+of gradients is a reduce-scatter and the update is of one part, then an all-gather: each half of an all-reduce (a ring
+is made of the two; Patarasuk and Yuan 2009).  Otherwise, on a stage cut along samples alone, sums run behind the last
+backward (``costs.gradient_sums``).  Gradients of parameters that several stages use are summed over all their
+ranks before the update, and priced with it.  What runs of plans corrected (``costs.corrected``) is in all of these; of
+compute, what differs between stages of one rank and shared ones is put on here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from planner.costs.cost_model import PriceBook
+from planner.costs.layers.confidence import weakest
+from planner.costs.layers.cost_table import Array, SizeTable, before, layers_of, span
+from planner.costs.stages.gradient_overlap import exposed_s
+from planner.costs.stages.placement import StagePlacement, placements
+from planner.costs.stages.stage_cost import StageCost
+from planner.ir.cluster import Evidence
+from planner.ir.profile import BACKWARD, FORWARD
+from planner.ir.schedule import COMPUTE, Action, Op
+
+__all__ = ["PriceBook", "StageCosts", "StagePlacement", "placements"]
+
+
+@dataclass(slots=True, eq=False)
+class StageCosts:
+    """Prices of the actions of one plan."""
+
+    book: PriceBook
+    stages: tuple[StagePlacement, ...]
+    micro_batches: tuple[int, ...]
+    _local: dict[tuple[int, int, Op, int, bool], float] = field(init=False, default_factory=dict, repr=False)
+    _exchanged: dict[tuple[int, Op, int], float] = field(init=False, default_factory=dict, repr=False)
+    _reductions: dict[int, float] = field(init=False, default_factory=dict, repr=False)
+
+    def action_s(self, rank: int, action: Action, accumulates: bool = False) -> float:
+        """Seconds that ``action`` keeps ``rank`` busy, waiting for messages or members not included.
+
+        Args:
+            accumulates: whether gradients of an earlier micro-batch are there to add to.
+        """
+        stage = self.stages[action.stage]
+        overhead = self.book.tables.overhead_s(self.book.kind(rank))
+        if action.microbatch is not None and action.op in COMPUTE:
+            return overhead + self._compute_s(action.stage, rank, action.op, action.microbatch, accumulates)
+        if action.op is Op.PREPARE and action.microbatch is not None:
+            samples = self.micro_batches[action.microbatch]
+            seconds, is_shared = self.book.preparations.seconds, len(stage.ranks) > 1
+            return overhead + seconds(self.book.kind(rank), layers_of(stage.runs), samples, shared=is_shared)
+        once = stage.once
+        if once is not None and action.op in (Op.REDUCE_GRAD, Op.UPDATE):
+            return overhead + (once.reduction_s if action.op is Op.REDUCE_GRAD else once.paced_update_s)
+        if action.op is Op.REDUCE_GRAD:
+            return overhead + self._reduce_s(action.stage) / (2 if stage.sharded else 1)
+        if action.op is Op.UPDATE:
+            update_s = span(self.book.tables.parameters(self.book.kind(rank)).update_s, stage.runs)
+            ties_s = sum(
+                self.book.network.all_reduce_s(tie.ranks, tie.num_bytes)
+                for tie in stage.ties
+                if rank not in tie.held_below
+            )
+            if stage.sharded:
+                update_s = update_s / len(stage.ranks) + self._reduce_s(action.stage) / 2
+            return overhead + ties_s + update_s
+        return overhead
+
+    def _reduce_s(self, number: int) -> float:
+        """Of a stage's gradients: what is left of their sums when its slowest rank ends its backward."""
+        stage = self.stages[number]
+        if not stage.sums_behind:
+            return self.book.network.all_reduce_s(stage.ranks, stage.own_bytes)
+        found = self._reductions.get(number)
+        if found is None:
+            tables = [self.table(number, member, len(self.micro_batches) - 1) for member in range(len(stage.ranks))]
+            backward_s = [
+                table.backward_s * self.book.excess(BACKWARD, self.book.kind(rank), True)
+                for rank, table in zip(stage.ranks, tables, strict=True)
+            ]
+            slowest_s = max(backward_s, key=lambda sums: span(sums, stage.runs))
+            exchanges_s = self.book.exchanges_s(stage.ranks, self.micro_batches[-1])[1]
+            found = self._reductions[number] = exposed_s(
+                self.book.buckets(stage.runs, stage.tied),
+                lambda layer: sum(span(sums, before(stage.runs, layer)) for sums in (slowest_s, exchanges_s)),
+                lambda num_bytes: self.book.network.all_reduce_s(stage.ranks, num_bytes),
+                lambda num_bytes: self.book.network.moving_s(stage.ranks, num_bytes),
+            )
+        return found
+
+    def prepared_bytes(self, stage: int, member: int, microbatch: int) -> int:
+        """What the stage's rank number ``member`` holds of prepared inputs (kernel maps) of a micro-batch."""
+        placed, rows = self.stages[stage], self.micro_batches[microbatch]
+        samples = placed.samples[rows][member] if placed.samples else rows
+        return self.book.preparations.num_bytes(layers_of(placed.runs), samples)
+
+    def parameter_bytes(self, rank: int) -> int:
+        """What the rank holds of parameters."""
+        return sum(_parameters_held(stage, rank) for stage in self.stages if rank in stage.ranks)
+
+    def table(self, stage: int, member: int, microbatch: int) -> SizeTable:
+        """Costs of all layers on the stage's rank number ``member`` at its share of the micro-batch."""
+        placed = self.stages[stage]
+        samples = placed.samples[self.micro_batches[microbatch]][member]
+        return self.book.tables.at(self.book.kind(placed.ranks[member]), samples)
+
+    def evidence(self) -> Evidence:
+        """The weakest evidence behind the prices of layers in this plan."""
+        own = [cost.evidence for stage in self.stages for cost in stage.laid_out.values()]
+        found = {
+            (stage.runs, self.book.kind(rank), samples[member])
+            for stage in self.stages
+            for samples in stage.samples.values()
+            for member, rank in enumerate(stage.ranks)
+        }
+        return weakest((*own, *(self.book.tables.evidence(kind, samples, runs) for runs, kind, samples in found)))
+
+    def _compute_s(self, stage: int, rank: int, op: Op, microbatch: int, accumulates: bool) -> float:
+        placed = self.stages[stage]
+        if placed.laid_out:
+            return _paced_s(placed.laid_out[self.micro_batches[microbatch]], op, accumulates)
+        exchanged_s = self._exchange_s(placed, op, microbatch)
+        if not exchanged_s:
+            return self._local_s(stage, placed.ranks.index(rank), op, microbatch, accumulates)
+        members = range(len(placed.ranks))
+        return exchanged_s + max(self._local_s(stage, member, op, microbatch, accumulates) for member in members)
+
+    def exchange_s(self, action: Action) -> float:
+        """The part of a compute action in which its ranks exchange statistics, halos and other parts of tensors."""
+        placed = self.stages[action.stage]
+        if placed.laid_out:
+            known = action.microbatch is not None and action.op in COMPUTE
+            return (
+                _exchanged_s(placed.laid_out[self.micro_batches[action.microbatch or 0]], action.op) if known else 0.0
+            )
+        return self._exchange_s(placed, action.op, action.microbatch or 0)
+
+    def _exchange_s(self, placed: StagePlacement, op: Op, microbatch: int) -> float:
+        if op not in (Op.FORWARD, Op.BACKWARD, Op.BACKWARD_INPUT) or len(placed.ranks) < 2:
+            return 0.0
+        key = (id(placed), op, self.micro_batches[microbatch])
+        found = self._exchanged.get(key)
+        if found is None:
+            forward, backward = self.book.exchanges_s(placed.ranks, self.micro_batches[microbatch])
+            there_s = span(forward, placed.runs) if op is Op.FORWARD or placed.recompute else 0.0
+            found = there_s if op is Op.FORWARD else span(backward, placed.runs) + there_s
+            self._exchanged[key] = found
+        return found
+
+    def _local_s(self, stage: int, member: int, op: Op, microbatch: int, accumulates: bool) -> float:
+        key = (stage, member, op, self.micro_batches[microbatch], accumulates)
+        found = self._local.get(key)
+        if found is None:
+            runs, ranks = self.stages[stage].runs, self.stages[stage].ranks
+            table, kind, shared = self.table(stage, member, microbatch), self.book.kind(ranks[member]), len(ranks) > 1
+            found = span(_column(table, op), runs)
+            if accumulates and op in (Op.BACKWARD, Op.BACKWARD_WEIGHT):
+                found += span(self.book.tables.parameters(kind).accumulate_s, runs)
+            found *= self.book.excess(FORWARD if op is Op.FORWARD else BACKWARD, kind, shared)
+            if self.stages[stage].recompute and op in (Op.BACKWARD, Op.BACKWARD_INPUT):
+                found += span(table.forward_s, runs) * self.book.excess(FORWARD, kind, shared)
+            self._local[key] = found
+        return found
+
+
+def _column(table: SizeTable, op: Op) -> Array:
+    match op:
+        case Op.FORWARD:
+            return table.forward_s
+        case Op.BACKWARD_INPUT:
+            return table.backward_input_s
+        case Op.BACKWARD_WEIGHT:
+            return table.backward_weight_s
+        case _:
+            return table.backward_s
+
+
+def _paced_s(cost: StageCost, op: Op, accumulates: bool) -> float:
+    """An action of a stage whose layers have layouts of their own: all ranks go at one pace."""
+    added_s = cost.paced_accumulate_s if accumulates and op in (Op.BACKWARD, Op.BACKWARD_WEIGHT) else 0.0
+    match op:
+        case Op.FORWARD:
+            compute_s = cost.paced_forward_s
+        case Op.BACKWARD_INPUT:
+            compute_s = cost.paced_backward_input_s
+        case Op.BACKWARD_WEIGHT:
+            compute_s = cost.paced_backward_weight_s
+        case _:
+            compute_s = cost.paced_backward_s
+    return compute_s + added_s + _exchanged_s(cost, op)
+
+
+def _exchanged_s(cost: StageCost, op: Op) -> float:
+    if op is Op.BACKWARD_WEIGHT:
+        return 0.0
+    return cost.exchange_forward_s if op is Op.FORWARD else cost.exchange_backward_s
+
+
+def _parameters_held(stage: StagePlacement, rank: int) -> int:
+    once = stage.once
+    if once is not None:
+        return round(float(once.parameter_bytes[stage.ranks.index(rank)]))
+    return stage.parameter_bytes - sum(tie.num_bytes for tie in stage.ties if rank in tie.held_below)

@@ -1,0 +1,94 @@
+"""What a stage waits for the sums of its gradients, which run behind the backward that makes them.
+
+    backward of the last micro-batch   | layer 9 ... layer 5 | layer 4 ... layer 1 |
+    sums, bucket by bucket                                   [   9 ... 5   ] [ 4 ... 1 ]
+                                                                                |------>|  what is waited for
+
+Buckets are the runtime's (``planner.ir.buckets``).  A bucket's sum starts when its gradients are complete and the one
+before it has ended.  What is waited for is the longest, over all buckets, of what they and those after them take, less
+the backward that is still to come when the first of these is complete; it begins when the slowest rank is there.  While
+sums run behind a backward, the thread that moves them takes its time from the core that computes.  Ignored: that two
+sums may share the link, and that gradients of the halves of a backward come later than those of a whole one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from planner.costs.communication.collectives import Array, collective_s
+from planner.ir.buckets import BUCKET_BYTES, in_buckets
+from planner.ir.cluster import ALL_REDUCE, Cluster
+from planner.ir.graph import Graph
+
+
+@dataclass(frozen=True, slots=True)
+class Bucket:
+    """Gradients that are summed together.
+
+    Attributes:
+        first_layer: by index, the earliest of the layers that have a part in them: backward comes to it last.
+    """
+
+    num_bytes: int
+    first_layer: int
+
+
+def buckets(graph: Graph, layers: Sequence[int], apart: frozenset[str] = frozenset()) -> tuple[Bucket, ...]:
+    """The buckets of a stage of ``layers`` (by index, ascending), in the order in which they are summed.
+
+    Args:
+        apart: parameters that are summed otherwise.
+    """
+    first: dict[str, int] = {}
+    for index in layers:
+        for name in graph.layers[index].parameters:
+            if name not in apart:
+                first.setdefault(name, index)
+    names = list(first)
+    sizes = [graph.parameters[name].num_bytes for name in names]
+    return tuple(
+        Bucket(sum(sizes[place] for place in places), min(first[names[place]] for place in places))
+        for places in in_buckets(sizes)
+    )
+
+
+def exposed_s(
+    found: Sequence[Bucket],
+    behind_s: Callable[[int], float],
+    sum_s: Callable[[int], float],
+    core_s: Callable[[int], float],
+) -> float:
+    """Seconds that ranks wait for the sums of ``found`` after their backward.
+
+    Args:
+        behind_s: of backward, that come after the layer of that index.
+        sum_s: of a sum of so many bytes.
+        core_s: that moving so many bytes takes from the core that computes.
+    """
+    if len(found) < 2:  # it is complete when backward ends
+        return sum(sum_s(bucket.num_bytes) for bucket in found)
+    left_s = waited_s = hidden_s = 0.0
+    for bucket in reversed(found):
+        left_s += sum_s(bucket.num_bytes)
+        hidden_s = behind_s(bucket.first_layer)
+        waited_s = max(waited_s, left_s - hidden_s)
+    moved_s = sum(core_s(bucket.num_bytes) for bucket in found)
+    return waited_s + moved_s * min(1.0, hidden_s / left_s if left_s > 0 else 0.0)
+
+
+def least_exposed_s(cluster: Cluster, ranks: tuple[int, ...], num_bytes: Array, backward_s: Array) -> Array:
+    """No stage on ``ranks`` with so many bytes of gradients waits less for their sums; elementwise.
+
+    Args:
+        backward_s: no rank's last backward is longer.
+    """
+    largest = float(max(BUCKET_BYTES, np.max(num_bytes, initial=0.0)))
+    sizes = np.geomspace(1024.0, largest, 64)
+    of_tables = [float(size) for table in cluster.collectives for size, _ in table.points if size <= largest]
+    sizes = np.unique(np.concatenate((sizes, np.array(of_tables))))
+    least_s_per_byte = float(np.min(collective_s(cluster, ALL_REDUCE, ranks, sizes) / sizes))
+    several = np.maximum(least_s_per_byte * num_bytes - backward_s, 0.0)
+    return np.where(num_bytes <= BUCKET_BYTES, collective_s(cluster, ALL_REDUCE, ranks, num_bytes), several)

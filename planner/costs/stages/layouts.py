@@ -1,0 +1,278 @@
+"""What layers cost on a group of ranks under layouts: tables over options, each built once.
+
+    compute        the measured cost of the part that a rank does (``costs.measured_parts``); where none like it was
+                   measured, of its samples x the share of a sample's work that it does; margins included
+                                                                                       ``LayoutPrices.layer``
+    statistics     a normalisation whose samples or space are cut sums over the ranks with equal channels
+    parameters     gradients are summed over the ranks with equal weight boxes, all layers' in one go (the rate of a
+                   sum of all parameters); updates and additions in proportion to the bytes held
+    messages       what a rank reads and does not hold comes from its owner, as ``planner.ir.box.transfers`` says, and
+                   goes back in the backward pass (the adjoint); channels are contracted in the way that moves least
+                                                                                       ``LayoutPrices.crossing``
+    overlap        a convolution's halo travels while it computes                      ``costs.overlap``
+
+The slowest rank counts, layer by layer.  Messages of a rank follow one another, and receiving overlaps sending where
+the link is duplex.  Ignored: traffic of several pairs on one cable.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.costs.communication.resharding import Crossing, crossing, exposed, scattered_s
+from planner.costs.cost_model import PriceBook
+from planner.costs.layers.shards import MeasuredParts
+from planner.costs.shards.boxes import volumes
+from planner.costs.shards.device_mesh import axes_of, candidate_layouts, most_margin
+from planner.costs.shards.option import Option, Shards, shards_of
+from planner.costs.shards.partial_sums import Sums, reduction_rate, sums_of
+from planner.costs.shards.shapes import SizedLayer
+from planner.ir import profile
+from planner.ir.graph import BYTES_PER_ELEMENT, Layer, TensorSpec, producer
+from planner.ir.problem import SAMPLE_DIMS
+from planner.layers import check_samples_apart
+
+Array = NDArray[np.float64]
+
+FORWARD, BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT, SAVED, WORKSPACE = range(6)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LayerTable:
+    """A layer under each option (first axis) on each rank (second).
+
+    Attributes:
+        seconds: ``[4, options, ranks]``: forward, backward, backward for the input, backward for the weights.
+        statistics_s: ``[2, options]``: exchanges of statistics, forward and backward.
+        saved_bytes, workspace_bytes, parameter_bytes: ``[options, ranks]``.
+        reduction_s: ``[options]``: the sum of its gradients, as part of one sum over the whole stage.
+        update_s, accumulate_s: ``[options, ranks]``: a step's update; adding one more micro-batch's gradients.
+    """
+
+    shards: Shards
+    seconds: Array
+    statistics_s: Array
+    saved_bytes: Array
+    workspace_bytes: Array
+    parameter_bytes: Array
+    reduction_s: Array
+    update_s: Array
+    accumulate_s: Array
+
+
+@dataclass(slots=True, eq=False)
+class LayoutPrices:
+    """Prices of layers on ``ranks`` for micro-batches of ``samples``; everything is looked up once.
+
+    Attributes:
+        allow: families of dims that may be cut (``Problem.allow``).
+        halo_depth: most rows by which a rank may work beyond its part (0: halos are exchanged layer by layer).
+        parts: of layers, as they were measured at their own shapes.
+    """
+
+    book: PriceBook
+    ranks: tuple[int, ...]
+    samples: int
+    allow: tuple[str, ...] = (SAMPLE_DIMS,)
+    halo_depth: int = 0
+    parts: MeasuredParts = field(init=False, repr=False)
+    _values: dict[str, TensorSpec] = field(init=False, repr=False)
+    _mixing: frozenset[str] = field(init=False, repr=False)
+    _axes: tuple[str, ...] = field(init=False, repr=False)
+    _sized: dict[int, SizedLayer] = field(init=False, default_factory=dict, repr=False)
+    _options: dict[object, tuple[Option, ...]] = field(init=False, default_factory=dict, repr=False)
+    _shards: dict[object, Shards] = field(init=False, default_factory=dict, repr=False)
+    _crossings: dict[object, Crossing] = field(init=False, default_factory=dict, repr=False)
+    _summed: dict[object, Sums] = field(init=False, default_factory=dict, repr=False)
+    _rates: dict[tuple[int, ...], float] = field(init=False, default_factory=dict, repr=False)
+    _columns: dict[tuple[str, int], Array] = field(init=False, default_factory=dict, repr=False)
+    _own: dict[str, tuple[bool, ...]] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        graph = self.book.profile.graph
+        self.parts = self.book.tables.parts
+        self._values = graph.values()
+        self._mixing = frozenset(check_samples_apart(graph))
+        self._axes = axes_of(graph, self.allow)
+        seen: set[str] = set()
+        self._own = {}
+        for layer in graph.layers:
+            self._own[layer.name] = tuple(name not in seen for name in layer.parameters)
+            seen.update(layer.parameters)
+
+    @property
+    def layers(self) -> tuple[Layer, ...]:
+        """The layers of the graph."""
+        return self.book.profile.graph.layers
+
+    def speeds(self) -> tuple[float, ...]:
+        """Of each rank: whole samples a second, at the most that all kinds in the group were measured at."""
+        kinds = [self.book.kind(rank) for rank in self.ranks]
+        samples = min(self.book.tables.largest_measured(kind) for kind in kinds)
+        seconds = {kind: float(self._column(kind, samples)[:2].sum()) for kind in kinds}
+        return tuple(1.0 / seconds[kind] if seconds[kind] > 0 else 1.0 for kind in kinds)
+
+    def sized(self, index: int) -> SizedLayer:
+        """Layer number ``index`` of the graph at this number of samples."""
+        found = self._sized.get(index)
+        if found is None:
+            graph, layer = self.book.profile.graph, self.layers[index]
+            mixes = layer.name in self._mixing
+            found = self._sized[index] = SizedLayer.of(graph, layer, self._values, self.samples, mixes)
+        return found
+
+    def options(self, index: int) -> tuple[Option, ...]:
+        """What a layer may choose from."""
+        sized = self.sized(index)
+        found = self._options.get(sized.signature)
+        if found is None:
+            layouts = candidate_layouts(sized, self.speeds(), self._axes)
+            plain = tuple(Option.of(layout) for layout in layouts)
+            found = self._options[sized.signature] = (*plain, *self._with_margins(sized, plain))
+        return found
+
+    def shards(self, index: int, options: tuple[Option, ...]) -> Shards:
+        """The boxes of a layer under ``options``."""
+        sized = self.sized(index)
+        key = (sized.signature, options)
+        found = self._shards.get(key)
+        if found is None:
+            found = self._shards[key] = shards_of(sized, options)
+        return found
+
+    def layer(self, index: int, options: tuple[Option, ...]) -> LayerTable:
+        """What a layer costs under ``options``, messages apart.
+
+        Raises:
+            MissingMeasurementError: the profile says nothing about a number of samples that an option uses.
+        """
+        shards = self.shards(index, options)
+        costs = self._cost_of_part(index, shards)
+        sums = self._sums(index, shards)
+        update, accumulate = self._parameter_costs(index, sums.held_bytes)
+        return LayerTable(
+            shards,
+            costs[:4],
+            sums.statistics_s,
+            costs[SAVED],
+            costs[WORKSPACE],
+            sums.held_bytes,
+            sums.reduction_s,
+            update,
+            accumulate,
+        )
+
+    def crossing(
+        self, maker: int, reader: int, of_maker: tuple[Option, ...], of_reader: tuple[Option, ...]
+    ) -> Crossing:
+        """What moves from layer ``maker`` to layer ``reader``, by the options of both."""
+        source, destination = self.shards(maker, of_maker), self.shards(reader, of_reader)
+        values = tuple(_values_read(self.layers[maker], self.layers[reader]))
+        key = (source.sized.signature, of_maker, destination.sized.signature, of_reader, values)
+        found = self._crossings.get(key)
+        if found is None:
+            found = self._crossings[key] = crossing(source, destination, values, self.ranks, self.book.network)
+        return found
+
+    def exposed_s(self, reader: int, crossing: Crossing, table: LayerTable) -> tuple[Array, Array]:
+        """What of a crossing into layer ``reader`` is waited for, forward and backward; halos hide behind compute."""
+        return exposed(crossing, self.layers[reader].kind, table.seconds[FORWARD], table.seconds[BACKWARD])
+
+    def apart_s(self, index: int, shards: Shards, within: Collection[int]) -> Array:
+        """``[options]``: partial sums of a layer whose first input no layer ``within`` the stage makes."""
+        names = {self.layers[other].name for other in within}
+        first = self.layers[index].inputs[:1]
+        if any(producer(name) in names for name in first):
+            return np.zeros(len(shards.options))
+        return scattered_s(shards, self.ranks, self.book.network)
+
+    def output_bytes(self, index: int, shards: Shards) -> Array:
+        """``[options, ranks]``: what each rank holds of a layer's outputs."""
+        specs = self.sized(index).layer.outputs
+        sizes = [volumes(boxes) * BYTES_PER_ELEMENT[spec.dtype] for boxes, spec in zip(shards.held, specs, strict=True)]
+        return np.asarray(np.sum(sizes, axis=0), dtype=np.float64)
+
+    def edges(self, layers: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
+        """Pairs (maker, reader) among ``layers``."""
+        number = {self.layers[index].name: index for index in layers}
+        found = {
+            (number[producer(name)], index)
+            for index in layers
+            for name in self.layers[index].inputs
+            if producer(name) in number
+        }
+        return tuple(sorted(found))
+
+    def _sums(self, index: int, shards: Shards) -> Sums:
+        own = self._own[self.layers[index].name]
+        key = (shards.sized.signature, shards.options, own)
+        found = self._summed.get(key)
+        if found is None:
+            found = self._summed[key] = sums_of(shards, own, self.ranks, self._rate, self.book.profile.cluster)
+        return found
+
+    def _with_margins(self, sized: SizedLayer, plain: tuple[Option, ...]) -> tuple[Option, ...]:
+        return tuple(
+            replace(option, margin=rows)
+            for option in plain
+            for rows in range(1, min(self.halo_depth, most_margin(sized, option.layout)) + 1)
+        )
+
+    def _cost_of_part(self, index: int, shards: Shards) -> Array:
+        """``[6, options, ranks]``: seconds and bytes of each part, as measured or from the cost of whole samples."""
+        found = np.zeros((6, *shards.share.shape))
+        for member, rank in enumerate(self.ranks):
+            for samples in np.unique(shards.samples[:, member]).tolist():
+                rows = shards.samples[:, member] == samples
+                whole = self._column(self.book.kind(rank), samples)[:, index]
+                found[:, rows, member] = whole[:, None] * shards.share[rows, member]
+        self.parts.put_in(found, self.layers[index].name, [self.book.kind(rank) for rank in self.ranks], shards)
+        for member, rank in enumerate(self.ranks):
+            found[FORWARD, :, member] *= self._excess(profile.FORWARD, rank)
+            found[BACKWARD:SAVED, :, member] *= self._excess(profile.BACKWARD, rank)
+        return found
+
+    def _excess(self, what: str, rank: int) -> float:
+        return self.book.excess(what, self.book.kind(rank), len(self.ranks) > 1)
+
+    def _column(self, kind: str, samples: int) -> Array:
+        """``[6, layers]`` of a device kind at a number of samples."""
+        found = self._columns.get((kind, samples))
+        if found is None:
+            table = self.book.tables.at(kind, samples)
+            sums = (table.forward_s, table.backward_s, table.backward_input_s, table.backward_weight_s)
+            rows = [np.diff(running) for running in (*sums, table.saved_bytes)]
+            found = self._columns[kind, samples] = np.maximum(np.array([*rows, table.workspace_bytes]), 0.0)
+        return found
+
+    def _rate(self, ranks: tuple[int, ...]) -> float:
+        """Seconds a byte of a sum over ``ranks``, where all parameters of the graph are summed at once."""
+        found = self._rates.get(ranks)
+        if found is None:
+            found = self._rates[ranks] = reduction_rate(self.book, ranks)
+        return found
+
+    def _parameter_costs(self, index: int, held_bytes: Array) -> tuple[Array, Array]:
+        update, accumulate = np.zeros_like(held_bytes), np.zeros_like(held_bytes)
+        total = float(np.diff(self.book.tables.graph.parameter_bytes)[index])
+        for member, rank in enumerate(self.ranks):
+            table = self.book.tables.parameters(self.book.kind(rank))
+            share = held_bytes[:, member] / total if total else 0.0
+            update[:, member] = (table.update_s[index + 1] - table.update_s[index]) * share
+            accumulate[:, member] = (table.accumulate_s[index + 1] - table.accumulate_s[index]) * share
+            accumulate[:, member] *= self._excess(profile.BACKWARD, rank)
+        return update, accumulate
+
+
+def _values_read(maker: Layer, reader: Layer) -> list[tuple[int, int]]:
+    """(output of the maker, input of the reader) for each value that passes, once."""
+    found = []
+    for position, name in enumerate(reader.inputs):
+        layer, _, output = name.partition(":")
+        if layer == maker.name and reader.inputs.index(name) == position:
+            found.append((int(output or 0), position))
+    return found

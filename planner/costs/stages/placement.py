@@ -1,0 +1,189 @@
+"""The stages of a plan as the prices see them: cut alike along samples, or each layer in its own way."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+from planner.costs.cost_model import PriceBook
+from planner.costs.layers.cost_table import Run, runs_of
+from planner.costs.shards.option import Option
+from planner.costs.stages.layouts import LayoutPrices
+from planner.costs.stages.stage_cost import StageCost, stage_cost
+from planner.ir.graph import SAMPLE, Graph
+from planner.ir.layout import Layout
+from planner.ir.plan import Decision
+from planner.ir.problem import SAMPLE_DIMS
+from planner.layers import throughout_sites
+
+
+@dataclass(frozen=True, slots=True)
+class Tie:
+    """Parameters of a stage that the same other stages use too; their gradients are summed before the updates.
+
+    Attributes:
+        ranks: of all these stages.
+        held_below: ranks that have them for a lower stage already.
+    """
+
+    ranks: tuple[int, ...]
+    num_bytes: int
+    held_below: frozenset[int]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StagePlacement:
+    """A stage as the prices see it.
+
+    Attributes:
+        runs: its layers, as runs of indices.
+        ranks: its ranks.
+        samples: of each rank, by samples of the micro-batch (fractions: :func:`loads`); empty if ``laid_out``.
+        parameter_bytes: of its distinct parameters.
+        recompute: whether its activations are computed again before the backward.
+        sharded: whether its ranks divide the optimiser's state among them.
+        ties: its parameters that other stages use too.
+        tied: names of these.
+        laid_out: its price by samples of the micro-batch, if its layers have layouts of their own; else empty.
+    """
+
+    runs: tuple[Run, ...]
+    ranks: tuple[int, ...]
+    samples: Mapping[int, tuple[float, ...]]
+    parameter_bytes: int
+    recompute: bool = False
+    sharded: bool = False
+    ties: tuple[Tie, ...] = ()
+    tied: frozenset[str] = frozenset()
+    laid_out: Mapping[int, StageCost] = field(default_factory=dict)
+
+    @property
+    def own_bytes(self) -> int:
+        """Of the parameters that no other stage uses: those summed over its ranks, and divided among them."""
+        return self.parameter_bytes - sum(tie.num_bytes for tie in self.ties)
+
+    @property
+    def sums_behind(self) -> bool:
+        """Whether gradients are summed while backward runs, bucket by bucket."""
+        return len(self.ranks) > 1 and not self.laid_out and not self.sharded
+
+    @property
+    def once(self) -> StageCost | None:
+        """The price of a full micro-batch, which holds what is done once a step; None if cut along samples alone."""
+        return self.laid_out[max(self.laid_out)] if self.laid_out else None
+
+
+def placements(book: PriceBook, decision: Decision) -> tuple[StagePlacement, ...]:
+    """The stages of a plan.
+
+    Raises:
+        MissingMeasurementError: the profile says nothing about a number of samples that a layout uses.
+    """
+    graph = book.profile.graph
+    index = {layer.name: position for position, layer in enumerate(graph.layers)}
+    sizes, layouts, users = set(decision.micro_batches), LayoutBook(book), _users(graph, decision)
+    ties, tied = _ties(graph, decision, users), frozenset(name for name, stages in users.items() if len(stages) > 1)
+    sites = throughout_sites(graph)
+    found = []
+    for stage, group in enumerate(decision.stages):
+        names = decision.layers_of(stage)
+        layout = decision.layout_of(stage)
+        options = {index[name]: Option.placed(decision.layers[name], group.recompute) for name in names}
+        plain = cut_alike([option.cuts for option in options.values()])
+        found.append(
+            StagePlacement(
+                runs_of(options),
+                group.ranks,
+                {rows: loads(layout, rows, max(sizes), sites.issuperset(names)) for rows in sizes} if plain else {},
+                graph.parameter_bytes(frozenset(names)),
+                group.recompute,
+                group.sharded and plain and len(group.ranks) > 1,
+                ties[stage],
+                tied,
+                {} if plain else layouts.costs(group.ranks, options, sizes),
+            )
+        )
+    return tuple(found)
+
+
+def loads(layout: Layout, rows: int, full: int, throughout: bool) -> tuple[float, ...]:
+    """How many samples of a micro-batch of ``rows`` each rank of a stage takes; of a part of one, a fraction.
+
+    Args:
+        full: samples of a full micro-batch: where shares sum to as many they are samples, else parts of sites.
+        throughout: whether all layers of the stage lie along sites alone (``planner.layers.throughout_sites``).
+    """
+    points = layout.cuts.get(SAMPLE, (0, 1))
+    if not throughout or points[-1] == full or len(points) < 3:
+        return layout.samples(rows)
+    return tuple(rows * (b - a) / points[-1] for a, b in pairwise(points))
+
+
+def _users(graph: Graph, decision: Decision) -> dict[str, set[int]]:
+    """By parameter, the stages that use it."""
+    found: dict[str, set[int]] = {}
+    for layer in graph.layers:
+        for name in layer.parameters:
+            found.setdefault(name, set()).add(decision.layers[layer.name].stage)
+    return found
+
+
+def _ties(graph: Graph, decision: Decision, stages_of: Mapping[str, set[int]]) -> list[tuple[Tie, ...]]:
+    """By stage."""
+    num_bytes: dict[tuple[int, ...], int] = {}
+    for name, stages in stages_of.items():
+        if len(stages) > 1:
+            key = tuple(sorted(stages))
+            num_bytes[key] = num_bytes.get(key, 0) + graph.parameters[name].num_bytes
+    found: list[list[Tie]] = [[] for _ in decision.stages]
+    for together, size in num_bytes.items():
+        ranks = {stage: decision.stages[stage].ranks for stage in together}
+        everyone = tuple(sorted({rank for group in ranks.values() for rank in group}))
+        for stage in together:
+            below = frozenset(rank for other in together if other < stage for rank in ranks[other])
+            found[stage].append(Tie(everyone, size, below))
+    return [tuple(each) for each in found]
+
+
+def cut_alike(cuts: Collection[object]) -> bool:
+    """Whether layers are all cut in the same way, along samples at most (cuts as in :class:`Option`)."""
+    kinds = set(cuts)
+    return len(kinds) <= 1 and all(dim == SAMPLE for each in kinds if isinstance(each, tuple) for dim, _ in each)
+
+
+@dataclass(slots=True, eq=False)
+class LayoutBook:
+    """Prices of layouts by group and size of the micro-batch, each looked up once.
+
+    Attributes:
+        allow: families of dims that may be cut (``Problem.allow``).
+        halo_depth: most rows by which a rank may work beyond its part (``Problem.halo_depth``).
+    """
+
+    book: PriceBook
+    allow: tuple[str, ...] = (SAMPLE_DIMS,)
+    halo_depth: int = 0
+    _prices: dict[tuple[tuple[int, ...], int], LayoutPrices] = field(init=False, default_factory=dict, repr=False)
+    _costs: dict[object, StageCost] = field(init=False, default_factory=dict, repr=False)
+
+    def prices(self, ranks: tuple[int, ...], samples: int) -> LayoutPrices:
+        """The prices of layers on ``ranks``."""
+        found = self._prices.get((ranks, samples))
+        if found is None:
+            made = LayoutPrices(self.book, ranks, samples, self.allow, self.halo_depth)
+            found = self._prices[ranks, samples] = made
+        return found
+
+    def costs(
+        self, ranks: tuple[int, ...], options: Mapping[int, Option], sizes: Collection[int]
+    ) -> dict[int, StageCost]:
+        """The price of a stage whose layers (by index) have layouts of their own, by samples of the micro-batch."""
+        found = {}
+        chosen = tuple(sorted(options.items()))
+        for rows in sorted(sizes):
+            key = (ranks, rows, chosen)
+            if key not in self._costs:
+                self._costs[key] = stage_cost(self.prices(ranks, rows), options)
+            found[rows] = self._costs[key]
+        return found

@@ -1,0 +1,197 @@
+"""What a stage costs whose layers each have an option: the sums that the inner search minimises, by part.
+
+    F = sum over layers of (slowest rank's forward + statistics) + messages between layers that are waited for
+    B = the same of the backward, and the forward once more where it is recomputed
+    a step of M micro-batches:  M (F + B) + (M - 1) additions + reduction + update
+
+A layer's slowest rank counts, as ranks that exchange halos layer by layer go at one pace.  Where every layer is cut
+alike and nothing moves between layers, ranks only meet at the end: then the slowest rank's sum is the stage's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.costs.communication.resharding import Crossing
+from planner.costs.layers.confidence import weakest
+from planner.costs.shards.option import Option
+from planner.costs.stages.layouts import BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT, FORWARD, LayerTable, LayoutPrices
+from planner.ir.cluster import INTERPOLATED, Evidence
+
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StageCost:
+    """A stage under given options, for one micro-batch (``*_s``) on its group.
+
+    Attributes:
+        forward_s, backward_s, backward_input_s, backward_weight_s: by rank, compute alone.
+        paced_forward_s, paced_backward_s, paced_backward_input_s, paced_backward_weight_s, paced_update_s,
+            paced_accumulate_s: sums over layers of the slowest rank's compute.
+        exchange_forward_s, exchange_backward_s: statistics, and messages between layers as far as nothing is computed
+            meanwhile (``costs.overlap``), all ranks busy.
+        reduction_s: once a step; gradients over ranks with equal weights.
+        update_s, accumulate_s: by rank: once a step; for each micro-batch but the first.
+        saved_bytes: by rank, kept for each micro-batch between forward and backward, what was received included.
+        transient_bytes: by rank, of recomputed layers, there for one micro-batch at a time.
+        workspace_bytes, parameter_bytes: by rank.
+        moved_bytes: between ranks in a forward.
+    """
+
+    forward_s: Array
+    backward_s: Array
+    backward_input_s: Array
+    backward_weight_s: Array
+    paced_forward_s: float
+    paced_backward_s: float
+    paced_backward_input_s: float
+    paced_backward_weight_s: float
+    paced_update_s: float
+    paced_accumulate_s: float
+    exchange_forward_s: float
+    exchange_backward_s: float
+    reduction_s: float
+    update_s: Array
+    accumulate_s: Array
+    saved_bytes: Array
+    transient_bytes: Array
+    workspace_bytes: Array
+    parameter_bytes: Array
+    moved_bytes: float
+    evidence: Evidence
+
+    def step_s(self, micro_batches: float) -> float:
+        """A step of the stage alone: the objective of the inner search (layer by layer, the slowest rank)."""
+        once = self.paced_forward_s + self.paced_backward_s + self.exchange_forward_s + self.exchange_backward_s
+        more = max(0.0, micro_batches - 1) * self.paced_accumulate_s
+        return micro_batches * once + more + self.reduction_s + self.paced_update_s
+
+    def memory_bytes(self, in_flight: int, state_per_parameter_byte: float) -> Array:
+        """By rank: parameters, gradients, optimiser state, activations of ``in_flight`` micro-batches, workspace."""
+        resident = self.parameter_bytes * (2.0 + state_per_parameter_byte)
+        return resident + in_flight * self.saved_bytes + self.transient_bytes + self.workspace_bytes
+
+
+def stage_cost(prices: LayoutPrices, chosen: Mapping[int, Option]) -> StageCost:
+    """What the layers ``chosen`` (by index in the graph) cost under their options.
+
+    Raises:
+        MissingMeasurementError: the profile says nothing about a number of samples that an option uses.
+    """
+    layers = tuple(sorted(chosen))
+    tables = {index: prices.layer(index, (_plain(chosen[index]),)) for index in layers}
+    crossings = {
+        (u, v): prices.crossing(u, v, (_plain(chosen[u]),), (_plain(chosen[v]),)) for u, v in prices.edges(layers)
+    }
+    again = {index: float(chosen[index].recompute) for index in layers}
+    ranks = len(prices.ranks)
+    compute = _total([table.seconds[:, 0] for table in tables.values()], (4, ranks))
+    repeated = _total([again[index] * table.seconds[FORWARD, 0] for index, table in tables.items()], (ranks,))
+    paced = [sum(float(table.seconds[way, 0].max()) for table in tables.values()) for way in range(4)]
+    paced_again = sum(again[index] * float(table.seconds[FORWARD, 0].max()) for index, table in tables.items())
+    exchanged = _exchanged(prices, tables, crossings, again)
+    saved, transient = _kept(prices, tables, crossings, again)
+    return StageCost(
+        forward_s=compute[FORWARD],
+        backward_s=compute[BACKWARD] + repeated,
+        backward_input_s=compute[BACKWARD_INPUT] + repeated,
+        backward_weight_s=compute[BACKWARD_WEIGHT],
+        paced_forward_s=paced[FORWARD],
+        paced_backward_s=paced[BACKWARD] + paced_again,
+        paced_backward_input_s=paced[BACKWARD_INPUT] + paced_again,
+        paced_backward_weight_s=paced[BACKWARD_WEIGHT],
+        paced_update_s=sum(float(table.update_s[0].max()) for table in tables.values()),
+        paced_accumulate_s=sum(float(table.accumulate_s[0].max()) for table in tables.values()),
+        exchange_forward_s=exchanged[0],
+        exchange_backward_s=exchanged[1],
+        reduction_s=sum(float(table.reduction_s[0]) for table in tables.values()),
+        update_s=_total([table.update_s[0] for table in tables.values()], (ranks,)),
+        accumulate_s=_total([table.accumulate_s[0] for table in tables.values()], (ranks,)),
+        saved_bytes=saved,
+        transient_bytes=transient,
+        workspace_bytes=np.max([table.workspace_bytes[0] for table in tables.values()], axis=0, initial=0.0),
+        parameter_bytes=_total([table.parameter_bytes[0] for table in tables.values()], (ranks,)),
+        moved_bytes=sum(float(crossing.moved_bytes[0, 0]) for crossing in crossings.values()),
+        evidence=_evidence(prices, tables),
+    )
+
+
+def with_ways(prices: LayoutPrices, chosen: Mapping[int, Option]) -> dict[int, Option]:
+    """``chosen`` with the number of ranks that share the input channels of each layer where it is left open.
+
+    It is the one that moves the layer's first input in least time from the layer that makes it; 1 where that is none
+    of ``chosen``.
+    """
+    found = dict(chosen)
+    for maker, reader in prices.edges(tuple(sorted(chosen))):
+        if not chosen[reader].ways:
+            options = ((_plain(chosen[maker]),), (_plain(chosen[reader]),))
+            ways = int(prices.crossing(maker, reader, *options).ways[0, 0])
+            found[reader] = replace(chosen[reader], ways=max(found[reader].ways, ways))
+    return {index: option if option.ways else replace(option, ways=1) for index, option in found.items()}
+
+
+def _exchanged(
+    prices: LayoutPrices,
+    tables: Mapping[int, LayerTable],
+    crossings: Mapping[tuple[int, int], Crossing],
+    again: Mapping[int, float],
+) -> tuple[float, float]:
+    forward = backward = 0.0
+    for index, table in tables.items():
+        apart = float(prices.apart_s(index, table.shards, tables)[0])
+        once = apart + float(table.statistics_s[0, 0])
+        forward += once
+        backward += apart + float(table.statistics_s[1, 0]) + again[index] * once
+    for (_, reader), crossing in crossings.items():
+        there, back = prices.exposed_s(reader, crossing, tables[reader])
+        forward += float(there[0, 0])
+        backward += float(back[0, 0]) + again[reader] * float(there[0, 0])
+    return forward, backward
+
+
+def _kept(
+    prices: LayoutPrices,
+    tables: Mapping[int, LayerTable],
+    crossings: Mapping[tuple[int, int], Crossing],
+    again: Mapping[int, float],
+) -> tuple[Array, Array]:
+    """(kept for each micro-batch in flight, there while one is recomputed), by rank."""
+    saved, transient = np.zeros(len(prices.ranks)), np.zeros(len(prices.ranks))
+    for index, table in tables.items():
+        saved += (1 - again[index]) * table.saved_bytes[0]
+        transient += again[index] * table.saved_bytes[0]
+    for (maker, reader), crossing in crossings.items():
+        saved += (1 - again[reader]) * crossing.received_bytes[0, 0]
+        transient += again[reader] * crossing.received_bytes[0, 0]
+        if again[reader] and not again[maker]:
+            saved += prices.output_bytes(maker, tables[maker].shards)[0]
+    return saved, transient
+
+
+def _evidence(prices: LayoutPrices, tables: Mapping[int, LayerTable]) -> Evidence:
+    """The weakest; a share of the whole is no better than interpolated."""
+    found: set[Evidence] = set()
+    for index, table in tables.items():
+        for member, rank in enumerate(prices.ranks):
+            samples, kind = int(table.shards.samples[0, member]), prices.book.kind(rank)
+            own = prices.parts.evidence(prices.layers[index].name, kind, table.shards, 0, member)
+            is_part = abs(float(table.shards.share[0, member]) - 1.0) > 1e-12
+            found.update(own or (prices.book.tables.at(kind, samples).evidence[index],))
+            if is_part and not own:
+                found.add(INTERPOLATED)
+    return weakest(found)
+
+
+def _plain(option: Option) -> Option:
+    return replace(option, recompute=False)
+
+
+def _total(parts: list[Array], shape: tuple[int, ...]) -> Array:
+    found: Array = np.sum(parts, axis=0) if parts else np.zeros(shape)
+    return found

@@ -1,0 +1,412 @@
+"""How far a step may lie from its prediction: the step replayed with costs drawn anew, a few hundred times.
+
+    runs measured                 of each rank one of the processes that measured: what is common to all that it does in
+                                  a step.  Of each action one of that process' passes over the network: what is its own;
+                                  all layers of the action from the same pass.  Passes that follow one another are alike
+                                  to some degree: the part ``drift`` of their variance (their autocorrelation) is
+                                  common too, and comes from one pass for all actions of the rank
+    only their spread             normal with that interquartile range, once for each rank: nothing averages out
+    not measured at that size     a factor for each kind of layer on each kind of device, once: median 1, its first and
+                                  last decile at ``SizeTable.low`` and ``high``
+
+What is drawn scales the part of an action in which layers compute; a message's time, sums of gradients, updates and
+what sharing adds stay as they are (``costs.replay``).  Ignored besides: noise of links; ranges of layers with layouts
+of their own.  The same inputs draw the same numbers.  Noise makes whoever waits for several others wait longer, so that
+the median of the draws is often above the step that is simulated without it.
+
+A simulated step once more with other durations, many at a time: every time is a vector, an entry a draw.
+
+The order of everything is that of the trace: rows, messages on their wires, who awaits what.  A message travels as long
+as it did in the trace, sharing included, and a step lasts as long times its factor; begins and waits follow.  With all
+factors 1 the trace itself comes out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import log, sqrt
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.costs.layers.cost_table import layers_of
+from planner.costs.simulator.prices import Prices
+from planner.costs.simulator.program import (
+    PREPARE_STEP,
+    PREPARED_STEP,
+    RECEIVE_STEP,
+    REDUCE_STEP,
+    SEND_STEP,
+    CompiledProgram,
+)
+from planner.costs.stages.action_costs import StageCosts
+from planner.costs.timeline import Trace
+from planner.ir.profile import Measurement, Profile
+from planner.ir.schedule import COMPUTE, Action
+
+DRAWS = 200
+
+_SEED = 20
+_FEW = 4  # passes that say nothing of how they follow one another
+_DIGITS = 6
+_DECILE = 1.2815515655446004  # of the normal distribution, in standard deviations
+_QUARTILES = 1.3489795003921634  # its interquartile range, likewise
+
+Numbers = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Deciles:
+    """The first decile of the step, its median and its last."""
+
+    p10_s: float
+    p50_s: float
+    p90_s: float
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Noise:
+    """What is known of how one action's cost varies.
+
+    Attributes:
+        levels: by process, the median of its passes over the median of all.
+        passes: what each pass differs from its process' level, ``[processes, passes of each]``.
+        drift: the part of their variance that stays from a pass to the next.
+        measured, spread: part of its time that ``passes`` tell about; standard deviation of the rest.
+        ranges: (kind of layer, part of the time, factor of the first decile, of the last) where not measured.
+    """
+
+    levels: NDArray[np.float64]
+    passes: NDArray[np.float64]
+    drift: float
+    measured: float
+    spread: float
+    ranges: tuple[tuple[str, float, float, float], ...]
+
+    @property
+    def varies(self) -> bool:
+        """Whether it does at all."""
+        return bool(
+            self.spread > 0
+            or self.ranges
+            or (self.measured > 0 and (np.ptp(self.levels) > 0 or np.ptp(self.passes) > 0))
+        )
+
+
+_QUIET = Noise(np.ones(1), np.zeros((1, 1)), 0.0, 0.0, 0.0, ())
+
+
+def deciles(
+    compiled: CompiledProgram, costs: StageCosts, prices: Prices, trace: Trace, num_draws: int = DRAWS
+) -> Deciles:
+    """Of the step that ``trace`` is without noise."""
+    measured = _Measured(costs.book.profile)
+    known: dict[object, Noise] = {}
+    noises = {slot: _noise_once(known, measured, costs, compiled, slot) for slot in _computing(compiled)}
+    noises = {slot: noise for slot, noise in noises.items() if noise.varies}
+    if not noises:
+        return Deciles(trace.step_s, trace.step_s, trace.step_s)
+    factors = _factors(compiled, costs, prices, noises, num_draws)
+    steps = replayed(compiled, prices, trace, factors, num_draws)
+    low, middle, high = (_rounded(float(np.quantile(steps, at))) for at in (0.1, 0.5, 0.9))
+    return Deciles(low, middle, high)
+
+
+def _computing(compiled: CompiledProgram) -> Iterator[int]:
+    return (number for number, slot in enumerate(compiled.actions) if slot.action.op in COMPUTE)
+
+
+def _factors(
+    compiled: CompiledProgram, costs: StageCosts, prices: Prices, noises: Mapping[int, Noise], num_draws: int
+) -> dict[tuple[int, int], Draws]:
+    """By (rank, position), what its time is multiplied by."""
+    draw = np.random.default_rng(_SEED)
+    drawn = _Drawn(draw, len(compiled.rows), num_draws)
+    for number, noise in sorted(noises.items()):
+        for kind, *_ in noise.ranges:
+            drawn.alike.setdefault(
+                (costs.book.kind(compiled.actions[number].rank), kind), draw.standard_normal(num_draws)
+            )
+    found = {}
+    for rank, row in enumerate(compiled.rows):
+        for position, (_, number, _) in enumerate(row):
+            action = compiled.grid[rank][position]
+            if action.op in COMPUTE and number in noises:
+                factor = drawn.factor(rank, costs.book.kind(rank), noises[number])
+                computing = _computing_part(costs, rank, action, prices.action_s[number])
+                found[rank, position] = 1 + computing * (factor - 1)
+    return found
+
+
+class _Drawn:
+    """Numbers drawn: of each rank its process, its common pass, its place in a normal one; of layers alike theirs."""
+
+    def __init__(self, draw: np.random.Generator, num_ranks: int, num_draws: int) -> None:
+        self.draw, self.num_draws = draw, num_draws
+        self.process = [draw.random(num_draws) for _ in range(num_ranks)]
+        self.steady = [draw.random(num_draws) for _ in range(num_ranks)]
+        self.normal = [draw.standard_normal(num_draws) for _ in range(num_ranks)]
+        self.alike: dict[tuple[str, str], Draws] = {}
+
+    def factor(self, rank: int, kind: str, noise: Noise) -> Draws:
+        """What multiplies the computing of one action; none is below 0."""
+        factor = 1 + noise.spread * self.normal[rank]
+        if noise.measured > 0:
+            number, length = noise.passes.shape
+            process = (self.process[rank] * number).astype(np.int64)
+            own = noise.passes[process, self.draw.integers(length, size=self.num_draws)]
+            common = noise.passes[process, (self.steady[rank] * length).astype(np.int64)]
+            moved = sqrt(1 - noise.drift) * own + sqrt(noise.drift) * common
+            factor += noise.measured * (noise.levels[process] + moved - 1)
+        for of, part, low, high in noise.ranges:
+            factor += part * (_ranged(self.alike[kind, of], low, high) - 1)
+        return np.maximum(factor, 0.0)
+
+
+def _ranged(normal: Draws, low: float, high: float) -> Draws:
+    """Factors around 1 with these deciles."""
+    down, up = -log(max(low, 1e-6)), log(max(high, 1.0))
+    exponents: Draws = np.exp(normal / _DECILE * np.where(normal < 0, max(0.0, down), up))
+    return exponents
+
+
+def _computing_part(costs: StageCosts, rank: int, action: Action, seconds: float) -> float:
+    """The part of an action in which layers compute: neither the executor nor messages."""
+    beside_s = costs.book.tables.overhead_s(costs.book.kind(rank)) + costs.exchange_s(action)
+    return max(0.0, 1 - beside_s / seconds) if seconds > 0 else 0.0
+
+
+class _Measured:
+    """A profile's measurements by kind of device and layer."""
+
+    def __init__(self, profile: Profile) -> None:
+        self.profile = profile
+        self._by_layer: dict[str, dict[str, list[Measurement]]] = {}
+
+    def nearest(self, kind: str, layers: Sequence[int], samples: float) -> dict[int, Measurement]:
+        """Of each of ``layers`` that was measured, at the size nearest in proportion, by index."""
+        by_layer = self._by_layer.get(kind)
+        if by_layer is None:
+            by_layer = self._by_layer[kind] = {}
+            for each in self.profile.measurements.get(kind, ()):
+                by_layer.setdefault(each.layer, []).append(each)
+        found = {}
+        for index in layers:
+            of_layer = by_layer.get(self.profile.graph.layers[index].name)
+            if of_layer:
+                found[index] = min(of_layer, key=lambda each: (abs(log(each.samples / samples)), each.samples))
+        return found
+
+    def num_processes(self, kind: str, length: int) -> int:
+        """The processes that made ``length`` runs, as many each; 1 if that is not known."""
+        hosts = {"", *(device.host for device in self.profile.cluster.devices if device.kind == kind)}
+        number = sum(process.host in hosts for process in self.profile.provenance.processes)
+        return number if number and length % number == 0 else 1
+
+
+def _noise_once(
+    known: dict[object, Noise], measurements: _Measured, costs: StageCosts, compiled: CompiledProgram, number: int
+) -> Noise:
+    """The same for all actions of a stage on one kind of device at as many samples."""
+    slot = compiled.actions[number]
+    placed, rows = costs.stages[slot.action.stage], costs.micro_batches[slot.action.microbatch or 0]
+    samples = placed.samples[rows][placed.ranks.index(slot.rank)] if placed.samples else float(rows)
+    key = (slot.action.stage, costs.book.kind(slot.rank), samples)
+    if key not in known:
+        known[key] = _noise(measurements, costs, compiled, number)
+    return known[key]
+
+
+def _noise(measurements: _Measured, costs: StageCosts, compiled: CompiledProgram, number: int) -> Noise:
+    """From the measurements, nearest in size, of the layers of the action's stage."""
+    slot = compiled.actions[number]
+    placed = costs.stages[slot.action.stage]
+    rows = costs.micro_batches[slot.action.microbatch or 0]
+    member = placed.ranks.index(slot.rank)
+    samples = placed.samples[rows][member] if placed.samples else float(rows)
+    kind, layers = costs.book.kind(slot.rank), layers_of(placed.runs)
+    nearest = measurements.nearest(kind, layers, samples) if samples > 0 else {}
+    weights = {index: found.forward_s + found.backward_s for index, found in nearest.items()}
+    total_s = sum(weights.values())
+    if total_s <= 0:
+        return _QUIET
+    length = max((len(found.raw_s) for found in nearest.values()), default=0)
+    known = [index for index, found in nearest.items() if length and len(found.raw_s) == length]
+    spread = sum(weights[index] * nearest[index].spread for index in nearest if index not in known) / total_s
+    ranges = () if placed.laid_out else tuple(_ranges(costs, kind, samples, weights, total_s))
+    sums = np.sum([nearest[index].raw_s for index in known], axis=0) if known else np.zeros(1)
+    if np.median(sums) <= 0:
+        return replace(_QUIET, spread=spread / _QUARTILES, ranges=ranges)
+    runs = (sums / np.median(sums)).reshape(measurements.num_processes(kind, length), -1)
+    levels = np.median(runs, axis=1)
+    passes = runs - levels[:, None]
+    measured = sum(weights[index] for index in known) / total_s
+    return Noise(levels, passes, _drift(passes), measured, spread / _QUARTILES, ranges)
+
+
+def _drift(passes: NDArray[np.float64]) -> float:
+    """The autocorrelation of passes that follow one another in a process, where it is more than chance would give.
+
+    Of independent ones it is normal around 0 with a deviation of 1 / sqrt(number) (Bartlett 1946).
+    """
+    variance = float(np.mean(passes**2))
+    if variance <= 0 or passes.shape[1] < _FEW:
+        return 0.0
+    found = float(np.mean(passes[:, 1:] * passes[:, :-1])) / variance
+    return min(1.0, found) if found > 2 / sqrt(passes.size) else 0.0
+
+
+def _ranges(
+    costs: StageCosts, kind: str, samples: float, weights: Mapping[int, float], total_s: float
+) -> Iterator[tuple[str, float, float, float]]:
+    """Of layers that were not measured at that size, those of a kind together."""
+    table, layers = costs.book.tables.at(kind, samples), costs.book.profile.graph.layers
+    by_kind: dict[str, list[tuple[float, float, float]]] = {}
+    for index, seconds in weights.items():
+        low, high = float(table.low[index]), float(table.high[index])
+        if seconds > 0 and (low < 1 or high > 1):
+            by_kind.setdefault(layers[index].kind, []).append((seconds, low, high))
+    for name, found in sorted(by_kind.items()):
+        seconds = sum(one for one, _, _ in found)
+        low, high = (sum(each[0] * each[at] for each in found) / seconds for at in (1, 2))
+        yield name, seconds / total_s, low, high
+
+
+def _rounded(seconds: float) -> float:
+    return float(f"{seconds:.{_DIGITS}g}")
+
+
+Draws = NDArray[np.float64]
+
+_NOBODY = -1
+
+
+def replayed(
+    compiled: CompiledProgram,
+    prices: Prices,
+    trace: Trace,
+    factors: Mapping[tuple[int, int], Draws],
+    num_draws: int,
+) -> Draws:
+    """Seconds of the step, by draw.
+
+    Args:
+        factors: of the time that a compute action takes, by (rank, position); 1 where there is none.
+    """
+    replay = _Replay(compiled, prices, trace, factors, num_draws)
+    ready = list(range(len(compiled.rows)))
+    while ready:
+        ready += replay.advance(ready.pop())
+    ends = [clock for row, clock in zip(compiled.rows, replay.clock, strict=True) if row]
+    found: Draws = np.max(ends, axis=0) if ends else np.zeros(num_draws)
+    return found
+
+
+class _Replay:
+    """A step under way; ranks go as far as what they need is known."""
+
+    def __init__(
+        self,
+        compiled: CompiledProgram,
+        prices: Prices,
+        trace: Trace,
+        factors: Mapping[tuple[int, int], Draws],
+        num_draws: int,
+    ) -> None:
+        self.compiled, self.prices, self.trace, self.factors = compiled, prices, trace, factors
+        self.beside = prices.beside or (False,) * len(compiled.rows)
+        self.before = _before(compiled, prices, trace)
+        self.clock = [np.zeros(num_draws) for _ in compiled.rows]
+        self.position = [0] * len(compiled.rows)
+        self.arrived: list[Draws | None] = [None] * len(compiled.messages)
+        self.waiting: dict[int, list[int]] = {}
+        self.members: list[list[int]] = [[] for _ in compiled.reductions]
+        self.released: list[Draws | None] = [None] * len(compiled.reductions)
+        self.prepared: dict[int, Draws] = {}
+        self.host_free = [np.zeros(num_draws) for _ in compiled.rows]
+
+    def advance(self, rank: int) -> list[int]:
+        """Takes a rank as far as it gets; the ranks that can go on now."""
+        row, woken = self.compiled.rows[rank], list[int]()
+        while self.position[rank] < len(row):
+            position = self.position[rank]
+            code, slot, numbers = row[position]
+            now, lasts_s = self.clock[rank], self.trace.stops[rank][position] - self.trace.starts[rank][position]
+            if code == RECEIVE_STEP:
+                if self._missing(numbers, rank):
+                    break
+                now = self._received(rank, position, numbers)
+            elif code == SEND_STEP:
+                if self._missing([self.before[number] for number in numbers if number in self.before], rank):
+                    break
+                now = self._sent(now + self.prices.action_s[slot], numbers, woken)
+            elif code == REDUCE_STEP:
+                released = self._reduced(rank, numbers[0], woken)
+                if released is None:
+                    break
+                now = released + (self.trace.stops[rank][position] - self.trace.released[numbers[0]])
+            elif code == PREPARE_STEP:
+                stop = np.maximum(now, self.host_free[rank]) + lasts_s
+                self.prepared[numbers[0]] = self.host_free[rank] = stop
+                now = now if self.beside[rank] else stop
+            else:
+                if code == PREPARED_STEP:
+                    now = np.maximum(now, self.prepared[numbers[0]])
+                factor = self.factors.get((rank, position))
+                now = now + (lasts_s if factor is None else lasts_s * factor)
+            self.clock[rank] = now
+            self.position[rank] += 1
+        return woken
+
+    def _missing(self, numbers: Sequence[int], rank: int) -> bool:
+        """Whether one of these messages is not there yet; ``rank`` then waits for it."""
+        for number in numbers:
+            if self.arrived[number] is None:
+                self.waiting.setdefault(number, []).append(rank)
+                return True
+        return False
+
+    def _received(self, rank: int, position: int, numbers: tuple[int, ...]) -> Draws:
+        now, there_s = self.clock[rank], self.trace.starts[rank][position]
+        for number in numbers:
+            arrived = self.arrived[number]
+            if arrived is not None:
+                now = np.maximum(now, arrived)
+            there_s = max(there_s, self.trace.arrived[number])
+        return now + (self.trace.stops[rank][position] - there_s)
+
+    def _sent(self, now: Draws, numbers: tuple[int, ...], woken: list[int]) -> Draws:
+        for number in numbers:
+            earlier = self.arrived[self.before[number]] if number in self.before else None
+            begin = now if earlier is None else np.maximum(now, earlier)
+            self.arrived[number] = there = begin + (self.trace.arrived[number] - self.trace.sent[number])
+            if self.compiled.blocking:
+                now = there
+            elif self.prices.sending_s:
+                now = now + self.prices.sending_s[self.compiled.messages[number][0]]
+            woken += self.waiting.pop(number, [])
+        return now
+
+    def _reduced(self, rank: int, reduction: int, woken: list[int]) -> Draws | None:
+        """When the sum began; None until the last member is there, who takes the others along."""
+        members = self.members[reduction]
+        if self.released[reduction] is None:
+            members.append(rank)
+            if len(members) == self.compiled.reductions[reduction]:
+                self.released[reduction] = np.max([self.clock[member] for member in members], axis=0)
+                woken += members[:-1]
+        return self.released[reduction]
+
+
+def _before(compiled: CompiledProgram, prices: Prices, trace: Trace) -> dict[int, int]:
+    """The message that was on the wire before each message, if one was."""
+    in_rows = [number for row in compiled.rows for code, _, numbers in row if code == SEND_STEP for number in numbers]
+    last: dict[int, int] = {}
+    found = {}
+    for number in sorted(in_rows, key=lambda number: (trace.sent[number], trace.arrived[number])):
+        wire = prices.wires[compiled.messages[number][1]]
+        if wire in last:
+            found[number] = last[wire]
+        last[wire] = number
+    return found

@@ -1,0 +1,347 @@
+"""The suffix DP: for every cut and every set of unused devices, what the rest of the pipeline takes at least.
+
+The program it solves is in :mod:`planner.solvers.best_first.solver`.  For each first group of the suffix there is a
+label of each sort (:class:`Labels`), the least over all continuations; (min, max, +) algebra on matrices of first and
+last cut. With an upper bound on the step, only cuts are looked at before and behind which the work fits into the
+devices used and left (the window).
+
+The device time that a step takes at least, however layers are cut: what work over capacity is made of.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from planner.costs.layers.cost_table import Array
+from planner.costs.layers.shards import MeasuredParts, part_of
+from planner.ir.errors import MissingMeasurementError
+from planner.solvers.best_first.device_groups import Counts, Devices, Option
+from planner.solvers.best_first.graph_cuts import Flags, Numbers
+from planner.solvers.best_first.message_bound import Links
+from planner.solvers.best_first.stage_bound import Group, Prices, Stage
+from planner.solvers.candidates.evaluate import Evaluator
+from planner.solvers.layouts.stage import NONE, WHOLE
+
+SORTS = ("trip", "end", "total", "free")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Labels:
+    """Bounds of pipelines, elementwise, in seconds.
+
+    Attributes:
+        trip: E: one micro-batch, from its F on the first stage to its B there.
+        end: G: from the first F of the first stage to its last B.
+        total: V: from the first F of the first stage to the end of the step.
+        free: the step, whenever the first stage starts: stages that read nothing from it need not wait for it.
+    """
+
+    trip: Array
+    end: Array
+    total: Array
+    free: Array
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Choice:
+    """A group that may come first, with what is left for the others."""
+
+    group: Group
+    option: Option
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Continuation:
+    """The best that may follow a group, by row of ``Columns``.
+
+    Attributes:
+        trip, end, total, free: from the end of the F before it to the start of the B before it (``total``: to the end
+            of the step).
+    """
+
+    trip: Array
+    end: Array
+    total: Array
+    free: Array
+
+
+class OutOfTimeError(Exception):
+    """The tables were not ready in time."""
+
+
+@dataclass(slots=True, eq=False)
+class Suffixes:
+    """The DP's tables for one way to cut the batch; filled as they are asked for.
+
+    Attributes:
+        upper_s: steps from here on are of no interest.
+        ends_s: when to give up building tables, by ``time.monotonic``.
+    """
+
+    prices: Prices
+    devices: Devices
+    links: Links
+    upper_s: float = float("inf")
+    ends_s: float = float("inf")
+    _capacity: _Capacity = field(init=False, repr=False)
+    _known: dict[Counts, tuple[tuple[Choice, ...], Array]] = field(init=False, default_factory=dict, repr=False)
+    _timely: dict[int, Flags] = field(init=False, default_factory=dict, repr=False)
+    _continuations: dict[tuple[Counts, Counts], Continuation] = field(init=False, default_factory=dict, repr=False)
+
+    def __post_init__(self) -> None:
+        self._capacity = _Capacity.of(self.prices, self.devices)
+
+    def choices(self, state: Counts) -> tuple[Choice, ...]:
+        """The groups that may come first, those with recompute apart."""
+        return tuple(
+            Choice(group, option)
+            for option in self.devices.options(state)
+            for group in self.prices.versions(option.group)
+        )
+
+    def of(self, state: Counts) -> tuple[tuple[Choice, ...], Array]:
+        """The choices with the devices ``state``, and their labels by (sort of label, choice, first slot)."""
+        found = self._known.get(state)
+        if found is None:
+            choices = self.choices(state)
+            firsts = self._capacity.window(state, self.upper_s)
+            labels = np.full((len(SORTS), len(choices), self.prices.cuts.num_slots), np.inf)
+            for number, choice in enumerate(choices):
+                if time.monotonic() > self.ends_s:
+                    raise OutOfTimeError
+                if len(firsts):
+                    self._fill(labels[:, number], choice, firsts)
+            found = self._known[state] = (choices, labels)
+        return found
+
+    def root_s(self) -> float:
+        """What every pipeline takes at least."""
+        _, labels = self.of(self.devices.all_unused)
+        slots = self.prices.cuts.slots[0]
+        return float(labels[2:, :, slots[slots >= 0]].max(axis=0).min(initial=np.inf))
+
+    def stages(self, choice: Choice, first: Numbers, last: Numbers) -> tuple[Stage, Labels]:
+        """Stages of ``choice`` between the cuts ``first`` and ``last``, elementwise, with the best that may follow.
+
+        Labels are infinite where the stage is not possible.
+        """
+        group, cuts, count = choice.group, self.prices.cuts, len(self.prices.micro_batches)
+        stage = group.stage(first, last)
+        is_end = last == cuts.last
+        may_follow = any(choice.option.left)
+        least, most = self.prices.freedom.in_flight(1 + sum(choice.option.left), count)
+        window = np.minimum(stage.window, most)
+        fits = cuts.inside[first, last] & (window >= least)
+        fits &= is_end if not may_follow else True
+        rounds = -(-count // np.maximum(window, 1))
+        trip = stage.head + stage.back
+        end = np.maximum(stage.work, rounds * trip)
+        total = np.maximum(end, stage.all_work) + stage.tail
+        free = total
+        if may_follow and not is_end.all():
+            behind = self._continuation(choice)
+            found = [
+                self._followed(choice, stage, rounds, behind, cuts.column[sort, first, last])
+                for sort in range(len(cuts.column))
+            ]
+            followed = np.minimum.reduce(found)
+            fits &= is_end | np.isfinite(followed[2])
+            trip, end, total, free = (
+                np.where(is_end, alone, other) for alone, other in zip((trip, end, total, free), followed, strict=True)
+            )
+        return stage, Labels(*(np.where(fits, label, np.inf) for label in (trip, end, total, free)))
+
+    def _followed(self, choice: Choice, stage: Stage, rounds: Array, behind: Continuation, column: Numbers) -> Array:
+        """The labels of stages with the best of one sort of stage behind: (sort of label, first, last)."""
+        columns, prices = self.prices.cuts.columns, self.prices
+        linked, returns = columns.linked[column], columns.has_gradient[column]
+        if not prices.freedom.trains:
+            returns = np.zeros_like(returns)
+        overhead_s = len(prices.micro_batches) * choice.group.prices.overhead_s
+        work = stage.work + overhead_s * (linked + 1.0 * returns)
+        trip = stage.head + np.where(returns, behind.trip[column], 0.0) + stage.back
+        after = np.where(returns, stage.head + behind.end[column] + stage.back, 0.0)
+        end = np.maximum.reduce([work, after, rounds * trip])
+        rest = np.where(linked, stage.head + behind.total[column], 0.0)
+        total = np.maximum(np.maximum(end, stage.all_work) + stage.tail, rest)
+        free = np.maximum(total, behind.free[column])
+        possible = (column >= 0) & np.isfinite(behind.total[column])
+        return np.where(possible, np.stack([trip, end, total, free]), np.inf)
+
+    def pairs(self, choice: Choice, firsts: Numbers) -> tuple[Numbers, Numbers]:
+        """The stages that the choice may have in time: first cuts, each of ``firsts``, in order, and last cuts."""
+        lasts = np.flatnonzero(self._capacity.fits_after(choice.option.left, self.upper_s))
+        rows, columns = np.nonzero(self._in_time(choice.group)[np.ix_(firsts, lasts)])
+        return firsts[rows], lasts[columns]
+
+    def _in_time(self, group: Group) -> Flags:
+        """By first and last cut, whether the group does the layers between in less than the upper bound."""
+        key = id(group.prices)
+        found = self._timely.get(key)
+        if found is None:
+            found = self.prices.cuts.inside
+            if np.isfinite(self.upper_s):
+                every = np.arange(len(found))
+                found = found & (group.prices.works.most(every[:, None], every[None, :]) <= self.upper_s)
+            self._timely[key] = found
+        return found
+
+    def _fill(self, labels: Array, choice: Choice, firsts: Numbers) -> None:
+        """Writes the choice's labels: (sort of label, slot)."""
+        cuts = self.prices.cuts
+        first, last = self.pairs(choice, firsts)
+        if not len(first):
+            return
+        _, found = self.stages(choice, first, last)
+        possible = found.free <= self.upper_s
+        first, last = first[possible], last[possible]
+        if not len(first):
+            return
+        slots = cuts.slots[first, cuts.content[first, last]]
+        stacked = np.stack([found.trip, found.end, found.total, found.free])[:, possible]
+        if cuts.slots.shape[1] > 1:
+            order = np.argsort(slots, kind="stable")
+            slots, stacked = slots[order], stacked[:, order]
+        starts = np.flatnonzero(np.concatenate(([True], slots[1:] != slots[:-1])))
+        labels[:, slots[starts]] = np.minimum.reduceat(stacked, starts, axis=1)
+
+    def _continuation(self, choice: Choice) -> Continuation:
+        key = (choice.option.left, choice.option.renamed)
+        found = self._continuations.get(key)
+        if found is None:
+            found = self._continuations[key] = self._best_after(choice)
+        return found
+
+    def _best_after(self, choice: Choice) -> Continuation:
+        slots = self.prices.cuts.columns.slot
+        others, labels = self.of(choice.option.left)
+        best = np.full((len(SORTS), len(slots)), np.inf)
+        source = self._renamed(choice)
+        for number in np.flatnonzero(np.isfinite(labels[2]).any(axis=1)):
+            trip, end, total, free = labels[:, number].take(slots, axis=1)
+            link = self.links.between(source, others[number].group)
+            back = link.back
+            ends = np.maximum(
+                link.there + (end + back), trip + np.maximum(link.load_there + back, link.there + link.load_back)
+            )
+            if link.load_both.any():
+                ends = np.maximum(ends, np.where(np.isfinite(trip), link.load_both, np.inf))
+            np.minimum(best[0], link.path + trip + back, out=best[0])
+            np.minimum(best[1], ends, out=best[1])
+            np.minimum(best[2], link.there + total, out=best[2])
+            np.minimum(best[3], free, out=best[3])
+        return Continuation(*best)
+
+    def _renamed(self, choice: Choice) -> Group:
+        """The group with its hosts called as in what is left."""
+        versions = self.prices.versions(choice.option.renamed)
+        return next(group for group in versions if group.version == choice.group.version)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Capacity:
+    """How much work devices can do: layers weigh what they take on the first kind of device.
+
+    Attributes:
+        weight: of the layers before each cut.
+        speed: weight that a device of each pool does in a second, at most.
+        all_unused: devices by pool.
+    """
+
+    weight: Array
+    speed: Array
+    all_unused: Counts
+
+    @classmethod
+    def of(cls, prices: Prices, devices: Devices) -> _Capacity:
+        """Read off the prices."""
+        kinds = list(dict.fromkeys(pool.kind for pool in prices.pools))
+        least = prices.capacity_s()
+        usable = [bool(np.isfinite(seconds).all()) for seconds in least]
+        reference = least[usable.index(True)] if any(usable) else np.zeros(least.shape[1])
+        speeds = {}
+        for kind, seconds, known in zip(kinds, least, usable, strict=True):
+            if not known:
+                speeds[kind] = np.inf
+                continue
+            ratio = np.divide(reference, seconds, out=np.zeros_like(reference), where=reference > 0)
+            speeds[kind] = float(ratio.max(initial=1e-12))
+        speed = np.array([speeds[pool.kind] for pool in prices.pools])
+        return cls(prices.cuts.sums(reference), speed, devices.all_unused)
+
+    def window(self, state: Counts, upper_s: float) -> Numbers:
+        """The cuts at which a suffix on ``state`` may start."""
+        if not np.isfinite(upper_s):
+            return np.arange(len(self.weight) - 1)
+        used = np.array(self.all_unused) - np.array(state)
+        before = self._done(used, upper_s) >= self.weight
+        found = before & self.fits_after(state, upper_s)
+        found[-1] = False
+        if not used.any():
+            found[1:] = False
+        return np.flatnonzero(found)
+
+    def fits_after(self, state: Counts, upper_s: float) -> Flags:
+        """By cut, whether the devices ``state`` can do all layers behind it in time."""
+        if not np.isfinite(upper_s):
+            return np.ones(len(self.weight), dtype=bool)
+        return np.asarray(self._done(np.array(state), upper_s) >= self.weight[-1] - self.weight)
+
+    def _done(self, counts: Numbers, upper_s: float) -> float:
+        speed = self.speed[counts > 0]
+        return float((speed * counts[counts > 0]).sum() * upper_s * (1 + 1e-9) + 1e-12 * self.weight[-1])
+
+
+def least_work_s(evaluator: Evaluator, size: int, backward: str) -> Array:
+    """By layer: the least device time of a step, however it is cut: no fewer samples at once cost less a sample.
+
+    Between measured sizes, and beyond, the cost of a sample rises or falls, so that its least is at one of them.  So it
+    is with measured parts of a layer, by the share of its work.
+    """
+    problem, book = evaluator.problem, evaluator.book
+    layers = len(problem.profile.graph.layers)
+    least = np.full(layers, np.inf)
+    for kind in {book.kind(rank) for rank in problem.ranks}:
+        measured = {m.samples for m in problem.profile.measurements.get(kind, ()) if m.samples < size}
+        for samples in sorted({1, size} | measured):
+            try:
+                table = book.tables.at(kind, samples)
+            except MissingMeasurementError:
+                continue
+            seconds = np.diff(table.forward_s)
+            if backward != NONE:
+                whole = np.diff(table.backward_s)
+                halves = np.diff(table.backward_input_s) + np.diff(table.backward_weight_s)
+                seconds = seconds + (whole if backward == WHOLE else np.minimum(whole, halves))
+            least = np.minimum(least, np.maximum(seconds, 0.0) / samples)
+        least = np.minimum(least, _least_of_parts(evaluator, size, backward, kind))
+    return least * problem.global_batch if np.isfinite(least).all() else np.zeros(layers)
+
+
+def _least_of_parts(evaluator: Evaluator, size: int, backward: str, kind: str) -> Array:
+    """By layer: the least device time of a whole sample done in measured parts; infinity where none was measured."""
+    profile = evaluator.book.profile
+    least = np.full(len(profile.graph.layers), np.inf)
+    parts = MeasuredParts(profile)
+    if not parts:
+        return least
+    prices = evaluator.layouts.prices(evaluator.problem.ranks, size)
+    index = {layer.name: k for k, layer in enumerate(profile.graph.layers)}
+    measured: dict[tuple[str, tuple[int, ...]], set[int]] = {}
+    for one in profile.parts.get(kind, ()):
+        measured.setdefault((one.layer, one.part), {1, size}).add(one.samples)
+    for (name, part), sizes in measured.items():
+        sized = prices.sized(index[name])
+        whole = part_of(sized, sized.work.shape)
+        share = math.prod(part) / max(1, math.prod(whole))
+        for samples in (count for count in sizes if count <= size):
+            for known in parts.cost(kind, name, samples, part, whole):
+                forward_s, whole_s, *halves_s = known.values[:4]
+                backward_s = whole_s if backward == WHOLE else min(whole_s, sum(halves_s))
+                seconds = forward_s + (0.0 if backward == NONE else backward_s)
+                least[index[name]] = min(least[index[name]], seconds / (samples * share))
+    return least

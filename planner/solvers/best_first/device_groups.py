@@ -1,0 +1,234 @@
+"""Which groups of devices a stage may have, and what then remains: the states of the suffix DP.
+
+Devices of one kind, host and memory size are a pool (``space.pools``).  A state says how many devices of each pool are
+unused; states that differ by an exchange of like hosts are one (``canonical``), and each option carries the exchange
+that makes what remains canonical, so that a group's hosts can be told from those of the next.
+
+    2 hosts of 4      (4, 4) -- group (3, 0) --> (1, 4) ~ (4, 1)      the group is now called (0, 3)
+
+A group takes devices of one pool, or of several pools of one kind (hosts), or, where there are few devices, of several
+kinds.  On large clusters a group takes multiples of ``unit`` devices of a pool, and of several pools all but the last
+whole; ``Devices.restrictions`` says so.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import chain, permutations, product
+from math import comb, factorial, prod
+
+from planner.solvers.candidates.candidate import Pool
+
+Counts = tuple[int, ...]
+"""Devices by pool: of a group, or unused ones."""
+
+MANY_OPTIONS = 12_000
+"""So many (state, option) pairs at most, before groups become coarser."""
+
+FEW_COMPOSITIONS = 100
+"""Groups of several pools may be of any composition while there are no more than so many."""
+
+
+FEW_ORDERS = 6
+"""Up to so many orders of a group's hosts are told apart."""
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """A group that can be taken from a state.
+
+    Attributes:
+        group: what is taken, in the state's order of pools.
+        left: what remains, canonical.
+        order: pool number ``order[i]`` of the state is number ``i`` in ``left``.
+        renamed: ``group`` in the order of ``left``.
+    """
+
+    group: Counts
+    left: Counts
+    order: Counts
+    renamed: Counts
+
+
+@dataclass
+class Devices:
+    """The states and options of one search.
+
+    Attributes:
+        groups_allowed: whether a stage may have several devices.
+        most_options: (state, option) pairs, about, before groups become coarser.
+        unit: groups take multiples of so many devices of a pool (or all that remain).
+        mixes_kinds: whether a group may have devices of several kinds.
+    """
+
+    pools: tuple[Pool, ...]
+    groups_allowed: bool = True
+    most_options: int = MANY_OPTIONS
+    unit: int = field(init=False, default=1)
+    mixes_kinds: bool = field(init=False)
+    _options: dict[Counts, tuple[Option, ...]] = field(init=False, default_factory=dict, repr=False)
+
+    def __post_init__(self) -> None:
+        counts = [len(pool.ranks) for pool in self.pools]
+        self.mixes_kinds = prod(count + 1 for count in counts) <= FEW_COMPOSITIONS
+        largest = max(counts)
+        while self.unit < largest and self._estimate() > self.most_options:
+            self.unit = min(largest, 2 * self.unit)
+
+    @property
+    def all_unused(self) -> Counts:
+        """The state in which no device is used, canonical."""
+        return self.canonical(tuple(len(pool.ranks) for pool in self.pools))[0]
+
+    @property
+    def restrictions(self) -> tuple[tuple[str, str], ...]:
+        """What the search leaves out: (what, why)."""
+        found = []
+        if self.unit > 1:
+            text = f"groups of other sizes than multiples of {self.unit} devices"
+            found.append((text, f"{sum(len(pool.ranks) for pool in self.pools)} devices are too many for all groups"))
+        kinds = {pool.kind for pool in self.pools}
+        if len(kinds) > 1 and not self.mixes_kinds:
+            found.append(("stages on several kinds of devices", "too many devices for all compositions"))
+        return tuple(found)
+
+    def canonical(self, counts: Counts) -> tuple[Counts, Counts]:
+        """The state with like hosts in order of what they have left, and the order of pools that makes it so."""
+        order = list(range(len(counts)))
+        for twins in self._twins:
+            ranked = sorted(twins, key=lambda number: -counts[number])
+            for place, number in zip(twins, ranked, strict=True):
+                order[place] = number
+        return tuple(counts[number] for number in order), tuple(order)
+
+    def options(self, state: Counts) -> tuple[Option, ...]:
+        """Every group that can be taken from ``state``, a canonical one; of groups that are alike the first."""
+        found = self._options.get(state)
+        if found is None:
+            seen: dict[tuple[Counts, Counts], Option] = {}
+            for group in self._groups(state):
+                after = tuple(a - b for a, b in zip(state, group, strict=True))
+                left, order = self.canonical(after)
+                renamed = tuple(group[number] for number in order)
+                seen.setdefault((left, renamed), Option(group, left, order, renamed))
+            found = self._options[state] = tuple(seen.values())
+        return found
+
+    def groups(self) -> Iterator[Counts]:
+        """Every group there is, whatever hosts of a kind are called."""
+        seen = set()
+        pending = [self.all_unused]
+        for state in pending:
+            for option in self.options(state):
+                if option.left not in seen:
+                    seen.add(option.left)
+                    pending.append(option.left)
+        found = {option.group for state in pending for option in self.options(state)}
+        found |= {option.renamed for state in pending for option in self.options(state)}
+        yield from sorted(found)
+
+    def _groups(self, state: Counts) -> Iterator[Counts]:
+        nothing = (0,) * len(state)
+        for number, count in enumerate(state):
+            for size in self._sizes(count):
+                yield (*nothing[:number], size, *nothing[number + 1 :])
+        if not self.groups_allowed:
+            return
+        for kind in dict.fromkeys(pool.kind for pool in self.pools):
+            members = [n for n, pool in enumerate(self.pools) if pool.kind == kind and state[n]]
+            yield from self._across(state, members)
+        if self.mixes_kinds:
+            members = [n for n, count in enumerate(state) if count]
+            for taken in product(*(range(state[n] + 1) for n in members)):
+                if len({self.pools[n].kind for n, count in zip(members, taken, strict=True) if count}) > 1:
+                    yield _spread(nothing, members, taken)
+
+    def _across(self, state: Counts, members: list[int]) -> Iterator[Counts]:
+        """Groups over several pools of one kind."""
+        nothing = (0,) * len(state)
+        sizes = [(0, *self._sizes(state[n])) for n in members]
+        if prod(len(size) for size in sizes) <= FEW_COMPOSITIONS:
+            for taken in product(*sizes):
+                if sum(count > 0 for count in taken) > 1:
+                    yield _spread(nothing, members, taken)
+            return
+        for first in range(1, len(members)):  # whole pools, then a part of the next
+            whole = tuple(state[n] for n in members[:first])
+            for part in self._sizes(state[members[first]]):
+                yield _spread(nothing, members, (*whole, part, *(0,) * (len(members) - first - 1)))
+
+    def _sizes(self, count: int) -> tuple[int, ...]:
+        if not self.groups_allowed:
+            return (1,) if count else ()
+        sizes = tuple(range(self.unit, count + 1, self.unit))
+        return sizes if not count or (sizes and sizes[-1] == count) else (*sizes, count)
+
+    @cached_property
+    def _twins(self) -> tuple[tuple[int, ...], ...]:
+        found: list[list[int]] = []
+        for number, pool in enumerate(self.pools):
+            alike = next((t for t in found if pool.interchangeable(self.pools[t[0]])), None)
+            if alike is None:
+                found.append([number])
+            else:
+                alike.append(number)
+        return tuple(tuple(twins) for twins in found)
+
+    def _estimate(self) -> float:
+        """About how many (state, option) pairs there are."""
+        states = options = 1
+        for twins in self._twins:
+            steps = -(-len(self.pools[twins[0]].ranks) // self.unit)
+            states *= comb(len(twins) + steps, steps)
+            across = min((steps + 1) ** len(twins), FEW_COMPOSITIONS + len(twins) * steps) if len(twins) > 1 else 0
+            options += min(len(twins), steps) * steps + across
+        return states * options / 2
+
+
+def member_orders(pools: tuple[Pool, ...], counts: Counts) -> tuple[tuple[int, ...], ...]:
+    """The orders in which a group's members may share a micro-batch: the pool of each member.
+
+    Kinds follow one another; within a kind the host with more members comes first, and hosts with equally many in any
+    order (which of them is which is not known before the whole pipeline is), or, if these orders are many, in one.
+    The first order is that by the pools' numbers.
+    """
+    kinds = list(dict.fromkeys(pool.kind for pool in pools))
+    blocks: list[list[int]] = []
+    keys: list[tuple[int, int]] = []
+    for number in sorted(range(len(counts)), key=lambda n: (kinds.index(pools[n].kind), -counts[n], n)):
+        key = (kinds.index(pools[number].kind), counts[number])
+        if counts[number] and keys and keys[-1] == key:
+            blocks[-1].append(number)
+        elif counts[number]:
+            blocks.append([number])
+            keys.append(key)
+    variants = prod(factorial(len(block)) for block in blocks)
+    each = [tuple(permutations(block)) if variants <= FEW_ORDERS else (tuple(block),) for block in blocks]
+    orders = [tuple(chain.from_iterable(choice)) for choice in product(*each)]
+    return tuple(tuple(chain.from_iterable((n,) * counts[n] for n in order)) for order in orders)
+
+
+def first_ranks(pools: tuple[Pool, ...], members: tuple[int, ...]) -> tuple[int, ...]:
+    """Ranks for members of the given pools: the first ones of each."""
+    taken = Counter[int]()
+    found = []
+    for number in members:
+        found.append(pools[number].ranks[taken[number]])
+        taken[number] += 1
+    return tuple(found)
+
+
+def orders_known(pools: tuple[Pool, ...], counts: Counts) -> bool:
+    """Whether :func:`member_orders` gives all orders."""
+    alike = Counter((pool.kind, count) for pool, count in zip(pools, counts, strict=True) if count)
+    return prod(factorial(number) for number in alike.values()) <= FEW_ORDERS
+
+
+def _spread(nothing: Counts, members: list[int], taken: tuple[int, ...]) -> Counts:
+    found = list(nothing)
+    for number, count in zip(members, taken, strict=True):
+        found[number] = count
+    return tuple(found)

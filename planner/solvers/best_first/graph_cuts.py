@@ -1,0 +1,497 @@
+"""Places to cut the network between two stages, as ideals of its DAG, and what certainly crosses there.
+
+An ideal is a set of layers that holds, with a layer, all it reads from; the stages of a pipeline are the differences of
+a growing chain of ideals.  All ideals are looked at while there are at most ``MANY_IDEALS``; else the prefixes of the
+graph's own order of layers.  Left out are ideals that part layers which share a parameter, and those that part a layer
+from one that it stays with for nothing (``_followers``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.costs.cost_model import PriceBook
+from planner.costs.layers.cost_table import Array
+from planner.ir.box import Box, intersect, volume, whole
+from planner.ir.graph import BYTES_PER_ELEMENT, Graph, Layer, TensorSpec, producer
+from planner.layers import kind as kind_named
+
+Flags = NDArray[np.bool_]
+Numbers = NDArray[np.int64]
+
+MANY_IDEALS = 640
+
+
+MANY_CONTENTS = 16
+MANY_PAIRS = 400_000
+"""So many sorts of stages that start at a cut are told apart, by what they read; fewer where there are many cuts."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Columns:
+    """What a stage certainly hands to the one that starts at its end; a row for each different way to get there.
+
+    Attributes:
+        slot: the sort of the stage behind, see ``Cuts.slots``.
+        linked: it certainly reads from the stage before; has_gradient: and a gradient comes back.
+        forward_bytes, backward_bytes: per sample, at least.
+    """
+
+    slot: Numbers
+    linked: Flags
+    has_gradient: Flags
+    forward_bytes: Array
+    backward_bytes: Array
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """What a layer makes for others: layers by index, bytes per sample that each reader reads."""
+
+    maker: int
+    readers: tuple[tuple[int, float], ...]
+    is_float: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Handed:
+    """What a stage hands to a later one: bytes per sample, at least."""
+
+    source: int
+    destination: int
+    forward_bytes: float
+    backward_bytes: float
+    has_gradient: bool
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Cuts:
+    """All cuts, the empty ideal first and the whole network last, by growing number of layers.
+
+    Stages that start at one cut are of several sorts, by what they read of what was made before.
+
+    Attributes:
+        members: 1 where a layer (second index) is in the ideal (first index).
+        inside: whether an ideal (first) is a part of another (second), and smaller.
+        content: the sort of the stage between two cuts.
+        slots: a number for each cut and sort of stage that starts there; -1 where there are fewer sorts.
+        columns, column: what crosses, and the row of ``columns`` for the sort of the stage behind (first index) and the
+            cuts of the stage before; -1 where there is none.
+        values: what is read by other layers than its maker.
+        depth: of the deepest layer between two cuts: layers on the longest path to it.
+        edges: how many values layers of one ideal (first) make for layers of another (second); none where the cuts are
+            a chain.
+        num_left_out: ideals that were seen and not kept.
+        complete: whether all ideals were looked at.
+    """
+
+    members: Array
+    inside: Flags
+    content: Numbers
+    slots: Numbers
+    columns: Columns
+    column: Numbers
+    values: tuple[Value, ...]
+    depth: Array
+    edges: Array
+    num_left_out: int
+    complete: bool
+
+    @property
+    def num_slots(self) -> int:
+        """Number of (cut, sort) pairs."""
+        return int(self.slots.max()) + 1
+
+    def between(self, first: int, cut: int, last: int) -> int:
+        """The row of ``columns`` for the stage from ``first`` to ``cut`` and the one from there to ``last``."""
+        return int(self.column[self.content[cut, last], first, cut])
+
+    @property
+    def last(self) -> int:
+        """The number of the whole network."""
+        return len(self.members) - 1
+
+    def handed(self, chain: tuple[int, ...]) -> tuple[Handed, ...]:
+        """What the stages between the cuts of ``chain`` hand to one another."""
+        stage_of = self.stage_of(chain)
+        found: dict[tuple[int, int], list[float]] = {}
+        for value in self.values:
+            source = stage_of[value.maker]
+            most: dict[int, float] = {}
+            for reader, num_bytes in value.readers:
+                if stage_of[reader] != source:
+                    most[stage_of[reader]] = max(most.get(stage_of[reader], 0.0), num_bytes)
+            for destination, num_bytes in most.items():
+                total = found.setdefault((source, destination), [0.0, 0.0, 0.0])
+                total[0] += num_bytes
+                total[1] += num_bytes * value.is_float
+                total[2] += value.is_float
+        return tuple(Handed(*pair, there, back, count > 0) for pair, (there, back, count) in sorted(found.items()))
+
+    def disorder(self, first: int, cut: int, lasts: Numbers) -> Flags:
+        """Which stages from ``cut`` to ``lasts`` should come before the one from ``first`` to ``cut``.
+
+        Stages that do not depend on one another may come in any order: that of their depth is the one looked at.
+        """
+        edges = self.edges[cut, lasts] - self.edges[cut, cut] - self.edges[first, lasts] + self.edges[first, cut]
+        return np.asarray((edges == 0) & (self.depth[cut, lasts] < self.depth[first, cut]))
+
+    def largest(self, by_layer: Array) -> Array:
+        """The largest value of the layers between two cuts (first, last)."""
+        return _largest_between(self.members, by_layer, self.complete)
+
+    def sums(self, by_layer: Array) -> Array:
+        """The sum over each ideal."""
+        if self.complete:
+            return np.asarray(self.members @ by_layer)
+        running = np.concatenate(([0.0], np.cumsum(by_layer)))
+        return np.asarray(running[self.members.sum(axis=1).astype(np.int64)])
+
+    def layers(self, first: int, last: int) -> tuple[int, ...]:
+        """The layers between two cuts, by index."""
+        return tuple(int(n) for n in np.flatnonzero(self.members[last] > self.members[first]))
+
+    def stage_of(self, chain: tuple[int, ...]) -> tuple[int, ...]:
+        """The stage of each layer in the pipeline of stages between the cuts of ``chain``."""
+        counted = self.members[list(chain[1:])].sum(axis=0)
+        return tuple((len(chain) - 1 - counted).astype(np.int64).tolist())
+
+
+def cuts_of(book: PriceBook, most: int = MANY_IDEALS) -> Cuts:
+    """The places to cut that are worth trying."""
+    graph = book.profile.graph
+    reads = _reads(graph)
+    blocks = _blocks(len(graph.layers), _followers(graph, _free_layers(book)))
+    ties = _ties(graph)
+    found = _all_ideals(reads, blocks, most)
+    complete = found is not None
+    if found is None:
+        found = [(1 << count) - 1 for count in range(len(graph.layers) + 1)]
+    whole = [block for block in blocks + ties if block.bit_count() > 1]
+    kept = [ideal for ideal in found if _may_cut(ideal, whole)]
+    return _cuts(graph, reads, kept, len(found) - len(kept), complete)
+
+
+def thinned(cuts: Cuts, graph: Graph, most: int, weights: Array) -> Cuts:
+    """A chain of at most ``most`` cuts, spread evenly by ``weights`` of the layers, for a first quick look."""
+    weight = cuts.sums(weights)
+    chain, wanted = [0], 1
+    for cut in range(1, cuts.last):
+        if weight[cut] * most >= wanted * weight[-1] and cuts.inside[chain[-1], cut]:
+            chain.append(cut)
+            wanted = int(weight[cut] * most / weight[-1]) + 1
+    packed = [_packed(cuts.members[cut]) for cut in (*chain, cuts.last)]
+    return _cuts(graph, _reads(graph), packed, 0, False)
+
+
+def _packed(member: Array) -> int:
+    return int.from_bytes(np.packbits(member.astype(bool), bitorder="little").tobytes(), "little")
+
+
+def _cuts(graph: Graph, reads: list[int], kept: list[int], num_left_out: int, complete: bool) -> Cuts:
+    kept = sorted(kept, key=lambda ideal: (ideal.bit_count(), ideal))
+    count = len(graph.layers)
+    members = np.zeros((len(kept), count))
+    for number, ideal in enumerate(kept):
+        text = np.frombuffer(ideal.to_bytes(count // 8 + 1, "little"), dtype=np.uint8)
+        members[number] = np.unpackbits(text, bitorder="little")[:count]
+    sizes = members.sum(axis=1)
+    if complete:
+        inside = (members @ members.T == sizes[:, None]) & (sizes[:, None] < sizes[None, :])
+    else:  # a chain
+        inside = np.triu(np.ones((len(kept), len(kept)), dtype=bool), 1)
+    read = _read_bytes(graph)
+    content, slots, held = _contents(members, inside, read, reads)
+    columns, column = _columns(graph, members, slots, held, read)
+    depth = _largest_between(members, _depths(reads), complete)
+    edges = _edges(members, reads) if complete else np.zeros((0, 0))
+    values = _values(graph, read)
+    cuts = Cuts(members, inside, content, slots, columns, column, values, depth, edges, num_left_out, complete)
+    if complete:
+        _forbid_disorder(cuts)
+    return cuts
+
+
+def _reads(graph: Graph) -> list[int]:
+    """By layer, the layers it reads from, as a bit set."""
+    index = {layer.name: position for position, layer in enumerate(graph.layers)}
+    made_by = [{index[producer(v)] for v in layer.inputs if producer(v) in index} for layer in graph.layers]
+    return [sum(1 << position for position in found) for found in made_by]
+
+
+def _all_ideals(reads: list[int], blocks: list[int], most: int) -> list[int] | None:
+    """Every ideal that holds each of ``blocks`` as a whole or not at all; None if there are more than ``most``."""
+    if len(blocks) > most:
+        return None
+    needs = {block: _union(reads[layer] for layer in _bits(block)) & ~block for block in blocks}
+    found = {0}
+    pending = [0]
+    for ideal in pending:
+        for block, needed in needs.items():
+            if ideal & block or needed & ~ideal:
+                continue
+            grown = ideal | block
+            if grown not in found:
+                if len(found) > most:
+                    return None
+                found.add(grown)
+                pending.append(grown)
+    return pending
+
+
+def _union(sets: Iterable[int]) -> int:
+    """The union of bit sets."""
+    found = 0
+    for one in sets:
+        found |= one
+    return found
+
+
+def _blocks(count: int, stays: Mapping[int, int]) -> list[int]:
+    """The layers in blocks that are not cut, as bit sets."""
+    block = {layer: 1 << layer for layer in range(count)}
+    for layer, other in stays.items():
+        joined = block[layer] | block[other]
+        for member in _bits(joined):
+            block[member] = joined
+    return list(dict.fromkeys(block.values()))
+
+
+def _may_cut(ideal: int, whole: list[int]) -> bool:
+    """Whether each of the sets is in the ideal as a whole or not at all."""
+    return not any(ideal & block and block & ~ideal for block in whole)
+
+
+def _ties(graph: Graph) -> list[int]:
+    """Sets of layers that share a parameter."""
+    users: dict[str, int] = {}
+    for index, layer in enumerate(graph.layers):
+        for name in layer.parameters:
+            users[name] = users.get(name, 0) | 1 << index
+    return [found for found in set(users.values()) if found.bit_count() > 1]
+
+
+def _read_bytes(graph: Graph) -> list[dict[str, float]]:
+    """By layer, the bytes per sample that it reads of each value that another layer makes."""
+    values = graph.values()
+    made = {layer.name for layer in graph.layers}
+    return [
+        {value: size for value, size in _read(layer, values, graph.samples) if producer(value) in made}
+        for layer in graph.layers
+    ]
+
+
+def _values(graph: Graph, read: list[dict[str, float]]) -> tuple[Value, ...]:
+    index = {layer.name: position for position, layer in enumerate(graph.layers)}
+    specs = graph.values()
+    readers: dict[str, list[tuple[int, float]]] = {}
+    for layer, found in enumerate(read):
+        for value, num_bytes in found.items():
+            readers.setdefault(value, []).append((layer, num_bytes))
+    return tuple(Value(index[producer(value)], tuple(found), specs[value].is_float) for value, found in readers.items())
+
+
+def _contents(
+    members: Array, inside: Flags, read: list[dict[str, float]], reads: list[int]
+) -> tuple[Numbers, Numbers, dict[tuple[int, int], list[int]]]:
+    """The sorts of stages that start at each cut: which readers of what was made before they certainly hold.
+
+    Readers of most bytes are told apart first, until there are too many sorts.
+
+    Returns:
+        The sort of the stage between two cuts; slots; and by (cut, sort) the readers that it holds.
+    """
+    count = len(members)
+    ideals = [_packed(member) for member in members]
+    most = int(min(MANY_CONTENTS, max(1, MANY_PAIRS // count**2)))
+    content = np.zeros((count, count), dtype=np.int64)
+    slots = np.full((count, most), -1, dtype=np.int64)
+    held: dict[tuple[int, int], list[int]] = {}
+    sizes = np.array([sum(found.values()) for found in read])
+    for cut in range(count - 1):
+        ends = np.flatnonzero(inside[cut])
+        outside = np.flatnonzero(members[cut] == 0).tolist()
+        behind = [layer for layer in outside if reads[layer] & ideals[cut]]
+        readers = sorted(behind, key=lambda layer: -sizes[layer])
+        kept: list[int] = []
+        sorts, which = np.zeros((1, 0), dtype=bool), np.zeros(len(ends), dtype=np.int64)
+        for layer in readers:
+            flags = members[ends, layer] > 0
+            pairs = np.unique(2 * which + flags, return_inverse=True)
+            if len(pairs[0]) <= most:
+                which = pairs[1].reshape(-1)
+                sorts = np.column_stack([sorts[pairs[0] // 2], pairs[0] % 2 > 0])
+                kept.append(layer)
+        content[cut, ends] = which
+        for sort, row in enumerate(sorts):
+            slots[cut, sort] = 0
+            held[cut, sort] = [layer for layer, flag in zip(kept, row, strict=True) if flag]
+    used = slots >= 0
+    slots[used] = np.arange(int(used.sum()))
+    return content, slots[:, : 1 + int(np.flatnonzero(used.any(axis=0)).max())], held
+
+
+def _forbid_disorder(cuts: Cuts) -> None:
+    """Takes those sorts of stages out of ``column`` that should all come before the stage before; see ``disorder``."""
+    for cut in range(1, cuts.last):
+        lasts = np.flatnonzero(cuts.inside[cut])
+        sort_of = cuts.content[cut, lasts]
+        for first in np.flatnonzero(cuts.inside[:, cut]):
+            wrong = cuts.disorder(int(first), cut, lasts)
+            if wrong.any():
+                for sort in np.unique(sort_of[wrong]):
+                    if wrong[sort_of == sort].all():
+                        cuts.column[sort, first, cut] = -1
+
+
+def _depths(reads: list[int]) -> Array:
+    found = np.zeros(len(reads))
+    for layer, needed in enumerate(reads):
+        found[layer] = 1 + max((found[maker] for maker in _bits(needed)), default=0.0)
+    return found
+
+
+def _edges(members: Array, reads: list[int]) -> Array:
+    adjacent = np.zeros((len(reads), len(reads)))
+    for layer, needed in enumerate(reads):
+        adjacent[list(_bits(needed)), layer] = 1
+    return np.asarray(members @ adjacent @ members.T)
+
+
+def _columns(
+    graph: Graph,
+    members: Array,
+    slots: Numbers,
+    held: Mapping[tuple[int, int], list[int]],
+    read: list[dict[str, float]],
+) -> tuple[Columns, Numbers]:
+    values = graph.values()
+    index = {layer.name: position for position, layer in enumerate(graph.layers)}
+    count, num_sorts = len(members), slots.shape[1]
+    column = np.full((num_sorts, count, count), -1, dtype=np.int64)
+    rows: list[Array] = []
+    total = 0
+    for (cut, sort), readers in held.items():
+        if cut == 0:
+            continue
+        needed: dict[str, float] = {}
+        for layer in readers:
+            for value, num_bytes in read[layer].items():
+                needed[value] = max(needed.get(value, 0.0), num_bytes)
+        crossing = [value for value in needed if members[cut, index[producer(value)]]]
+        # linked, has_gradient, bytes forward and backward: summed over the values that the stage before makes
+        facts = np.array(
+            [(1.0, float(values[v].is_float), needed[v], needed[v] * values[v].is_float) for v in crossing]
+        )
+        made_before = members[:cut, [index[producer(value)] for value in crossing]] > 0
+        which, found = _distinct(made_before)
+        rows += [np.concatenate(([slots[cut, sort]], (~flags) @ facts.reshape(-1, 4))) for flags in found]
+        column[sort, :cut, cut] = total + which
+        total += len(found)
+    table = np.array(rows) if rows else np.zeros((1, 5))
+    columns = Columns(
+        table[:, 0].astype(np.int64), table[:, 1] > 0, table[:, 2] > 0, table[:, 3].copy(), table[:, 4].copy()
+    )
+    return columns, column
+
+
+def _distinct(flags: Flags) -> tuple[Numbers, Flags]:
+    """The distinct rows, and which of them each row is."""
+    which = np.zeros(len(flags), dtype=np.int64)
+    found = np.zeros((1, 0), dtype=bool)
+    for column in flags.T:
+        pairs, which = np.unique(2 * which + column, return_inverse=True)
+        found = np.column_stack([found[pairs // 2], pairs % 2 > 0])
+    return which.reshape(-1), found
+
+
+def _largest_between(members: Array, by_layer: Array, complete: bool) -> Array:
+    """The largest value of the layers between two ideals; of a chain of ideals if ``complete`` is false."""
+    count = len(members)
+    found = np.zeros((count, count))
+    if complete:
+        for layer in np.argsort(by_layer, kind="stable"):
+            if by_layer[layer] > 0:
+                has = members[:, layer] > 0
+                found[np.ix_(~has, has)] = by_layer[layer]
+        return found
+    of_piece = [float(by_layer[members[cut + 1] > members[cut]].max(initial=0.0)) for cut in range(count - 1)]
+    for cut in range(count - 1):
+        found[cut, cut + 1 :] = np.maximum.accumulate(of_piece[cut:])
+    return found
+
+
+def _bits(found: int) -> Iterator[int]:
+    while found:
+        lowest = found & -found
+        yield lowest.bit_length() - 1
+        found ^= lowest
+
+
+def _read(layer: Layer, values: Mapping[str, TensorSpec], samples: int) -> Iterator[tuple[str, float]]:
+    """The bytes per sample that ``layer`` reads of each of its inputs; 0 for what has no sample dim."""
+    inputs = tuple(values[name] for name in layer.inputs)
+    relation = kind_named(layer.kind)
+    work: Box = whole(relation.work(layer, inputs).shape)
+    for name, spec, box in zip(layer.inputs, inputs, relation.input_boxes(layer, inputs, work), strict=True):
+        inside = intersect(box, whole(spec.shape))
+        size = volume(inside) * BYTES_PER_ELEMENT[spec.dtype] if inside is not None else 0
+        yield name, size / samples if spec.has_samples else 0.0
+
+
+def _followers(graph: Graph, free: Sequence[bool]) -> dict[int, int]:
+    """Layers that cost nothing and stay with another one: (the one that stays, with which).
+
+    A layer stays with the one it reads from if it reads only what that makes for it alone, and hands on no more bytes;
+    and with its only reader, or its first one that all others come behind, if it reads no more bytes than it hands on.
+    Cutting between the two moves no work and sends no less.
+    """
+    index = {layer.name: position for position, layer in enumerate(graph.layers)}
+    values = graph.values()
+    readers: dict[int, list[int]] = {}
+    made_by: dict[int, set[str]] = {}
+    sources = [dict.fromkeys(value for value in layer.inputs if producer(value) in index) for layer in graph.layers]
+    for position, found in enumerate(sources):
+        for value in found:
+            readers.setdefault(index[producer(value)], []).append(position)
+            made_by.setdefault(index[producer(value)], set()).add(value)
+    behind = _behind(readers, len(graph.layers))
+    stays: dict[int, int] = {}
+    for position, layer in enumerate(graph.layers[:-1]):
+        made = [value for value in dict.fromkeys(layer.inputs) if value not in graph.inputs]
+        if not free[position]:
+            continue
+        handed = sum(spec.num_bytes for spec in layer.outputs)
+        read = sum(values[value].num_bytes for value in sources[position])
+        leader = index[producer(made[0])] if len(made) == 1 else -1
+        if leader >= 0 and readers[leader] == [position] and made_by[leader] == {made[0]} and handed <= read:
+            stays[position] = leader
+            continue
+        mine = dict.fromkeys(readers.get(position, []))
+        first = next((r for r in mine if all(o == r or behind[r] >> o & 1 for o in mine)), None)
+        if first is not None and (not sources[position] or (len(mine) == 1 and read <= handed)):
+            stays[position] = first
+    return stays
+
+
+def _behind(readers: Mapping[int, list[int]], count: int) -> list[int]:
+    """By layer, all that depend on it, as a bit set."""
+    found = [0] * count
+    for layer in range(count - 1, -1, -1):
+        for reader in readers.get(layer, ()):
+            found[layer] |= found[reader] | 1 << reader
+    return found
+
+
+def _free_layers(book: PriceBook) -> list[bool]:
+    measured: dict[str, bool] = {layer.name: not layer.parameters for layer in book.profile.graph.layers}
+    for found in book.profile.measurements.values():
+        for m in found:
+            costs = (m.forward_s, m.backward_s, m.backward_input_s, m.backward_weight_s, m.saved_bytes)
+            if any(costs) or m.workspace_bytes:
+                measured[m.layer] = False
+    return list(measured.values())

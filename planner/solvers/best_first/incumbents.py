@@ -1,0 +1,138 @@
+"""Plans that are looked at before and beside the search, so that it never does worse than them.
+
+Everyday strategies come first: their steps are upper bounds.  Replicas on several kinds of devices or hosts, shared in
+proportion to speed, are not among the stages that the search builds; they are priced here, each with its own bound.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from planner.baselines import data_parallel, even_split, one_device
+from planner.baselines.bapipe import solver as bapipe
+from planner.baselines.dapple import solver as dapple
+from planner.baselines.pipedream import hierarchical_solver
+from planner.baselines.pipedream import solver as pipedream
+from planner.baselines.piper import solver as piper
+from planner.baselines.sparsepipe import solver as sparsepipe
+from planner.baselines.tarnawski import solver as tarnawski
+from planner.costs.cost_model import PriceBook
+from planner.costs.stages.action_costs import StageCosts
+from planner.costs.stages.placement import StagePlacement
+from planner.ir.errors import HalopipeError, InfeasibleError, MissingMeasurementError
+from planner.ir.problem import Problem
+from planner.ir.schedule import Action, Op
+from planner.solvers.candidates.candidate import (
+    Candidate,
+    Pool,
+    micro_batches,
+    mixing_layers,
+    replica_shares,
+    samples_of,
+    schedule_names,
+    usable,
+)
+from planner.solvers.candidates.choose import Choice, cheapest_first, choose
+from planner.solvers.candidates.evaluate import Evaluator
+from planner.solvers.candidates.feasibility import as_asked
+
+MANY_RANKS = 64
+"""On more ranks, replicas are tried on whole pools only."""
+
+_PUBLISHED = (dapple, pipedream, hierarchical_solver, piper, tarnawski, sparsepipe, bapipe)
+_REPLICATING = (dapple, sparsepipe)
+"""Of these, those that know nothing of layers that mix samples."""
+
+_SHARE_OF_TIME = 0.15  # of what is left, for one strategy
+
+
+@dataclass(frozen=True, slots=True)
+class Replicas:
+    """One stage on several pools, in the queue beside the pipelines under construction."""
+
+    bound_s: float
+    ranks: tuple[int, ...]
+    shares: tuple[int, ...]
+    micro_batches: tuple[int, ...]
+
+
+def strategies(evaluator: Evaluator) -> Iterator[tuple[str, Choice]]:
+    """The everyday strategies, as far as the problem and time allow them; some may not fit."""
+    problem, book = evaluator.problem, evaluator.book
+
+    def best(candidates: Iterable[Candidate]) -> Choice:
+        stops = time.monotonic() + _SHARE_OF_TIME * (evaluator.stops - time.monotonic())
+        return choose(evaluator, cheapest_first(evaluator, candidates, stops), stops=stops)
+
+    yield "one-device", best(one_device.candidates(problem, book))
+    if len(problem.ranks) > 1 and not mixing_layers(problem.profile.graph):
+        with suppress(InfeasibleError):  # fewer samples than ranks: there is no such plan to compare with
+            replicas = data_parallel.candidates(problem, book)
+            yield "data-parallel", choose(evaluator, replicas, first_that_fits=True)
+    if len(problem.ranks) > 1 and "gpipe" in schedule_names(problem) and problem.max_stages != 1:
+        yield "even-split", best(even_split.candidates(problem, book))
+
+
+def published(evaluator: Evaluator, stops: float) -> Iterator[Choice]:
+    """What published planners choose, each with an equal part of the time that is left.
+
+    Args:
+        stops: when the last must have ended, by ``time.monotonic``.
+    """
+    mixes, waiting = bool(mixing_layers(evaluator.problem.profile.graph)), list(_PUBLISHED)
+    while waiting and len(evaluator.problem.ranks) > 1:
+        planner = waiting.pop(0)
+        if mixes and planner in _REPLICATING:
+            continue
+        left_s = max(0.0, stops - time.monotonic()) / (len(waiting) + 1)
+        problem = replace(evaluator.problem, time_limit_s=left_s)
+        with suppress(HalopipeError):  # its own restrictions rule the problem out
+            yield choose(evaluator, planner.pipelines(problem, evaluator.book), stops=time.monotonic() + left_s)
+
+
+def mixed_replicas(
+    problem: Problem, book: PriceBook, pools: tuple[Pool, ...], sizes: tuple[int, ...]
+) -> Iterator[Replicas]:
+    """Replicas on the first 2, 3, ... ranks where these are no pool's own, for every micro-batch size."""
+    if mixing_layers(problem.profile.graph) or len({pool.kind for pool in pools}) == 1:
+        return
+    ends = np.cumsum([len(pool.ranks) for pool in pools]).tolist()
+    counts = range(2, len(problem.ranks) + 1) if len(problem.ranks) <= MANY_RANKS else ends
+    for count in counts:
+        ranks = problem.ranks[:count]
+        if any(set(ranks) <= set(pool.ranks) for pool in pools):
+            continue
+        for size in sizes:
+            shares, batches = replica_shares(problem, book, ranks, size), micro_batches(problem, size)
+            try:
+                if usable(problem, book, ranks, shares, batches):
+                    yield Replicas(_bound_s(book, ranks, shares, batches), ranks, shares, batches)
+            except MissingMeasurementError:
+                continue
+
+
+def replica_candidate(problem: Problem, found: Replicas, schedule: str) -> Candidate:
+    """The replicas as a candidate."""
+    last = len(problem.profile.graph.layers)
+    plain = Candidate.chain((0, last), (found.ranks,), (found.shares,), found.micro_batches, schedule)
+    return as_asked(problem, plain)
+
+
+def _bound_s(book: PriceBook, ranks: tuple[int, ...], shares: tuple[int, ...], batches: tuple[int, ...]) -> float:
+    """Every F, B, the reduction and the update, one after another, on the slowest rank."""
+    graph = book.profile.graph
+    samples = {rows: samples_of(shares, rows) for rows in set(batches)}
+    placed = StagePlacement(((0, len(graph.layers)),), ranks, samples, graph.parameter_bytes())
+    costs = StageCosts(book, (placed,), batches)
+    after = Action(0, Op.REDUCE_GRAD), Action(0, Op.UPDATE)
+    return max(
+        sum(costs.action_s(rank, Action(0, Op.FORWARD, m)) for m in range(len(batches)))
+        + sum(costs.action_s(rank, Action(0, Op.BACKWARD, m), m > 0) for m in range(len(batches)))
+        + sum(costs.action_s(rank, action) for action in after)
+        for rank in ranks
+    )

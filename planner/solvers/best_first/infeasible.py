@@ -1,0 +1,155 @@
+"""When nothing fits: the plan that lacks least memory, and what would help."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from planner.costs.cost_model import PriceBook
+from planner.costs.layers.cost_table import Array
+from planner.ir.constraints import format_rule
+from planner.ir.errors import HalopipeError, InfeasibleError, MissingMeasurementError
+from planner.ir.problem import Problem
+from planner.schedules import traits
+from planner.solvers.best_first.bound import Choice
+from planner.solvers.best_first.device_groups import Counts
+from planner.solvers.best_first.graph_cuts import Numbers
+from planner.solvers.best_first.queue import Frontier, Prefix
+from planner.solvers.best_first.search import Queue
+from planner.solvers.best_first.search_space import most_in_flight
+from planner.solvers.best_first.warm_start import Start, spaces
+from planner.solvers.candidates.evaluate import Evaluation, Evaluator
+from planner.solvers.candidates.explain import infeasible, size_text
+
+_QUICKLY_S = 5.0
+
+
+def no_plan_fits(evaluator: Evaluator) -> HalopipeError:
+    """The error for a problem of which no plan fits."""
+    closest = leanest(evaluator)
+    rules = (*evaluator.problem.fix, *evaluator.problem.forbid)
+    if closest is None and rules:
+        return InfeasibleError(
+            "no plan keeps to the side constraints",
+            [f"{len(evaluator.problem.fix)} fixed, {len(evaluator.problem.forbid)} forbidden"],
+            ["leave one of them out: " + ", ".join(format_rule(rule) for rule in rules)],
+        )
+    if closest is None:
+        batch, count = evaluator.problem.global_batch, len(evaluator.problem.ranks)
+        return MissingMeasurementError(
+            "no micro-batch size that may be used was measured",
+            [f"global batch {batch}, {count} ranks"],
+            ["profile more sizes, or name the sizes to use"],
+        )
+    return infeasible(evaluator.problem, closest, tuple(_would_fit(evaluator)))
+
+
+def leanest(evaluator: Evaluator) -> Evaluation | None:
+    """The candidate whose fullest rank is least over its limit, buffers at boundaries apart; None if there is none."""
+    best: Evaluation | None = None
+    for frontier in spaces(evaluator):
+        for schedule in frontier.suffixes.prices.freedom.schedules:
+            if best is not None and time.monotonic() > evaluator.stops:
+                return best
+            prefix = Leanest(frontier, schedule).prefix()
+            if prefix is None:
+                continue
+            candidate = frontier.candidate(prefix, schedule)
+            if traits(schedule).windowed:
+                candidate = replace(candidate, windows=(1,) * candidate.num_stages)
+            if best is not None and not evaluator.has_time_for(candidate):
+                continue
+            found = evaluator.evaluate(candidate)
+            if best is None or evaluator.excess(found) < evaluator.excess(best):
+                best = found
+    return best
+
+
+@dataclass(slots=True, eq=False)
+class Leanest:
+    """The suffix DP with the fullest rank's share of its limit in place of time, under one schedule."""
+
+    frontier: Frontier
+    schedule: str
+    _suffixes: dict[tuple[Counts, int], tuple[Array, Numbers, Numbers]] = field(
+        init=False, default_factory=dict, repr=False
+    )
+
+    def prefix(self) -> Prefix | None:
+        """The complete pipeline whose fullest rank is least full."""
+        suffixes = self.frontier.suffixes
+        state = suffixes.devices.all_unused
+        most = min(sum(state), suffixes.prices.freedom.max_stages or sum(state), suffixes.prices.cuts.last)
+        count = min(range(1, most + 1), key=lambda count: self._suffix(state, count)[0][0])
+        choices: list[Choice] = []
+        cuts = [0]
+        for downstream in range(count, 0, -1):
+            fullness, number, last = self._suffix(state, downstream)
+            if not np.isfinite(fullness[cuts[-1]]):
+                return None
+            choice = suffixes.choices(state)[number[cuts[-1]]]
+            choices.append(choice)
+            state = choice.option.left
+            cuts.append(int(last[cuts[-1]]))
+        return Prefix(tuple(choices), (), tuple(cuts), state, 0.0, 0.0, 0, 0.0)
+
+    def _suffix(self, state: Counts, downstream: int) -> tuple[Array, Numbers, Numbers]:
+        """By first cut: the fullest rank's share of its limit, number of the first choice, where its stage ends."""
+        found = self._suffixes.get((state, downstream))
+        if found is None:
+            found = self._suffixes[state, downstream] = self._solve(state, downstream)
+        return found
+
+    def _solve(self, state: Counts, downstream: int) -> tuple[Array, Numbers, Numbers]:
+        prices = self.frontier.suffixes.prices
+        count = len(prices.cuts.members)
+        batches = len(prices.micro_batches)
+        kept = 1 if traits(self.schedule).windowed else most_in_flight(self.schedule, downstream, batches)
+        first, last = np.arange(count)[:, None], np.arange(count)[None, :]
+        best = np.full(count, np.inf)
+        choice, cut = np.zeros(count, dtype=np.int64), np.zeros(count, dtype=np.int64)
+        for number, option in enumerate(self.frontier.suffixes.choices(state)):
+            fullness = option.group.fullness(first, last, kept)
+            if downstream > 1:
+                fullness = np.maximum(fullness, self._suffix(option.option.left, downstream - 1)[0][None, :])
+            else:
+                fullness = np.where(last == prices.cuts.last, fullness, np.inf)
+            ends, values = fullness.argmin(axis=1), fullness.min(axis=1)
+            choice, cut = np.where(values < best, number, choice), np.where(values < best, ends, cut)
+            best = np.minimum(best, values)
+        return best, choice, cut
+
+
+def _would_fit(evaluator: Evaluator) -> Iterator[str]:
+    """Relaxations of the problem under which a plan fits, one restriction at a time, then all, as time allows."""
+    problem = evaluator.problem
+    relaxed = {
+        "without --micro-batch": replace(problem, micro_batch_sizes=()) if problem.micro_batch_sizes else None,
+        "without --schedule": replace(problem, schedules=()) if problem.schedules else None,
+        "without --ranks": replace(problem, num_ranks=0) if problem.num_ranks else None,
+        "without --max-stages": replace(problem, max_stages=0) if problem.max_stages else None,
+    }
+    possible = {words: other for words, other in relaxed.items() if other is not None}
+    if len(possible) > 1:
+        free = replace(problem, micro_batch_sizes=(), schedules=(), num_ranks=0, max_stages=0)
+        possible["without all these restrictions"] = free
+    for words, other in possible.items():
+        left_s = min(_QUICKLY_S, evaluator.stops - time.monotonic())
+        found = any_fit(other, left_s) if left_s > 0 else None
+        if found is not None:
+            candidate = found.candidate
+            peak = size_text(found.peak_bytes)
+            yield (
+                f"{words}: {candidate.num_stages} stages, micro-batch {candidate.micro_batches[0]}, "
+                f"{candidate.schedule} fits ({peak})"
+            )
+            return
+
+
+def any_fit(problem: Problem, time_limit_s: float = _QUICKLY_S) -> Evaluation | None:
+    """Some plan that fits, if one is found in that time."""
+    evaluator = Evaluator(replace(problem, time_limit_s=time_limit_s), PriceBook(problem.profile))
+    return Queue(evaluator, None, any_fit=True).run(Start(evaluator).items).best

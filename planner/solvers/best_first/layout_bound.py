@@ -1,0 +1,251 @@
+"""Least times of every stretch of layers on a group, whatever the layouts of its layers: what the bounds are made of.
+
+For layers i ... j - 1 of the graph's order on one group of ranks, and M full micro-batches a step,
+
+    step_s[i, j]   all F and B, additions, the sum of gradients, the update, the executor's overhead
+    once_s[i, j]   one F and one B
+
+are the least over all choices of layouts (``inner.spans``: exact) and over samples shared as in any other plan, which
+is priced otherwise.  Memory is ignored.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from planner.costs.communication.collectives import collective_s
+from planner.costs.layers.cost_table import Array, SizeTable
+from planner.costs.shards.option import Option
+from planner.costs.stages.gradient_overlap import least_exposed_s
+from planner.costs.stages.layouts import LayoutPrices
+from planner.ir.cluster import ALL_REDUCE
+from planner.ir.constraints import Ways
+from planner.ir.errors import MissingMeasurementError
+from planner.ir.problem import ALWAYS, NEVER, SAMPLE_DIMS, Problem
+from planner.solvers.candidates.candidate import group_shares, micro_batches, mixing_layers, samples_of, usable
+from planner.solvers.candidates.constraints import Constraints, Flags
+from planner.solvers.candidates.evaluate import Evaluator
+from planner.solvers.layouts.factor_graph import LabelledGraph
+from planner.solvers.layouts.spans import all_spans
+from planner.solvers.layouts.stage import NONE, WHOLE, Options, Question, labelled_graph, options_of
+from planner.solvers.layouts.variable_elimination import eliminate
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class GroupTable:
+    """One group of ranks at one size of the micro-batch.
+
+    Attributes:
+        step_s, once_s: ``[first, last]``: the least of any stage of these layers.
+        by_samples_s: of one cut along samples alone; infinity where there is none.
+        shares: samples of each rank of a stage cut along samples alone.
+        options: of each layer; empty on one rank.
+        graph: of all layers, a step.
+    """
+
+    ranks: tuple[int, ...]
+    shares: tuple[int, ...]
+    step_s: Array
+    once_s: Array
+    by_samples_s: Array
+    options: tuple[Options, ...]
+    graph: LabelledGraph | None
+
+    def layouts(self, first: int, last: int) -> dict[int, Option]:
+        """The layouts of least ``step_s``, by layer; empty where samples alone are as good."""
+        if self.graph is None:
+            return {}
+        found = eliminate(self.graph.part(range(first, last)))
+        if not found.cost < self.by_samples_s[first, last]:
+            return {}
+        return {first + k: self.options[first + k][choice] for k, choice in enumerate(found.assignment)}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TableMaker:
+    """Makes tables for one problem and one size of the micro-batch.
+
+    Attributes:
+        backward: which backward passes the schedules that may be used have (``Question.backward``).
+    """
+
+    evaluator: Evaluator
+    constraints: Constraints
+    size: int
+    backward: str
+
+    @property
+    def problem(self) -> Problem:
+        """What is asked."""
+        return self.evaluator.problem
+
+    @property
+    def num_full(self) -> int:
+        """Micro-batches of the full size, M."""
+        return self.problem.global_batch // self.size
+
+    @property
+    def rest(self) -> int:
+        """Samples of a last, smaller micro-batch; 0: there is none."""
+        return self.problem.global_batch % self.size
+
+    def table(self, ranks: tuple[int, ...]) -> GroupTable | None:
+        """The table of a group; None if nothing can be priced on it.
+
+        Raises:
+            MemoryError: the network is too far from a chain.
+        """
+        count = len(self.problem.profile.graph.layers)
+        try:
+            step_s, once_s = self._by_samples(ranks)
+        except MissingMeasurementError:
+            step_s, once_s = np.full((2, count + 1, count + 1), np.inf)
+        plain = self._allowed(ranks, Ways(sample=len(ranks)))
+        step_s, once_s = np.where(plain, step_s, np.inf), np.where(plain, once_s, np.inf)
+        plain_s = step_s
+        options: tuple[Options, ...] = ()
+        graph = None
+        if len(ranks) > 1:
+            try:
+                prices = self.evaluator.layouts.prices(ranks, self.size)
+                options = self._options(prices)
+                if all(options):
+                    graph = self._graph(prices, options)
+                    laid_out = self._allowed(ranks, None)
+                    spans_s = all_spans(graph).cost + self._overhead_s(ranks)
+                    step_s = np.minimum(step_s, np.where(laid_out, spans_s, np.inf))
+                    spans_s = all_spans(self._once(prices, options)).cost
+                    once_s = np.minimum(once_s, np.where(laid_out, spans_s, np.inf))
+            except MissingMeasurementError:
+                graph = None
+        if not np.isfinite(step_s[0, 1:]).any() and not np.isfinite(np.diagonal(step_s, 1)).any():
+            return None
+        shares = group_shares(self.problem, self.evaluator.book, ranks, self.size)
+        return GroupTable(ranks, shares, step_s, once_s, plain_s - self._overhead_s(ranks), options, graph)
+
+    def _allowed(self, ranks: tuple[int, ...], ways: Ways | None) -> Flags:
+        """``[first, last]``: the stages on a group like ``ranks`` that side constraints allow.
+
+        Args:
+            ways: of all layers of the stage; None: each has its own, of ``options``.
+        """
+        count = len(self.problem.profile.graph.layers)
+        if not self.constraints.rules:
+            return np.ones((count + 1, count + 1), dtype=bool)
+        return self.constraints.mask(np.arange(count + 1), ranks, None, ways)
+
+    def _options(self, prices: LayoutPrices) -> tuple[Options, ...]:
+        recompute = ALWAYS if self.problem.recompute == ALWAYS else NEVER
+        found = options_of(prices, Question(tuple(range(len(prices.layers))), recompute=recompute))
+        if not self.constraints.rules:
+            return found
+        return tuple(
+            tuple(option for option in each if self.constraints.allows_layer(index, Ways.of(dict(option.cuts))))
+            for index, each in enumerate(found)
+        )
+
+    def _graph(self, prices: LayoutPrices, options: tuple[Options, ...]) -> LabelledGraph:
+        """A step of all layers: full micro-batches, then the rest of the batch at its own price."""
+        layers = tuple(range(len(prices.layers)))
+        full = labelled_graph(prices, Question(layers, self.num_full, backward=self.backward), options)
+        if not self.rest:
+            return full
+        smaller = self.evaluator.layouts.prices(prices.ranks, self.rest)
+        asked = Question(layers, 1, backward=self.backward, once_a_step=False)
+        rest = labelled_graph(smaller, asked, options)
+        nodes = []
+        for index, each in enumerate(options):
+            table = smaller.layer(index, each)
+            more = 0.0 if self.backward == NONE else table.accumulate_s.max(axis=-1)
+            nodes.append(np.where((table.shards.share > 0).all(axis=-1), rest.node_cost[index] + more, np.inf))
+        return LabelledGraph(
+            tuple(a + b for a, b in zip(full.node_cost, nodes, strict=True)),
+            {edge: cost + rest.edge_cost[edge] for edge, cost in full.edge_cost.items()},
+        )
+
+    def _once(self, prices: LayoutPrices, options: tuple[Options, ...]) -> LabelledGraph:
+        layers = tuple(range(len(prices.layers)))
+        return labelled_graph(prices, Question(layers, 1, backward=self.backward, once_a_step=False), options)
+
+    def _overhead_s(self, ranks: tuple[int, ...]) -> float:
+        """Of the actions of a step: F and B, the sum of gradients, the update."""
+        tables = self.evaluator.book.tables
+        each = max(tables.overhead_s(self.evaluator.book.kind(rank)) for rank in ranks)
+        passes = 1 if self.backward == NONE else 2
+        return each * (
+            passes * (self.num_full + (self.rest > 0)) + (0 if self.backward == NONE else 1 + (len(ranks) > 1))
+        )
+
+    def _by_samples(self, ranks: tuple[int, ...]) -> tuple[Array, Array]:
+        """(a step, one F and B) of stages cut along samples alone, or of one rank; infinity where there are none."""
+        problem, book = self.problem, self.evaluator.book
+        count = len(problem.profile.graph.layers)
+        step_s, once_s = np.full((2, count + 1, count + 1), np.inf)
+        shares = group_shares(problem, book, ranks, self.size)
+        batches = micro_batches(problem, self.size)
+        if (len(ranks) > 1 and SAMPLE_DIMS not in problem.allow) or not usable(problem, book, ranks, shares, batches):
+            return step_s, once_s
+        exchanged = self._exchanged(ranks)
+        least = samples_of(shares, self.rest) if self.rest else (0,) * len(ranks)
+        each = [
+            self._member(book.kind(rank), samples, rest, exchanged, len(ranks) > 1)
+            for rank, samples, rest in zip(ranks, shares, least, strict=True)
+        ]
+        step_s, once_s = (np.max([pair[k] for pair in each], axis=0) for k in (0, 1))
+        if len(ranks) > 1:
+            if self.backward != NONE:
+                step_s += self._reduction_s(ranks, shares, least)
+            mixing = mixing_layers(problem.profile.graph)
+            mixes = _between(_sums(np.array([layer.name in mixing for layer in problem.profile.graph.layers], float)))
+            step_s[mixes > 0], once_s[mixes > 0] = np.inf, np.inf
+        step_s += self._overhead_s(ranks)
+        return step_s, once_s
+
+    def _reduction_s(self, ranks: tuple[int, ...], shares: tuple[int, ...], rest: tuple[int, ...]) -> Array:
+        """The least that stages cut along samples alone wait for the sum of their gradients."""
+        book, cluster = self.evaluator.book, self.evaluator.book.profile.cluster
+        size = np.maximum(_between(book.tables.graph.parameter_bytes), 0.0)
+        if self.problem.shards(len(ranks)):
+            return collective_s(cluster, ALL_REDUCE, ranks, size)
+        last = zip(ranks, rest if self.rest else shares, strict=True)
+        backs = [_between(book.at(book.kind(rank), samples, True).backward_s) for rank, samples in last]
+        exchanged = _between(book.exchanges_s(ranks, self.rest or self.size)[1])
+        return least_exposed_s(cluster, ranks, size, np.max(backs, axis=0) + exchanged)
+
+    def _exchanged(self, ranks: tuple[int, ...]) -> Array:
+        """Exchanges of statistics of one F and B."""
+        if len(ranks) < 2:
+            return np.zeros((1, 1))
+        forward, backward = self.evaluator.book.exchanges_s(ranks, self.rest or self.size)
+        times = 2 if self.problem.recompute == ALWAYS and self.backward != NONE else 1
+        return _between(forward) * times + (0.0 if self.backward == NONE else _between(backward))
+
+    def _member(self, kind: str, samples: int, rest: int, exchanged: Array, shared: bool) -> tuple[Array, Array]:
+        """(a step, one F and B) of a rank with so many samples, and so many of the last micro-batch."""
+        book = self.evaluator.book
+        once_s = self._pass(book.at(kind, samples, shared)) + exchanged
+        step_s = self.num_full * once_s + (self._pass(book.at(kind, rest, shared)) + exchanged if rest else 0.0)
+        if self.backward == NONE:
+            return step_s, once_s
+        again, updates = self.num_full - (not self.rest), _between(book.tables.parameters(kind).update_s)
+        return step_s + again * _between(book.accumulate_s(kind, shared)) + updates, once_s
+
+    def _pass(self, table: SizeTable) -> Array:
+        """One F and B."""
+        if self.backward == NONE:
+            return _between(table.forward_s)
+        whole, halves = table.backward_s, table.backward_input_s + table.backward_weight_s
+        least = whole if self.backward == WHOLE else _sums(np.minimum(np.diff(whole), np.diff(halves)))
+        return _between(least) + _between(table.forward_s) * (2 if self.problem.recompute == ALWAYS else 1)
+
+
+def _between(sums: Array) -> Array:
+    """``[first, last]`` of a running sum."""
+    found: Array = sums[None, :] - sums[:, None]
+    return found
+
+
+def _sums(values: Array) -> Array:
+    return np.concatenate(([0.0], np.cumsum(values)))

@@ -1,0 +1,396 @@
+"""The search beyond samples: stages whose layers are cut along space and channels as well.
+
+What the search over samples found goes on in two ways.  The stages of its best pipelines get the best layouts of their
+layers (``inner.stage``, exact for a stage alone).  And pipelines of stretches of layers are built by the least that
+stages take under any layouts (``layout_chains``), the one of least bound first, given the layouts of least time, and
+simulated; those that do not fit get layouts for the memory there is.
+
+The searched space is that of samples, and beside it: stages of stretches of the graph's order, each on ranks of one
+pool, or all layers on all ranks; every option of each layer; every schedule with windows of its own.  The bound of the
+step is the least of
+
+    the bound of the search over samples
+    for each size of the micro-batch: work over capacity (no cut makes a sample of a layer cheaper than the cheapest
+    measured), and what is open of the chains, among them those simulated whose bound is below the best step
+
+so that a plan is proven only where its step meets it: one stage on alike ranks does, several stages rarely.
+
+From stages to plans: each layer of a stage gets the layout that is best for the stage, and the plan is simulated.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
+
+from planner.costs.shards.option import Option
+from planner.ir.constraints import Ways
+from planner.ir.errors import MissingMeasurementError
+from planner.ir.plan import Rejected
+from planner.ir.problem import ALWAYS, AUTO, NEVER, SAMPLE_DIMS, SPATIAL_DIMS, Problem
+from planner.layers import over_sites
+from planner.passes import in_flight
+from planner.schedules import traits
+from planner.solvers.best_first.bound import least_work_s
+from planner.solvers.best_first.layout_bound import GroupTable, TableMaker
+from planner.solvers.best_first.layout_chains import MOST_STATES, Chain, Chains, links_of, num_states
+from planner.solvers.best_first.search import Outcome
+from planner.solvers.candidates.candidate import (
+    Candidate,
+    Pool,
+    cut_positions,
+    gives_all_work,
+    joins_all_ranks,
+    micro_batch_sizes,
+    micro_batches,
+    mixing_layers,
+    pools,
+    program_of,
+    schedule_names,
+    with_options,
+)
+from planner.solvers.candidates.choose import ROUNDING, better
+from planner.solvers.candidates.constraints import Constraints
+from planner.solvers.candidates.evaluate import Evaluation, Evaluator
+from planner.solvers.layouts.stage import LEAST, NONE, WHOLE, Options, Question, best_layouts, options_of
+
+MOST_CHAINS = 300
+"""Pipelines that are simulated for one size of the micro-batch."""
+
+_FAR = float("inf")
+
+
+def beyond_samples(problem: Problem) -> bool:
+    """Whether layers may be cut along more than samples; those of a network over sites are not."""
+    asked = len(problem.ranks) > 1 and any(family != SAMPLE_DIMS for family in problem.allow)
+    return asked and not over_sites(problem.profile.graph)
+
+
+def with_layouts(evaluator: Evaluator, outcome: Outcome, time_limit_s: float) -> Outcome:
+    """``outcome`` of the search over samples, continued over layouts; as it is where samples alone may be cut.
+
+    Args:
+        time_limit_s: for this part of the search.
+    """
+    if not beyond_samples(evaluator.problem):
+        return outcome
+    return _Search(evaluator, outcome, time.monotonic() + time_limit_s).run()
+
+
+def left_out(problem: Problem) -> tuple[Rejected, ...]:
+    """What the search over layouts does not look at; nothing where samples alone may be cut."""
+    if not beyond_samples(problem):
+        return ()
+    found = []
+    if SPATIAL_DIMS in problem.allow and not problem.halo_depth:
+        found.append(Rejected("rows computed twice to save halos", "not asked for (--halo-depth)"))
+    if len(pools(problem)) > 1:
+        why = "all ranks together are looked at, else groups within a host and kind"
+        found.append(Rejected("layers cut along space or channels over ranks of several pools", why))
+    return tuple(found)
+
+
+@dataclass(slots=True, eq=False)
+class _Search:
+    """The search's state.
+
+    Attributes:
+        stops: when to end, by ``time.monotonic``.
+        is_cut_short: whether anything was left out for want of time.
+    """
+
+    evaluator: Evaluator
+    outcome: Outcome
+    stops: float
+    plans: LayoutPlans = field(init=False)
+    best: Evaluation | None = field(init=False)
+    by_num_stages: dict[int, Evaluation] = field(init=False)
+    num_candidates: int = field(init=False, default=0)
+    is_cut_short: bool = field(init=False, default=False)
+
+    def __post_init__(self) -> None:
+        self.plans = LayoutPlans(self.evaluator, Constraints.of(self.evaluator.problem), self.stops)
+        self.best = self.outcome.best
+        self.by_num_stages = dict(self.outcome.by_num_stages)
+
+    def run(self) -> Outcome:
+        """Everything in turn; Ctrl-C ends it with the best so far."""
+        problem = self.evaluator.problem
+        works = {
+            size: float(least_work_s(self.evaluator, size, self.plans.backward).sum()) / len(problem.ranks)
+            for size in micro_batch_sizes(problem, self.evaluator.book)
+        }
+        bounds = dict(works)
+        stopped = False
+        try:
+            self._refine()
+            for size, work_s in sorted(works.items(), key=lambda item: item[1]):
+                bounds[size] = self._bound_of_size(size, work_s)
+        except KeyboardInterrupt:
+            if self.best is None:
+                raise
+            stopped = True
+        return self._outcome(min([self.outcome.bound_s, *bounds.values()]), stopped)
+
+    @property
+    def upper_s(self) -> float:
+        """Plans from here on are of no interest."""
+        return self._wanted_s * (1 - ROUNDING)
+
+    @property
+    def _wanted_s(self) -> float:
+        return float("inf") if self.best is None else self.best.step_s / (1 + self.evaluator.problem.gap)
+
+    def _refine(self) -> None:
+        """The best pipelines of the search over samples, with the best layouts of their stages."""
+        known = [found for found in (self.outcome.best, *self.outcome.by_num_stages.values()) if found is not None]
+        for candidate in dict.fromkeys(found.candidate for found in known):
+            if self._is_late():
+                return
+            self._take(self.plans.refined(candidate))
+
+    def _bound_of_size(self, size: int, work_s: float) -> float:
+        """Looks at the chains of one size of the micro-batch: no plan of it is faster than what is returned."""
+        if work_s >= self.upper_s or self._is_late():
+            return work_s
+        problem = self.evaluator.problem
+        found_pools = pools(problem, self.plans.constraints)
+        positions = cut_positions(problem.profile.graph)
+        maker = TableMaker(self.evaluator, self.plans.constraints, size, self.plans.backward)
+        few = num_states(found_pools, positions) <= MOST_STATES
+        alone = [problem.ranks] if few else [problem.ranks, *(pool.ranks for pool in found_pools)]
+        try:
+            alone_s = min(self._one_stage(maker, ranks) for ranks in alone) if len(found_pools) > 1 or not few else _FAR
+            chains = self._chains(maker, found_pools, positions) if few else None
+        except MemoryError:
+            chains = None
+        if chains is None:
+            self.is_cut_short = True
+            return work_s
+        return max(work_s, min(alone_s, self._look_at(maker, chains), self._wanted_s))
+
+    def _one_stage(self, maker: TableMaker, ranks: tuple[int, ...]) -> float:
+        """Looks at one stage on ``ranks``: the least that it takes."""
+        last = len(self.evaluator.problem.profile.graph.layers)
+        table = None if self._is_late() else maker.table(ranks)
+        if table is None:
+            return 0.0 if self._is_late() else _FAR
+        chain = Chain(float(table.step_s[0, last]), ((0, last, ranks, table),))
+        if chain.bound_s < self.upper_s:
+            self._simulate(maker, chain)
+        return chain.bound_s
+
+    def _chains(self, maker: TableMaker, found_pools: tuple[Pool, ...], positions: tuple[int, ...]) -> Chains | None:
+        """The pipelines of one size of the micro-batch; None if time is up before they are known."""
+        problem = self.evaluator.problem
+        tables: dict[tuple[int, int], GroupTable | None] = {}
+        for number, pool in enumerate(found_pools):
+            for count in range(1, len(pool.ranks) + 1):
+                if self._is_late():
+                    return None
+                tables[number, count] = maker.table(pool.ranks[:count])
+        links = links_of(problem, maker.size, self.plans.backward)
+        return Chains(found_pools, tables, positions, links, maker.num_full, problem.max_stages)
+
+    def _look_at(self, maker: TableMaker, chains: Chains) -> float:
+        """Simulates chains by their bounds: what those that are open or could have been better take at least."""
+        open_s, next_s = _FAR, chains.bound_s()
+        try:
+            for number, chain in enumerate(chains.best_first(self._upper_in_time)):
+                open_s, next_s = min(open_s, chain.bound_s), chain.bound_s
+                if number >= MOST_CHAINS:
+                    self.is_cut_short = True
+                    break
+                self._simulate(maker, chain)
+        except TimeoutError:
+            return min(open_s, next_s)
+        return open_s
+
+    def _upper_in_time(self) -> float:
+        """As ``upper_s``; raises TimeoutError once time is up, so that a long enumeration ends."""
+        if self._is_late():
+            raise TimeoutError
+        return self.upper_s
+
+    def _simulate(self, maker: TableMaker, chain: Chain) -> None:
+        self.num_candidates += 1
+        for found in self.plans.of_chain(maker.size, chain):
+            self._take(found)
+
+    def _take(self, found: Evaluation | None) -> None:
+        if found is not None and found.fits:
+            self.best = better(self.best, found)
+            stages = found.candidate.num_stages
+            self.by_num_stages[stages] = better(self.by_num_stages.get(stages), found)
+
+    def _is_late(self) -> bool:
+        late = time.monotonic() >= self.stops
+        self.is_cut_short = self.is_cut_short or late
+        return late
+
+    def _outcome(self, bound_s: float, stopped: bool) -> Outcome:
+        found = replace(
+            self.outcome,
+            best=self.best,
+            bound_s=bound_s,
+            num_candidates=self.outcome.num_candidates + self.num_candidates,
+            by_num_stages=self.by_num_stages,
+        )
+        if stopped or self.outcome.status == "stopped":
+            return replace(found, status="stopped")
+        if self.best is None or bound_s >= self.best.step_s * (1 - 2 * ROUNDING):
+            return replace(found, status="proven")
+        cut_short = self.is_cut_short or self.outcome.status == "time limit"
+        return replace(found, status="time limit" if cut_short and bound_s < self.upper_s else "within gap")
+
+
+_FITTINGS = 4  # attempts at layouts within the memory of a pipeline
+_FITTING_S = 5.0  # seconds for the layouts of one stage
+
+Layouts = dict[int, Option]
+"""By layer."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LayoutPlans:
+    """Makes and simulates plans with layouts, as far as side constraints allow them.
+
+    Attributes:
+        stops: when to end, by ``time.monotonic``.
+    """
+
+    evaluator: Evaluator
+    constraints: Constraints
+    stops: float
+
+    @property
+    def backward(self) -> str:
+        """Which backward passes the schedules that may be used have (``Question.backward``)."""
+        known = [traits(name) for name in schedule_names(self.evaluator.problem)]
+        if not all(one.trains for one in known):
+            return NONE
+        return LEAST if any(one.splits_backward for one in known) else WHOLE
+
+    def refined(self, candidate: Candidate) -> Evaluation | None:
+        """The pipeline with the best layouts for each of its stages, or for some; None if none of these fits."""
+        by_stage = {
+            stage: layouts
+            for stage, group in enumerate(candidate.groups)
+            if len(group) > 1 and (layouts := self._best(candidate, stage))
+        }
+        choices = [_joined(by_stage.values())] if len(by_stage) > 1 else []
+        choices += list(by_stage.values())
+        best: Evaluation | None = None
+        for options in choices:
+            found = self._evaluated(candidate, options, best.step_s if best is not None else float("inf"))
+            if found is not None and found.fits and (best is None or found.step_s < best.step_s):
+                best = found
+        return best
+
+    def of_chain(self, size: int, chain: Chain) -> Iterator[Evaluation]:
+        """The chain under every schedule that has a stage on each position, recomputing or not."""
+        problem = self.evaluator.problem
+        last = chain.stages[-1][1]
+        batches = micro_batches(problem, size)
+        options = _joined(table.layouts(first, stop) for first, stop, _, table in chain.stages)
+        groups = tuple(ranks for _, _, ranks, _ in chain.stages)
+        shares = tuple(table.shares for _, _, _, table in chain.stages)
+        bounds = (*(first for first, _, _, _ in chain.stages), last)
+        for schedule in schedule_names(problem):
+            if traits(schedule).stages_per_position > 1:
+                continue
+            for again in {ALWAYS: (True,), AUTO: (False, True)}.get(problem.recompute, (False,)):
+                plain = Candidate.chain(bounds, groups, shares, batches, schedule)
+                candidate = replace(plain, recompute=(again,) * len(groups) if again else ())
+                found = self._evaluated(candidate, options)
+                if found is not None and not found.fits:
+                    found = self._fitted(candidate, found)
+                if found is not None:
+                    yield found
+
+    def _evaluated(self, candidate: Candidate, options: Layouts, known_s: float = float("inf")) -> Evaluation | None:
+        """What the simulator says (``Evaluator.evaluate``); None if it is no plan that is allowed."""
+        found = with_options(self.evaluator.layouts, candidate, options)
+        try:
+            return self.evaluator.evaluate(found, known_s) if self._is_allowed(found) else None
+        except MissingMeasurementError:
+            return None
+
+    def _is_allowed(self, candidate: Candidate) -> bool:
+        if self.evaluator.unmet(candidate):
+            return False
+        graph, sizes = self.evaluator.problem.profile.graph, set(candidate.micro_batches)
+        mixing = mixing_layers(graph)
+        for stage, group in enumerate(candidate.groups):
+            layers = [index for index, number in enumerate(candidate.stage_of) if number == stage]
+            own = {index: option for index in layers if (option := candidate.option_of(index)) is not None}
+            if own and not gives_all_work(self.evaluator.layouts, group, own, sizes):
+                return False
+            if not own and len(group) > 1:
+                shares = [self.evaluator.samples(candidate.shares[stage], rows) for rows in sizes]
+                if min(map(min, shares)) < 1 or any(graph.layers[index].name in mixing for index in layers):
+                    return False
+        return not candidate.options or joins_all_ranks(graph, candidate)
+
+    def _fitted(self, candidate: Candidate, closest: Evaluation) -> Evaluation | None:
+        """The same stages with layouts within the memory there is, found in a few attempts; None if none fits."""
+        problem = self.evaluator.problem
+        beside = [0] * len(closest.memories)  # bytes of each rank that layouts do not decide about
+        for rank, memory in enumerate(closest.memories):
+            held = memory.resident
+            beside[rank] = held.buffers + held.receive_buffers + held.batch
+        for _ in range(_FITTINGS):
+            options: Layouts = {}
+            for stage, group in enumerate(candidate.groups):
+                if len(group) == 1:
+                    continue
+                limit = tuple(max(0, problem.memory_limit_bytes(rank) - beside[rank]) for rank in group)
+                found = self._best(candidate, stage, limit)
+                if not found:
+                    return None
+                options.update(found)
+            evaluated = self._evaluated(candidate, options) if options else None
+            if evaluated is None or evaluated.fits:
+                return evaluated
+            for rank, memory in enumerate(evaluated.memories):
+                beside[rank] += max(0, memory.peak_bytes - problem.memory_limit_bytes(rank))
+        return None
+
+    def _best(self, candidate: Candidate, stage: int, limit_bytes: tuple[int, ...] = ()) -> Layouts:
+        """The best layouts of a stage on its own; empty if there are none.
+
+        Args:
+            limit_bytes: by rank of its group; empty: what there is.
+        """
+        problem = self.evaluator.problem
+        group = candidate.groups[stage]
+        prices = self.evaluator.layouts.prices(group, max(candidate.micro_batches))
+        layers = tuple(index for index, number in enumerate(candidate.stage_of) if number == stage)
+        rows = program_of(problem.profile.graph, candidate).rows
+        question = Question(
+            layers,
+            problem.global_batch / max(candidate.micro_batches),
+            in_flight(rows, candidate.num_stages)[stage],
+            limit_bytes or tuple(problem.memory_limit_bytes(rank) for rank in group),
+            ALWAYS if candidate.recomputes(stage) else NEVER,
+            backward=self.backward,
+        )
+        options = self._options(layers, options_of(prices, question))
+        if not all(options):
+            return {}
+        left_s = min(_FITTING_S, max(0.1, self.stops - time.monotonic()))
+        return dict(best_layouts(prices, question, left_s, options=options).chosen)
+
+    def _options(self, layers: tuple[int, ...], options: tuple[Options, ...]) -> tuple[Options, ...]:
+        """Those that side constraints allow."""
+        if not self.constraints.rules:
+            return options
+        return tuple(
+            tuple(option for option in each if self.constraints.allows_layer(index, Ways.of(dict(option.cuts))))
+            for index, each in zip(layers, options, strict=True)
+        )
+
+
+def _joined(parts: Iterable[Layouts]) -> Layouts:
+    return {index: option for part in parts for index, option in part.items()}

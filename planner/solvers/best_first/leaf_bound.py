@@ -1,0 +1,264 @@
+"""Complete pipelines, many at once: a simulation of all of them that never says more than the true one.
+
+Each stage is two rows of clocks: that of its fastest member, from which the neighbours hear first, and that of its
+slowest, which hears no earlier than the fastest neighbour speaks.  Both follow the order of the schedule, messages of a
+channel travel one after another, and every duration is the least of what it stands for; so every clock is a lower
+bound of those of its stage, and where members are alike the bound is what the simulator says.  One numpy operation an
+action serves all pipelines of as many stages.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise, product
+from math import comb
+
+import numpy as np
+
+from planner.costs.layers.cost_table import Array
+from planner.ir.schedule import Edge, Op, Pipeline, StageGraph
+from planner.schedules import schedule as schedule_named
+from planner.schedules import traits
+from planner.solvers.best_first.graph_cuts import Handed, Numbers
+from planner.solvers.best_first.queue import Expansion, Frontier, Prefix
+
+CAPS = (1, 2, 3, 4, 6)
+"""Windows that a windowed schedule tries: so many times the stages downstream, as far as memory allows."""
+
+FEW_WINDOWS = 40
+"""Up to so many windows all are tried."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Leaf:
+    """A complete pipeline, number ``number`` of ``leaves``, under one schedule, and what it takes at least."""
+
+    bound_s: float
+    leaves: Leaves
+    number: int
+    schedule: str
+    windows: tuple[int, ...]
+
+    @property
+    def prefix(self) -> Prefix:
+        """The pipeline."""
+        return self.leaves.prefix(self.number)
+
+
+Edges = tuple[tuple[int, int, bool], ...]
+"""Which stage hands something to which, and whether a gradient comes back."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Leaves:
+    """Pipelines with equally many stages, and the same edges between them; the last index is the pipeline.
+
+    Attributes:
+        expansions: the pipelines are complete children (by position) of these.
+        bound: of the search so far.
+        heads, backs: (stage, 2, pipeline): of the fastest and of the slowest member.
+        adds: what a B that finds gradients takes longer.
+        tails: reduction and update.
+        there, back: messages, by edge.
+        windows: the most that memory lets each stage keep.
+    """
+
+    edges: Edges
+    expansions: tuple[tuple[Expansion, Numbers], ...]
+    bound: Array
+    heads: Array
+    backs: Array
+    adds: Array
+    tails: Array
+    there: Array
+    back: Array
+    windows: Numbers
+
+    @classmethod
+    def of(cls, frontier: Frontier, found: Sequence[tuple[Expansion, Numbers]]) -> list[Leaves]:
+        """The complete children (by position) of prefixes."""
+        alike: dict[tuple[int, Edges], list[tuple[Expansion, Numbers, tuple[Array, ...]]]] = {}
+        for expansion, positions in found:
+            chain = (*expansion.parent.cuts, frontier.suffixes.prices.cuts.last)
+            handed = frontier.suffixes.prices.cuts.handed(chain)
+            trains = frontier.suffixes.prices.freedom.trains
+            edges = tuple((one.source, one.destination, one.has_gradient and trains) for one in handed)
+            arrays = _arrays(frontier, expansion, positions, handed)
+            alike.setdefault((len(chain) - 1, edges), []).append((expansion, positions, arrays))
+        return [
+            cls(
+                edges,
+                tuple((expansion, positions) for expansion, positions, _ in members),
+                *(np.concatenate(column, axis=-1) for column in zip(*(arrays for *_, arrays in members), strict=True)),
+            )
+            for (_, edges), members in alike.items()
+        ]
+
+    def __len__(self) -> int:
+        return len(self.bound)
+
+    def prefix(self, number: int) -> Prefix:
+        """The pipeline number ``number``."""
+        for expansion, positions in self.expansions:
+            if number < len(positions):
+                return expansion.child(int(positions[number]))
+            number -= len(positions)
+        raise IndexError(number)
+
+    def under(
+        self, schedule: str, num_microbatches: int, upper_s: float, others: Collection[str] = ()
+    ) -> Iterator[Leaf]:
+        """The pipelines that may take less than ``upper_s`` under a schedule, each with its windows.
+
+        Args:
+            others: schedules that are tried as well: windows that make the same order are left out.
+        """
+        same = self._windows_of(others, num_microbatches) if traits(schedule).windowed else set()
+        for windows, numbers in self._windows(schedule, num_microbatches):
+            if windows in same:
+                continue
+            bound = self._bound(schedule, windows, num_microbatches, numbers)
+            for number in np.flatnonzero(bound < upper_s):
+                yield Leaf(float(bound[number]), self, int(numbers[number]), schedule, windows)
+
+    def _windows_of(self, schedules: Collection[str], num_microbatches: int) -> set[tuple[int, ...]]:
+        """The windows of schedules that have fixed ones, where each stage reads from the one before."""
+        num_stages = len(self.heads)
+        if not all((s, s + 1, True) in self.edges for s in range(num_stages - 1)):
+            return set()
+        depth = range(num_stages, 0, -1)
+        known = {
+            "1f1b": list(depth),
+            "1f1b-so": [2 * d - 1 for d in depth],
+            "gpipe": [num_microbatches for _ in depth],
+        }
+        return {tuple(min(w, num_microbatches) for w in known[name]) for name in schedules if name in known}
+
+    def _bound(self, schedule: str, windows: tuple[int, ...], num_microbatches: int, numbers: Numbers) -> Array:
+        num_stages = len(self.heads)
+        order = _order(schedule, num_stages, num_microbatches, self.edges, windows)
+        if order is None:
+            return np.asarray(self.bound[numbers])
+        heads, backs, adds = self.heads[..., numbers], self.backs[..., numbers], self.adds[:, numbers]
+        there, back = self.there[:, numbers], self.back[:, numbers]
+        into = [[e for e, edge in enumerate(self.edges) if edge[1] == s] for s in range(num_stages)]
+        out_of = [[e for e, edge in enumerate(self.edges) if edge[0] == s] for s in range(num_stages)]
+        returning = [[e for e in out_of[s] if self.edges[e][2]] for s in range(num_stages)]
+        clock = np.zeros((num_stages, 2, len(numbers)))
+        wire_there, wire_back = np.zeros_like(there), np.zeros_like(back)
+        arrived: dict[tuple[bool, int, int], Array] = {}
+        first = [True] * num_stages
+        for forward, stage, microbatch in order:
+            now = clock[stage]
+            for edge in into[stage] if forward else returning[stage]:
+                now = np.maximum(now, arrived.pop((forward, edge, microbatch)))
+            if forward:
+                now = now + heads[stage]
+            else:
+                now = now + backs[stage] + (0.0 if first[stage] else adds[stage])
+                first[stage] = False
+            clock[stage] = now
+            wire, seconds = (wire_there, there) if forward else (wire_back, back)
+            for edge in out_of[stage] if forward else into[stage]:
+                wire[edge] = np.maximum(wire[edge], now[0]) + seconds[edge]
+                arrived[forward, edge, microbatch] = wire[edge].copy()
+        end = (clock.max(axis=1) + self.tails[:, numbers]).max(axis=0)
+        return np.asarray(np.maximum(self.bound[numbers], end))
+
+    def _windows(self, schedule: str, num_microbatches: int) -> Iterator[tuple[tuple[int, ...], Numbers]]:
+        """The windows to try under a schedule, and the pipelines to try them on."""
+        every = np.arange(len(self))
+        if not traits(schedule).windowed:
+            yield (), every
+            return
+        held = np.minimum.accumulate(self.windows, axis=0)  # no stage can have more in flight than the one before
+        seen: dict[tuple[int, ...], list[int]] = {}
+        for most in np.unique(held, axis=1).T:
+            numbers = np.flatnonzero((held == most[:, None]).all(axis=0))
+            for windows in windows_to_try(tuple(most.tolist()), num_microbatches):
+                seen.setdefault(windows, []).extend(numbers.tolist())
+        for windows, found in seen.items():
+            yield windows, np.unique(found)
+
+
+@functools.lru_cache(maxsize=4096)
+def windows_to_try(most: tuple[int, ...], num_microbatches: int) -> tuple[tuple[int, ...], ...]:
+    """Windows of the stages of a chain, none above ``most`` (which never grows) nor above the window before.
+
+    All there are, if they are few; else some multiples of the stages downstream, as far as ``most`` allows.
+    """
+    num_stages = len(most)
+    if comb(num_microbatches + num_stages - 1, num_stages) <= FEW_WINDOWS:
+        every = product(*(range(1, window + 1) for window in most))
+        return tuple(windows for windows in every if all(a >= b for a, b in pairwise(windows)))
+    found: dict[tuple[int, ...], None] = {}
+    for cap in CAPS:
+        capped = [min(window, cap * (num_stages - 1 - s) + 1) for s, window in enumerate(most)]
+        found[tuple(capped)] = None
+    return tuple(found)
+
+
+@functools.lru_cache(maxsize=4096)
+def _order(
+    schedule: str, num_stages: int, num_microbatches: int, edges: Edges, windows: tuple[int, ...]
+) -> tuple[tuple[bool, int, int], ...] | None:
+    """(forward?, stage, micro-batch) in an order in which all can run; None if backwards are split."""
+    graph = StageGraph(num_stages, num_microbatches, tuple(Edge(s, t, (), gradient) for s, t, gradient in edges))
+    rows = schedule_named(schedule)(Pipeline(graph, windows=windows)).rows
+    if any(action.op not in (Op.FORWARD, Op.BACKWARD) for row in rows for action in row):
+        return None
+    needs = {
+        True: [[s for s, t, _ in edges if t == stage] for stage in range(num_stages)],
+        False: [[t for s, t, gradient in edges if s == stage and gradient] for stage in range(num_stages)],
+    }
+    steps = [[(action.op is Op.FORWARD, action.microbatch or 0) for action in row] for row in rows]
+    position = [0] * num_stages
+    done: set[tuple[bool, int, int]] = set()
+    found: list[tuple[bool, int, int]] = []
+    while True:
+        before = len(found)
+        for stage, row in enumerate(steps):
+            while position[stage] < len(row):
+                forward, microbatch = row[position[stage]]
+                if any((forward, source, microbatch) not in done for source in needs[forward][stage]):
+                    break
+                done.add((forward, stage, microbatch))
+                found.append((forward, stage, microbatch))
+                position[stage] += 1
+        if len(found) == before:
+            return tuple(found) if len(done) == sum(map(len, rows)) else None
+
+
+def _arrays(
+    frontier: Frontier, expansion: Expansion, positions: Numbers, handed: tuple[Handed, ...]
+) -> tuple[Array, ...]:
+    table, rows, parent = expansion.table, expansion.row[positions], expansion.parent
+    count, last = len(rows), len(parent.choices)
+
+    def by_stage(name: str) -> Array:
+        before = [np.full(count, getattr(t.stage, name)[row]) for t, row in parent.rows]
+        return np.array([*before, getattr(table.stage, name)[rows]])
+
+    groups, links = frontier.stage_groups(parent), frontier.suffixes.links
+    ends = frontier.next_groups(parent, table) if handed else []
+    messages = np.zeros((2, len(handed), count))
+    for number, one in enumerate(handed):
+        if one.destination < last:
+            seconds = links.handed(groups[one.source], groups[one.destination], one)
+            messages[:, number] = np.array(seconds)[:, None]
+            continue
+        for choice in np.unique(table.choice[rows]):
+            seconds = links.handed(groups[one.source], ends[choice], one)
+            messages[:, number, table.choice[rows] == choice] = np.array(seconds)[:, None]
+    return (
+        expansion.bound_s[positions],
+        np.stack([by_stage("head"), by_stage("slow_head")], axis=1),
+        np.stack([by_stage("back"), by_stage("slow_back")], axis=1),
+        by_stage("adds"),
+        by_stage("tail"),
+        messages[0],
+        messages[1],
+        by_stage("window"),
+    )

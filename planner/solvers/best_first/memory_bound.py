@@ -1,0 +1,130 @@
+"""How many micro-batches a stage can keep at most, for any two cuts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.costs.cost_model import PriceBook
+from planner.costs.layers.cost_table import Array
+from planner.ir.problem import Problem
+from planner.solvers.best_first.graph_cuts import Cuts, Numbers
+
+Workspace = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Holder:
+    """Members of a group that hold alike: sums at each cut, in bytes, and what they may hold.
+
+    Attributes:
+        resident: parameters, gradients, optimiser state, buffers.
+        saved, saved_rest: between F and B, for a full micro-batch and for the last one.
+        workspace: by first and last cut, of the hungriest layer; None: taken as 0.
+        gradients, once: of parameters, and what a full micro-batch saves, if the first backward is known to make the
+            ones as it lets go of the other; then the lesser of the two need not be there with everything else.
+    """
+
+    resident: Array
+    saved: Array
+    saved_rest: Array
+    workspace: Workspace | None
+    limit_bytes: int
+    gradients: Array | None = None
+    once: Array | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Memory:
+    """What stages hold on the members of a group."""
+
+    holders: tuple[Holder, ...]
+
+    def window(self, first: Numbers, last: Numbers, num_microbatches: int) -> Numbers:
+        """How many micro-batches fit at most, 0 to ``num_microbatches``, for stages between two cuts, elementwise."""
+        found = np.full(np.broadcast(first, last).shape, num_microbatches, dtype=np.int64)
+        rounding = num_microbatches + 6  # the simulator rounds bytes slot by slot
+        for holder in self.holders:
+            free = holder.limit_bytes + rounding - self.needed(holder, first, last, 0)
+            full = holder.saved[last] - holder.saved[first]
+            rest = holder.saved_rest[last] - holder.saved_rest[first]
+            more = np.floor(np.maximum(free - rest, 0.0) / np.maximum(full, 1e-9))
+            fitting = np.where(free < rest, 0, np.minimum(more + 1, num_microbatches))
+            found = np.minimum(found, fitting.astype(np.int64))
+        return found
+
+    def needed(self, holder: Holder, first: Numbers, last: Numbers, kept: int) -> Array:
+        """Bytes that a stage holds with ``kept`` full micro-batches, at least."""
+        found = holder.resident[last] - holder.resident[first] + kept * (holder.saved[last] - holder.saved[first])
+        if holder.gradients is not None and holder.once is not None:
+            gradients = holder.gradients[last] - holder.gradients[first]
+            found = found - np.minimum(gradients, holder.once[last] - holder.once[first])
+        return np.asarray(found if holder.workspace is None else found + holder.workspace[first, last])
+
+    def fullness(self, first: Numbers, last: Numbers, kept: int) -> Array:
+        """The fullest member's share of its limit, with ``kept`` full micro-batches."""
+        found = (self.needed(holder, first, last, kept) / max(1, holder.limit_bytes) for holder in self.holders)
+        return np.asarray(np.maximum.reduce(list(found)))
+
+
+def holder_of(
+    book: PriceBook,
+    cuts: Cuts,
+    kind: str,
+    sizes: tuple[float, ...],
+    limit_bytes: int,
+    trains: bool,
+    recompute: bool,
+    parts: int,
+    workspaces: dict[tuple[str, float, bool], Workspace],
+) -> Holder:
+    """What a member that gets ``sizes`` samples of the micro-batches holds.
+
+    Args:
+        parts: among how many members the optimiser's state is divided.
+        workspaces: those worked out before, by kind, samples and recompute; added to.
+    """
+    graph, full, rest = book.tables.graph, book.tables.at(kind, sizes[0]), book.tables.at(kind, sizes[-1])
+    state = 2 + book.profile.optimizer.state_bytes_per_parameter_byte / parts if trains else 1
+    resident = cuts.sums(state * np.diff(graph.parameter_bytes) + np.diff(graph.buffer_bytes))
+    keeps = trains and not recompute
+    by_layer = book.levels.at(kind, sizes[0]) is not None
+    once = cuts.sums(np.diff(full.saved_bytes))
+    key = (kind, sizes[0], recompute)
+    if key not in workspaces:
+        # Where levels of layers are known, the hungriest may run when others have let go: nothing is sure.
+        workspaces[key] = cuts.largest(np.zeros_like(full.workspace_bytes) if by_layer else full.workspace_bytes)
+        if recompute and trains:
+            workspaces[key] = workspaces[key] + (once[None, :] - once[:, None])
+    nothing = np.zeros(len(cuts.members))
+    return Holder(
+        resident,
+        cuts.sums(np.diff(full.saved_bytes)) if keeps else nothing,
+        cuts.sums(np.diff(rest.saved_bytes)) if keeps else nothing,
+        workspaces[key],
+        limit_bytes,
+        cuts.sums(np.diff(graph.parameter_bytes)) if by_layer and trains else None,
+        once if by_layer and trains else None,
+    )
+
+
+def may_bind(problem: Problem, book: PriceBook, sizes: Iterable[tuple[str, float, int]], num_microbatches: int) -> bool:
+    """Whether memory can matter at all: whether the whole network with all micro-batches overflows some device.
+
+    Args:
+        sizes: kind, samples and limit of each kind of member.
+    """
+    graph = book.tables.graph
+    state = 2 + problem.profile.optimizer.state_bytes_per_parameter_byte
+    always = state * graph.parameter_bytes[-1] + graph.buffer_bytes[-1]
+    for kind, samples, limit in sizes:
+        table = book.tables.at(kind, samples)
+        levels = book.levels.at(kind, samples)
+        highest = table.workspace_bytes.max(initial=0.0) if levels is None else levels[:4].max(initial=0.0)
+        most = always + num_microbatches * table.saved_bytes[-1] + highest
+        if most > limit:
+            return True
+    return False

@@ -1,0 +1,191 @@
+"""What messages between two groups take at least: for each row of ``Columns``, in seconds."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass, field, fields
+
+import numpy as np
+
+from planner.costs.communication.collectives import transfer_s
+from planner.costs.communication.links import without_pairs
+from planner.costs.layers.cost_table import Array
+from planner.ir.cluster import ACROSS_HOSTS, WITHIN_HOST, Link
+from planner.solvers.best_first.graph_cuts import Handed
+from planner.solvers.best_first.stage_bound import Group, Prices
+
+Pieces = frozenset[tuple[str, float]]
+"""Messages by link class and samples; equal ones once."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Handover:
+    """Messages between a stage and the next one, by row of ``Columns``.
+
+    Attributes:
+        there: from the end of an F to the start of the F behind, which waits for all pieces of its rank.
+        path: the same for a given rank of the stage, whose piece may be the smallest.
+        back: from a B to a B before.
+        back_all: from the last B behind to a B before that waits for all pieces of its rank.
+        load_there, load_back: all messages of a step one after another, on the channel with the largest pieces.
+        load_both: both directions, where they share a wire; else 0.
+        overhead: of sending and receiving, the same everywhere; in ``there``, ``path`` and the ways back.
+    """
+
+    there: Array
+    path: Array
+    back: Array
+    back_all: Array
+    load_there: Array
+    load_back: Array
+    load_both: Array
+    overhead: Array
+
+
+@dataclass(slots=True, eq=False)
+class Links:
+    """Hand-overs between groups, each worked out once."""
+
+    prices: Prices
+    _links: dict[str, Link] = field(init=False, repr=False)
+    _seconds: dict[tuple[str, float, bool], Array] = field(init=False, default_factory=dict, repr=False)
+    _handed: dict[object, tuple[float, float]] = field(init=False, default_factory=dict, repr=False)
+    _alike: dict[object, Handover] = field(init=False, default_factory=dict, repr=False)
+    _known: dict[object, Handover] = field(init=False, default_factory=dict, repr=False)
+
+    def __post_init__(self) -> None:
+        links = without_pairs(self.prices.book.profile.cluster).links
+        self._links = {name: least_link(link) for name, link in links.items()}
+
+    def between(self, source: Group, destination: Group) -> Handover:
+        """Messages from ``source`` to ``destination``, and gradients back."""
+        key = (source.counts, source.shares, destination.counts, destination.shares)
+        found = self._known.get(key)
+        if found is None:
+            found = self._known[key] = self._work_out(source, destination)
+        return found
+
+    def handed(self, source: Group, destination: Group, handed: Handed) -> tuple[float, float]:
+        """As ``there`` and ``back_all`` of :class:`Handover`, for given bytes and without the executor's overhead."""
+        ends = (source.counts, source.shares, destination.counts, destination.shares)
+        key = (*ends, handed.forward_bytes, handed.backward_bytes)
+        found = self._handed.get(key)
+        if found is None:
+            patterns = [
+                pattern
+                for first in source.orders
+                for second in destination.orders
+                for pattern in self._patterns(source, first, destination, second).values()
+            ]
+            there = min(self._slowest(rank, handed.forward_bytes) for p in patterns for rank in p.by_receiver)
+            back = min(self._slowest(rank, handed.backward_bytes) for p in patterns for rank in p.by_sender)
+            found = self._handed[key] = (there, back)
+        return found
+
+    def _slowest(self, pieces: Pieces, bytes_per_sample: float) -> float:
+        return max(float(transfer_s(self._links[link], bytes_per_sample * samples)) for link, samples in pieces)
+
+    def _patterns(
+        self, source: Group, first: tuple[int, ...], destination: Group, second: tuple[int, ...]
+    ) -> dict[int, _Pieces]:
+        """Who hands what to whom, by samples of the micro-batch, if members are in the orders given."""
+        hosts = [tuple(self.prices.pools[pool].host for pool in order) for order in (first, second)]
+        if not (source.orders_known and destination.orders_known) and set(hosts[0]) & set(hosts[1]):
+            hosts = [("",) * len(members) for members in hosts]  # any two members might be on one host
+        if len(set(hosts[0])) == len(set(hosts[1])) == 1 or not set(hosts[0]) & set(hosts[1]):
+            hosts = [("",) * source.size, ("" if hosts[0][0] == hosts[1][0] else "other",) * destination.size]
+        return {
+            rows: _pieces(source.samples[rows], destination.samples[rows], hosts[0], hosts[1])
+            for rows in set(self.prices.micro_batches)
+        }
+
+    def _work_out(self, source: Group, destination: Group) -> Handover:
+        if len(source.orders) * len(destination.orders) == 1:
+            return self._in_order(source, source.orders[0], destination, destination.orders[0])
+        found = [self._in_order(source, a, destination, b) for a in source.orders for b in destination.orders]
+        return Handover(*(np.minimum.reduce([getattr(one, name.name) for one in found]) for name in fields(Handover)))
+
+    def _in_order(self, source: Group, first: tuple[int, ...], destination: Group, second: tuple[int, ...]) -> Handover:
+        batches = self.prices.micro_batches
+        overhead_s = source.prices.overhead_s + destination.prices.overhead_s
+        by_size = self._patterns(source, first, destination, second)
+        receivers = frozenset(pieces for found in by_size.values() for pieces in found.by_receiver)
+        senders = frozenset(pieces for found in by_size.values() for pieces in found.by_sender)
+        full: Pieces = frozenset().union(*by_size[batches[0]].by_receiver)
+        key = (receivers, senders, full, overhead_s)
+        if key not in self._alike:
+            self._alike[key] = self._price(receivers, senders, full, overhead_s)
+        return self._alike[key]
+
+    def _price(
+        self, receivers: frozenset[Pieces], senders: frozenset[Pieces], full: Pieces, overhead_s: float
+    ) -> Handover:
+        """Hand-overs of these pieces: those of each receiver, of each sender, and all of a full micro-batch."""
+        batches = self.prices.micro_batches
+        every: Pieces = frozenset().union(*receivers)
+        load_there = self._most(full, forward=True) * batches.count(batches[0])
+        load_back = self._most(full, forward=False) * batches.count(batches[0])
+        duplex = all(self._links[name].duplex for name, _ in every)
+        return Handover(
+            there=self._least_of_most(receivers, forward=True) + overhead_s,
+            path=self._least(every, forward=True) + overhead_s,
+            back=self._least(every, forward=False) + overhead_s,
+            back_all=self._least_of_most(senders, forward=False) + overhead_s,
+            load_there=load_there,
+            load_back=load_back,
+            load_both=np.zeros_like(load_there) if duplex else load_there + load_back,
+            overhead=np.full_like(load_there, overhead_s),
+        )
+
+    def _least_of_most(self, ranks: frozenset[Pieces], forward: bool) -> Array:
+        """The least, over ranks, of the longest of a rank's pieces."""
+        return np.asarray(np.minimum.reduce([self._most(pieces, forward) for pieces in ranks]))
+
+    def _most(self, pieces: Pieces, forward: bool) -> Array:
+        return np.asarray(np.maximum.reduce([self._of(link, samples, forward) for link, samples in pieces]))
+
+    def _least(self, pieces: Pieces, forward: bool) -> Array:
+        return np.asarray(np.minimum.reduce([self._of(link, samples, forward) for link, samples in pieces]))
+
+    def _of(self, link: str, samples: float, forward: bool) -> Array:
+        found = self._seconds.get((link, samples, forward))
+        if found is None:
+            columns = self.prices.cuts.columns
+            per_sample = columns.forward_bytes if forward else columns.backward_bytes
+            found = self._seconds[link, samples, forward] = transfer_s(self._links[link], per_sample * samples)
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Pieces:
+    """The messages of one micro-batch: those of each receiver, and of each sender, equal ones once."""
+
+    by_receiver: frozenset[Pieces]
+    by_sender: frozenset[Pieces]
+
+
+@functools.lru_cache(maxsize=65536)
+def _pieces(
+    source: tuple[float, ...], destination: tuple[float, ...], sources: tuple[str, ...], destinations: tuple[str, ...]
+) -> _Pieces:
+    """The messages, given the samples of each member before and behind, and the hosts they are on."""
+    starts, ends = (np.round(np.cumsum([0, *shares]), 9) for shares in (source, destination))  # of whole samples exact
+    borders = np.union1d(starts, ends)
+    first = np.searchsorted(starts, borders[:-1], side="right") - 1
+    second = np.searchsorted(ends, borders[:-1], side="right") - 1
+    by_receiver: list[set[tuple[str, float]]] = [set() for _ in destination]
+    by_sender: list[set[tuple[str, float]]] = [set() for _ in source]
+    for i, j, size in zip(first.tolist(), second.tolist(), np.diff(borders).tolist(), strict=True):
+        piece = (WITHIN_HOST if sources[i] == destinations[j] else ACROSS_HOSTS, size)
+        by_receiver[j].add(piece)
+        by_sender[i].add(piece)
+    return _Pieces(frozenset(map(frozenset, by_receiver)), frozenset(map(frozenset, by_sender)))
+
+
+def least_link(link: Link) -> Link:
+    """The link with a table that never falls, below the measured one: what at least so many bytes take."""
+    if not link.points:
+        return link
+    seconds = np.minimum.accumulate([s for _, s in link.points][::-1])[::-1]
+    points = tuple((size, float(s)) for (size, _), s in zip(link.points, seconds, strict=True))
+    return Link(link.latency_s, link.bandwidth_bytes_per_s, points, link.duplex, link.evidence)

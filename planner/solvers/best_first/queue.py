@@ -1,0 +1,320 @@
+"""Pipelines under construction: a prefix of stages, what it certainly takes, and its best continuations."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field, fields
+
+import numpy as np
+
+from planner.costs.layers.cost_table import Array
+from planner.solvers.best_first.bound import Choice, Labels, Suffixes
+from planner.solvers.best_first.device_groups import Counts, member_orders
+from planner.solvers.best_first.graph_cuts import Numbers
+from planner.solvers.best_first.message_bound import Handover
+from planner.solvers.best_first.stage_bound import Group, Stage
+from planner.solvers.candidates.candidate import Candidate
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Prefix:
+    """The first stages of a pipeline.
+
+    Attributes:
+        choices: of each stage.
+        rows: of each stage, the table it is in and its number there.
+        cuts: stage ``s`` goes from cut ``cuts[s]`` to ``cuts[s + 1]``.
+        state: unused devices.
+        started_s: the end of the last stage's first F.
+        returns_s: what follows once the last gradient has come back to the last stage: its last B, and all upstream.
+        window: the least window of the stages, which those behind cannot exceed.
+        bound_s: what the stages so far take together.
+    """
+
+    choices: tuple[Choice, ...]
+    rows: tuple[tuple[Table, int], ...]
+    cuts: tuple[int, ...]
+    state: Counts
+    started_s: float
+    returns_s: float
+    window: int
+    bound_s: float
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Table:
+    """All stages that may follow with given devices from a given cut, flat: the same for all prefixes that end there.
+
+    Attributes:
+        choice: number of the choice, by stage; last: where the stage ends.
+    """
+
+    choices: tuple[Choice, ...]
+    choice: Numbers
+    last: Numbers
+    stage: Stage
+    labels: Labels
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Expansion:
+    """The stages that may follow a prefix, the most promising first; made into prefixes one by one.
+
+    Attributes:
+        bound_s: of each child with its best continuation, ascending.
+        row: number in the table, by child.
+        started_s, returns_s, own_s: of each child, see :class:`Prefix`.
+    """
+
+    parent: Prefix
+    table: Table
+    bound_s: Array
+    row: Numbers
+    started_s: Array
+    returns_s: Array
+    own_s: Array
+    window: Numbers
+
+    def __len__(self) -> int:
+        return len(self.bound_s)
+
+    def only(self, positions: Numbers) -> Expansion:
+        """The children at ``positions``."""
+        return Expansion(
+            self.parent,
+            self.table,
+            self.bound_s[positions],
+            self.row[positions],
+            self.started_s[positions],
+            self.returns_s[positions],
+            self.own_s[positions],
+            self.window[positions],
+        )
+
+    def child(self, position: int) -> Prefix:
+        """The prefix number ``position``."""
+        parent, row = self.parent, int(self.row[position])
+        choice = self.table.choices[self.table.choice[row]]
+        return Prefix(
+            (*parent.choices, choice),
+            (*parent.rows, (self.table, row)),
+            (*parent.cuts, int(self.table.last[row])),
+            choice.option.left,
+            float(self.started_s[position]),
+            float(self.returns_s[position]),
+            int(self.window[position]),
+            float(self.own_s[position]),
+        )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Arrival:
+    """How stages are tied to the one before, by row of a table, in seconds.
+
+    Attributes:
+        start: when the first F may start; all_there: when the last input can be there.
+        upstream: what follows upstream after the last B; all_back: after the first gradient.
+        both: the step, if inputs and gradients share a wire.
+        window: the most micro-batches in flight before it.
+    """
+
+    start: Array
+    all_there: Array
+    upstream: Array
+    all_back: Array
+    both: Array
+    window: Numbers
+
+
+@dataclass(slots=True, eq=False)
+class Frontier:
+    """Makes prefixes longer."""
+
+    suffixes: Suffixes
+    _tables: dict[tuple[Counts, int], Table] = field(init=False, default_factory=dict, repr=False)
+
+    def root(self) -> Prefix:
+        """No stage yet."""
+        count = len(self.suffixes.prices.micro_batches)
+        return Prefix((), (), (0,), self.suffixes.devices.all_unused, 0.0, 0.0, count, 0.0)
+
+    def is_complete(self, prefix: Prefix) -> bool:
+        """Whether all layers are placed."""
+        return prefix.cuts[-1] == self.suffixes.prices.cuts.last
+
+    def expand(self, prefix: Prefix, upper_s: float) -> Expansion:
+        """What may follow ``prefix`` in less than ``upper_s``."""
+        table = self._table(prefix.state, prefix.cuts[-1])
+        stage, labels = table.stage, table.labels
+        tied = self._arrival(prefix, table)
+        count = len(self.suffixes.prices.micro_batches)
+        window = np.minimum(stage.window, tied.window)
+        end = np.maximum(labels.end, -(-count // np.maximum(window, 1)) * labels.trip)
+        tail = np.maximum(stage.tail, tied.upstream)
+        bound = np.maximum.reduce(
+            [
+                np.full(len(end), prefix.bound_s),
+                tied.start + np.maximum(end + tail, labels.total),
+                labels.free,
+                tied.all_there + labels.trip + tied.upstream,
+                tied.start + labels.trip + tied.all_back,
+                tied.both,
+            ]
+        )
+        cuts = self.suffixes.prices.cuts
+        if prefix.choices and cuts.complete:
+            bound = np.where(cuts.disorder(prefix.cuts[-2], prefix.cuts[-1], table.last), np.inf, bound)
+        limit = self.suffixes.prices.freedom.max_stages
+        if limit and len(prefix.choices) + 1 >= limit:
+            bound = np.where(table.last == cuts.last, bound, np.inf)
+        rows = np.flatnonzero(bound < upper_s)
+        rows = rows[np.argsort(bound[rows], kind="stable")]
+        own = np.maximum(prefix.bound_s, tied.start + np.maximum(stage.work + tail, stage.all_work + stage.tail))
+        return Expansion(
+            prefix,
+            table,
+            bound[rows],
+            rows,
+            (tied.start + stage.head)[rows],
+            (stage.back + tail)[rows],
+            own[rows],
+            window[rows],
+        )
+
+    def candidate(self, prefix: Prefix, schedule: str) -> Candidate:
+        """The complete pipeline with its ranks: the first free ones of each pool."""
+        prices = self.suffixes.prices
+        groups = []
+        taken = Counter[int]()
+        for counts in self._hosts(prefix):
+            members = member_orders(prices.pools, counts)[0]
+            ranks = []
+            for number in members:
+                ranks.append(prices.pools[number].ranks[taken[number]])
+                taken[number] += 1
+            groups.append(tuple(ranks))
+        recompute = tuple(choice.group.recompute for choice in prefix.choices)
+        return Candidate(
+            prices.cuts.stage_of(prefix.cuts),
+            tuple(groups),
+            tuple(choice.group.shares for choice in prefix.choices),
+            prices.micro_batches,
+            schedule,
+            recompute=recompute if any(recompute) else (),
+        )
+
+    def stage_groups(self, prefix: Prefix) -> list[Group]:
+        """The group of each stage, hosts called by their own numbers."""
+        found = zip(self._hosts(prefix), prefix.choices, strict=True)
+        return [self._version(counts, choice.group.version) for counts, choice in found]
+
+    def next_groups(self, prefix: Prefix, table: Table) -> list[Group]:
+        """The same of each choice of a stage behind ``prefix``."""
+        names = self._names(prefix)
+        return [self._version(_named(c.option.group, names), c.group.version) for c in table.choices]
+
+    def _hosts(self, prefix: Prefix) -> list[Counts]:
+        """The devices of each stage by pool, hosts called by their own numbers."""
+        return [
+            _named(choice.option.group, self._names(prefix, number)) for number, choice in enumerate(prefix.choices)
+        ]
+
+    def _names(self, prefix: Prefix, stages: int | None = None) -> Counts:
+        """What the pools of the state behind the first ``stages`` stages are called."""
+        devices = self.suffixes.devices
+        _, names = devices.canonical(tuple(len(pool.ranks) for pool in devices.pools))
+        for choice in prefix.choices[:stages]:
+            names = tuple(names[place] for place in choice.option.order)
+        return names
+
+    def _version(self, counts: Counts, version: tuple[bool, bool]) -> Group:
+        return next(g for g in self.suffixes.prices.versions(counts) if g.version == version)
+
+    def _renamed(self, choice: Choice) -> Group:
+        return self._version(choice.option.renamed, choice.group.version)
+
+    def _table(self, state: Counts, first: int) -> Table:
+        found = self._tables.get((state, first))
+        if found is None:
+            found = self._tables[state, first] = self._make_table(state, first)
+        return found
+
+    def _make_table(self, state: Counts, first: int) -> Table:
+        suffixes = self.suffixes
+        choices = suffixes.choices(state)
+        firsts = np.array([first])
+        parts = []
+        for number, choice in enumerate(choices):
+            begin, lasts = suffixes.pairs(choice, firsts)
+            if not len(lasts):
+                continue
+            stage, labels = suffixes.stages(choice, begin, lasts)
+            kept = np.flatnonzero(np.isfinite(labels.total) & (labels.free <= suffixes.upper_s))
+            parts.append(
+                (
+                    np.full(len(kept), number),
+                    lasts[kept],
+                    [getattr(stage, f.name)[kept] for f in fields(Stage)],
+                    [getattr(labels, f.name)[kept] for f in fields(Labels)],
+                )
+            )
+        if not parts:
+            nothing, none = np.zeros(0), np.zeros(0, dtype=np.int64)
+            stage = Stage(nothing, nothing, nothing, nothing, nothing, nothing, nothing, nothing, none)
+            return Table(choices, none, none, stage, Labels(nothing, nothing, nothing, nothing))
+        number, last, stages, labels_of = zip(*parts, strict=True)
+        return Table(
+            choices,
+            np.concatenate(number),
+            np.concatenate(last),
+            Stage(*(np.concatenate(column) for column in zip(*stages, strict=True))),
+            Labels(*(np.concatenate(column) for column in zip(*labels_of, strict=True))),
+        )
+
+    def columns(self, prefix: Prefix, table: Table) -> Numbers:
+        """By row of ``table``, the row of ``Columns`` for what comes from the last stage of ``prefix``."""
+        cuts = self.suffixes.prices.cuts
+        content = cuts.content[prefix.cuts[-1], table.last]
+        return np.asarray(cuts.column[content, prefix.cuts[-2], prefix.cuts[-1]])
+
+    def last_handovers(self, prefix: Prefix, table: Table, rows: Numbers) -> dict[str, Array]:
+        """Messages from the last stage of ``prefix`` to each of some ``rows`` of ``table``; see ``Handover``."""
+        source = self._renamed(prefix.choices[-1])
+        columns = self.columns(prefix, table)[rows]
+        names = [one.name for one in fields(Handover)]
+        found = {name: np.zeros(len(rows)) for name in names}
+        for number in np.unique(table.choice[rows]):
+            link = self.suffixes.links.between(source, table.choices[number].group)
+            mine = table.choice[rows] == number
+            for name in names:
+                found[name][mine] = getattr(link, name)[columns[mine]]
+        return found
+
+    def _arrival(self, prefix: Prefix, table: Table) -> _Arrival:
+        """How the stages of ``table`` are tied to the last stage of ``prefix``."""
+        zeros = np.zeros(len(table.choice))
+        count = np.full(len(table.choice), len(self.suffixes.prices.micro_batches))
+        if not prefix.choices or not len(zeros):
+            return _Arrival(zeros, zeros, zeros, zeros, zeros, count)
+        columns, freedom = self.suffixes.prices.cuts.columns, self.suffixes.prices.freedom
+        column = self.columns(prefix, table)
+        linked = columns.linked[column]
+        returns = columns.has_gradient[column] & freedom.trains
+        link = self.last_handovers(prefix, table, np.arange(len(column)))
+        begun, after = prefix.started_s, prefix.returns_s
+        return _Arrival(
+            start=np.where(linked, begun + link["there"], 0.0),
+            all_there=np.where(linked, begun + link["load_there"], 0.0),
+            upstream=np.where(returns, link["back"] + after, 0.0),
+            all_back=np.where(returns, link["load_back"] + after, 0.0),
+            both=np.where(returns, begun + link["load_both"] + after, 0.0),
+            window=np.where(returns, prefix.window, count),
+        )
+
+
+def _named(counts: Counts, names: Counts) -> Counts:
+    """``counts`` of pools that are called ``names``, by the pools' own numbers."""
+    found = [0] * len(counts)
+    for place, count in enumerate(counts):
+        found[names[place]] = count
+    return tuple(found)

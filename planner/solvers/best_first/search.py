@@ -1,0 +1,352 @@
+"""The best-first search itself: a queue of prefixes by their bounds, complete pipelines, and the best plan so far."""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from heapq import heappop, heappush
+
+import numpy as np
+
+from planner.solvers.best_first.bound import OutOfTimeError, Suffixes
+from planner.solvers.best_first.graph_cuts import Numbers
+from planner.solvers.best_first.incumbents import Replicas, replica_candidate
+from planner.solvers.best_first.leaf_bound import Leaf, Leaves
+from planner.solvers.best_first.queue import Expansion, Frontier, Prefix
+from planner.solvers.candidates.candidate import Candidate
+from planner.solvers.candidates.choose import ROUNDING, Choice, better
+from planner.solvers.candidates.evaluate import Evaluation, Evaluator
+from planner.solvers.progress import Progress, SearchProgress
+
+_REPORT_EVERY_S = 0.2
+_FEW_LEAVES, _MANY_LEAVES = 64, 8192  # looked at together, at first and later: many at once are cheaper
+_BEAM = 24  # prefixes of equal length that are followed to the end at first
+_FEW = 12  # complete ones of these that are looked at
+_PROMISING = 3  # complete ones of these that are simulated
+_ANSWER_TAKES = 3.0  # what is said of a plan at last, in times of one simulation
+_HINTS_AFTER, _HINTS_TAKE = 0.3, 0.5  # of the time limit; of what is left then
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a search ends with.
+
+    Attributes:
+        status: ``proven``, ``within gap``, ``time limit`` or ``stopped``.
+        bound_s: no plan of the space is faster; infinity if the space is empty.
+        root_s: the bound of the suffix DPs alone.
+        by_num_stages: the best plan seen with each number of stages.
+    """
+
+    status: str
+    best: Evaluation | None
+    bound_s: float
+    root_s: float
+    num_candidates: int
+    by_num_stages: Mapping[int, Evaluation]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Space:
+    """All pipelines of one way to cut the batch, not looked at yet.
+
+    Attributes:
+        bound_s: none is faster.
+        suffixes: makes their DP, given an upper bound on the step and when to give up.
+    """
+
+    bound_s: float
+    suffixes: Callable[[float, float], Suffixes]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Opening:
+    """The same, with the DP's bound."""
+
+    frontier: Frontier
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Branch:
+    """An expansion that stands for its child at the queue's position, and those behind."""
+
+    frontier: Frontier
+    expansion: Expansion
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Simulate:
+    """A complete pipeline under one schedule, to be simulated."""
+
+    frontier: Frontier
+    leaf: Leaf
+
+
+Item = Space | Opening | Branch | Simulate | Replicas
+
+
+@dataclass(slots=True, eq=False)
+class Queue:
+    """The search's state.
+
+    Attributes:
+        any_fit: stop at the first plan that fits.
+        most_candidates: stop after so many partial plans; 0: never.
+        time_limit_s: stop after so long; 0: the problem's limit.
+        hints: makes plans of other planners until it is told to stop; asked once, when a part of the time is gone and
+            the best plan is not known yet.
+    """
+
+    evaluator: Evaluator
+    progress: Progress | None
+    any_fit: bool = False
+    most_candidates: int = 0
+    time_limit_s: float = 0.0
+    hints: Callable[[float], Iterable[Choice]] | None = None
+    best: Evaluation | None = field(init=False, default=None)
+    root_s: float = field(init=False, default=float("inf"))
+    num_candidates: int = field(init=False, default=0)
+    by_num_stages: dict[int, Evaluation] = field(init=False, default_factory=dict)
+    _heap: list[tuple[float, int, Item, int]] = field(init=False, default_factory=list)
+    _leaves: dict[Frontier, list[tuple[Expansion, Numbers]]] = field(init=False, default_factory=dict)
+    _num_leaves: int = field(init=False, default=0)
+    _least_leaf_s: float = field(init=False, default=float("inf"))
+    _passed_over_s: float = field(init=False, default=float("inf"))  # least bound of what there was no time to simulate
+    _enough_leaves: int = field(init=False, default=_FEW_LEAVES)
+    _pushed: int = field(init=False, default=0)
+    _started_s: float = field(init=False, default_factory=time.monotonic)
+    _reported_s: float = field(init=False, default=-_REPORT_EVERY_S)
+
+    def run(self, fill: Callable[[], Iterable[Choice | Evaluation | Space | Replicas]]) -> Outcome:
+        """Searches until proved, out of time, or stopped by Ctrl-C with a plan at hand.
+
+        Args:
+            fill: makes what to start from: plans that are known, and every way to cut the batch.
+        """
+        try:
+            for item in fill():
+                if isinstance(item, Choice):
+                    self.take(item.best)
+                elif isinstance(item, Evaluation):
+                    self.take(item)
+                else:
+                    self._push(item.bound_s, item)
+            status = self._search()
+        except KeyboardInterrupt:
+            if self.best is None:
+                raise
+            status = "stopped"
+        return self.outcome(status)
+
+    def outcome(self, status: str) -> Outcome:
+        """What is known now."""
+        unopened = [bound_s for bound_s, _, item, _ in self._heap if isinstance(item, Space)]
+        root_s = min(self.root_s, self.upper_s, *unopened) if unopened else min(self.root_s, self.upper_s)
+        return Outcome(status, self.best, self._bound_s(), root_s, self.num_candidates, self.by_num_stages)
+
+    @property
+    def upper_s(self) -> float:
+        """Plans from here on are of no interest."""
+        if self.best is None:
+            return float("inf")
+        return self.best.step_s / (1 + self.evaluator.problem.gap) * (1 - ROUNDING)
+
+    @property
+    def _ends_s(self) -> float:
+        answer_s = 0.0 if self.best is None else _ANSWER_TAKES * self.evaluator.takes_s(self.best.candidate)
+        return self._started_s + (self.time_limit_s or self.evaluator.problem.time_limit_s) - answer_s
+
+    def take(self, found: Evaluation | None) -> None:
+        """Remembers a plan."""
+        if found is not None and found.fits and not self.evaluator.unmet(found.candidate):
+            self.best = better(self.best, found)
+            stages = found.candidate.num_stages
+            self.by_num_stages[stages] = better(self.by_num_stages.get(stages), found)
+
+    def _search(self) -> str:
+        while True:
+            if self._leaves_wait():
+                self._look_at_leaves()
+            if self._is_done():
+                break
+            enough = 0 < self.most_candidates < self.num_candidates
+            if enough or time.monotonic() > self._ends_s:
+                return "time limit"
+            self._report()
+            if self._hints_are_due():
+                self.take_hints()
+                continue
+            self._advance()
+        if self.best is not None and self._bound_s() >= self.best.step_s * (1 - ROUNDING):
+            return "proven"
+        if self._passed_over_s < self.upper_s:
+            return "time limit"
+        return "within gap" if self.best is not None else "proven"
+
+    def take_hints(self) -> None:
+        """Asks for the plans of other planners, once."""
+        hints, self.hints = self.hints, None
+        now_s = time.monotonic()
+        if hints is not None and now_s < self._ends_s:
+            for choice in hints(now_s + _HINTS_TAKE * (self._ends_s - now_s)):
+                self.take(choice.best)
+
+    @property
+    def _hints_at_s(self) -> float:
+        return self._started_s + _HINTS_AFTER * (self._ends_s - self._started_s)
+
+    def _hints_are_due(self) -> bool:
+        return self.hints is not None and time.monotonic() > self._hints_at_s
+
+    def _advance(self) -> None:
+        """Takes what has the least bound one step further."""
+        bound_s, _, item, position = heappop(self._heap)
+        self.num_candidates += 1
+        if isinstance(item, Space):
+            stops = self._ends_s if self.hints is None else min(self._ends_s, self._hints_at_s)
+            suffixes = item.suffixes(self.upper_s, stops)
+            try:
+                root_s = max(bound_s, suffixes.root_s())
+            except OutOfTimeError:  # the tables made so far are kept
+                self._push(bound_s, Space(bound_s, functools.partial(_resumed, suffixes)))
+                return
+            suffixes.ends_s = float("inf")  # what is still missing of the tables is little
+            self.root_s = min(self.root_s, root_s)
+            self._push(root_s, Opening(Frontier(suffixes)))
+        elif isinstance(item, Opening):
+            self._open(item.frontier, item.frontier.root())
+            self._look_ahead(item.frontier)
+        elif isinstance(item, Simulate):
+            self._simulate(item.frontier, item.leaf, bound_s)
+        elif isinstance(item, Replicas):
+            for schedule in self.evaluator.schedules:
+                self._evaluate(replica_candidate(self.evaluator.problem, item, schedule), bound_s)
+        else:
+            if position + 1 < len(item.expansion):
+                self._push(float(item.expansion.bound_s[position + 1]), item, position + 1)
+            self._open(item.frontier, item.expansion.child(position))
+
+    def _simulate(self, frontier: Frontier, leaf: Leaf, bound_s: float) -> None:
+        candidate = replace(frontier.candidate(leaf.prefix, leaf.schedule), windows=leaf.windows)
+        if frontier.suffixes.prices.freedom.allows(candidate):
+            self._evaluate(candidate, bound_s)
+
+    def _evaluate(self, candidate: Candidate, bound_s: float) -> None:
+        """Takes the candidate if it is the best of its number of stages; passes it over if it would take too long.
+
+        Args:
+            bound_s: no candidate that this one stands for is faster.
+        """
+        if self.best is not None and not self.evaluator.has_time_for(candidate, self._ends_s):
+            self._passed_over_s = min(self._passed_over_s, bound_s)
+            return
+        known = self.by_num_stages.get(candidate.num_stages)
+        self.take(self.evaluator.evaluate(candidate, known.step_s if known is not None else float("inf")))
+
+    def _open(self, frontier: Frontier, prefix: Prefix) -> None:
+        """Puts what may follow ``prefix`` into the queue, complete pipelines to the leaves."""
+        expansion = frontier.expand(prefix, self.upper_s)
+        complete = expansion.table.last[expansion.row] == frontier.suffixes.prices.cuts.last
+        leaves = np.flatnonzero(complete)
+        if len(leaves):
+            self._leaves.setdefault(frontier, []).append((expansion, leaves))
+            self._num_leaves += len(leaves)
+            self._least_leaf_s = min(self._least_leaf_s, float(expansion.bound_s[leaves[0]]))
+        others = np.flatnonzero(~complete)
+        if len(others):
+            rest = expansion.only(others)
+            self._push(float(rest.bound_s[0]), Branch(frontier, rest))
+
+    def _look_ahead(self, frontier: Frontier) -> None:
+        """Follows the most promising prefixes to complete pipelines, so that a good plan is known early."""
+        prefixes = [frontier.root()]
+        complete: list[tuple[Expansion, Numbers]] = []
+        last = frontier.suffixes.prices.cuts.last
+        while prefixes:
+            expansions = [frontier.expand(prefix, self.upper_s) for prefix in prefixes]
+            found: list[tuple[float, Expansion, int]] = []
+            for expansion in expansions:
+                ends = expansion.table.last[expansion.row] == last
+                if ends.any():
+                    complete.append((expansion, np.flatnonzero(ends)))
+                others = np.flatnonzero(~ends)[:_BEAM]
+                found += [(float(expansion.bound_s[position]), expansion, int(position)) for position in others]
+            found.sort(key=lambda one: one[0])
+            prefixes = [expansion.child(position) for _, expansion, position in found[:_BEAM]]
+        for leaf in self._bounded(frontier, _most_promising(complete))[:_PROMISING]:
+            if leaf.bound_s < self.upper_s:
+                self._simulate(frontier, leaf, leaf.bound_s)
+
+    def _leaves_wait(self) -> bool:
+        """Whether it is time to look at complete pipelines: many, or nothing else to do before."""
+        if not self._num_leaves:
+            return False
+        first_s = self._heap[0][0] if self._heap else float("inf")
+        return self._num_leaves >= self._enough_leaves or first_s >= self.upper_s
+
+    def _look_at_leaves(self) -> None:
+        """Bounds all waiting pipelines more sharply; those that may be better than the best join the queue."""
+        waiting, self._leaves, self._num_leaves = self._leaves, {}, 0
+        self._least_leaf_s = float("inf")
+        self._enough_leaves = min(_MANY_LEAVES, 2 * self._enough_leaves)
+        for frontier, found in waiting.items():
+            self.num_candidates += sum(len(positions) for _, positions in found)
+            leaves = self._bounded(frontier, found)
+            for leaf in leaves:
+                self._push(leaf.bound_s, Simulate(frontier, leaf))
+            if leaves:
+                self._simulate(frontier, leaves[0], leaves[0].bound_s)  # now, so that a good plan is known early
+
+    def _bounded(self, frontier: Frontier, found: list[tuple[Expansion, Numbers]]) -> list[Leaf]:
+        """Complete pipelines under every schedule that may be better than the best, the most promising first."""
+        prices = frontier.suffixes.prices
+        leaves = [
+            leaf
+            for alike in Leaves.of(frontier, found)
+            for schedule in prices.freedom.schedules
+            for leaf in alike.under(schedule, len(prices.micro_batches), self.upper_s, prices.freedom.schedules)
+        ]
+        return sorted(leaves, key=lambda leaf: leaf.bound_s)
+
+    def _is_done(self) -> bool:
+        if self.any_fit and self.best is not None:
+            return True
+        return not self._num_leaves and (not self._heap or self._heap[0][0] >= self.upper_s)
+
+    def _push(self, bound_s: float, item: Item, position: int = 0) -> None:
+        if bound_s < self.upper_s:
+            self._pushed += 1
+            heappush(self._heap, (bound_s, self._pushed, item, position))
+
+    def _bound_s(self) -> float:
+        """No plan is faster than what is known, or than what waits can still become."""
+        known_s = self.best.step_s if self.best is not None else float("inf")
+        if self.evaluator.problem.gap:
+            known_s /= 1 + self.evaluator.problem.gap  # what was this close was not looked at
+        return min(known_s, self._heap[0][0] if self._heap else float("inf"), self._least_leaf_s, self._passed_over_s)
+
+    def _report(self) -> None:
+        now_s = time.monotonic() - self._started_s
+        if self.progress is None or now_s - self._reported_s < _REPORT_EVERY_S:
+            return
+        self._reported_s = now_s
+        best_s, bound_s = self.best.step_s if self.best is not None else float("inf"), self._bound_s()
+        gap = best_s / bound_s - 1 if bound_s > 0 else float("inf")
+        self.progress(SearchProgress(best_s, bound_s, gap, self.evaluator.num_simulated, now_s))
+
+
+def _resumed(suffixes: Suffixes, _upper_s: float, ends_s: float) -> Suffixes:
+    """Tables that were begun, with more time."""
+    suffixes.ends_s = ends_s
+    return suffixes
+
+
+def _most_promising(found: list[tuple[Expansion, Numbers]]) -> list[tuple[Expansion, Numbers]]:
+    """The complete pipelines of least bound, a few of them."""
+    bounds = np.sort(np.concatenate([expansion.bound_s[positions] for expansion, positions in found] or [np.zeros(0)]))
+    if len(bounds) <= _FEW:
+        return found
+    kept = ((expansion, positions[expansion.bound_s[positions] <= bounds[_FEW]]) for expansion, positions in found)
+    return [(expansion, positions) for expansion, positions in kept if len(positions)]

@@ -1,0 +1,161 @@
+"""What a problem leaves open beside cuts and devices, as the bounds need to know it.
+
+What a schedule lets a stage do before its first backward and after its last forward, read off its order.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+
+import numpy as np
+
+from planner.costs.layers.cost_table import Array, SizeTable
+from planner.ir.constraints import Ways
+from planner.ir.problem import ALWAYS, AUTO, SAMPLE_DIMS, Problem
+from planner.ir.schedule import Action, Op, Pipeline, StageGraph
+from planner.schedules import schedule as schedule_named
+from planner.schedules import traits
+from planner.solvers.best_first.graph_cuts import Cuts, Flags
+from planner.solvers.candidates.candidate import Candidate, mixing_layers, schedule_names, virtual_schedule_names
+from planner.solvers.candidates.constraints import Constraints
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Freedom:
+    """The schedules and side constraints of a problem.
+
+    Attributes:
+        schedules: names of those that are searched with one stage a position.
+        virtual: names of those that are meant for several.
+        trains: whether there are backwards at all.
+        splits: whether a schedule may cut backwards in two, I and W.
+        recompute: the choices of a stage.
+        mixing: layers that mix samples.
+        max_stages: most stages; 0: any number.
+    """
+
+    problem: Problem
+    schedules: tuple[str, ...]
+    virtual: tuple[str, ...]
+    trains: bool
+    splits: bool
+    recompute: tuple[bool, ...]
+    mixing: frozenset[str]
+    constraints: Constraints
+    max_stages: int
+
+    @property
+    def may_replicate(self) -> bool:
+        """Whether a stage may have several devices."""
+        return SAMPLE_DIMS in self.problem.allow
+
+    @classmethod
+    def of(cls, problem: Problem) -> Freedom:
+        """What ``problem`` leaves open."""
+        names, virtual = schedule_names(problem), virtual_schedule_names(problem)
+        known = [traits(name) for name in (*names, *virtual)]
+        return cls(
+            problem,
+            names,
+            virtual,
+            all(found.trains for found in known),
+            any(found.splits_backward for found in known),
+            {ALWAYS: (True,), AUTO: (False, True)}.get(problem.recompute, (False,)),
+            mixing_layers(problem.profile.graph),
+            Constraints.of(problem),
+            problem.max_stages,
+        )
+
+    def path_back(self, table: SizeTable) -> Array:
+        """By layer: the least backward on the way to the stage before."""
+        if not self.trains:
+            return np.zeros_like(np.diff(table.backward_s))
+        whole, half = np.diff(table.backward_s), np.diff(table.backward_input_s)
+        return np.minimum(whole, half) if self.splits else whole
+
+    def backward(self, table: SizeTable) -> Array:
+        """By layer: the least that all of a backward takes."""
+        if not self.trains:
+            return np.zeros_like(np.diff(table.backward_s))
+        whole = np.diff(table.backward_s)
+        halves = np.diff(table.backward_input_s) + np.diff(table.backward_weight_s)
+        return np.minimum(whole, halves) if self.splits else whole
+
+    def allows(self, candidate: Candidate) -> bool:
+        """Whether side constraints that concern the whole pipeline allow a complete one."""
+        if not self.constraints.rules:
+            return True
+        ways = [Ways(sample=len(group)) for group in candidate.groups]
+        recompute = [candidate.recomputes(stage) for stage in range(candidate.num_stages)]
+        return self.constraints.allows_stages(candidate.stage_of, candidate.groups, recompute, ways)
+
+    def in_flight(self, depth: int, num_microbatches: int) -> tuple[int, int]:
+        """The least and the most micro-batches that an allowed schedule keeps on a stage.
+
+        Args:
+            depth: stages downstream, itself included, at most.
+        """
+        if any(traits(name).windowed for name in self.schedules):
+            return 1, num_microbatches
+        found = [most_in_flight(name, d, num_microbatches) for name in self.schedules for d in {1, depth}]
+        return min(found), max(found)
+
+    def allowed(self, cuts: Cuts, ranks: tuple[int, ...], recompute: bool) -> Flags | None:
+        """Which stages side constraints allow on ``ranks``, by first and last cut; None: all."""
+        if not self.constraints.rules:
+            return None
+        return self.constraints.mask(cuts.members, ranks, recompute, Ways(sample=len(ranks)))
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """Forwards before the first backward, and backwards after the last forward, of one stage."""
+
+    early: int
+    late: int
+
+
+@functools.lru_cache(maxsize=4096)
+def windows(schedule: str, num_stages: int, num_microbatches: int) -> tuple[Window, ...] | None:
+    """The window of each stage of a chain; None if the schedule splits backwards or leaves the order."""
+    rows = schedule_named(schedule)(Pipeline(StageGraph.chain(num_stages, num_microbatches))).rows
+    found = [_window(row, num_microbatches) for row in rows]
+    known = tuple(window for window in found if window is not None)
+    return known if len(known) == len(found) else None
+
+
+def range_of(schedule: str, fewest: int, most: int, num_microbatches: int) -> tuple[Window, Window] | None:
+    """The least and the greatest window of a stage with ``fewest`` to ``most`` stages downstream, itself included."""
+    chains = [windows(schedule, depth, num_microbatches) for depth in range(fewest, max(fewest, most) + 1)]
+    firsts = [chain[0] for chain in chains if chain is not None]
+    if len(firsts) < len(chains):
+        return None
+    early, late = [window.early for window in firsts], [window.late for window in firsts]
+    return Window(min(early), min(late)), Window(max(early), max(late))
+
+
+def most_in_flight(schedule: str, depth: int, num_microbatches: int) -> int:
+    """The most micro-batches that the schedule keeps on the first of ``depth`` stages."""
+    held = most = 0
+    for action in schedule_named(schedule)(Pipeline(StageGraph.chain(depth, num_microbatches))).rows[0]:
+        held += {Op.FORWARD: 1, Op.BACKWARD: -1, Op.BACKWARD_WEIGHT: -1}.get(action.op, 0)
+        most = max(most, held)
+    return most
+
+
+def splits_backwards(schedule: str) -> bool:
+    """Whether the schedule has backwards in two halves, so that the way back is no bound."""
+    rows = schedule_named(schedule)(Pipeline(StageGraph.chain(2, 2))).rows
+    return any(action.op is Op.BACKWARD_INPUT for row in rows for action in row)
+
+
+def _window(row: tuple[Action, ...], num_microbatches: int) -> Window | None:
+    forwards = [(index, action.microbatch) for index, action in enumerate(row) if action.op is Op.FORWARD]
+    backwards = [(index, action.microbatch) for index, action in enumerate(row) if action.op is Op.BACKWARD]
+    in_order = [m for _, m in forwards] == [m for _, m in backwards] == list(range(num_microbatches))
+    if not in_order or len(row) != 2 * num_microbatches:
+        return None
+    early = sum(index < backwards[0][0] for index, _ in forwards)
+    late = sum(index > forwards[-1][0] for index, _ in backwards)
+    return Window(early, late)

@@ -1,0 +1,131 @@
+"""The planner: the pipeline with the shortest simulated step, found by best-first search under an admissible bound.
+
+Given       the network as a DAG of layers; pools of like devices (kind, host, memory); a global batch.
+Choose      sizes of micro-batches, hence their number M                                   ``space.micro_batch_sizes``
+            a chain of ideals of the DAG: stage s holds what the s-th adds                  ``search.cuts``
+            for each stage a group of devices: of one host, of several hosts of a kind      ``search.devices``
+            or, where there are few devices, of several kinds, each with its share of the
+            samples by speed; pools in any order along the pipeline; devices may stay unused
+            a schedule for all of them, and where it has windows, W_s for each stage        ``search.leaves``
+            whether a stage computes its activations again, where that is allowed           ``Prices.versions``
+Minimise    the step, by ``costs.simulate``
+Subject to  memory on every rank, with the micro-batches in flight                          ``search.memory``
+            a sample of every micro-batch on every rank of a stage                          ``shares.usable``
+            side constraints                                                                ``candidates.rules``
+
+The bound.  f_s, b_s are the shortest F and B of stage s, w_s all its work, u_s its reduction and update, c_s a message
+to the next stage, C_s all M of them on the channel where most goes, W_s the most micro-batches that memory lets it
+keep.  An F of stage s + 1 follows an F of s, a B of s follows one of s + 1, a channel carries one message at a time,
+and micro-batch m + W_s enters when m has left, so
+
+    E(s) = f_s + c_s + E(s + 1) + c_s + b_s                                      one micro-batch there and back
+    H(s) = max(c_s + G(s + 1) + c_s, C_s + E(s + 1) + c_s, c_s + E(s + 1) + C_s)
+    G(s) = max(w_s, f_s + H(s) + b_s, ceil(M / W_s) E(s))                        from the first F of s to its last B
+    V(s) = max(G(s) + u_s, f_s + c_s + V(s + 1))                                 from the first F of s to the end
+
+hold for every synchronous schedule (with backwards in two halves, b is the first and w without the second).  (For
+u = 0, c alike and no limits V(0) is max_s [R_s + M (f_s + b_s)], R_s the f, b and 2 c of the stages before.)
+The least values over all continuations, for each cut, devices left and first group, are a
+DP over suffixes                                                                             ``search.suffix``
+Where stage s + 1 need not read from s, only the step as a whole is bounded                  ``Labels.free``
+
+Prefixes of pipelines wait in a queue by the bound of their best continuation                ``search.frontier``
+Complete ones are simulated many at once, never too slow, and exactly where members of groups are alike; those that may
+still be the best are simulated by the true simulator                                         ``search.leaves``
+The search ends with a proof when no bound in the queue is below the best step.
+
+Where layers may be cut along more than samples, the search goes on over layouts              ``search.layouts``
+
+Objectives: ``throughput`` as above; ``latency`` the same with forward passes alone; ``memory`` the least limit under
+which a plan is found, by bisection to 0.1 %, and the fastest plan under it             ``search.leanest``
+
+Not in the space: windows other than those of ``leaves.windows_to_try``, several stages on a position
+(``search.virtual`` tries some, without a proof), on large clusters what ``Devices.restrictions`` says.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+from dataclasses import replace
+
+from planner.costs.cost_model import PriceBook
+from planner.costs.predict import forecast
+from planner.ir.errors import InfeasibleError
+from planner.ir.plan import Plan, Search
+from planner.ir.problem import MEMORY, Problem
+from planner.solvers.best_first.incumbents import published
+from planner.solvers.best_first.infeasible import no_plan_fits
+from planner.solvers.best_first.layout_search import beyond_samples, left_out, with_layouts
+from planner.solvers.best_first.min_memory import least_memory
+from planner.solvers.best_first.search import Outcome, Queue
+from planner.solvers.best_first.warm_start import Start
+from planner.solvers.candidates.candidate import decision_of, plan_of
+from planner.solvers.candidates.choose import ROUNDING, alternatives
+from planner.solvers.candidates.evaluate import Evaluator
+from planner.solvers.candidates.explain import binding
+from planner.solvers.progress import Progress
+
+METHOD = "best-first search under a suffix DP's bound, every candidate simulated"
+
+
+def solve(problem: Problem, progress: Progress | None = None) -> Plan:
+    """The best plan by the problem's objective.
+
+    Ctrl-C ends the search with the best plan so far, status ``stopped``.
+
+    Raises:
+        InfeasibleError: nothing fits; the error says what lacks least and what would fit.
+        MissingMeasurementError: the profile says nothing about any size that may be used.
+    """
+    words: tuple[str, ...] = ()
+    limited = problem
+    if problem.objective == MEMORY:
+        limited, words = least_memory(problem)
+    ends_s = time.monotonic() + limited.time_limit_s
+    if beyond_samples(limited):
+        limited = replace(limited, time_limit_s=limited.time_limit_s / 2)
+    evaluator = Evaluator(limited, PriceBook(problem.profile))
+    start = Start(evaluator)
+    queue = Queue(evaluator, progress, hints=functools.partial(published, evaluator))
+    outcome = queue.run(start.items)
+    if start.is_restricted and outcome.status in ("proven", "within gap"):  # others may know what is not searched
+        queue.take_hints()
+        outcome = queue.outcome(outcome.status)
+    outcome = with_layouts(evaluator, outcome, max(0.0, ends_s - time.monotonic()))
+    evaluator.stops = ends_s
+    if outcome.best is None:
+        raise _nothing_found(evaluator, outcome)
+    decision = decision_of(problem, outcome.best.candidate)
+    seen = forecast(evaluator.book, decision, problem.memory_margin, problem.memory_bytes)
+    step_s = seen.prediction.step_s
+    bound_s = min(outcome.bound_s, start.least_work_s, step_s)
+    proven = bound_s >= step_s * (1 - ROUNDING)
+    search = Search(
+        method=METHOD,
+        solver="suffix-dp",
+        status="within gap" if outcome.status == "proven" and not proven else outcome.status,
+        bound_s=bound_s,
+        gap=step_s / bound_s - 1 if bound_s > 0 else 0.0,
+        num_simulated=evaluator.num_simulated,
+        num_candidates=outcome.num_candidates,
+        bounds_s={
+            "frontier of the search": bound_s,
+            "suffix DP": min(outcome.root_s, bound_s),
+            "work over capacity": min(start.capacity_s, bound_s),
+        },
+        binding=words + binding(decision, seen),
+        rejected=(*start.rejected, *left_out(limited)),
+    )
+    others = alternatives(evaluator, outcome.best, start.choices, outcome.by_num_stages)
+    return plan_of(problem, decision, seen.prediction, search, others)
+
+
+def _nothing_found(evaluator: Evaluator, outcome: Outcome) -> Exception:
+    if outcome.status != "time limit":
+        return no_plan_fits(evaluator)
+    return InfeasibleError(
+        "no plan found in time",
+        [f"none of {outcome.num_candidates} candidates fits after {evaluator.problem.time_limit_s:g} s"],
+        ["search longer: --time-limit"],
+    )

@@ -1,0 +1,194 @@
+"""What the search starts from: known strategies, a quick look at few cuts, and the space of every micro-batch size."""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from planner.ir.errors import HalopipeError
+from planner.ir.plan import Rejected
+from planner.schedules import traits
+from planner.solvers.best_first.bound import Suffixes
+from planner.solvers.best_first.device_groups import Devices
+from planner.solvers.best_first.graph_cuts import Cuts, cuts_of, thinned
+from planner.solvers.best_first.incumbents import Replicas, mixed_replicas, strategies
+from planner.solvers.best_first.leaf_bound import CAPS
+from planner.solvers.best_first.message_bound import Links
+from planner.solvers.best_first.queue import Frontier
+from planner.solvers.best_first.search import Queue, Space
+from planner.solvers.best_first.search_space import Freedom
+from planner.solvers.best_first.stage_bound import Prices
+from planner.solvers.best_first.virtual_stages import virtual_pipelines
+from planner.solvers.candidates.candidate import Pool, micro_batch_sizes, micro_batches, pools, schedule_names
+from planner.solvers.candidates.choose import Choice
+from planner.solvers.candidates.evaluate import Evaluation, Evaluator
+
+FEW_CUTS = 24
+"""Cuts of the first quick look."""
+
+FEW_OPTIONS = 1_500
+"""Groups of devices that it looks at, about."""
+
+_SHARE_OF_TIME = 0.3  # that may be spent on it
+_SHARE_OF_FEWER, _FEWEST_DEVICES = 0.4, 16  # of what is left, for half of the devices; no fewer are looked at
+_FEW_SPACES = 3  # ways to cut the batch that are looked at quickly
+_FEW = 400  # partial plans that it looks at
+
+
+@dataclass(slots=True, eq=False)
+class Start:
+    """What the search starts from, and what was left out.
+
+    Attributes:
+        choices: the everyday strategies, by name.
+        rejected: what the search need not look at, or does not.
+        capacity_s: all work over all devices.
+        is_restricted: whether plans of other planners may lie outside the space.
+        least_work_s: what every plan takes, where pipelines without a bound of their own are looked at; else infinity.
+    """
+
+    evaluator: Evaluator
+    choices: dict[str, Choice] = field(init=False, default_factory=dict)
+    rejected: list[Rejected] = field(init=False, default_factory=list)
+    capacity_s: float = field(init=False, default=0.0)
+    least_work_s: float = field(init=False, default=float("inf"))
+    is_restricted: bool = field(init=False, default=False)
+    _started_s: float = field(init=False, default_factory=time.monotonic)
+
+    def items(self) -> Iterator[Choice | Evaluation | Space | Replicas]:
+        """Strategies first, as their steps prune what follows."""
+        problem, book = self.evaluator.problem, self.evaluator.book
+        freedom = Freedom.of(problem)
+        for name, choice in strategies(self.evaluator):
+            self.choices[name] = choice
+            if choice.best is not None and freedom.allows(choice.best.candidate):
+                yield choice
+        sizes, found_pools = micro_batch_sizes(problem, book), pools(problem, freedom.constraints)
+        devices = Devices(found_pools, freedom.may_replicate)
+        cuts = cuts_of(book)
+        self._note(cuts, devices)
+        self.is_restricted = bool(devices.restrictions) or not cuts.complete
+        if devices.restrictions:
+            yield from self._on_fewer_devices()
+        spaces = list(self._spaces(sizes, found_pools, devices, cuts, freedom))
+        self.capacity_s = min((space.bound_s for space, _ in spaces), default=0.0)
+        if freedom.virtual:
+            self.least_work_s = self.capacity_s
+            for _, prices in spaces:
+                yield from virtual_pipelines(self.evaluator, prices, freedom.virtual)
+        if not freedom.schedules:
+            return
+        few = Devices(found_pools, freedom.may_replicate, FEW_OPTIONS)
+        yield from self._quick_look(spaces, few)
+        yield from (space for space, _ in spaces)
+        if not devices.mixes_kinds and not freedom.constraints.rules:
+            yield from mixed_replicas(problem, book, found_pools, sizes)
+
+    def _on_fewer_devices(self) -> Iterator[Evaluation]:
+        """The best plan for the first half of many devices, where groups of them need be less coarse.
+
+        So on for halves of halves: a plan for few devices is one for many, and should not be lost among these.
+        """
+        problem, now_s = self.evaluator.problem, time.monotonic()
+        half = 1 << ((len(problem.ranks) - 1).bit_length() - 1) if len(problem.ranks) > 1 else 0
+        left_s = _SHARE_OF_FEWER * (min(self._started_s + problem.time_limit_s, self.evaluator.stops) - now_s)
+        if half < _FEWEST_DEVICES or left_s <= 0:
+            return
+        evaluator = Evaluator(replace(problem, num_ranks=half, time_limit_s=left_s), self.evaluator.book)
+        with suppress(HalopipeError):  # rules about devices of the other half
+            found = Queue(evaluator, None).run(Start(evaluator).items)
+            self.evaluator.num_simulated += evaluator.num_simulated
+            if found.best is not None:
+                yield found.best
+            if found.status == "stopped":
+                raise KeyboardInterrupt
+
+    def _spaces(
+        self, sizes: tuple[int, ...], found_pools: tuple[Pool, ...], devices: Devices, cuts: Cuts, freedom: Freedom
+    ) -> Iterator[tuple[Space, Prices]]:
+        for size in sizes:
+            prices = Prices(
+                self.evaluator.problem,
+                self.evaluator.book,
+                found_pools,
+                cuts,
+                micro_batches(self.evaluator.problem, size),
+                freedom,
+            )
+            if any(prices.versions(option.group) for option in devices.options(devices.all_unused)):
+                yield Space(_work_s(prices), _Maker(prices, devices)), prices
+            else:
+                self.rejected.append(Rejected(f"micro-batches of {size}", "not measured, or fewer samples than ranks"))
+
+    def _quick_look(self, spaces: list[tuple[Space, Prices]], devices: Devices) -> Iterator[Evaluation]:
+        """The best plans with few cuts, of the ways to cut the batch that promise most."""
+        graph, book = self.evaluator.problem.profile.graph, self.evaluator.book
+        if not spaces or spaces[0][1].cuts.last <= FEW_CUTS:
+            return
+        kind = spaces[0][1].pools[0].kind
+        table = book.tables.at(kind, book.tables.largest_measured(kind))
+        few = thinned(spaces[0][1].cuts, graph, FEW_CUTS, np.diff(table.forward_s + table.backward_s))
+        upper_s = float("inf")
+        for space, prices in sorted(spaces, key=lambda pair: pair[0].bound_s)[:_FEW_SPACES]:
+            if space.bound_s >= upper_s:
+                return
+            thin = Prices(prices.problem, book, prices.pools, few, prices.micro_batches, prices.freedom)
+            left_s = self._started_s + _SHARE_OF_TIME * self.evaluator.problem.time_limit_s - time.monotonic()
+            if left_s <= 0:
+                return
+            found = Queue(self.evaluator, None, time_limit_s=left_s, most_candidates=_FEW).run(
+                functools.partial(_only, thin, devices)
+            )
+            if found.best is not None:
+                upper_s = min(upper_s, found.best.step_s)
+                yield found.best
+
+    def _note(self, cuts: Cuts, devices: Devices) -> None:
+        if cuts.num_left_out:
+            why = f"next to layers that cost nothing, or between tied ones; {cuts.last - 1} places remain"
+            self.rejected.append(Rejected(f"{cuts.num_left_out} places to cut", why))
+        if any(traits(name).windowed for name in schedule_names(self.evaluator.problem)):
+            multiples = ", ".join(map(str, CAPS))
+            why = f"where these are many: {multiples} times the stages downstream are tried, as memory allows"
+            self.rejected.append(Rejected("other windows of micro-batches in flight", why))
+        if not cuts.complete:
+            why = "the network has too many; stages are stretches of its own order of layers"
+            self.rejected.append(Rejected("stages of any set of layers", why))
+        self.rejected += [Rejected(what, why) for what, why in devices.restrictions]
+
+
+def spaces(evaluator: Evaluator) -> Iterator[Frontier]:
+    """Every way to cut the batch that can be priced."""
+    problem, freedom = evaluator.problem, Freedom.of(evaluator.problem)
+    found_pools, cuts = pools(problem, freedom.constraints), cuts_of(evaluator.book)
+    devices = Devices(found_pools, freedom.may_replicate)
+    for size in micro_batch_sizes(problem, evaluator.book):
+        prices = Prices(problem, evaluator.book, found_pools, cuts, micro_batches(problem, size), freedom)
+        if any(prices.versions(option.group) for option in devices.options(devices.all_unused)):
+            yield Frontier(Suffixes(prices, devices, Links(prices)))
+
+
+def _only(prices: Prices, devices: Devices) -> list[Space]:
+    return [Space(0.0, _Maker(prices, devices))]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Maker:
+    """Makes the DP of one way to cut the batch when it is its turn."""
+
+    prices: Prices
+    devices: Devices
+
+    def __call__(self, upper_s: float, ends_s: float) -> Suffixes:
+        return Suffixes(self.prices, self.devices, Links(self.prices), upper_s, ends_s)
+
+
+def _work_s(prices: Prices) -> float:
+    """All work over all devices, each layer on the kind that does it with least device time."""
+    least = prices.capacity_s().min(axis=0)
+    return float(least.sum()) / len(prices.problem.ranks) if np.isfinite(least).all() else 0.0

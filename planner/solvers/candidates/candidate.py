@@ -1,0 +1,468 @@
+"""The space that solvers search: pools of like devices, places to cut, micro-batch sizes, schedules.
+
+From what a solver chooses (where to cut, on which ranks, which micro-batches and schedule) to a whole plan.
+
+How many samples of a micro-batch each rank of a stage takes.
+
+Candidates some of whose stages give each layer a layout of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+import numpy as np
+
+from planner import schedules
+from planner.costs.cost_model import PriceBook
+from planner.costs.shards.device_mesh import proportional
+from planner.costs.shards.option import Option
+from planner.costs.stages.placement import LayoutBook, cut_alike
+from planner.costs.stages.stage_cost import with_ways
+from planner.ir.errors import InfeasibleError, UsageError
+from planner.ir.fingerprint import fingerprint
+from planner.ir.graph import SAMPLE, Graph
+from planner.ir.layout import Layout, cut_points
+from planner.ir.plan import Alternative, Decision, Placement, Plan, PlanInputs, Prediction, Search, Stage
+from planner.ir.problem import LATENCY, Problem
+from planner.ir.program import Program
+from planner.ir.schedule import Pipeline, StageGraph
+from planner.layers import batch_wide_layers, check_samples_apart
+from planner.layers.boundary import Boundaries
+from planner.passes import lower
+from planner.schedules import schedule as schedule_named
+from planner.solvers.candidates.constraints import Constraints
+
+FEW_SAMPLES = 12
+"""Up to this global batch every micro-batch size is looked at, also those that leave a smaller last one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """Devices that nothing tells apart: one kind, host and memory size.
+
+    Attributes:
+        whole_host: the host has no others, and no links of its own.
+        told_apart: what side constraints say of them, see ``Constraints.device_class``.
+    """
+
+    kind: str
+    host: str
+    memory_limit_bytes: int
+    ranks: tuple[int, ...]
+    whole_host: bool
+    told_apart: tuple[bool, ...] = ()
+
+    def interchangeable(self, other: Pool) -> bool:
+        """Whether exchanging the two hosts changes nothing."""
+        mine = (self.kind, self.memory_limit_bytes, len(self.ranks), self.told_apart)
+        theirs = (other.kind, other.memory_limit_bytes, len(other.ranks), other.told_apart)
+        return self is other or (self.whole_host and other.whole_host and mine == theirs)
+
+
+def pools(problem: Problem, constraints: Constraints | None = None) -> tuple[Pool, ...]:
+    """The usable ranks as pools, in order of their first rank; ranks that ``constraints`` tell apart are so."""
+    found: dict[tuple[str, str, int, tuple[bool, ...]], list[int]] = {}
+    for rank in problem.ranks:
+        device = problem.profile.cluster.devices[rank]
+        told_apart = constraints.device_class(rank) if constraints is not None else ()
+        key = (device.kind, device.host, problem.memory_limit_bytes(rank), told_apart)
+        found.setdefault(key, []).append(rank)
+    hosts = [host for _, host, *_ in found]
+    hosts += [end for pair in problem.profile.cluster.pairs for end in (pair.src_host, pair.dst_host)]
+    return tuple(
+        Pool(kind, host, limit, tuple(ranks), hosts.count(host) == 1, told_apart)
+        for (kind, host, limit, told_apart), ranks in found.items()
+    )
+
+
+def schedule_names(problem: Problem) -> tuple[str, ...]:
+    """The schedules that may be used with one stage a position.
+
+    Raises:
+        UnknownNameError: one of those asked for does not exist.
+        UsageError: the objective is latency, and none of them has forward passes alone.
+    """
+    return tuple(name for name in _schedules(problem) if not _several_a_position(name))
+
+
+def virtual_schedule_names(problem: Problem) -> tuple[str, ...]:
+    """The schedules that may be used and are meant for several stages a position; raises as above."""
+    return tuple(name for name in _schedules(problem) if _several_a_position(name))
+
+
+def _several_a_position(name: str) -> bool:
+    traits = schedules.traits(name)
+    return traits.trains and traits.stages_per_position != 1
+
+
+def _schedules(problem: Problem) -> tuple[str, ...]:
+    for name in problem.schedules:
+        schedules.schedule(name)
+    if problem.objective != LATENCY:
+        return tuple(dict.fromkeys(problem.schedules)) or schedules.default_names()
+    named = problem.schedules or schedules.names()
+    forward = tuple(dict.fromkeys(name for name in named if not schedules.traits(name).trains))
+    if not forward:
+        known = ", ".join(name for name in schedules.names() if not schedules.traits(name).trains)
+        raise UsageError(
+            "latency is that of forward passes, and no schedule that may be used has these alone",
+            [f"asked: {', '.join(problem.schedules)}; forward alone: {known}"],
+        )
+    return forward
+
+
+def micro_batch_sizes(problem: Problem, book: PriceBook) -> tuple[int, ...]:
+    """Sizes that may be used, ascending.
+
+    By default the divisors of the global batch and the sizes that were measured (all sizes up to ``FEW_SAMPLES``), as
+    far as a stage on all ranks stays within what was measured.
+
+    Raises:
+        UsageError: the global batch or a size is not positive.
+        InfeasibleError: the loss needs the whole batch at once, and it may not be one micro-batch.
+    """
+    batch = problem.global_batch
+    if batch < 1:
+        raise UsageError(f"a global batch of {batch} samples", remedies=["give a positive number of samples"])
+    if any(size < 1 for size in problem.micro_batch_sizes):
+        raise UsageError(f"a micro-batch of {min(problem.micro_batch_sizes)} samples", remedies=["give sizes above 0"])
+    covered = sum(book.tables.largest_measured(book.kind(rank)) for rank in problem.ranks)
+    if batch_wide_layers(problem.profile.graph):
+        return _whole_batch(problem, covered)
+    if problem.micro_batch_sizes:
+        return tuple(sorted({min(size, batch) for size in problem.micro_batch_sizes}))
+    measured = {m.samples for found in problem.profile.measurements.values() for m in found}
+    sizes = {size for size in range(1, batch + 1) if batch % size == 0 or batch <= FEW_SAMPLES} | measured
+    return tuple(sorted(size for size in sizes if size <= min(batch, covered)))
+
+
+def _whole_batch(problem: Problem, covered: int) -> tuple[int, ...]:
+    """The global batch as the only size."""
+    batch, asked = problem.global_batch, problem.micro_batch_sizes
+    if max(asked, default=batch) >= batch and (asked or batch <= covered):
+        return (batch,)
+    why = f"micro-batches of {max(asked)} samples were asked for" if asked else f"up to {covered} were measured"
+    raise InfeasibleError(
+        "the loss needs all samples of a step at once",
+        [
+            f"layer {batch_wide_layers(problem.profile.graph)[0]} joins samples: its parts are not the loss",
+            f"a global batch of {batch} samples, {why}",
+        ],
+        [f"--micro-batch {batch}" if asked else f"profile an example of {batch} samples", "a smaller --batch"],
+    )
+
+
+def is_covered(problem: Problem, book: PriceBook, kind: str, samples: float) -> bool:
+    """Whether a device of ``kind`` may be given ``samples`` at once: what was measured, or what the user asks for."""
+    return bool(problem.micro_batch_sizes) or samples <= book.tables.largest_measured(kind)
+
+
+def micro_batches(problem: Problem, size: int) -> tuple[int, ...]:
+    """The global batch in micro-batches of ``size``."""
+    return split_batch(problem.global_batch, size)
+
+
+def cut_positions(graph: Graph) -> tuple[int, ...]:
+    """Where the list of layers may be cut, both ends included: not between layers that share a parameter."""
+    allowed = np.ones(len(graph.layers) + 1, dtype=bool)
+    first: dict[str, int] = {}
+    for index, layer in enumerate(graph.layers):
+        for name in layer.parameters:
+            start = first.setdefault(name, index)
+            allowed[start + 1 : index + 1] = False
+    return tuple(int(position) for position in np.flatnonzero(allowed))
+
+
+def mixing_layers(graph: Graph) -> frozenset[str]:
+    """Layers that mix samples, so that a stage with them cannot be cut by samples."""
+    return frozenset(check_samples_apart(graph))
+
+
+def mixing_text(graph: Graph) -> str:
+    """How many layers mix samples, with an example; empty if none does."""
+    mixing = mixing_layers(graph)
+    count = f"{len(mixing)} layers mix" if len(mixing) > 1 else "1 layer mixes"
+    return f"{count} samples, such as {min(mixing)}" if mixing else ""
+
+
+def require_divisible(graph: Graph) -> None:
+    """Raises :class:`InfeasibleError` if a layer of the graph mixes samples."""
+    mixing = mixing_text(graph)
+    if mixing:
+        raise InfeasibleError("the model cannot be cut by samples", [mixing], ["plan with another solver"])
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A point of the searched space.
+
+    Attributes:
+        stage_of: the stage of each layer, in the graph's order; stages are in topological order.
+        groups: ranks of each stage; stages of equal groups are virtual stages of one position.
+        shares: samples of each rank of each stage, in a full micro-batch.
+        micro_batches: samples of each.
+        schedule: its name.
+        windows: most forwards before the first backward, by stage; empty: the schedule's own.
+        recompute: by stage, whether activations are computed again before the backward; empty: nowhere.
+        options: by layer: how it is divided where its stage is not cut along samples alone, else None; empty: nowhere.
+        prepares_ahead: whether hosts prepare inputs one micro-batch ahead (``passes.lower``).
+    """
+
+    stage_of: tuple[int, ...]
+    groups: tuple[tuple[int, ...], ...]
+    shares: tuple[tuple[int, ...], ...]
+    micro_batches: tuple[int, ...]
+    schedule: str
+    windows: tuple[int, ...] = ()
+    recompute: tuple[bool, ...] = ()
+    options: tuple[Option | None, ...] = ()
+    prepares_ahead: bool = True
+
+    @classmethod
+    def chain(
+        cls,
+        bounds: tuple[int, ...],
+        groups: tuple[tuple[int, ...], ...],
+        shares: tuple[tuple[int, ...], ...],
+        micro_batches: tuple[int, ...],
+        schedule: str,
+    ) -> Candidate:
+        """Stage ``s`` has layers ``bounds[s]`` to ``bounds[s + 1]`` of the graph."""
+        stage_of = tuple(stage for stage, (first, last) in enumerate(pairwise(bounds)) for _ in range(first, last))
+        return cls(stage_of, groups, shares, micro_batches, schedule)
+
+    @property
+    def num_stages(self) -> int:
+        """Number of stages."""
+        return len(self.groups)
+
+    @property
+    def positions(self) -> tuple[int, ...]:
+        """The position that runs each stage; empty if every stage has its own."""
+        first = {group: number for number, group in reversed(list(enumerate(self.groups)))}
+        if len(first) == len(self.groups):
+            return ()
+        numbers = {group: position for position, group in enumerate(sorted(first, key=first.__getitem__))}
+        return tuple(numbers[group] for group in self.groups)
+
+    def layouts(self) -> tuple[Layout, ...]:
+        """The layout of each stage; nothing is cut on a stage of one rank."""
+        return tuple(Layout({SAMPLE: cut_points(share)} if len(share) > 1 else {}) for share in self.shares)
+
+    def option_of(self, layer: int) -> Option | None:
+        """How the layer is divided; None if it is as its stage's shares say."""
+        return self.options[layer] if self.options else None
+
+    def placement_of(self, layer: int) -> Placement:
+        """How a plan writes down where the layer runs."""
+        stage, option = self.stage_of[layer], self.option_of(layer)
+        return Placement(stage, self.layouts()[stage].cuts) if option is None else option.placement(stage)
+
+    def stage_names(self, graph: Graph) -> dict[str, int]:
+        """The stage of each layer by name."""
+        return {layer.name: stage for layer, stage in zip(graph.layers, self.stage_of, strict=True)}
+
+    def recomputes(self, stage: int) -> bool:
+        """Whether ``stage`` computes its activations again."""
+        return bool(self.recompute) and self.recompute[stage]
+
+
+def has_own_options(candidate: Candidate, stage: int) -> bool:
+    """Whether the layers of ``stage`` are each divided in their own way."""
+    return any(own is not None for own, at in zip(candidate.options, candidate.stage_of, strict=False) if at == stage)
+
+
+def split_batch(global_batch: int, size: int) -> tuple[int, ...]:
+    """Micro-batches of ``size`` samples, the last one of what remains."""
+    full, rest = divmod(global_batch, size)
+    return (size,) * full + ((rest,) if rest else ())
+
+
+def boundaries_of(graph: Graph, candidate: Candidate) -> Boundaries:
+    """Who owns, needs and sends what."""
+    own = {
+        layer.name: option.layout
+        for layer, option in zip(graph.layers, candidate.options, strict=False)
+        if option is not None
+    }
+    placed = {
+        layer.name: option.placement(candidate.stage_of[index])
+        for index, layer in enumerate(graph.layers)
+        if (option := candidate.option_of(index)) is not None and (option.ways > 1 or option.margin)
+    }
+    return Boundaries.of(graph, candidate.stage_names(graph), candidate.layouts(), candidate.groups, own, placed)
+
+
+def program_of(graph: Graph, candidate: Candidate) -> Program:
+    """The candidate's program, validated by whoever predicts it."""
+    boundaries = boundaries_of(graph, candidate)
+    edges = boundaries.edges()
+    stages = StageGraph(candidate.num_stages, len(candidate.micro_batches), edges, boundaries.prepares())
+    routes = boundaries.routes(edges, candidate.micro_batches)
+    num_ranks = 1 + max(rank for group in candidate.groups for rank in group)
+    order = schedule_named(candidate.schedule)(Pipeline(stages, candidate.positions, candidate.windows))
+    return lower(order, stages, candidate.groups, routes, num_ranks, ahead=candidate.prepares_ahead)
+
+
+def decision_of(problem: Problem, candidate: Candidate) -> Decision:
+    """The candidate as a plan writes it down."""
+    profile = problem.profile
+    devices = profile.cluster.devices
+    program = program_of(profile.graph, candidate)
+    return Decision(
+        schedule=candidate.schedule,
+        micro_batches=candidate.micro_batches,
+        stages=tuple(
+            Stage(
+                group,
+                tuple(devices[rank].name for rank in group),
+                candidate.recomputes(stage),
+                problem.shards(len(group)) and not has_own_options(candidate, stage),
+            )
+            for stage, group in enumerate(candidate.groups)
+        ),
+        layers={layer.name: candidate.placement_of(index) for index, layer in enumerate(profile.graph.layers)},
+        program=tuple(tuple(str(action) for action in row) for row in program.rows),
+    )
+
+
+def plan_of(
+    problem: Problem,
+    decision: Decision,
+    prediction: Prediction,
+    search: Search,
+    alternatives: Iterable[Alternative] = (),
+) -> Plan:
+    """The plan, with the fingerprints of what it was made for."""
+    profile = problem.profile
+    inputs = PlanInputs(
+        model=profile.model,
+        optimizer=profile.optimizer,
+        model_fingerprint=fingerprint(profile.graph),
+        profile_fingerprint=fingerprint(profile.bare),
+        cluster_fingerprint=fingerprint(profile.cluster),
+        request=problem.request,
+        corrections=profile.calibration.corrections,
+    )
+    return Plan(inputs, decision, prediction, search, tuple(alternatives))
+
+
+_PARTS = 1000
+"""Into how many parts, or somewhat fewer, the sites of a stage are divided."""
+
+
+def equal_shares(samples: int, num_ranks: int) -> tuple[int, ...]:
+    """As equal as can be, the first ones larger."""
+    each, more = divmod(samples, num_ranks)
+    return (each + 1,) * more + (each,) * (num_ranks - more)
+
+
+def samples_of(shares: tuple[int, ...], rows: int) -> tuple[int, ...]:
+    """Samples of each rank in a micro-batch of ``rows``, where ``shares`` are those of a full one."""
+    return Layout({SAMPLE: cut_points(shares)} if len(shares) > 1 else {}).samples(rows)
+
+
+def parts_of(shares: tuple[int, ...], rows: int) -> tuple[float, ...]:
+    """The same where ranks share the sites of a stage: fractions of samples (``costs.placement.loads``)."""
+    return tuple(rows * share / sum(shares) for share in shares)
+
+
+def site_shares(problem: Problem, book: PriceBook, ranks: tuple[int, ...], size: int) -> tuple[int, ...]:
+    """Parts of the sites of each rank of a stage, whatever the number of samples: equal, else in proportion to speed.
+
+    Their sum is not ``size``, samples of a full micro-batch, which would make them samples.
+    """
+    if len({book.kind(rank) for rank in ranks}) == 1:
+        each = _PARTS // len(ranks)
+        return (each + (each * len(ranks) == size),) * len(ranks)
+    speeds = [_samples_per_s(book, book.kind(rank)) for rank in ranks]
+    return proportional(_PARTS - (size == _PARTS), speeds)
+
+
+def usable(
+    problem: Problem, book: PriceBook, ranks: tuple[int, ...], shares: tuple[int, ...], micro_batches: tuple[int, ...]
+) -> bool:
+    """Whether every rank has a sample of every micro-batch (a mean over none is none), and none more than measured."""
+    divide = samples_of if sum(shares) == max(micro_batches) else parts_of
+    return all(
+        samples > 0 and is_covered(problem, book, book.kind(rank), samples)
+        for rows in set(micro_batches)
+        for rank, samples in zip(ranks, divide(shares, rows), strict=True)
+    )
+
+
+def replica_shares(problem: Problem, book: PriceBook, ranks: tuple[int, ...], size: int) -> tuple[int, ...]:
+    """Samples of each rank that holds the whole model, in proportion to its speed."""
+    return proportional(size, [_samples_per_s(book, book.kind(rank)) for rank in ranks])
+
+
+def _samples_per_s(book: PriceBook, kind: str) -> float:
+    samples = book.tables.largest_measured(kind)
+    table = book.tables.at(kind, samples)
+    seconds = float(table.forward_s[-1] + table.backward_s[-1])
+    return samples / seconds if seconds > 0 else 1.0
+
+
+def group_shares(problem: Problem, book: PriceBook, ranks: tuple[int, ...], samples: int) -> tuple[int, ...]:
+    """Samples of each rank of a stage: equal on devices of one kind, else in proportion to speed."""
+    if len({book.kind(rank) for rank in ranks}) == 1:
+        return equal_shares(samples, len(ranks))
+    return replica_shares(problem, book, ranks, samples)
+
+
+def with_options(layouts: LayoutBook, candidate: Candidate, options: Mapping[int, Option]) -> Candidate:
+    """``candidate`` with the layouts ``options`` (by layer): of all layers of a stage or of none.
+
+    Where an option leaves open how many ranks share input channels, it is what is cheapest in a full micro-batch.  A
+    stage whose layers are all cut alike along samples is one with these shares, as it is priced and written down.
+    """
+    by_stage: dict[int, dict[int, Option]] = {}
+    for index, option in options.items():
+        by_stage.setdefault(candidate.stage_of[index], {})[index] = replace(option, recompute=False)
+    own: list[Option | None] = list(candidate.options or (None,) * len(candidate.stage_of))
+    shares = list(candidate.shares)
+    for stage, found in by_stage.items():
+        plain = cut_alike([option.cuts for option in found.values()])
+        if plain:
+            shares[stage] = _shares(next(iter(found.values())), sum(shares[stage]))
+        else:
+            prices = layouts.prices(candidate.groups[stage], max(candidate.micro_batches))
+            found = with_ways(prices, found)
+        for index, option in found.items():
+            own[index] = None if plain else option
+    return replace(candidate, shares=tuple(shares), options=tuple(own) if any(o is not None for o in own) else ())
+
+
+def gives_all_work(
+    layouts: LayoutBook, ranks: tuple[int, ...], options: Mapping[int, Option], sizes: Collection[int]
+) -> bool:
+    """Whether no rank is left without a part of a layer, in micro-batches of any of ``sizes``."""
+    for rows in sizes:
+        prices = layouts.prices(ranks, rows)
+        if any((prices.shards(index, (option,)).share <= 0).any() for index, option in options.items()):
+            return False
+    return True
+
+
+def joins_all_ranks(graph: Graph, candidate: Candidate) -> bool:
+    """Whether every rank has a part in each hand-over of its stage.
+
+    Of ranks that hold the same, some might send nothing and so get no gradient back, which no program allows.
+    """
+    boundaries = boundaries_of(graph, candidate)
+    for edge in boundaries.edges():
+        for rows in set(candidate.micro_batches):
+            messages = boundaries.messages(edge, rows)
+            senders = {message.src for message in messages if message.gradient_parts or not edge.gradient}
+            receivers = {message.dst for message in messages}
+            if senders != set(candidate.groups[edge.src]) or receivers != set(candidate.groups[edge.dst]):
+                return False
+    return True
+
+
+def _shares(option: Option, samples: int) -> tuple[int, ...]:
+    """Samples of each rank; all of them where nothing is cut."""
+    return tuple(b - a for a, b in pairwise(option.cuts[0][1])) if option.cuts else (samples,)

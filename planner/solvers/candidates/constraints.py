@@ -1,0 +1,410 @@
+"""A problem's fix and forbid rules, compiled for a search: the stages they allow, all stretches of layers at once.
+
+What a rule means is said in :mod:`planner.ir.constraints`; this is the same in numpy.
+
+Rules that no plan can satisfy together, found before any search: the error names the two.
+
+    fix a=stage:0, fix a=stage:1            two values for the same layer (or for layers that must be together)
+    fix a=replicas:2, forbid a=replicas:2   fixed and forbidden
+    fix a=kind:X, fix a=device:n0/gpu0      no device is both
+    fix a=replicas:4, fix a=kind:X          fewer devices than ranks asked for
+    fix a=sample:4, fix a=replicas:2        more parts than ranks
+    fix a=stage:1, fix b=stage:0            b needs what a makes
+    fix a=spatial:2, --allow sample         a constraint of the problem forbids it
+    fix a=spatial:2                         a's operator cannot be cut along space
+
+Not a proof that the others can be satisfied: that is the search's business.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from planner.costs.shards.device_mesh import AXES
+from planner.costs.shards.shapes import SizedLayer
+from planner.ir.constraints import (
+    DEVICE,
+    FAMILIES,
+    KIND,
+    NO,
+    RECOMPUTE,
+    REPLICAS,
+    STAGE,
+    TOGETHER,
+    YES,
+    StageFacts,
+    Ways,
+    allowed,
+    allowed_together,
+    check_names,
+    format_rule,
+    matching,
+)
+from planner.ir.errors import InfeasibleError
+from planner.ir.graph import producer
+from planner.ir.problem import ALWAYS, NEVER, SAMPLE_DIMS, Problem, Rule
+from planner.ir.remedies import operator_of, remedies
+from planner.layers import check_samples_apart
+
+Flags = NDArray[np.bool_]
+Counts = NDArray[np.int64]
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Constraints:
+    """Every rule of a problem with the layers it matches.
+
+    Attributes:
+        problem: whose rules they are.
+        rules: fixes first, then what is forbidden.
+    """
+
+    problem: Problem
+    rules: tuple[Applied, ...]
+
+    @classmethod
+    def of(cls, problem: Problem) -> Constraints:
+        """The rules of ``problem``, compiled once.
+
+        Raises:
+            UnknownNameError: a rule matches no layer, or names a device or kind that the cluster does not have.
+            InfeasibleError: two rules, or a rule and another constraint, contradict each other.
+        """
+        names = tuple(layer.name for layer in problem.profile.graph.layers)
+        rules = []
+        for rule, fixed in (*((rule, True) for rule in problem.fix), *((rule, False) for rule in problem.forbid)):
+            check_names(rule, problem.profile.cluster)
+            rules.append(Applied(rule, fixed, matching(rule, names)))
+        check(problem, rules)
+        return cls(problem, tuple(rules))
+
+    def allows_stage(
+        self,
+        layer_indices: Iterable[int],
+        ranks: Sequence[int] = (),
+        recompute: bool | None = None,
+        ways: Ways | None = None,
+        number: int | None = None,
+    ) -> bool:
+        """Whether a stage may have these layers (by index); what is not decided (no ranks, None) is allowed.
+
+        Args:
+            ways: of all layers of the stage.
+            number: of the stage, from 0.
+        """
+        inside = self._flags(layer_indices)
+        if bool((self._wrong(ranks, recompute, ways, number) & inside).any()):
+            return False
+        by_number = self._by_number()
+        if number in by_number and not (inside | ~by_number[number]).all():
+            return False
+        held = sum(bool((flags & inside).any()) for flags in by_number.values())
+        return held <= 1 and all(
+            allowed_together(int((flags & inside).sum()), int(flags.sum()), fixed) for flags, fixed in self._sets()
+        )
+
+    def allows_layer(self, index: int, ways: Ways) -> bool:
+        """Whether the layer may be cut so, whatever its stage."""
+        return not self._wrong((), None, ways, None)[index]
+
+    def allows_stages(
+        self, stage_of: Sequence[int], groups: Sequence[Sequence[int]], recompute: Sequence[bool], ways: Sequence[Ways]
+    ) -> bool:
+        """Whether the rules allow a complete assignment: the stage of each layer, the rest by stage."""
+        by_stage = np.asarray(stage_of)
+        return all(
+            self.allows_stage(np.flatnonzero(by_stage == number), ranks, recompute[number], ways[number], number)
+            for number, ranks in enumerate(groups)
+        )
+
+    def mask(
+        self,
+        cuts: ArrayLike,
+        ranks: Sequence[int] = (),
+        recompute: bool | None = None,
+        ways: Ways | None = None,
+        number: int | None = None,
+    ) -> Flags:
+        """:meth:`allows_stage` of every stage from one of ``cuts`` to another, [a, b] that between cuts a and b.
+
+        Where no number is given, a stage that starts with nothing before it is number 0 and no other is.  False where
+        the one cut is not a smaller part of the other.
+
+        Args:
+            cuts: positions in the list of layers; or ideals, 1 where a layer (second index) is in one (first index).
+        """
+        at = np.asarray(cuts)
+        members = at if at.ndim == 2 else np.arange(len(self))[None, :] < at[:, None]
+        between = _Between(members.astype(np.float64))
+        found: Flags = between.nested
+        found &= between.count(self._wrong(ranks, recompute, ways, number)) == 0
+        by_number = self._by_number()
+        if number is None:
+            found &= self._start_first(by_number, between)
+        elif number in by_number:
+            found &= between.count(by_number[number]) == by_number[number].sum()
+        held = np.zeros(found.shape, dtype=np.int64)
+        for flags in by_number.values():
+            held += between.count(flags) > 0
+        found &= held <= 1
+        for flags, fixed in self._sets():
+            count, total = between.count(flags), int(flags.sum())
+            found &= ((count == 0) | (count == total)) if fixed else (count < total)
+        return found
+
+    def device_class(self, rank: int) -> tuple[bool, ...]:
+        """What the rules tell apart: ranks of equal classes (and equal cost) are interchangeable."""
+        device = self.problem.profile.cluster.devices[rank]
+        facts = StageFacts((device.name,), (device.kind,))
+        return tuple(
+            allowed(applied.rule, facts, applied.fixed) for applied in self.rules if applied.rule.what in (DEVICE, KIND)
+        )
+
+    def stage_rules(self) -> tuple[tuple[int, bool, tuple[int, ...]], ...]:
+        """Rules about the number of a stage: (number, whether fixed, layers)."""
+        return tuple(
+            (int(applied.rule.value), applied.fixed, applied.layers)
+            for applied in self.rules
+            if applied.rule.what == STAGE
+        )
+
+    def __len__(self) -> int:
+        """The number of layers."""
+        return len(self.problem.profile.graph.layers)
+
+    def _wrong(self, ranks: Sequence[int], recompute: bool | None, ways: Ways | None, number: int | None) -> Flags:
+        """The layers that may not be in such a stage."""
+        devices = [self.problem.profile.cluster.devices[rank] for rank in ranks]
+        facts = StageFacts(
+            tuple(device.name for device in devices), tuple(device.kind for device in devices), number, recompute, ways
+        )
+        wrong = np.zeros(len(self), dtype=bool)
+        for applied in self.rules:
+            if not allowed(applied.rule, facts, applied.fixed):
+                wrong[list(applied.layers)] = True
+        return wrong
+
+    def _start_first(self, by_number: Mapping[int, Flags], between: _Between) -> Flags:
+        """Number 0 starts with nothing before it, and no other stage does."""
+        first = between.count(self._wrong((), None, None, 0)) == 0
+        own = by_number.get(0, np.zeros(len(self), dtype=bool))
+        inside = between.count(own)
+        return np.asarray(np.where(between.from_nothing[:, None], first & (inside == own.sum()), inside == 0))
+
+    def _by_number(self) -> dict[int, Flags]:
+        """The layers fixed to each number of a stage."""
+        found: dict[int, list[int]] = {}
+        for number, fixed, layers in self.stage_rules():
+            if fixed:
+                found.setdefault(number, []).extend(layers)
+        return {number: self._flags(layers) for number, layers in found.items()}
+
+    def _sets(self) -> list[tuple[Flags, bool]]:
+        """Layers of which a stage may not have some (True) or all (False)."""
+        together = [
+            (self._flags(applied.layers), applied.fixed) for applied in self.rules if applied.rule.what == TOGETHER
+        ]
+        return together + [(flags, True) for flags in self._by_number().values()]
+
+    def _flags(self, layers: Iterable[int]) -> Flags:
+        found = np.zeros(len(self), dtype=bool)
+        found[list(layers)] = True
+        return found
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Between:
+    """Stages between any two ideals; ``members``: 1 where a layer is in an ideal."""
+
+    members: Array
+
+    @property
+    def nested(self) -> Flags:
+        """[a, b]: whether a is a part of b, and smaller."""
+        size = self.members.sum(axis=1)
+        shared = self.members @ self.members.T
+        return np.asarray((shared == size[:, None]) & (size[:, None] < size[None, :]))
+
+    @property
+    def from_nothing(self) -> Flags:
+        """By ideal: whether it is empty."""
+        return np.asarray(self.members.sum(axis=1) == 0)
+
+    def count(self, flags: Flags) -> Counts:
+        """How many of ``flags`` are in the stage between two ideals."""
+        inside = (self.members @ flags).astype(np.int64)
+        return np.asarray(inside[None, :] - inside[:, None])
+
+
+@dataclass(frozen=True, slots=True)
+class Applied:
+    """A rule with the layers it matches, by index; fixed, or forbidden."""
+
+    rule: Rule
+    fixed: bool
+    layers: tuple[int, ...]
+
+    def __str__(self) -> str:
+        return f"--{'fix' if self.fixed else 'forbid'} {format_rule(self.rule)}"
+
+
+def check(problem: Problem, rules: Sequence[Applied]) -> None:
+    """An :class:`InfeasibleError` if two of ``rules``, or one and the rest of the problem, contradict each other."""
+    for applied in rules:
+        _check_alone(problem, applied)
+    names = [layer.name for layer in problem.profile.graph.layers]
+    blocks = _blocks(len(names), rules)
+    blocks_of = [{blocks[layer] for layer in applied.layers} for applied in rules]
+    seen: set[object] = set()
+    for layer in sorted({layer for applied in rules for layer in applied.layers}):
+        own = tuple(k for k, applied in enumerate(rules) if layer in applied.layers)
+        of_block = tuple(k for k, found in enumerate(blocks_of) if blocks[layer] in found)
+        if (own, of_block) not in seen:
+            seen.add((own, of_block))
+            stage_wide = [rules[k] for k in of_block if rules[k].rule.what not in (*FAMILIES, TOGETHER)]
+            _check_layer(names[layer], [rules[k] for k in own])
+            _check_layer(names[layer], stage_wide)
+            _check_devices(problem, names[layer], stage_wide)
+    _check_together(rules, blocks)
+    _check_order(problem, rules)
+
+
+def _check_alone(problem: Problem, applied: Applied) -> None:
+    """A rule against the problem's other constraints."""
+    rule = applied.rule
+    if rule.what in (REPLICAS, *FAMILIES) and applied.fixed:
+        if int(rule.value) > len(problem.ranks):
+            raise _error(str(applied), f"{len(problem.ranks)} devices may be used", "ask for fewer")
+        if rule.what in FAMILIES and rule.what not in problem.allow and int(rule.value) > 1:
+            remedy = f"--allow {','.join((*problem.allow, rule.what))}"
+            raise _error(str(applied), f"--allow {','.join(problem.allow)}", remedy)
+        if rule.what in FAMILIES and int(rule.value) > 1:
+            _check_divisible(problem, applied)
+    if rule.what == RECOMPUTE and problem.recompute in (NEVER, ALWAYS):
+        wanted = YES if (rule.value == YES) == applied.fixed else NO
+        if wanted != (YES if problem.recompute == ALWAYS else NO):
+            raise _error(str(applied), f"--recompute {problem.recompute}", "--recompute auto")
+    if rule.what == STAGE and applied.fixed and 0 < problem.max_stages <= int(rule.value):
+        raise _error(str(applied), f"at most {problem.max_stages} stages, counted from 0", "allow more stages")
+
+
+def _check_divisible(problem: Problem, applied: Applied) -> None:
+    """A rule that cuts layers in parts along dims that they cannot be cut along."""
+    graph, family, wanted = problem.profile.graph, applied.rule.what, int(applied.rule.value)
+    values, mixing = graph.values(), frozenset(check_samples_apart(graph))
+    for layer in (graph.layers[index] for index in applied.layers):
+        sized = SizedLayer.of(graph, layer, values, max(2, problem.global_batch), layer.name in mixing)
+        extents = dict(zip(sized.work.dims, sized.work.shape, strict=True))
+        along = [dim for name, dims in AXES.values() if name == family for dim in dims if dim in sized.divisible]
+        most = math.prod(extents[dim] for dim in along) if family != SAMPLE_DIMS else problem.global_batch
+        if along and most >= wanted:
+            continue
+        operator = operator_of(layer)
+        why = f"it has {most} parts at most" if along else f"{operator} cannot be cut along a dim of family {family}"
+        raise InfeasibleError(
+            f"layer {layer.name} ({operator}) cannot be cut in {wanted} parts along {family}",
+            [str(applied), why],
+            remedies(layer, family),
+        )
+
+
+def _check_layer(layer: str, rules: Sequence[Applied]) -> None:
+    """Two values, or a value fixed and forbidden, for one layer or for layers that are together."""
+    for one, two in combinations(rules, 2):
+        same, value = one.rule.what == two.rule.what, one.rule.value == two.rule.value
+        if same and one.fixed and two.fixed and not value and one.rule.what not in (DEVICE, KIND):
+            raise _error(str(one), str(two), f"{layer} can have one of them")
+        if same and value and one.fixed != two.fixed:
+            raise _error(str(one), str(two), f"drop one of them, for {layer}")
+        if _more_parts_than_ranks(one, two) or _more_parts_than_ranks(two, one):
+            raise _error(str(one), str(two), f"{layer} cannot have more parts than its stage has ranks")
+
+
+def _more_parts_than_ranks(parts: Applied, ranks: Applied) -> bool:
+    are_such = parts.rule.what in FAMILIES and ranks.rule.what == REPLICAS and parts.fixed and ranks.fixed
+    return are_such and int(parts.rule.value) > int(ranks.rule.value)
+
+
+def _check_devices(problem: Problem, layer: str, rules: Sequence[Applied]) -> None:
+    """Rules that leave a layer no device, or fewer than the ranks it is to have."""
+    about = [applied for applied in rules if applied.rule.what in (DEVICE, KIND)]
+    left = {applied: _devices(problem, applied) for applied in about}
+    for one, two in combinations(about, 2):
+        if not left[one] & left[two]:
+            raise _error(str(one), str(two), f"no device is left for {layer}")
+    everything = frozenset(problem.ranks)
+    remaining = everything.intersection(*left.values())
+    wanted = [applied for applied in rules if applied.rule.what == REPLICAS and applied.fixed]
+    for applied in wanted:
+        if len(remaining) < int(applied.rule.value) and about:
+            binding = min(about, key=lambda other: len(left[other]))
+            raise _error(str(applied), str(binding), f"{len(remaining)} devices are left for {layer}")
+    if not remaining:
+        narrow = sorted(about, key=lambda other: len(left[other]))
+        second = str(narrow[1]) if len(narrow) > 1 else f"{len(everything)} devices may be used"
+        raise _error(str(narrow[0]), second, f"no device is left for {layer}")
+
+
+def _devices(problem: Problem, applied: Applied) -> frozenset[int]:
+    """The ranks that a rule about devices or kinds leaves."""
+    devices = problem.profile.cluster.devices
+    return frozenset(
+        rank
+        for rank in problem.ranks
+        if allowed(applied.rule, StageFacts((devices[rank].name,), (devices[rank].kind,)), applied.fixed)
+    )
+
+
+def _check_together(rules: Sequence[Applied], blocks: Sequence[int]) -> None:
+    """Layers that must be in one stage, and must not."""
+    for applied in rules:
+        if applied.rule.what != TOGETHER or applied.fixed or len({blocks[layer] for layer in applied.layers}) > 1:
+            continue
+        joined = next((other for other in _joining(rules) if set(applied.layers) & set(other.layers)), None)
+        second = str(joined) if joined else f"only {len(applied.layers)} layer matches"
+        raise _error(str(applied), second, "drop one of them")
+
+
+def _check_order(problem: Problem, rules: Sequence[Applied]) -> None:
+    """Stages against the flow of data: what a layer reads is made in the same stage or in an earlier one."""
+    graph = problem.profile.graph
+    index = {layer.name: position for position, layer in enumerate(graph.layers)}
+    fixed = {layer: a for a in rules if a.rule.what == STAGE and a.fixed for layer in a.layers}
+    latest: dict[int, Applied] = {}
+    for position, layer in enumerate(graph.layers):
+        before = [latest[index[p]] for p in map(producer, layer.inputs) if index.get(p) in latest]
+        found = max(before, key=lambda applied: int(applied.rule.value), default=None)
+        own = fixed.get(position)
+        if own is not None and found is not None and int(found.rule.value) > int(own.rule.value):
+            raise _error(str(found), str(own), f"{layer.name} needs what the later stage makes")
+        if own is not None or found is not None:
+            latest[position] = own or found  # type: ignore[assignment]
+
+
+def _joining(rules: Sequence[Applied]) -> Iterator[Applied]:
+    """Rules whose layers are in one stage."""
+    return (applied for applied in rules if applied.fixed and applied.rule.what in (STAGE, TOGETHER))
+
+
+def _blocks(num_layers: int, rules: Sequence[Applied]) -> list[int]:
+    """A number for each layer, the same for layers that must be in one stage."""
+    block = list(range(num_layers))
+    for applied in _joining(rules):
+        joined = {block[layer] for layer in applied.layers}
+        block = [min(joined) if number in joined else number for number in block]
+    for one, two in combinations([a for a in _joining(rules) if a.rule.what == STAGE], 2):
+        if one.rule.value == two.rule.value:
+            joined = {block[one.layers[0]], block[two.layers[0]]}
+            block = [min(joined) if number in joined else number for number in block]
+    return block
+
+
+def _error(one: str, two: str, remedy: str) -> InfeasibleError:
+    return InfeasibleError("two constraints contradict each other", [one, two], [remedy])

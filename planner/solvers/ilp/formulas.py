@@ -1,0 +1,424 @@
+"""The integer program of :mod:`planner.solvers.ilp.solver`, solved by HiGHS.
+
+The variables of the integer program, and the few ways in which its rows are written.
+
+What makes a choice of spans a pipeline: the path, devices, memory, and the numbers of stages.
+
+T is at least what passes before a stage (or a message) and all its own work: one row for each cut.
+
+Two chains pass: round trips (F and B, both messages) and forwards (F, message there).  Each begins at the start of the
+pipeline, and anew behind a stage from which the next need not read (a break).
+
+The objective of a given solution, reckoned stage by stage: what the integer program's rows must come to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+
+import highspy
+import numpy as np
+import pulp
+
+from planner.costs.layers.cost_table import Array, Flags
+from planner.solvers.ilp.spans import Instance
+
+OPTIMAL, TIME_LIMIT, INFEASIBLE = "optimal", "time limit", "infeasible"
+
+_TOLERANCE = 1e-6
+"""Relative, on bounds: what HiGHS may let rows be violated by."""
+
+
+@dataclass(frozen=True, slots=True)
+class Solution:
+    """What HiGHS found.
+
+    Attributes:
+        status: ``optimal`` only if HiGHS proved it; ``infeasible`` only if it proved that.
+        value_s: the objective of ``spans``, reckoned anew; infinite if there are none.
+        bound_s: no solution is below; infinite if there is none.
+        spans: by index, in order; empty if none was found.
+    """
+
+    status: str
+    value_s: float
+    bound_s: float
+    spans: tuple[int, ...] = ()
+
+
+@dataclass(slots=True, eq=False)
+class Program:
+    """The program of an instance; solutions that were seen can be excluded, to get the next best."""
+
+    instance: Instance
+    upper_s: float
+    _model: Model = field(init=False, repr=False)
+    _excluded: list[frozenset[int]] = field(init=False, default_factory=list, repr=False)
+
+    def __post_init__(self) -> None:
+        self._model = Model.of(self.instance, self.upper_s)
+        self.limit(self.upper_s)
+        for family in (
+            path,
+            resources,
+            depths,
+            stage_numbers,
+            round_trips,
+            forwards,
+        ):
+            family(self._model)
+
+    def solve(self, time_limit_s: float) -> Solution:
+        """The best solution that was not excluded, as far as HiGHS gets in that time.
+
+        ``Optimal`` is believed only where PuLP's ``sol_status`` and HiGHS' own status say so: after a time limit
+        ``status`` alone may say it too.
+        """
+        if not len(self.instance.spans):
+            return Solution(INFEASIBLE, float("inf"), float("inf"))
+        problem = self._model.problem
+        problem.solve(pulp.HiGHS(msg=False, timeLimit=max(time_limit_s, 1e-3), gapRel=0.0, gapAbs=1e-9, threads=1))
+        status = problem.solverModel.getModelStatus()
+        if status in (highspy.HighsModelStatus.kInfeasible, highspy.HighsModelStatus.kUnboundedOrInfeasible):
+            return Solution(INFEASIBLE, float("inf"), float("inf"))
+        bound = float(problem.solverModel.getInfo().mip_dual_bound)
+        bound_s = max(0.0, bound * self._model.unit_s * (1 - _TOLERANCE)) if np.isfinite(bound) else 0.0
+        optimal, feasible = pulp.constants.LpSolutionOptimal, pulp.constants.LpSolutionIntegerFeasible
+        found = self._rounded() if problem.sol_status in (optimal, feasible) else ()
+        if not found:
+            return Solution(TIME_LIMIT, float("inf"), bound_s)
+        value_s = objective_s(self.instance, found)
+        proved = problem.sol_status == optimal and status == highspy.HighsModelStatus.kOptimal
+        return Solution(OPTIMAL if proved else TIME_LIMIT, value_s, min(bound_s, value_s), found)
+
+    def limit(self, upper_s: float) -> None:
+        """From now on only solutions of at most ``upper_s`` are looked for."""
+        if np.isfinite(upper_s):
+            self._model.step.upBound = self._model.scaled(upper_s) * (1 + _TOLERANCE)
+
+    def exclude(self, spans: Sequence[int]) -> None:
+        """From now on at least one of ``spans`` is not in the solution."""
+        self._excluded.append(frozenset(spans))
+        row = self._model.number(self._model.stages, spans) <= len(spans) - 1
+        self._model.add(row, f"excluded{len(self._excluded)}")
+
+    def _rounded(self) -> tuple[int, ...]:
+        """The chosen spans in order; empty if they are no path, or one that was excluded."""
+        values = [variable.varValue for variable in self._model.stages]
+        chosen = [v for v, value in enumerate(values) if value is not None and round(value) == 1]
+        return () if frozenset(chosen) in self._excluded else order(self.instance, chosen)
+
+
+_SCALE = 100.0
+"""The objective is about that large, so that HiGHS' absolute tolerances are fine enough."""
+
+
+@dataclass(slots=True, eq=False)
+class Model:
+    """A PuLP problem over an instance.
+
+    Attributes:
+        unit_s: what 1 stands for in rows of time.
+        step: T, the objective.
+        stages: z[v] = 1 if span v is a stage.
+        handovers: y[h] = 1 if hand-over h happens; whole where z are.
+    """
+
+    instance: Instance
+    unit_s: float
+    problem: Any = field(init=False, repr=False)
+    step: Any = field(init=False, repr=False)
+    stages: list[Any] = field(init=False, repr=False)
+    handovers: list[Any] = field(init=False, repr=False)
+
+    @classmethod
+    def of(cls, instance: Instance, upper_s: float) -> Model:
+        """Scaled for solutions of at most ``upper_s``."""
+        longest_s = float((instance.spans.work_s + instance.spans.last_s).max(initial=0.0))
+        return cls(instance, (upper_s if np.isfinite(upper_s) else longest_s or 1.0) / _SCALE)
+
+    def __post_init__(self) -> None:
+        self.problem = pulp.LpProblem("spans", pulp.LpMinimize)
+        self.step = self.variable("T")
+        self.stages = [self.binary(f"z{v}") for v in range(len(self.instance.spans))]
+        self.handovers = [self.variable(f"y{h}", 1.0) for h in range(len(self.instance.handovers))]
+        self.problem.setObjective(self.step)
+
+    def variable(self, name: str, most: float | None = None) -> Any:
+        """A number from 0 to ``most``."""
+        return self.problem.add_variable(name, lowBound=0, upBound=most)
+
+    def binary(self, name: str) -> Any:
+        """0 or 1."""
+        return self.problem.add_variable(name, cat=pulp.LpBinary)
+
+    def add(self, row: Any, name: str) -> None:
+        """One more row."""
+        self.problem.addConstraint(row, name)
+
+    def running(self, name: str, before: Any, more: Any) -> Any:
+        """A variable that is ``before + more``."""
+        found = self.variable(name)
+        self.add(found == before + more, f"is_{name}")
+        return found
+
+    def scaled(self, seconds: float) -> float:
+        """Seconds in the unit of the rows."""
+        return float(seconds) / self.unit_s
+
+    def seconds(self, each: Array, variables: Sequence[Any], which: Iterable[int]) -> Any:
+        """The sum of seconds of those chosen, scaled."""
+        return pulp.lpSum(self.scaled(each[v]) * variables[v] for v in which)
+
+    def number(self, variables: Sequence[Any], which: Iterable[int]) -> Any:
+        """How many of those are chosen."""
+        return pulp.lpSum(variables[int(v)] for v in which)
+
+
+def path(model: Model) -> None:
+    """A stage starts at the first cut; where one ends, its group hands over to that of the next."""
+    spans, handovers = model.instance.spans, model.instance.handovers
+    starts, ends = _by(spans.first, spans.group), _by(spans.last, spans.group)
+    given, taken = _by(handovers.cut, handovers.source), _by(handovers.cut, handovers.destination)
+    model.add(model.number(model.stages, np.flatnonzero(spans.first == 0)) == 1, "start")
+    for cut in range(1, model.instance.end):
+        for group in range(len(model.instance.groups)):
+            for name, stages, over in (("end", ends, given), ("begin", starts, taken)):
+                here, there = stages.get((cut, group), []), over.get((cut, group), [])
+                if here or there:
+                    row = model.number(model.stages, here) == model.number(model.handovers, there)
+                    model.add(row, f"{name}{cut}_{group}")
+
+
+def resources(model: Model) -> None:
+    """No more devices of a class, nor time on them, than there is; like hosts in order; a limit on stages.
+
+    Time on devices follows from the rest; while z are fractions it says more.
+    """
+    instance, spans = model.instance, model.instance.spans
+    counts = np.array([group.takes for group in instance.groups])[spans.group]
+    used = [pulp.lpSum(int(count[v]) * model.stages[v] for v in np.flatnonzero(count)) for count in counts.T]
+    across_hosts = any(len({member.host for member in group.classes}) > 1 for group in instance.groups)
+    for number, found in enumerate(instance.classes):
+        model.add(used[number] <= len(found.ranks), f"devices{number}")
+        if found.twin >= 0 and not across_hosts:  # else the order of a group's hosts tells them apart
+            model.add(used[number] <= used[found.twin], f"twin{number}")
+        work_s = counts[:, number] * (spans.work_s + spans.last_s)
+        busy = model.seconds(work_s, model.stages, np.flatnonzero(work_s))
+        model.add(busy <= len(found.ranks) * model.step, f"capacity{number}")
+    model.add(pulp.lpSum(model.stages) <= instance.most_stages, "stages")
+
+
+def depths(model: Model) -> None:
+    """A stage that starts at a cut has at most ``depth`` stages downstream, if all of them surely wait in a row."""
+    spans, most = model.instance.spans, model.instance.most_stages
+    broken = ~spans.linked & (spans.last < model.instance.end)
+    for cut in range(model.instance.end):
+        tight = np.flatnonzero((spans.first == cut) & (spans.depth < most))
+        if len(tight):
+            later = np.flatnonzero(spans.first >= cut)
+            weights = np.where(broken[later], 1 - most, 1)
+            downstream = pulp.lpSum(int(n) * model.stages[v] for v, n in zip(later, weights, strict=True))
+            missing = pulp.lpSum(int(most - spans.depth[v]) * model.stages[v] for v in tight)
+            model.add(downstream + missing <= most, f"depth{cut}")
+
+
+def stage_numbers(model: Model) -> None:
+    """The number of a layer's stage is how many stages start before its end, less one."""
+    instance, most = model.instance, model.instance.most_stages
+    for rule, (number, fixed, layers) in enumerate(instance.stage_rules):
+        for cut in sorted({int(np.searchsorted(instance.cuts, layer, side="right")) - 1 for layer in layers}):
+            started = model.number(model.stages, np.flatnonzero(instance.spans.first <= cut))
+            name = f"number{rule}_{cut}"
+            if fixed:
+                model.add(started == number + 1, name)
+            else:
+                above = model.binary(f"above{rule}_{cut}")
+                model.add(started <= number + most * above, f"{name}_below")
+                model.add(started >= (number + 2) * above, f"{name}_above")
+
+
+def _by(cut: Iterable[int], group: Iterable[int]) -> dict[tuple[int, int], list[int]]:
+    """Indices by (cut, group)."""
+    found: dict[tuple[int, int], list[int]] = {}
+    for index, key in enumerate(zip(map(int, cut), map(int, group), strict=True)):
+        found.setdefault(key, []).append(index)
+    return found
+
+
+def round_trips(model: Model) -> None:
+    """The rows of stages and messages behind round trips; the first stage's reduction and update come after all."""
+    spans = model.instance.spans
+    before = _Passing.of(model, "A", spans.round_s, model.instance.handovers.round_s, spans.linked_back)
+    _stages(before, spans.turn_s, spans.last_s)
+    _wires(before)
+
+
+def forwards(model: Model) -> None:
+    """The rows of stages, each with its own reduction and update, behind forwards."""
+    spans = model.instance.spans
+    before = _Passing.of(model, "B", spans.there_s, model.instance.handovers.there_s, spans.linked)
+    _stages(before, spans.work_s + spans.last_s, np.zeros(len(spans)))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Passing:
+    """A chain, as sums over the cuts.
+
+    Attributes:
+        passed: by cut, what the stages and messages up to there pass.
+        breaks: by cut, how many stages up to there need not be read by the next.
+        starts: the cuts where the chain may begin.
+        enough: more than any row without a break comes to, in the unit of rows: with a break a row says nothing.
+    """
+
+    model: Model
+    name: str
+    passed: tuple[Any, ...]
+    breaks: tuple[Any, ...]
+    starts: tuple[int, ...]
+    enough: float
+
+    @classmethod
+    def of(cls, model: Model, name: str, passing: Array, message: Array, linked: Flags) -> _Passing:
+        """The chain of what passes through spans and hand-overs."""
+        spans, handovers = model.instance.spans, model.instance.handovers
+        broken = ~linked & (spans.last < model.instance.end)
+        passed: list[Any] = [0]
+        breaks: list[Any] = [0]
+        for cut in range(1, model.instance.end):
+            ending = np.flatnonzero(spans.last == cut)
+            more = model.seconds(passing, model.stages, ending)
+            more += model.seconds(message, model.handovers, np.flatnonzero(handovers.cut == cut))
+            passed.append(model.running(f"passed{name}{cut}", passed[-1], more))
+            last = breaks[-1]
+            if broken[ending].any():
+                last = model.running(f"breaks{name}{cut}", last, model.number(model.stages, ending[broken[ending]]))
+            breaks.append(last)
+        starts = (0, *sorted({int(cut) for cut in spans.last[broken]}))
+        return cls(model, name, tuple(passed), tuple(breaks), starts, model.scaled(_longest_s(model)))
+
+    def bound(self, cut: int, done: Any, first_s: Array, name: str) -> None:
+        """T >= what passed up to ``cut`` + ``done``, from the start and from every break; void if a break follows.
+
+        Args:
+            first_s: what the first stage adds at the end of the step, if that is not ``done`` already.
+        """
+        model = self.model
+        for start in self.starts:
+            if start > cut or (name != "stage" and start == cut):
+                continue
+            row = done - model.step
+            if start < cut:
+                row += self.passed[cut] - self.passed[start]
+                row -= self.enough * (self.breaks[cut] - self.breaks[start])
+            if start == 0 and cut > 0:
+                first = np.flatnonzero((model.instance.spans.first == 0) & (first_s > 0))
+                row += model.seconds(first_s, model.stages, first)
+            model.add(row <= 0, f"{name}{self.name}{start}_{cut}")
+
+
+def _stages(before: _Passing, own_s: Array, first_s: Array) -> None:
+    """A row for each stretch of layers between two cuts: of the stages that may have it, one does.
+
+    (Rows for the stages that start there would do, but bound far less while z are fractions.)
+    """
+    model, spans = before.model, before.model.instance.spans
+    for cut in range(model.instance.end):
+        own = np.flatnonzero((spans.first <= cut) & (cut < spans.last))
+        before.bound(cut, model.seconds(own_s, model.stages, own), first_s, "stage")
+
+
+def _wires(before: _Passing) -> None:
+    """All messages on a wire: one way, with the last F and B behind it, or both ways where they share it."""
+    model, spans, handovers = before.model, before.model.instance.spans, before.model.instance.handovers
+    for cut in range(1, model.instance.end):
+        pair = model.seconds(spans.pair_s, model.stages, np.flatnonzero(spans.first == cut))
+        for name, seconds, more in (("wire", handovers.wire_s, pair), ("shared", handovers.shared_s, 0)):
+            over = np.flatnonzero((handovers.cut == cut) & (seconds > 0))
+            if len(over):
+                before.bound(cut, model.seconds(seconds, model.handovers, over) + more, spans.last_s, name)
+
+
+def _longest_s(model: Model) -> float:
+    spans, handovers = model.instance.spans, model.instance.handovers
+    passing, messages = np.zeros(len(model.instance.cuts)), np.zeros(len(model.instance.cuts))
+    np.maximum.at(passing, spans.last, spans.round_s)
+    np.maximum.at(messages, handovers.cut, handovers.round_s)
+    ending = (spans.work_s + spans.pair_s + spans.last_s).max(initial=0.0)
+    ending += np.maximum(handovers.wire_s, handovers.shared_s).max(initial=0.0)
+    return float(passing.sum() + messages.sum() + ending + spans.last_s.max(initial=0.0))
+
+
+def order(instance: Instance, chosen: Sequence[int]) -> tuple[int, ...]:
+    """Spans, by index, in the order of the pipeline; empty if they are none from the first cut to the last."""
+    spans = instance.spans
+    ordered = tuple(sorted(chosen, key=lambda v: int(spans.first[v])))
+    cuts = [0, *(int(spans.last[v]) for v in ordered)]
+    starts = [*(int(spans.first[v]) for v in ordered), instance.end]
+    return ordered if cuts == starts else ()
+
+
+def objective_s(instance: Instance, chain: Sequence[int]) -> float:
+    """Max over stages of what passes through the ones before it, and all its own work; the same of wires.
+
+        round trip: sum of (F + B + both messages) before t + turn_t + reduction and update of stage 0
+        forwards:   sum of (F + message) before t + work_t + reduction and update of stage t
+        wire:       sum of (F + B + both messages) before t + the other messages one way + F + B of t + as above, of 0
+        shared:     sum of (F + B + both messages) before t + the other messages both ways + as above, of 0
+
+    Infinite where a hand-over was pruned.  All begin again behind a stage from which the next one need not read.
+    """
+    spans = instance.spans
+    best = there = around = wire = shared = 0.0
+    ending = float(spans.last_s[chain[0]])
+    for position, v in enumerate(chain):
+        best = max(best, around + float(spans.turn_s[v]) + ending, there + float(spans.work_s[v] + spans.last_s[v]))
+        best = max(best, around + ending + max(wire + float(spans.pair_s[v]), shared))
+        if position + 1 < len(chain):
+            there_s, round_s, wire, shared = _message(instance, v, chain[position + 1])
+            there = there + float(spans.there_s[v]) + there_s if spans.linked[v] else 0.0
+            around = around + float(spans.round_s[v]) + round_s if spans.linked_back[v] else 0.0
+            if not spans.linked_back[v]:
+                ending = wire = shared = 0.0
+    return best
+
+
+def within_memory(instance: Instance, chain: Sequence[int]) -> bool:
+    """Whether no stage has more stages downstream than it has memory for, as far as they surely wait in a row."""
+    spans, certain = instance.spans, True
+    for downstream, v in enumerate(reversed(chain), start=1):
+        certain = certain and (downstream == 1 or bool(spans.linked[v]))
+        if certain and downstream > spans.depth[v]:
+            return False
+    return True
+
+
+def _message(instance: Instance, source: int, destination: int) -> tuple[float, float, float, float]:
+    handovers, spans = instance.handovers, instance.spans
+    match = (
+        (handovers.cut == spans.last[source])
+        & (handovers.source == spans.group[source])
+        & (handovers.destination == spans.group[destination])
+    )
+    found = next(iter(np.flatnonzero(match)), None)
+    if found is None:  # it was pruned
+        return (float("inf"),) * 4
+    columns = (handovers.there_s, handovers.round_s, handovers.wire_s, handovers.shared_s)
+    there_s, round_s, wire_s, shared_s = (float(seconds[found]) for seconds in columns)
+    return there_s, round_s, wire_s, shared_s
+
+
+def cuts_of(instance: Instance, chain: Sequence[int]) -> tuple[int, ...]:
+    """Positions in the list of layers, both ends included."""
+    return (*(instance.cuts[int(instance.spans.first[v])] for v in chain), instance.cuts[-1])
+
+
+def follows(instance: Instance, chain: Sequence[int]) -> bool:
+    """Whether the numbers of the stages are what the rules want."""
+    bounds = cuts_of(instance, chain)
+    number = {layer: stage for stage, (a, b) in enumerate(pairwise(bounds)) for layer in range(a, b)}
+    return all((number[layer] == wanted) == fixed for wanted, fixed, layers in instance.stage_rules for layer in layers)

@@ -1,0 +1,353 @@
+"""The integer program over spans: a second road to the best plan, for cross-checks and for side constraints.
+
+Given       layers in a row, cuts c_0 < ... < c_n where they may be cut                     ``space.cut_positions``
+            classes k of N_k devices that nothing tells apart; groups g of n_gk of them     ``ilp.groups``
+Choose      z[v] = 1 if span v = (cuts i < j, group, recompute) is a stage                  ``ilp.spans.Builder``
+            y[h] = 1 if at cut i group g hands over to group g'
+Minimise    T
+Subject to  a path: sum of z from c_0 is 1; at each inner cut and for each group            ``rows.path``
+                sum of z that end = sum of y that leave, sum of z that start = sum of y that arrive
+            sum of n_gk z <= N_k, and of n_gk (w + u) z <= N_k T; like hosts in order;
+                at most S stages                                                            ``rows.resources``
+            memory: sum of z starting at i or later + sum of (S - d) z starting at i <= S   ``rows.depths``
+            side constraints: as a filter on spans (``candidates.rules.Constraints.mask``), and
+                stage:k of a layer as sum of z starting before its end = k + 1              ``rows.stage_numbers``
+            for every i, with Z(i) the z that have the layers behind c_i,
+                R(i) = sum of r z ending by i + sum of r y up to i, and F(i) the same of f
+                T >= R(i) + sum of t z in Z(i) + sum of u z starting at c_0                 ``chains.round_trips``
+                T >= R(i) + sum of m y at i (+ sum of r z starting at i) + the same
+                T >= F(i) + sum of (w + u) z in Z(i)                                        ``chains.forwards``
+
+Of z, f is the shortest F of the stage and r the shortest F and B, w all its work and t the part that ends before its
+last B (all, unless backwards are split), u reduction and update.  Of y, f is a message and r one there and one back, m
+what the other messages on that wire add.  d is the most stages downstream, the stage included, for which memory
+suffices with the micro-batches that the schedule then has in flight.  So T is
+
+    max over stages s of  R_s + M (f_s + b_s) + u,    R_s = sum over earlier stages of (f + b) + 2 c
+
+with unlike members, statistics and the sum of gradients told apart, and no big M: an F of a stage follows one of the
+stage before, and a B is followed by one there.  Where a stage need not read from the one before, all rows begin anew
+behind that cut.  So T is below the simulated step of every synchronous schedule with one stage a position.
+
+Sizes of micro-batches and schedules are enumerated outside, best bound first; every solution is simulated and then
+excluded (sum of its z <= number of its stages - 1), until no bound is below the best step: that is the proof
+                                                                                            ``ilp.enumeration``
+Tables are numpy, and what cannot be in a plan below the best step is left out before a variable exists  ``ilp.prune``
+
+Ignored: stages that are no stretches of the graph's order of layers, several stages on a rank, layers cut otherwise
+than by samples, windows other than a schedule's own; where compositions of devices are many (``FEW_COMPOSITIONS``),
+groups of several kinds, or across hosts.
+
+Every way to cut the batch and every schedule around the integer program, best bound first.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from heapq import heappop, heappush
+
+import numpy as np
+
+from planner.baselines import data_parallel, even_split, one_device
+from planner.costs.cost_model import PriceBook
+from planner.costs.predict import forecast
+from planner.ir.constraints import format_rule
+from planner.ir.errors import InfeasibleError, MissingMeasurementError, UsageError
+from planner.ir.plan import Plan, Search
+from planner.ir.problem import ALWAYS, SAMPLE_DIMS, THROUGHPUT, Problem
+from planner.schedules import traits
+from planner.solvers.candidates.candidate import (
+    Candidate,
+    cut_positions,
+    decision_of,
+    micro_batch_sizes,
+    micro_batches,
+    mixing_layers,
+    plan_of,
+    schedule_names,
+)
+from planner.solvers.candidates.choose import ROUNDING, better, cheapest_first, choose
+from planner.solvers.candidates.constraints import Constraints
+from planner.solvers.candidates.evaluate import Evaluation, Evaluator
+from planner.solvers.candidates.explain import binding, infeasible
+from planner.solvers.ilp.device_groups import assign, device_classes, groups
+from planner.solvers.ilp.formulas import INFEASIBLE, Program, cuts_of
+from planner.solvers.ilp.spans import Builder, Instance, prune
+from planner.solvers.ilp.stage_bound import Crossing, Messages, Pricing, in_flight, splits_backwards
+from planner.solvers.progress import Progress, SearchProgress
+
+METHOD = "integer program over spans, its solutions simulated in order of their bound"
+
+
+def solve(problem: Problem, progress: Progress | None = None) -> Plan:
+    """The plan with the shortest simulated step, and a proof as far as time allows.
+
+    Ctrl-C ends the search with the best plan so far, status ``stopped``.
+
+    Raises:
+        InfeasibleError: nothing fits, or the side constraints allow nothing.
+        UnknownNameError: a side constraint matches no layer.
+        UsageError: another objective than throughput.
+    """
+    # here, as HiGHS takes long to load
+
+    if problem.objective != THROUGHPUT:
+        raise UsageError(
+            f"span-ilp cannot minimise {problem.objective}", ["it knows the step alone"], ["use --solver suffix-dp"]
+        )
+    evaluator = Evaluator(problem, PriceBook(problem.profile))
+    constraints = Constraints.of(problem)
+    enumeration = Enumeration(evaluator, constraints, progress)
+    found = enumeration.run()
+    if found.best is None:
+        if found.status == "time limit":
+            raise InfeasibleError("no plan found in time", [f"after {problem.time_limit_s:g} s"], ["search longer"])
+        rules = [f"--fix {format_rule(rule)}" for rule in problem.fix]
+        rules += [f"--forbid {format_rule(rule)}" for rule in problem.forbid]
+        if rules and enumeration.fits_without_rules():
+            raise InfeasibleError("no plan satisfies the side constraints", rules, ["drop one of them"])
+        closest = choose(evaluator, known(problem, evaluator.book)).closest
+        if closest is not None:
+            raise infeasible(problem, closest)
+        raise InfeasibleError("no plan fits", [f"on {len(problem.ranks)} devices"], ["use more devices"])
+    decision = decision_of(problem, found.best.candidate)
+    seen = forecast(evaluator.book, decision, problem.memory_margin, problem.memory_bytes)
+    step_s = seen.prediction.step_s
+    bound_s = min(found.bound_s, step_s)
+    search = Search(
+        method=METHOD,
+        solver="span-ilp",
+        status=found.status,
+        bound_s=bound_s,
+        gap=step_s / bound_s - 1 if bound_s > 0 else 0.0,
+        num_simulated=evaluator.num_simulated,
+        num_candidates=found.num_solutions,
+        bounds_s={"integer program": bound_s, "root": min(found.root_s, bound_s)},
+        binding=binding(decision, seen),
+    )
+    return plan_of(problem, decision, seen.prediction, search)
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What the enumeration comes to.
+
+    Attributes:
+        status: ``proven``, ``within gap``, ``time limit`` or ``stopped``.
+        best: None if nothing fits.
+        bound_s, root_s: no plan of the space is faster; the same before any program was solved.
+        num_solutions: of integer programs.
+    """
+
+    status: str
+    best: Evaluation | None
+    bound_s: float
+    root_s: float
+    num_solutions: int
+
+
+@dataclass(slots=True, eq=False)
+class Way:
+    """One way to cut the batch, with the schedules that allow the same spans; the program is built when it is due."""
+
+    instance: Instance
+    micro_batches: tuple[int, ...]
+    schedules: tuple[str, ...]
+    program: Program | None = None
+
+
+def known(problem: Problem, book: PriceBook) -> Iterator[Candidate]:
+    """Plans that people make without a planner, as far as the program knows their schedules; they may not fit."""
+    names, again = priced_schedules(problem), problem.recompute == ALWAYS
+    for candidate in _known(problem, book):
+        if candidate.schedule in names and not 0 < problem.max_stages < candidate.num_stages:
+            yield replace(candidate, recompute=(again,) * candidate.num_stages if again else ())
+
+
+def _known(problem: Problem, book: PriceBook) -> Iterator[Candidate]:
+    yield from one_device.candidates(problem, book)
+    if len(problem.ranks) > 1 and not mixing_layers(problem.profile.graph) and SAMPLE_DIMS in problem.allow:
+        with suppress(InfeasibleError):  # fewer samples than ranks: there is no such plan to compare with
+            yield from data_parallel.candidates(problem, book)
+    if len(problem.ranks) > 1:
+        yield from even_split.candidates(problem, book)
+
+
+def priced_schedules(problem: Problem) -> tuple[str, ...]:
+    """The schedules that the program can price.
+
+    Raises:
+        UsageError: there are none.
+    """
+    names = schedule_names(problem)
+    known = [(name, traits(name)) for name in names]
+    found = tuple(name for name, t in known if t.synchronous and t.trains and t.stages_per_position in (0, 1))
+    if not found:
+        raise UsageError(
+            f"span-ilp knows no schedule of {', '.join(names)}",
+            ["it prices synchronous schedules with one stage a rank"],
+            ["use --solver suffix-dp, or --schedule 1f1b"],
+        )
+    return found
+
+
+@dataclass(slots=True, eq=False)
+class Enumeration:
+    """The search over ways; run it once."""
+
+    evaluator: Evaluator
+    constraints: Constraints
+    progress: Progress | None = None
+    best: Evaluation | None = field(init=False, default=None)
+    root_s: float = field(init=False, default=0.0)
+    num_solutions: int = field(init=False, default=0)
+    _heap: list[tuple[float, int, Way]] = field(init=False, default_factory=list, repr=False)
+    _pushed: int = field(init=False, default=0, repr=False)
+    _started_s: float = field(init=False, default_factory=time.monotonic, repr=False)
+    _current_s: float = field(init=False, default=float("inf"), repr=False)
+
+    def run(self) -> Found:
+        """The best plan, and how far it can be from the best there is."""
+        try:
+            self._try_known()
+            for bound_s, way in self._ways():
+                self._push(bound_s, way)
+            self.root_s = self._bound_s()
+            status = self._search()
+        except KeyboardInterrupt:
+            if self.best is None:
+                raise
+            status = "stopped"
+        return Found(status, self.best, self._bound_s(), self.root_s, self.num_solutions)
+
+    def fits_without_rules(self) -> bool:
+        """Whether there is a plan once the side constraints are dropped."""
+        problem = replace(self.evaluator.problem, fix=(), forbid=(), gap=float("inf"))
+        free = Enumeration(Evaluator(problem, self.evaluator.book), Constraints.of(problem))
+        return free.run().best is not None
+
+    def _try_known(self) -> None:
+        found = known(self.evaluator.problem, self.evaluator.book)
+        for candidate in cheapest_first(self.evaluator, found, self.evaluator.stops):
+            if self.best is not None and not self.evaluator.has_time_for(candidate):
+                continue
+            if not self.evaluator.unmet(candidate):
+                with suppress(MissingMeasurementError):
+                    self._take(self.evaluator.evaluate(candidate))
+
+    def _ways(self) -> Iterator[tuple[float, Way]]:
+        """Every way with a lower bound on all its plans; those that cannot beat what is known are left out."""
+        problem, book = self.evaluator.problem, self.evaluator.book
+        graph = problem.profile.graph
+        cuts = cut_positions(graph)
+        crossing, classes = Crossing.of(graph, cuts), device_classes(problem, self.constraints)
+        mixing = np.array([layer.name in mixing_layers(graph) for layer in graph.layers])
+        overhead = {kind.kind: book.tables.overhead_s(kind.kind) for kind in classes}
+        most = min(len(problem.ranks), len(cuts) - 1, problem.max_stages or len(problem.ranks))
+        for size in micro_batch_sizes(problem, book):
+            batches = micro_batches(problem, size)
+            found_groups = groups(problem, book, classes, batches)
+            messages = Messages(book.profile.cluster, crossing, batches, overhead)
+            for splits, by_flight in self._schedules(most, len(batches)).items():
+                pricing = Pricing(book, cuts, crossing, batches, splits, problem.shards(2))
+                builder = Builder(problem, self.constraints, pricing, messages, classes, found_groups, mixing)
+                handovers = builder.handovers()
+                for flight, names in by_flight.items():
+                    whole = Instance(
+                        cuts,
+                        classes,
+                        found_groups,
+                        builder.spans(flight),
+                        handovers,
+                        most,
+                        self.constraints.stage_rules(),
+                    )
+                    instance, bound_s = prune(whole, self._upper_s())
+                    if bound_s < float("inf"):
+                        yield bound_s, Way(instance, batches, names)
+
+    def _schedules(self, most: int, count: int) -> dict[bool, dict[tuple[int, ...], tuple[str, ...]]]:
+        """By whether they split backwards and by what they keep in flight, where times do not decide that."""
+        found: dict[bool, dict[tuple[int, ...], tuple[str, ...]]] = {}
+        for name in priced_schedules(self.evaluator.problem):
+            flight = (1,) * most if traits(name).timed else in_flight(name, most, count)
+            by_flight = found.setdefault(splits_backwards(name), {})
+            by_flight[flight] = (*by_flight.get(flight, ()), name)
+        return found
+
+    def _search(self) -> str:
+        problem = self.evaluator.problem
+        while self._heap and not self._is_done(self._heap[0][0]):
+            left_s = problem.time_limit_s - (time.monotonic() - self._started_s)
+            if left_s <= 0:
+                return "time limit"
+            self._report()
+            bound_s, _, way = heappop(self._heap)
+            self._current_s = bound_s
+            self._step(bound_s, way, left_s)
+            self._current_s = float("inf")
+        proven = self.best is None or self._bound_s() >= self.best.step_s * (1 - ROUNDING)
+        return "proven" if proven else "within gap"
+
+    def _step(self, bound_s: float, way: Way, left_s: float) -> None:
+        """Solves the way's program once more, simulates what it finds, and queues what remains."""
+        if way.program is None:
+            instance, least_s = prune(way.instance, self._upper_s())
+            if least_s == float("inf"):
+                return
+            way = replace(way, instance=instance, program=Program(instance, self._upper_s()))
+        if way.program is None:
+            return
+        way.program.limit(self._upper_s())
+        solution = way.program.solve(left_s)
+        if solution.status == INFEASIBLE:
+            return
+        if solution.spans:
+            self.num_solutions += 1
+            way.program.exclude(solution.spans)
+            self._simulate(way, solution.spans)
+        self._push(max(bound_s, solution.bound_s), way)
+
+    def _simulate(self, way: Way, chain: Sequence[int]) -> None:
+        instance = way.instance
+        chosen = tuple(instance.groups[int(instance.spans.group[v])] for v in chain)
+        shares = tuple(group.shares for group in chosen)
+        again = tuple(bool(instance.spans.recompute[v]) for v in chain)
+        for name in way.schedules:
+            candidate = Candidate.chain(
+                cuts_of(instance, chain), assign(instance.classes, chosen), shares, way.micro_batches, name
+            )
+            candidate = replace(candidate, recompute=again if any(again) else ())
+            self._take(self.evaluator.evaluate(candidate, self._upper_s()))
+
+    def _take(self, found: Evaluation) -> None:
+        if found.fits:
+            self.best = better(self.best, found)
+
+    def _upper_s(self) -> float:
+        return self.best.step_s if self.best is not None else float("inf")
+
+    def _is_done(self, bound_s: float) -> bool:
+        if self.best is None:
+            return False
+        return bound_s >= self.best.step_s / (1 + self.evaluator.problem.gap) * (1 - ROUNDING)
+
+    def _push(self, bound_s: float, way: Way) -> None:
+        self._pushed += 1
+        heappush(self._heap, (bound_s, self._pushed, way))
+
+    def _bound_s(self) -> float:
+        """No plan is faster than the best known, or than what is in the queue or under way."""
+        waiting_s = self._heap[0][0] if self._heap else float("inf")
+        return min(self._upper_s(), waiting_s, self._current_s)
+
+    def _report(self) -> None:
+        if self.progress is None:
+            return
+        best_s, bound_s = self._upper_s(), self._bound_s()
+        gap = best_s / bound_s - 1 if bound_s > 0 else float("inf")
+        elapsed_s = time.monotonic() - self._started_s
+        self.progress(SearchProgress(best_s, bound_s, gap, self.evaluator.num_simulated, elapsed_s))

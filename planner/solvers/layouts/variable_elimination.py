@@ -1,0 +1,215 @@
+"""Exact minimisation of a labelled graph without budgets: eliminate one node after another (Bertele and Brioschi 1972).
+
+A node v with neighbours N is replaced by the table over N
+
+    t(x_N) = min over x_v of  c_v(x_v) + sum over u in N of c_uv(x_u, x_v) + the tables that contain v
+
+which connects N.  Time and memory are exponential in the largest |N| alone (treewidth: 2 for convolutional networks, at
+most 4 for recurrent and attention graphs), so the next node is always the one with the smallest table.  Read backwards,
+the tables give the options of the least cost; and with what the rest of the graph adds, every option's *min-marginal*:
+the least cost of any assignment that takes it.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from math import prod
+
+import numpy as np
+
+from planner.solvers.layouts.factor_graph import Array, Assignment, Edge, LabelledGraph
+
+LARGEST_TABLE = 30_000_000
+"""Entries; a graph that needs more is not eliminated."""
+
+Scope = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """In which order nodes are eliminated.
+
+    Attributes:
+        scopes: for each node in turn, its neighbours at that time and, last, the node itself.
+        largest_table: entries of the largest table.
+    """
+
+    scopes: tuple[Scope, ...]
+    largest_table: int
+
+    @property
+    def width(self) -> int:
+        """Most neighbours at the time of elimination: the treewidth, or a little more."""
+        return max((len(scope) - 1 for scope in self.scopes), default=0)
+
+    @property
+    def is_narrow(self) -> bool:
+        """Whether the tables fit in memory."""
+        return self.largest_table <= LARGEST_TABLE
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Elimination:
+    """What elimination found: the least cost and an assignment that has it.
+
+    Attributes:
+        tables: by node in the order, the summed table over its scope; its minimum over the last axis was passed on.
+    """
+
+    order: Order
+    cost: float
+    assignment: Assignment
+    tables: tuple[Array, ...]
+
+    def min_marginals(self) -> tuple[Array, ...]:
+        """By node, the least cost of any assignment that takes each option."""
+        if np.isinf(self.cost):
+            return tuple(np.full(options, np.inf) for options in self._num_options())
+        beliefs = _calibrated(self.order, self.tables)
+        found: dict[int, Array] = {}
+        for scope, belief in zip(self.order.scopes, beliefs, strict=True):
+            found[scope[-1]] = belief.min(axis=tuple(range(len(scope) - 1)))
+        # Components meet nowhere: the least of each other component is added.
+        least = {node: float(marginal.min()) for node, marginal in found.items()}
+        return tuple(found[node] + (self.cost - least[node]) for node in range(len(found)))
+
+    def _num_options(self) -> list[int]:
+        last = {scope[-1]: table.shape[-1] for scope, table in zip(self.order.scopes, self.tables, strict=True)}
+        return [last[node] for node in range(len(last))]
+
+
+def elimination_order(num_options: tuple[int, ...], edges: Iterable[Edge], last: Scope = ()) -> Order:
+    """The order that eliminates the node with the smallest table first (ties: the first node).
+
+    Args:
+        last: nodes to eliminate after all others.
+    """
+    neighbours: list[set[int]] = [set() for _ in num_options]
+    for u, v in edges:
+        neighbours[u].add(v)
+        neighbours[v].add(u)
+
+    def size(node: int) -> int:
+        return num_options[node] * prod(num_options[other] for other in neighbours[node])
+
+    waiting = [(node in last, size(node), node) for node in range(len(num_options))]
+    heapq.heapify(waiting)
+    sizes = {node: entries for _, entries, node in waiting}
+    scopes: list[Scope] = []
+    largest = 0
+    while waiting:
+        _, entries, node = heapq.heappop(waiting)
+        if sizes.get(node) != entries:
+            continue
+        del sizes[node]
+        around = sorted(neighbours[node])
+        scopes.append((*around, node))
+        largest = max(largest, entries)
+        for other in around:
+            neighbours[other].discard(node)
+            neighbours[other].update(third for third in around if third != other)
+        for other in around:
+            sizes[other] = size(other)
+            heapq.heappush(waiting, (other in last, sizes[other], other))
+    return Order(tuple(scopes), largest)
+
+
+def order_of(graph: LabelledGraph) -> Order:
+    """The elimination order of ``graph``."""
+    return elimination_order(graph.num_options, {*graph.edge_cost, *graph.edge_memory})
+
+
+def eliminate(graph: LabelledGraph, order: Order | None = None) -> Elimination:
+    """The least cost of ``graph``, budgets ignored; infinity (and option 0 everywhere) if all is forbidden.
+
+    Raises:
+        MemoryError: a table has more than ``LARGEST_TABLE`` entries; ask ``order_of(graph).is_narrow`` first.
+    """
+    order = order or order_of(graph)
+    if not order.is_narrow:
+        raise MemoryError(f"a table of {order.largest_table} entries, at most {LARGEST_TABLE}")
+    tables, _, total = _forward(graph, order, len(order.scopes))
+    return Elimination(order, total, _read_back(order, tables), tuple(tables))
+
+
+def least_over(graph: LabelledGraph, keep: Scope) -> Array:
+    """The least cost by the options of ``keep`` (ascending nodes), an axis each.
+
+    Raises:
+        MemoryError: as for :func:`eliminate`.
+    """
+    order = elimination_order(graph.num_options, graph.edge_cost, keep)
+    if not order.is_narrow:
+        raise MemoryError(f"a table of {order.largest_table} entries, at most {LARGEST_TABLE}")
+    _, factors, total = _forward(graph, order, len(order.scopes) - len(keep))
+    return _summed(keep, factors, graph.num_options) + total
+
+
+def _forward(graph: LabelledGraph, order: Order, count: int) -> tuple[list[Array], list[tuple[Scope, Array]], float]:
+    """Eliminates the first ``count`` nodes: (their tables, what remains over the others, and the cost beside)."""
+    position = {scope[-1]: index for index, scope in enumerate(order.scopes)}
+    waiting: list[list[tuple[Scope, Array]]] = [[((scope[-1],), graph.node_cost[scope[-1]])] for scope in order.scopes]
+    for (u, v), cost in graph.edge_cost.items():
+        waiting[min(position[u], position[v])].append(((u, v), cost))
+    tables: list[Array] = []
+    total = 0.0
+    for index, scope in enumerate(order.scopes[:count]):
+        table = _summed(scope, waiting[index], graph.num_options)
+        waiting[index] = []
+        tables.append(table)
+        message: Array = table.min(axis=-1)
+        if len(scope) == 1:
+            total += float(message)
+        else:
+            first = min(position[node] for node in scope[:-1])
+            waiting[first].append((scope[:-1], message))
+    return tables, [factor for factors in waiting for factor in factors], total
+
+
+def _summed(scope: Scope, factors: list[tuple[Scope, Array]], num_options: tuple[int, ...]) -> Array:
+    table = np.zeros(tuple(num_options[node] for node in scope))
+    place = {node: axis for axis, node in enumerate(scope)}
+    for nodes, cost in factors:
+        table += _aligned(nodes, cost, place)
+    return table
+
+
+def _aligned(nodes: Scope, cost: Array, place: Mapping[int, int]) -> Array:
+    """``cost`` over ``nodes`` with its axes where ``place`` says, extent 1 elsewhere."""
+    by_place = sorted(range(len(nodes)), key=lambda axis: place[nodes[axis]])
+    shape = [1] * len(place)
+    for axis in by_place:
+        shape[place[nodes[axis]]] = cost.shape[axis]
+    return cost.transpose(by_place).reshape(shape)
+
+
+def _read_back(order: Order, tables: list[Array]) -> Assignment:
+    chosen: dict[int, int] = {}
+    for scope, table in zip(reversed(order.scopes), reversed(tables), strict=True):
+        row = table[tuple(chosen[node] for node in scope[:-1])]
+        chosen[scope[-1]] = int(np.argmin(row))
+    return tuple(chosen[node] for node in range(len(chosen)))
+
+
+def _calibrated(order: Order, tables: tuple[Array, ...]) -> list[Array]:
+    """Each table with what the rest of its component adds: entries are least costs of assignments that agree."""
+    position = {scope[-1]: index for index, scope in enumerate(order.scopes)}
+    beliefs = list(tables)
+    for index in reversed(range(len(tables))):
+        scope = order.scopes[index]
+        if len(scope) == 1:
+            continue
+        parent = min(position[node] for node in scope[:-1])
+        above = order.scopes[parent]
+        dropped = tuple(axis for axis, node in enumerate(above) if node not in scope)
+        kept = tuple(node for node in above if node in scope)
+        least = beliefs[parent].min(axis=dropped) if dropped else beliefs[parent]
+        passed = tables[index].min(axis=-1)
+        place = {node: axis for axis, node in enumerate(scope[:-1])}
+        seen = _aligned(kept, least, place)
+        with np.errstate(invalid="ignore"):
+            rest = np.where(np.isinf(passed), np.inf, seen - passed)
+        beliefs[index] = tables[index] + rest[..., None]
+    return beliefs

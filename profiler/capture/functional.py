@@ -1,0 +1,305 @@
+"""Views in a traced graph, and what a write to a view makes of the tensor that it shows.
+
+    v = x[:, 0]; v += 1; y = x * 2    ->    w = x[:, 0] + 1; z = select_scatter(x, w, 1, 0); y = z * 2
+
+Whoever reads ``x``, or another view of it, before the write reads what it was.
+
+In-place operators become their functional twins, so that every value has one maker and may be kept or sent.
+
+    y = relu_(x)    ->    y = relu(x), and later uses of x read y
+
+A write to a part of a tensor (``x[:, 0] += 1``) makes a new tensor as well, which later uses of the old one and of its
+other views read (:mod:`profiler.capture.functional`).  Updates of buffers (running statistics) stay in place: they are
+state.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Collection, Iterable, Mapping
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from planner.ir.errors import UnsupportedModelError
+from profiler.capture.naming import operation, place
+from profiler.capture.operators import RESHAPES
+
+_aten = torch.ops.aten
+_SELF_INVERSE = frozenset(["swapaxes", "swapdims", "t", "transpose"])
+_SAME = frozenset(["alias", "contiguous", "to", "type_as"])
+_SPLITS = frozenset(["chunk", "split", "split_with_sizes", "tensor_split"])
+_UNSUPPORTED = frozenset(["expand", "movedim"])
+
+
+class Views:
+    """Which values of a graph are views of which others, as it is gone through in order."""
+
+    def __init__(self) -> None:
+        self._whole: dict[fx.Node, fx.Node] = {}
+        self._maker: dict[fx.Node, fx.Node] = {}  # whose operator shows that part of the whole
+
+    def note(self, node: fx.Node) -> None:
+        """Takes up ``node`` if it is a view."""
+        source = node.args[0] if node.args and isinstance(node.args[0], fx.Node) else None
+        if source is not None and node.target is operator.getitem:
+            source = source.args[0] if source.args and isinstance(source.args[0], fx.Node) else None
+        if source is not None and _shows(node, source):
+            self._whole[node], self._maker[node] = source, node
+
+    def alias(self, node: fx.Node, of: fx.Node) -> None:
+        """Takes up ``node`` as another name of ``of``."""
+        self._whole[node], self._maker[node] = of, node
+
+    def chain(self, node: fx.Node) -> tuple[fx.Node, ...]:
+        """``node``, what it is a view of, and so on up to what is none."""
+        found = [node]
+        while found[-1] in self._whole:
+            found.append(self._whole[found[-1]])
+        return tuple(found)
+
+    def under(self, root: fx.Node) -> tuple[fx.Node, ...]:
+        """All views of ``root``, and of these, which come later."""
+        found = [self.chain(node) for node in self._whole]
+        return tuple(chain[0] for chain in sorted(found, key=len) if chain[-1] is root)
+
+    def whole(self, graph: fx.Graph, part: fx.Node, written: fx.Node) -> fx.Node | None:
+        """A new node: what ``part`` is a view of, where ``written`` is in its place; None for views of other kinds."""
+        made = _undone(graph, self._maker[part], self._whole[part], written)
+        if made is not None and made is not written:
+            made.meta = {**written.meta, "val": self._whole[part].meta.get("val")}
+        return made
+
+    def again(self, graph: fx.Graph, view: fx.Node, written: Mapping[fx.Node, fx.Node]) -> fx.Node:
+        """A new node: ``view`` of what is now in the place of its whole."""
+        maker, whole = self._maker[view], written[self._whole[view]]
+        if maker.target is not operator.getitem:
+            return graph.node_copy(maker, lambda node: whole if node is maker.args[0] else node)
+        split = maker.args[0]
+        parts = graph.node_copy(split, lambda node: whole if node is split.args[0] else node)
+        with graph.inserting_after(parts):
+            return graph.node_copy(maker, lambda node: parts)
+
+    def replace(self, written: Mapping[fx.Node, fx.Node]) -> None:
+        """The values of ``written`` take the places of its keys."""
+        for old, new in written.items():
+            if old in self._whole:
+                self._whole[new] = written.get(self._whole[old], self._whole[old])
+                self._maker[new] = self._maker[old]
+
+
+def _shows(node: fx.Node, source: fx.Node) -> bool:
+    """Whether the result of ``node`` lies in the memory of ``source``: as seen when it was traced, else by schema."""
+    if operation(node) == "lift_fresh_copy":  # of a constant, which was no copy when it was traced
+        return False
+    mine, others = node.meta.get("val"), source.meta.get("val")
+    if isinstance(mine, Tensor) and isinstance(others, Tensor):
+        return mine.untyped_storage()._cdata == others.untyped_storage()._cdata
+    maker = node.args[0] if node.target is operator.getitem else node
+    if not isinstance(maker.target, torch._ops.OpOverload):
+        return False
+    return any(result.alias_info is not None for result in maker.target._schema.returns)
+
+
+def _undone(graph: fx.Graph, maker: fx.Node, whole: fx.Node, part: fx.Node) -> fx.Node | None:
+    if maker.target is operator.getitem:
+        return _joined(graph, maker, whole, part)
+    name, rest = operation(maker), maker.args[1:]
+    if name in _SAME:
+        return part
+    if name == "slice":
+        return graph.call_function(_aten.slice_scatter.default, (whole, part, *rest), maker.kwargs)
+    if name == "select":
+        return graph.call_function(_aten.select_scatter.default, (whole, part, *rest), maker.kwargs)
+    if name == "narrow" and _are_numbers(rest):
+        dim, start, length = rest
+        return graph.call_function(_aten.slice_scatter.default, (whole, part, dim, start, start + length))
+    if name == "diagonal":
+        return graph.call_function(_aten.diagonal_scatter.default, (whole, part, *rest), maker.kwargs)
+    if name in _SELF_INVERSE:
+        return graph.call_function(maker.target, (part, *rest), maker.kwargs)
+    if name == "permute":
+        order = [dim % len(rest[0]) for dim in rest[0]]
+        return graph.call_function(maker.target, (part, [order.index(dim) for dim in range(len(order))]))
+    if name in RESHAPES - _UNSUPPORTED:
+        return graph.call_function(_aten.reshape_as.default, (part, whole))
+    return None
+
+
+def _joined(graph: fx.Graph, maker: fx.Node, whole: fx.Node, part: fx.Node) -> fx.Node | None:
+    """For one of several parts that a tensor was divided into."""
+    split, index = maker.args
+    name, arguments = operation(split), split.target._schema.arguments
+    dim = next((value for value, about in zip(split.args, arguments, strict=False) if about.name == "dim"), 0)
+    dim = split.kwargs.get("dim", dim)
+    if name == "unbind":
+        return graph.call_function(_aten.select_scatter.default, (whole, part, dim, index))
+    lengths = [value.shape[dim] for value in split.meta.get("val", ())]
+    if name not in _SPLITS or not _are_numbers(lengths):
+        return None
+    start = sum(lengths[:index])
+    return graph.call_function(_aten.slice_scatter.default, (whole, part, dim, start, start + lengths[index]))
+
+
+def _are_numbers(values: Iterable[object]) -> bool:
+    return all(isinstance(value, int) for value in values)
+
+
+_TWINS = {
+    torch.ops.aten.bernoulli_.float: torch.ops.aten.bernoulli.p,
+    torch.ops.aten.normal_.default: torch.ops.aten.normal_functional.default,
+    torch.ops.aten.copy_.default: torch.ops.aten.expand_as.default,
+}
+"""Of operators whose twin has another name."""
+
+
+def rewrite_in_place(graph: fx.Graph, attributes: Mapping[str, Any]) -> None:
+    """Rewrites ``graph``; ``attributes`` holds what its ``get_attr`` nodes read.
+
+    Raises:
+        UnsupportedModelError: a view that cannot be undone is written to while the tensor, or another view, is read
+            later; or an operator has no twin.
+    """
+    views, buffers = Views(), list[fx.Node]()
+    for node in list(graph.nodes):
+        if not is_write(node):
+            views.note(node)
+            continue
+        root = views.chain(node.args[0])[-1]
+        if node.target is torch.ops.aten.detach_.default:  # nothing is written
+            node.target = torch.ops.aten.detach.default
+            _replace_later(node.args[0], node, node)
+            views.alias(node, node.args[0])
+        elif root.op == "get_attr" and not _is_trained(attributes[root.target]):
+            views.alias(node, node.args[0])
+            buffers.append(node)
+        else:
+            _rewrite(graph, node, views)
+    written = {part for node in buffers for part in views.chain(node.args[0])}
+    roots = {node: views.chain(node.args[0])[-1] for node in buffers}
+    for node in buffers:
+        again = [other for other in buffers if other is not node and roots[other] is roots[node]]
+        _copy_for_readers(graph, node, written, again)
+
+
+def _copy_for_readers(graph: fx.Graph, node: fx.Node, written: Collection[fx.Node], again: Iterable[fx.Node]) -> None:
+    """Others read a copy of a buffer that ``node`` wrote: it is written again before their backward, or elsewhere.
+
+    Views of the buffer that are ``written`` themselves stay views of it.  Between two writes of the same buffer,
+    ``again`` among them, readers share a copy.
+    """
+    readers = [user for user in node.users if user not in written and not (is_write(user) and user.args[0] is node)]
+    if not readers or any(user.op == "output" for user in readers):
+        return
+    made: fx.Node | None = None
+    for reader in sorted(readers):
+        since = node if made is None else made
+        is_old = any(since < other < reader for other in again)
+        if made is None or is_old:
+            with graph.inserting_before(reader) if is_old else graph.inserting_after(node):
+                made = graph.call_function(torch.ops.aten.clone.default, (node,))
+            made.meta = dict(node.meta)
+        reader.replace_input_with(node, made)
+
+
+def is_write(node: fx.Node) -> bool:
+    """Whether ``node`` writes to its first argument."""
+    if not isinstance(node.target, torch._ops.OpOverload) or not node.args or not isinstance(node.args[0], fx.Node):
+        return False
+    arguments = node.target._schema.arguments
+    info = arguments[0].alias_info if arguments else None
+    return info is not None and info.is_write
+
+
+def _is_trained(value: Any) -> bool:
+    return isinstance(value, torch.nn.Parameter) and value.requires_grad
+
+
+def _rewrite(graph: fx.Graph, node: fx.Node, views: Views) -> None:
+    """``node`` is given its twin; what is read later of the tensor that it wrote to is made again behind it."""
+    write, target = node.args[0], node.target
+    chain = views.chain(write)
+    others = [view for view in views.under(chain[-1]) if view not in chain]
+    reader = _late_reader((*chain[1:], *others), node)
+    last = _make_functional(graph, node)
+    written = {write: last}
+    if reader is not None:
+        for part, whole in pairwise(chain):
+            with graph.inserting_after(last):
+                made = views.whole(graph, part, written[part])
+            if made is None:
+                raise UnsupportedModelError(
+                    f"{target} writes to a part of a tensor that is read again",
+                    [f"in {place(node)}", f"the tensor is read by {reader.target} in {place(reader)}"],
+                    ["write it without the in-place operator, as x = x + y rather than x += y"],
+                )
+            written[whole] = made
+            last = made if made is not written[part] else last
+        for view in others:
+            with graph.inserting_after(last):
+                written[view] = last = views.again(graph, view, written)
+    for old, new in written.items():
+        _replace_later(old, new, last)
+    views.replace(written)
+
+
+def _make_functional(graph: fx.Graph, node: fx.Node) -> fx.Node:
+    """Gives ``node`` the twin of its operator; the node whose value has the dtype of what was written to."""
+    written, *others = node.args
+    name = node.target._schema.name.removeprefix("aten::")
+    packet = getattr(torch.ops.aten, name[:-1], None) if name.endswith("_") else None
+    overload = _TWINS.get(node.target) or getattr(packet, node.target._overloadname, None)
+    if overload is None:
+        raise UnsupportedModelError(
+            f"{node.target} has no twin that is not in place", [f"in {place(node)}"], ["use an operator that returns"]
+        )
+    if node.target is torch.ops.aten.copy_.default:
+        with graph.inserting_before(node):
+            others = [_like(graph, others[0], written, node)]
+        node.args = (*others, written)
+    else:
+        node.kwargs = {**_left_out(node, overload), **node.kwargs}
+    node.target = overload
+    if not any(_widens(other, written) for other in others):
+        return node
+    with graph.inserting_after(node):
+        made = _like(graph, node, written, node)
+    node.replace_all_uses_with(made, delete_user_cb=lambda user: user is not made)
+    return made
+
+
+def _left_out(node: fx.Node, twin: torch._ops.OpOverload) -> dict[str, Any]:
+    """Arguments that ``node`` leaves to their defaults, where ``twin`` has none."""
+    own = {each.name: each.default_value for each in node.target._schema.arguments if each.has_default_value()}
+    rest = (each for each in twin._schema.arguments[len(node.args) :] if not each.has_default_value())
+    return {each.name: own[each.name] for each in rest if each.name in own}
+
+
+def _like(graph: fx.Graph, value: fx.Node, other: fx.Node, node: fx.Node) -> fx.Node:
+    """``value`` in the dtype of ``other``, in the place of ``node``."""
+    made = graph.call_function(torch.ops.aten.type_as.default, (value, other))
+    made.meta = dict(node.meta)
+    if isinstance(value.meta.get("val"), Tensor) and isinstance(other.meta.get("val"), Tensor):
+        made.meta["val"] = value.meta["val"].type_as(other.meta["val"])
+    return made
+
+
+def _widens(value: Any, written: fx.Node) -> bool:
+    """Whether an operator that does not write would answer in the dtype of ``value`` rather than of ``written``."""
+    other, own = (each.meta.get("val") if isinstance(each, fx.Node) else None for each in (value, written))
+    if not isinstance(other, Tensor) or not isinstance(own, Tensor) or not other.is_floating_point():
+        return False
+    return other.dtype != own.dtype and torch.promote_types(other.dtype, own.dtype) != own.dtype
+
+
+def _replace_later(old: fx.Node, new: fx.Node, last: fx.Node) -> None:
+    """Who reads ``old`` after ``last`` reads ``new`` instead."""
+    old.replace_all_uses_with(new, delete_user_cb=lambda user: user is not last and last < user)
+
+
+def _late_reader(values: Iterable[fx.Node], node: fx.Node) -> fx.Node | None:
+    """Who reads one of ``values`` after ``node``; sizes do not matter."""
+    readers = (user for value in values for user in value.users if node < user)
+    return next((user for user in readers if not isinstance(user.meta.get("val"), (int, torch.SymInt))), None)

@@ -1,0 +1,330 @@
+"""A model as the planner's graph and as an executable one, node by layer."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch.nn.parameter import is_lazy
+
+from cuda_ops.sparse.preparation import Preparation
+from planner.ir.errors import UnsupportedModelError
+from planner.ir.graph import MIXES_SAMPLES, NEEDS_WHOLE_BATCH, SAMPLE, Attribute, Graph, Layer, TensorSpec, value_name
+from profiler.capture.dims import output_names, specify, specify_input
+from profiler.capture.kinds import ELEMENTWISE, LOSS, NO_RULES, OPAQUE, Rules, arguments_of, kind_of
+from profiler.capture.layers import Group, groups, is_output_of, tensor_arguments
+from profiler.capture.naming import layer_names
+from profiler.capture.sample_independence import Dependence, dependence
+from profiler.capture.trace import Traced, attribute, trace
+from profiler.capture.user_module import untouched
+from profiler.capture.verify_capture import (
+    correct_dtypes,
+    evaluation_fault,
+    require_known_parameters,
+    require_same_loss,
+)
+from profiler.source.model import LoadedModel
+
+_NUM_DATA_INPUTS = {OPAQUE: 0, ELEMENTWISE: 0, "attention": 3}
+"""Leading arguments that the kind's access relation takes for activations, where it is not one."""
+_MAPPED = frozenset({"sparse_conv", "sparse_pool"})
+"""Kinds whose work are pairs of a kernel map."""
+_MOST_SHOWN = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Captured:
+    """A model with its loss.
+
+    Attributes:
+        graph: for the planner.
+        graph_module: for execution: placeholders are ``num_samples`` (an int; only if ``polymorphic``), those of
+            ``sizes`` (ints) and the graph's inputs by name, the output is the loss.  Its parameters and buffers are
+            those of the user's module.  In-place operators are rewritten, guards dropped.  Integers follow from
+            ``num_samples`` and ``sizes`` alone, and are in no layer.
+        layer_of_node: the layer of every node that makes a tensor.
+        node_of_value: the node that makes each value: an input, ``conv1``, ``lstm:1``.
+        polymorphic: whether other numbers of samples than ``graph.samples`` may be run.
+        mixing: layers whose result for a sample depends on other samples; their attribute ``mixes_samples`` is set.
+            (Layers with the attribute ``interleaves_samples`` keep samples apart, but not each in one piece.)
+        reductions: how the parts of a batch make up what a layer reduces them to, where parts are not just means; see
+            :mod:`profiler.capture.loss_reduction`.  Layers through which the loss of a batch is none of its parts'
+            losses have the attribute ``needs_whole_batch``.
+        sizes: sizes that vary beside the number of samples: by placeholder, a graph input and the dim whose extent it
+            is.  All dims of the graph's inputs that bear the name have that extent; ``graph`` is for the example's.
+        autocast: the dtype that operators run in where torch's autocast says so; None: no autocast.  Whoever runs
+            ``graph_module``, or parts of it, does so under ``torch.autocast``; dtypes in ``graph`` are those of then.
+        preparation: of a sparse network, makes the graph's inputs, in their order, of a batch of clouds.
+        raw: the tensors of such a batch by name, for the example's samples; none for another network.
+        evaluating: modules that were given in evaluation mode, which they are in under a plan as well.
+        evaluation: why the graph does not tell what the module does in evaluation mode; empty: it does.
+    """
+
+    graph: Graph
+    graph_module: fx.GraphModule
+    layer_of_node: Mapping[str, str]
+    node_of_value: Mapping[str, str]
+    polymorphic: bool
+    mixing: tuple[str, ...] = ()
+    reductions: Mapping[str, str] = field(default_factory=dict)
+    sizes: Mapping[str, tuple[str, int]] = field(default_factory=dict)
+    autocast: torch.dtype | None = None
+    preparation: Preparation | None = None
+    raw: Mapping[str, TensorSpec] = field(default_factory=dict)
+    evaluating: tuple[str, ...] = ()
+    evaluation: str = ""
+
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        """What a user may not expect, in words."""
+        found = []
+        if self.evaluating:
+            shown = ", ".join(self.evaluating[:_MOST_SHOWN]) + (", ..." if len(self.evaluating) > _MOST_SHOWN else "")
+            found.append(
+                f"{len(self.evaluating)} modules are in evaluation mode, and stay in it: {shown}; "
+                "call train() on them in the factory if they are to be trained as others"
+            )
+        if self.evaluation:
+            found.append(f"plans can train this model, not evaluate it: {self.evaluation}")
+        return tuple(found)
+
+
+def capture(model: LoadedModel, rules: Rules = NO_RULES) -> Captured:
+    """Captures ``model`` in the modes that its parts are in and checks the result on its example.
+
+    The module is left as it was: modes, buffers, gradients and attributes of its parts, and the random state.
+
+    An example of one sample is repeated to two.
+
+    Args:
+        rules: what the user knows of operators that halopipe does not know, beside ``model.elementwise``.
+
+    Raises:
+        UnsupportedModelError: ``torch.export`` refuses the model, the captured graph computes something else, a size
+            that was said to vary cannot, or an operator that was said to be elementwise is not.
+    """
+    _require_initialised(model.module)
+    loss = getattr(model.loss_fn, "function", model.loss_fn)
+    with untouched(model.module, *([loss] if isinstance(loss, nn.Module) else [])):
+        return _captured(model, dataclasses.replace(rules, elementwise=rules.elementwise | model.elementwise))
+
+
+def _require_initialised(module: nn.Module) -> None:
+    lazy = [name for name, each in (*module.named_parameters(), *module.named_buffers()) if is_lazy(each)]
+    if lazy:
+        raise UnsupportedModelError(
+            f"{lazy[0]} has no shape yet",
+            ["modules such as nn.LazyLinear find theirs when they are first called"],
+            ["run one batch through the module in the factory"],
+        )
+
+
+def _captured(model: LoadedModel, rules: Rules) -> Captured:
+    traced = trace(model)
+    idle = require_same_loss(traced, model)
+    require_known_parameters(traced, model)
+    traced = dataclasses.replace(traced, parameters={n: p for n, p in traced.parameters.items() if n not in idle})
+    evaluation = evaluation_fault(traced, model)
+    if model.autocast is not None:
+        correct_dtypes(traced, model)
+    found = groups(traced, rules)
+    names = _names(traced, found)
+    values = _value_names(traced, found, names)
+    layers = dict(zip(names, dependence(traced, found, model), strict=True))
+    return Captured(
+        _with_pairs(_marked(_graph(traced, rules, found, names, values), layers), model),
+        traced.module,
+        {node.name: name for group, name in zip(found, names, strict=True) for node in group.nodes},
+        {value: node.name for node, value in values.items() if isinstance(node.meta.get("val"), Tensor)},
+        traced.is_polymorphic,
+        tuple(name for name, layer in layers.items() if layer.mark == MIXES_SAMPLES),
+        {name: layer.reduction for name, layer in layers.items() if layer.reduction},
+        traced.sizes,
+        model.autocast,
+        None if model.clouds is None else model.clouds.preparation,
+        _raw(model),
+        _evaluating(model.module),
+        evaluation,
+    )
+
+
+def _evaluating(module: nn.Module) -> tuple[str, ...]:
+    """Modules in evaluation mode, of those within one another the outermost, by name."""
+    found: list[str] = []
+    for name, part in module.named_modules():
+        if not part.training and not any(name.startswith(f"{outer}.") or not outer for outer in found):
+            found.append(name)
+    return tuple(name or type(module).__name__ for name in found)
+
+
+def _names(traced: Traced, found: tuple[Group, ...]) -> tuple[str, ...]:
+    owns = [any(a.target in traced.parameters for a in tensor_arguments(group.main)) for group in found]
+    return layer_names([group.main for group in found], owns, traced.inputs)
+
+
+def _value_names(traced: Traced, found: tuple[Group, ...], names: tuple[str, ...]) -> dict[fx.Node, str]:
+    """The value that each placeholder, main node and output of a main node is; nodes inside a layer are none."""
+    values = {
+        node: node.target
+        for node in traced.module.graph.nodes
+        if node.op == "placeholder" and node.target in traced.inputs
+    }
+    for group, name in zip(found, names, strict=True):
+        values[group.main] = name
+        for node in group.nodes:
+            if is_output_of(node) and node.args[0] is group.main:
+                values[node] = value_name(name, node.args[1])
+    return values
+
+
+def _graph(
+    traced: Traced, rules: Rules, found: tuple[Group, ...], names: tuple[str, ...], values: Mapping[fx.Node, str]
+) -> Graph:
+    specs: dict[str, TensorSpec] = {}
+    for node, name in values.items():
+        if node.op == "placeholder":
+            specs[name] = specify_input(node, traced)
+    inputs = dict(specs)
+    layers = []
+    for group, name in zip(found, names, strict=True):
+        layer = _layer(traced, rules, group, name, values, specs)
+        specs.update((value_name(name, index), spec) for index, spec in enumerate(layer.outputs))
+        layers.append(layer)
+    used = {name for layer in layers for name in layer.parameters}
+    parameters = {name: _parameter_spec(value) for name, value in traced.parameters.items() if name in used}
+    return Graph(traced.samples, inputs, tuple(layers), parameters, names[-1])
+
+
+def _layer(
+    traced: Traced,
+    rules: Rules,
+    group: Group,
+    name: str,
+    values: Mapping[fx.Node, str],
+    specs: Mapping[str, TensorSpec],
+) -> Layer:
+    others = [node for node in group.nodes if node is not group.main]
+    arguments = [argument for node in (group.main, *others) for argument in tensor_arguments(node)]
+    inputs = [values[a] for a in arguments if a.op != "get_attr" and a not in group.nodes]
+    attributes = list(dict.fromkeys(a.target for a in arguments if a.op == "get_attr"))
+    parameters = tuple(target for target in attributes if target in traced.parameters)
+    buffers = [attribute(traced.module, target) for target in attributes if target not in traced.parameters]
+    read = tuple(specs[value] for value in inputs)
+    kind, details = _kind(traced, rules, group, read)
+    outputs = tuple(
+        specify(value, output_names(kind, value.ndim, read, details), traced)
+        for value in _tensors(group.main.meta["val"])
+    )
+    if kind == ELEMENTWISE and rules.of(group.main) is not None:
+        _require_elementwise(name, str(details["op"]), read, outputs)
+    buffer_bytes = sum(buffer.nbytes for buffer in buffers if isinstance(buffer, Tensor))
+    return Layer(name, kind, tuple(inputs), outputs, parameters, details, buffer_bytes)
+
+
+def _require_elementwise(name: str, op: str, read: tuple[TensorSpec, ...], outputs: tuple[TensorSpec, ...]) -> None:
+    """Raises :class:`UnsupportedModelError` where the shapes of an elementwise operator say that it is none."""
+    shapes = [spec.shape for spec in read]
+    for output in outputs:
+        if not all(_is_broadcast(shape, output.shape) for shape in shapes):
+            raise UnsupportedModelError(
+                f"{op} is not elementwise",
+                [f"in {name}", f"it reads {', '.join(map(str, shapes))} and makes {output.shape}"],
+                ["leave it out of the elementwise operators"],
+            )
+
+
+def _is_broadcast(shape: tuple[int, ...], to: tuple[int, ...]) -> bool:
+    pairs = zip(reversed(shape), reversed(to), strict=False)
+    return len(shape) <= len(to) and all(extent in (1, total) for extent, total in pairs)
+
+
+def _kind(traced: Traced, rules: Rules, group: Group, read: tuple[TensorSpec, ...]) -> tuple[str, dict[str, Attribute]]:
+    """The kind of the main operator, or ``opaque`` where its access relation would not hold for the whole layer."""
+    kind, details = kind_of(group.main, rules)
+    arguments = list(tensor_arguments(group.main))
+    if kind == "embedding":
+        arguments.reverse()  # the table comes first
+    count = len(arguments) if kind == "concat" else _NUM_DATA_INPUTS.get(kind, 1)
+    data = arguments[:count]
+    beside = {a for node in group.nodes if node is not group.main for a in _values_read(node, group)}
+    reads_more = bool(beside - set(_values_read(group.main, group)))
+    data_is_inside = len(data) < count or any(a.op == "get_attr" or a in group.nodes for a in data)
+    parameter_is_viewed = any(
+        argument.target in traced.parameters
+        for node in group.nodes
+        if node is not group.main
+        for argument in tensor_arguments(node)
+    )
+    is_other_attention = kind == "attention" and not _is_plain_attention(group.main)
+    not_over_samples = kind == LOSS and not (read and SAMPLE in read[0].dims)
+    pools_samples = kind == "global_pool" and SAMPLE in read[0].dims[2:]
+    if reads_more or is_other_attention or data_is_inside or parameter_is_viewed or not_over_samples or pools_samples:
+        return OPAQUE, {"op": details["op"]}
+    return kind, details
+
+
+def _is_plain_attention(node: fx.Node) -> bool:
+    """Whether queries, keys and values come first, in this order, and have as many dims each as the result."""
+    roles = [arguments_of(node)[name] for name in ("query", "key", "value")]
+    rank = node.meta["val"].ndim
+    in_order = list(tensor_arguments(node))[: len(roles)] == roles
+    return in_order and all(isinstance(v := each.meta.get("val"), Tensor) and v.ndim == rank for each in roles)
+
+
+def _values_read(node: fx.Node, group: Group) -> Iterator[fx.Node]:
+    """Values of other layers, and inputs of the graph, that ``node`` reads."""
+    return (a for a in tensor_arguments(node) if a.op != "get_attr" and a not in group.nodes)
+
+
+def _tensors(value: Any) -> tuple[Tensor, ...]:
+    if isinstance(value, Tensor):
+        return (value,)
+    return tuple(item for item in value or () if isinstance(item, Tensor))
+
+
+def _parameter_spec(value: Tensor) -> TensorSpec:
+    dims = tuple(f"dim{dim}" for dim in range(value.ndim))
+    return TensorSpec(dims, tuple(value.shape), str(value.dtype).removeprefix("torch."))
+
+
+def _with_pairs(graph: Graph, model: LoadedModel) -> Graph:
+    """``graph``, whose sparse layers know how many pairs of their maps the example has."""
+    if model.clouds is None:
+        return graph
+    tensors = model.tensors
+
+    def pairs(layer: Layer) -> Layer:
+        if layer.kind not in _MAPPED:
+            return layer
+        return dataclasses.replace(
+            layer, attributes={**layer.attributes, "pairs": int((tensors[layer.inputs[1]] >= 0).sum())}
+        )
+
+    return dataclasses.replace(graph, layers=tuple(map(pairs, graph.layers)))
+
+
+def _raw(model: LoadedModel) -> dict[str, TensorSpec]:
+    """The tensors that a batch of clouds has: samples, the points of each, and what a point has."""
+    if model.clouds is None:
+        return {}
+    found = {}
+    points = model.clouds.inputs[0].shape[1]
+    for name, tensor in model.clouds.named.items():
+        dims = [SAMPLE, *(f"dim{dim}" for dim in range(1, tensor.ndim))]
+        if tensor.ndim > 1 and tensor.shape[1] == points and name != "counts":
+            dims[1] = "points"
+        found[name] = TensorSpec(tuple(dims), tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."))
+    return found
+
+
+def _marked(graph: Graph, found: Mapping[str, Dependence]) -> Graph:
+    def marked(layer: Layer) -> Layer:
+        on = found[layer.name]
+        marks = {mark: True for mark in (on.mark, NEEDS_WHOLE_BATCH if on.needs_whole_batch else "") if mark}
+        return dataclasses.replace(layer, attributes={**layer.attributes, **marks}) if marks else layer
+
+    return dataclasses.replace(graph, layers=tuple(map(marked, graph.layers)))

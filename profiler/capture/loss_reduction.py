@@ -1,0 +1,215 @@
+"""Where a graph goes from samples to numbers, and how the parts of a batch make up the number of the whole of it.
+
+    mean     of samples: parts weigh by their samples
+    sum      over samples: parts weigh 1
+    terms    mean over those targets that are not ignored, by the weights of their classes: parts weigh by these
+    whole    of inputs alone (the sum of a mask): every part is given the value of the whole batch, which follows from
+             that of the parts as their sum (``whole sum``) or mean (``whole mean``)
+
+Behind such numbers a loss may only do what is linear in them; values of inputs alone are constants there, so that a
+mean over what a mask leaves, ``(mask * x).sum() / mask.sum()``, is linear.  Whatever is not (the root of a mean, the
+largest of a batch, a softmax over the samples) needs the whole batch at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from profiler.capture.functional import is_write
+from profiler.capture.kinds import arguments_of
+from profiler.capture.naming import operation
+from profiler.capture.operators import MEANS_OVER_PLACES, RESHAPES
+from profiler.capture.sizes import NUM_SAMPLES
+from profiler.capture.trace import Traced
+
+MEAN, SUM, TERMS, WHOLE_SUM, WHOLE_MEAN = "mean", "sum", "terms", "whole sum", "whole mean"
+
+DIVIDED = "divided"
+"""Of a sum that becomes a mean at once: it is divided by the number of its samples."""
+
+_BY_MEAN = 1
+"""torch's number of ``reduction="mean"``."""
+
+_SUMS = frozenset({"sum", "nansum", "count_nonzero", "dot", "vdot", "mv", "mm", "matmul", "bmm", "einsum", "linear"})
+_COPIES = frozenset(
+    {"alias", "clone", "contiguous", "detach", "expand_as", "lift_fresh_copy", "to", "to_copy", "type_as"}
+)
+_LINEAR = (
+    frozenset({"add", "sub", "rsub", "neg", "sum", "mean", "stack", "cat", "select", "slice", "unbind", "flip"})
+    | frozenset({"getitem", "narrow", "split", "chunk", "cumsum", "diagonal"})
+    | _COPIES
+    | RESHAPES
+)
+_FIRST_ALONE = frozenset({"div", "divide", "true_divide", "index", "index_select", "masked_fill", "masked_select"})
+"""Linear in their first argument, if the others are constants."""
+
+_PRODUCTS = frozenset({"mul", "multiply", "dot", "vdot", "mv", "mm", "matmul", "bmm", "einsum", "linear", "where"})
+"""Linear in each of their arguments."""
+
+_HEAVY = ("conv", "linear", "mm", "addmm", "bmm", "baddbmm", "matmul", "einsum", "lstm", "gru", "rnn", "scaled_dot")
+"""Begin the names of operators that are not run a second time to know a number before the step."""
+
+
+def is_reduction(node: fx.Node, traced: Traced) -> bool:
+    """Whether it makes of samples one tensor that does not grow with them."""
+    value = node.meta.get("val")
+    return (
+        node.op == "call_function"
+        and isinstance(value, Tensor)
+        and not grows(value, traced)
+        and any(grows(argument.meta.get("val"), traced) for argument in node.all_input_nodes)
+    )
+
+
+def grows(value: Any, traced: Traced) -> bool:
+    """Whether a value has a dim that depends on the number of samples."""
+    return isinstance(value, Tensor) and any(traced.symbols.depends_on_samples(size) for size in value.shape)
+
+
+def of_inputs_alone(traced: Traced) -> frozenset[fx.Node]:
+    """What follows from the inputs and from constants by a few cheap operators, without parameters and draws."""
+    changing = _written(traced.module.graph)
+    found: set[fx.Node] = set()
+    for node in traced.module.graph.nodes:
+        if node.op == "placeholder":
+            found.add(node)
+        elif node.op == "get_attr":
+            if node.target not in traced.parameters and node.target not in changing:
+                found.add(node)
+        elif node.op == "call_function" and _is_cheap(node) and all(each in found for each in node.all_input_nodes):
+            found.add(node)
+    return frozenset(found)
+
+
+def _is_cheap(node: fx.Node) -> bool:
+    if isinstance(node.target, torch._ops.OpOverload):
+        is_drawn = torch.Tag.nondeterministic_seeded in node.target.tags
+        return not is_drawn and not is_write(node) and not operation(node).startswith(_HEAVY)
+    return not isinstance(node.target, torch._ops.HigherOrderOperator)
+
+
+def _written(graph: fx.Graph) -> frozenset[str]:
+    """Buffers that the graph writes."""
+    found = set()
+    for node in graph.nodes:
+        root = node.args[0] if is_write(node) else None
+        while isinstance(root, fx.Node) and root.op == "call_function" and root.args:
+            root = root.args[0]
+        if isinstance(root, fx.Node) and root.op == "get_attr":
+            found.add(str(root.target))
+        if operation(node) in ("batch_norm", "instance_norm"):
+            found |= {str(argument.target) for argument in node.all_input_nodes if argument.op == "get_attr"}
+    return frozenset(found)
+
+
+def is_over_terms(node: fx.Node) -> bool:
+    """Whether it is a mean over targets that are classes, of which some may be ignored or weigh more."""
+    if operation(node) not in MEANS_OVER_PLACES:
+        return False
+    arguments = arguments_of(node)
+    target = arguments["target"].meta.get("val")
+    return arguments["reduction"] == _BY_MEAN and isinstance(target, Tensor) and not target.is_floating_point()
+
+
+def knows_terms(node: fx.Node, of_inputs: frozenset[fx.Node]) -> bool:
+    """Of such a mean, whether the targets that count are known before the step."""
+    arguments = arguments_of(node)
+    read = [value for value in (arguments["target"], arguments["weight"]) if isinstance(value, fx.Node)]
+    return all(value in of_inputs for value in read)
+
+
+def all_count(node: fx.Node) -> bool:
+    """Of a mean over classes, whether its targets are the likeliest class of something, which is never ignored."""
+    arguments = arguments_of(node)
+    target = arguments["target"]
+    while isinstance(target, fx.Node) and operation(target) in _COPIES | RESHAPES and target.args:
+        target = target.args[0]
+    return arguments["weight"] is None and isinstance(target, fx.Node) and operation(target) == "argmax"
+
+
+def summed(node: fx.Node) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments of a loss, but with ``reduction="sum"``."""
+    names = [argument.name for argument in node.target._schema.arguments]
+    place = names.index("reduction")
+    if place < len(node.args):
+        return (*node.args[:place], 2, *node.args[place + 1 :]), dict(node.kwargs)
+    return tuple(node.args), {**node.kwargs, "reduction": 2}
+
+
+def likely(node: fx.Node) -> tuple[str, ...]:
+    """What a reduction may be, by its operator, in the order in which it is tried; of our own making: either."""
+    name, arguments = operation(node), arguments_of(node) if hasattr(node.target, "_schema") else {}
+    if not isinstance(node.target, torch._ops.OpOverload) or node.target.namespace != "aten":
+        return MEAN, SUM
+    if "reduction" in arguments:
+        return (MEAN,) if arguments["reduction"] == _BY_MEAN else (SUM,)
+    if name in _SUMS:
+        return (SUM,)
+    return (MEAN,) if name == "mean" else ()
+
+
+def is_linear(node: fx.Node, reduced: set[fx.Node]) -> bool:
+    """Whether a number made of others is linear in those ``reduced`` from samples, constants added."""
+    name = operation(node)
+    if name in _LINEAR:
+        return True
+    places = [index for index, value in enumerate(node.args) if _reads(value, reduced)]
+    if any(_reads(value, reduced) for value in node.kwargs.values()) or len(places) != 1:
+        return False
+    if name == "where":
+        return places[0] > 0
+    if name in _FIRST_ALONE:
+        return places[0] == 0 and not node.kwargs.get("rounding_mode")
+    return name in _PRODUCTS
+
+
+def _reads(value: Any, nodes: set[fx.Node]) -> bool:
+    found: list[fx.Node] = []
+    fx.map_arg((value,), lambda node: found.append(node) or node)
+    return any(node in nodes for node in found)
+
+
+def is_divided_by_samples(node: fx.Node, traced: Traced) -> bool:
+    """Whether all that is made of a sum is a mean: it is divided by a number of samples, or of what each has."""
+    readers = list(node.users)
+    return bool(readers) and all(_divides(reader, node, traced) for reader in readers)
+
+
+def _divides(reader: fx.Node, value: fx.Node, traced: Traced) -> bool:
+    name = operation(reader)
+    if name in ("div", "true_divide", "divide") and reader.args[0] is value:
+        size = reader.args[1]
+        return isinstance(size, fx.Node) and is_number_of_samples(size, traced)
+    is_scaled = name == "mul" and not any(isinstance(other, fx.Node) for other in reader.args if other is not value)
+    return (is_scaled or name in ("neg", *_COPIES)) and is_divided_by_samples(reader, traced)
+
+
+def is_number_of_samples(size: fx.Node, traced: Traced) -> bool:
+    """Whether an integer is the number of samples, or a multiple of it."""
+    if size.op == "placeholder":
+        return size.target == NUM_SAMPLES
+    value = size.meta.get("val")
+    return isinstance(value, torch.SymInt) and traced.symbols.depends_on_samples(value)
+
+
+def reaching(graph: fx.Graph) -> frozenset[fx.Node]:
+    """The nodes that the loss is made of, as opposed to those that only update buffers."""
+    found: set[fx.Node] = set()
+    reading: list[fx.Node] = [node for node in graph.nodes if node.op == "output"]
+    while reading:
+        node = reading.pop()
+        if node not in found:
+            found.add(node)
+            reading += node.all_input_nodes
+    return frozenset(found)
+
+
+def leaves(value: Any) -> Iterator[Tensor]:
+    """The tensors of a node's result."""
+    for item in value if isinstance(value, (tuple, list)) else (value,):
+        if isinstance(item, Tensor):
+            yield item

@@ -1,0 +1,509 @@
+"""Which layers of a captured graph keep samples apart: what lets a batch be cut.
+
+The graph is run on two samples together and on each of them alone, and every
+layer's values are compared.  How values without a sample dim are made of those of the parts is told in
+:mod:`profiler.capture.loss_reduction`; what is made of them must be linear.  Batch norms are
+run as in evaluation, since their statistics are combined over ranks; dropout is switched off.
+
+A third case lies between: [time, sample, ...] flattened to [time x sample, ...] keeps samples apart, but not each in
+one piece.  Such a value may be computed from any share of the samples, but a share of it is no interval.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from cuda_ops.dense.user_functions import LINEAR_BACKWARD, is_user_function
+from planner.ir.graph import INTERLEAVES_SAMPLES, MIXES_SAMPLES
+from profiler.capture import loss_reduction
+from profiler.capture.kinds import OPAQUE, kind_of
+from profiler.capture.layers import Group
+from profiler.capture.naming import operation
+from profiler.capture.trace import Traced
+from profiler.capture.verify_capture import module_loss
+from profiler.source.model import LoadedModel, example_of, fed_example, is_alike
+
+_OFF = {"train": False, "training": False, "dropout_p": 0.0}
+_UNFILLED = frozenset(["empty", "empty_like", "new_empty"])
+_PAIR = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Dependence:
+    """Of a layer on the samples.
+
+    Attributes:
+        mark: ``mixes_samples``, ``interleaves_samples`` or nothing.
+        reduction: how the parts of a batch make up the layer's result, see :mod:`profiler.capture.loss_reduction`;
+            empty where it has a part for each sample, or where parts are just means.
+        needs_whole_batch: whether the loss of a batch does not follow from those of its parts.
+    """
+
+    mark: str = ""
+    reduction: str = ""
+    needs_whole_batch: bool = False
+
+
+@torch.no_grad()
+def dependence(traced: Traced, found: tuple[Group, ...], model: LoadedModel) -> tuple[Dependence, ...]:
+    """Of each layer.
+
+    If the number of samples is fixed, nothing is known, and all layers are said to mix them.  Of the loss the module
+    itself is asked, unless it refuses other numbers of samples as well.
+    """
+    if not traced.is_polymorphic:
+        *others, loss = (Dependence(MIXES_SAMPLES),) * len(found)
+        return (*others, replace(loss, needs_whole_batch=not _is_mean_of_examples(model)))
+    with model.precision():
+        if model.clouds is not None:
+            return _dependence_of_rows(traced, found, model)
+        return _dependence(traced, found, model)
+
+
+def _is_mean_of_examples(model: LoadedModel) -> bool:
+    """Whether the module's own loss of two examples is the mean of those of each, as far as it has one of two."""
+    if model.clouds is not None:
+        return True
+    tensors = (*model.inputs, *model.targets)
+    is_cut = [tensor.ndim > 0 and len(tensor) == model.samples for tensor in tensors]
+    other = [_altered(tensor) if cut else tensor for tensor, cut in zip(tensors, is_cut, strict=True)]
+    both = [torch.cat(pair) if cut else pair[0] for *pair, cut in zip(tensors, other, is_cut, strict=True)]
+    try:
+        found = [module_loss(model, part, calm=True) for part in (both, tensors, other)]
+    except Exception:  # noqa: BLE001 - the user's module may refuse another number of samples in any way
+        return True
+    return is_alike(found[0], (found[1] + found[2]) / _PAIR)
+
+
+def _altered(tensor: Tensor) -> Tensor:
+    """Other samples: in another order, and other numbers."""
+    return tensor.flip(0) * 0.75 if tensor.is_floating_point() else tensor.flip(0)
+
+
+def _dependence_of_rows(traced: Traced, found: tuple[Group, ...], model: LoadedModel) -> tuple[Dependence, ...]:
+    """Of a sparse network, whose sites are no equal number of rows a sample: known kinds keep samples apart.
+
+    Of others those do whose first rows follow from the first rows that they read, sites or samples.
+    """
+    run = _Run(traced, model.samples, example_of(traced.inputs, model, model.samples))
+    run.keep()
+    for node in traced.module.graph.nodes:
+        if node.op != "output":
+            run.execute(node)
+    marks = [
+        MIXES_SAMPLES if kind_of(group.main)[0] == OPAQUE and not _keeps_rows(group.main, run) else ""
+        for group in found
+    ]
+    *others, loss = map(Dependence, marks)
+    return (*others, replace(loss, needs_whole_batch=not _is_mean_over_clouds(traced, model)))
+
+
+def _is_mean_over_clouds(traced: Traced, model: LoadedModel) -> bool:
+    """Whether the loss of two clouds is the mean of those of each."""
+    *alone, together = (_loss_of_clouds(traced, model, first, count) for first, count in ((0, 1), (1, 1), (0, _PAIR)))
+    return is_alike(together, (alone[0] + alone[1]) / _PAIR)
+
+
+def _loss_of_clouds(traced: Traced, model: LoadedModel, first: int, count: int) -> Tensor:
+    fed, num_inputs = fed_example(model, _PAIR), len(model.fed[0])
+    part = [tensor[first : first + count] if tensor.ndim and len(tensor) == _PAIR else tensor for tensor in fed]
+    inputs, targets = model.taken(tuple(part[:num_inputs]), tuple(part[num_inputs:]))
+    run = _Run(traced, count, dict(zip(traced.inputs, (*inputs, *targets), strict=True)))
+    for node in traced.module.graph.nodes:
+        if node.op == "output":
+            (loss,) = loss_reduction.leaves(fx.map_arg(node.args[0], run.values.__getitem__))
+            return loss
+        run.execute(node)
+    raise ValueError("a graph without an output")
+
+
+def _keeps_rows(node: fx.Node, run: _Run) -> bool:
+    whole = run.values[node]
+    if not isinstance(whole, Tensor) or not whole.ndim or len(whole) < _PAIR or _is_random(node):
+        return False
+    rows = len(whole)
+
+    def first(argument: fx.Node) -> Any:
+        value = run.values[argument]
+        per_row = isinstance(value, Tensor) and value.ndim and len(value) == rows and argument.op != "get_attr"
+        return value[: rows // 2] if per_row else value
+
+    try:
+        part = node.target(*fx.map_arg(node.args, first), **fx.map_arg(node.kwargs, first))
+    except RuntimeError:
+        return False
+    return is_alike(part, whole[: rows // 2])
+
+
+def _dependence(traced: Traced, found: tuple[Group, ...], model: LoadedModel) -> tuple[Dependence, ...]:
+    both = _distinct(example_of(traced.inputs, model, _PAIR))
+    values = {node.target: node.meta["val"] for node in traced.module.graph.nodes if node.target in traced.inputs}
+    cut = {name for name, value in values.items() if value.ndim and traced.symbols.per_sample(value.shape[0]) == 1}
+    runs = [_Run(traced, _PAIR, both)]
+    for sample in range(_PAIR):
+        alone = {name: t[sample : sample + 1] if name in cut else t for name, t in both.items()}
+        runs.append(_Run(traced, 1, alone))
+    answers = dict.fromkeys((group.main for group in found), "")
+    numbers = _Numbers(traced, runs)
+    unknown: set[fx.Node] = set()
+    together: set[fx.Node] = set()  # of the pair alone: there is no value for one sample
+    for node in traced.module.graph.nodes:
+        if node.op == "output":
+            break
+        if any(argument in unknown for argument in node.all_input_nodes):
+            unknown.add(node)
+        own = is_user_function(node) and not any(argument in unknown for argument in node.all_input_nodes)
+        mixes = own and _mixes_gradients(node, runs, traced)
+        if any(argument in together for argument in node.all_input_nodes) or not _run_all(runs, node):
+            together.add(node)
+            unknown.add(node)
+            if node in answers:
+                answers[node] = MIXES_SAMPLES
+        if _is_random(node):
+            if node not in unknown and not (_comparable(node, traced) and _gives_parts(node, runs, traced)):
+                unknown.add(node)
+        elif node in answers and answers[node] != MIXES_SAMPLES and numbers.is_one(node):
+            answers[node] = numbers.judged(node, node not in unknown)
+        elif node in answers and node not in unknown and _comparable(node, traced) and not mixes:
+            answers[node] = _compare(node, runs, traced)
+        elif node in answers and node not in unknown:
+            answers[node] = MIXES_SAMPLES
+            unknown.add(node)
+    in_loss = loss_reduction.reaching(traced.module.graph)
+    return tuple(
+        Dependence(mark, numbers.reductions.get(node, ""), _joins_the_batch(node, mark) and node in in_loss)
+        for node, mark in answers.items()
+    )
+
+
+def _joins_the_batch(node: fx.Node, mark: str) -> bool:
+    return mark == MIXES_SAMPLES or MIXES_SAMPLES in kind_of(node)[1]
+
+
+class _Numbers:
+    """Values without a sample dim: how parts make up those that samples are reduced to, and what is made of these."""
+
+    def __init__(self, traced: Traced, runs: list[_Run]) -> None:
+        self._traced, self._runs = traced, runs
+        self._of_inputs = loss_reduction.of_inputs_alone(traced)
+        self._reduced: set[fx.Node] = set()
+        self._divided: set[fx.Node] = set()
+        self.reductions: dict[fx.Node, str] = {}
+
+    def is_one(self, node: fx.Node) -> bool:
+        """Whether it is such a value: reduced from samples, or made of those that are."""
+        value = node.meta.get("val")
+        if not isinstance(value, Tensor) or loss_reduction.grows(value, self._traced):
+            return False
+        return loss_reduction.is_reduction(node, self._traced) or any(
+            argument in self._reduced for argument in node.all_input_nodes
+        )
+
+    def judged(self, node: fx.Node, is_known: bool) -> str:
+        """Whether it mixes samples; the parts go on with values whose mean is that of the pair.
+
+        Args:
+            is_known: whether there are values to compare; else the operator alone decides.
+        """
+        reduction = (
+            self._reduction(node, is_known) if loss_reduction.is_reduction(node, self._traced) else self._made(node)
+        )
+        of_inputs = node in self._of_inputs
+        if not of_inputs:
+            self._reduced.add(node)
+        if reduction == loss_reduction.DIVIDED:
+            self._divided.add(node)
+            return ""
+        if reduction is None:
+            return self._go_on_as_the_pair(node, MIXES_SAMPLES)
+        if reduction in (loss_reduction.SUM, loss_reduction.TERMS, loss_reduction.WHOLE_SUM, loss_reduction.WHOLE_MEAN):
+            self.reductions[node] = reduction
+        if of_inputs:
+            return self._go_on_as_the_pair(node, "")
+        whole, *alone = (run.values.get(node) for run in self._runs)
+        if not is_known or whole is None or any(value is None for value in alone):
+            return ""
+        if reduction == loss_reduction.SUM:
+            alone = [value * _PAIR for value in alone]
+        elif reduction == loss_reduction.TERMS:
+            alone = self._by_terms(node, whole)
+        if not is_alike(whole, (alone[0] + alone[1]) / _PAIR):
+            self.reductions.pop(node, None)
+            return self._go_on_as_the_pair(node, MIXES_SAMPLES)
+        for run, value in zip(self._runs[1:], alone, strict=True):
+            run.values[node] = value
+        return ""
+
+    def _made(self, node: fx.Node) -> str | None:
+        if any(argument in self._divided for argument in node.all_input_nodes):
+            return (
+                loss_reduction.DIVIDED
+                if loss_reduction.is_divided_by_samples(node, self._traced)
+                else loss_reduction.MEAN
+            )
+        return loss_reduction.MEAN if loss_reduction.is_linear(node, self._reduced) else None
+
+    def _reduction(self, node: fx.Node, is_known: bool) -> str | None:
+        if any(argument in self._reduced for argument in node.all_input_nodes):
+            return None  # of samples and of numbers together: not linear, or not known to be
+        if loss_reduction.is_over_terms(node):
+            if loss_reduction.knows_terms(node, self._of_inputs):
+                return loss_reduction.TERMS
+            return loss_reduction.MEAN if loss_reduction.all_count(node) else None
+        likely = loss_reduction.likely(node)
+        found = next((each for each in likely if not is_known or self._is(node, each)), None)
+        if node in self._of_inputs:
+            is_fixed = all(isinstance(size, int) for size in node.meta["val"].shape)
+            return f"whole {found}" if found is not None and is_fixed else None
+        if found == loss_reduction.SUM and loss_reduction.is_divided_by_samples(node, self._traced):
+            return loss_reduction.DIVIDED
+        return found
+
+    def _is(self, node: fx.Node, reduction: str) -> bool:
+        whole, *alone = (run.values[node] for run in self._runs)
+        total = alone[0] + alone[1]
+        if reduction == loss_reduction.SUM:
+            return is_alike(whole, total)
+        return whole.is_floating_point() and is_alike(whole, total / _PAIR)
+
+    def _by_terms(self, node: fx.Node, whole: Tensor) -> list[Tensor]:
+        """Each part's sum over the number of terms of the pair; of a pair without a term, what the pair has."""
+        totals = [run.summed[node] for run in self._runs]
+        number = totals[0] / whole
+        if not bool(number.isfinite()) or not bool(number):
+            return [whole, whole]
+        return [total / number * _PAIR for total in totals[1:]]
+
+    def _go_on_as_the_pair(self, node: fx.Node, answer: str) -> str:
+        values = [run.values.get(node) for run in self._runs]
+        if values[0] is not None:
+            for run in self._runs[1:]:
+                if node in run.values:
+                    run.values[node] = values[0]
+        return answer
+
+
+@torch.enable_grad()
+def _mixes_gradients(node: fx.Node, runs: list[_Run], traced: Traced) -> bool:
+    """Whether the backward of a user's Function does something else to two samples together than to each alone.
+
+    Notes in ``node.meta`` whether it is linear: where it is not, it needs the gradient that one device has.
+    """
+    tensors, integers, name = node.args
+    values = [[run.values[each] for each in tensors] for run in runs]
+    numbers = [fx.node.map_arg(integers, run.values.__getitem__) for run in runs]
+
+    def gradients(of: int, seeds: list[Tensor]) -> list[Tensor]:
+        given = [_leaf(value) for value in values[of]]
+        outputs = node.target(given, numbers[of], name)
+        pairs = [(out, seed) for out, seed in zip(outputs, seeds, strict=True) if out.requires_grad]
+        wanted = [each for each in given if each.requires_grad]
+        if not pairs or not wanted:
+            return [torch.zeros_like(each) for each in given]
+        results, of_results = zip(*pairs, strict=True)
+        found = iter(torch.autograd.grad(results, wanted, of_results, allow_unused=True))
+        ordered = [next(found) if each.requires_grad else None for each in given]
+        return [torch.zeros_like(each) if g is None else g for each, g in zip(given, ordered, strict=True)]
+
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        outputs = node.target(values[0], numbers[0], name)
+
+    def seeds() -> list[Tensor]:
+        drawn = [torch.randn(out.shape, generator=generator).to(out.device) for out in outputs]
+        return [
+            each.to(out.dtype) if out.is_floating_point() else each for each, out in zip(drawn, outputs, strict=True)
+        ]
+
+    one, other = seeds(), seeds()
+    whole = gradients(0, one)
+    both = gradients(0, [a + b for a, b in zip(one, other, strict=True)])
+    apart = [a + b for a, b in zip(whole, gradients(0, other), strict=True)]
+    node.meta[LINEAR_BACKWARD] = all(map(is_alike, both, apart))
+    metas = _leaves(node.meta["val"])
+    if not any(_sample_dims(meta, traced) for meta in (*metas, *(each.meta["val"] for each in tensors))):
+        return False  # of parameters alone: there are no samples that it could mix
+    alone = []
+    for sample in range(_PAIR):
+        parts = [_part(seed, meta, sample, traced) for seed, meta in zip(one, metas, strict=True)]
+        alone.append(gradients(1 + sample, parts))
+    for argument, together, *each in zip(tensors, whole, *alone, strict=True):
+        dims = _sample_dims(argument.meta["val"], traced) if argument.op != "get_attr" else []
+        joined = torch.cat(each, dims[0]) if dims else each[0] + each[1]
+        if not is_alike(together, joined):
+            return True
+    return False
+
+
+def _leaf(value: Tensor) -> Tensor:
+    return value.detach().clone().requires_grad_(value.is_floating_point())
+
+
+def _part(seed: Tensor, meta: Tensor, sample: int, traced: Traced) -> Tensor:
+    dims = _sample_dims(meta, traced)
+    return seed.chunk(_PAIR, dims[0])[sample] if dims else seed
+
+
+def _run_all(runs: list[_Run], node: fx.Node) -> bool:
+    """Executes ``node`` in all of ``runs``; whether it does on one sample, as on the pair."""
+    runs[0].execute(node)
+    try:
+        for run in runs[1:]:
+            run.execute(node)
+    except (IndexError, RuntimeError, ValueError):  # a class that there is with more samples only
+        return False
+    return True
+
+
+class _Run:
+    """One execution of the graph, node by node; buffers are copies.
+
+    Attributes:
+        values: of the nodes that are read again.
+        summed: of means over classes, the sum that they divide by the number of terms.
+    """
+
+    def __init__(self, traced: Traced, samples: int, tensors: Mapping[str, Tensor]) -> None:
+        self.traced = traced
+        self.given = traced.given(tensors, samples)
+        self.values: dict[fx.Node, Any] = {}
+        self.summed: dict[fx.Node, Tensor] = {}
+        self.readers = {node: len(node.users) for node in traced.module.graph.nodes}
+
+    def keep(self) -> None:
+        """Let go of no value."""
+        self.readers = dict.fromkeys(self.readers, -1)
+
+    def execute(self, node: fx.Node) -> None:
+        if node.op == "placeholder":
+            self.values[node] = self.given[node.target]
+        elif node.op == "get_attr":
+            value: Any = self.traced.module
+            for part in node.target.split("."):
+                value = getattr(value, part)
+            is_state = isinstance(value, Tensor) and node.target not in self.traced.parameters
+            self.values[node] = value.clone() if is_state else value
+        else:
+            arguments = fx.node.map_arg(_calm(node), self.values.__getitem__)
+            self.values[node] = node.target(*arguments, **fx.node.map_arg(node.kwargs, self.values.__getitem__))
+            if loss_reduction.is_over_terms(node):
+                args, kwargs = loss_reduction.summed(node)
+                self.summed[node] = node.target(
+                    *fx.map_arg(args, self.values.get), **fx.map_arg(kwargs, self.values.get)
+                )
+            if operation(node) in _UNFILLED:  # whatever was in memory would tell the runs apart
+                self.values[node].zero_()
+        for argument in node.all_input_nodes:
+            self.readers[argument] -= 1
+            if not self.readers[argument]:
+                del self.values[argument]
+
+
+def _distinct(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The same, but with numbers that tell the samples apart where the example has one sample repeated."""
+    result = {}
+    for name, tensor in tensors.items():
+        if tensor.ndim and tensor.shape[0] == _PAIR and torch.equal(tensor[0], tensor[1]):
+            other = tensor[1] * 0.75 if tensor.is_floating_point() else tensor[1].flip(tuple(range(tensor.ndim - 1)))
+            tensor = torch.stack((tensor[0], other))
+        result[name] = tensor
+    return result
+
+
+def _calm(node: fx.Node) -> tuple[Any, ...]:
+    """The node's arguments, with training switched off."""
+    if not isinstance(node.target, torch._ops.OpOverload):
+        return node.args
+    arguments = list(node.args)
+    for index, argument in enumerate(node.target._schema.arguments[: len(arguments)]):
+        if argument.name in _OFF:
+            arguments[index] = _OFF[argument.name]
+    if node.target is torch.ops.aten.batch_norm.default and arguments[3] is None:
+        arguments[5] = True  # no running statistics to use instead
+    return tuple(arguments)
+
+
+def _is_random(node: fx.Node) -> bool:
+    if not isinstance(node.target, torch._ops.OpOverload):
+        return False
+    names = [argument.name for argument in node.target._schema.arguments]
+    if node.target is torch.ops.aten.batch_norm.default:
+        return node.args[3] is None  # its values do depend on the others, by its statistics
+    return torch.Tag.nondeterministic_seeded in node.target.tags and not _OFF.keys() & set(names)
+
+
+def _leaves(value: Any) -> list[Tensor]:
+    if isinstance(value, Tensor):
+        return [value]
+    return [item for item in value or () if isinstance(item, Tensor)] if isinstance(value, (tuple, list)) else []
+
+
+def _sample_dims(value: Tensor, traced: Traced) -> list[int]:
+    return [dim for dim, size in enumerate(value.shape) if traced.symbols.depends_on_samples(size)]
+
+
+def _comparable(node: fx.Node, traced: Traced) -> bool:
+    """Whether every output has one sample dim at most, a multiple of the number of samples."""
+    for value in _leaves(node.meta["val"]):
+        dims = _sample_dims(value, traced)
+        if len(dims) > 1 or any(traced.symbols.per_sample(value.shape[dim]) is None for dim in dims):
+            return False
+    return True
+
+
+def _gives_parts(node: fx.Node, runs: list[_Run], traced: Traced) -> bool:
+    """Each sample goes on with its part of what was drawn for the pair, where that has a row a sample."""
+    parts: list[list[Tensor]] = [[], []]
+    for meta, together in zip(_leaves(node.meta["val"]), _leaves(runs[0].values.get(node)), strict=False):
+        dims = _sample_dims(meta, traced)
+        if dims and traced.symbols.per_sample(meta.shape[dims[0]]) != 1:
+            return False
+        halves = together.split(1, dims[0]) if dims else (together, together)
+        for part, half in zip(parts, halves, strict=True):
+            part.append(half)
+    for run, part in zip(runs[1:], parts, strict=True):
+        if node in run.values and part:
+            run.values[node] = part[0] if isinstance(run.values[node], Tensor) else part
+    return True
+
+
+def _compare(node: fx.Node, runs: list[_Run], traced: Traced) -> str:
+    """How the pair's values relate to its samples'; these then go on from the pair's, so that no error adds up."""
+    answer = ""
+    parts: list[list[Tensor]] = [[], []]
+    outputs = [_leaves(run.values.get(node)) for run in runs]
+    for meta, together, *alone in zip(_leaves(node.meta["val"]), *outputs, strict=True):
+        dims = _sample_dims(meta, traced)
+        if not dims:
+            found, halves = _without_samples(together, alone)
+        else:
+            found, halves = _with_samples(together, alone, dims[0])
+        answer = MIXES_SAMPLES if MIXES_SAMPLES in (answer, found) else answer or found
+        for part, half in zip(parts, halves, strict=True):
+            part.append(half)
+    for run, part in zip(runs[1:], parts, strict=True):
+        if node in run.values and part:
+            run.values[node] = part[0] if isinstance(run.values[node], Tensor) else part
+    return answer
+
+
+def _without_samples(together: Tensor, alone: list[Tensor]) -> tuple[str, list[Tensor]]:
+    """The pair's value must be the mean of its samples'; then these go on with their own."""
+    mean = (alone[0] + alone[1]) / _PAIR if together.is_floating_point() else alone[0]
+    return ("", alone) if is_alike(together, mean) else (MIXES_SAMPLES, [together, together])
+
+
+def _with_samples(together: Tensor, alone: list[Tensor], dim: int) -> tuple[str, list[Tensor]]:
+    """The samples' parts of the pair's value: halves, or every other of several pieces."""
+    rows = together.shape[dim] // _PAIR
+    for pieces in (number for number in range(1, rows + 1) if rows % number == 0):
+        apart = together.unflatten(dim, (pieces, _PAIR, rows // pieces))
+        halves = [apart.select(dim + 1, sample).flatten(dim, dim + 1).contiguous() for sample in range(_PAIR)]
+        if all(is_alike(half, value) for half, value in zip(halves, alone, strict=True)):
+            return (INTERLEAVES_SAMPLES if pieces > 1 else ""), halves
+    return MIXES_SAMPLES, [half.contiguous() for half in together.chunk(_PAIR, dim)]

@@ -1,0 +1,413 @@
+"""Constants that are made beside a tensor, ``x.new_ones(3, 3)``, take its dtype and device and read nothing of it.
+
+They become ``ones(3, 3)``, so that nobody has to send ``x`` for them.  Those as long as there are samples stay.
+
+From a module and its loss to one clean operator graph, by ``torch.export``.
+
+``torch.export(strict=False)`` takes what symbolic tracing and hooks do not (33 of 33 models tried, gradients equal to
+the bit).  It is asked for a graph in which the number of samples is a symbol, and each size that the factory says
+varies; where the model's own code fixes the number of samples, the graph holds for the example's number alone.  Guards
+are dropped: the callers keep shapes straight (for what stays of them see ``profiler.capture.sizes``).  Under autocast
+the model sees the dtypes that its values have then; the graph holds its operators, which cast when they are run under
+it.
+"""
+
+from __future__ import annotations
+
+import operator
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch._higher_order_ops.wrap import wrap_with_set_grad_enabled
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
+
+from cuda_ops.dense.data_dependent import join
+from cuda_ops.dense.recurrent import recurrence_by_shape
+from planner.ir.errors import UnsupportedModelError
+from profiler.capture.functional import is_write, rewrite_in_place
+from profiler.capture.kinds import arguments_of
+from profiler.capture.naming import operation, place
+from profiler.capture.sizes import NUM_SAMPLES, FixedSamplesError, Places, SizeNodes, Symbols, read_symbols, require
+from profiler.capture.user_module import kept_functions, refuse_hooks
+from profiler.source.model import LoadedModel, graph_inputs
+
+_aten = torch.ops.aten
+_MAKERS = {"ones": _aten.ones.default, "zeros": _aten.zeros.default, "full": _aten.full.default}
+
+
+def detach_constants(graph: fx.Graph) -> None:
+    """Rewrites ``new_*`` and ``*_like`` of fixed shapes."""
+    for node in list(graph.nodes):
+        if not isinstance(node.target, torch._ops.OpOverload) or not isinstance(node.meta.get("val"), Tensor):
+            continue
+        maker = _MAKERS.get(operation(node).removeprefix("new_").removesuffix("_like"))
+        shape = tuple(node.meta["val"].shape)
+        if maker is None or not node.args or not isinstance(node.args[0], fx.Node) or not _is_fixed(shape):
+            continue
+        value = node.meta["val"]
+        with graph.inserting_before(node):
+            made = graph.call_function(
+                maker, (list(shape), *_fill(node)), {"dtype": value.dtype, "device": value.device}
+            )
+        made.meta = dict(node.meta)
+        node.replace_all_uses_with(made)
+        graph.erase_node(node)
+
+
+def _is_fixed(shape: tuple[Any, ...]) -> bool:
+    return all(isinstance(size, int) for size in shape)
+
+
+def _fill(node: fx.Node) -> tuple[Any, ...]:
+    """What ``full`` is full of."""
+    names = [argument.name for argument in node.target._schema.arguments]
+    if "fill_value" not in names:
+        return ()
+    place = names.index("fill_value")
+    return (node.args[place] if place < len(node.args) else node.kwargs["fill_value"],)
+
+
+_PREFIX = "module."
+_REFUSALS = (RuntimeError, ValueError, TypeError, AssertionError)  # what torch.export raises for a fixed sample dim
+_SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
+_CHECKS = ("_assert_", "sym_constrain_range", "_check")
+
+
+@dataclass(frozen=True, slots=True)
+class Traced:
+    """The forward pass with its loss.
+
+    Attributes:
+        module: placeholders are ``num_samples`` (if that may vary), then ``sizes``, then ``inputs``; the output is the
+            loss.
+        inputs: names of the placeholders of inputs and targets.
+        samples: of the example it was traced with.
+        symbols: in the shapes of ``node.meta["val"]``.
+        parameters: trained parameters by the user's names, each once; the tensors of the user's module.
+        varying: the places of each further size that varies, by its placeholder.
+    """
+
+    module: fx.GraphModule
+    inputs: tuple[str, ...]
+    samples: int
+    symbols: Symbols
+    parameters: Mapping[str, Tensor]
+    varying: Mapping[str, Places] = field(default_factory=dict)
+
+    @property
+    def sizes(self) -> dict[str, tuple[str, int]]:
+        """By placeholder, an input and the dim whose extent it is."""
+        return {name: places[0] for name, places in self.varying.items()}
+
+    @property
+    def is_polymorphic(self) -> bool:
+        """Whether it may be run for other numbers of samples."""
+        return self.symbols.samples is not None
+
+    def given(self, tensors: Mapping[str, Tensor], samples: int) -> dict[str, Any]:
+        """What the placeholders stand for, in their order, where ``tensors`` are the inputs for ``samples`` samples."""
+        count = {NUM_SAMPLES: samples} if self.is_polymorphic else {}
+        sizes = {name: tensors[tensor].shape[dim] for name, (tensor, dim) in self.sizes.items()}
+        return {**count, **sizes, **{name: tensors[name] for name in self.inputs}}
+
+
+class _WithLoss(nn.Module):
+    def __init__(self, model: LoadedModel) -> None:
+        super().__init__()
+        self.training = model.module.training  # alone: each part keeps its own mode
+        self.module = model.module
+        self.loss = model.loss_fn
+        self.num_inputs = len(model.inputs)
+        function = _loss_function(model)
+        if isinstance(function, nn.Module):
+            self.loss_fn = function  # registered, so that its buffers have names
+
+    def forward(self, *tensors: Tensor) -> Tensor:
+        buffers = [(part, dict(part._buffers)) for part in self.module.modules()]
+        output = self.module(*tensors[: self.num_inputs])
+        for part, own in buffers:
+            _write_back(part, own)
+        return self.loss(output, tensors[self.num_inputs :])
+
+
+def _write_back(part: nn.Module, own: Mapping[str, Tensor | None]) -> None:
+    """What ``part`` has put in place of its buffers is written to them, as which it is state of the graph."""
+    for name, buffer in own.items():
+        value = part._buffers.get(name)
+        if value is not buffer and buffer is not None and value is not None and value.shape == buffer.shape:
+            buffer.copy_(value.detach())
+            part._buffers[name] = buffer
+
+
+def trace(model: LoadedModel) -> Traced:
+    """The graph of ``model`` in the modes that its parts are in; an example of one sample is repeated to two.
+
+    (1 is special to export.)
+
+    Raises:
+        UnsupportedModelError: ``torch.export`` refuses the model; the text holds its reason.  Or a size that was said
+            to vary cannot.
+    """
+    refuse_hooks(model.module)
+    samples = max(2, model.samples)
+    tensors = tuple(_repeated(tensor, model.samples, samples) for tensor in (*model.inputs, *model.targets))
+    wrapper = _WithLoss(model)
+    varying = _varying(model)
+    whole = frozenset() if model.clouds is None else model.clouds.without_samples
+    names = graph_inputs(len(model.inputs), len(model.targets))
+    try:
+        dim = torch.export.Dim("samples")
+        shapes = tuple(
+            {**({0: dim} if tensor.ndim and tensor.shape[0] == samples and name not in whole else {}), **dims}
+            for name, tensor, dims in zip(names, tensors, varying, strict=True)
+        )
+        return _clean(model, _export(model, wrapper, tensors, (shapes,)), samples)
+    except (*_REFUSALS, FixedSamplesError):
+        pass  # the second try says what is wrong, if it is more than a fixed number of samples
+    try:
+        return _clean(model, _export(model, wrapper, tensors, (varying,) if model.varying else None), samples)
+    except Exception as error:
+        if isinstance(error, UnsupportedModelError):
+            raise
+        lines = str(error).strip().splitlines()
+        reason = [*lines[:2], *[line.strip() for line in lines[2:] if line.lstrip().startswith('File "')][-1:]]
+        names = ", ".join(model.varying)
+        raise UnsupportedModelError(
+            "the model cannot be captured" + (f" with sizes that vary: {names}" if names else ""),
+            [f"torch.export: {type(error).__name__}", *reason],
+            [*([f"leave out of what varies: {names}"] if names else []), *_remedies(str(error))],
+        ) from error
+
+
+def _remedies(text: str) -> list[str]:
+    """What to do where torch.export gives a known reason."""
+    if "data-dependent" in text or "unbacked" in text:
+        return ["choose with masks instead of Python: torch.where(condition, a, b), or all experts times 0 or 1"]
+    if "BatchedTensorImpl" in text or "TensorWrapper" in text:
+        return [
+            "write it without torch.func (vmap, grad), which is not captured: batched operators, torch.autograd.grad"
+        ]
+    return []
+
+
+def attribute(module: nn.Module, target: str) -> Any:
+    """What a dotted name, such as the target of a ``get_attr`` node, stands for."""
+    value: Any = module
+    for name in target.split("."):
+        value = getattr(value, name)
+    return value
+
+
+def _repeated(tensor: Tensor, samples: int, wanted: int) -> Tensor:
+    if samples == wanted or not tensor.ndim or tensor.shape[0] != samples:
+        return tensor
+    return torch.cat([tensor] * wanted)
+
+
+def _varying(model: LoadedModel) -> tuple[dict[int, Any], ...]:
+    """For each input the dims that vary, as torch.export is told: torch finds their range and how they are related."""
+    names = graph_inputs(len(model.inputs), len(model.targets))
+    dims: dict[str, dict[int, Any]] = {name: {} for name in names}
+    for places in model.varying.values():
+        for tensor, dim in places:
+            dims[tensor][dim] = torch.export.Dim.AUTO
+    return tuple(dims.values())
+
+
+def _export(model: LoadedModel, wrapper: nn.Module, tensors: tuple[Tensor, ...], shapes: Any) -> fx.GraphModule:
+    with warnings.catch_warnings(), recurrence_by_shape(), kept_functions(), model.precision():
+        # nn.LSTM assigns its own flat list of weights in forward; the tensors in it are the parameters
+        warnings.filterwarnings("ignore", message="The tensor attributes? ")
+        exported = torch.export.export(wrapper, tensors, strict=False, dynamic_shapes=shapes)
+        return exported.module()
+
+
+def _clean(model: LoadedModel, exported: fx.GraphModule, samples: int) -> Traced:
+    names = graph_inputs(len(model.inputs), len(model.targets))
+    found = [node for node in exported.graph.nodes if node.op == "placeholder"]
+    placeholders = {name: node.meta["val"] for name, node in zip(names, found, strict=True)}
+    symbols = read_symbols(placeholders, model.varying, model.extents)
+    canonical = _canonical_names(model)
+    attributes: dict[str, Any] = {}
+    graph = fx.Graph()
+    copies: dict[fx.Node, fx.Node] = {}
+    sizes = SizeNodes(graph, symbols, tuple(model.varying))
+    for node, name in zip(found, names, strict=True):
+        copies[node] = graph.placeholder(name)
+        copies[node].meta = dict(node.meta)
+    sizes.require_all(placeholders)
+    copying = _Copying(graph, sizes, canonical, copies, attributes)
+    output = copying.all_of(exported, "")
+    graph.output(copies[_only_output(output)])
+    rewrite_in_place(graph, attributes)
+    detach_constants(graph)
+    _join_data_dependent(graph)
+    graph.eliminate_dead_code(_has_effects)
+    module = fx.GraphModule(attributes, graph)
+    parameters = {name: value for name, value in attributes.items() if _is_trained(value)}
+    return Traced(module, names, samples, symbols, parameters, model.varying)
+
+
+@dataclass(frozen=True, slots=True)
+class _Copying:
+    """Copies an exported graph into a clean one.
+
+    Attributes:
+        canonical: the user's names of parameters and buffers.
+        copies: of nodes, those of placeholders to begin with.
+        attributes: what the clean graph reads, by name.
+    """
+
+    graph: fx.Graph
+    sizes: SizeNodes
+    canonical: Mapping[int, str]
+    copies: dict[fx.Node, fx.Node]
+    attributes: dict[str, Any]
+
+    def all_of(self, module: fx.GraphModule, prefix: str) -> fx.Node:
+        """Copies the nodes of ``module``, whose own attributes are called ``prefix``...; its output node."""
+        for node in module.graph.nodes:
+            if node.op in ("placeholder", "call_module"):  # the only module called is that of the guards
+                continue
+            if node.op == "get_attr":
+                self._attribute(module, node, prefix)
+            elif node.op == "output":
+                return node
+            elif node.target is wrap_with_set_grad_enabled and not _writes(attribute(module, node.args[1].target)):
+                self._in_grad_mode(module, node)
+            elif _is_size(node):
+                self.copies[node] = self.sizes.node(node.meta["val"])
+            elif node not in self.copies and not _is_check(node):
+                self.copies[node] = self.graph.node_copy(node, self.copies.__getitem__)
+        raise AssertionError("a graph has an output")
+
+    def _attribute(self, module: fx.GraphModule, node: fx.Node, prefix: str) -> None:
+        value = attribute(module, node.target)
+        target = self.canonical.get(id(value), prefix + node.target.removeprefix(_PREFIX))
+        if self.attributes.setdefault(target, value) is not value:
+            target = f"{target}_constant"
+            self.attributes[target] = value
+        self.copies[node] = self.graph.get_attr(target)
+        self.copies[node].meta = dict(node.meta)
+
+    def _in_grad_mode(self, module: fx.GraphModule, node: fx.Node) -> None:
+        """What a ``torch.no_grad()`` in the model's code holds, as operators whose results are detached."""
+        is_enabled, inner, *arguments = node.args
+        found: fx.GraphModule = attribute(module, inner.target)
+        places = [each for each in found.graph.nodes if each.op == "placeholder"]
+        for place_, argument in zip(places, arguments, strict=True):
+            if isinstance(argument, fx.Node):
+                self.copies[place_] = self.copies[argument]
+        (results,) = self.all_of(found, f"{inner.target}.").args
+        several = results if isinstance(results, (tuple, list)) else (results,)
+        made = [each if is_enabled or each is None else self._detached(each) for each in several]
+        for user in node.users:
+            if user.target is operator.getitem:
+                result = made[user.args[1]]
+                self.copies[user] = self.copies.get(result, result)
+
+    def _detached(self, node: fx.Node) -> fx.Node:
+        value = node.meta.get("val")
+        if not isinstance(value, Tensor) or not value.is_floating_point():
+            return node
+        made = self.graph.call_function(torch.ops.aten.detach.default, (self.copies[node],))
+        made.meta = dict(node.meta)
+        return made
+
+
+def _writes(module: fx.GraphModule) -> bool:
+    """Whether an operator of ``module`` writes to a tensor, which it may do without gradients alone."""
+    schemas = [getattr(node.target, "_schema", None) for node in module.graph.nodes]
+    arguments = (each for schema in schemas if schema is not None for each in schema.arguments)
+    return any(each.alias_info is not None and each.alias_info.is_write for each in arguments)
+
+
+def _is_size(node: fx.Node) -> bool:
+    """Whether it follows from sizes of the inputs."""
+    value = node.meta.get("val")
+    is_read = isinstance(value, torch.SymInt) and str(node.target).startswith("aten.sym_")
+    return is_read and not free_unbacked_symbols(value)
+
+
+def _join_data_dependent(graph: fx.Graph) -> None:
+    """Operators whose shapes or numbers follow from data become units, with those that read them.
+
+    Raises:
+        UnsupportedModelError: there is something among them that is run otherwise under a plan than as it is.
+    """
+    for node in join(graph, _is_data_dependent):
+        inside = node.target.module.graph.nodes
+        changed = next((each for each in inside if _is_run_otherwise(each)), None)
+        if changed is not None:
+            raise UnsupportedModelError(
+                f"{changed.target} is run on rows that the data choose",
+                [f"in {place(node) or 'the module itself'}", user_line_of(node)],
+                ["choose with masks instead: compute all rows, and multiply by 0 or 1"],
+            )
+
+
+def _is_data_dependent(node: fx.Node) -> bool:
+    value = node.meta.get("val")
+    leaves = value if isinstance(value, (tuple, list)) else (value,)
+    return any(isinstance(each, (Tensor, *_SYMBOLIC)) and free_unbacked_symbols(each) for each in leaves)
+
+
+def _is_run_otherwise(node: fx.Node) -> bool:
+    """Whether it draws random numbers, or computes statistics: what ranks do together."""
+    names = {argument.name for argument in getattr(getattr(node.target, "_schema", None), "arguments", ())}
+    is_off = "train" in names and arguments_of(node)["train"] is False
+    is_random = torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()) and not is_off
+    return is_random or "running_mean" in names or is_write(node)
+
+
+def user_line_of(node: fx.Node) -> str:
+    """The line of the user's code that ``node`` comes from."""
+    lines = [line.strip() for line in str(node.meta.get("stack_trace", "")).splitlines()]
+    files = [line for line in lines if line.startswith("File ")]
+    return f"at {files[-1].removeprefix('File ')}" if files else "at an unknown place"
+
+
+def _has_effects(node: fx.Node) -> bool:
+    return node.is_impure() or node.target is require or isinstance(node.target, torch._ops.HigherOrderOperator)
+
+
+def _loss_function(model: LoadedModel) -> Callable[..., Any]:
+    return getattr(model.loss_fn, "function", model.loss_fn)
+
+
+def _canonical_names(model: LoadedModel) -> dict[int, str]:
+    """The user's name of each parameter and buffer, the first one where several are tied."""
+    function = _loss_function(model)
+    found: dict[int, str] = {}
+    for prefix, module in (("", model.module), *([("loss_fn.", function)] if isinstance(function, nn.Module) else [])):
+        for name, value in (*module.named_parameters(), *module.named_buffers()):
+            found.setdefault(id(value), prefix + name)
+    return found
+
+
+def _is_trained(value: Any) -> bool:
+    return isinstance(value, nn.Parameter) and value.requires_grad
+
+
+def _only_output(node: fx.Node) -> fx.Node:
+    values = node.args[0]
+    while isinstance(values, (tuple, list)):
+        if len(values) != 1:
+            raise UnsupportedModelError("the loss is not one tensor", [f"the loss function gives {len(values)} values"])
+        values = values[0]
+    if not isinstance(values, fx.Node) or not isinstance(values.meta.get("val"), Tensor):
+        raise UnsupportedModelError("the loss does not depend on the model", ["loss_fn returned a constant"])
+    if values.meta["val"].ndim:
+        shape = tuple(values.meta["val"].shape)
+        raise UnsupportedModelError("the loss is not a number", [f"loss_fn returned a tensor of shape {shape}"])
+    return values
+
+
+def _is_check(node: fx.Node) -> bool:
+    target: Callable[..., Any] | str = node.target
+    name = getattr(target, "__name__", str(target))
+    return not node.users and name.startswith(_CHECKS)

@@ -1,0 +1,268 @@
+"""The user's module as it was, whatever a capture made of it: modes, buffers, attributes, gradients, random state.
+
+What ``torch.export`` would lose of a model's own code: autograd Functions, checkpoints, hooks on gradients.
+
+Functions are captured as one operator each (:mod:`cuda_ops.dense.user_functions`), and so are the functions that a
+model registers on its own tensors; checkpoints are captured as what they wrap, since plans say what is computed again.
+Hooks on modules and parameters that act on gradients are refused: their gradients are those of a whole batch on one
+device, and here come a micro-batch and a share of the weights at a time.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import _SingleLevelFunction
+from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing, get_proxy_mode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten
+from torch.utils.checkpoint import CheckpointFunction
+
+from cuda_ops.dense.user_functions import USER_FUNCTION, IntegerAt, TensorAt, UserFunction, apply, registered
+from planner.ir.errors import UnsupportedModelError
+
+_CONTAINERS = (list, dict, set, deque)
+
+
+@contextmanager
+def untouched(*modules: nn.Module) -> Iterator[None]:
+    """Puts back what is done to ``modules`` within: whatever forward or ``eval()`` changes, and who draws numbers.
+
+    Attributes are the same objects again, and lists, dicts and sets hold what they held; what is inside of other
+    objects is theirs.
+    """
+    parts = [part for module in modules for part in module.modules()]
+    attributes = [(part, dict(part.__dict__), _contents(part)) for part in parts]
+    gradients = [(p, p.grad, p.requires_grad) for module in modules for p in module.parameters()]
+    numpy: Any = sys.modules.get("numpy.random")
+    drawn = random.getstate(), None if numpy is None else numpy.get_state()
+    with torch.random.fork_rng(devices=[]), kept_buffers(*modules):
+        try:
+            yield
+        finally:
+            for part, own, contents in attributes:
+                part.__dict__.clear()
+                part.__dict__.update(own)
+                for container, held in contents:
+                    _restore(container, held)
+            for parameter, gradient, is_trained in gradients:
+                parameter.grad = gradient
+                parameter.requires_grad_(is_trained)
+            random.setstate(drawn[0])
+            if numpy is not None:
+                numpy.set_state(drawn[1])
+
+
+@contextmanager
+def kept_buffers(*modules: nn.Module) -> Iterator[None]:
+    """Puts back the values of buffers."""
+    state = [(buffer, buffer.detach().clone()) for module in modules for buffer in module.buffers()]
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for buffer, value in state:
+                buffer.copy_(value)
+
+
+@contextmanager
+def fresh_gradients(*modules: nn.Module) -> Iterator[None]:
+    """Within it parameters have no gradients; those that they had come back."""
+    kept = [(parameter, parameter.grad) for module in modules for parameter in module.parameters()]
+    for parameter, _ in kept:
+        parameter.grad = None
+    try:
+        yield
+    finally:
+        for parameter, gradient in kept:
+            parameter.grad = gradient
+
+
+@contextmanager
+def evaluating(*modules: nn.Module) -> Iterator[None]:
+    """Within it ``modules`` are in evaluation mode; then each part is in its own again."""
+    modes = [(part, part.training) for module in modules for part in module.modules()]
+    for module in modules:
+        module.eval()
+    try:
+        yield
+    finally:
+        for part, mode in modes:
+            part.training = mode
+
+
+def _contents(part: nn.Module) -> list[tuple[Any, Any]]:
+    """Containers, those of buffers, parts and hooks among them, and what they hold."""
+    return [(value, value.copy()) for value in part.__dict__.values() if isinstance(value, _CONTAINERS)]
+
+
+def _restore(container: Any, held: Any) -> None:
+    if isinstance(container, (list, deque)):
+        is_same = len(container) == len(held) and all(a is b for a, b in zip(container, held, strict=True))
+    elif isinstance(container, dict):
+        is_same = list(container) == list(held) and all(container[key] is held[key] for key in held)
+    else:
+        is_same = container == held
+    if is_same:
+        return
+    container.clear()
+    (container.extend if isinstance(container, (list, deque)) else container.update)(held)
+
+
+_AS_FUNCTION = "write it as a torch.autograd.Function that forward calls: its backward is kept"
+_OUTSIDE = ("torch", "profiler", "cuda_ops", "contextlib")
+"""Packages whose code is not the user's, but for our own models."""
+_MODELS = "profiler.models."
+
+
+def refuse_hooks(module: nn.Module) -> None:
+    """Raises :class:`UnsupportedModelError` where a hook of ``module`` or its parameters acts on gradients."""
+    for name, part in module.named_modules():
+        for kind in ("_backward_hooks", "_backward_pre_hooks"):
+            hooks: Mapping[int, Any] | None = getattr(part, kind, None)
+            if hooks:
+                raise UnsupportedModelError(
+                    f"module {name or 'itself'} ({type(part).__name__}) has a backward hook",
+                    [_described(hooks)],
+                    ["remove it before the model is given", _AS_FUNCTION],
+                )
+    for name, parameter in module.named_parameters():
+        for kind in ("_backward_hooks", "_post_accumulate_grad_hooks"):
+            hooks = getattr(parameter, kind, None)
+            if hooks:
+                raise UnsupportedModelError(
+                    f"parameter {name} has a hook on its gradient",
+                    [_described(hooks), "a plan adds gradients up over micro-batches and ranks, whole only at the end"],
+                    ["remove it before the model is given", "do it in the optimiser, which sees the whole gradient"],
+                )
+
+
+def _described(hooks: Mapping[int, Any]) -> str:
+    names = (getattr(hook, "__qualname__", type(hook).__name__) for hook in hooks.values())
+    return f"hooks: {', '.join(names)}"
+
+
+@contextmanager
+def kept_functions() -> Iterator[None]:
+    """Within it a trace of this thread keeps user's Functions, and what it registers on its tensors' gradients."""
+    thread, own, register = threading.get_ident(), _SingleLevelFunction.__dict__.get("apply"), Tensor.register_hook
+
+    def is_traced() -> bool:
+        return threading.get_ident() == thread and get_proxy_mode() is not None
+
+    def captured(cls: type[torch.autograd.Function], *arguments: Any, **keywords: Any) -> Any:
+        if not is_traced() or keywords:
+            return apply(cls, *arguments, **keywords)
+        if cls is CheckpointFunction:
+            function, _, *rest = arguments
+            return function(*rest)
+        if cls.__module__.split(".")[0] in _OUTSIDE:
+            return apply(cls, *arguments)
+        return _captured(cls, arguments)
+
+    def hooked(tensor: Tensor, hook: Callable[[Tensor], Tensor | None]) -> Any:
+        if not is_traced():
+            return register(tensor, hook)
+        raise UnsupportedModelError(
+            "forward registers a hook on the gradient of a tensor", [users_line()], [_AS_FUNCTION]
+        )
+
+    _SingleLevelFunction.apply = classmethod(captured)  # type: ignore[method-assign, assignment]
+    Tensor.register_hook = hooked  # type: ignore[method-assign, assignment]
+    try:
+        yield
+    finally:
+        Tensor.register_hook = register  # type: ignore[method-assign]
+        if own is None:
+            del _SingleLevelFunction.apply
+        else:
+            _SingleLevelFunction.apply = own  # type: ignore[method-assign]
+
+
+def _captured(cls: type[torch.autograd.Function], arguments: tuple[Any, ...]) -> Any:
+    """What ``cls.apply(*arguments)`` gives, with one operator in the trace."""
+    leaves, structure = tree_flatten(arguments)
+    tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+    integers = [leaf for leaf in leaves if isinstance(leaf, torch.SymInt)]
+    if not tensors:
+        return apply(cls, *arguments)
+    tensor_at, integer_at = (map(kind, range(len(leaves))) for kind in (TensorAt, IntegerAt))
+    template = []
+    for leaf in leaves:
+        _require_plain(cls, leaf)
+        is_size = isinstance(leaf, torch.SymInt)
+        template.append(next(tensor_at) if isinstance(leaf, Tensor) else next(integer_at) if is_size else leaf)
+    call = UserFunction(cls, tuple(template), structure, frozenset(), ())
+    with disable_proxy_modes_tracing(), _NoDraws(cls):
+        given = [tensor.clone() for tensor in tensors]
+        versions = [tensor._version for tensor in given]
+        returned = apply(cls, *call.arguments(given, integers))
+    found = list(returned) if isinstance(returned, tuple) else [returned]
+    written = [place for place, tensor in enumerate(given) if tensor._version != versions[place]]
+    results = [place for place, value in enumerate(found) if isinstance(value, Tensor)]
+    same = {k: place for k in results for place in written if found[k] is given[place]}
+    kept = tuple(place for place in written if place not in same.values())
+    call = UserFunction(cls, tuple(template), structure, frozenset(written), tuple(results), kept)
+    made = USER_FUNCTION(tensors, integers, registered(call))
+    for k, tensor in zip(results, made, strict=False):
+        if k in same:
+            found[k] = tensors[same[k]].copy_(tensor)
+        else:
+            found[k] = tensor
+    for place, tensor in zip(kept, made[len(results) :], strict=True):
+        tensors[place].copy_(tensor)
+    return tuple(found) if isinstance(returned, tuple) else found[0]
+
+
+def _require_plain(cls: type[torch.autograd.Function], leaf: Any) -> None:
+    """Raises :class:`UnsupportedModelError` for arguments that hide what the Function reads, or that vary."""
+    bound = getattr(leaf, "__self__", leaf)
+    if isinstance(bound, nn.Module):
+        raise UnsupportedModelError(
+            f"the autograd Function {cls.__qualname__} is given a module, {type(bound).__name__}",
+            [users_line(), "which of its parameters it reads is not to be seen"],
+            ["give it the tensors that it reads, as arguments"],
+        )
+    if isinstance(leaf, (torch.SymFloat, torch.SymBool)):
+        raise UnsupportedModelError(
+            f"the autograd Function {cls.__qualname__} is given a number that depends on sizes",
+            [users_line()],
+            ["give it the size itself, an integer, and compute with it inside"],
+        )
+
+
+class _NoDraws(TorchDispatchMode):
+    """Refuses random numbers inside a Function, which a plan cannot draw as one device does."""
+
+    def __init__(self, cls: type[torch.autograd.Function]) -> None:
+        super().__init__()
+        self._name = cls.__qualname__
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if torch.Tag.nondeterministic_seeded in getattr(func, "tags", ()):
+            raise UnsupportedModelError(
+                f"the autograd Function {self._name} draws random numbers in its forward",
+                [f"{func}", users_line()],
+                ["draw them in the module's forward, torch.rand_like(x), and give them to the Function"],
+            )
+        return func(*args, **(kwargs or {}))
+
+
+def users_line() -> str:
+    """The innermost line of the user's code that is being run."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        name, file = str(frame.f_globals.get("__name__", "")), frame.f_code.co_filename
+        is_ours = name.split(".")[0] in _OUTSIDE and not name.startswith(_MODELS)
+        if not is_ours and not file.startswith("<"):
+            return f"at {file}:{frame.f_lineno} in {frame.f_code.co_name}"
+        frame = frame.f_back
+    return "at an unknown place"

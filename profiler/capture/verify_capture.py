@@ -1,0 +1,390 @@
+"""Check of a captured graph: it computes the module's loss and gradients, and values have the dtypes that it says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+from cuda_ops.dense.evaluation import draws_in_any_mode, evaluated
+from planner.ir.errors import UnsupportedModelError
+from profiler.capture.trace import Traced
+from profiler.capture.user_module import evaluating, fresh_gradients, kept_buffers, untouched
+from profiler.source.model import LoadedModel, example_of, is_alike
+from profiler.source.source import where
+
+_PAIR = 2
+
+
+@dataclass(frozen=True, slots=True)
+class _Result:
+    """What a step is made of.
+
+    Attributes:
+        gradients: of trained parameters, by name; None where the loss has none to give.
+        buffers: as forward leaves them, by name.
+        again: the loss of a second call behind the first.
+    """
+
+    loss: Tensor
+    gradients: Mapping[str, Tensor] | None
+    buffers: Mapping[str, Tensor]
+    again: Tensor
+
+
+@torch.enable_grad()
+def require_same_loss(traced: Traced, model: LoadedModel) -> frozenset[str]:
+    """Raises :class:`UnsupportedModelError` unless the graph gives the module's own loss and gradients.
+
+    Returns the parameters that get no gradient, neither from the module nor from the graph, though they are trained.
+
+    Buffers and gradients are put back.  Sizes that vary are tried at about half the example's extents and at 1 as well,
+    where the module runs with these.
+    """
+    samples = _PAIR if traced.is_polymorphic else traced.samples
+    whole = example_of(traced.inputs, model, samples)
+    expected = _own_result(model, whole, samples)
+    _require_same_inputs(model, whole)
+    found = _graph_result(traced, model, whole, samples)
+    _require_alike(traced, expected.loss, found.loss, {})
+    _require_same_gradients(model, expected.gradients, found.gradients)
+    _require_same_buffers(expected.buffers, found.buffers)
+    _require_same_again(expected, found)
+    gradients = found.gradients
+    idle = () if gradients is None else (name for name in traced.parameters if name not in gradients)
+    for divisor in (_PAIR, max(model.extents.values())) if traced.varying else ():
+        tensors = _shrunk(whole, traced, divisor) if model.clouds is None else _fewer(traced, model, samples, divisor)
+        try:
+            expected = _module_result(model, tensors)
+        except Exception:  # noqa: BLE001 - the user's module may refuse such an extent in any way
+            continue
+        try:
+            found = _graph_result(traced, model, tensors, samples)
+        except UnsupportedModelError:  # a condition under which it was captured
+            continue
+        _require_alike(traced, expected.loss, found.loss, traced.given(tensors, samples))
+    return frozenset(idle)
+
+
+def require_known_parameters(traced: Traced, model: LoadedModel) -> None:
+    """Raises :class:`UnsupportedModelError` if a gradient flows to a tensor that neither module nor loss registers.
+
+    A parameter that a loss function finds in its closure is a constant of the graph: it would not be trained.
+    """
+    samples = _PAIR if traced.is_polymorphic else traced.samples
+    tensors = example_of(traced.inputs, model, samples)
+    with torch.enable_grad():
+        loss = module_loss(model, (tensor.detach() for tensor in tensors.values()))
+    known = {id(value) for value in traced.parameters.values()}
+    unknown = [leaf for leaf in _leaves(loss) if id(leaf) not in known]
+    if unknown:
+        shapes = ", ".join(str(tuple(leaf.shape)) for leaf in unknown[:3])
+        raise UnsupportedModelError(
+            "a gradient flows to a tensor that is no parameter of the module or of the loss",
+            [f"{len(unknown)} of shape {shapes}", "it would not be trained"],
+            ["give the loss as an nn.Module that has it as a parameter", "detach it where it is a constant"],
+        )
+
+
+def _leaves(loss: Tensor) -> list[Tensor]:
+    """The tensors that gradients of ``loss`` end in."""
+    found: dict[int, Tensor] = {}
+    seen, waiting = set(), [loss.grad_fn]
+    while waiting:
+        function = waiting.pop()
+        if function is None or function in seen:
+            continue
+        seen.add(function)
+        leaf = getattr(function, "variable", None)
+        if leaf is not None:
+            found[id(leaf)] = leaf
+        waiting += [each for each, _ in function.next_functions]
+    return list(found.values())
+
+
+@torch.no_grad()
+def correct_dtypes(traced: Traced, model: LoadedModel) -> None:
+    """Gives ``node.meta["val"]`` the dtypes that values really have under autocast; buffers are put back.
+
+    torch's shapes of composite operators cast where the operators themselves do not.
+    """
+    samples = _PAIR if traced.is_polymorphic else traced.samples
+    given = traced.given(example_of(traced.inputs, model, samples), samples)
+    with torch.random.fork_rng(devices=[]), kept_buffers(*_modules(model)), model.precision():
+        _Correcting(traced.module).run(*given.values())
+
+
+@torch.enable_grad()
+def evaluation_fault(traced: Traced, model: LoadedModel) -> str:
+    """Why the graph, its operators put in evaluation mode, is not the module in evaluation mode; empty if it is.
+
+    Where operators draw random numbers in any mode it is not asked: the runtime refuses them.
+    """
+    if any(draws_in_any_mode(node) for node in traced.module.graph.nodes):
+        return ""
+    samples = _PAIR if traced.is_polymorphic else traced.samples
+    tensors = example_of(traced.inputs, model, samples)
+    with evaluating(*_modules(model)):
+        try:
+            expected = _loss_alone(model, lambda: _loss_of(model, [each.clone() for each in tensors.values()]))
+        except Exception as error:  # noqa: BLE001 - the user's module may refuse this in any way
+            return f"the module itself raises in evaluation mode: {type(error).__name__}: {error}"
+    given = traced.given(tensors, samples)
+
+    def loss() -> Tensor:
+        with model.precision():
+            found: Tensor = _Evaluating(traced.module).run(*given.values())
+            return found
+
+    found = _loss_alone(model, loss)
+    if is_alike(expected, found):
+        return ""
+    return (
+        f"its code does something else in evaluation than its operators do: the module gives a loss of "
+        f"{expected.item()}, its graph {found.item()}"
+    )
+
+
+class _Evaluating(fx.Interpreter):
+    def run_node(self, n: fx.Node) -> Any:
+        function = evaluated(n) if n.op == "call_function" else None
+        if function is None:
+            return super().run_node(n)
+        with self._set_current_node(n):
+            arguments, keywords = self.fetch_args_kwargs_from_env(n)
+            return function(*arguments, **keywords)
+
+
+class _Correcting(fx.Interpreter):
+    def run_node(self, n: fx.Node) -> Any:
+        value = super().run_node(n)
+        if n.op == "call_function":
+            n.meta["val"] = _with_dtype(n.meta["val"], value)
+        return value
+
+
+def _with_dtype(meta: Any, value: Any) -> Any:
+    if isinstance(value, Tensor) and isinstance(meta, Tensor):
+        return meta if meta.dtype == value.dtype else meta.new_empty(meta.shape, dtype=value.dtype)
+    if isinstance(value, (tuple, list)) and isinstance(meta, (tuple, list)):
+        return type(meta)(_with_dtype(*pair) for pair in zip(meta, value, strict=True))
+    return meta
+
+
+def module_loss(model: LoadedModel, tensors: Iterable[Tensor], *, calm: bool = False) -> Tensor:
+    """The module's own loss; buffers and the random state are put back.
+
+    Args:
+        calm: batch norms by their running statistics, and nothing dropped.
+    """
+    values = tuple(tensors)
+    with torch.random.fork_rng(devices=[]), kept_buffers(*_modules(model)), _calm(model) if calm else nullcontext():
+        torch.manual_seed(0)
+        return model.loss_of_taken(values[: len(model.inputs)], values[len(model.inputs) :])
+
+
+def _module_result(model: LoadedModel, tensors: Mapping[str, Tensor]) -> _Result:
+    def loss() -> Tensor:
+        return _loss_of(model, [tensor.clone() for tensor in tensors.values()])
+
+    return _result(model, loss)
+
+
+def _loss_of(model: LoadedModel, values: Sequence[Tensor]) -> Tensor:
+    return model.loss_of_taken(tuple(values[: len(model.inputs)]), tuple(values[len(model.inputs) :]))
+
+
+def _require_same_inputs(model: LoadedModel, tensors: Mapping[str, Tensor]) -> None:
+    """Raises :class:`UnsupportedModelError` where forward writes to its inputs so that a second one differs."""
+    values = [tensor.clone() for tensor in tensors.values()]
+    losses = [_loss_alone(model, lambda: _loss_of(model, values)) for _ in range(2)]
+    written = [name for name, value in zip(tensors, values, strict=True) if not is_alike(value, tensors[name])]
+    if written and not is_alike(*losses):
+        raise UnsupportedModelError(
+            f"forward writes to its own input, {written[0]}, in place",
+            ["the next step on the same data would read something else"],
+            ["write to a copy: x = x.clone()"],
+        )
+
+
+def _own_result(model: LoadedModel, tensors: Mapping[str, Tensor], samples: int) -> _Result:
+    """That of the module for ``samples`` samples, which must have one."""
+    try:
+        return _module_result(model, tensors)
+    except Exception as error:
+        runs_whole = samples != model.samples and _runs(model, model.tensors)
+        what = f"{samples} samples of its example" if runs_whole else "its own example"
+        raise UnsupportedModelError(
+            f"the model does not run on {what}",
+            [f"{type(error).__name__}: {error}", where(error)],
+            [_PARTS] if runs_whole else _mended(model),
+        ) from error
+
+
+def _graph_result(traced: Traced, model: LoadedModel, tensors: Mapping[str, Tensor], samples: int) -> _Result:
+    def loss() -> Tensor:
+        with model.precision():
+            found: Tensor = traced.module(*traced.given(tensors, samples).values())
+            return found
+
+    try:
+        return _result(model, loss)
+    except RuntimeError as error:
+        raise UnsupportedModelError(
+            "the captured graph does not run as the module does",
+            [f"{type(error).__name__}: {str(error).splitlines()[0]}"],
+            ["write it without operators in place, such as x[:, 0] = y, or without complex numbers"],
+        ) from error
+
+
+_PARTS = "a plan runs it on parts of a batch: targets must be valid for each of them"
+
+
+def _mended(model: LoadedModel) -> list[str]:
+    """What to do about a model that fails on its whole example too."""
+    if model.autocast is not None and _runs(replace(model, autocast=None), model.tensors):
+        name = str(model.autocast).removeprefix("torch.")
+        return [f"leave out --autocast: under autocast to {name} the model does not run on this device"]
+    return ["call the model on its example in plain torch, and mend what it raises there"]
+
+
+def _runs(model: LoadedModel, tensors: Mapping[str, Tensor]) -> bool:
+    try:
+        _module_result(model, tensors)
+    except Exception:  # noqa: BLE001 - the user's module may fail in any way
+        return False
+    return True
+
+
+def _result(model: LoadedModel, loss_of: Callable[[], Tensor]) -> _Result:
+    modules = _modules(model)
+    with untouched(*modules), fresh_gradients(*modules):
+        torch.manual_seed(0)
+        loss = loss_of()
+        buffers = {name: b.detach().clone() for module in modules for name, b in module.named_buffers()}
+        if not isinstance(loss, Tensor) or not loss.requires_grad or loss.numel() != 1:
+            return _Result(loss, None, buffers, loss_of())
+        loss.backward()
+        gradients = {name: _dense(p.grad) for name, p in _trained(model) if p.grad is not None}
+        again = loss_of().detach()
+    return _Result(loss.detach(), gradients, buffers, again)
+
+
+def _loss_alone(model: LoadedModel, loss_of: Callable[[], Tensor]) -> Tensor:
+    with torch.random.fork_rng(devices=[]), kept_buffers(*_modules(model)):
+        torch.manual_seed(0)
+        return loss_of().detach()
+
+
+def _dense(gradient: Tensor) -> Tensor:
+    return gradient.to_dense() if gradient.is_sparse else gradient
+
+
+def _trained(model: LoadedModel) -> Iterator[tuple[str, nn.Parameter]]:
+    """Parameters by the names that the graph has for them; those of the loss function behind those of the module."""
+    prefixes = ("", "loss_fn.")
+    for prefix, module in zip(prefixes, _modules(model), strict=False):
+        yield from ((prefix + name, p) for name, p in module.named_parameters() if p.requires_grad)
+
+
+def _modules(model: LoadedModel) -> tuple[nn.Module, ...]:
+    loss = getattr(model.loss_fn, "function", model.loss_fn)
+    return (model.module, loss) if isinstance(loss, nn.Module) else (model.module,)
+
+
+def _require_same_gradients(
+    model: LoadedModel, expected: Mapping[str, Tensor] | None, found: Mapping[str, Tensor] | None
+) -> None:
+    """Names the parameter nearest to the loss whose gradient the graph does not have: what is lost lies behind it."""
+    if expected is None:
+        return
+    largest = max((_norm(gradient) for gradient in expected.values()), default=0.0)
+    for name, parameter in reversed(list(_trained(model))):
+        own = expected.get(name)
+        got = None if found is None else found.get(name)
+        zeros = torch.zeros_like(parameter)
+        own, got = (zeros if each is None else each for each in (own, got))
+        if not _is_same_gradient(own, got, largest, model.autocast):
+            raise UnsupportedModelError(
+                "the captured graph computes other gradients than the module",
+                [f"parameter {name}: norm {_norm(own):.6g} in the module, {_norm(got):.6g} in the graph"],
+                ["write what changes gradients (a hook, a detach by .data) as a torch.autograd.Function"],
+            )
+
+
+def _require_same_again(expected: _Result, found: _Result) -> None:
+    if isinstance(expected.again, Tensor) and not is_alike(expected.again, found.again):
+        raise UnsupportedModelError(
+            "the module computes something else when it is called again, its captured graph does not",
+            [f"second call: {expected.again.item()} by the module, {found.again.item()} by the graph"],
+            ["keep what changes from call to call in buffers, written in place: self.count.add_(1)"],
+        )
+
+
+def _require_same_buffers(expected: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> None:
+    for name, own in expected.items():
+        got = found.get(name)
+        if got is None or not is_alike(own, got):
+            raise UnsupportedModelError(
+                f"the captured graph leaves the buffer {name} otherwise than the module does",
+                ["forward changes it in a way that is not captured"],
+                [f"write to it in place: self.{name.rpartition('.')[2]}.copy_(...)"],
+            )
+
+
+def _norm(x: Tensor) -> float:
+    return float(x.detach().norm())
+
+
+def _is_same_gradient(a: Tensor, b: Tensor, largest: float, autocast: torch.dtype | None) -> bool:
+    """Whether they differ by no more than rounding does, that of the largest gradient's norm included."""
+    if not a.isfinite().all():
+        return torch.equal(a.isfinite(), b.isfinite())
+    relative = 0.05 if autocast is not None else min(1000 * torch.finfo(a.dtype).eps, 0.05)
+    allowed = relative * max(_norm(a), _norm(b)) + 0.01 * relative * largest
+    return _norm(a - b) <= allowed
+
+
+def _require_alike(traced: Traced, expected: Tensor, found: Tensor, given: Mapping[str, Any]) -> None:
+    if is_alike(expected, found):
+        return
+    sizes = [f"where {name} is {size}" for name, size in given.items() if name in traced.varying]
+    raise UnsupportedModelError(
+        "the captured graph computes another loss than the module",
+        [f"module: {expected.item()}", f"graph: {found.item()}", *sizes],
+        ["random or data-dependent behaviour in forward is not supported"]
+        + ["code that does something else for such a size is not supported"] * bool(sizes),
+    )
+
+
+@contextmanager
+def _calm(model: LoadedModel) -> Iterator[None]:
+    """Modules that join samples, or draw, in training alone are in evaluation mode."""
+    quiet = (nn.modules.batchnorm._BatchNorm, nn.modules.dropout._DropoutNd)
+    changed = [module for module in model.module.modules() if isinstance(module, quiet) and module.training]
+    for module in changed:
+        module.training = False
+    try:
+        yield
+    finally:
+        for module in changed:
+            module.training = True
+
+
+def _fewer(traced: Traced, model: LoadedModel, samples: int, divisor: int) -> dict[str, Tensor]:
+    """Of clouds: maps of fewer points, since a part of a map is none."""
+    clouds = model.clouds and model.clouds.of_fewer_points(divisor)
+    return example_of(traced.inputs, replace(model, clouds=clouds), samples)
+
+
+def _shrunk(tensors: Mapping[str, Tensor], traced: Traced, divisor: int) -> dict[str, Tensor]:
+    result = dict(tensors)
+    for places in traced.varying.values():
+        for tensor, dim in places:
+            extent = -(-result[tensor].shape[dim] // divisor)
+            result[tensor] = result[tensor].narrow(dim, 0, extent).contiguous()
+    return result

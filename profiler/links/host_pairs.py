@@ -1,0 +1,150 @@
+"""Pairs of ranks, one after another: each measured by its two, while the others wait; everybody hears what was found.
+
+A pair of hosts is known by two ranks, the first of each.  The pair in the middle
+stands for the class of links across hosts.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from itertools import combinations
+from typing import Any
+
+import torch.distributed as dist
+
+from planner.ir.cluster import MEASURED, Link, PairLink
+from profiler.links.interference import CoreCosts, measure_cores
+from profiler.links.messages import GLANCE, Effort, OneWay, PairCosts, Points, Wire, measure_pair
+
+DIFFERS = 1.1
+"""A pair whose rate, or whose seconds at a size, are further from its class is stated by itself."""
+
+_GLANCED = (1 << 10, 64 << 10, 1 << 20)
+_CORE_EFFORTS = 4.0  # times as long as the messages of one size
+
+Ends = tuple[int, int]
+"""Two ranks, from one to the other."""
+
+
+def measure_across(store: dist.Store, hosts: Sequence[str], effort: Effort) -> tuple[Link, tuple[PairLink, ...]]:
+    """The class of links across hosts, and the pairs of hosts that are not as it says; on all ranks.
+
+    Args:
+        hosts: by rank.
+    """
+    firsts = [hosts.index(host) for host in dict.fromkeys(hosts)]
+    every = list(combinations(firsts, 2))
+    glances = {pair: _glance(store, pair) for pair in every} if len(every) > 1 else {}
+    middle = _middle(glances) if glances else every[0]
+    fully = [middle, *(pair for pair in every if pair != middle and _differs(glances[pair], glances[middle]))]
+    found = measure_fully(store, fully, effort)
+    usual = found[middle]
+    apart = tuple(PairLink(hosts[src], hosts[dst], link) for (src, dst), link in found.items() if differ(link, usual))
+    return usual, apart
+
+
+def measure_fully(store: dist.Store, pairs: Sequence[Ends], effort: Effort) -> dict[Ends, Link]:
+    """The links of pairs, each there and back; on all ranks."""
+    found = {}
+    for pair in pairs:
+        record = _by_two(store, pair, "fully", lambda wire: _full_record(wire, effort))
+        for ends, link in zip((pair, pair[::-1]), record, strict=True):
+            found[ends] = _link(link)
+    return found
+
+
+def differ(link: Link, usual: Link) -> bool:
+    """Whether a link is further from the usual one than a class allows."""
+    there, here = dict(link.points), dict(usual.points)
+    ratios = [link.bandwidth_bytes_per_s / usual.bandwidth_bytes_per_s]
+    ratios += [there[size] / here[size] for size in _GLANCED[1:] if size in there and size in here]
+    return any(max(ratio, 1 / ratio) > DIFFERS for ratio in ratios)
+
+
+def _glance(store: dist.Store, pair: Ends) -> list[float]:
+    """Bytes a second there and back, then seconds of a few messages."""
+    return list(_by_two(store, pair, "glance", _glance_record))
+
+
+def _glance_record(wire: Wire) -> list[float] | None:
+    costs = measure_pair(wire, GLANCE, _GLANCED)
+    if costs is None:
+        return None
+    return [costs.there.bytes_per_s, costs.back.bytes_per_s, *(seconds for _, seconds in costs.there.points[1:])]
+
+
+def _middle(glances: Mapping[Ends, Sequence[float]]) -> Ends:
+    """The pair whose rate is the median."""
+    rate = statistics.median_low([min(glance[:2]) for glance in glances.values()])
+    return next(pair for pair, glance in glances.items() if min(glance[:2]) == rate)
+
+
+def _differs(glance: Sequence[float], usual: Sequence[float]) -> bool:
+    pairs = zip(glance, usual, strict=False)  # slow links are not asked for the largest messages
+    return any(max(a / b, b / a) > DIFFERS for a, b in pairs)
+
+
+def _full_record(wire: Wire, effort: Effort) -> list[dict[str, Any]] | None:
+    costs = measure_pair(wire, effort)
+    ways = (costs.there, costs.back) if costs is not None else (None, None)
+    cores = []
+    alike = bool(wire.agree(float(costs is not None and costs.there.points == costs.back.points)))
+    for leads, way in zip((True, False), ways, strict=True):
+        if leads or not alike:
+            points = _shared(wire, way.points if way is not None else ())
+            cores.append(measure_cores(wire, points, _CORE_EFFORTS * effort.each_s, leads))
+        else:
+            cores.append(cores[0])
+    if costs is None:
+        return None
+    return [_record(costs, way, core) for way, core in zip((costs.there, costs.back), cores, strict=True)]
+
+
+def _record(costs: PairCosts, way: OneWay, core: CoreCosts) -> dict[str, Any]:
+    return {**asdict(way), **asdict(core), "duplex": costs.duplex}
+
+
+def _shared(wire: Wire, points: Points) -> Points:
+    """The leader's points, on both ranks."""
+    count = round(wire.agree(len(points)))
+    padded = points if wire.leads else ((0, 0.0),) * count
+    return tuple((round(wire.agree(size)), wire.agree(seconds)) for size, seconds in padded)
+
+
+def _by_two(store: dist.Store, pair: Ends, what: str, measure: Callable[[Wire], Any]) -> Any:
+    """What the first rank of the pair makes of it together with the second; on all ranks."""
+    rank, key = dist.get_rank(), f"halopipe/{what}/{pair[0]}/{pair[1]}"
+    dist.barrier()
+    if rank in pair:
+        world = dist.group.WORLD
+        if world is None:
+            raise ValueError("there is no process group")
+        record = measure(Wire(world, pair[1] if rank == pair[0] else pair[0], rank == pair[0]))
+        if record is not None:
+            store.set(key, json.dumps(record))
+    dist.barrier()
+    return json.loads(store.get(key).decode())
+
+
+def _link(record: Mapping[str, Any]) -> Link:
+    sending, sender, receiver = (rounded(record[name]) for name in ("sending", "sender", "receiver"))
+    points = rounded(record["points"])
+    return Link(
+        latency_s=points[0][1],
+        bandwidth_bytes_per_s=record["bytes_per_s"],
+        points=points,
+        duplex=record["duplex"],
+        evidence=MEASURED,
+        burst_bytes=record["burst_bytes"],
+        sending=sending,
+        sender_core=sender,
+        receiver_core=receiver,
+    )
+
+
+def rounded(rows: Sequence[Sequence[float]]) -> Points:
+    """Rows of a table to five digits: files need not carry the noise."""
+    return tuple((int(size), float(f"{seconds:.5g}")) for size, seconds in rows)

@@ -1,0 +1,359 @@
+"""Messages between two ranks, framed as a run frames them, and what both of them agree on meanwhile.
+
+A message is a frame with a header and a small tensor, which is copied into it, or a header and a large tensor behind it
+that is sent from where it lies (``runtime.transport.peer``).  Receives are posted before sends: gloo serialises a send
+and a later receive with the same peer (1.99 times as long).
+
+What messages between two ranks cost, each way, measured by both of them together.
+
+    points        there and back over two; where the directions differ, there and a short answer back, after silence
+    sending       the call that sends, in the same messages
+    bandwidth     of a stream of messages back to back: what its later half brings, in ever longer streams until that is
+                  steady: whatever a token bucket lets pass at once has passed by then
+    burst         x - bandwidth (t - latency), over messages of x bytes after silence that took t: by so much they were
+                  ahead of the stream
+    duplex        whether two messages that pass each other take less than 1.5 times as long as one
+
+Times are wall-clock: the least of the medians of three rounds over all sizes, since what other programs do can only add
+to them, and does so for a while.  Sizes are powers of two, and halfway between where the table bends.  Slow links are
+not asked for large messages; every measurement is bounded in time.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from itertools import pairwise
+
+import torch
+import torch.distributed as dist
+
+HEADER_BYTES = 64
+ALONE_BYTES = 256 * 1024
+"""From here a tensor travels behind its frame; both as in ``runtime.transport``."""
+
+DEADLINE_S = 60.0
+_MESSAGE, _WORD = 1, 2  # tags
+
+Works = list[dist.Work]
+
+
+@dataclass(slots=True, eq=False)
+class Wire:
+    """The messages between this rank and ``peer``.
+
+    Attributes:
+        leads: of the two ranks, this one decides and keeps the times.
+    """
+
+    group: dist.ProcessGroup
+    peer: int
+    leads: bool
+    _going: dict[int, list[torch.Tensor]] = field(default_factory=dict, repr=False)
+    _coming: dict[int, list[torch.Tensor]] = field(default_factory=dict, repr=False)
+    _tensors: dict[int, torch.Tensor] = field(default_factory=dict, repr=False)
+
+    def post(self, num_bytes: int) -> Works:
+        """Announce a message of a tensor of ``num_bytes``."""
+        if num_bytes not in self._coming:
+            self._coming[num_bytes] = _buffers(num_bytes)
+        return [self.group.recv([buffer], self.peer, _MESSAGE) for buffer in self._coming[num_bytes]]
+
+    def send(self, num_bytes: int) -> Works:
+        """Start to send one."""
+        if num_bytes not in self._going:
+            self._going[num_bytes] = _buffers(num_bytes)
+            self._tensors[num_bytes] = torch.zeros(num_bytes, dtype=torch.uint8)
+        buffers = self._going[num_bytes]
+        if len(buffers) == 1:
+            buffers[0][HEADER_BYTES:].copy_(self._tensors[num_bytes])
+        return [self.group.send([buffer], self.peer, _MESSAGE) for buffer in buffers]
+
+    def agree(self, value: float) -> float:
+        """The leader's value, on both ranks."""
+        word = torch.tensor([value], dtype=torch.float64)
+        wait([self.group.send([word], self.peer, _WORD) if self.leads else self.group.recv([word], self.peer, _WORD)])
+        return float(word)
+
+    def meet(self) -> None:
+        """Return when both ranks are here, the leader last: it hears that the other one is."""
+        word = torch.zeros(1)
+        if self.leads:
+            wait([self.group.recv([word], self.peer, _WORD)])
+            wait([self.group.send([word], self.peer, _WORD)])
+        else:
+            wait([self.group.send([word], self.peer, _WORD)])
+            wait([self.group.recv([word], self.peer, _WORD)])
+
+    def forget(self) -> None:
+        """Let go of all buffers."""
+        for buffers in (self._going, self._coming, self._tensors):
+            buffers.clear()
+
+
+def wait(works: Sequence[dist.Work]) -> None:
+    """Until all are done."""
+    for work in works:
+        work.wait(timedelta(seconds=DEADLINE_S))
+
+
+def there_and_back_s(wire: Wire, there_bytes: int, back_bytes: int, pause_s: float = 0.0) -> tuple[float, float]:
+    """(seconds until the answer came, seconds of the call that sent), on the leader, who sends; the other answers.
+
+    Args:
+        pause_s: of silence before.
+    """
+    if not wire.leads:
+        coming = wire.post(there_bytes)
+        wire.meet()
+        wait(coming)
+        wait(wire.send(back_bytes))
+        return 0.0, 0.0
+    coming = wire.post(back_bytes)
+    wire.meet()
+    if pause_s:
+        time.sleep(pause_s)
+    start_s = time.perf_counter()
+    going = wire.send(there_bytes)
+    sent_s = time.perf_counter()
+    wait(coming)
+    stop_s = time.perf_counter()
+    wait(going)
+    return stop_s - start_s, sent_s - start_s
+
+
+def both_ways_s(wire: Wire, num_bytes: int) -> float:
+    """Seconds until a message has come while another of that size went."""
+    coming = wire.post(num_bytes)
+    wire.meet()
+    start_s = time.perf_counter()
+    going = wire.send(num_bytes)
+    wait(coming)
+    wait(going)
+    return time.perf_counter() - start_s
+
+
+def _buffers(num_bytes: int) -> list[torch.Tensor]:
+    alone = num_bytes >= ALONE_BYTES
+    sizes = [HEADER_BYTES, num_bytes] if alone else [HEADER_BYTES + num_bytes]
+    return [torch.zeros(size, dtype=torch.uint8) for size in sizes]
+
+
+SIZES = tuple(1024 << power for power in range(15))  # 1 KiB ... 16 MiB
+LEAST_LAST_BYTES = 64 << 10
+"""Tables go so far however slow the link is."""
+
+Points = tuple[tuple[int, float], ...]
+
+_DUPLEX_BYTES, _DUPLEX_LIMIT = 1 << 20, 1.5
+_BENT = 0.05  # a table that is off by more between two sizes is measured there too
+_MOST_BENDS = 6
+_ASYMMETRIC = 1.1
+_STEADY = 0.02
+_LEAST_BURST_BYTES = 4096
+_STREAMED_S, _LEAST_STREAMED_BYTES = 0.05, 256 << 10
+_WINDOW = 4  # messages of a stream on their way
+
+
+@dataclass(frozen=True, slots=True)
+class Effort:
+    """How much to measure.
+
+    Attributes:
+        rounds: over all sizes.
+        most: repetitions in a round.
+        each_s: for the repetitions of one size in a round.
+        longest_s: no larger messages once one took so long.
+        stream_s: for the longest stream.
+        bends: whether to look between the sizes.
+    """
+
+    rounds: int
+    most: int
+    each_s: float
+    longest_s: float
+    stream_s: float
+    bends: bool
+
+
+FULL = Effort(3, 30, 0.12, 0.15, 1.0, True)
+QUICK = Effort(2, 7, 0.03, 0.06, 0.25, False)
+GLANCE = Effort(2, 5, 0.02, 0.03, 0.2, False)
+
+
+@dataclass(frozen=True, slots=True)
+class OneWay:
+    """Messages in one direction."""
+
+    points: Points
+    sending: Points
+    bytes_per_s: float
+    burst_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class PairCosts:
+    """Messages from the leader to the other rank, and back."""
+
+    there: OneWay
+    back: OneWay
+    duplex: bool
+
+
+def measure_pair(wire: Wire, effort: Effort, sizes: tuple[int, ...] = SIZES) -> PairCosts | None:
+    """On the leader what it says, on the other rank None."""
+    times = _table(wire, effort, sizes)
+    quick = [size for size in times if times[size][0] < _STREAMED_S and size <= _DUPLEX_BYTES]
+    each = max(quick[-1] if quick else 0, _LEAST_STREAMED_BYTES)
+    there_s, back_s = (_stream_s(wire, each, effort, leads) for leads in (True, False))
+    if max(there_s, back_s) > _ASYMMETRIC * min(there_s, back_s):  # was one of them disturbed?
+        there_s = min(there_s, _stream_s(wire, each, effort, True))
+        back_s = min(back_s, _stream_s(wire, each, effort, False))
+    at = max((size for size in times if size <= _DUPLEX_BYTES), default=sizes[0])
+    both_s = statistics.median(both_ways_s(wire, at) for _ in range(3))
+    rates = each / there_s, each / back_s
+    tables = (times, times)
+    if max(rates) > _ASYMMETRIC * min(rates):
+        tables = _apart(wire, times, True), _apart(wire, times, False)
+    wire.forget()
+    if not wire.leads:
+        return None
+    ways = [_one_way(table, rate) for table, rate in zip(tables, rates, strict=True)]
+    return PairCosts(ways[0], ways[1], both_s < _DUPLEX_LIMIT * times[at][0])
+
+
+def burst_bytes(points: Points, bytes_per_s: float) -> int:
+    """By how much messages after silence are ahead of a stream; 0 unless most sizes say much the same."""
+    latency_s = points[0][1]
+    ahead = {size: size - bytes_per_s * (seconds - latency_s) for size, seconds in points}
+    found = statistics.median([bytes_ for size, bytes_ in ahead.items() if 16 << 10 <= size <= 1 << 20] or [0.0])
+    larger = [bytes_ for size, bytes_ in ahead.items() if found <= size <= 1 << 20]
+    alike = [bytes_ for bytes_ in larger if 0.5 * found <= bytes_ <= 1.5 * found]
+    return round(found) if found > _LEAST_BURST_BYTES and len(alike) > 0.7 * len(larger) else 0
+
+
+def _one_way(times: dict[int, tuple[float, float]], bytes_per_s: float) -> OneWay:
+    ordered = sorted(times.items())
+    points = tuple((size, seconds) for size, (seconds, _) in ordered)
+    sending = tuple((size, seconds) for size, (_, seconds) in ordered)
+    return OneWay(points, sending, bytes_per_s, burst_bytes(points, bytes_per_s))
+
+
+def _table(wire: Wire, effort: Effort, sizes: tuple[int, ...]) -> dict[int, tuple[float, float]]:
+    """(one way, call) seconds by size; both ranks know the sizes, the leader the times."""
+    times: dict[int, tuple[float, float]] = {}
+
+    def measured(size: int) -> float:
+        there_s, call_s = _median(wire, lambda: there_and_back_s(wire, size, size), effort)
+        before = times.get(size, (math.inf, math.inf))
+        times[size] = (min(before[0], there_s / 2), min(before[1], call_s))
+        return times[size][0]
+
+    for size in sizes:
+        if wire.agree(measured(size)) > effort.longest_s and size >= LEAST_LAST_BYTES:
+            break
+    if effort.bends:
+        _look_between(wire, times, measured)
+    for _ in range(1, effort.rounds):
+        for size in sorted(times):
+            measured(size)
+    return {size: (there_s, call_s) for size in sorted(times) for there_s, call_s in [_known(wire, *times[size])]}
+
+
+def _look_between(wire: Wire, times: dict[int, tuple[float, float]], measured: Callable[[int], float]) -> None:
+    """Measure halfway between sizes, there where the neighbours lie on no straight line (in log-log)."""
+    for _ in range(_MOST_BENDS):
+        middle = wire.agree(most_bent(times) if wire.leads else 0.0)
+        if not middle:
+            break
+        measured(int(middle))
+
+
+def most_bent(times: dict[int, tuple[float, float]]) -> int:
+    """A size in the interval whose middle is least certain; 0 if all are well known."""
+    sizes = sorted(times)
+    points = [(math.log(size), math.log(times[size][0])) for size in sizes]
+    worst, found = _BENT, 0
+    for k in range(1, len(points) - 1):
+        slopes = [(b[1] - a[1]) / (b[0] - a[0]) for a, b in pairwise(points[k - 1 : k + 2])]
+        for a, b in ((k - 1, k), (k, k + 1)):
+            wide = points[b][0] - points[a][0]
+            off = abs(slopes[1] - slopes[0]) * wide / 4
+            if off > worst and wide > math.log(1.2):
+                worst, found = off, round(math.sqrt(sizes[a] * sizes[b]) / 1024) * 1024
+    return found if found not in times else 0
+
+
+def _apart(wire: Wire, times: dict[int, tuple[float, float]], leads: bool) -> dict[int, tuple[float, float]]:
+    """The table of one direction alone: there with a short answer, after a silence as long as the message."""
+    sender = Wire(wire.group, wire.peer, wire.leads is leads)
+    short = min(times)
+    found = {}
+    for size in sorted(times):
+        pause_s = times[size][0]
+        runs = [there_and_back_s(sender, size, short, pause_s) for _ in range(5 if pause_s < 0.02 else 2)]
+        seconds, call_s = (statistics.median(column) for column in zip(*runs, strict=True))
+        seconds, call_s = _known(wire, seconds, call_s, who=sender.leads)
+        found[size] = (seconds, call_s)
+    sender.forget()
+    answer_s = times[short][0]
+    return {size: (max(seconds - answer_s, answer_s), call_s) for size, (seconds, call_s) in found.items()}
+
+
+def _stream_s(wire: Wire, num_bytes: int, effort: Effort, leads: bool) -> float:
+    """Seconds a message of a long stream; ``leads``: from the leader to the other."""
+    sends, count, before_s, start_s = wire.leads is leads, 2 * _WINDOW, math.inf, time.perf_counter()
+    while True:
+        found_s = _receive_stream(wire, num_bytes, count) if not sends else _send_stream(wire, num_bytes, count)
+        (found_s,) = _known(wire, found_s, who=not sends)
+        steady = abs(found_s - before_s) < _STEADY * found_s
+        if wire.agree(float(steady or time.perf_counter() - start_s > effort.stream_s / 2)):
+            return found_s
+        count, before_s = 2 * count, found_s
+
+
+def _send_stream(wire: Wire, num_bytes: int, count: int) -> float:
+    going = []
+    wire.meet()
+    for _ in range(count):
+        going.append(wire.send(num_bytes))
+        if len(going) > _WINDOW:
+            wait(going.pop(0))
+    for works in going:
+        wait(works)
+    return 0.0
+
+
+def _receive_stream(wire: Wire, num_bytes: int, count: int) -> float:
+    coming, arrived = [wire.post(num_bytes) for _ in range(_WINDOW)], []
+    wire.meet()
+    for number in range(count):
+        wait(coming.pop(0))
+        arrived.append(time.perf_counter())
+        if number + _WINDOW < count:
+            coming.append(wire.post(num_bytes))
+    later, apart = arrived[count // 4 :], count // 4  # a rank that slept makes some slopes wrong, but not their median
+    return statistics.median((b - a) / apart for a, b in zip(later, later[apart:], strict=False))
+
+
+def _median(wire: Wire, action: Callable[[], tuple[float, float]], effort: Effort) -> tuple[float, float]:
+    """Medians of as many runs as the time allows, the first two aside."""
+    action()
+    first = action()
+    allowed = effort.each_s / max(first[0], 1e-6)
+    repeats = round(wire.agree(max(1.0, min(effort.most, allowed))))
+    runs = [action() for _ in range(repeats)]
+    if repeats < 3:
+        runs.append(first)
+    seconds, call_s = (statistics.median(column) for column in zip(*runs, strict=True))
+    return seconds, call_s
+
+
+def _known(wire: Wire, *values: float, who: bool | None = None) -> tuple[float, ...]:
+    """The values of the rank for which ``who`` is true, on both; the leader's if it is None."""
+    teller = wire if who is None else Wire(wire.group, wire.peer, who)
+    return tuple([teller.agree(value) for value in values])

@@ -1,0 +1,135 @@
+"""A function in a fresh process of its own: pinned, alone with its allocator, and gone when the parent goes.
+
+Nothing of the parent's state is inherited but its import path.  What the child prints is kept, and shown if it dies.
+"""
+
+from __future__ import annotations
+
+import importlib
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Collection, Iterator
+from multiprocessing.connection import Connection
+from types import TracebackType
+from typing import Any
+
+from cuda_ops import die_with_parent, prepare_process
+from planner.ir.errors import DeadlineError, HalopipeError, WorkerDiedError, WorkerError
+
+Report = Callable[[object], None]
+"""What a function in a child is given first: sends something to the parent while it runs."""
+
+_PROGRAM = (
+    "import sys; sys.path[:] = {path!r}; from profiler.measure.child_process import serve; serve({handle}, {parent})"
+)
+_MOST_LINES_SHOWN = 12
+
+
+class Child:
+    """Runs ``module:function(report, *arguments)`` in a new process; a context, at whose end the process is dead.
+
+    Args:
+        function: ``module:function``; what it takes, reports and returns is pickled.
+        core: that the process is pinned to, or several.
+    """
+
+    def __init__(self, function: str, *arguments: Any, core: int | Collection[int] | None) -> None:
+        self._name = function
+        self._printed = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115 - closed at exit
+        self._pipe, far = multiprocessing.Pipe()
+        program = _PROGRAM.format(path=sys.path, handle=far.fileno(), parent=os.getpid())
+        settings = {"OMP_NUM_THREADS": "1", "KINETO_LOG_LEVEL": "99", "GLOO_SOCKET_IFNAME": "lo"}
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", program],
+            stdin=subprocess.DEVNULL,
+            stdout=self._printed,
+            stderr=self._printed,
+            pass_fds=(far.fileno(),),
+            env={**os.environ, **settings},
+            start_new_session=True,  # Ctrl-C is for the parent, which then kills
+        )
+        far.close()
+        self._pipe.send((function, arguments, core))
+
+    def __enter__(self) -> Child:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, frames: TracebackType | None
+    ) -> None:
+        self._process.kill()
+        self._process.wait()
+        self._pipe.close()
+        self._printed.close()
+
+    def reports(self, deadline_s: float) -> Iterator[Any]:
+        """What the function reports; the generator's value, at its end, is what the function returns.
+
+        Raises:
+            HalopipeError: the function's own.
+            WorkerError: it raised something else.
+            WorkerDiedError: the process ended without a word.
+            DeadlineError: there was no word for ``deadline_s``.
+        """
+        while True:
+            if not self._pipe.poll(deadline_s):
+                raise DeadlineError(f"{self._name} said nothing for {deadline_s:.0f} s", self._last_lines())
+            try:
+                what, value = self._pipe.recv()
+            except (EOFError, ConnectionResetError):
+                raise self._death() from None
+            if what == "result":
+                return value
+            if what == "error":
+                raise value
+            yield value
+
+    def result(self, deadline_s: float) -> Any:
+        """What the function returns; its reports are dropped.  Raises as ``reports``."""
+        stream = self.reports(deadline_s)
+        end_s = time.monotonic() + deadline_s
+        while True:
+            try:
+                next(stream)
+            except StopIteration as stop:
+                return stop.value
+            if time.monotonic() > end_s:
+                raise DeadlineError(f"{self._name} took longer than {deadline_s:.0f} s", self._last_lines())
+
+    def _death(self) -> WorkerDiedError:
+        code = self._process.wait()
+        how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+        remedies = ["it may have run out of memory: a smaller --input"] if code == -signal.SIGKILL else []
+        return WorkerDiedError(f"the process of {self._name} died", [how, *self._last_lines()], remedies)
+
+    def _last_lines(self) -> list[str]:
+        self._printed.seek(0)
+        return self._printed.read().splitlines()[-_MOST_LINES_SHOWN:]
+
+
+def serve(handle: int, parent: int) -> None:
+    """The child's side: waits for a function, runs it, sends what came of it."""
+    die_with_parent(parent)
+    pipe = Connection(handle)
+    function, arguments, core = pipe.recv()
+    prepare_process(core)
+    module, _, name = function.partition(":")
+
+    def report(value: object) -> None:
+        pipe.send(("report", value))
+
+    try:
+        answer = "result", getattr(importlib.import_module(module), name)(report, *arguments)
+    except HalopipeError as error:
+        answer = "error", error
+    except Exception as error:  # noqa: BLE001 - whatever it is, the parent shows it
+        lines = traceback.format_exception(error)
+        answer = "error", WorkerError(f"{function} raised {type(error).__name__}: {error}", lines[-3:])
+    pipe.send(answer)
+    pipe.close()

@@ -1,0 +1,168 @@
+"""The kinds of devices that can be profiled: one record a torch backend.
+
+Everything else in the profiler asks ``torch.device``: tensors are made where the model is, and
+:mod:`profiler.measure.clocks` times by its type.
+
+A model on the device that it is measured on.
+
+It is built, and captured, on the processor: so its weights and its graph are the same wherever it is measured or
+trained.  Under autocast alone it is captured where it runs, since which operators cast differs from device to device,
+and the dtypes of values are in the graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+
+import torch
+
+from cuda_ops import core_of, cores_beside, device_description
+from cuda_ops.device.gpus import gpu_clocks, gpu_descriptions, num_gpus, why_no_gpu
+from cuda_ops.device.placing import move, on_device, tensors_of
+from planner.ir.cluster import DeviceSpec
+from planner.ir.errors import MissingDeviceError, UsageError
+from profiler.capture.graph import Captured, capture
+from profiler.capture.kinds import NO_RULES, Rules
+from profiler.measure.child_process import Child, Report
+from profiler.source.model import LoadedModel
+
+AUTO, CPU, CUDA = "auto", "cpu", "cuda"
+NUM_WORKERS = 2
+_DEADLINE_S = 120.0
+
+
+@dataclass(frozen=True, slots=True)
+class Backend:
+    """One torch backend.
+
+    Attributes:
+        type: as of ``torch.device``.
+        word: what its devices are called: ``n0/gpu0``.
+        count: how many devices this process may use; without beginning to use them.
+        describe: the first so many of them, called after a host.
+        cores: those of the process that drives one of so many devices.
+        clocks: hertz by name of an accelerator at work (``sm``, ``memory``); empty if not known.
+        is_accelerator: beside a host's cores: only those that there are can be planned for, by default all of them, and
+            describing them begins to use them.
+    """
+
+    type: str
+    word: str
+    count: Callable[[], int]
+    describe: Callable[[str, int], tuple[DeviceSpec, ...]]
+    cores: Callable[[int, int], int | Collection[int] | None]
+    clocks: Callable[[int], Mapping[str, float]]
+    is_accelerator: bool = False
+
+
+def chosen(name: str, num_workers: int = 0) -> tuple[Backend, int]:
+    """The backend called ``name``, and how many of its devices are planned for.
+
+    Args:
+        name: ``cpu``, ``cuda``, or ``auto``: the GPUs, if there are some and enough for the workers.
+        num_workers: 0: two cores, or all GPUs.
+
+    Raises:
+        UsageError: there is no such backend.
+        MissingDeviceError: this host has no such device.
+    """
+    if name == AUTO:
+        name = CUDA if num_gpus() >= max(1, num_workers) else CPU
+    if name not in BACKENDS:
+        raise UsageError(f"device {name!r} is not known", [f"known: {', '.join((*BACKENDS, AUTO))}"])
+    if name == CUDA and (why := why_no_gpu()):
+        raise MissingDeviceError("there is no GPU to profile", [why], ["--device cpu", "a machine with a GPU"])
+    kind = BACKENDS[name]
+    return kind, num_workers or (kind.count() if kind.is_accelerator else NUM_WORKERS)
+
+
+def described(kind: Backend, host: str, count: int) -> tuple[DeviceSpec, ...]:
+    """The first ``count`` devices of a kind on this host, called after ``host``.
+
+    Raises:
+        MissingDeviceError: there are fewer.
+    """
+    if not kind.is_accelerator:
+        return kind.describe(host, count)
+    there = kind.count()
+    if count > there:
+        raise MissingDeviceError(
+            f"{count} devices are to be planned for, this host has {there}",
+            [f"kind: {kind.type}"],
+            [f"--workers {there}"],
+        )
+    with Child("profiler.measure.devices:describe", kind.type, host, count, core=None) as child:
+        found: tuple[DeviceSpec, ...] = child.result(_DEADLINE_S)
+    return found
+
+
+def describe(report: Report, name: str, host: str, count: int) -> tuple[DeviceSpec, ...]:
+    """What a process of its own finds; see :attr:`Backend.describe`."""
+    return BACKENDS[name].describe(host, count)
+
+
+def _cores(host: str, count: int) -> tuple[DeviceSpec, ...]:
+    found = device_description(count)
+    return tuple(DeviceSpec(f"{host}/cpu{rank}", found.processor, host, found.memory_bytes) for rank in range(count))
+
+
+def _gpus(host: str, count: int) -> tuple[DeviceSpec, ...]:
+    """GPUs of the host; what moves messages is not what computes."""
+    return tuple(
+        DeviceSpec(f"{host}/gpu{index}", each.name, host, each.memory_bytes, core_share=0.0)
+        for index, each in enumerate(gpu_descriptions()[:count])
+    )
+
+
+BACKENDS: Mapping[str, Backend] = MappingProxyType(
+    {
+        CPU: Backend(
+            CPU,
+            "cpu",
+            lambda: device_description().num_cores,
+            _cores,
+            lambda rank, count: core_of(rank),
+            lambda rank: {},
+        ),
+        CUDA: Backend(CUDA, "gpu", num_gpus, _gpus, cores_beside, gpu_clocks, is_accelerator=True),
+    }
+)
+
+
+def capture_for(
+    model: LoadedModel, device: torch.device, rules: Rules = NO_RULES, *, whole: bool = True
+) -> tuple[LoadedModel, Captured]:
+    """The model and its graph, to be run on ``device``.
+
+    Args:
+        model: as it was loaded, on the processor.
+        rules: as of :func:`profiler.capture.graph.capture`.
+        whole: move it there; else (but for autocast) all stays on the processor, for the runtime to move what a rank
+            needs.
+
+    Raises:
+        UnsupportedModelError: the model cannot be captured.
+    """
+    if device.type == "cpu":
+        return model, capture(model, rules)
+    if model.autocast is not None:
+        model = placed(model, device)
+        return model, capture(model, rules)
+    captured = capture(model, rules)
+    if not whole:
+        return model, captured
+    captured = replace(captured, graph_module=on_device(captured.graph_module, device))
+    move(tensors_of(captured.graph_module), device)  # constants, too, which the module may not list
+    return placed(model, device), captured
+
+
+def placed(model: LoadedModel, device: torch.device) -> LoadedModel:
+    """The model with its parameters, buffers and example on ``device``; clouds are prepared on the processor."""
+    loss = getattr(model.loss_fn, "function", model.loss_fn)
+    for module in (model.module, loss):
+        if isinstance(module, torch.nn.Module):
+            move((*module.parameters(), *module.buffers()), device)
+    inputs, targets = (tuple(tensor.to(device) for tensor in each) for each in (model.inputs, model.targets))
+    return replace(model, inputs=inputs, targets=targets)

@@ -1,0 +1,307 @@
+"""The memory that layers need while they run, from torch's profiler: where nothing counts allocations.
+
+What each layer keeps between forward and backward, and how high memory rises while it runs.
+
+Two passes over the layers, one with whole backwards and one with backwards in halves, are watched allocation by
+allocation (:mod:`cuda_ops.memory`).  What a call allocates is exact.  What else is there at that moment is worked out:
+in a pass all values stay alive, in training they go with their last reader, and what autograd keeps goes with the first
+layer that saved it, as that one's backward comes last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, fx
+from torch.autograd.graph import saved_tensors_hooks
+from torch.autograd.profiler import profile, record_function
+
+from cuda_ops.memory import MemoryMeter, meter_of
+from planner.ir.profile import Levels
+from profiler.capture.graph import Captured
+from profiler.measure.segments import Segment, SegmentedPass, segments
+
+_FORWARD, _BACKWARD = "forward of ", "backward of "
+
+
+def recorded_workspace(parts: Sequence[Segment], run: SegmentedPass) -> dict[str, int]:
+    """``Footprint.workspace_bytes`` (:mod:`profiler.measure.memory`) of ``parts``, which are run."""
+    given: dict[str, int] = {}
+    with profile(use_cpu=True, profile_memory=True) as watched:
+        for part in parts:
+            with record_function(_FORWARD + part.name):
+                run.forward(part)
+        run.start_backward()
+        for part in reversed(parts):
+            given[part.name] = sum(gradient.nbytes for gradient in run.gradients_of(part)[1])
+            with record_function(_BACKWARD + part.name):
+                run.backward(part)
+    peaks = _peaks(watched)
+    found = {}
+    for part in parts:
+        peak, rest = peaks.get(_FORWARD + part.name, (0, 0))
+        forward = peak - max(0, rest)
+        peak, _ = peaks.get(_BACKWARD + part.name, (0, 0))
+        weights = sum(parameter.nbytes for parameter in part.parameters) if peak else 0
+        found[part.name] = max(0, forward, given[part.name] + peak - weights)
+    return found
+
+
+def _peaks(watched: profile) -> dict[str, tuple[int, int]]:
+    """For every range recorded: how far memory rose above its start, and how much more there was at its end."""
+    events = watched.kineto_results.events()
+    changes = sorted((event.start_ns(), event.nbytes()) for event in events if event.name() == "[memory]")
+    ranges = sorted(
+        (event.start_ns(), event.start_ns() + event.duration_ns(), event.name())
+        for event in events
+        if event.name().startswith((_FORWARD, _BACKWARD))
+    )
+    found = {}
+    index = 0
+    for start_ns, stop_ns, name in ranges:
+        level = peak = 0
+        while index < len(changes) and changes[index][0] < start_ns:
+            index += 1
+        while index < len(changes) and changes[index][0] <= stop_ns:
+            level += changes[index][1]
+            peak = max(peak, level)
+            index += 1
+        found[name] = (peak, level)
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Footprint:
+    """Bytes of one layer.
+
+    Attributes:
+        saved_bytes: what autograd keeps for its backward that no earlier layer keeps, parameters, buffers and the
+            graph's inputs aside: over layers these add up to what is held.
+        workspace_bytes: the peak beyond what stays: of forward, beyond its result; of backward, beyond the parameters'
+            gradients (so the gradients of its inputs and outputs are in it).
+        levels: None where allocations cannot be counted.
+    """
+
+    saved_bytes: int
+    workspace_bytes: int
+    levels: Levels | None = None
+
+
+class SavedStorages:
+    """Counts the memory behind saved tensors, each storage once.
+
+    Args:
+        known: tensors whose memory is accounted for elsewhere.
+
+    Attributes:
+        num_bytes: of all storages found.
+        found: addresses of those found since the last look, with their bytes.
+    """
+
+    def __init__(self, known: Iterable[Tensor]) -> None:
+        self._seen = {tensor.untyped_storage().data_ptr(): tensor for tensor in known}
+        self.num_bytes = 0
+        self.found: dict[int, int] = {}
+
+    def pack(self, tensor: Tensor) -> Tensor:
+        """Counts ``tensor`` and gives it back; it is kept alive, so that its address stays its own."""
+        storage = tensor.untyped_storage()
+        if storage.nbytes() and storage.data_ptr() not in self._seen:
+            self._seen[storage.data_ptr()] = tensor
+            self.num_bytes += storage.nbytes()
+            self.found[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    def hooks(self) -> saved_tensors_hooks:
+        """A context in which everything autograd saves is counted."""
+        return saved_tensors_hooks(self.pack, lambda tensor: tensor)
+
+
+def footprints(captured: Captured, tensors: Mapping[str, Tensor], samples: int) -> dict[str, Footprint]:
+    """The bytes of every layer for ``samples`` samples; parameters are left without gradients."""
+    parts = segments(captured)
+    device = next((tensor.device for tensor in tensors.values()), torch.device("cpu"))
+    meter = meter_of(device)
+    if meter is None:
+        saved = saved_bytes(captured, tensors, samples)
+        workspace = recorded_workspace(parts, SegmentedPass(captured, tensors, samples))
+        found = {name: Footprint(saved[name], workspace[name]) for name in saved}
+    else:
+        whole, split = (_Watched(captured, tensors, samples, meter, halves) for halves in (False, True))
+        whole.run()
+        split.run()
+        found = {
+            part.name: Footprint(
+                sum(whole.layers[k].saved.values()),
+                whole.layers[k].workspace,
+                Levels(
+                    forward=whole.layers[k].forward,
+                    backward=whole.layers[k].backward,
+                    backward_input=split.layers[k].backward,
+                    backward_weight=split.layers[k].weight,
+                    left=split.layers[k].left,
+                    outputs_saved=whole.layers[k].outputs_saved,
+                ),
+            )
+            for k, part in enumerate(parts)
+        }
+    for parameter in captured.graph_module.parameters():
+        parameter.grad = None
+    return found
+
+
+def saved_bytes(captured: Captured, tensors: Mapping[str, Tensor], samples: int) -> dict[str, int]:
+    """``Footprint.saved_bytes`` by layer."""
+    counter = SavedStorages(_known(captured, tensors))
+    run = SegmentedPass(captured, tensors, samples)
+    found = {}
+    for part in segments(captured):
+        before = counter.num_bytes
+        with counter.hooks():
+            run.forward(part)
+        found[part.name] = counter.num_bytes - before
+    return found
+
+
+def workspace_bytes(parts: Sequence[Segment], run: SegmentedPass) -> dict[str, int]:
+    """``Footprint.workspace_bytes`` of ``parts``, which are run."""
+    device = next((p.device for part in parts for p in part.parameters), torch.device("cpu"))
+    meter = meter_of(device)
+    if meter is None:
+        return recorded_workspace(parts, run)
+    found = {}
+    for part in parts:
+        rise, more = _rise(meter, lambda part=part: run.forward(part))
+        found[part.name] = rise - max(0, more)
+    run.start_backward()
+    for part in reversed(parts):
+        given = sum(gradient.nbytes for gradient in run.gradients_of(part)[1])
+        new = [parameter for parameter in part.parameters if parameter.grad is None]
+        rise, _ = _rise(meter, lambda part=part: run.backward(part))
+        made = sum(parameter.nbytes for parameter in new if parameter.grad is not None)
+        found[part.name] = max(0, found[part.name], given + rise - made)
+    return found
+
+
+@dataclass(slots=True)
+class _Layer:
+    """What was seen of a layer; levels as of :class:`planner.ir.profile.Levels`.
+
+    Attributes:
+        saved: bytes of the storages that it is the first to save, by address.
+    """
+
+    saved: dict[int, int] = field(default_factory=dict)
+    forward: int = 0
+    workspace: int = 0
+    backward: int = 0
+    weight: int = 0
+    left: int = 0
+    outputs_saved: int = 0
+
+
+class _Watched:
+    """A pass over all layers, watched."""
+
+    def __init__(
+        self, captured: Captured, tensors: Mapping[str, Tensor], samples: int, meter: MemoryMeter, halves: bool
+    ) -> None:
+        self._parts, self._meter, self._halves = segments(captured), meter, halves
+        self._known = {_address(tensor) for tensor in _known(captured, tensors)}
+        self._counter = SavedStorages(_known(captured, tensors))
+        self._pass = SegmentedPass(captured, tensors, samples, split=halves)
+        self.layers = [_Layer() for _ in self._parts]
+
+    def run(self) -> None:
+        """Fills ``layers``."""
+        for parameter in (parameter for part in self._parts for parameter in part.parameters):
+            parameter.grad = None  # first gradients are not added to any
+        for layer, part in zip(self.layers, self._parts, strict=True):
+            with self._counter.hooks():
+                layer.forward, more = _rise(self._meter, lambda part=part: self._pass.forward(part))
+            layer.workspace = layer.forward - max(0, more)
+            layer.saved, self._counter.found = self._counter.found, {}
+            results = {_address(value): _size(value) for value in map(self._pass.value, part.results)}
+            layer.outputs_saved = sum(size for address, size in results.items() if address in layer.saved)
+        for layer, unsaved in zip(self.layers, self._unsaved(), strict=True):
+            layer.forward += unsaved
+        first = {address: k for k, layer in enumerate(self.layers) for address in layer.saved}
+        self._pass.start_backward()
+        left: dict[int, Tensor] = {}  # kept alive, so that their addresses stay their own
+        for k in reversed(range(len(self._parts))):
+            self._backward(k, first, left)
+
+    def _backward(self, k: int, first: Mapping[int, int], left: dict[int, Tensor]) -> None:
+        part, layer = self._parts[k], self.layers[k]
+        given = _total(self._pass.gradients_of(part)[1])
+        under_way = _total(self._pass.gradients_under_way())
+        new = [parameter for parameter in part.parameters if parameter.grad is None]
+        rise, _ = _rise(self._meter, lambda: self._pass.backward_input(part))
+        made = sum(parameter.nbytes for parameter in new if parameter.grad is not None)
+        layer.backward = max(0, under_way + rise - made)
+        layer.workspace = max(0, layer.workspace, given + rise - made)
+        if not self._halves:
+            self._pass.backward_weight(part)
+            return
+        for tensor in self._pass.left_of(part):
+            address = _address(tensor)
+            if address not in left and address not in self._known:
+                left[address] = tensor
+                self.layers[first.get(address, k)].left += _size(tensor)
+        new = [parameter for parameter in part.parameters if parameter.grad is None]
+        rise, _ = _rise(self._meter, lambda: self._pass.backward_weight(part))
+        made = sum(parameter.nbytes for parameter in new if parameter.grad is not None)
+        layer.weight = max(0, rise - made)
+
+    def _unsaved(self) -> list[int]:
+        """By layer, the bytes of earlier layers' values that it or a later one reads, and no earlier one has saved."""
+        made: dict[int, tuple[int, int]] = {}  # by address: who made it, and its bytes
+        last: dict[int, int] = {}
+        for k, part in enumerate(self._parts):
+            for node in part.results:
+                made.setdefault(self._place(node), (k, _size(self._pass.value(node))))
+            for node in part.reads:
+                last[self._place(node)] = k
+        saved = {address: k for k, layer in enumerate(self.layers) for address in layer.saved}
+        more = [0] * (len(self._parts) + 1)
+        for address, (k, size) in made.items():
+            until = min(last.get(address, k), saved.get(address, len(self._parts)))
+            if until > k and address not in self._known:
+                more[k + 1] += size
+                more[until + 1] -= size
+        found, level = [], 0
+        for change in more[:-1]:
+            level += change
+            found.append(level)
+        return found
+
+    def _place(self, node: fx.Node) -> int:
+        value = self._pass.value(node)
+        return _address(value) if isinstance(value, Tensor) else 0
+
+
+def _rise(meter: MemoryMeter, run: Callable[[], None]) -> tuple[int, int]:
+    """By how much memory rose at most, and how much more there was at the end."""
+    meter.take_peak()
+    before = meter.current_bytes
+    run()
+    return meter.take_peak() - before, meter.current_bytes - before
+
+
+def _known(captured: Captured, tensors: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
+    module = captured.graph_module
+    return (*module.parameters(), *module.buffers(), *tensors.values())
+
+
+def _address(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
+
+
+def _size(tensor: Tensor) -> int:
+    return tensor.untyped_storage().nbytes() if isinstance(tensor, Tensor) else 0
+
+
+def _total(tensors: Iterable[Tensor]) -> int:
+    return sum({_address(tensor): _size(tensor) for tensor in tensors}.values())

@@ -1,0 +1,257 @@
+"""What one measuring process finds, in the pieces that are kept as they are finished: a size, some parts, the rest.
+
+The file of an interrupted profile: what each process has finished, so that another one can go on.
+
+It is written anew, in one move, after every piece; one for another job is dropped.  A process is known by its number
+and by whether it repeats a contended one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import types
+import typing
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+from planner.ir.codec import canonical, plain
+from planner.ir.files import write_text
+from planner.ir.graph import Graph
+from planner.ir.profile import Measurement, ParameterCost, PartShape, PreparationCost, SiteHalo
+from profiler.measure.noise import is_contended, is_throttled
+
+
+@dataclass(frozen=True, slots=True)
+class CapturedGraph:
+    """What a process says first: the graph whose layers it measures, and what a user may not expect of it."""
+
+    graph: Graph
+    remarks: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class SizeCosts:
+    """Whole layers at one number of samples.
+
+    Attributes:
+        measurements: of every layer; none if the model does not run.
+        iteration_s: of a whole step.
+        failure: why the model does not run.
+    """
+
+    samples: int
+    measurements: tuple[Measurement, ...] = ()
+    iteration_s: float = 0.0
+    failure: str = ""
+
+    @property
+    def step_s(self) -> float:
+        """Forward and backward of all layers."""
+        return sum(one.forward_s + one.backward_s for one in self.measurements)
+
+
+@dataclass(frozen=True, slots=True)
+class PartCosts:
+    """One round of parts: ``shapes`` were tried, of those that can be run alone there are ``measurements``."""
+
+    shapes: tuple[PartShape, ...]
+    measurements: tuple[Measurement, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """What a process has finished of its job."""
+
+    sizes: tuple[SizeCosts, ...] = ()
+    parts: tuple[PartCosts, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """What the first process found worth measuring; the others repeat it."""
+
+    sizes: tuple[int, ...]
+    shapes: tuple[PartShape, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Rest:
+    """What is found once all sizes are measured, and how quiet the machine was.
+
+    Attributes:
+        clocks_before, clocks_after: hertz by name of an accelerator, right after each canary; empty if not known.
+    """
+
+    parameters: Mapping[str, ParameterCost]
+    canary_before_s: float
+    canary_after_s: float
+    run_delay: float
+    preparations: tuple[PreparationCost, ...] = ()
+    site_halos: tuple[SiteHalo, ...] = ()
+    clocks_before: Mapping[str, float] = field(default_factory=dict)
+    clocks_after: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def is_contended(self) -> bool:
+        """Whether what was measured is to be trusted less."""
+        throttled = is_throttled(self.clocks_before, self.clocks_after)
+        return throttled or is_contended(self.run_delay, self.canary_before_s, self.canary_after_s)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelCosts:
+    """What was measured of a model in one process.
+
+    Attributes:
+        left_out: changes of back end whose two sides were not both measured, in words.
+    """
+
+    done: Done
+    rest: Rest
+    left_out: tuple[str, ...] = ()
+
+    @property
+    def measurements(self) -> tuple[Measurement, ...]:
+        """Of whole layers, by growing number of samples."""
+        found = sorted(self.done.sizes, key=lambda size: size.samples)
+        return tuple(one for size in found for one in size.measurements)
+
+    @property
+    def parts(self) -> tuple[Measurement, ...]:
+        """Of parts of layers."""
+        return tuple(one for each in self.done.parts for one in each.measurements)
+
+    @property
+    def iteration_s(self) -> dict[str, float]:
+        """Seconds of a whole step by samples."""
+        found = sorted(self.done.sizes, key=lambda size: size.samples)
+        return {str(size.samples): size.iteration_s for size in found if size.measurements}
+
+    @property
+    def chosen(self) -> Chosen:
+        """What another process is to repeat."""
+        sizes = sorted(size.samples for size in self.done.sizes if size.measurements)
+        return Chosen(tuple(sizes), tuple(shape for each in self.done.parts for shape in each.shapes))
+
+
+T = TypeVar("T")
+
+_KIND = "unfinished profile"
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """What is known of one process.
+
+    Attributes:
+        rest: None while it has not ended.
+    """
+
+    done: Done = Done()
+    rest: Rest | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """What the file holds.
+
+    Attributes:
+        job: fingerprint of all that decides what is measured, and on what.
+        graph: fingerprint of the captured graph; empty until there is one.
+        processes: by name.
+    """
+
+    job: str
+    graph: str = ""
+    processes: Mapping[str, Kept] = field(default_factory=dict)
+
+
+class Unfinished:
+    """Keeps pieces as they come.
+
+    Args:
+        path: None: nowhere.
+        job: as of :class:`Contents`.
+        resume: go on with what the file holds, if it is of the same job.
+        say: takes a sentence for people.
+    """
+
+    def __init__(self, path: Path | None, job: str, resume: bool, say: Callable[[str], None]) -> None:
+        self._path = path
+        self.contents = Contents(job)
+        if path is None or not path.exists():
+            if resume:
+                say("there is nothing to go on with; the profile starts at its beginning")
+            return
+        found = _read(path)
+        if not resume:
+            say("what an interrupted profile measured is dropped; --resume would have gone on with it")
+        elif found is None:
+            say(f"{path} cannot be read; the profile starts at its beginning")
+        elif found.job != job:
+            say("the interrupted profile was another job (model, options, versions or machine): it starts again")
+        else:
+            self.contents = found
+            return
+        self.drop()
+
+    def of(self, process: str) -> Kept:
+        """What ``process`` has finished."""
+        return self.contents.processes.get(process, Kept())
+
+    def captured(self, graph: str) -> None:
+        """The graph is known."""
+        self._write(replace(self.contents, graph=graph))
+
+    def add(self, process: str, piece: SizeCosts | PartCosts | Rest) -> None:
+        """``process`` has finished a piece."""
+        kept = self.of(process)
+        if isinstance(piece, SizeCosts):
+            kept = replace(kept, done=replace(kept.done, sizes=(*kept.done.sizes, piece)))
+        elif isinstance(piece, PartCosts):
+            kept = replace(kept, done=replace(kept.done, parts=(*kept.done.parts, piece)))
+        else:
+            kept = replace(kept, rest=piece)
+        self._write(replace(self.contents, processes={**self.contents.processes, process: kept}))
+
+    def drop(self) -> None:
+        """Forgets everything; the file goes."""
+        self.contents = Contents(self.contents.job)
+        if self._path is not None:
+            with contextlib.suppress(FileNotFoundError):
+                self._path.unlink()
+
+    def _write(self, contents: Contents) -> None:
+        self.contents = contents
+        if self._path is not None:
+            write_text(self._path, canonical({"halopipe": _KIND, "contents": plain(contents)}))
+
+
+def _read(path: Path) -> Contents | None:
+    """None if the file is damaged or of another release."""
+    try:
+        root = json.loads(path.read_text(encoding="utf-8"))
+        return _built(Contents, root["contents"]) if root["halopipe"] == _KIND else None
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        return None
+
+
+def _built(kind: Any, value: Any) -> Any:
+    """``value``, which JSON gave, as the type that it was written from."""
+    if dataclasses.is_dataclass(kind):
+        types_of = typing.get_type_hints(kind)
+        return kind(**{name: _built(types_of[name], each) for name, each in value.items()})  # type: ignore[operator]
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if origin in (types.UnionType, typing.Union):
+        return None if value is None else _built(next(each for each in arguments if each is not types.NoneType), value)
+    if origin is tuple:
+        return tuple(_built(arguments[0], each) for each in value)
+    if origin is not None and issubclass(origin, Mapping):
+        return {key: _built(arguments[1], each) for key, each in value.items()}
+    if not isinstance(value, (kind, int) if kind is float else kind):
+        raise TypeError(f"{value!r} is no {kind.__name__}")
+    return value

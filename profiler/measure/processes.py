@@ -1,0 +1,175 @@
+"""The measuring processes: fresh ones, one after another on one core; one that met a busy machine is run once more.
+
+The first chooses what is measured, the others repeat it.  What a process has finished is kept as it comes.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from planner.ir.errors import StaleFileError
+from planner.ir.fingerprint import fingerprint
+from planner.ir.graph import Graph
+from planner.ir.profile import MeasuringProcess
+from profiler.measure.child_process import Child
+from profiler.measure.devices import BACKENDS
+from profiler.measure.noise import MOST_DRIFT, MOST_RUN_DELAY
+from profiler.measure.partial_results import (
+    CapturedGraph,
+    Chosen,
+    Done,
+    ModelCosts,
+    PartCosts,
+    Rest,
+    SizeCosts,
+    Unfinished,
+)
+from profiler.measure.progress import ProfileProgress
+from profiler.measure.worker import Job
+from profiler.merge import process_of
+
+SILENCE_S = 600.0  # between two reports: a capture, or a pass over the largest batch
+
+Progress = Callable[[ProfileProgress], None]
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What all processes found: of each the quieter of its runs."""
+
+    graph: Graph
+    found: tuple[ModelCosts, ...]
+    processes: tuple[MeasuringProcess, ...]
+
+
+def measure_in_processes(job: Job, unfinished: Unfinished, progress: Progress, say: Say) -> Measured:
+    """Measures ``job`` in ``job.num_processes`` processes, beginning with what is kept in ``unfinished``.
+
+    Raises:
+        HalopipeError: the model cannot be built, captured or run, or a process died.
+    """
+    resumed = bool(unfinished.contents.processes)
+    try:
+        return _Processes(job, unfinished, progress, say).run()
+    except StaleFileError as error:
+        if not resumed:
+            raise
+        say(f"the interrupted profile measured another graph ({error.details[0]}): it starts again")
+        unfinished.drop()
+        return _Processes(job, unfinished, progress, say).run()
+
+
+class _Processes:
+    def __init__(self, job: Job, unfinished: Unfinished, progress: Progress, say: Say) -> None:
+        self._job, self._unfinished, self._say = job, unfinished, say
+        self._progress = _Overall(job.num_processes, progress)
+        self._graph: Graph | None = None
+
+    def run(self) -> Measured:
+        kept: list[ModelCosts] = []
+        processes: list[MeasuringProcess] = []
+        for number in range(self._job.num_processes):
+            best, repeated = self._quietest(number, kept[0].chosen if kept else None)
+            kept.append(best)
+            processes.append(process_of(best, repeated))
+        if self._graph is None:  # an earlier profile measured everything
+            self._run("profiler.measure.worker:capture_model", self._next_job(Done(), None), "")
+        assert self._graph is not None, "every process says what it captured"
+        return Measured(self._graph, tuple(kept), tuple(processes))
+
+    def _quietest(self, number: int, chosen: Chosen | None) -> tuple[ModelCosts, bool]:
+        """What the process found, and whether it ran twice."""
+        first = self._costs(f"{number}", chosen)
+        if self._job.quick or not first.rest.is_contended:
+            return first, False
+        self._say(
+            f"process {number + 1} of {self._job.num_processes} met a busy machine ({_noise_text(first.rest)}): "
+            "it is run once more"
+        )
+        self._progress.repeated()
+        again = self._costs(f"{number} again", first.chosen)
+        best = min(first, again, key=lambda costs: _noise(costs.rest))
+        self._say(
+            f"its {'first' if best is first else 'second'} run was quieter, and counts ({_noise_text(best.rest)})"
+        )
+        return best, True
+
+    def _costs(self, name: str, chosen: Chosen | None) -> ModelCosts:
+        """What a process finds, or found in an earlier profile."""
+        kept = self._unfinished.of(name)
+        if kept.rest is not None:
+            self._progress.ended()
+            return ModelCosts(kept.done, kept.rest)
+        costs: ModelCosts = self._run("profiler.measure.worker:measure_model", self._next_job(kept.done, chosen), name)
+        for change in costs.left_out:
+            self._say(f"the back end of convolutions changes from {change}; this was not measured on both sides")
+        self._unfinished.add(name, costs.rest)
+        self._progress.ended()
+        return costs
+
+    def _next_job(self, done: Done, chosen: Chosen | None) -> Job:
+        return replace(self._job, chosen=chosen, done=done, graph=self._unfinished.contents.graph)
+
+    def _run(self, function: str, job: Job, name: str) -> Any:
+        with Child(function, job, core=BACKENDS[self._job.device.partition(":")[0]].cores(0, 1)) as child:
+            reports = child.reports(SILENCE_S)
+            while True:
+                try:
+                    report = next(reports)
+                except StopIteration as stop:
+                    return stop.value
+                self._take(report, name)
+
+    def _take(self, report: ProfileProgress | CapturedGraph | SizeCosts | PartCosts, name: str) -> None:
+        if isinstance(report, ProfileProgress):
+            self._progress.show(report)
+        elif isinstance(report, CapturedGraph):
+            for remark in report.remarks if self._graph is None else ():
+                self._say(remark)
+            self._graph = report.graph
+            self._unfinished.captured(fingerprint(report.graph))
+        else:
+            self._unfinished.add(name, report)
+
+
+class _Overall:
+    """The progress of all processes, from that of each: the others are likely to take as long."""
+
+    def __init__(self, num_processes: int, progress: Progress) -> None:
+        self._progress, self._left = progress, num_processes
+        self._before = self._total = self._worked = 0
+        self._last: int | None = None  # of this process; what it did before its first pass is an earlier profile's
+        self._start_s = time.monotonic()
+
+    def show(self, at: ProfileProgress) -> None:
+        """One process says where it is."""
+        self._total = max(self._total, at.total)
+        if at.samples or at.done:
+            self._worked += at.done - (at.done if self._last is None else self._last)
+            self._last = at.done
+        done, total = self._before + at.done, self._before + self._total * self._left
+        eta_s = (time.monotonic() - self._start_s) / max(1, self._worked) * (total - done)
+        self._progress(replace(at, done=done, total=total, eta_s=eta_s))
+
+    def ended(self) -> None:
+        """A process is done."""
+        self._before, self._left, self._last = self._before + self._total, self._left - 1, None
+
+    def repeated(self) -> None:
+        """One is run again."""
+        self._left += 1
+
+
+def _noise(rest: Rest) -> float:
+    """By how many times what is allowed the machine was busy."""
+    drift = abs(rest.canary_after_s / rest.canary_before_s - 1)
+    return max(rest.run_delay / MOST_RUN_DELAY, drift / MOST_DRIFT)
+
+
+def _noise_text(rest: Rest) -> str:
+    drift = rest.canary_after_s / rest.canary_before_s - 1
+    return f"{rest.run_delay:.1%} of its time it waited for a core, a fixed kernel's time changed by {drift:+.1%}"

@@ -1,0 +1,293 @@
+"""What a measuring process is asked for.
+
+What runs in a measuring process: the model is built, captured, and every layer measured at the sizes that matter.
+
+Parts of layers come after the whole ones, so that what these say does not depend on whether parts are asked for.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from planner.ir.errors import StaleFileError, UnsupportedModelError, UsageError
+from planner.ir.fingerprint import fingerprint
+from planner.ir.graph import Graph
+from planner.ir.profile import Measurement, ModelSource, Optimizer, PartShape
+from profiler.capture.graph import Captured
+from profiler.capture.kinds import Rules
+from profiler.measure.backends import back_end_keys
+from profiler.measure.child_process import Report
+from profiler.measure.clocks import Clock, clock_for
+from profiler.measure.devices import BACKENDS, capture_for
+from profiler.measure.input_pipeline import preparation_costs, site_halos
+from profiler.measure.memory import footprints
+from profiler.measure.noise import RunDelay, canary_s
+from profiler.measure.optimizer_step import iteration_s, parameter_costs, still_optimizer
+from profiler.measure.partial_results import CapturedGraph, Chosen, Done, ModelCosts, PartCosts, Rest, SizeCosts
+from profiler.measure.progress import Counter, ProfileProgress
+from profiler.measure.sizes import KeyChange, Limits, Read, first_sizes, key_changes, next_size, not_bracketed
+from profiler.measure.timing import QUICK, Effort, shared, time_layers
+from profiler.shards.measure import rounds
+from profiler.shards.sampling import PartRounds
+from profiler.source.model import CloudExample, LoadedModel, example_of, fed_example
+from profiler.source.source import load_model
+
+Shapes = Callable[[Graph, tuple[int, ...]], tuple[PartShape, ...]]
+"""Which parts of layers to measure for micro-batches of these sizes; a function that another process can import."""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What to measure.
+
+    Attributes:
+        sizes: numbers of samples; empty for those that matter (:mod:`profiler.measure.sizes`).
+        shapes: parts of layers that may be measured at their own shapes; None for whole layers alone.
+        read: what sizes and parts that are not measured are read by; None: the divisors of the batch, and all parts.
+        device: that runs the model, as torch names it.
+        num_processes: that share the passes.
+        chosen: what another process found worth measuring, which this one repeats.
+        done: what an earlier process finished of the same job.
+        graph: fingerprint that the graph must have; empty: any.
+    """
+
+    source: ModelSource
+    optimizer: Optimizer
+    sizes: tuple[int, ...]
+    quick: bool
+    seed: int = 0
+    shapes: Shapes | None = None
+    read: Read | None = None
+    device: str = "cpu"
+    num_processes: int = 1
+    chosen: Chosen | None = None
+    done: Done = Done()  # noqa: RUF009 - it is frozen
+    graph: str = ""
+
+
+def given_sizes(job: Job, batch: int, polymorphic: bool) -> tuple[int, ...]:
+    """The sizes that are known beforehand; empty if they are to be chosen as they are measured.
+
+    Args:
+        batch: of the example.
+        polymorphic: whether the model runs with other numbers of samples.
+
+    Raises:
+        UsageError: the model cannot run at the sizes of ``job``.
+    """
+    if job.chosen is not None:
+        return job.chosen.sizes
+    wanted = job.sizes
+    if not polymorphic:
+        if wanted and wanted != (batch,):
+            raise UsageError(
+                f"the model runs with {batch} samples only",
+                [f"asked for {', '.join(map(str, wanted))}"],
+                ["leave out --sizes"],
+            )
+        return (batch,)
+    if any(size < 1 for size in wanted):
+        raise UsageError("a number of samples is below 1", [f"sizes: {', '.join(map(str, wanted))}"])
+    if not wanted and job.read is None:
+        return tuple(size for size in range(1, batch + 1) if batch % size == 0)
+    return tuple(sorted(set(wanted)))
+
+
+_OF_PARTS = Effort(num_warm_ups=2, min_runs=6, max_runs=10, split_runs=4, error=0.02)
+_MOST_SIZES, _MOST_SIZES_QUICK = 12, 6
+
+
+def measure_model(report: Report, job: Job) -> ModelCosts:
+    """Measures ``job``.
+
+    Reports the :class:`CapturedGraph`, each :class:`SizeCosts` and :class:`PartCosts` once it is finished, and
+    :class:`profiler.measure.progress.ProfileProgress` in between.
+
+    Raises:
+        HalopipeError: the model cannot be built, captured or run.
+        StaleFileError: the graph is another one than ``job.graph``.
+    """
+    model, captured = _captured(report, job)
+    gc.freeze()  # what there is now stays: collections between passes need not look at it
+    return _Measuring(report, job, model, captured).run()
+
+
+def capture_model(report: Report, job: Job) -> None:
+    """Reports the graph alone; as ``measure_model``."""
+    _captured(report, job)
+
+
+def _captured(report: Report, job: Job) -> tuple[LoadedModel, Captured]:
+    report(ProfileProgress("capture", 0.0, 0.0, 0, 1, 0.0))
+    model, device = load_model(job.source, job.seed), torch.device(job.device)
+    still_optimizer(job.optimizer, model.module.parameters())  # a wrong name is said before anything is measured
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    model, captured = capture_for(model, device, Rules(model.elementwise))
+    found = fingerprint(captured.graph)
+    if job.graph and job.graph != found:
+        raise StaleFileError(
+            "the model changed while it was profiled", [f"graph before: {job.graph}", f"graph now: {found}"]
+        )
+    report(CapturedGraph(captured.graph, captured.remarks))
+    return model, captured
+
+
+class _Measuring:
+    """One process's work on its job."""
+
+    def __init__(self, report: Report, job: Job, model: LoadedModel, captured: Captured) -> None:
+        self._report, self._job, self._model, self._captured = report, job, model, captured
+        self._clock: Clock = clock_for(job.device)
+        self._effort = shared(QUICK if job.quick else Effort(), 1 if job.quick else job.num_processes)
+        self._of_parts = shared(QUICK if job.quick else _OF_PARTS, 1 if job.quick else job.num_processes)
+        passes = num_passes(self._effort)
+        self._limits = Limits(
+            most_sizes=_MOST_SIZES_QUICK if job.quick else _MOST_SIZES, passes=passes * job.num_processes
+        )
+        self._given = given_sizes(job, captured.graph.samples, captured.polymorphic)
+        self._changes = () if self._given else _changes(captured)
+        expected = self._given or first_sizes(captured.graph.samples, self._changes, self._limits)
+        self._counter = Counter(
+            report, expected, passes, rounds(self._wanted(expected), expected), num_passes(self._of_parts)
+        )
+
+    def run(self) -> ModelCosts:
+        """Everything that is not done yet."""
+        device = torch.device(self._job.device)
+        clocks_of = BACKENDS[device.type].clocks
+        delay, before_s, before = RunDelay(), canary_s(device), clocks_of(device.index or 0)
+        sizes = self._measure_sizes()
+        if not any(size.measurements for size in sizes):
+            raise UnsupportedModelError("the model runs at no number of samples", [size.failure for size in sizes])
+        parts = self._measure_parts(sizes)
+        costs = parameter_costs(self._captured, self._job.optimizer, self._effort.min_runs, self._clock)
+        after_s = canary_s(device)
+        rest = Rest(
+            costs,
+            before_s,
+            after_s,
+            delay.share(),
+            clocks_before=before,
+            clocks_after=clocks_of(device.index or 0),
+        )
+        if self._model.clouds is not None:
+            rest = self._with_preparations(rest, self._model.clouds, _running(sizes))
+        by_size = {size.samples: size.measurements for size in sizes}
+        left_out = tuple(
+            f"{change.samples} to {change.samples + 1} samples, {len(change.layers)} layers"
+            for change in not_bracketed(by_size, self._changes)
+        )
+        return ModelCosts(Done(tuple(sizes), tuple(parts)), rest, left_out)
+
+    def _measure_sizes(self) -> list[SizeCosts]:
+        found = {size.samples: size for size in self._job.done.sizes}
+        for samples in self._sizes(found):
+            if samples not in found:
+                found[samples] = self._measure_size(samples)
+                self._report(found[samples])
+            self._counter.end_size(samples)
+        return list(found.values())
+
+    def _sizes(self, found: Mapping[int, SizeCosts]) -> Iterator[int]:
+        """Sizes, one after another, each once the one before is in ``found``."""
+        if self._given or self._job.read is None:
+            yield from self._given
+            return
+        batch = self._captured.graph.samples
+        while True:
+            measured = {samples: size.measurements for samples, size in found.items()}
+            samples = next_size(batch, measured, self._changes, self._limits, self._job.read)
+            if samples is None:
+                return
+            yield samples
+
+    def _measure_size(self, samples: int) -> SizeCosts:
+        self._counter.start_size(samples)
+        tensors = example_of(self._captured.graph.inputs, self._model, samples)
+        try:
+            whole_s = self._iteration_s(tensors)
+        except (RuntimeError, ValueError) as error:  # a batch norm of one value, for one
+            return SizeCosts(samples, failure=f"{samples} samples: {type(error).__name__}: {error}")
+        times = time_layers(
+            self._captured,
+            tensors,
+            samples,
+            self._effort,
+            lambda *slowest: self._counter.passed(samples, *slowest),
+            self._clock,
+        )
+        bytes_of = footprints(self._captured, tensors, samples)
+        keys = back_end_keys(self._captured, samples)
+        measurements = tuple(
+            Measurement(
+                layer=name,
+                samples=samples,
+                forward_s=found.forward_s,
+                backward_s=found.backward_s,
+                backward_input_s=found.backward_input_s,
+                backward_weight_s=found.backward_weight_s,
+                saved_bytes=bytes_of[name].saved_bytes,
+                workspace_bytes=bytes_of[name].workspace_bytes,
+                num_runs=found.num_runs,
+                spread=found.spread,
+                key=keys[name],
+                raw_s=found.raw_s,
+                levels=bytes_of[name].levels,
+            )
+            for name, found in times.items()
+        )
+        return SizeCosts(samples, measurements, whole_s)
+
+    def _iteration_s(self, tensors: Mapping[str, Tensor]) -> float:
+        values = tuple(tensors.values())
+        count = len(self._model.inputs)
+        runs = self._effort.min_runs
+        return iteration_s(self._model, values[:count], values[count:], self._job.optimizer, runs, self._clock)
+
+    def _measure_parts(self, sizes: list[SizeCosts]) -> list[PartCosts]:
+        """Parts at the sizes at which the model runs."""
+        found = list(self._job.done.parts)
+        wanted = self._wanted(_running(sizes))
+        tried = {shape for each in found for shape in each.shapes}
+        self._counter.start_parts(rounds([shape for shape in wanted if shape not in tried], _running(sizes)))
+        whole = [size for size in sizes if size.measurements]
+        parts = PartRounds(self._captured, self._model, whole, self._of_parts, self._counter.passed_part, self._clock)
+        read = None if self._job.chosen is not None else self._job.read
+        turns = parts.every(wanted, found) if read is None else parts.chosen(wanted, found, self._limits, read)
+        for each, costs in turns:
+            self._report(costs)
+            self._counter.end_round(each)
+            found.append(costs)
+        return found
+
+    def _wanted(self, sizes: tuple[int, ...]) -> tuple[PartShape, ...]:
+        if self._job.chosen is not None:
+            return self._job.chosen.shapes
+        return self._job.shapes(self._captured.graph, sizes) if self._job.shapes is not None else ()
+
+    def _with_preparations(self, rest: Rest, example: CloudExample, sizes: tuple[int, ...]) -> Rest:
+        """With what the host prepares of the clouds."""
+        graph = self._captured.graph
+        raw = {samples: fed_example(self._model, samples) for samples in sizes}
+        costs = [cost for samples in sizes for cost in preparation_costs(graph, example, raw[samples], samples)]
+        halos = [halo for samples in sizes for halo in site_halos(graph, example, raw[samples], samples)]
+        return replace(rest, preparations=tuple(costs), site_halos=tuple(halos))
+
+
+def num_passes(effort: Effort) -> int:
+    """Passes over one size, if none is added."""
+    return effort.num_warm_ups + effort.min_runs + effort.split_runs + 1
+
+
+def _changes(captured: Captured) -> tuple[KeyChange, ...]:
+    return key_changes(lambda samples: back_end_keys(captured, samples), captured.graph.samples)
+
+
+def _running(sizes: list[SizeCosts]) -> tuple[int, ...]:
+    return tuple(sorted(size.samples for size in sizes if size.measurements))

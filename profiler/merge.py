@@ -1,0 +1,282 @@
+"""What several processes, or several hosts, measured of the same, as one: medians of their trimmed means.
+
+Profiles of one model, taken on several hosts, as the profile of them all.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+
+from planner.ir.cluster import WITHIN_HOST, Cluster, Collective, DeviceSpec, Link, PairLink
+from planner.ir.errors import StaleFileError, UsageError
+from planner.ir.fingerprint import fingerprint
+from planner.ir.profile import (
+    Calibration,
+    Measurement,
+    MeasuringProcess,
+    ParameterCost,
+    PreparationCost,
+    Profile,
+    Provenance,
+)
+from profiler.measure.partial_results import ModelCosts
+from profiler.measure.timing import spread
+
+_SECONDS = ("forward_s", "backward_s", "backward_input_s", "backward_weight_s")
+
+
+def merged(found: Iterable[Sequence[Measurement]]) -> tuple[Measurement, ...]:
+    """The measurements, in the order of their first appearance: medians of the seconds, all the raw samples.
+
+    Bytes and back ends are those of the first; they do not depend on the process.
+    """
+    alike: dict[tuple[str, int, tuple[int, ...]], list[Measurement]] = {}
+    for measured in found:
+        for one in measured:
+            alike.setdefault((one.layer, one.samples, one.part), []).append(one)
+    return tuple(_as_one(each) for each in alike.values())
+
+
+def merged_parameters(found: Sequence[Mapping[str, ParameterCost]]) -> dict[str, ParameterCost]:
+    """Medians by layer."""
+    names = dict.fromkeys(name for costs in found for name in costs)
+    return {name: _parameter_cost([costs[name] for costs in found if name in costs]) for name in names}
+
+
+def merged_preparations(found: Iterable[Sequence[PreparationCost]]) -> tuple[PreparationCost, ...]:
+    """Medians by name and number of samples."""
+    alike: dict[tuple[str, int], list[PreparationCost]] = {}
+    for costs in found:
+        for cost in costs:
+            alike.setdefault((cost.name, cost.samples), []).append(cost)
+    return tuple(
+        replace(
+            each[0],
+            seconds=statistics.median(cost.seconds for cost in each),
+            shared_s=statistics.median(cost.shared_s for cost in each),
+        )
+        for each in alike.values()
+    )
+
+
+def merged_seconds(found: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Medians by name; names that are numbers ascend."""
+    names = sorted({name for each in found for name in each}, key=int)
+    return {name: statistics.median(each[name] for each in found if name in each) for name in names}
+
+
+def process_of(costs: ModelCosts, repeated: bool) -> MeasuringProcess:
+    """What is kept of a process beside its measurements."""
+    rest = costs.rest
+    steps = {str(size.samples): float(f"{size.step_s:.4g}") for size in costs.done.sizes if size.measurements}
+    return MeasuringProcess(
+        rest.canary_before_s,
+        rest.canary_after_s,
+        round(rest.run_delay, 5),
+        rest.is_contended,
+        dict(sorted(steps.items(), key=lambda step: int(step[0]))),
+        repeated,
+    )
+
+
+def process_spread(processes: Sequence[MeasuringProcess]) -> dict[str, float]:
+    """``Provenance.process_spread``; nothing of a single process."""
+    if len(processes) < 2:
+        return {}
+    middle = merged_seconds([each.step_s for each in processes])
+    found = {}
+    for name, median_s in middle.items():
+        steps = [each.step_s[name] for each in processes if name in each.step_s]
+        found[name] = round((max(steps) - min(steps)) / median_s, 4) if median_s > 0 else 0.0
+    return found
+
+
+def _as_one(found: Sequence[Measurement]) -> Measurement:
+    if len(found) == 1:
+        return found[0]
+    seconds = {name: statistics.median(getattr(one, name) for one in found) for name in _SECONDS}
+    raw_s = tuple(value for one in found for value in one.raw_s)
+    return replace(
+        found[0],
+        **seconds,
+        num_runs=sum(one.num_runs for one in found),
+        spread=round(spread(raw_s), 4) if raw_s else max(one.spread for one in found),
+        raw_s=raw_s,
+    )
+
+
+def _parameter_cost(found: Sequence[ParameterCost]) -> ParameterCost:
+    return ParameterCost(
+        statistics.median(cost.accumulate_s for cost in found), statistics.median(cost.update_s for cost in found)
+    )
+
+
+def gather(profiles: Sequence[Profile], names: Sequence[str] = ()) -> Profile:
+    """One profile: the hosts of all, in that order; what was measured on processors of one name is one kind's.
+
+    Where a kind was measured on several hosts, the median counts, and sizes are those of any.  Hosts of different
+    profiles stay apart: those whose names are taken are renamed ``n0``, ``n1``, ...  Every host keeps the link that was
+    measured within it; links between hosts are those that a profile has.
+
+    Args:
+        names: of the profiles, for errors; by default their numbers.
+
+    Raises:
+        UsageError: there are no profiles.
+        StaleFileError: two are of other models, dtypes, optimisers, or back ends at the same sizes.
+    """
+    if not profiles:
+        raise UsageError("there is nothing to gather", ["profiles: 0"], ["name the profiles of several hosts"])
+    names = names or [f"profile {number}" for number in range(len(profiles))]
+    first = profiles[0]
+    for name, other in zip(names[1:], profiles[1:], strict=True):
+        _check_alike(names[0], first, name, other)
+    hosts = _renamed(profiles)
+    kinds = list(dict.fromkeys(kind for each in profiles for kind in each.measurements))
+    parts = {kind: merged(each.parts.get(kind, ()) for each in profiles) for kind in kinds}
+    preparations = {kind: merged_preparations(each.preparations.get(kind, ()) for each in profiles) for kind in kinds}
+    overheads = [each.action_overhead_s for each in profiles]
+    return replace(
+        first,
+        cluster=_cluster(profiles, hosts),
+        measurements={
+            kind: _in_order(merged(each.measurements.get(kind, ()) for each in profiles), first) for kind in kinds
+        },
+        parameters={kind: merged_parameters([each.parameters.get(kind, {}) for each in profiles]) for kind in kinds},
+        provenance=_provenance(profiles, hosts),
+        action_overhead_s={
+            kind: statistics.median(each[kind] for each in overheads if kind in each)
+            for kind in dict.fromkeys(kind for each in overheads for kind in each)
+        },
+        parts={kind: found for kind, found in parts.items() if found},
+        preparations={kind: found for kind, found in preparations.items() if found},
+        site_halos=tuple(dict.fromkeys(halo for each in profiles for halo in each.site_halos)),
+        calibration=Calibration(),
+    )
+
+
+def _check_alike(name: str, first: Profile, other_name: str, other: Profile) -> None:
+    """Raises unless both are of one model, trained in one way, by operators that choose alike."""
+    pairs = {
+        "graph": (fingerprint(first.graph), fingerprint(other.graph)),
+        "dtype": (f"{first.model.dtype} {first.model.autocast}", f"{other.model.dtype} {other.model.autocast}"),
+        "optimiser": (_optimizer_text(first), _optimizer_text(other)),
+    }
+    differing = [f"{what} in {name}: {a}; in {other_name}: {b}" for what, (a, b) in pairs.items() if a != b]
+    if differing:
+        raise StaleFileError(
+            f"{name} and {other_name} are no profiles of one model",
+            [*differing, *_layers_that_differ(first, other)],
+            ["profile the same model, with the same --input and options, on every host"],
+        )
+    for kind in first.measurements.keys() & other.measurements.keys():
+        keys = {(one.layer, one.samples): one.key for one in first.measurements[kind]}
+        for one in other.measurements[kind]:
+            key = keys.get((one.layer, one.samples), one.key)
+            if key != one.key:
+                raise StaleFileError(
+                    f"{one.layer} ran on other back ends on two hosts with {kind}",
+                    [f"at {one.samples} samples in {name}: {key or 'none'}; in {other_name}: {one.key or 'none'}"],
+                    ["install the same release of torch on every host"],
+                )
+
+
+def _layers_that_differ(first: Profile, other: Profile) -> list[str]:
+    a, b = ([layer.name for layer in each.graph.layers] for each in (first, other))
+    if a == b:
+        return []
+    only = [name for name in dict.fromkeys((*a, *b)) if (name in a) != (name in b)]
+    return [f"{len(a)} and {len(b)} layers; only in one: {', '.join(only[:3])}" if only else "layers in another order"]
+
+
+def _optimizer_text(profile: Profile) -> str:
+    optimizer = profile.optimizer
+    return ":".join([optimizer.name, *(f"{name}={value:g}" for name, value in sorted(optimizer.arguments.items()))])
+
+
+def _renamed(profiles: Sequence[Profile]) -> list[dict[str, str]]:
+    """By profile: its hosts, and what they are called among all."""
+    taken: set[str] = set()
+    found = []
+    for profile in profiles:
+        names: dict[str, str] = {}
+        for device in profile.cluster.devices:
+            if device.host not in names:
+                fresh = (f"n{number}" for number in range(len(taken) + 1) if f"n{number}" not in taken)
+                names[device.host] = next(fresh) if device.host in taken else device.host
+                taken.add(names[device.host])
+        found.append(names)
+    return found
+
+
+def _cluster(profiles: Sequence[Profile], hosts: Sequence[Mapping[str, str]]) -> Cluster:
+    devices: list[DeviceSpec] = []
+    links: dict[str, Link] = {}
+    pairs: list[PairLink] = []
+    for profile, names in zip(profiles, hosts, strict=True):
+        cluster = profile.cluster
+        for device in cluster.devices:
+            host = names[device.host]
+            devices.append(replace(device, name=f"{host}/{device.name.partition('/')[2]}", host=host))
+        for kind, link in cluster.links.items():
+            known = links.setdefault(kind, link)
+            if kind == WITHIN_HOST and link != known:
+                pairs += [PairLink(host, host, link) for host in names.values()]
+        pairs += [replace(pair, src_host=names[pair.src_host], dst_host=names[pair.dst_host]) for pair in cluster.pairs]
+    return Cluster(tuple(devices), links, _collectives(profiles), tuple(pairs))
+
+
+def _collectives(profiles: Sequence[Profile]) -> tuple[Collective, ...]:
+    """Medians, point by point, over the profiles that measured the same."""
+    alike: dict[object, list[Collective]] = {}
+    for profile in profiles:
+        for one in profile.cluster.collectives:
+            alike.setdefault((one.operation, one.num_ranks, one.link, one.num_hosts), []).append(one)
+    found = []
+    for each in alike.values():
+        sizes = [size for size, _ in each[0].points]
+        same = [dict(one.points) for one in each if [size for size, _ in one.points] == sizes]
+        points = tuple((size, statistics.median(one[size] for one in same)) for size in sizes)
+        found.append(replace(each[0], points=points))
+    return tuple(found)
+
+
+def _in_order(found: Sequence[Measurement], first: Profile) -> tuple[Measurement, ...]:
+    order = {layer.name: index for index, layer in enumerate(first.graph.layers)}
+    return tuple(sorted(found, key=lambda one: (one.samples, order.get(one.layer, len(order)))))
+
+
+def _provenance(profiles: Sequence[Profile], hosts: Sequence[Mapping[str, str]]) -> Provenance:
+    """All processes; whole steps are those of the first device's kind."""
+    every = [each.provenance for each in profiles]
+    kind = profiles[0].cluster.devices[0].kind
+    spreads = [each.process_spread for each in every]
+    host_of = ["+".join(names.values()) for names in hosts]
+    return Provenance(
+        versions={
+            name: ", ".join(dict.fromkeys(each.versions[name] for each in every if name in each.versions))
+            for name in dict.fromkeys(name for each in every for name in each.versions)
+        },
+        canary_before_s=every[0].canary_before_s,
+        canary_after_s=every[0].canary_after_s,
+        run_delay=max(each.run_delay for each in every),
+        contended=any(each.contended for each in every),
+        iteration_s=merged_seconds([each.provenance.iteration_s for each in profiles if kind in each.measurements]),
+        processes=tuple(
+            replace(process, host=process.host or host)
+            for each, host in zip(every, host_of, strict=True)
+            for process in each.processes
+        ),
+        process_spread={
+            name: max(each[name] for each in spreads if name in each)
+            for name in sorted({name for each in spreads for name in each}, key=int)
+        },
+        clocks={
+            f"{host}/{name}": value
+            for each, host in zip(every, host_of, strict=True)
+            for name, value in each.clocks.items()
+        },
+        governor=", ".join(dict.fromkeys(each.governor for each in every if each.governor)),
+    )

@@ -1,0 +1,111 @@
+"""Measures what a plan uses and its profile does not hold: the same processes, sizes and parts being given."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from planner.ir.errors import MissingDeviceError
+from planner.ir.fingerprint import fingerprint
+from planner.ir.profile import Measurement, PartShape, Profile
+from profiler.measure.child_process import Child
+from profiler.measure.devices import BACKENDS, Backend, described
+from profiler.measure.partial_results import Chosen, ModelCosts
+from profiler.measure.processes import SILENCE_S
+from profiler.measure.progress import ProfileProgress
+from profiler.measure.worker import Job
+from profiler.merge import merged
+
+Progress = Callable[[ProfileProgress], None]
+
+
+@dataclass(frozen=True, slots=True)
+class FoundMissing:
+    """What was measured.
+
+    Attributes:
+        whole: layers, at the sizes at which the model runs.
+        parts: those that can be run alone.
+        is_contended: whether the machine was busy.
+    """
+
+    whole: tuple[Measurement, ...]
+    parts: tuple[Measurement, ...]
+    is_contended: bool
+
+
+def measure_missing(
+    profile: Profile,
+    device_kind: str,
+    sizes: Sequence[int],
+    shapes: Sequence[PartShape],
+    *,
+    quick: bool = False,
+    progress: Progress | None = None,
+) -> FoundMissing:
+    """Layers of the profile's model at ``sizes`` samples, and parts ``shapes`` of them, in as many processes as before.
+
+    Args:
+        device_kind: that of devices of this machine.
+        quick: fewer runs, in one process.
+
+    Raises:
+        MissingDeviceError: this machine has no device of that kind.
+        StaleFileError: the model is another one than that of the profile.
+        HalopipeError: the model cannot be built, captured or run, or a measuring process died.
+    """
+    backend = backend_of(device_kind)
+    largest = max((shape.samples for shape in shapes), default=0)
+    cut_from = () if not largest or max(sizes, default=0) >= largest else (largest,)
+    num_processes = 1 if quick else max(1, len(profile.provenance.processes))
+    job = Job(
+        profile.model,
+        profile.optimizer,
+        tuple(sizes),
+        quick,
+        device="cpu" if backend.type == "cpu" else f"{backend.type}:0",
+        num_processes=num_processes,
+        chosen=Chosen(tuple(sorted({*sizes, *cut_from})), tuple(shapes)),
+        graph=fingerprint(profile.graph),
+    )
+    found = [_measured(job, backend, number, progress) for number in range(num_processes)]
+    return FoundMissing(
+        merged(costs.measurements for costs in found),
+        merged(costs.parts for costs in found),
+        any(costs.rest.is_contended for costs in found),
+    )
+
+
+def backend_of(device_kind: str) -> Backend:
+    """The torch backend of this machine's devices of that kind.
+
+    Raises:
+        MissingDeviceError: it has none.
+    """
+    there = []
+    for backend in BACKENDS.values():
+        if backend.count():
+            kind = described(backend, "n0", 1)[0].kind
+            if kind == device_kind:
+                return backend
+            there.append(kind)
+    raise MissingDeviceError(
+        f"{device_kind} cannot be measured on this machine",
+        [f"devices here: {', '.join(there) or 'none'}"],
+        ["run it on a machine that has such a device", "plan without --measure-missing"],
+    )
+
+
+def _measured(job: Job, backend: Backend, number: int, progress: Progress | None) -> ModelCosts:
+    with Child("profiler.measure.worker:measure_model", job, core=backend.cores(0, 1)) as child:
+        reports = child.reports(SILENCE_S)
+        while True:
+            try:
+                report: Any = next(reports)
+            except StopIteration as stop:
+                costs: ModelCosts = stop.value
+                return costs
+            if progress is not None and isinstance(report, ProfileProgress):
+                done = report.done + number * report.total
+                progress(replace(report, done=done, total=report.total * job.num_processes))

@@ -1,0 +1,289 @@
+"""The example of a model for other numbers of samples, and when two results of it are one.
+
+What a factory says about sizes that vary from batch to batch, checked against its example.
+
+A model with its example and its loss, as a factory describes it.
+"""
+
+from __future__ import annotations
+
+import keyword
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+from cuda_ops.dense.recurrent import autocast
+from cuda_ops.sparse.preparation import Preparation
+from planner.ir.errors import FactoryError
+from planner.ir.graph import SAMPLE
+
+
+def example_of(names: Iterable[str], model: LoadedModel, samples: int) -> dict[str, Tensor]:
+    """Inputs and targets by name, for ``samples`` samples: the model's example, cut or repeated; where the model is."""
+    fed, count = fed_example(model, samples), len(model.fed[0])
+    inputs, targets = model.taken(fed[:count], fed[count:])
+    return dict(zip(names, (*inputs, *targets), strict=True))
+
+
+def fed_example(model: LoadedModel, samples: int) -> tuple[Tensor, ...]:
+    """The same as a step is given it: of a sparse network its clouds."""
+    inputs, targets = model.fed
+    result = []
+    for tensor in (*inputs, *targets):
+        if tensor.ndim and tensor.shape[0] == model.samples:
+            repeats = -(-samples // model.samples)
+            tensor = (torch.cat([tensor] * repeats) if repeats > 1 else tensor)[:samples]
+        result.append(tensor)
+    return tuple(result)
+
+
+def is_alike(a: Tensor, b: Tensor) -> bool:
+    """Whether they are equal but for rounding, that of their dtype."""
+    if a.shape != b.shape:
+        return False
+    if a.is_complex() and b.is_complex():
+        a, b = torch.view_as_real(a), torch.view_as_real(b)
+    if not a.is_floating_point():
+        return torch.equal(a, b)
+    tolerance = min(1000 * torch.finfo(a.dtype).eps, 0.05)
+    scale = a.abs().nan_to_num(posinf=0.0).max().item() if a.numel() else 0.0
+    return torch.allclose(a, b, rtol=tolerance, atol=tolerance * scale, equal_nan=True)
+
+
+Varying = dict[str, tuple[tuple[str, int], ...]]
+
+_LEAST = 2  # an extent of 1 would be taken for one that is always 1
+_FORM = '{"time": [("inputs", 1), ("targets", 1)]}: the size\'s name, and the tensors and dims where it is'
+
+
+def parse_varying(factory: str, value: Any, tensors: Mapping[str, Tensor]) -> Varying:
+    """The places of each size that varies, by its name; see ``profiler.source.source`` for the form of ``value``.
+
+    Args:
+        factory: whose answer it is, for errors.
+        tensors: of the example, by name.
+
+    Raises:
+        FactoryError: it has another form, or does not fit the example.
+    """
+    title = f"{factory} says in another way which sizes vary"
+    if not isinstance(value, Mapping):
+        raise FactoryError(title, [f"a {type(value).__name__}"], [_FORM])
+    found: Varying = {}
+    owner: dict[tuple[str, int], str] = {}
+    for name, places in value.items():
+        _require_name(factory, name, tensors)
+        try:
+            found[name] = tuple((str(tensor), int(dim)) for tensor, dim in places)
+        except (TypeError, ValueError):
+            raise FactoryError(title, [f"{name}: {places!r}"], [_FORM]) from None
+        if not found[name]:
+            raise FactoryError(f"{factory} names no place of {name}", [], [_FORM])
+        for place in found[name]:
+            _require_place(factory, name, place, tensors)
+            if owner.setdefault(place, name) != name:
+                raise FactoryError(
+                    f"{factory} gives dim {place[1]} of {place[0]} two names", [f"{owner[place]} and {name}"]
+                )
+        _require_extent(factory, name, found[name], tensors)
+    return found
+
+
+def _require_name(factory: str, name: Any, tensors: Mapping[str, Tensor]) -> None:
+    taken = (*tensors, "num_samples", SAMPLE)
+    if not isinstance(name, str) or not name.isidentifier() or keyword.iskeyword(name) or name in taken:
+        raise FactoryError(
+            f"{factory}: {name!r} cannot be the name of a size that varies",
+            [f"taken: {', '.join(taken)}"],
+            ["a word, such as time, points, height"],
+        )
+
+
+def _require_place(factory: str, name: str, place: tuple[str, int], tensors: Mapping[str, Tensor]) -> None:
+    tensor, dim = place
+    if tensor not in tensors:
+        raise FactoryError(
+            f"{factory}: {name} is said to be in {tensor!r}, which is not there", [f"there are {', '.join(tensors)}"]
+        )
+    shape = tuple(tensors[tensor].shape)
+    first = next(iter(tensors))
+    if not (1 if tensor == first else 0) <= dim < len(shape):
+        raise FactoryError(
+            f"{factory}: {name} is said to be dim {dim} of {tensor}",
+            [f"its shape is {shape}", *(["dim 0 holds the samples"] if dim == 0 else [])],
+            ["count dims from 0, samples first"],
+        )
+
+
+def _require_extent(
+    factory: str, name: str, places: tuple[tuple[str, int], ...], tensors: Mapping[str, Tensor]
+) -> None:
+    extents = {place: tensors[place[0]].shape[place[1]] for place in places}
+    if len(set(extents.values())) > 1:
+        shown = [f"dim {dim} of {tensor}: {extent}" for (tensor, dim), extent in extents.items()]
+        raise FactoryError(f"{factory}: {name} has several extents in the example", shown, ["give them several names"])
+    if min(extents.values()) < _LEAST:
+        raise FactoryError(
+            f"{factory}: {name} is {min(extents.values())} in the example",
+            [f"a size that varies must be at least {_LEAST} there"],
+            ["a larger example, --input"],
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """The user's loss function, called the same way whether it wants one target or a tuple.
+
+    Attributes:
+        function: as the factory gave it.
+        unpacked: the factory gave a bare tensor of targets, so that is what ``function`` gets.
+    """
+
+    function: Callable[..., Tensor]
+    unpacked: bool = False
+
+    def __call__(self, output: Any, targets: tuple[Tensor, ...]) -> Tensor:
+        return self.function(output, targets[0] if self.unpacked else targets)
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A model, ready to train: ``loss_fn(module(*inputs), targets)`` is the loss of its example.
+
+    Attributes:
+        module: each part in the mode that it is trained in.
+        inputs, targets: the example; samples first.
+        loss_fn: takes the module's output and the tuple of targets; a mean over samples.
+        varying: the places, (tensor, dim), of each size that varies from batch to batch, by name.
+        autocast: the dtype that operators run in where torch's autocast says so; None: no autocast.
+        elementwise: operators (``mylib::op``) of which the user says that they treat every element by itself.
+        clouds: of a sparse network, how ``inputs`` and ``targets`` are made of batches of clouds.
+    """
+
+    module: nn.Module
+    inputs: tuple[Tensor, ...]
+    targets: tuple[Tensor, ...]
+    loss_fn: Callable[[Any, tuple[Tensor, ...]], Tensor]
+    varying: Mapping[str, tuple[tuple[str, int], ...]] = field(default_factory=dict)
+    autocast: torch.dtype | None = None
+    elementwise: frozenset[str] = frozenset()
+    clouds: CloudExample | None = None
+
+    def loss(self, inputs: tuple[Tensor, ...], targets: tuple[Tensor, ...]) -> Tensor:
+        """The loss of a batch as a step is given it, under autocast if that is asked for."""
+        return self.loss_of_taken(*self.taken(inputs, targets))
+
+    def loss_of_taken(self, inputs: tuple[Tensor, ...], targets: tuple[Tensor, ...]) -> Tensor:
+        """The same of what :meth:`taken` made of it."""
+        with self.precision():
+            return self.loss_fn(self.module(*inputs), targets)
+
+    def precision(self) -> AbstractContextManager[Any]:
+        """The context in which forward passes run."""
+        return autocast(self.inputs[0].device.type, self.autocast)
+
+    @property
+    def tensors(self) -> dict[str, Tensor]:
+        """The example's inputs and targets, by the names that the graph has for them."""
+        names = graph_inputs(len(self.inputs), len(self.targets))
+        return dict(zip(names, (*self.inputs, *self.targets), strict=True))
+
+    @property
+    def fed(self) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+        """The example as a step is given it, inputs and targets: samples first."""
+        return (self.inputs, self.targets) if self.clouds is None else (self.clouds.inputs, self.clouds.targets)
+
+    def taken(
+        self, inputs: tuple[Tensor, ...], targets: tuple[Tensor, ...]
+    ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+        """What ``module`` and ``loss_fn`` take, of a batch as a step is given it; where the model's example is."""
+        found = (inputs, targets) if self.clouds is None else self.clouds.prepared(inputs, targets)
+        device = self.inputs[0].device
+        return tuple(tensor.to(device) for tensor in found[0]), tuple(tensor.to(device) for tensor in found[1])
+
+    @property
+    def extents(self) -> dict[str, int]:
+        """The example's extent of each size that varies."""
+        return {name: self.tensors[places[0][0]].shape[places[0][1]] for name, places in self.varying.items()}
+
+    @property
+    def samples(self) -> int:
+        """Number of samples of the example."""
+        return self.inputs[0].shape[0] if self.inputs[0].ndim else 1
+
+
+@dataclass(frozen=True, slots=True)
+class CloudExample:
+    """The example of a sparse network as its user's batches are.
+
+    Attributes:
+        preparation: makes of them what the network is given.
+        inputs: coordinates, features and counts, samples first, padded to the largest cloud.
+        targets: samples first; (samples, points, ...) where there is one a site.
+    """
+
+    preparation: Preparation
+    inputs: tuple[Tensor, ...]
+    targets: tuple[Tensor, ...]
+
+    def prepared(
+        self, inputs: tuple[Tensor, ...], targets: tuple[Tensor, ...]
+    ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+        """Inputs and targets of the network, for a batch of clouds."""
+        tensors = tuple(self.preparation.clouds((*inputs, *targets)).tensors().values())
+        return tensors[: self.preparation.num_inputs], tensors[self.preparation.num_inputs :]
+
+    def to(self, dtype: torch.dtype) -> CloudExample:
+        """With features, and targets that are no integers, of ``dtype``."""
+        inputs, targets = (
+            tuple(tensor.to(dtype) if tensor.is_floating_point() else tensor for tensor in tensors)
+            for tensors in (self.inputs, self.targets)
+        )
+        return replace(self, inputs=inputs, targets=targets)
+
+    def of_fewer_points(self, divisor: int) -> CloudExample:
+        """With a part of the points of each cloud, at least one where there are some."""
+        points = -(-self.inputs[0].shape[1] // divisor)
+        coordinates, features, counts = self.inputs
+        targets = tuple(
+            target[:, :points] if is_per_site else target
+            for target, is_per_site in zip(self.targets, self.preparation.per_site, strict=True)
+        )
+        inputs = coordinates[:, :points], features[:, :points], counts.clamp(max=points)
+        return replace(self, inputs=inputs, targets=targets)
+
+    @property
+    def without_samples(self) -> frozenset[str]:
+        """The graph's inputs whose first dim is not the samples, whatever its extent."""
+        preparation = self.preparation
+        names = graph_inputs(preparation.num_inputs, len(preparation.per_site))
+        kinds = ("neighbours_", "reverse_", "features")
+        return frozenset(name for name, own in zip(names, preparation.names, strict=True) if own.startswith(kinds))
+
+    @property
+    def named(self) -> dict[str, Tensor]:
+        """Inputs and targets by name."""
+        names = ("coordinates", "features", "counts", *graph_inputs(0, len(self.targets)))
+        return dict(zip(names, (*self.inputs, *self.targets), strict=True))
+
+
+def graph_inputs(num_inputs: int, num_targets: int) -> tuple[str, ...]:
+    """Names of the tensors that a step is given, inputs and targets."""
+    counts = (("inputs", num_inputs), ("targets", num_targets))
+    return tuple(name if index == 0 else f"{name}_{index + 1}" for name, count in counts for index in range(count))
+
+
+def mean_of_squares(output: Any, targets: tuple[Tensor, ...] = ()) -> Tensor:
+    """The loss where a factory gives none: for each float tensor of ``output`` the mean of its squares, summed."""
+    floats = [leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor) and leaf.is_floating_point()]
+    if not floats:
+        raise TypeError("the module's output holds no float tensor, so a loss function is needed")
+    total = floats[0].square().mean()
+    for tensor in floats[1:]:
+        total = total + tensor.square().mean()
+    return total

@@ -1,0 +1,318 @@
+"""Finds the factory that a MODEL string names.
+
+From a MODEL string to a module with example inputs and a loss.
+
+MODEL is ``pkg.mod:factory`` or ``path/file.py:factory``.  A factory is called with keyword arguments and returns one of
+
+    module
+    (module, inputs)
+    (module, (inputs, targets), loss_fn)
+    (module, (inputs, targets), loss_fn, varying)
+
+with ``inputs`` and ``targets`` a tensor or a tuple of tensors, samples first, and ``output = module(*inputs)``.
+``loss_fn(output, targets)`` is a mean over samples; without one it is :func:`mean_of_squares`.
+
+A sparse network takes one ``SparseTensor``.  Its example is that, with targets one a sample or one a point in the order
+in which points were given; or, as data sets have it, coordinates, features and counts with samples first, padded to the
+largest cloud (:mod:`cuda_ops.sparse.preparation`).  What varies in it is known.
+
+``varying`` says which other sizes than the number of samples differ from batch to batch (the length of sequences, the
+number of points, the height and width of images), and where they are:
+
+    {"time": [("inputs", 1), ("targets", 1)]}
+
+is a size called ``time``, the extent of dim 1 of the inputs and of dim 1 of the targets.  Tensors are called
+``inputs``, ``inputs_2``, ... and ``targets``, ``targets_2``, ..., as in the profile.  Within a batch all places of a
+name have one extent, and the example has at least 2 there.  Names are those of dims; ``time``, ``height``, ``width``
+and ``depth`` are known to the planner.  Dims not named here have the example's extent in every batch.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import importlib.util
+import inspect
+import json
+import os
+import sys
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from cuda_ops.device.seeding import seed_generators, seeded
+from planner.ir.errors import FactoryError, ModelNotFoundError
+from planner.ir.profile import ModelSource
+from profiler.source.clouds import is_clouds, load_clouds
+from profiler.source.model import LoadedModel, Loss, mean_of_squares, parse_varying
+
+_FORMS = "MODEL is pkg.mod:factory or path/file.py:factory"
+
+
+def find_factory(text: str) -> Callable[..., Any]:
+    """The callable that ``text`` (``pkg.mod:factory`` or ``path/file.py:factory``) names.
+
+    The working folder, and the file's own, are appended to the import path, so that they hide no installed package.
+
+    Raises:
+        ModelNotFoundError: says which part of ``text`` failed, and which factories there are.
+    """
+    place, colon, name = text.rpartition(":")
+    if not colon or not place or not name:
+        raise ModelNotFoundError(f"{text!r} names no factory", _listing(text), [_FORMS])
+    module = _from_file(text, place) if place.endswith(".py") or os.sep in place else _from_name(text, place)
+    value: Any = module
+    for part in name.split("."):
+        value = getattr(value, part, None)
+    if value is None:
+        near = difflib.get_close_matches(name, _factories(module), n=1)
+        raise ModelNotFoundError(
+            f"{place} has no {name!r}",
+            [f"factories there: {', '.join(_factories(module)) or 'none'}"],
+            [f"did you mean {place}:{match}?" for match in near],
+        )
+    if not callable(value) or isinstance(value, nn.Module):
+        raise ModelNotFoundError(
+            f"{name!r} of {place} is no factory", [f"it is a {type(value).__name__}"], ["a function or a class"]
+        )
+    return value
+
+
+def _append_to_path(folder: str) -> None:
+    if folder not in sys.path:
+        sys.path.append(folder)
+
+
+def _from_file(text: str, place: str) -> ModuleType:
+    path = Path(place)
+    if not path.is_file():
+        near = sorted(str(found) for found in path.parent.glob("*.py")) if path.parent.is_dir() else []
+        detail = f"Python files there: {', '.join(near) or 'none'}" if path.parent.is_dir() else "nor is its folder"
+        raise ModelNotFoundError(f"{text!r}: {place} is not there", [detail])
+    _append_to_path(os.getcwd())
+    _append_to_path(str(path.resolve().parent))
+    name = f"halopipe_model_{path.stem}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise ModelNotFoundError(f"{text!r}: {place} is no Python file", remedies=[_FORMS])
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses and pickle look their module up here
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        del sys.modules[name]
+        raise _broken(place, error) from error
+    return module
+
+
+def _from_name(text: str, place: str) -> ModuleType:
+    _append_to_path(os.getcwd())
+    try:
+        return importlib.import_module(place)
+    except ModuleNotFoundError as error:
+        missing = error.name or ""
+        if place != missing and not place.startswith(f"{missing}."):
+            raise _broken(place, error) from error  # the module is there, what it imports is not
+        parent = missing.rpartition(".")[0]
+        detail = f"in package {parent}" if parent else f"neither installed nor in {os.getcwd()}"
+        raise ModelNotFoundError(f"{text!r}: there is no module {missing!r}", [detail], [_FORMS]) from None
+    except Exception as error:
+        raise _broken(place, error) from error
+
+
+def _broken(place: str, error: Exception) -> ModelNotFoundError:
+    frames = traceback.extract_tb(error.__traceback__)
+    at = f"at {frames[-1].filename}:{frames[-1].lineno}" if frames else "at an unknown place"
+    if isinstance(error, SyntaxError):
+        at = f"at {error.filename}:{error.lineno}"
+    return ModelNotFoundError(f"{place} cannot be imported: {type(error).__name__}", [str(error), at])
+
+
+def _listing(text: str) -> list[str]:
+    """The factories of the module that ``text`` may have meant, if there is one."""
+    place = text.rstrip(":")
+    try:
+        module = _from_file(text, place) if place.endswith(".py") else _from_name(text, place)
+    except (ModelNotFoundError, ValueError):
+        return ["it has no ':'"] if ":" not in text else []
+    return [f"factories in {place}: {', '.join(_factories(module)) or 'none'}"]
+
+
+def _factories(module: ModuleType) -> list[str]:
+    """Public functions and module classes that ``module`` itself defines."""
+    return sorted(
+        name
+        for name, value in vars(module).items()
+        if name[0] != "_"
+        and callable(value)
+        and getattr(value, "__module__", None) == module.__name__
+        and (not isinstance(value, type) or issubclass(value, nn.Module))
+    )
+
+
+def load_model(source: ModelSource, seed: int = 0) -> LoadedModel:
+    """The model that ``source`` names, the same for the same seed; the caller's random state is left alone.
+
+    Every part of the module stays in the mode, training or evaluation, that the factory left it in.
+
+    Raises:
+        ModelNotFoundError: there is no such factory.
+        FactoryError: the factory raised, or returned something that is not a model.
+    """
+    dtype = _float_dtype(source.dtype)
+    autocast = _autocast_dtype(source)
+    with seeded(seed):
+        factory = find_factory(source.factory)
+        arguments = _arguments(source, factory)
+        torch.manual_seed(seed)  # accelerators' generators too
+        seed_generators(seed)  # last, since importing the user's module may have drawn numbers
+        model, varying = _parts(source, _call(source, factory, arguments), "input_shape" in arguments)
+    model.module.to(dtype)
+    loss = getattr(model.loss_fn, "function", model.loss_fn)
+    if isinstance(loss, nn.Module):
+        loss.to(dtype)
+    return replace(
+        model,
+        inputs=_cast(model.inputs, dtype),
+        targets=_cast(model.targets, dtype),
+        clouds=model.clouds and model.clouds.to(dtype),
+        varying=parse_varying(source.factory, varying, model.tensors),
+        autocast=autocast,
+        elementwise=frozenset(source.elementwise),
+    )
+
+
+def _float_dtype(name: str) -> torch.dtype:
+    dtype = getattr(torch, name, None)
+    if isinstance(dtype, torch.dtype) and dtype.is_floating_point:
+        return dtype
+    raise FactoryError(f"{name!r} is no floating-point dtype", remedies=["float32, float64, bfloat16 or float16"])
+
+
+def _autocast_dtype(source: ModelSource) -> torch.dtype | None:
+    if source.autocast not in ("", "bfloat16"):
+        raise FactoryError(f"autocast to {source.autocast!r} is not supported", remedies=["bfloat16, or none"])
+    if source.autocast and source.dtype != "float32":
+        raise FactoryError(
+            f"autocast to {source.autocast} is for parameters in float32",
+            [f"they are asked for in {source.dtype}"],
+            ["--dtype float32 --autocast bfloat16", f"--dtype {source.dtype} without --autocast"],
+        )
+    return torch.bfloat16 if source.autocast else None
+
+
+def _arguments(source: ModelSource, factory: Callable[..., Any]) -> dict[str, Any]:
+    arguments = {name: _from_json(source, name, text) for name, text in source.arguments.items()}
+    parameters = inspect.signature(factory).parameters
+    takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
+    unknown = [name for name in arguments if name not in parameters and not takes_any]
+    if unknown:
+        close = [
+            f"did you mean {match!r}?" for name in unknown for match in difflib.get_close_matches(name, parameters)
+        ]
+        known = f"it takes: {', '.join(parameters) or 'no arguments'}"
+        raise FactoryError(f"{source.factory} takes no argument {', '.join(map(repr, unknown))}", [known, *close])
+    if source.input_shape and "input_shape" in parameters:
+        arguments["input_shape"] = source.input_shape
+    return arguments
+
+
+def _from_json(source: ModelSource, name: str, text: str) -> Any:
+    try:
+        return _tuples(json.loads(text))
+    except json.JSONDecodeError as error:
+        raise FactoryError(
+            f"argument {name!r} of {source.factory} is not JSON",
+            [f"{text}: {error.msg} at character {error.pos}"],
+            ['a text needs its quotes: {"name": "\\"text\\""}'],
+        ) from None
+
+
+def _tuples(value: Any) -> Any:
+    """Arrays as tuples, which is what shapes and depths are in factories."""
+    if isinstance(value, list):
+        return tuple(_tuples(item) for item in value)
+    return {key: _tuples(item) for key, item in value.items()} if isinstance(value, Mapping) else value
+
+
+def _call(source: ModelSource, factory: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
+    try:
+        return factory(**arguments)
+    except Exception as error:
+        given = ", ".join(f"{name}={value!r}" for name, value in arguments.items())
+        raise FactoryError(
+            f"{source.factory}({given}) raised {type(error).__name__}", [str(error), where(error)]
+        ) from error
+
+
+def where(error: BaseException) -> str:
+    """File, line and function of the innermost frame of ``error``."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return f"at {frames[-1].filename}:{frames[-1].lineno} in {frames[-1].name}" if frames else "at an unknown place"
+
+
+def _parts(source: ModelSource, result: Any, shaped: bool) -> tuple[LoadedModel, Any]:
+    """The model that a factory returned, and what it said varies; ``shaped``: it was told the input shape."""
+    default = Loss(mean_of_squares)
+    varying: Any = {}
+    match result:
+        case nn.Module() as module:
+            if not source.input_shape:
+                raise FactoryError(
+                    f"{source.factory} returned a module and no example inputs", remedies=["give --input 8,3,64,64"]
+                )
+            return LoadedModel(module, (torch.randn(source.input_shape),), (), default), varying
+        case (nn.Module() as module, inputs) if is_clouds(module, inputs):
+            return load_clouds(source.factory, module, inputs, (), default)
+        case (nn.Module() as module, (inputs, targets), loss_fn) if callable(loss_fn) and is_clouds(module, inputs):
+            loss = Loss(loss_fn, unpacked=isinstance(targets, Tensor))
+            return load_clouds(source.factory, module, inputs, _tensors(source, "targets", targets), loss)
+        case (nn.Module() as module, inputs):
+            found = LoadedModel(module, _tensors(source, "inputs", inputs), (), default)
+        case (nn.Module() as module, (inputs, targets), loss_fn, *rest) if callable(loss_fn) and len(rest) <= 1:
+            loss = Loss(loss_fn, unpacked=isinstance(targets, Tensor))
+            varying = rest[0] if rest else {}
+            found = LoadedModel(module, _tensors(source, "inputs", inputs), _tensors(source, "targets", targets), loss)
+        case _:
+            raise FactoryError(
+                f"{source.factory} returned no model",
+                [f"it returned {_describe(result)}"],
+                ["return module, (module, inputs) or (module, (inputs, targets), loss_fn)"],
+            )
+    if not found.inputs:
+        raise FactoryError(f"{source.factory} returned no example inputs")
+    shape = tuple(found.inputs[0].shape)
+    if source.input_shape and not shaped and shape != source.input_shape:
+        raise FactoryError(
+            f"{source.factory} cannot be given an input shape",
+            [f"asked for {source.input_shape}, its example has {shape}"],
+            ["give the factory a keyword argument input_shape"],
+        )
+    return found, varying
+
+
+def _tensors(source: ModelSource, what: str, value: Any) -> tuple[Tensor, ...]:
+    values = value if isinstance(value, tuple) else (value,)
+    if not all(isinstance(item, Tensor) for item in values):
+        raise FactoryError(
+            f"{source.factory} returned {what} that are no tensors",
+            [f"{what}: {_describe(value)}"],
+            ["a tensor or a tuple of tensors"],
+        )
+    return values
+
+
+def _describe(value: Any) -> str:
+    if isinstance(value, tuple):
+        return f"({', '.join(_describe(item) for item in value)})"
+    return type(value).__name__
+
+
+def _cast(tensors: tuple[Tensor, ...], dtype: torch.dtype) -> tuple[Tensor, ...]:
+    return tuple(tensor.to(dtype) if tensor.is_floating_point() else tensor for tensor in tensors)

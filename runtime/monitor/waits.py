@@ -1,0 +1,226 @@
+"""Who waits for whom: from what each rank says it does, the chain of waits and where it ends.
+
+    rank 0 waits 11.8 s for rank 1 (gradient of micro-batch 3, stage 1 -> stage 0), which is computing stage 1 backward
+    of micro-batch 3 (step 7) for 12.0 s
+
+The program says what an action waits for (its peer is in its text); the board (:mod:`runtime.monitor.activity`) says
+how far each rank has come.  Which of a stage's ranks sends what follows from layouts that are not known here, so where
+several could, the one that is furthest behind is named.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from planner.ir.schedule import COMPUTE, RECEIVE, Action, Op
+from runtime.monitor.activity import Beat
+
+START = "waiting for the others to start the step"
+END = "waiting until all messages are taken"
+BETWEEN = "between steps"
+MEETING = ("meeting the others", "waiting for the others")
+
+WORDS: Mapping[Op, str] = {
+    Op.FORWARD: "forward",
+    Op.BACKWARD: "backward",
+    Op.BACKWARD_INPUT: "backward for the input",
+    Op.BACKWARD_WEIGHT: "backward for the weights",
+    Op.SEND_FORWARD: "sending the activation",
+    Op.SEND_BACKWARD: "sending the gradient",
+    Op.RECV_FORWARD: "receiving the activation",
+    Op.RECV_BACKWARD: "receiving the gradient",
+    Op.REDUCE_GRAD: "summing gradients",
+    Op.UPDATE: "update",
+    Op.PREPARE: "preparing inputs",
+}
+
+Place = tuple[int, float]
+"""(step, how many actions of its row a rank has begun): how far it has come."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Wait:
+    """What a rank waits for: ``ranks`` that have not done their part; none of them if that is on its way."""
+
+    what: str
+    ranks: tuple[int, ...]
+    others: tuple[int, ...]
+
+
+@dataclass(slots=True)
+class Waits:
+    """The waits of one program.
+
+    Attributes:
+        rows: actions by rank.
+        ranks: of each stage.
+    """
+
+    rows: Sequence[Sequence[Action]]
+    ranks: Sequence[Sequence[int]]
+    _index: list[dict[Action, int]] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        self._index = [{action: index for index, action in enumerate(row)} for row in self.rows]
+
+    def lines(self, beats: Mapping[int, Beat]) -> tuple[str, ...]:
+        """Every chain that is not the end of a longer one."""
+        chains = {rank: self._walk(rank, beats) for rank in beats if self._wait(rank, beats) is not None}
+        inner = {rank for walked, _ in chains.values() for rank in walked[1:]}
+        heads = [rank for rank in chains if rank not in inner] or list(chains)[:1]
+        return tuple(self.chain(rank, beats) for rank in heads)
+
+    def is_waiting(self, rank: int, beats: Mapping[int, Beat]) -> bool:
+        """Whether the rank waits for others rather than does something."""
+        return self._wait(rank, beats) is not None
+
+    def chain(self, rank: int, beats: Mapping[int, Beat]) -> str:
+        """From ``rank`` on; empty if nobody knows what it does."""
+        if rank not in beats:
+            return ""
+        return f"rank {rank} {self._walk(rank, beats)[1]}"
+
+    def _walk(self, rank: int, beats: Mapping[int, Beat]) -> tuple[list[int], str]:
+        """The ranks on the way, and what is said of the first and so on."""
+        walked, text, who = [rank], "", ""
+        while True:
+            beat = beats.get(rank)
+            if beat is None:
+                of_whom = f"of {who}" if who == "which " else f"of rank {rank} "
+                return walked, f"{text}{of_whom}nothing is known: it has ended, or never started"
+            wait = self._wait(rank, beats)
+            if beat.is_silent:
+                last = f"waiting for {wait.what}{_step(beat)}" if wait else self._doing(beat)
+                silent = f"has said nothing for {beat.silent_s:.1f} s or more (its last word: {last})"
+                return walked, f"{text}{who}{silent}: it is stopped, or its host or link is gone"
+            if wait is None:
+                return walked, f"{text}{who}is {self._doing(beat)} for {beat.lasted_s:.1f} s"
+            text += f"{who}waits {beat.lasted_s:.1f} s for "
+            if not wait.ranks:
+                return walked, f"{text}{wait.what}{_on_its_way(wait.others, rank)}"
+            text += f"{_names(wait.ranks)} ({wait.what}), "
+            rank = wait.ranks[0]
+            if rank in walked:
+                return walked, f"{text}and rank {rank} is where this began: they wait for one another"
+            who = "which " if len(wait.ranks) == 1 else f"of which rank {rank} "
+            walked.append(rank)
+
+    def _wait(self, rank: int, beats: Mapping[int, Beat]) -> _Wait | None:
+        """What the rank waits for; None if it works."""
+        beat = beats[rank]
+        everyone = [other for other in range(len(self.rows)) if other != rank]
+        if beat.what == START:
+            return self._late("the start of the step", everyone, (beat.step, 0.0), beats)
+        if beat.what in MEETING:
+            late = [r for r in everyone if r not in beats or (beats[r].what not in MEETING and beats[r].step < 0)]
+            return _Wait("all ranks to be ready", tuple(late), ())
+        if beat.what == END:
+            return self._takers(rank, self.rows[rank], beats)
+        action = _action(beat.what)
+        if action is None or rank >= len(self.rows) or action not in self._index[rank]:
+            return None
+        if action.op in RECEIVE and action.peer is not None:
+            forward = action.op is Op.RECV_FORWARD
+            needed = Action(
+                action.peer, Op.SEND_FORWARD if forward else Op.SEND_BACKWARD, action.microbatch, action.stage
+            )
+            words = f"{'activation' if forward else 'gradient'} of micro-batch {action.microbatch}"
+            what = f"{words}, stage {action.peer} -> stage {action.stage}"
+            return self._until(what, rank, needed, self.ranks[action.peer], beats)
+        if action.blocking:  # a send that waits until it is taken
+            return self._takers(rank, [action], beats)
+        if action.op is Op.REDUCE_GRAD:
+            what = f"sum of the gradients of stage {action.stage}"
+            return self._until(what, rank, action, self.ranks[action.stage], beats, reached=True)
+        return self._shared(rank, action, beats)
+
+    def _until(
+        self,
+        what: str,
+        rank: int,
+        needed: Action,
+        ranks: Iterable[int],
+        beats: Mapping[int, Beat],
+        reached: bool = False,
+    ) -> _Wait:
+        """A wait until the ``ranks`` that have ``needed`` in their rows are behind it, or at it."""
+        step = beats[rank].step
+        having = [other for other in ranks if other != rank and needed in self._index[other]]
+        late = [
+            other
+            for other in having
+            if self._place(other, beats) < (step, self._index[other][needed] + (0.0 if reached else 0.5))
+        ]
+        return _Wait(what, self._furthest_behind(late, beats), tuple(having))
+
+    def _shared(self, rank: int, action: Action, beats: Mapping[int, Beat]) -> _Wait | None:
+        """Ranks of one stage may meet inside its actions, to exchange something: those behind may be waited for."""
+        others = [other for other in self.ranks[action.stage] if other != rank]
+        if not others or action.op in (Op.UPDATE, Op.PREPARE, Op.SEND_FORWARD, Op.SEND_BACKWARD):
+            return None
+        what = f"stage {action.stage} {WORDS[action.op]}{_of(action)}, which they do together"
+        wait = self._until(what, rank, action, others, beats, reached=True)
+        return wait if wait.ranks else None
+
+    def _takers(self, rank: int, actions: Sequence[Action], beats: Mapping[int, Beat]) -> _Wait:
+        """Those that have not taken what ``rank`` sends by these actions."""
+        late: dict[int, None] = {}
+        for action in actions:
+            if action.op not in (Op.SEND_FORWARD, Op.SEND_BACKWARD) or action.peer is None:
+                continue
+            op = Op.RECV_FORWARD if action.op is Op.SEND_FORWARD else Op.RECV_BACKWARD
+            taken = Action(action.peer, op, action.microbatch, action.stage)
+            late |= dict.fromkeys(self._until("", rank, taken, self.ranks[action.peer], beats).ranks)
+        return _Wait("its messages to be taken", self._furthest_behind(late, beats), ())
+
+    def _late(self, what: str, ranks: Iterable[int], until: Place, beats: Mapping[int, Beat]) -> _Wait:
+        late = [other for other in ranks if self._place(other, beats) < until]
+        return _Wait(what, self._furthest_behind(late, beats), ())
+
+    def _place(self, rank: int, beats: Mapping[int, Beat]) -> Place:
+        beat = beats.get(rank)
+        if beat is None:
+            return -1, 0.0
+        if beat.what in (END, BETWEEN):
+            return beat.step, float(len(self.rows[rank]) + 1)
+        action = _action(beat.what)
+        return beat.step, float(self._index[rank].get(action, 0)) if action is not None else 0.0
+
+    def _furthest_behind(self, ranks: Iterable[int], beats: Mapping[int, Beat]) -> tuple[int, ...]:
+        return tuple(sorted(ranks, key=lambda rank: (self._place(rank, beats), rank)))
+
+    def _doing(self, beat: Beat) -> str:
+        action = _action(beat.what)
+        where = _step(beat)
+        if action is None:
+            return f"{beat.what}{where}"
+        if action.op in COMPUTE:
+            return f"computing stage {action.stage} {WORDS[action.op]}{_of(action)}{where}"
+        return f"in stage {action.stage}, {WORDS.get(action.op, beat.what)}{_of(action)}{where}"
+
+
+def _action(text: str) -> Action | None:
+    try:
+        return Action.parse(text)
+    except ValueError:
+        return None
+
+
+def _of(action: Action) -> str:
+    return "" if action.microbatch is None else f" of micro-batch {action.microbatch}"
+
+
+def _step(beat: Beat) -> str:
+    return f" (step {beat.step})" if beat.step >= 0 else ""
+
+
+def _names(ranks: Sequence[int]) -> str:
+    return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}" if ranks else ""
+
+
+def _on_its_way(ranks: Sequence[int], rank: int) -> str:
+    if not ranks:
+        return ""
+    have = "has done its part" if len(ranks) == 1 else "have done their part"
+    return f"; {_names(ranks)} {have}: it is on the way to rank {rank}"

@@ -1,0 +1,290 @@
+"""Watches the worker processes of a plan, on this host or others, and ends all of them when one fails.
+
+The workers meet in a store that the launcher hosts on one interface; on it they also say what they do, so that a worker
+that hangs is found although it says nothing any more.
+"""
+
+from __future__ import annotations
+
+import errno
+import socket
+import time
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Protocol
+
+import torch.distributed as dist
+
+from planner.ir.errors import DeadlineError, HalopipeError, TransportError
+from runtime.monitor.activity import Beat, describe, read_board
+from runtime.monitor.failure import also, blame, cause, died, read_error
+from runtime.monitor.waits import Waits
+
+LOOPBACK = "127.0.0.1"
+SETUP_S = 600.0
+"""Longest time until a worker says its first word, and that each part of its set-up may take."""
+
+CONNECT_S = 60.0
+"""Longest time until a store answers."""
+
+PATIENCE_S = {0: 0.0, 1: 0.1, 2: 0.3, 3: 1.0}
+"""How long to wait for a better explanation, by :func:`runtime.monitor.failure.blame`."""
+
+_POLL_S = 0.02
+_BOARD_S = 0.2
+_GRACE_S = 1.2
+"""Beyond its deadline a wait should have ended by itself; later the launcher ends it."""
+
+
+class Ended(Protocol):
+    """What a worker that has ended left behind: its exit code, its result or its error, and the end of its output."""
+
+    @property
+    def code(self) -> int: ...
+
+    @property
+    def result(self) -> str: ...
+
+    @property
+    def error(self) -> str: ...
+
+    @property
+    def output(self) -> str: ...
+
+
+class Workers(Protocol):
+    """The processes of some ranks, wherever they are."""
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """Those that they are."""
+        ...
+
+    def start(self) -> None:
+        """Start all of them."""
+        ...
+
+    def ended(self) -> Mapping[int, Ended]:
+        """Those that have ended by now."""
+        ...
+
+    def end(self) -> None:
+        """End those that still run; none is alive afterwards, as far as can be known."""
+        ...
+
+
+def host_store(address: str = LOOPBACK) -> tuple[dist.TCPStore, int]:
+    """A store on a free port of one address of this host, and its port; by itself torch listens on every interface."""
+    listener = socket.create_server((address, 0), family=_family(address))
+    port = listener.getsockname()[1]
+    store = dist.TCPStore(address, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())
+    return store, port
+
+
+def host_store_at(host: str, port: int) -> dist.TCPStore:
+    """The store at one address and port of this host, for those that were told where it is.
+
+    Raises:
+        TransportError: the port is not to be had, or ``host`` is not this one.
+    """
+    try:
+        listener = socket.create_server((host, port), family=_family(host))
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:  # a training script has made torch's store there itself
+            return join_store(host, port)
+        raise TransportError(
+            f"rank 0 cannot listen at {host}, port {port}",
+            [str(error)],
+            ["set MASTER_ADDR to an address of the host of rank 0, and MASTER_PORT to a free port"],
+        ) from error
+    fd = listener.detach()
+    return dist.TCPStore(host, port, is_master=True, wait_for_workers=False, master_listen_fd=fd)
+
+
+def join_store(host: str, port: int, timeout_s: float = CONNECT_S) -> dist.TCPStore:
+    """One more client of a store.
+
+    Raises:
+        TransportError: nobody answers there within ``timeout_s``.
+    """
+    try:
+        store = dist.TCPStore(host, port, is_master=False, timeout=timedelta(seconds=timeout_s))
+    except RuntimeError as error:
+        raise TransportError(
+            f"no store answers at {host}, port {port}",
+            [str(error).splitlines()[0]],
+            ["see whether this host can reach that address, and whether a firewall lies between"],
+        ) from error
+    store.set_timeout(timedelta(seconds=SETUP_S))
+    return store
+
+
+def meet(store: dist.Store, rank: int, num_ranks: int, timeout_s: float = SETUP_S) -> str:
+    """The prefix of what ``store`` holds of this attempt of the job, once all of its ranks are there.
+
+    A store may outlive the ranks: torchrun's holds the keys of every attempt before a restart, and attempts are not
+    numbered alike on all hosts.  So rank 0 makes a name for the attempt up and tells it to the others, each of which
+    asks under a name of its own; what dead ranks asked is answered too, and nobody hears it.
+
+    Raises:
+        DeadlineError: not all were there in time.
+    """
+    end_s = time.monotonic() + timeout_s
+    if rank:
+        asked = uuid.uuid4().hex
+        store.set(f"halopipe/ask/{rank}", asked)
+        _until(store, f"halopipe/answer/{asked}", end_s, "rank 0", rank)
+        attempt = store.get(f"halopipe/answer/{asked}").decode()
+        store.set(f"{attempt}/here/{rank}", "")
+        return attempt
+    attempt, answered, missing = f"halopipe/{uuid.uuid4().hex}", set(), set(range(1, num_ranks))
+    while missing:
+        for other in sorted(missing):
+            if store.check([f"halopipe/ask/{other}"]):
+                asked = store.get(f"halopipe/ask/{other}").decode()
+                if asked not in answered:
+                    store.set(f"halopipe/answer/{asked}", attempt)
+                    answered.add(asked)
+        missing = {other for other in missing if not store.check([f"{attempt}/here/{other}"])}
+        if missing and time.monotonic() > end_s:
+            raise _nobody(", ".join(f"rank {other}" for other in sorted(missing)), rank)
+        time.sleep(_POLL_S if missing else 0.0)
+    return attempt
+
+
+def run_workers(
+    workers: Sequence[Workers],
+    titles: Mapping[int, str],
+    store: dist.Store,
+    watch: Callable[[Mapping[int, Beat]], None] = lambda beats: None,
+    waits: Waits | None = None,
+) -> dict[int, str]:
+    """Start all workers and return each rank's result; none is alive afterwards, whatever happens.
+
+    Args:
+        titles: by rank, such as ``rank 1 (n0/cpu1, stage 1)``, for errors.
+        store: that the workers publish their activity on.
+        watch: called a few times a second with what each rank does.
+        waits: tells who waits for whom.
+
+    Raises:
+        HalopipeError: what the worker that failed first raised; WorkerDiedError if it could not say.
+        DeadlineError: a worker did one thing for longer than its deadline, or went silent for so long.
+    """
+    crew = _Crew(workers, titles, store, watch, waits or Waits((), ()))
+    try:
+        for each in workers:
+            each.start()
+        return crew.wait()
+    finally:
+        with ThreadPoolExecutor(max(1, len(workers))) as pool:
+            list(pool.map(lambda each: each.end(), workers))
+
+
+@dataclass(slots=True)
+class _Crew:
+    workers: Sequence[Workers]
+    titles: Mapping[int, str]
+    store: dist.Store
+    watch: Callable[[Mapping[int, Beat]], None]
+    waits: Waits
+    beats: Mapping[int, Beat] = field(default_factory=dict)
+    heard_s: dict[int, float] = field(default_factory=dict)
+    results: dict[int, str] = field(default_factory=dict)
+    failures: dict[int, HalopipeError] = field(default_factory=dict)
+
+    def wait(self) -> dict[int, str]:
+        self.heard_s = dict.fromkeys(self.titles, time.monotonic())
+        read_s = 0.0
+        while self._look():
+            if time.monotonic() - read_s >= _BOARD_S:
+                self._read_board()
+                read_s = time.monotonic()
+            if self.failures:
+                self._raise_cause()
+            time.sleep(_POLL_S)
+        return self.results
+
+    def _look(self) -> bool:
+        """Whether anybody still runs, or failed; results and failures of those that ended are noted."""
+        for each in self.workers:
+            for rank, ended in each.ended().items():
+                if rank in self.failures or rank in self.results:
+                    continue
+                if ended.error:
+                    self.failures[rank] = read_error(ended.error)
+                elif ended.result:
+                    self.results[rank] = ended.result
+                else:
+                    self.failures[rank] = self._death(rank, ended)
+        return bool(self.failures) or len(self.results) < len(self.titles)
+
+    def _raise_cause(self) -> None:
+        """Wait a little for the rank that failed first to be heard, then raise."""
+        first_s = time.monotonic()
+        while True:
+            error = cause(self.failures)
+            if time.monotonic() - first_s >= PATIENCE_S[blame(error)]:
+                raise error
+            self._look()
+            time.sleep(_POLL_S)
+
+    def _read_board(self) -> None:
+        now_s = time.monotonic()
+        found = read_board(self.store, len(self.titles))
+        for rank, beat in found.items():
+            if rank not in self.beats or self.beats[rank].number != beat.number:
+                self.heard_s[rank] = now_s
+        self.beats = {rank: beat.aged(now_s - self.heard_s[rank]) for rank, beat in found.items()}
+        self.watch(self.beats)
+        for rank in self.titles:
+            if rank not in self.failures and rank not in self.results:
+                self._check_alive(rank, now_s)
+
+    def _check_alive(self, rank: int, now_s: float) -> None:
+        beat = self.beats.get(rank)
+        deadline_s = beat.deadline_s if beat else SETUP_S
+        silent_s = now_s - self.heard_s[rank]
+        busy_s = beat.for_s + silent_s if beat else silent_s
+        if busy_s <= deadline_s + _GRACE_S:
+            return
+        doing = f"in {beat.what}" if beat else "starting"
+        where = f", step {beat.step}" if beat and beat.step >= 0 else ""
+        if silent_s > deadline_s:
+            hangs, said = "is silent", "nothing was heard of it for"
+        else:
+            waits = beat is not None and self.waits.is_waiting(rank, self.beats)
+            hangs, said = "waits in vain" if waits else "hangs", "it has been there for"
+        error = DeadlineError(
+            f"{self.titles[rank]} {hangs} {doing}{where}: {said} {busy_s:.1f} s, deadline {deadline_s:g} s",
+            remedies=["if it is only slow, raise --deadline"],
+        )
+        others = describe(self.beats, but=rank)
+        self.failures[rank] = also(
+            error, [*self.waits.lines(self.beats), *([f"the others: {others}"] if others else [])]
+        )
+
+    def _death(self, rank: int, ended: Ended) -> HalopipeError:
+        beat = read_board(self.store, len(self.titles)).get(rank)
+        return died(self.titles[rank], ended.code, str(beat) if beat else "", ended.output)
+
+
+def _until(store: dist.Store, key: str, end_s: float, whom: str, rank: int) -> None:
+    while not store.check([key]):
+        if time.monotonic() > end_s:
+            raise _nobody(whom, rank)
+        time.sleep(_POLL_S)
+
+
+def _nobody(whom: str, rank: int) -> DeadlineError:
+    return DeadlineError(
+        f"rank {rank} waited in vain for {whom} to join the job",
+        remedies=["see whether all ranks were started, with one MASTER_ADDR and MASTER_PORT"],
+    )
+
+
+def _family(address: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in address else socket.AF_INET

@@ -1,0 +1,160 @@
+"""What all ranks do together between the last gradient of a step and its updates: sums of ties, and clipping.
+
+The norm is that of all gradients of the model.  Each rank adds up a part of them such that each counts once: of the
+ranks that have the same parameters, or the same part of one, every one takes some; a tied parameter is taken by the
+first rank that has it; slices of a divided optimiser by their owners.  Then all ranks combine the same numbers in the
+same order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.utils import get_total_norm
+
+from planner.ir.errors import StageFailedError, UsageError
+from planner.ir.program import Program
+from planner.ir.schedule import Op, format_grid
+from runtime.optim.sharding import ShardedParameters
+from runtime.optim.ties import Tie
+from runtime.stage.local_stage import Phase, Resident
+from runtime.transport import Transport
+
+_GRID_WIDTH = 4
+_EPSILON = 1e-6  # of torch.nn.utils.clip_grad_norm_
+
+
+class Finishing:
+    """Finishes the steps of one rank.
+
+    Args:
+        residents: the stages of this rank.
+        ties: of the whole plan, with their groups declared to ``transport``.
+        clip_norm: largest norm of all gradients; 0: they are not clipped.
+        norm_type: of which norm, ``inf`` for the largest element.
+        error_if_nonfinite: stop when the norm is not a finite number.
+        accumulate: steps whose gradients make up one update, each weighted by one over their number.
+        deadline_s: longest wait for another rank.
+    """
+
+    def __init__(
+        self,
+        residents: Mapping[int, Resident],
+        ties: tuple[Tie, ...],
+        transport: Transport,
+        *,
+        clip_norm: float = 0.0,
+        norm_type: float = 2.0,
+        error_if_nonfinite: bool = False,
+        accumulate: int = 1,
+        deadline_s: float,
+    ) -> None:
+        self._residents, self._transport, self._deadline_s = residents, transport, deadline_s
+        self._clip_norm, self._norm_type, self._strict = clip_norm, norm_type, error_if_nonfinite
+        named = {name: p for resident in residents.values() for name, p in resident.parameters.items()}
+        self._tied = [(named[name], tie) for tie in ties if transport.rank in tie.ranks for name in tie.names]
+        self._phases = [Phase(), *(resident.phase for resident in residents.values())]
+        for phase in self._phases:
+            phase.count, phase.number = accumulate, accumulate - 1
+
+    def begin(self) -> None:
+        """Call when a step begins, before the residents are reset."""
+        for phase in self._phases:
+            phase.advance()
+
+    @property
+    def is_last(self) -> bool:
+        """Whether the step ends with an update; after others, training goes on from the gradients too."""
+        return self._phases[0].is_last
+
+    @torch.no_grad()
+    def run(self) -> float | None:
+        """Call before the first update of the step, on every rank; without effect until the last step before an update.
+
+        Returns:
+            The norm of all gradients before clipping; None where they are not clipped.
+
+        Raises:
+            StageFailedError: the norm is not finite and was asked to be.
+        """
+        if not self.is_last:
+            return None
+        self._sum_ties()
+        if not self._clip_norm:
+            return None
+        norm = self._norm()
+        coefficient = self._clip_norm / (norm + _EPSILON)
+        if not coefficient >= 1.0:  # also where it is not a number, as torch does
+            for gradient in self._gradients():
+                gradient.mul_(coefficient)
+        return norm
+
+    def _sum_ties(self) -> None:
+        pending = []
+        for parameter, tie in self._tied:
+            if len(tie.ranks) > 1:
+                parameter.grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad.contiguous()
+                pending.append(self._transport.start_sum(parameter.grad, tie.ranks, self._deadline_s))
+        for each in pending:
+            each.wait()
+
+    def _norm(self) -> float:
+        gradients = [tensor.grad for tensor in self._counted() if tensor.grad is not None]
+        norms = torch.zeros(self._transport.world_size, dtype=torch.float64)
+        norms[self._transport.rank] = get_total_norm(gradients, self._norm_type).item() if gradients else 0.0
+        everyone = tuple(range(self._transport.world_size))
+        self._transport.all_reduce(norms, everyone, self._deadline_s)  # one rank's number and zeros, at each place
+        norm = torch.linalg.vector_norm(norms, self._norm_type).item()
+        if self._strict and not torch.isfinite(torch.tensor(norm)):
+            raise StageFailedError(
+                f"the norm of all gradients is {norm}",
+                [f"ranks have {', '.join(f'{each:.3g}' for each in norms.tolist())}"],
+                ["a smaller learning rate", "allow such gradients"],
+            )
+        return norm
+
+    def _counted(self) -> Iterator[nn.Parameter]:
+        """Those whose gradients this rank adds to the norm."""
+        for resident in self._residents.values():
+            if isinstance(resident.updates.reduction, ShardedParameters):
+                yield from (part.view for part in resident.updates.reduction.slices.values())
+            else:
+                own = ((name, p) for name, p in resident.parameters.items() if name not in resident.updates.tied)
+                for number, (name, parameter) in enumerate(own):
+                    group = resident.updates.group(name, resident.ranks)
+                    if group[number % len(group)] == self._transport.rank and parameter.numel():
+                        yield parameter
+        yield from (parameter for parameter, tie in self._tied if tie.ranks[0] == self._transport.rank)
+
+    def _gradients(self) -> list[torch.Tensor]:
+        """All gradients that this rank's optimisers see, each once."""
+        found: dict[Any, torch.Tensor] = {}
+        for resident in self._residents.values():
+            reduction = resident.updates.reduction
+            slices = reduction.slices.values() if isinstance(reduction, ShardedParameters) else ()
+            for tensor in (*resident.parameters.values(), *(part.view for part in slices)):
+                if tensor.grad is not None:
+                    found[tensor] = tensor.grad
+        return list(found.values())
+
+
+def check_finishing(program: Program) -> None:
+    """Raises :class:`UsageError` unless nothing but updates of the whole step follow the first update of each rank.
+
+    Tied parameters and clipping need all gradients before the first update.
+    """
+    for rank, row in enumerate(program.rows):
+        first = next((index for index, action in enumerate(row) if action.op is Op.UPDATE), len(row))
+        for action in row[first:]:
+            if action.op is not Op.UPDATE or action.microbatch is not None:
+                raise UsageError(
+                    "tied parameters and clipping need every gradient of a step before its first update",
+                    [
+                        f"rank {rank} comes to {action} with or after its first update",
+                        format_grid(program.rows, (rank, action), _GRID_WIDTH),
+                    ],
+                    ["--schedule 1f1b"],
+                )

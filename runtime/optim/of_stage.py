@@ -1,0 +1,124 @@
+"""How the parameters of one stage are updated: over which ranks gradients are summed, and what steps them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+
+from torch import nn
+
+from planner.ir.errors import UnsupportedModelError
+from runtime.optim.gradient_sums import GradientBuckets, StartSum
+from runtime.optim.optimizer import MakeOptimizer, StageOptimizer
+from runtime.optim.sharding import ShardedParameters
+from runtime.optim.ties import Tie
+from runtime.spatial.parameters import Parts
+from runtime.transport import Transport
+
+
+@dataclass(frozen=True, slots=True)
+class Updates:
+    """What makes gradients into new parameters.
+
+    Attributes:
+        tied: names of the parameters that other stages use too; their gradients are summed over all these stages when
+            the step is finished (:mod:`runtime.optim.finishing`), not with the others.
+        reduction: makes one gradient of those of the stage's ranks; None on a stage of one rank.
+        optimizer: None where there is nothing to train.
+        speaks_for: names of the parameters that this rank saves, or its part of them, for all ranks that have the same.
+        parts: what this rank has of parameters and buffers; those that are not named are whole on all ranks.
+    """
+
+    tied: frozenset[str]
+    reduction: GradientBuckets | ShardedParameters | None
+    optimizer: StageOptimizer | None
+    speaks_for: frozenset[str]
+    parts: Parts = field(default_factory=dict)
+
+    def group(self, name: str, ranks: tuple[int, ...]) -> tuple[int, ...]:
+        """The ranks, of those of the stage, that have the same part of a parameter, by growing number."""
+        part = self.parts.get(name)
+        return ranks if part is None else part.group
+
+
+def updates_of(
+    stage: int,
+    parameters: Mapping[str, nn.Parameter],
+    ranks: tuple[int, ...],
+    ties: Iterable[Tie],
+    transport: Transport,
+    make: MakeOptimizer,
+    *,
+    sharded: bool,
+    deadline_s: float,
+    parts: Parts | None = None,
+) -> Updates:
+    """The updates of ``stage``, which runs on ``ranks`` (by growing number).
+
+    Args:
+        parameters: that are trained, by name, each as this rank has it.
+        ties: of the whole plan.
+        make: called once, with the parameters that this stage's optimiser updates, if there are any.
+        sharded: divide the optimiser's state over the ranks.
+        parts: what this rank has of the parameters, where the stage's layers are divided along more than samples; its
+            groups of ranks are declared to ``transport``.
+
+    Raises:
+        UsageError: the optimiser cannot be used.
+        UnsupportedModelError: parts of parameters with a divided optimiser.
+    """
+    rank, parts = transport.rank, parts or {}
+    if sharded:
+        _refuse_parts(stage, parts)
+    tie_of = {name: tie for tie in ties for name in tie.names if name in parameters}
+    own = {name: parameter for name, parameter in parameters.items() if name not in tie_of}
+    reduction: GradientBuckets | ShardedParameters | None = None
+    shards = None
+    if sharded and len(ranks) > 1:
+        over = {"ranks": ranks, "deadline_s": deadline_s}
+        scatter, gather = (partial(each, **over) for each in (transport.reduce_scatter, transport.all_gather))
+        reduction = shards = ShardedParameters(own, ranks.index(rank), len(ranks), scatter, gather)
+    elif len(ranks) > 1:
+        sums = _Sums(transport, deadline_s)
+        others = {own[name]: sums.over(part.group) for name, part in parts.items() if name in own}
+        reduction = GradientBuckets(own.values(), sums.over(ranks), others=others)
+    trained = {
+        name: parameter for name, parameter in parameters.items() if name in own or tie_of[name].owner(rank) == stage
+    }
+    first = {name: parts[name].group[0] if name in parts else ranks[0] for name in trained}
+    first |= {name: tie_of[name].ranks[0] for name in trained if name in tie_of}
+    held = {name: parts[name] for name in trained if name in parts and name not in tie_of}
+    return Updates(
+        frozenset(tie_of),
+        reduction,
+        StageOptimizer(trained, make, shards, held) if trained else None,
+        frozenset(name for name in trained if rank == first[name]),
+        parts,
+    )
+
+
+class _Sums:
+    """What starts sums, one function for each group of ranks."""
+
+    def __init__(self, transport: Transport, deadline_s: float) -> None:
+        self._transport, self._deadline_s = transport, deadline_s
+        self._found: dict[tuple[int, ...], StartSum] = {}
+
+    def over(self, ranks: tuple[int, ...]) -> StartSum | None:
+        """None where a rank is alone."""
+        if len(ranks) < 2:
+            return None
+        if ranks not in self._found:
+            self._found[ranks] = partial(self._transport.start_sum, ranks=ranks, deadline_s=self._deadline_s)
+        return self._found[ranks]
+
+
+def _refuse_parts(stage: int, parts: Parts) -> None:
+    name = next((name for name, part in parts.items() if part.is_divided), None)
+    if name is not None:
+        raise UnsupportedModelError(
+            f"stage {stage} divides parameters over its ranks, so it cannot divide their optimiser's state as well",
+            [f"each rank has its part of {name} alone, and keeps state for that"],
+            ["plan again without divided optimisers", "cut that stage along samples or space"],
+        )

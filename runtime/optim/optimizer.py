@@ -1,0 +1,189 @@
+"""A stage's optimiser and its schedule: made by factories, stepped once an update, saved by the parameters' names.
+
+A factory of optimisers takes the stage's parameters, as ``torch.optim.AdamW`` does.  One whose first argument is called
+``named_parameters`` gets (name, parameter) pairs, so that it can make groups by name.  A factory of schedules takes the
+optimiser, as ``torch.optim.lr_scheduler.CosineAnnealingLR`` does; every stage has a schedule of its own, in step with
+the others.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+
+from planner.ir.errors import UnknownNameError, UsageError
+from planner.ir.profile import Optimizer
+from runtime.optim.sharding import ParameterSlice, ShardedParameters, give_slices, require_elementwise
+from runtime.spatial.parameters import Part, Parts
+
+MakeOptimizer = Callable[[Iterable[Any]], torch.optim.Optimizer]
+MakeScheduler = Callable[[torch.optim.Optimizer], LRScheduler]
+
+
+class StageOptimizer:
+    """The optimiser of one stage on this rank.
+
+    Args:
+        parameters: by name; those that this stage updates.
+        make: see the module; a parameter that it leaves out is not trained.
+        sharded: some of the parameters in slices, of which the optimiser gets this rank's.
+        parts: what this rank has of parameters, where it has not all of each; the factory sees these parts.
+
+    Attributes:
+        optimizer: the user's.
+        scheduler: None without one.
+        tensors: what the optimiser steps on this rank, by the parameters' names: parameters, or slices of them.
+        slices: by name, of those that are slices.
+        parts: by name, of those that some rank has not all of.
+        group_names: the names of each group's parameters, also where this rank has no slice of them.
+
+    Raises:
+        UsageError: the optimiser cannot be used: it asks for a closure, has foreign parameters, or has to be divided
+            and looks at more than single elements.
+    """
+
+    def __init__(
+        self,
+        parameters: Mapping[str, nn.Parameter],
+        make: MakeOptimizer,
+        sharded: ShardedParameters | None = None,
+        parts: Parts | None = None,
+    ) -> None:
+        self.optimizer = _made(make, parameters)
+        self.scheduler: LRScheduler | None = None
+        self._sharded = sharded
+        names = {parameter: name for name, parameter in parameters.items()}
+        _require_usable(self.optimizer, names)
+        groups = self.optimizer.param_groups
+        self.group_names = tuple(tuple(names[parameter] for parameter in group["params"]) for group in groups)
+        self.parts: Mapping[str, Part] = {name: part for name, part in (parts or {}).items() if part.is_divided}
+        if self.parts:
+            require_elementwise(self.optimizer, "a plan whose stages are cut along samples or space alone")
+        self.slices: Mapping[str, ParameterSlice] = {}
+        if sharded is not None:
+            give_slices(self.optimizer, names, sharded)
+            self.slices = sharded.slices
+        trained = {parameter for group in groups for parameter in group["params"]}
+        tensors = {**parameters, **{name: part.view for name, part in self.slices.items()}}
+        self.tensors = {name: tensor for name, tensor in tensors.items() if tensor in trained}
+
+    @property
+    def state(self) -> Mapping[torch.Tensor, Any]:
+        """What the optimiser keeps, by parameter or slice."""
+        return self.optimizer.state
+
+    def schedule(self, make: MakeScheduler) -> None:
+        """Let a schedule set the learning rates from now on.
+
+        Raises:
+            UsageError: it follows a metric, which stages do not see.
+        """
+        scheduler = make(self.optimizer)
+        if isinstance(scheduler, ReduceLROnPlateau):
+            raise UsageError(
+                "ReduceLROnPlateau follows a metric, which the ranks that do not make the loss do not have",
+                remedies=["a schedule that counts steps, such as CosineAnnealingLR:T_max=100"],
+            )
+        self.scheduler = scheduler
+
+    def step(self) -> None:
+        """Update the parameters, then the learning rates; with slices, all ranks of the stage call this together."""
+        if self._sharded is not None:
+            self._sharded.follow()
+        self.optimizer.step()
+        if self._sharded is not None:
+            self._sharded.gather()
+        if self.scheduler is not None:
+            self.scheduler.step()
+
+    def learning_rates(self) -> tuple[float, ...]:
+        """Of each group, for the next step; groups may have none."""
+        return tuple(float(group["lr"]) for group in self.optimizer.param_groups if "lr" in group)
+
+
+def maker_of(spec: Optimizer) -> MakeOptimizer:
+    """Makes optimisers of the class of ``torch.optim`` and with the arguments that ``spec`` names.
+
+    Raises:
+        UnknownNameError: ``torch.optim`` has no such class.
+        UsageError: when called: the class does not take the arguments.
+    """
+    cls = getattr(torch.optim, spec.name, None)
+    if not isinstance(cls, type) or not issubclass(cls, torch.optim.Optimizer):
+        raise UnknownNameError(f"torch.optim has no optimiser {spec.name!r}", [f"torch is {torch.__version__}"])
+
+    def make(parameters: Iterable[Any]) -> torch.optim.Optimizer:
+        try:
+            return cls(parameters, **spec.arguments)
+        except (TypeError, ValueError) as error:
+            arguments = ", ".join(f"{name}={value:g}" for name, value in spec.arguments.items())
+            raise UsageError(f"torch.optim.{spec.name}({arguments}) cannot be made", [str(error)]) from error
+
+    return make
+
+
+def scheduler_maker_of(name: str, arguments: Mapping[str, Any]) -> MakeScheduler:
+    """Makes schedules of the class of ``torch.optim.lr_scheduler`` that ``name`` says.
+
+    Raises:
+        UnknownNameError: there is no such class.
+        UsageError: when called: the class does not take the arguments.
+    """
+    cls = getattr(torch.optim.lr_scheduler, name, None)
+    if not _is_schedule(cls):
+        known = [key for key, value in vars(torch.optim.lr_scheduler).items() if key[0] != "_" and _is_schedule(value)]
+        raise UnknownNameError(f"torch.optim.lr_scheduler has no schedule {name!r}", [f"known: {', '.join(known)}"])
+
+    def make(optimizer: torch.optim.Optimizer) -> LRScheduler:
+        try:
+            return cls(optimizer, **arguments)
+        except (TypeError, ValueError) as error:
+            shown = ", ".join(f"{key}={value}" for key, value in arguments.items())
+            raise UsageError(f"torch.optim.lr_scheduler.{name}({shown}) cannot be made", [str(error)]) from error
+
+    return make
+
+
+def _is_schedule(value: object) -> bool:
+    return isinstance(value, type) and issubclass(value, LRScheduler) and value is not LRScheduler
+
+
+def _made(make: MakeOptimizer, parameters: Mapping[str, nn.Parameter]) -> torch.optim.Optimizer:
+    given: list[Any] = list(parameters.items()) if _takes_names(make) else list(parameters.values())
+    optimizer = make(given)
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise UsageError(
+            f"the optimiser's factory returned a {type(optimizer).__name__}",
+            remedies=["return a torch.optim.Optimizer of the parameters that the factory is given"],
+        )
+    return optimizer
+
+
+def _takes_names(make: MakeOptimizer) -> bool:
+    try:
+        return next(iter(inspect.signature(make).parameters), "") == "named_parameters"
+    except (TypeError, ValueError):  # built in, without a signature
+        return False
+
+
+def _require_usable(optimizer: torch.optim.Optimizer, names: Mapping[torch.Tensor, str]) -> None:
+    name = type(optimizer).__name__
+    closure = inspect.signature(optimizer.step).parameters.get("closure")
+    if closure is not None and closure.default is inspect.Parameter.empty:
+        raise UsageError(
+            f"{name} asks for a closure that computes the loss again, which a pipeline cannot give",
+            [f"its step is {name}.step{inspect.signature(optimizer.step)}"],
+            ["an optimiser that steps from gradients alone, such as SGD or AdamW"],
+        )
+    foreign = sum(parameter not in names for group in optimizer.param_groups for parameter in group["params"])
+    if foreign:
+        raise UsageError(
+            f"{name} has {foreign} parameters that are not those the factory was given",
+            ["the stage's gradients would not reach them"],
+            ["make the optimiser of the factory's argument"],
+        )

@@ -1,0 +1,316 @@
+"""Executes one rank's row of a program, action by action, and notes when each of them ran.
+
+What is computed and sent, and in which order, is the program's decision.  The executor adds two things: a stage is told
+before the last action that adds to its gradients, so that their sum can start behind it; and the step is finished
+(:mod:`runtime.optim.finishing`) before the first of the updates that end it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from cuda_ops.memory import MemoryMeter
+from planner.ir.errors import HalopipeError
+from planner.ir.schedule import MESSAGE, Action, Op
+from planner.ir.timeline import Span
+from runtime.monitor.activity import Activity
+from runtime.monitor.waits import BETWEEN, END, START
+from runtime.pipeline.error_context import Context
+from runtime.pipeline.microbatches import Batch
+from runtime.pipeline.p2p import BACKWARD, FORWARD, Post
+from runtime.pipeline.pieces import CPU, Piece, add_up, assemble
+from runtime.pipeline.prefetch import Ahead
+from runtime.pipeline.specialize import Binding
+from runtime.transport import Transport
+
+_ADDS = (Op.BACKWARD, Op.BACKWARD_WEIGHT)
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What all executors of a rank share.
+
+    Attributes:
+        context: says where something failed.
+        deadline_s: longest wait for a message or a sum.
+        activity: told what is done.
+        lookahead: receives announced ahead; 0: as many as the memory model counts.
+        device: where stages compute.
+        finish: called before the first update that ends a step.
+        meter: counts the memory of the device; None: it is not counted.
+    """
+
+    transport: Transport
+    context: Context
+    deadline_s: float
+    activity: Activity
+    lookahead: int = 0
+    device: torch.device = CPU
+    finish: Callable[[], None] | None = None
+    meter: MemoryMeter | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """What a row did.
+
+    Attributes:
+        spans: when each action ran, in order.
+        thread_s: this thread's processor time in each of them.
+        peak_bytes: the most in use in each of them, then behind the last; empty where memory is not counted.
+    """
+
+    spans: tuple[Span, ...]
+    thread_s: tuple[float, ...]
+    peak_bytes: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Task:
+    """An action; ``run`` is given the executor, which it does not keep: one of clouds' sizes goes after its step."""
+
+    action: Action
+    text: str
+    run: Callable[[Executor], None]
+
+
+class Executor:
+    """One rank's row for one combination of sizes, ready to be run step after step.
+
+    Args:
+        evaluates: forward passes in evaluation mode.
+        kept: names of values of which ``outputs`` keeps what this rank makes.
+    """
+
+    def __init__(
+        self, binding: Binding, around: Surroundings, *, evaluates: bool = False, kept: Sequence[str] = ()
+    ) -> None:
+        self._program, self._residents, self._plumbing = binding.program, binding.residents, binding.plumbing
+        self._around, self._rank = around, around.transport.rank
+        self._evaluates, self._kept = evaluates, tuple(kept)
+        row = binding.program.rows[self._rank]
+        self._post = Post(
+            binding.plumbing,
+            row,
+            around.transport,
+            deadline_s=around.deadline_s,
+            lookahead=around.lookahead or binding.program.receive_window(self._rank),
+            device=around.device,
+        )
+        # All ranks finish a step together, also those that have nothing to update.
+        self._finishes_at_end = not evaluates and not any(_ends_step(action) for action in row)
+        self._last, self._final = _last_gradients(row, binding.program.ranks), _last_updates(row)
+        self._tasks = self._made(row)
+        self._batch: Batch | None = None
+        self._ahead = Ahead(beside=around.device.type != "cpu")
+        self._step = 0
+        self.outputs: dict[int, dict[str, Piece]] = {}
+
+    @property
+    def num_left(self) -> int:
+        """Pieces and messages that nobody took; none after a step."""
+        return self._post.num_left
+
+    def prepare(self, step: int, turn: int, batch: Batch) -> None:
+        """Forget the last step, announce the first receives of this one and wait until every rank is there.
+
+        Args:
+            step: number of the training step, for people.
+            turn: number of the run of a program, training or not; the same on all ranks: it is in the messages' names.
+        """
+        activity = self._around.activity
+        activity.begin(START)
+        activity.step, activity.deadline_s = step, self._around.deadline_s
+        self._step, self._batch = step, batch
+        self._ahead.forget()
+        self.outputs.clear()
+        for resident in self._residents.values():
+            resident.program.reset(step) if self._evaluates else resident.reset(step)
+        self._post.begin(turn)
+        try:
+            self._around.transport.barrier(self._around.deadline_s)
+        except HalopipeError as error:
+            raise self._around.context.of(error, self._step, START) from error
+
+    def run(self) -> Ran:
+        """Execute the row.
+
+        Raises:
+            StageFailedError: a stage raised; DeadlineError, TransportError: a message failed.  The text says where.
+        """
+        activity, context, synchronise = self._around.activity, self._around.context, self._synchronise()
+        meter, peak_bytes = self._around.meter, list[int]()
+        if meter is not None:
+            meter.take_peak()
+        wall, cpu = [time.perf_counter()], [time.thread_time()]  # at the end of each action, where the next begins
+        for task in self._tasks:
+            activity.begin(task.text)
+            try:
+                task.run(self)
+                if synchronise is not None:
+                    synchronise()
+            except Exception as error:
+                raise context.of_action(error, self._step, task.action) from error
+            wall.append(time.perf_counter())
+            cpu.append(time.thread_time())
+            if meter is not None:
+                peak_bytes.append(meter.take_peak())
+        if self._finishes_at_end and self._around.finish is not None:
+            self._around.finish()
+        activity.begin(END)
+        try:
+            self._post.flush()
+        except HalopipeError as error:
+            raise context.of(error, self._step, END) from error
+        activity.begin(BETWEEN)
+        self._batch = None
+        if meter is not None:
+            peak_bytes.append(meter.take_peak())
+        spans = (
+            Span(self._rank, task.text, start - wall[0], stop - wall[0])
+            for task, (start, stop) in zip(self._tasks, pairwise(wall), strict=True)
+        )
+        return Ran(tuple(spans), tuple(stop - start for start, stop in pairwise(cpu)), tuple(peak_bytes))
+
+    def _synchronise(self) -> Callable[[], None] | None:
+        """Work on a GPU ends after the call that starts it: a span ends with the work."""
+        device = self._around.device
+        return partial(torch.cuda.synchronize, device) if device.type == "cuda" else None
+
+    def _forward(self, action: Action) -> None:
+        stage, microbatch, plumbing = action.stage, _microbatch(action), self._plumbing
+        resident = self._residents[stage]
+        pieces = self._post.take(FORWARD, stage, microbatch)
+        values = self._ahead.take(stage, microbatch) or resident.feed(self._batch, microbatch)
+        if self._around.device.type != "cpu":
+            values = {name: part.to(self._around.device, non_blocking=True) for name, part in values.items()}
+        for value in resident.received:
+            box = plumbing.held(value, stage, microbatch)
+            values[value] = assemble(pieces.get(value, ()), box, plumbing.dtype(value), self._around.device)
+        if self._evaluates:
+            outputs = resident.evaluate(microbatch, values)
+            if kept := self._judged(stage, microbatch, outputs):
+                self.outputs[microbatch] = kept
+        else:
+            outputs = resident.forward(microbatch, values, action.version)
+        for edge in self._program.stages.out_of(stage):
+            self._post.hand_out(FORWARD, (stage, edge.dst, microbatch), outputs)
+
+    def _prepare(self, action: Action) -> None:
+        stage, microbatch = action.stage, _microbatch(action)
+        self._ahead.make(stage, microbatch, partial(self._residents[stage].feed, self._batch, microbatch))
+
+    def _judged(self, stage: int, microbatch: int, outputs: Mapping[str, Tensor]) -> dict[str, Piece]:
+        """What the loss is computed from, and where it lies; of copies on several ranks, those of the first."""
+        plumbing = self._plumbing
+        return {
+            name: (plumbing.held(name, stage, microbatch), outputs[name])
+            for name in self._kept
+            if name in outputs and plumbing.speaks_for(name, stage, microbatch)
+        }
+
+    def _backward(self, action: Action) -> None:
+        stage, microbatch, plumbing = action.stage, _microbatch(action), self._plumbing
+        resident = self._residents[stage]
+        pieces = self._post.take(BACKWARD, stage, microbatch)
+        # Zeros where none came: a rank with an empty share must still take part in what its stage does together.
+        gradients = {
+            value: add_up(
+                pieces.get(value, ()),
+                plumbing.held(value, stage, microbatch),
+                plumbing.dtype(value),
+                self._around.device,
+            )
+            for value in resident.handed_on
+        }
+        whole = action.op is Op.BACKWARD
+        if whole:
+            self._expect_last(action)
+        found = (resident.program.backward if whole else resident.program.backward_input)(microbatch, gradients)
+        for edge in self._program.stages.into(stage):
+            self._post.hand_out(BACKWARD, (edge.src, stage, microbatch), found)
+
+    def _backward_weight(self, action: Action) -> None:
+        self._expect_last(action)
+        self._residents[action.stage].program.backward_weight(_microbatch(action))
+
+    def _expect_last(self, action: Action) -> None:
+        if action in self._last:
+            self._residents[action.stage].expect_last()
+
+    def _reduce(self, action: Action) -> None:
+        self._residents[action.stage].reduce_gradients()
+
+    def _update(self, action: Action) -> None:
+        self._residents[action.stage].update()
+        if action not in self._final:
+            self._residents[action.stage].forget_gradients()
+
+    def _finish_and_update(self, action: Action) -> None:
+        if self._around.finish is not None:
+            self._around.finish()
+        self._update(action)
+
+    def _made(self, row: Sequence[Action]) -> tuple[_Task, ...]:
+        first, post = next(filter(_ends_step, row), None), self._post
+
+        def handler(action: Action) -> Callable[[Executor], None]:
+            if action.op in MESSAGE:
+                passes = post.handler(action)
+                return lambda _: passes()
+            does = Executor._finish_and_update if action == first else _HANDLERS[action.op]
+            return lambda executor: does(executor, action)
+
+        return tuple(_Task(action, str(action), handler(action)) for action in row)
+
+
+_HANDLERS: Mapping[Op, Callable[[Executor, Action], None]] = {
+    Op.FORWARD: Executor._forward,
+    Op.BACKWARD: Executor._backward,
+    Op.BACKWARD_INPUT: Executor._backward,
+    Op.BACKWARD_WEIGHT: Executor._backward_weight,
+    Op.REDUCE_GRAD: Executor._reduce,
+    Op.UPDATE: Executor._update,
+    Op.PREPARE: Executor._prepare,
+}
+
+
+def _last_gradients(row: Sequence[Action], ranks: Sequence[tuple[int, ...]]) -> frozenset[Action]:
+    """The last action before each update that adds to the gradients of the updated stage, where their sum may start.
+
+    What ranks sum over each other starts on all of them in one order, that of their reductions: no sum starts before
+    the reduction of another stage on the same ranks that stands in between.
+    """
+    found: set[Action] = set()
+    latest: dict[int, Action] = {}
+    for action in row:
+        if action.op in _ADDS:
+            latest[action.stage] = action
+        elif action.op in (Op.REDUCE_GRAD, Op.UPDATE) and action.stage in latest:
+            found.add(latest.pop(action.stage))
+        if action.op is Op.REDUCE_GRAD:
+            latest = {s: last for s, last in latest.items() if set(ranks[s]) != set(ranks[action.stage])}
+    return frozenset(found)
+
+
+def _ends_step(action: Action) -> bool:
+    """Whether it is an update of the whole step."""
+    return action.op is Op.UPDATE and action.microbatch is None
+
+
+def _last_updates(row: Sequence[Action]) -> frozenset[Action]:
+    """The last update of each stage."""
+    return frozenset({action.stage: action for action in row if action.op is Op.UPDATE}.values())
+
+
+def _microbatch(action: Action) -> int:
+    if action.microbatch is None:
+        raise ValueError(f"{action} names no micro-batch")
+    return action.microbatch

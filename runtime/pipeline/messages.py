@@ -1,0 +1,147 @@
+"""What one rank sends, receives and keeps for every edge and micro-batch, worked out once.
+
+The messages are the program's own (:mod:`planner.layers.boundary`); here they become indices into tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from planner.ir.box import Box, intersect
+from planner.ir.errors import UnsupportedModelError
+from planner.ir.graph import TensorSpec
+from planner.ir.program import Message, Part, Program, Route
+from planner.layers.boundary import Boundaries
+from planner.layers.division import Division
+from runtime.pipeline.pieces import slices
+from runtime.transport import Spec
+
+
+@dataclass(frozen=True, slots=True)
+class Wire:
+    """One message, seen from this rank.
+
+    Attributes:
+        peer: the rank at the other end; this rank itself for a hand-over in memory.
+        values, boxes: what each of its tensors is, and where it lies in the micro-batch.
+        cuts: each box as an index into the tensor that this rank has (for messages that leave); None: all of it.
+        specs: shape and dtype of each tensor.
+    """
+
+    peer: int
+    values: tuple[str, ...]
+    boxes: tuple[Box, ...]
+    cuts: tuple[tuple[slice, ...] | None, ...]
+    specs: tuple[Spec, ...]
+
+
+Wires = dict[Route, tuple[Wire, ...]]
+
+
+class Plumbing:
+    """The wires of ``rank``, by route (source stage, destination stage, micro-batch).
+
+    Args:
+        boundaries: by micro-batch, of the graph in the shapes that the micro-batch has.
+        rows: samples of each micro-batch; those without any move nothing.
+        divisions: of the stages that this rank divides with others along any dims, by stage and micro-batch.
+
+    Attributes:
+        forward_out, forward_in: activations that leave and that come.
+        backward_out, backward_in: gradients, which go from the route's destination to its source.
+
+    Raises:
+        UnsupportedModelError: a stage on several ranks reads samples that its ranks do not share out.
+    """
+
+    def __init__(
+        self,
+        boundaries: Sequence[Boundaries],
+        program: Program,
+        rows: tuple[int, ...],
+        rank: int,
+        divisions: Mapping[tuple[int, int], Division] | None = None,
+    ) -> None:
+        self._boundaries, self._rows, self._rank = boundaries, rows, rank
+        self._divisions = divisions or {}
+        self._values = {id(graph): graph.values() for graph in (each.graph for each in boundaries)}
+        self._held: dict[tuple[str, int, int, int], Box] = {}
+        self.forward_out: Wires = {}
+        self.forward_in: Wires = {}
+        self.backward_out: Wires = {}
+        self.backward_in: Wires = {}
+        for route, messages in program.messages.items():
+            src, dst, _ = route
+            leaving = [message for message in messages if message.src == rank]
+            coming = [message for message in messages if message.dst == rank]
+            self.forward_out[route] = self._wires(route, src, ((m.dst, m.parts) for m in leaving))
+            self.forward_in[route] = self._wires(route, dst, ((m.src, m.parts) for m in coming))
+            self.backward_out[route] = self._wires(route, dst, _gradients((m.src, m) for m in coming))
+            self.backward_in[route] = self._wires(route, src, _gradients((m.dst, m) for m in leaving))
+
+    def held(self, value: str, stage: int, microbatch: int) -> Box:
+        """The box of ``value`` that this rank has while it runs ``stage``: its share of the samples, else all.
+
+        Of a stage that is divided along other dims as well, what the rank's layers make or read of it.
+        """
+        samples, boundaries = self._rows[microbatch], self._boundaries[microbatch]
+        division = self._divisions.get((stage, microbatch))
+        if division is not None:
+            return division.held(value)[boundaries.ranks[stage].index(self._rank)]
+        key = (value, stage, samples, id(boundaries))
+        box = self._held.get(key)
+        if box is None:
+            spec = self._values[id(boundaries.graph)][value].at(samples, boundaries.graph.samples)
+            position = boundaries.ranks[stage].index(self._rank)
+            box = self._held[key] = boundaries.layouts[stage].boxes(spec, samples)[position]
+        return box
+
+    def speaks_for(self, value: str, stage: int, microbatch: int) -> bool:
+        """Whether this rank is the first of those of ``stage`` that have its box of a value that the stage makes."""
+        division = self._divisions.get((stage, microbatch))
+        if division is None:
+            return True
+        held = division.held(value)
+        position = self._boundaries[microbatch].ranks[stage].index(self._rank)
+        return held.index(held[position]) == position
+
+    def dtype(self, value: str) -> torch.dtype:
+        """The dtype of ``value``."""
+        return dtype_of(self._values[id(self._boundaries[0].graph)][value])
+
+    def _wires(self, route: Route, stage: int, ends: Iterable[tuple[int, tuple[Part, ...]]]) -> tuple[Wire, ...]:
+        return tuple(self._wire(route, stage, peer, parts) for peer, parts in ends)
+
+    def _wire(self, route: Route, stage: int, peer: int, parts: tuple[Part, ...]) -> Wire:
+        held = [self.held(part.value, stage, route[2]) for part in parts]
+        for part, box in zip(parts, held, strict=True):
+            if intersect(part.box, box) != part.box:
+                raise UnsupportedModelError(
+                    f"stage {stage} cannot be divided by samples: a layer there reads others' samples of {part.value}",
+                    [f"rank {self._rank} holds {_text(box)}", f"and would read {_text(part.box)}"],
+                    ["put that layer on a stage of one rank"],
+                )
+        return Wire(
+            peer,
+            tuple(part.value for part in parts),
+            tuple(part.box for part in parts),
+            tuple(None if part.box == box else slices(part.box, box) for part, box in zip(parts, held, strict=True)),
+            tuple((tuple(len(interval) for interval in part.box), self.dtype(part.value)) for part in parts),
+        )
+
+
+def dtype_of(spec: TensorSpec) -> torch.dtype:
+    """The spec's dtype as torch's."""
+    dtype: torch.dtype = getattr(torch, spec.dtype)
+    return dtype
+
+
+def _gradients(ends: Iterable[tuple[int, Message]]) -> Iterable[tuple[int, tuple[Part, ...]]]:
+    return ((peer, message.gradient_parts) for peer, message in ends if message.gradient_parts)
+
+
+def _text(box: Box) -> str:
+    return " x ".join(map(str, box))

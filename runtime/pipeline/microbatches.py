@@ -1,0 +1,185 @@
+"""What a step trains on: micro-batches, of which every rank asks for the parts that its stages read.
+
+    whole batch of 10 rows, planned as 4 + 4 + 4 + 4        ->  4 + 4 + 2 + 0: the last batch of an epoch
+    micro-batches given one by one                          ->  each with its own rows, lengths, numbers of points
+
+Whoever makes a batch decides where the numbers come from: the whole batch in this process, a dataset of which only the
+needed rows are read, or another rank.  All ranks must agree on the rows and shapes of every micro-batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+from planner.ir.box import Box, Interval, whole
+from planner.ir.errors import UsageError
+from planner.ir.graph import SAMPLE, TensorSpec
+from runtime.pipeline.pieces import slices
+
+Shapes = Mapping[str, tuple[int, ...]]
+"""By graph input, its shape in one micro-batch."""
+
+
+class Batch(Protocol):
+    """The micro-batches of one step."""
+
+    @property
+    def rows(self) -> tuple[int, ...]:
+        """Samples of each micro-batch; 0 for one that is left out."""
+        ...
+
+    def shapes(self, microbatch: int) -> Shapes:
+        """The shape of every graph input of a micro-batch, all its rows counted."""
+        ...
+
+    def part(self, name: str, microbatch: int, start: int, count: int) -> Tensor:
+        """Samples ``start`` to ``start + count`` of a micro-batch's input ``name``; whole if it has no samples."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class InputSpecs:
+    """What the model takes.
+
+    Attributes:
+        specs: graph inputs by name, in order, at ``captured`` samples.
+        free: (input, dim) pairs whose extents may differ from those of the capture, beside samples.
+    """
+
+    specs: Mapping[str, TensorSpec]
+    captured: int
+    free: frozenset[tuple[str, int]] = frozenset()
+
+    def rows(self, tensors: Sequence[Tensor]) -> int:
+        """Samples that the tensors hold.
+
+        Raises:
+            UsageError: there are too few or too many of them, they disagree on the number of samples, or a dim has
+                another extent than the model was captured with.
+        """
+        if len(tensors) != len(self.specs):
+            names = ", ".join(self.specs)
+            raise UsageError(f"a step takes {len(self.specs)} tensors ({names}), it was given {len(tensors)}")
+        found: dict[int, str] = {}
+        for tensor, (name, spec) in zip(tensors, self.specs.items(), strict=True):
+            if tensor.ndim != len(spec.shape):
+                raise UsageError(f"{name} has shape {tuple(tensor.shape)}, the model takes {spec.shape}")
+            for dim, (extent, wanted) in enumerate(zip(tensor.shape, spec.shape, strict=True)):
+                if spec.dims[dim] == SAMPLE:
+                    found.setdefault(extent * self.captured // wanted, name)
+                elif extent != wanted and (name, dim) not in self.free:
+                    expected = self.shape(name, spec.shape, self._of(found))
+                    raise UsageError(
+                        f"{name} has shape {tuple(tensor.shape)}, the plan expects {expected}",
+                        [f"dim {dim} ({spec.dims[dim]}) is {extent}, the model was captured with {wanted}"],
+                        ["declare the dim as variable in the factory's example, and profile and plan again"],
+                    )
+        if len(found) > 1:
+            said = ", ".join(f"{name} has {rows}" for rows, name in found.items())
+            raise UsageError("the tensors of a batch disagree on its samples", [said])
+        return self._of(found)
+
+    def _of(self, found: Mapping[int, str]) -> int:
+        return next(iter(found), self.captured)
+
+    def narrow(self, tensor: Tensor, name: str, start: int, count: int) -> Tensor:
+        """Samples ``start`` to ``start + count`` of the input ``name``; whole if it has no samples."""
+        spec = self.specs[name]
+        if not spec.has_samples:
+            return tensor
+        dim = spec.dims.index(SAMPLE)
+        each = spec.shape[dim] // self.captured
+        return tensor.narrow(dim, start * each, count * each)
+
+    def shape(self, name: str, shape: tuple[int, ...], rows: int) -> tuple[int, ...]:
+        """``shape`` with ``rows`` samples."""
+        spec = self.specs[name]
+        return tuple(
+            spec.shape[dim] // self.captured * rows if spec.dims[dim] == SAMPLE else extent
+            for dim, extent in enumerate(shape)
+        )
+
+
+class WholeBatch:
+    """A global batch that this process has whole.
+
+    Args:
+        tensors: in the order of the graph's inputs.
+        planned: samples of each micro-batch of a full batch; the rows that are there fill them in order.
+
+    Raises:
+        UsageError: the tensors are not what the model takes, or hold more rows than planned, or none.
+    """
+
+    def __init__(self, inputs: InputSpecs, tensors: Sequence[Tensor], planned: tuple[int, ...]) -> None:
+        self._inputs = inputs
+        self._tensors = dict(zip(inputs.specs, tensors, strict=False))
+        self.rows = filled(inputs.rows(tensors), planned)
+        self._first = [sum(self.rows[:m]) for m in range(len(planned))]
+
+    def shapes(self, microbatch: int) -> Shapes:
+        rows = self.rows[microbatch]
+        return {n: self._inputs.shape(n, tuple(tensor.shape), rows) for n, tensor in self._tensors.items()}
+
+    def part(self, name: str, microbatch: int, start: int, count: int) -> Tensor:
+        return self._inputs.narrow(self._tensors[name], name, self._first[microbatch] + start, count)
+
+
+class MicroBatches:
+    """Micro-batches given one by one, each of its own size and shape.
+
+    Args:
+        micro_batches: for each, the tensors in the order of the graph's inputs.
+        planned: number of micro-batches in the plan's program.
+
+    Raises:
+        UsageError: there are more than planned, or tensors are not what the model takes.
+    """
+
+    def __init__(self, inputs: InputSpecs, micro_batches: Sequence[Sequence[Tensor]], planned: int) -> None:
+        if not 0 < len(micro_batches) <= planned:
+            raise UsageError(f"the plan has {planned} micro-batches, the step was given {len(micro_batches)}")
+        self._inputs = inputs
+        self._tensors = [dict(zip(inputs.specs, tensors, strict=False)) for tensors in micro_batches]
+        self.rows = (*(inputs.rows(tensors) for tensors in micro_batches), *[0] * (planned - len(micro_batches)))
+
+    def shapes(self, microbatch: int) -> Shapes:
+        return {name: tuple(tensor.shape) for name, tensor in self._tensors[microbatch].items()}
+
+    def part(self, name: str, microbatch: int, start: int, count: int) -> Tensor:
+        return self._inputs.narrow(self._tensors[microbatch][name], name, start, count)
+
+
+def filled(rows: int, planned: tuple[int, ...]) -> tuple[int, ...]:
+    """``rows`` over micro-batches of at most ``planned`` samples, in order: ``filled(10, (4, 4, 4))`` is ``(4, 4, 2)``.
+
+    Raises:
+        UsageError: there are no rows, or more than planned.
+    """
+    if not 0 < rows <= sum(planned):
+        raise UsageError(
+            f"a batch has {rows} samples, the plan's global batch is {sum(planned)}",
+            ["a smaller batch fills the first micro-batches, a larger one does not fit"],
+        )
+    found, left = [], rows
+    for size in planned:
+        found.append(min(size, left))
+        left -= found[-1]
+    return tuple(found)
+
+
+def part_in(batch: Batch, name: str, microbatch: int, box: Box, spec: TensorSpec) -> Tensor:
+    """The part ``box`` of an input of a micro-batch, whose whole ``spec`` is given."""
+    rows = batch.rows[microbatch]
+    if SAMPLE not in spec.dims:
+        return batch.part(name, microbatch, 0, rows)[slices(box, whole(spec.shape))]
+    dim = spec.dims.index(SAMPLE)
+    each = max(1, spec.shape[dim] // rows)
+    start, stop = box[dim].start // each, -(-box[dim].stop // each)
+    origin = list(whole(spec.shape))
+    origin[dim] = Interval(start * each, stop * each)
+    return batch.part(name, microbatch, start, stop - start)[slices(box, tuple(origin))]

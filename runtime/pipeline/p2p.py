@@ -1,0 +1,174 @@
+"""The post of one rank: pieces of tensors between the stages of a program, over the transport or within the rank.
+
+What a stage makes is cut into the pieces that others read.  Those for other ranks wait in the outbox for their send,
+those for stages of this rank go straight to where they are read.  Receives are announced ahead of their place in the
+row, ``lookahead`` at a time, so that messages travel while this rank computes.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from planner.ir.program import Route
+from planner.ir.schedule import RECEIVE, SEND, Action, Op
+from runtime.pipeline.messages import Plumbing, Wire
+from runtime.pipeline.pieces import Piece
+from runtime.transport import Key, Transport
+
+FORWARD, BACKWARD = "F", "B"
+"""Kinds of messages: activations and gradients."""
+
+_Pieces = defaultdict[tuple[int, int], defaultdict[str, list[Piece]]]
+"""By stage and micro-batch, then by value."""
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """What one send or receive moves between this rank and others.
+
+    Attributes:
+        kind: ``FORWARD`` or ``BACKWARD``.
+        src, dst: the stage that sends and the one that receives (of a gradient, ``dst`` is the edge's source).
+        wires: its messages that leave or enter this rank.
+    """
+
+    kind: str
+    src: int
+    dst: int
+    microbatch: int
+    route: Route
+    wires: tuple[Wire, ...]
+
+    def key(self, turn: int) -> Key:
+        """Equal at both ends."""
+        return Key(turn, self.kind, self.src, self.dst, self.microbatch)
+
+
+class Post:
+    """Moves the pieces of one row.
+
+    Args:
+        row: of this rank.
+        lookahead: receives announced ahead.
+        device: where pieces are needed.
+    """
+
+    def __init__(
+        self,
+        plumbing: Plumbing,
+        row: Sequence[Action],
+        transport: Transport,
+        *,
+        deadline_s: float,
+        lookahead: int,
+        device: torch.device,
+    ) -> None:
+        self._plumbing, self._transport = plumbing, transport
+        self._deadline_s, self._lookahead, self._device = deadline_s, lookahead, device
+        self._moves_device = device.type != "cpu"
+        self._receives = tuple(self._moved(action) for action in row if action.op in RECEIVE)
+        self._turn = self._num_posted = 0
+        self._arrived: dict[str, _Pieces] = {kind: defaultdict(_by_value) for kind in (FORWARD, BACKWARD)}
+        self._outbox: dict[tuple[str, Route, int], tuple[Tensor, ...]] = {}
+
+    def begin(self, turn: int) -> None:
+        """Forget the last step and announce the first receives of this one."""
+        self._turn, self._num_posted = turn, 0
+        for pieces in self._arrived.values():
+            pieces.clear()
+        self._outbox.clear()
+        self._announce(self._lookahead)
+
+    @property
+    def num_left(self) -> int:
+        """Pieces that came and were not taken, and messages that wait to be sent."""
+        arrived = (pieces for found in self._arrived.values() for pieces in found.values())
+        return len(self._outbox) + sum(map(len, arrived))
+
+    def take(self, kind: str, stage: int, microbatch: int) -> Mapping[str, list[Piece]]:
+        """The pieces that have come for ``stage``, by value; they are not kept."""
+        return self._arrived[kind].pop((stage, microbatch), {})
+
+    def hand_out(self, kind: str, route: Route, tensors: Mapping[str, Tensor]) -> None:
+        """Cuts what goes along ``route`` (a gradient goes from its destination to its source)."""
+        forward = kind == FORWARD
+        wires = (self._plumbing.forward_out if forward else self._plumbing.backward_out)[route]
+        reader = route[1] if forward else route[0]
+        for wire in wires:
+            cut = tuple(
+                [
+                    tensors[value] if index is None else tensors[value][index]
+                    for value, index in zip(wire.values, wire.cuts, strict=True)
+                ]
+            )
+            if wire.peer == self._transport.rank:
+                self._put(kind, reader, route[2], wire, cut)
+            else:
+                self._outbox[kind, route, wire.peer] = cut
+
+    def handler(self, action: Action) -> Callable[[], None]:
+        """What does ``action``, a send or receive of the row."""
+        traffic = self._moved(action)
+        return (
+            partial(self._receive, traffic) if action.op in RECEIVE else partial(self._send, traffic, action.blocking)
+        )
+
+    def _send(self, traffic: Traffic, blocking: bool) -> None:
+        """Sends what waits for it; where it blocks, until it has been taken."""
+        key = traffic.key(self._turn)
+        for wire in traffic.wires:
+            self._transport.send(key, wire.peer, self._outbox.pop((traffic.kind, traffic.route, wire.peer)))
+        if blocking:
+            self._transport.flush(self._deadline_s)
+
+    def _receive(self, traffic: Traffic) -> None:
+        """Waits for its messages, and announces the next receive."""
+        key = traffic.key(self._turn)
+        for wire in traffic.wires:
+            tensors = self._transport.receive(key, wire.peer, self._deadline_s)
+            if self._moves_device:
+                tensors = tuple(tensor.to(self._device, non_blocking=True) for tensor in tensors)
+            self._put(traffic.kind, traffic.dst, traffic.microbatch, wire, tensors)
+        self._announce(1)
+
+    def flush(self) -> None:
+        """Waits until all that was sent has been taken."""
+        self._transport.flush(self._deadline_s)
+
+    def _announce(self, count: int) -> None:
+        for traffic in self._receives[self._num_posted : self._num_posted + count]:
+            key = traffic.key(self._turn)
+            for wire in traffic.wires:
+                self._transport.post_receive(key, wire.peer, wire.specs)
+        self._num_posted += count
+
+    def _put(self, kind: str, stage: int, microbatch: int, wire: Wire, tensors: tuple[Tensor, ...]) -> None:
+        where = self._arrived[kind][stage, microbatch]
+        for value, box, tensor in zip(wire.values, wire.boxes, tensors, strict=True):
+            where[value].append((box, tensor))
+
+    def _moved(self, action: Action) -> Traffic:
+        stage, peer, plumbing = action.stage, action.peer or 0, self._plumbing
+        microbatch = action.microbatch or 0
+        src, dst = (stage, peer) if action.op in SEND else (peer, stage)
+        match action.op:
+            case Op.SEND_FORWARD:
+                kind, route, wires = FORWARD, (src, dst, microbatch), plumbing.forward_out
+            case Op.RECV_FORWARD:
+                kind, route, wires = FORWARD, (src, dst, microbatch), plumbing.forward_in
+            case Op.SEND_BACKWARD:
+                kind, route, wires = BACKWARD, (dst, src, microbatch), plumbing.backward_out
+            case _:
+                kind, route, wires = BACKWARD, (dst, src, microbatch), plumbing.backward_in
+        away = tuple(wire for wire in wires[route] if wire.peer != self._transport.rank)
+        return Traffic(kind, src, dst, microbatch, route, away)
+
+
+def _by_value() -> defaultdict[str, list[Piece]]:
+    return defaultdict(list)

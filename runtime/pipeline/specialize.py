@@ -1,0 +1,323 @@
+"""A plan bound to the sizes of one batch: its messages, and every stage's share of every micro-batch.
+
+The order of actions is the plan's, whatever the sizes.  A micro-batch without rows is left out on all ranks.  What
+follows from the sizes is worked out once for each combination that comes along, and kept for the next such batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+from torch import Tensor
+
+from planner.ir.errors import UnsupportedModelError
+from planner.ir.graph import SAMPLE, Graph
+from planner.ir.plan import Decision
+from planner.ir.program import Message, Program, Route
+from planner.ir.schedule import PER_STEP, Action, Edge
+from planner.layers.boundary import Boundaries
+from planner.layers.division import Division, divides
+from planner.passes.versions import updates_of
+from runtime.pipeline.messages import Plumbing
+from runtime.pipeline.microbatches import Batch, Shapes, part_in
+from runtime.pipeline.sample_weights import Weighing
+from runtime.sparse.batch import PreparedBatch, site_speeds
+from runtime.sparse.share import SiteShare, boundaries_of_sites
+from runtime.stage.captured import CapturedModel
+from runtime.stage.cut import NUM_SAMPLES
+from runtime.stage.local_stage import Feed, Resident, Share
+from runtime.stage.modes import Portion
+from runtime.stage.sample_weights import is_factor
+
+_MOST_KEPT = 64
+"""Combinations of sizes whose bindings are kept."""
+
+GraphAt = Callable[[Shapes], Graph]
+"""The graph in the shapes of one micro-batch."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)  # one object for each combination of sizes
+class Binding:
+    """The plan for one combination of sizes, on one rank.
+
+    Attributes:
+        rows: samples of each micro-batch.
+        program: with the messages of these sizes; actions of micro-batches without rows are left out.
+        plumbing: this rank's messages.
+        residents: the stages of this rank, with their shares.
+        is_kept: whether another batch of the same sizes gets it as well.
+    """
+
+    rows: tuple[int, ...]
+    program: Program
+    plumbing: Plumbing
+    residents: Mapping[int, Resident]
+    is_kept: bool = True
+
+
+class Binder:
+    """Makes bindings of a decision on ``rank``.
+
+    Args:
+        boundaries, program: of the decision at its planned sizes.
+        model: asked for its inputs and sizes alone; it is not kept.
+        graph_at: asked where an input's dims other than samples differ from the capture's.
+        weighing: knows the factors that stages read beside the graph's inputs.
+    """
+
+    def __init__(
+        self,
+        decision: Decision,
+        model: CapturedModel,
+        boundaries: Boundaries,
+        program: Program,
+        rank: int,
+        graph_at: GraphAt | None,
+        weighing: Weighing,
+    ) -> None:
+        self._decision, self._boundaries, self._rank, self._graph_at = decision, boundaries, rank, graph_at
+        self._weighing = weighing
+        self._graph, self._sizes = model.graph, dict(model.sizes)
+        self._is_free = any(node.target == NUM_SAMPLES for node in model.graph_module.graph.nodes)
+        self._planned, self._updates = program, updates_of(program)
+        self._divided = frozenset(
+            stage
+            for stage, each in enumerate(decision.stages)
+            if rank in each.ranks and divides(decision, stage, model.graph)
+        )
+        self._at: dict[object, Boundaries] = {}
+        self._divisions: dict[object, Division] = {}
+        self._numbers: dict[tuple[int, int, tuple[int, ...]], int | None] = {}
+        self._found: dict[object, Binding] = {}
+
+    def require_possible(self, residents: Mapping[int, Resident]) -> None:
+        """Raises :class:`UnsupportedModelError` unless the model can be run with the samples that are planned."""
+        for stage in residents:
+            if stage in self._divided:
+                divisions = [self._division(self._boundaries, stage, n, ()) for n in self._decision.micro_batches]
+                self._require_possible(stage, {count for each in divisions for count in self._rows_in(each, stage)})
+                continue
+            layout, position = self._decision.layout_of(stage), self._position(stage)
+            self._require_possible(stage, {layout.samples(n)[position] for n in self._decision.micro_batches})
+
+    def bind(self, residents: Mapping[int, Resident], batch: Batch) -> Binding:
+        """The binding to the sizes of ``batch``.
+
+        Raises:
+            UnsupportedModelError: the model cannot be run with so many samples.
+        """
+        if isinstance(batch, PreparedBatch):
+            return self._bound_to_sites(residents, batch)
+        varying = enumerate(batch.rows) if self._sizes else ()
+        key = (batch.rows, tuple(self._varying(batch.shapes(m)) if rows else () for m, rows in varying))
+        found = self._found.get(key)
+        if found is None:
+            if len(self._found) >= _MOST_KEPT:
+                self._found.pop(next(iter(self._found)))
+            found = self._found[key] = self._bound(residents, batch)
+        return found
+
+    def _bound(self, residents: Mapping[int, Resident], batch: Batch) -> Binding:
+        rows = batch.rows
+        boundaries = [
+            self._boundaries_of(batch.shapes(m)) if count and self._sizes else self._boundaries
+            for m, count in enumerate(rows)
+        ]
+        program = self._program(rows, boundaries)
+        divisions = {
+            (stage, m): self._division(boundaries[m], stage, count, self._sizes_of(tuple(self._sizes), batch.shapes(m)))
+            for stage in self._divided
+            for m, count in enumerate(rows)
+            if count
+        }
+        return Binding(
+            rows,
+            program,
+            Plumbing(boundaries, program, rows, self._rank, divisions),
+            {
+                stage: self._divided_shares(stage, resident, batch, divisions)
+                if stage in self._divided
+                else self._shared(stage, resident, batch)
+                for stage, resident in residents.items()
+            },
+        )
+
+    def _bound_to_sites(self, residents: Mapping[int, Resident], batch: PreparedBatch) -> Binding:
+        """Of clouds: no two batches have the same sites."""
+        shares = {
+            (stage, m): self._site_share(stage, batch, m)
+            for stage, each in enumerate(self._decision.stages)
+            for m, rows in enumerate(batch.rows)
+            if rows and len(each.ranks) > 1
+        }
+        boundaries = [
+            boundaries_of_sites(self._decision, batch, m, shares) if count else self._boundaries
+            for m, count in enumerate(batch.rows)
+        ]
+        program = self._program(batch.rows, boundaries)
+        return Binding(
+            batch.rows,
+            program,
+            Plumbing(boundaries, program, batch.rows, self._rank),
+            {
+                stage: self._shared(
+                    stage, resident, batch, {m: share for (s, m), share in shares.items() if s == stage}
+                )
+                for stage, resident in residents.items()
+            },
+            is_kept=False,
+        )
+
+    def _site_share(self, stage: int, batch: PreparedBatch, m: int) -> SiteShare:
+        """This rank's, or of a stage that it has no part in the first rank's, whose cut points are asked for."""
+        ranks = self._decision.stages[stage].ranks
+        position = ranks.index(self._rank) if self._rank in ranks else 0
+        samples = self._decision.layout_of(stage).samples(batch.rows[m])
+        return SiteShare.of(batch, m, site_speeds(self._decision, stage), position, samples)
+
+    def _division(self, boundaries: Boundaries, stage: int, rows: int, sizes: tuple[int, ...]) -> Division:
+        key = (id(boundaries), stage, rows, sizes)
+        found = self._divisions.get(key)
+        if found is None:
+            if len(self._divisions) >= _MOST_KEPT:
+                self._divisions.pop(next(iter(self._divisions)))
+            named = dict(zip(self._sizes, sizes, strict=False))
+            number = self._numbers.setdefault((stage, rows, sizes), _number(stage, self._numbers))
+            found = self._divisions[key] = Division.of(boundaries.graph, self._decision, stage, rows, named, number)
+        return found
+
+    def _rows_in(self, division: Division, stage: int) -> set[int]:
+        """Numbers of samples that this rank runs layers of the stage with."""
+        position = self._position(stage)
+        return {layer.rows(position) for layer in division.layers.values()}
+
+    def _program(self, rows: tuple[int, ...], boundaries: Sequence[Boundaries]) -> Program:
+        by_size: dict[tuple[Edge, int, int], tuple[Message, ...]] = {}
+        messages: dict[Route, tuple[Message, ...]] = {}
+        for edge in self._planned.stages.edges:
+            for m, count in enumerate(rows):
+                key = (edge, count, id(boundaries[m]))
+                if key not in by_size:
+                    by_size[key] = boundaries[m].messages(edge, count) if count else ()
+                messages[edge.src, edge.dst, m] = by_size[key]
+
+        def runs(action: Action) -> bool:
+            return action.op in PER_STEP or action.microbatch is None or rows[action.microbatch] > 0
+
+        actions = tuple(tuple(action for action in row if runs(action)) for row in self._planned.rows)
+        return replace(self._planned, rows=actions, messages=messages)
+
+    def _boundaries_of(self, shapes: Shapes) -> Boundaries:
+        varying = self._varying(shapes)
+        if not varying or self._graph_at is None:
+            return self._boundaries
+        key = tuple(shapes.items())
+        if key not in self._at:
+            self._at[key] = Boundaries.of_decision(self._graph_at(shapes), self._decision)
+        return self._at[key]
+
+    def _varying(self, shapes: Shapes) -> tuple[tuple[str, tuple[int, ...]], ...]:
+        """The inputs that have other dims than the capture's, samples apart."""
+        return tuple(
+            (name, shape)
+            for name, shape in shapes.items()
+            if any(
+                extent != wanted and dim != SAMPLE
+                for extent, wanted, dim in zip(
+                    shape, self._graph.inputs[name].shape, self._graph.inputs[name].dims, strict=True
+                )
+            )
+        )
+
+    def _shared(
+        self, stage: int, resident: Resident, batch: Batch, sites: Mapping[int, SiteShare] | None = None
+    ) -> Resident:
+        layout, position = self._decision.layout_of(stage), self._position(stage)
+        counts = [layout.samples(samples) for samples in batch.rows]
+        self._require_possible(stage, {count[position] for count, rows in zip(counts, batch.rows, strict=True) if rows})
+        weights = list(self._weights(batch.rows))
+        names = [name for name in resident.program.inputs if name in self._graph.inputs]
+        shares: list[Share] = []
+        feeds: list[dict[str, Feed]] = []
+        for m, count in enumerate(counts):
+            start = sum(count[:position])
+            sizes = self._sizes_of(resident.program.sizes, batch.shapes(m)) if batch.rows[m] else ()
+            share = (sites or {}).get(m)
+            if share is not None:
+                sizes = tuple(share.sizes[word] for word in resident.program.sizes)
+            portion = Portion(m, count[position], start, batch.rows[m], sizes, sites=share)
+            shares.append(Share(portion, count[position] * weights[m]))
+            feeds.append(
+                {name: partial(_feed, name=name, m=m, start=start, count=count[position]) for name in names}
+                if share is None
+                else {name: partial(_feed_of_sites, name=name, share=share) for name in names}
+            )
+            feeds[-1].update(self._factors(stage, resident, m))
+        return replace(resident, shares=tuple(shares), feeds=tuple(feeds))
+
+    def _divided_shares(
+        self, stage: int, resident: Resident, batch: Batch, divisions: Mapping[tuple[int, int], Division]
+    ) -> Resident:
+        """Every rank runs the whole micro-batch, as far as its layers' parts go."""
+        position = self._position(stage)
+        weights = list(self._weights(batch.rows))
+        names = [name for name in resident.program.inputs if name in self._graph.inputs]
+        shares: list[Share] = []
+        feeds: list[dict[str, Feed]] = []
+        for m, rows in enumerate(batch.rows):
+            division = divisions.get((stage, m))
+            sizes = self._sizes_of(resident.program.sizes, batch.shapes(m)) if rows else ()
+            shares.append(Share(Portion(m, rows, 0, rows, sizes, division), rows * weights[m]))
+            feeds.append(self._factors(stage, resident, m))
+            if division is None:
+                continue
+            self._require_possible(stage, self._rows_in(division, stage))
+            for name in names:
+                box, shape = division.held(name)[position], batch.shapes(m)[name]
+                spec = replace(self._graph.inputs[name], shape=tuple(shape))
+                feeds[-1][name] = partial(part_in, name=name, microbatch=m, box=box, spec=spec)
+        return replace(resident, shares=tuple(shares), feeds=tuple(feeds))
+
+    def _factors(self, stage: int, resident: Resident, microbatch: int) -> dict[str, Feed]:
+        found = partial(self._weighing.factor, stage=stage, microbatch=microbatch)
+        return {name: partial(found, name=name) for name in filter(is_factor, resident.program.inputs)}
+
+    def _position(self, stage: int) -> int:
+        """This rank's among those of a stage, in the plan's order."""
+        return self._decision.stages[stage].ranks.index(self._rank)
+
+    def _weights(self, rows: tuple[int, ...]) -> Iterator[float]:
+        """What one sample of each micro-batch counts for in the gradients of its update."""
+        ends = [len(rows) - 1 if last is None else last for last in self._updates]
+        first = 0
+        for last in ends:
+            total = sum(rows[first : last + 1])
+            yield from [1 / total if total else 0.0] * (last + 1 - first)
+            first = last + 1
+
+    def _sizes_of(self, names: Sequence[str], shapes: Shapes) -> tuple[int, ...]:
+        return tuple(shapes[source][dim] for source, dim in (self._sizes[name] for name in names))
+
+    def _require_possible(self, stage: int, counts: set[int]) -> None:
+        if not self._is_free and counts - {self._graph.samples}:
+            raise UnsupportedModelError(
+                f"the model was captured for {self._graph.samples} samples only",
+                [f"stage {stage} would run it with {', '.join(map(str, sorted(counts)))}"],
+                remedies=[f"plan with micro-batches of {self._graph.samples} and one rank a stage"],
+            )
+
+
+def _feed_of_sites(batch: Batch, name: str, share: SiteShare) -> Tensor:
+    return share.tensor(name)
+
+
+def _feed(batch: Batch, name: str, m: int, start: int, count: int) -> Tensor:
+    return batch.part(name, m, start, count)
+
+
+def _number(stage: int, numbers: Mapping[tuple[int, int, tuple[int, ...]], int | None]) -> int | None:
+    """Of a stage's next division: its ranks meet sizes in the same order.  None if there are too many."""
+    count = sum(one == stage for one, *_ in numbers)
+    return stage << 7 | count if stage < 1 << 7 and count < 1 << 7 else None

@@ -1,0 +1,320 @@
+"""What is wrong with a user's clouds, told as an error of the run.
+
+A micro-batch of clouds whose rows, on every level, are in one order that any stage may cut into intervals.
+
+Sites come sorted by their keys.  Where some stage has several ranks, the rows of all site sets follow the order of the
+blocks that they lie in (:mod:`planner.sites.arrangement`): the rank of a site is then the same function of its
+coordinates on every level, and what a rank has of a tensor is an interval of its rows.
+
+A batch of clouds as the graph's inputs: prepared when they are asked for, micro-batch by micro-batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import cache, cached_property
+from itertools import pairwise
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from cuda_ops.sparse.errors import SparseInputError
+from cuda_ops.sparse.geometry import KernelMap, MapSpec, Route, Segments
+from cuda_ops.sparse.local import Owned, local_segments
+from cuda_ops.sparse.preparation import SITES, Clouds, Preparation
+from cuda_ops.sparse.recipe import HALVES
+from planner.ir.errors import StageFailedError, UnsupportedModelError
+from planner.ir.graph import SAMPLE, Graph, TensorSpec
+from planner.ir.plan import Decision
+from planner.sites.arrangement import Arrangement, arrange, cut_places
+from planner.sites.blocks import BlockWork, Level
+from planner.sites.keys import block_keys
+from planner.sites.prices import Pairs, Prices, network_work, prices
+from runtime.pipeline.microbatches import Batch, Shapes
+
+
+@contextmanager
+def telling(microbatch: int) -> Iterator[None]:
+    """Raises :class:`StageFailedError` for clouds of a micro-batch that cannot be used."""
+    try:
+        yield
+    except SparseInputError as error:
+        raise StageFailedError(
+            f"clouds of micro-batch {microbatch}: {error.what}",
+            [f"{error.where}: found {error.found}, expected {error.expected}"],
+            [error.remedy],
+        ) from error
+
+
+class ArrangedClouds:
+    """``clouds`` with rows in the order of blocks.
+
+    Args:
+        names: by graph input, the name that the preparation has for it.
+        price: what the blocks are balanced by.
+        speeds: of the ranks of the stage that whole samples should suit best.
+    """
+
+    def __init__(self, clouds: Clouds, names: Mapping[str, str], price: Prices, speeds: Sequence[float]) -> None:
+        self.clouds = clouds
+        self._levels = {route: Level(*clouds.level(route)) for route in clouds.preparation.size_of}
+        self._arrangement: Arrangement = arrange(self._work(names, price), speeds)
+        self._orders: dict[Route, tuple[Tensor, Tensor, Tensor]] = {}
+        self._maps: dict[MapSpec, KernelMap] = {}
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """See :class:`Clouds`."""
+        return self.clouds.sizes
+
+    def places(self, speeds: Sequence[float]) -> list[int]:
+        """Where ranks of ``speeds`` cut the order of blocks."""
+        return cut_places(self._arrangement, speeds)
+
+    def cut_points(self, places: Sequence[int]) -> dict[str, tuple[int, ...]]:
+        """The cut points among the rows of every site set, by the name of its size."""
+        at = torch.tensor(list(places))
+        return {
+            word: tuple(torch.searchsorted(self._order(route)[1], at).tolist())
+            for route, word in self.clouds.preparation.size_of.items()
+        }
+
+    def owned(self, route: Route, places: Sequence[int], position: int) -> Owned:
+        """What the rank at ``position`` owns of a site set, in rows of ``clouds``' own maps."""
+        order, blocks, _ = self._order(route)
+        cuts = torch.tensor(list(places), dtype=torch.int64)
+        start, stop = torch.searchsorted(blocks, cuts[position : position + 2]).tolist()
+        owners = torch.empty(len(order), dtype=torch.int16)
+        owners[order] = torch.searchsorted(cuts[1:-1], blocks, right=True).to(torch.int16)
+        return Owned(owners, position, order[start:stop])
+
+    def samples(self, route: Route) -> Tensor:
+        """int64 (sites,): the sample of each row."""
+        return self.sorted_samples(route)[self._order(route)[0]]
+
+    def map(self, spec: MapSpec) -> KernelMap:
+        """See :class:`Clouds`."""
+        found = self._maps.get(spec)
+        if found is None:
+            (source, _, row_of_source), (target, _, row_of_target) = self._order(spec.source), self._order(spec.target)
+            kernel_map = self.clouds.map(spec)
+            neighbours = _renumbered(kernel_map.neighbours, target, row_of_source)
+            reverse = _renumbered(kernel_map.reverse, source, row_of_target)
+            found = self._maps[spec] = KernelMap(neighbours, reverse)
+        return found
+
+    def segments(self, route: Route) -> Segments:
+        """See :class:`Clouds`."""
+        return local_segments(self.samples(route), self.clouds.num_samples)
+
+    def tensor(self, name: str) -> Tensor:
+        """See :class:`Clouds`."""
+        preparation = self.clouds.preparation
+        if name in preparation.recipe.names:
+            return preparation.recipe.tensor(self, name)
+        found = self.clouds.tensor(name)
+        return found[self._order(())[0]] if (name, 0) in preparation.varying[SITES] else found
+
+    def _work(self, names: Mapping[str, str], price: Prices) -> BlockWork:
+        words, recipe = self.clouds.preparation.size_of, self.clouds.preparation.recipe
+        pairs = {}
+        for name in price.pair:
+            found = recipe.passage(self.clouds, names[name])
+            if found is not None:
+                counts = found.kernel_map.pairs_of_inputs().numpy(), found.kernel_map.pairs_of_outputs().numpy()
+                pairs[name] = Pairs(words[found.source], words[found.target], *counts)
+        levels = {word: self._levels[route] for route, word in words.items()}
+        return network_work(levels, pairs, price)
+
+    def _order(self, route: Route) -> tuple[Tensor, Tensor, Tensor]:
+        """Of a site set: the sorted row of each row, its block's place, and the row of -1 and of each sorted row."""
+        found = self._orders.get(route)
+        if found is None:
+            level = self._levels[route]
+            blocks = torch.from_numpy(block_keys(level.samples, level.coordinates, level.stride))
+            place = self._place_of(blocks)
+            order = place.argsort(stable=True)
+            rows = torch.full((len(order) + 1,), -1, dtype=torch.int32)
+            rows[order + 1] = torch.arange(len(order), dtype=torch.int32)
+            found = self._orders[route] = order, place[order], rows
+        return found
+
+    @cached_property
+    def _place_of(self) -> Callable[[Tensor], Tensor]:
+        keys = torch.from_numpy(self._arrangement.keys.copy())
+        ascending, place = keys.sort()
+        return lambda blocks: place[torch.searchsorted(ascending, blocks)]
+
+    def sorted_samples(self, route: Route) -> Tensor:
+        """int64 (sites,): the sample of each row of ``clouds``."""
+        return torch.from_numpy(self._levels[route].samples)
+
+
+def _renumbered(half: Tensor, columns: Tensor, rows: Tensor) -> Tensor:
+    """Columns of one half of a map, with the numbers that ``rows`` has for -1 and each row."""
+    chosen = half.index_select(1, columns)
+    return rows.index_select(0, chosen.flatten() + 1).view(chosen.shape)
+
+
+POINTS = "points"
+"""The dim of a user's tensors that holds the points of a sample, padded to those of the largest."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """How a model's inputs are prepared.
+
+    Attributes:
+        graph: whose inputs they are.
+        names: by graph input, the name that the preparation has for it.
+        raw: the tensors that a user's batch has, samples first, by name.
+        looked_at: graph inputs that layers other than convolutions and poolings read, maps among them.
+    """
+
+    graph: Graph
+    preparation: Preparation
+    names: dict[str, str]
+    raw: dict[str, TensorSpec]
+    looked_at: frozenset[str]
+
+    @classmethod
+    def of(cls, graph: Graph, preparation: Preparation, raw: dict[str, TensorSpec]) -> Prepared:
+        """The graph's inputs are in the preparation's order."""
+        looked_at = {name for layer in graph.layers if layer.kind not in _MAPPED for name in layer.inputs}
+        names = dict(zip(graph.inputs, preparation.names, strict=True))
+        return cls(graph, preparation, names, raw, frozenset(looked_at.intersection(graph.inputs)))
+
+    @property
+    def maps(self) -> frozenset[str]:
+        """The graph inputs that are half of a kernel map."""
+        return frozenset(name for name, own in self.names.items() if own.startswith(HALVES))
+
+
+_MAPPED = frozenset({"sparse_conv", "sparse_pool"})
+
+
+class PreparedBatch:
+    """``raw`` as the graph's inputs.
+
+    Args:
+        speeds: of the ranks that share out sites in the largest stage; empty: no stage does, rows stay sorted.
+    """
+
+    def __init__(self, raw: Batch, prepared: Prepared, price: Prices, speeds: Sequence[float] = ()) -> None:
+        self.rows = raw.rows
+        self.prepared = prepared
+        self._raw, self._price, self._speeds = raw, price, tuple(speeds)
+        self._clouds: dict[int, Clouds | ArrangedClouds] = {}
+        self._made: dict[tuple[int, str], Tensor] = {}
+
+    @property
+    def neighbours(self) -> frozenset[str]:
+        """The graph inputs that layers take as a map's neighbours."""
+        return frozenset(self._price.pair)
+
+    def clouds(self, microbatch: int) -> Clouds | ArrangedClouds:
+        """The clouds of a micro-batch, arranged if some stage shares out sites."""
+        found = self._clouds.get(microbatch)
+        if found is None:
+            rows = self.rows[microbatch]
+            tensors = [self._raw.part(name, microbatch, 0, rows) for name in self.prepared.raw]
+            with telling(microbatch):
+                clouds = self.prepared.preparation.clouds(tensors)
+            found = ArrangedClouds(clouds, self.prepared.names, self._price, self._speeds) if self._speeds else clouds
+            self._clouds[microbatch] = found
+        return found
+
+    def sizes(self, microbatch: int) -> dict[str, int]:
+        """Sites of each site set of a micro-batch, by the name of the number."""
+        return self.clouds(microbatch).sizes
+
+    def graph(self, microbatch: int) -> Graph:
+        """The graph in the shapes of a micro-batch."""
+        return graph_of_sites(self.prepared.graph, self.rows[microbatch], self.sizes(microbatch))
+
+    def shapes(self, microbatch: int) -> Shapes:
+        graph, sizes, rows = self.prepared.graph, self.sizes(microbatch), self.rows[microbatch]
+        return {name: _at(spec, rows, graph.samples, sizes).shape for name, spec in graph.inputs.items()}
+
+    def whole(self, name: str, microbatch: int) -> Tensor:
+        """A graph input of all samples."""
+        found = self._made.get((microbatch, name))
+        if found is None:
+            with telling(microbatch):
+                found = self.clouds(microbatch).tensor(self.prepared.names[name])
+            dtype = getattr(torch, self.prepared.graph.inputs[name].dtype)
+            found = self._made[microbatch, name] = found.to(dtype)
+        return found
+
+    def part(self, name: str, microbatch: int, start: int, count: int) -> Tensor:
+        found = self.whole(name, microbatch)
+        spec = self.prepared.graph.inputs[name]
+        return found if spec.has_sites else found[start : start + count]
+
+
+@dataclass(frozen=True, slots=True)
+class Preparing:
+    """Prepares the batches of a run.
+
+    Attributes:
+        speeds: shares of the ranks of the largest stage that shares out sites; empty: there is none.
+    """
+
+    prepared: Prepared
+    price: Prices
+    speeds: tuple[float, ...]
+
+    @classmethod
+    def of(cls, decision: Decision, model: SparseModel) -> Preparing | None:
+        """For a plan of a model; None where the model takes batches as they are."""
+        prepared = model.prepared
+        if prepared is None:
+            return None
+        found = [site_speeds(decision, stage) for stage in range(len(decision.stages))]
+        return cls(prepared, prices(prepared.graph), max(found, key=len, default=()))
+
+    def batch(self, raw: Batch) -> PreparedBatch:
+        """``raw`` as the graph's inputs."""
+        return PreparedBatch(raw, self.prepared, self.price, self.speeds)
+
+
+class SparseModel(Protocol):
+    """A captured model that may be of a sparse network."""
+
+    @property
+    def prepared(self) -> Prepared | None:
+        """None: it is not."""
+        ...
+
+
+def site_speeds(decision: Decision, stage: int) -> tuple[float, ...]:
+    """The shares of the work that the ranks of a stage take: those of the samples; empty for one rank."""
+    if len(decision.stages[stage].ranks) == 1:
+        return ()
+    points = decision.layout_of(stage).cuts.get(SAMPLE)
+    if points is None:
+        raise UnsupportedModelError(
+            f"stage {stage} does not share out samples or sites", [f"it has {len(decision.stages[stage].ranks)} ranks"]
+        )
+    return tuple(float(stop - start) for start, stop in pairwise(points))
+
+
+def graph_of_sites(graph: Graph, rows: int, sizes: dict[str, int]) -> Graph:
+    """``graph`` for ``rows`` samples that have ``sizes`` sites."""
+
+    @cache  # most layers of a level make tensors alike
+    def at(spec: TensorSpec) -> TensorSpec:
+        return _at(spec, rows, graph.samples, sizes)
+
+    layers = tuple(replace(layer, outputs=tuple(map(at, layer.outputs))) for layer in graph.layers)
+    inputs = {name: at(spec) for name, spec in graph.inputs.items()}
+    return replace(graph, samples=rows, inputs=inputs, layers=layers)
+
+
+def _at(spec: TensorSpec, rows: int, captured: int, sizes: dict[str, int]) -> TensorSpec:
+    found = spec.at(rows, captured)
+    shape = tuple(sizes.get(dim, extent) for dim, extent in zip(found.dims, found.shape, strict=True))
+    return found if shape == found.shape else replace(found, shape=shape)

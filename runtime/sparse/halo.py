@@ -1,0 +1,205 @@
+"""The executor: layers over sites that several ranks share, as autograd functions.
+
+Rows that others read leave first; while they travel, a convolution does what its own rows contribute, and in backward
+the gradients of the rank's own inputs and of the weights.  Everything is added up in the order of positions, so that a
+result does not depend on who was faster.
+"""
+
+from __future__ import annotations
+
+from itertools import accumulate
+
+import torch
+from torch import Tensor
+from torch.autograd.function import FunctionCtx, once_differentiable
+
+from cuda_ops.sparse import operators
+from cuda_ops.sparse.autocast import in_its_dtype
+from cuda_ops.sparse.local import Halo, LocalMap
+from runtime.spatial.exchange import Wire
+from runtime.transport import Pending
+
+
+def shared_conv(x: Tensor, weight: Tensor, local: LocalMap, wire: Wire) -> Tensor:
+    """A sparse convolution of this rank's outputs.
+
+    Args:
+        x: (own inputs, in channels).
+        weight: (offsets, in channels, out channels); its gradient is this rank's part of the sum.
+
+    Returns:
+        (own outputs, out channels).
+    """
+    device = x.device.type
+    x, weight = in_its_dtype(device, x, weight)
+    with torch.autocast(device, enabled=False):  # both are in its dtype, and so must be what flows back
+        found: Tensor = _Conv.apply(x, weight, local, wire)
+    return found
+
+
+def with_halo(x: Tensor, local: LocalMap, wire: Wire) -> Tensor:
+    """``x`` (own inputs, channels) and behind it the rows of others that ``local`` reads."""
+    found: Tensor = _WithHalo.apply(x, local, wire)
+    return found
+
+
+class _Conv(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: FunctionCtx, x: Tensor, weight: Tensor, local: LocalMap, wire: Wire) -> Tensor:
+        halo, pending = _start(x, local.halo, wire)
+        own = local.of_own
+        y = operators.sparse_conv(x, weight, own.neighbours, own.reverse)
+        pending.wait()
+        if len(halo):  # convolution is linear: what the halo contributes is added
+            y.index_add_(0, local.boundary, operators.sparse_conv(halo, weight, local.of_boundary, local.of_halo))
+        ctx.save_for_backward(x, halo, weight)
+        ctx.local, ctx.wire = local, wire
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: FunctionCtx, dy: Tensor) -> tuple[Tensor | None, ...]:
+        x, halo, weight = ctx.saved_tensors
+        local: LocalMap = ctx.local
+        dy, transposed, own = dy.contiguous(), weight.transpose(1, 2), local.of_own
+        dx = dw = back = None
+        if ctx.needs_input_grad[0]:
+            lent = operators.sparse_conv(dy, transposed, local.of_halo, local.neighbours)
+            back = _start_back(lent, local.halo, ctx.wire)
+            dx = operators.sparse_conv(dy, transposed, own.reverse, own.neighbours)
+        if ctx.needs_input_grad[1]:
+            dw = operators.sparse_conv_weight(x, dy, own.neighbours)
+            if len(halo):
+                dw += operators.sparse_conv_weight(halo, dy[local.boundary], local.of_boundary)
+        if dx is not None and back is not None:
+            dx = _added(dx, local.halo, *back)
+        return dx, dw, None, None
+
+
+class _WithHalo(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: FunctionCtx, x: Tensor, local: LocalMap, wire: Wire) -> Tensor:
+        ctx.local, ctx.wire = local, wire
+        halo, pending = _start(x, local.halo, wire)
+        pending.wait()
+        return torch.cat([x, halo])
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: FunctionCtx, drows: Tensor) -> tuple[Tensor | None, ...]:
+        own = ctx.local.num_own
+        back = _start_back(drows[own:].contiguous(), ctx.local.halo, ctx.wire)
+        return _added(drows[:own].clone(), ctx.local.halo, *back), None, None
+
+
+class SampleSums:
+    """How sums over sites become samples that ranks share: rank ``r`` goes on with ``shares[r]`` of them, in order."""
+
+    def __init__(self, shares: tuple[int, ...], wire: Wire) -> None:
+        self._shares, self._wire = shares, wire
+
+    def sum(self, parts: Tensor) -> Tensor:
+        """Of (samples, channels), this rank's part of each sum, the sums of its own samples."""
+        found: Tensor = _Scatter.apply(parts, self._shares, self._wire)
+        return found
+
+    def largest(self, parts: Tensor) -> Tensor:
+        """Of (samples, channels), this rank's largest values, -inf where it has none, those of its own samples."""
+        found: Tensor = _Largest.apply(parts, self._shares, self._wire)
+        return found
+
+    def whole(self, own: Tensor) -> Tensor:
+        """Of (own samples, channels), all samples: the adjoint of :meth:`sum`."""
+        found: Tensor = _Gather.apply(own, self._shares, self._wire)
+        return found
+
+
+class _Scatter(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: FunctionCtx, parts: Tensor, shares: tuple[int, ...], wire: Wire) -> Tensor:
+        ctx.how = shares, wire
+        return _table(parts, shares, wire).sum(0)
+
+    @staticmethod
+    def backward(ctx: FunctionCtx, dy: Tensor) -> tuple[Tensor | None, ...]:
+        return SampleSums(*ctx.how).whole(dy), None, None
+
+
+class _Gather(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: FunctionCtx, own: Tensor, shares: tuple[int, ...], wire: Wire) -> Tensor:
+        ctx.how = shares, wire
+        return _all_samples(own, shares, wire)
+
+    @staticmethod
+    def backward(ctx: FunctionCtx, dy: Tensor) -> tuple[Tensor | None, ...]:
+        return SampleSums(*ctx.how).sum(dy), None, None
+
+
+class _Largest(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: FunctionCtx, parts: Tensor, shares: tuple[int, ...], wire: Wire) -> Tensor:
+        table = _table(parts, shares, wire)
+        values, winners = table.max(0)  # of equal ones the first
+        ctx.how = shares, wire
+        ctx.save_for_backward((table == values).int().argmax(0) if len(table) > 1 else winners)
+        return torch.where(values == -torch.inf, 0, values)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: FunctionCtx, dy: Tensor) -> tuple[Tensor | None, ...]:
+        (winners,) = ctx.saved_tensors
+        shares, wire = ctx.how
+        both = _all_samples(torch.cat([dy, winners.to(dy.dtype)], 1), shares, wire)
+        gradient, who = both.chunk(2, 1)
+        return torch.where(who == wire.position, gradient, 0), None, None
+
+
+def _start(x: Tensor, halo: Halo, wire: Wire) -> tuple[Tensor, Pending]:
+    """Rows leave; what comes fills the returned tensor."""
+    coming = x.new_empty(halo.num_received, *x.shape[1:])
+    sent = {position: operators.pack_rows(x, rows) for position, rows in halo.sends.items()}
+    return coming, wire.start(sent, _by_position(coming, halo))
+
+
+def _start_back(lent: Tensor, halo: Halo, wire: Wire) -> tuple[dict[int, Tensor], Pending]:
+    """Gradients of others' rows go back; those of own rows come."""
+    coming = {position: lent.new_empty(len(rows), *lent.shape[1:]) for position, rows in halo.sends.items()}
+    return coming, wire.start(_by_position(lent, halo), coming)
+
+
+def _added(dx: Tensor, halo: Halo, coming: dict[int, Tensor], pending: Pending) -> Tensor:
+    pending.wait()
+    for position in sorted(coming):
+        dx = operators.unpack_add(dx, halo.sends[position], coming[position])
+    return dx
+
+
+def _by_position(rows: Tensor, halo: Halo) -> dict[int, Tensor]:
+    parts = rows.split([halo.receives[position] for position in sorted(halo.receives)])
+    return dict(zip(sorted(halo.receives), parts, strict=False))
+
+
+def _table(parts: Tensor, shares: tuple[int, ...], wire: Wire) -> Tensor:
+    """(ranks, own samples, channels): every rank's part of this rank's samples."""
+    cuts = parts.contiguous().split(list(shares))
+    me = wire.position
+    table = parts.new_empty(len(shares), shares[me], *parts.shape[1:])
+    table[me] = cuts[me]
+    sent = {position: cut for position, cut in enumerate(cuts) if position != me and shares[position]}
+    coming = {position: table[position] for position in range(len(shares)) if position != me and shares[me]}
+    wire.start(sent, coming).wait()
+    return table
+
+
+def _all_samples(own: Tensor, shares: tuple[int, ...], wire: Wire) -> Tensor:
+    """(samples, channels) of every rank's own samples."""
+    me, ends = wire.position, list(accumulate(shares))
+    found = own.new_empty(ends[-1], *own.shape[1:])
+    parts = found.split(list(shares))
+    own = own.contiguous()
+    parts[me].copy_(own)
+    others = [position for position in range(len(shares)) if position != me]
+    sent = dict.fromkeys(others, own) if shares[me] else {}
+    wire.start(sent, {position: parts[position] for position in others if shares[position]}).wait()
+    return found

@@ -1,0 +1,123 @@
+"""One rank's share of the sites of a micro-batch, in a stage of several ranks: what it is fed, and what it lends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from itertools import accumulate
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from cuda_ops.sparse.geometry import Route, Segments
+from cuda_ops.sparse.local import LocalMap, Owned, local_map, local_segments
+from planner.ir.graph import is_sites
+from planner.ir.layout import Layout
+from planner.ir.plan import Decision
+from planner.layers.boundary import Boundaries
+from runtime.pipeline.pieces import CPU
+from runtime.sparse.batch import ArrangedClouds, PreparedBatch
+
+
+class SiteShare:
+    """The share of the rank at ``position``; maps are made when they are first asked for.
+
+    Args:
+        places: where the stage's ranks cut the order of blocks.
+        shares: samples that each rank goes on with after a reduction over sites, by position.
+
+    Attributes:
+        shares: as given.
+        sizes: this rank's sites of each site set, by the name of the number.
+    """
+
+    def __init__(
+        self, batch: PreparedBatch, microbatch: int, places: Sequence[int], position: int, shares: tuple[int, ...]
+    ) -> None:
+        clouds = batch.clouds(microbatch)
+        if not isinstance(clouds, ArrangedClouds):
+            raise ValueError("sites are shared out of clouds that are arranged")
+        self._batch, self._microbatch, self._clouds = batch, microbatch, clouds
+        self._places, self._position, self.shares = tuple(places), position, shares
+        self.cuts = clouds.cut_points(places)
+        self.sizes = {word: points[position + 1] - points[position] for word, points in self.cuts.items()}
+        self._made: dict[tuple[str, torch.device], Any] = {}
+
+    @classmethod
+    def of(
+        cls, batch: PreparedBatch, microbatch: int, speeds: Sequence[float], position: int, shares: tuple[int, ...]
+    ) -> SiteShare:
+        """The share of one of ranks of ``speeds``."""
+        clouds = batch.clouds(microbatch)
+        places = clouds.places(speeds) if isinstance(clouds, ArrangedClouds) else ()
+        return cls(batch, microbatch, places, position, shares)
+
+    def map(self, name: str, device: torch.device = CPU) -> LocalMap:
+        """This rank's part of the kernel map of which a layer takes the graph input ``name`` as neighbours.
+
+        Where that input is the reverse of a map, the layer goes back through it (an inverse convolution).
+        """
+        return self._at(self._map, name, device)
+
+    def segments(self, name: str, device: torch.device = CPU) -> Segments:
+        """Where each sample's rows are among this rank's, for the graph input ``name`` that holds the starts."""
+        return self._at(self._segments, name, device)
+
+    def tensor(self, name: str) -> Tensor:
+        """This rank's part of a graph input.
+
+        Of a kernel map nothing: layers over shared sites ask :meth:`map`.  Only where some other layer looks at a map
+        (whether a neighbour is there) has it this rank's columns, of rows numbered in the whole micro-batch.
+        """
+        prepared = self._batch.prepared
+        if name in self._batch.neighbours:
+            self.map(name)  # it is time to make it
+        if name in prepared.maps and name not in prepared.looked_at:
+            return torch.empty(0, dtype=torch.int32)
+        whole, spec = self._batch.whole(name, self._microbatch), prepared.graph.inputs[name]
+        for dim, word in enumerate(spec.dims):
+            if is_sites(word):
+                start, stop = self.cuts[word][self._position : self._position + 2]
+                return whole.narrow(dim, start, stop - start)
+        start = list(accumulate(self.shares, initial=0))[self._position]
+        return whole[start : start + self.shares[self._position]]
+
+    def _at(self, make: Callable[[str], Any], name: str, device: torch.device) -> Any:
+        found = self._made.get((name, device))
+        if found is None:
+            found = make(name) if device == CPU else self._at(make, name, CPU).to(device)
+            self._made[name, device] = found
+        return found
+
+    def _map(self, name: str) -> LocalMap:
+        prepared = self._batch.prepared
+        found = prepared.preparation.recipe.passage(self._clouds.clouds, prepared.names[name])
+        if found is None:
+            raise KeyError(f"{name} is no half of a kernel map")
+        return local_map(found.kernel_map, self._owned(found.source), self._owned(found.target)).split()
+
+    def _segments(self, name: str) -> Segments:
+        prepared = self._batch.prepared
+        route = prepared.preparation.recipe.segments_of(prepared.names[name])
+        samples = self._clouds.sorted_samples(route)[self._owned(route).rows]
+        return local_segments(samples, sum(self.shares))
+
+    def _owned(self, route: Route) -> Owned:
+        return self._clouds.owned(route, self._places, self._position)
+
+
+def boundaries_of_sites(
+    decision: Decision, batch: PreparedBatch, microbatch: int, shares: Mapping[tuple[int, int], SiteShare]
+) -> Boundaries:
+    """What stages hand each other of a micro-batch: intervals of rows, cut where its sites are shared out.
+
+    Args:
+        shares: by stage and micro-batch, of the stages of several ranks.
+    """
+    found = Boundaries.of_decision(batch.graph(microbatch), decision)
+    layouts = tuple(
+        Layout({**layout.cuts, **shares[stage, microbatch].cuts}) if (stage, microbatch) in shares else layout
+        for stage, layout in enumerate(found.layouts)
+    )
+    return replace(found, layouts=layouts)

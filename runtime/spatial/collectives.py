@@ -1,0 +1,100 @@
+"""Sums over the ranks of a step's group, of small tensors: every rank sends its own to every other.
+
+Whole tensors from the parts that the ranks of a stage have, for whoever asks for a model's state or gradients.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.autograd.function import FunctionCtx, once_differentiable
+
+from planner.ir.box import volume, whole
+from runtime.pipeline.pieces import assemble
+from runtime.spatial.parameters import Part
+from runtime.spatial.step import Step
+from runtime.stage.local_stage import Resident
+from runtime.transport import Transport
+from runtime.transport.small_allgather import Rows, Table, Tell
+
+_HALVES = (torch.float16, torch.bfloat16)
+
+
+def rows_of(step: Step) -> Tell:
+    """How the ranks of ``step.group`` tell each other rows."""
+    if "rows" not in step.memo:
+        key = step.key(len(step.layer.inputs))
+        step.memo["rows"] = Rows(step.wire.transport, step.group, step.wire.deadline_s, key)
+    found: Tell = step.memo["rows"]
+    return found
+
+
+def start_sum(step: Step, tensor: Tensor) -> Table:
+    """Start to tell the ranks of ``step.group`` a tensor, whose sum is that of the table's rows."""
+    return rows_of(step)([tensor.reshape(-1)], sum_dtype(tensor.dtype))
+
+
+def summed(step: Step, term: Tensor) -> Tensor:
+    """The sum over ``step.group`` of what each rank has, whole on each of them; differentiable.
+
+    Backward adds up what flows back on the ranks, since each has the gradient of its own copy of the sum.
+    """
+    total: Tensor = _Summed.apply(term, step)
+    return total
+
+
+def sum_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Sums are not kept in half precision."""
+    return torch.float32 if dtype in _HALVES else dtype
+
+
+class _Summed(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: FunctionCtx, term: Tensor, step: Step) -> Tensor:
+        ctx.step = step
+        return start_sum(step, term).wait().sum(0).view(term.shape).to(term.dtype)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: FunctionCtx, gradient: Tensor) -> tuple[Tensor, None]:
+        step: Step = ctx.step
+        table = start_sum(step, gradient)
+        if step.later is not None:
+            step.later.run()
+        return table.wait().sum(0).view(gradient.shape).to(gradient.dtype), None
+
+
+@torch.no_grad()
+def gathered(tensor: Tensor, part: Part | None, transport: Transport, deadline_s: float) -> Tensor:
+    """The whole of what ``tensor`` is this rank's part of; without a part it is the whole.
+
+    All ranks of the stage call this together, for the same tensors in the same order.
+    """
+    if part is None or not part.is_divided:
+        return tensor
+    ranks = tuple(sorted(part.ranks))
+    boxes = [part.at(rank) for rank in ranks]
+    counts = [volume(box) if first else 0 for box, first in boxes]
+    flat = tensor.new_empty(sum(counts))
+    pieces = flat.split(counts)
+    own = ranks.index(transport.rank)
+    if counts[own]:
+        pieces[own].copy_(tensor.reshape(-1))
+    transport.all_gather(flat, counts, ranks, deadline_s)
+    found = [
+        (box, piece.view([len(interval) for interval in box]))
+        for (box, _), piece in zip(boxes, pieces, strict=True)
+        if piece.numel()
+    ]
+    return assemble(found, whole(part.shape), tensor.dtype, tensor.device)
+
+
+def gathered_gradients(resident: Resident, transport: Transport, deadline_s: float) -> dict[str, Tensor]:
+    """The last step's whole gradients of a stage, by name; all ranks of the stage call this together."""
+    found = resident.gradients()
+    for name, parameter in resident.parameters.items():
+        part = resident.updates.parts.get(name)
+        if part is not None and part.is_divided:
+            mine = found.get(name)
+            found[name] = gathered(torch.zeros_like(parameter) if mine is None else mine, part, transport, deadline_s)
+    return found

@@ -1,0 +1,230 @@
+"""What a divided stage moves, as functional collectives: torch.compile sees them in its graph.
+
+A message between two ranks is a work that somebody waits for; torch.compile cannot look into it.  Here each exchange is
+one all-to-all among all ranks of the stage, whose split sizes say who sends whom how much; most of them are 0.
+
+    rank 0 of 3 sends 6 to rank 1 and nothing to rank 2          input split  0 6 0
+    and receives 6 from rank 1, nothing from rank 2              output split 0 6 0
+
+Only :class:`CollectiveWire` differs, and the exchanges it makes; local forms and autograd functions are as ever.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+import torch.distributed._functional_collectives  # says what the operators below give, without data
+from torch import Tensor
+
+from planner.ir.box import Box, Transfer
+from runtime.spatial.compiling.order import Order
+from runtime.spatial.exchange import Arriving, Exchange, Wire
+from runtime.transport.base import Pending, check_member, gone, parts
+
+_all_to_all = torch.ops._c10d_functional.all_to_all_single.default
+_all_reduce = torch.ops._c10d_functional.all_reduce.default
+_wait = torch.ops._c10d_functional.wait_tensor.default
+
+
+class Collectives:
+    """The part of a :class:`runtime.transport.base.Transport` that the layers of one divided stage use, on one rank.
+
+    All ranks of ``ranks`` call the same things in the same order, also those that have nothing to send.  Waits have the
+    deadline of their group, whatever ``deadline_s`` a call says: a graph that was compiled has no clock.
+
+    Args:
+        rank: this one, in the world.
+        groups: process groups by their ranks, of growing numbers; the stage's own is the first.
+        device: of tensors.
+
+    Attributes:
+        ranks: of the stage.
+        order: keeps a compiler from dropping what it sees here.
+    """
+
+    def __init__(
+        self, rank: int, groups: Mapping[tuple[int, ...], dist.ProcessGroup], device: torch.device | str = "cpu"
+    ) -> None:
+        self.rank, self.ranks = rank, next(iter(groups))
+        self._names = {ranks: group.group_name for ranks, group in groups.items()}
+        self._device = torch.device(device)
+        self.order = Order()
+
+    def all_to_all(
+        self, sent: Mapping[int, Tensor], received: Mapping[int, Tensor], ranks: tuple[int, ...] | None = None
+    ) -> Pending:
+        """Start to send tensors to ranks and to fill those that come from ranks; all of ``ranks`` take part.
+
+        Args:
+            ranks: a declared group; None: the stage.
+            sent, received: all of one dtype; others of ``ranks`` are sent nothing.
+        """
+        return self._start(self.ranks if ranks is None else ranks, sent, received, "exchange")
+
+    def start_exchange(
+        self,
+        sent: Mapping[int, Tensor],
+        received: Mapping[int, Tensor],
+        deadline_s: float,
+        key: int | None = None,
+    ) -> Pending:
+        """See :class:`runtime.transport.base.Transport`, also for the others; here between the ranks of a group."""
+        return self._start(tuple(sorted({self.rank, *sent, *received})), sent, received, "exchange")
+
+    def start_sum(self, tensor: Tensor, ranks: tuple[int, ...], deadline_s: float) -> Pending:
+        if len(ranks) == 1:
+            return _Arrived()
+        name = self._name(ranks)
+        with torch.no_grad():
+            term = torch.cat([tensor.reshape(-1), *self.order.ties(tensor)])
+            return _Coming(self, "sum", _all_reduce(term, "sum", name), ((tensor, 0),))
+
+    def all_reduce(self, tensor: Tensor, ranks: tuple[int, ...], deadline_s: float) -> None:
+        self.start_sum(tensor, ranks, deadline_s).wait()
+
+    def all_gather(self, flat: Tensor, counts: Sequence[int], ranks: tuple[int, ...], deadline_s: float) -> None:
+        pieces = dict(zip(ranks, parts(flat, counts, ranks), strict=True))
+        own = pieces.pop(self.rank)
+        self._start(ranks, dict.fromkeys(pieces, own), pieces, "gather").wait()
+
+    @torch.no_grad()
+    def reduce_scatter(self, flat: Tensor, counts: Sequence[int], ranks: tuple[int, ...], deadline_s: float) -> None:
+        pieces = dict(zip(ranks, parts(flat, counts, ranks), strict=True))
+        own = pieces[self.rank]
+        sent = {rank: piece for rank, piece in pieces.items() if rank != self.rank}
+        came = {rank: own if rank == self.rank else torch.empty_like(own) for rank in ranks}
+        others = {rank: term for rank, term in came.items() if rank != self.rank}
+        self._start(ranks, sent, others, "scattered sum").wait()
+        total = came[ranks[0]].clone()
+        for rank in ranks[1:]:
+            total += came[rank]
+        own.copy_(total)
+
+    @torch.no_grad()
+    def _start(
+        self, ranks: tuple[int, ...], sent: Mapping[int, Tensor], received: Mapping[int, Tensor], what: str
+    ) -> Pending:
+        if len(ranks) == 1:
+            return _Arrived()
+        flat = [sent[rank].detach().reshape(-1) for rank in ranks if rank in sent] or [self._nothing(received)]
+        flat += self.order.ties(flat[0])
+        packed = torch.cat(flat) if len(flat) > 1 else flat[0]
+        sizes = [[each[rank].numel() if rank in each else 0 for rank in ranks] for each in (received, sent)]
+        came = _all_to_all(packed, *sizes, self._name(ranks))
+        offsets = [sum(sizes[0][:position]) for position in range(len(ranks))]
+        places = tuple(
+            (received[rank], offset) for rank, offset in zip(ranks, offsets, strict=True) if rank in received
+        )
+        return _Coming(self, what, came, places)
+
+    def _nothing(self, received: Mapping[int, Tensor]) -> Tensor:
+        like = next(iter(received.values()), None)
+        return torch.empty(0, device=self._device) if like is None else like.new_empty(0)
+
+    def _name(self, ranks: tuple[int, ...]) -> str:
+        check_member(self.rank, ranks, self._names)
+        return self._names[ranks]
+
+
+class CollectiveWire(Wire):
+    """The way from one rank of a stage to the others, where each exchange is one all-to-all of the stage.
+
+    A graph that was compiled moves what it moves without counting: ``sent_bytes`` and ``num_messages`` are those of
+    runs that were not.
+    """
+
+    __slots__ = ()
+    transport: Collectives  # type: ignore[assignment]  # which has what exchanges and forms use of one
+
+    def start(self, sent: dict[int, Tensor], received: dict[int, Tensor], key: int | None = None) -> Pending:
+        """Every rank of the stage has to call it, also one that neither sends nor receives."""
+        self.num_messages += len(sent)
+        for tensor in sent.values():
+            self.sent_bytes += tensor.nbytes
+        ranks = self.ranks
+        return self.transport.all_to_all(
+            {ranks[position]: tensor for position, tensor in sent.items()},
+            {ranks[position]: tensor for position, tensor in received.items()},
+        )
+
+    def exchange(
+        self, held: Sequence[Box], wanted: Sequence[Box], moves: Iterable[Transfer], key: int | None = None
+    ) -> Exchange:
+        """How this rank gets what it wants, by position."""
+        return CollectiveExchange.of(self, held, wanted, moves, key)
+
+
+class CollectiveExchange(Exchange):
+    """One tensor's exchange, in which a rank that neither sends nor receives takes part unless nobody does."""
+
+    __slots__ = ()
+
+    def start(self, x: Tensor) -> Arriving:
+        return self._silent() if self._is_silent else Exchange.start(self, x)
+
+    def start_adjoint(self, gradients: Sequence[Tensor], like: Tensor) -> Arriving:
+        return self._silent() if self._is_silent else Exchange.start_adjoint(self, gradients, like)
+
+    @property
+    def _is_silent(self) -> bool:
+        return not self.receives and not self.sends
+
+    def _silent(self) -> Arriving:
+        return Arriving((), (), [], None if self.is_local else self.wire.start({}, {}), None)
+
+
+def open_collectives(
+    stages: Mapping[int, Sequence[int]],
+    groups: Iterable[tuple[int, ...]] = (),
+    timeout_s: float = 600.0,
+    device: torch.device | str = "cpu",
+) -> dict[int, Collectives]:
+    """Those of the stages that this rank runs, by stage; all processes of the job make them together, members or not.
+
+    Args:
+        stages: the ranks of each divided stage; the same on all processes, as ``groups``.
+        groups: ranks that sum, or gather, among themselves; each stage takes those that lie within it.
+        timeout_s: the longest wait.
+    """
+    rank, subsets = dist.get_rank(), [tuple(sorted(group)) for group in groups]
+    found = {}
+    for stage, ranks in stages.items():
+        everybody = tuple(sorted(ranks))
+        within = [group for group in subsets if set(group) <= set(everybody) and len(group) > 1]
+        made = {
+            members: dist.new_group(members, timeout=timedelta(seconds=timeout_s))
+            for members in dict.fromkeys((everybody, *within))
+        }
+        if rank in everybody:
+            found[stage] = Collectives(rank, {ranks: group for ranks, group in made.items() if rank in ranks}, device)
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Coming:
+    """A collective on its way; ``places``: what is filled, and where in ``came`` that begins."""
+
+    end: Collectives
+    what: str
+    came: Tensor
+    places: tuple[tuple[Tensor, int], ...]
+
+    @torch.no_grad()
+    def wait(self) -> None:
+        try:
+            came = _wait(self.came)
+        except RuntimeError as error:
+            raise gone(self.what, self.end.rank, f"one of the ranks {self.end.ranks}", str(error)) from error
+        self.end.order.note(came)
+        for tensor, offset in self.places:
+            tensor.copy_(came[offset : offset + tensor.numel()].view(tensor.shape))
+
+
+@dataclass(frozen=True, slots=True)
+class _Arrived:
+    def wait(self) -> None:
+        """There is nobody to wait for."""

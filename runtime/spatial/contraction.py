@@ -1,0 +1,178 @@
+"""Input channels shared by several ranks: partial sums are made, sent to who keeps them, and added.
+
+    rank 0 of 2     partial sums of rank 1's filters   send -->   its own filters      wait, add what came
+    backward        send dy of its own filters   -->   dx, dw of its own filters      wait, dx, dw of rank 1's filters
+
+So messages travel while a rank computes what it keeps.  Backward the order is autograd's, which runs what was called
+last first.  Who shares and sends what says :mod:`planner.layers.contraction`; the messages are the adjoint of a gather
+of the block's filters, hence backward is that gather.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from math import prod
+
+import torch
+from torch import Tensor
+from torch.autograd.function import FunctionCtx, once_differentiable
+
+from planner.ir.box import Box, Interval, Transfer
+from planner.ir.graph import TensorSpec
+from planner.layers.contraction import contraction_of
+from runtime.spatial.empties import connected
+from runtime.spatial.exchange import Arriving, Exchange
+from runtime.spatial.parts import shape_of
+from runtime.spatial.step import Step
+
+Run = Callable[[Tensor, Tensor], Tensor]
+"""(x, weight) -> the outputs of the filters in ``weight``, from the input channels in both, without bias."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Sharing:
+    """One rank's part of a contraction.
+
+    Attributes:
+        exchange: of outputs: what a rank keeps is held, what its block keeps is wanted.
+        filters: the dim of the outputs; ``weight_filters`` that of the weight.
+        before, own, after: number of filters of the block that lie before the rank's own, are its own, and lie after.
+    """
+
+    exchange: Exchange
+    filters: int
+    weight_filters: int
+    before: int
+    own: int
+    after: int
+
+    @property
+    def block(self) -> Box:
+        """What this rank makes partial sums of."""
+        return self.exchange.wanted
+
+    def others(self) -> tuple[int, ...]:
+        """The shape of the partial sums that others keep."""
+        shape = list(shape_of(self.block))
+        shape[self.filters] = self.before + self.after
+        return tuple(shape)
+
+    def within_others(self, box: Box) -> tuple[slice, ...]:
+        """Where a part that another rank keeps lies in these."""
+        found = [slice(a.start - o.start, a.stop - o.start) for a, o in zip(box, self.block, strict=True)]
+        of_filters = found[self.filters]
+        if of_filters.start >= self.before:
+            found[self.filters] = slice(of_filters.start - self.own, of_filters.stop - self.own)
+        return tuple(found)
+
+
+def sharing_of(step: Step) -> Sharing:
+    """How this rank shares the input channels of a layer with ``ways`` above 1."""
+    found = step.memo.get("sharing")
+    if isinstance(found, Sharing):
+        return found
+    division, me = step.division, step.position
+    extents = [max(box[dim].stop for box in division.weights[0]) for dim in range(len(division.weights[0][0]))]
+    weight = TensorSpec(tuple(f"dim{dim}" for dim in range(len(extents))), tuple(extents), division.work.dtype)
+    plan = contraction_of(division.layer, division.inputs, (weight,), division.layout, division.ways, division.own)
+    gather = [Transfer(move.dst, move.src, move.box) for move in plan.transfers]
+    own, block = division.own[me][plan.dims.filters], plan.made[me][plan.dims.filters]
+    own = own if len(own) else Interval(block.start, block.start)
+    made = step.memo["sharing"] = Sharing(
+        Exchange.of(step.wire, division.own, plan.made, gather),
+        plan.dims.filters,
+        plan.dims.weight_filters,
+        own.start - block.start,
+        len(own),
+        block.stop - own.stop,
+    )
+    return made
+
+
+def contract(step: Step, x: Tensor, weight: Tensor, run: Run) -> Tensor:
+    """The outputs that this rank keeps, summed over all input channels, without bias; differentiable.
+
+    Args:
+        x: covers what this rank needs of the first input (``step.get(0, ...)``).
+        weight: this rank's part: all filters of its block, its input channels.
+        run: called for others' filters, then for the rank's own; not for parts without elements.
+    """
+    sharing = sharing_of(step)
+    dim = sharing.weight_filters
+    if sharing.exchange.is_local:
+        return _run(run, x, weight, shape_of(step.own))
+    before, own, after = weight.split((sharing.before, sharing.own, sharing.after), dim)
+    rest = before if not sharing.after else after if not sharing.before else torch.cat((before, after), dim)
+    theirs = _run(run, x, rest, sharing.others())
+    sums = _Sums(sharing)
+    token: Tensor = _Send.apply(theirs, sums)
+    kept: Tensor = _Keep.apply(_run(run, x, own, shape_of(step.own)), token, sums)
+    return kept
+
+
+@dataclass(slots=True)
+class _Sums:
+    """What one call has on its way: partial sums forward, gradients backward."""
+
+    sharing: Sharing
+    arriving: Arriving | None = field(default=None)
+    returning: Arriving | None = field(default=None)
+
+
+class _Send(torch.autograd.Function):
+    """Starts to send partial sums; backward waits for the gradients of what was sent."""
+
+    @staticmethod
+    def forward(ctx: FunctionCtx, theirs: Tensor, sums: _Sums) -> Tensor:
+        sharing = sums.sharing
+        pieces = [theirs[sharing.within_others(box)] for _, box in sharing.exchange.receives]
+        sums.arriving = sharing.exchange.start_adjoint(pieces, theirs)
+        ctx.sums, ctx.shape = sums, theirs.shape
+        return theirs.new_empty(0)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: FunctionCtx, token: Tensor) -> tuple[Tensor, None]:
+        sums: _Sums = ctx.sums
+        found = token.new_empty(ctx.shape)
+        returning, sums.returning = sums.returning, None
+        for box, piece in () if returning is None else returning.wait():
+            found[sums.sharing.within_others(box)] = piece
+        return found, None
+
+
+class _Keep(torch.autograd.Function):
+    """Adds the partial sums that came; backward starts to send the gradient to those that made them."""
+
+    @staticmethod
+    def forward(ctx: FunctionCtx, own: Tensor, token: Tensor, sums: _Sums) -> Tensor:
+        ctx.sums = sums
+        arriving, sums.arriving = sums.arriving, None
+        pieces = [piece for _, piece in (() if arriving is None else arriving.wait())]
+        return _total(own, pieces)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: FunctionCtx, dy: Tensor) -> tuple[Tensor, Tensor, None]:
+        sums: _Sums = ctx.sums
+        if ctx.needs_input_grad[1]:
+            sums.returning = sums.sharing.exchange.start(dy)
+        return dy, dy.new_zeros(0), None
+
+
+def _total(own: Tensor, pieces: list[Tensor]) -> Tensor:
+    """A new tensor."""
+    if not pieces:
+        return own.clone()
+    total = own + pieces[0]
+    for piece in pieces[1:]:
+        total += piece
+    return total
+
+
+def _run(run: Run, x: Tensor, weight: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """What ``run`` gives; zeros that hang on both where there is nothing to multiply."""
+    if prod(shape) and x.numel() and weight.numel():
+        return run(x, weight)
+    return connected(x.new_zeros(shape), x, weight)

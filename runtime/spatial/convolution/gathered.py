@@ -1,0 +1,156 @@
+"""Convolution of all that it reads, fetched first: no overlap, but for any division, channels and samples too.
+
+This is the plain form that the overlapped ones are tested against, and the one that serves where those do not pay.
+
+Convolution whose input channels are shared by several ranks: each makes partial sums of the filters of its block.
+
+The input is fetched first; partial sums travel while a rank convolves for the filters that it keeps
+(:mod:`runtime.spatial.contraction`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from planner.ir.box import Box, Interval
+from runtime.pipeline.pieces import Cuts, narrowed
+from runtime.spatial.contraction import contract, sharing_of
+from runtime.spatial.convolution.call import Call, spread
+from runtime.spatial.convolution.overlapped import LocalConv, Put, halo_conv
+from runtime.spatial.convolution.terms import Segment, Window, main_term, segments
+from runtime.spatial.empties import connected
+from runtime.spatial.exchange import Exchange, redistribute
+from runtime.spatial.step import Step
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class GatheredConv:
+    """A rank's part of a convolution, input first.
+
+    Attributes:
+        box: of the input that is put together, with rows outside the tensor where zeros are.
+        shape: of the outputs.
+        filters: where those of the outputs are in this rank's bias.
+        parts: the groups of channels, and the convolution of each; none where no output has a row to read.
+    """
+
+    exchange: Exchange
+    box: Box
+    shape: tuple[int, ...]
+    filters: Cuts
+    parts: tuple[tuple[Segment, LocalConv], ...]
+
+    def __call__(self, x: Tensor, weight: Tensor, bias: Tensor | None, put: Put | None = None) -> Tensor:
+        """The outputs; differentiable."""
+        x = redistribute(x, self.exchange, self.box)
+        if not self.parts:
+            return self._without_input(x, weight, bias)
+        if len(self.parts) == 1 and self.parts[0][0].is_whole:
+            return halo_conv(x, weight, bias, self.parts[0][1], put)
+        found = []
+        for segment, local in self.parts:
+            mine = None if bias is None else narrowed(bias, segment.bias)
+            found.append(halo_conv(narrowed(x, segment.source), narrowed(weight, segment.weight), mine, local))
+        return torch.cat(found, 1) if len(found) > 1 else found[0]
+
+    def _without_input(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        y = x.new_zeros(self.shape)
+        if bias is None:
+            return connected(y, x, weight)
+        if not y.numel():
+            return connected(y, x, weight, bias)
+        return connected(spread(narrowed(bias, self.filters), self.shape), x, weight)
+
+
+def gathered_conv(
+    window: Window, outputs: Box, needed: Box, exchange: Exchange, channels: tuple[int, int]
+) -> GatheredConv:
+    """The form for ``outputs``, which may be empty.
+
+    Args:
+        needed: of the input; may reach outside the tensor.
+        channels: of the whole input and of the whole output.
+    """
+    shape = tuple(map(len, outputs))
+    wanted = exchange.wanted
+    if not all(shape):
+        return GatheredConv(exchange, wanted, shape, (), ())
+    box = wanted if window.transposed else box_with_zeros(window, outputs, needed, exchange)
+    parts = []
+    for segment in segments(window, outputs[1], box[1], channels):
+        of_part = Window(*_numbers(window), segment.groups, window.transposed)
+        its_outputs = (outputs[0], segment.outputs, *outputs[2:])
+        term = main_term(of_part, box, its_outputs)
+        if term is not None and all(map(len, box)):
+            parts.append((segment, LocalConv(Call(term, tuple(map(len, its_outputs))))))
+    has_all = window.transposed and window.groups > 1 and shape[1] < channels[1]
+    filters = ((0, outputs[1].start, shape[1]),) if has_all else ()
+    return GatheredConv(exchange, box, shape, filters, tuple(parts))
+
+
+def box_with_zeros(window: Window, outputs: Box, needed: Box, exchange: Exchange) -> Box:
+    """What is wanted, and along dims where equal zeros on both sides would not do, the zeros that are read."""
+    wanted = exchange.wanted
+    if not all(map(len, wanted)):
+        return needed
+    if exchange.is_local and exchange.held == wanted:
+        return wanted
+    box: list[Interval] = list(wanted)
+    for dim in range(2, len(box)):
+        alone = Window(*((numbers[dim - 2],) for numbers in _numbers(window)))
+        term = main_term(alone, (*wanted[:2], wanted[dim]), (*outputs[:2], outputs[dim]))
+        if term is None or not term.is_whole:
+            box[dim] = needed[dim]
+    return tuple(box)
+
+
+def _numbers(window: Window) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+    return window.kernel, window.stride, window.padding, window.dilation
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SharedConv:
+    """A rank's part of such a convolution.
+
+    Attributes:
+        outputs: of which it makes partial sums.
+        box: of the input that is put together.
+    """
+
+    window: Window
+    exchange: Exchange
+    outputs: Box
+    box: Box
+    locals: dict[int, LocalConv | None] = field(default_factory=dict)
+
+    def __call__(self, step: Step, x: Tensor, weight: Tensor, bias: Tensor | None, put: Put | None = None) -> Tensor:
+        """The outputs that this rank keeps; differentiable."""
+        y = contract(step, redistribute(x, self.exchange, self.box), weight, self._partial_sums)
+        return y if bias is None else y + bias.view(-1, *[1] * (y.ndim - 2))
+
+    def _partial_sums(self, x: Tensor, weight: Tensor) -> Tensor:
+        filters = weight.shape[1 if self.window.transposed else 0]
+        if filters not in self.locals:
+            self.locals[filters] = self._local(filters)
+        local = self.locals[filters]
+        if local is None:  # no input reaches these outputs
+            shape = (len(self.outputs[0]), filters, *map(len, self.outputs[2:]))
+            return connected(x.new_zeros(shape), x, weight)
+        return halo_conv(x, weight, None, local)
+
+    def _local(self, filters: int) -> LocalConv | None:
+        outputs = (self.outputs[0], Interval(0, filters), *self.outputs[2:])
+        term = main_term(self.window, self.box, outputs) if all(map(len, self.box)) else None
+        return None if term is None else LocalConv(Call(term, tuple(map(len, outputs))))
+
+
+def shared_conv(step: Step, window: Window) -> partial[Tensor]:
+    """The form of a step with ``ways`` above 1."""
+    exchange, outputs = step.exchange(0), sharing_of(step).block
+    is_made = all(map(len, outputs)) and not window.transposed
+    box = box_with_zeros(window, outputs, step.needed(0), exchange) if is_made else exchange.wanted
+    return partial(SharedConv(window, exchange, outputs, box), step)

@@ -1,0 +1,262 @@
+"""Which form a rank's part of a convolution takes: overlapped where that pays, else gathered first.
+
+A convolution of the graph on one rank, transposed or not: from the operator's arguments to the form of its part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Literal, Protocol
+
+import torch
+from torch import Tensor
+
+from cuda_ops.dense.conv_kernels import NATIVE, kernel_for
+from planner.ir.box import Box, Interval
+from planner.layers import kind
+from planner.layers.backward_halo import backward_halo
+from runtime.pipeline.pieces import Cuts, narrowed
+from runtime.spatial.convolution.call import Call
+from runtime.spatial.convolution.gathered import gathered_conv, shared_conv
+from runtime.spatial.convolution.interior import interior_conv
+from runtime.spatial.convolution.overlapped import (
+    LocalConv,
+    Part,
+    Put,
+    ReturnedHalo,
+    Terms,
+    halo_conv,
+    linear_conv,
+    linear_terms,
+    pays,
+)
+from runtime.spatial.convolution.terms import Window, piece_term
+from runtime.spatial.exchange import Exchange
+from runtime.spatial.step import Step
+
+Mode = Literal["linear", "blocking", "interior"]
+
+
+@dataclass(frozen=True, slots=True)
+class HaloSettings:
+    """How convolutions over cut space are computed; every mode gives the same result.
+
+    Attributes:
+        mode: ``linear``: held rows while messages travel, then what came is added; ``interior``: the outputs that need
+            nothing of others, then the boundary; ``blocking``: everything is fetched, then one convolution.
+        backward: whether the halo of dx or that of dy moves: ``fewest`` elements, where both can.
+        most_extra: share of additional multiplications above which a part is computed blocking all the same: of a few
+            rows, zeros around them would be most of the work.
+    """
+
+    mode: Mode = "linear"
+    most_extra: float = 0.25
+    backward: Literal["fewest", "dx", "dy"] = "fewest"
+
+
+LINEAR = HaloSettings()
+
+
+class LocalForm(Protocol):
+    """A rank's part of a convolution, for one size."""
+
+    def __call__(self, x: Tensor, weight: Tensor, bias: Tensor | None, put: Put | None = None) -> Tensor:
+        """The outputs from what is held; differentiable."""
+
+
+def local_form(
+    part: Part, exchange: Exchange, settings: HaloSettings = LINEAR, returned: Exchange | None = None
+) -> LocalForm:
+    """The form for one rank; ranks of a stage may differ in theirs, since all of them exchange the same messages.
+
+    Args:
+        returned: of dy, where its halo moves backward in place of that of dx; all ranks have terms then, and one each.
+    """
+    if settings.mode == "linear":
+        boxes = exchange.held, exchange.wanted, [box for _, box in exchange.receives]
+        terms = overlapped(part, *boxes, settings)
+        if terms is not None:
+            shape = tuple(map(len, part.outputs))
+            halo = None if returned is None else _returned(part, exchange, returned)
+            return partial(_run, linear_conv(terms, shape, exchange, halo))
+    elif settings.mode == "interior" and all(map(len, part.outputs)) and part.is_of_whole_groups:
+        interior = interior_conv(part.local, part.outputs, exchange)
+        if interior is not None:
+            return interior
+    return gathered_conv(part.window, part.outputs, part.needed, exchange, part.channels)
+
+
+def overlapped(part: Part, held: Box, wanted: Box, received: Sequence[Box], settings: HaloSettings) -> Terms | None:
+    """The terms of the overlapped form; None where it cannot be, does not pay or is not wanted."""
+    terms = linear_terms(part, held, wanted, received) if settings.mode == "linear" else None
+    return terms if terms is not None and pays(part, terms, wanted, settings.most_extra) else None
+
+
+def _run(local: LocalConv, x: Tensor, weight: Tensor, bias: Tensor | None, put: Put | None = None) -> Tensor:
+    return halo_conv(x, weight, bias, local, put)
+
+
+def _returned(part: Part, exchange: Exchange, returned: Exchange) -> ReturnedHalo:
+    """Dx is made of dy by the transposed convolution, and the other way round."""
+    window = replace(part.local, transposed=not part.window.transposed)
+    shape = tuple(map(len, exchange.held))
+    found = [piece_term(window, box, exchange.held) for _, box in returned.receives]
+    return ReturnedHalo(returned, tuple(None if term is None else Call(term, shape) for term in found))
+
+
+Operator = Callable[..., Any]
+_BATCH = Interval(0, 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """What a convolution's form needs of its step, for tensors of one dtype on one device.
+
+    Attributes:
+        form: None where the operator itself is all there is to do: nothing is exchanged, and it reads what is held.
+        is_batch: whether inputs have a dim of samples.
+        weight, bias: what of a weight that is computed, hence whole, belongs to this rank's filters.
+        may_wait: whether gradients of parameters are put off: where ranks of the stage wait for statistics meanwhile.
+    """
+
+    form: LocalForm | None
+    is_batch: bool
+    weight: Cuts
+    bias: Cuts
+    may_wait: bool = False
+
+
+def convolve(
+    step: Step, op: Operator, arguments: dict[str, Any], transposed: bool, settings: HaloSettings = LINEAR
+) -> Tensor:
+    """The outputs that this rank does, from the input as it is held."""
+    x, weight, bias = arguments["input"], arguments["weight"], arguments["bias"]
+    key = ("convolution", settings, x.dtype, x.device.type)
+    ready = step.memo.get(key)
+    if ready is None:
+        ready = step.memo[key] = _ready(step, x, weight, bias, transposed, settings)
+    if ready.form is None:
+        y: Tensor = op(**arguments)
+        return y
+    weight, bias = _of_filters(step, "weight", weight, ready.weight), _of_filters(step, "bias", bias, ready.bias)
+    device = x.device.type
+    if torch.is_autocast_enabled(device):
+        dtype = torch.get_autocast_dtype(device)
+        x, weight, bias = _cast(x, dtype), _cast(weight, dtype), _cast(bias, dtype)
+        with torch.autocast(device, enabled=False):
+            return _layer_run(step, ready, x, weight, bias)
+    return _layer_run(step, ready, x, weight, bias)
+
+
+def _layer_run(step: Step, ready: Ready, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    form = ready.form
+    if form is None:
+        raise ValueError("the operator itself was to be called")
+    if ready.is_batch:
+        return form(x, weight, bias, _put(step, weight, bias) if ready.may_wait else None)
+    found = form(step.get(0, x).unsqueeze(0), weight, bias)
+    return found.squeeze(0)
+
+
+def _ready(
+    step: Step, x: Tensor, weight: Tensor, bias: Tensor | None, transposed: bool, settings: HaloSettings
+) -> Ready:
+    window = _window(step, transposed)
+    exchange, outputs, needed = step.exchange(0), step.done, step.needed(0)
+    channel = len(outputs) - len(window.kernel) - 1
+    is_batch = channel == 1
+    if not is_batch:
+        exchange, outputs, needed = _alone(step, exchange), (_BATCH, *outputs), (_BATCH, *needed)
+    channels = (step.division.inputs[0].shape[channel], step.layer.outputs[0].shape[channel])
+    may_wait = _may_wait(step)
+    if _is_operator(step, window, x, weight) and not may_wait:
+        return Ready(None, is_batch, (), ())
+    if step.division.ways > 1:
+        return Ready(shared_conv(step, window), is_batch, (), ())
+    returned = _layer_returned(step, window, channels, settings) if is_batch else None
+    form = local_form(Part(window, outputs, needed, channels), exchange, settings, returned)
+    filters = (outputs[1].start, len(outputs[1]))
+    is_all = len(outputs[1]) == channels[1] or (transposed and window.groups > 1)
+    of_weight = 1 if transposed else 0
+    cuts = () if is_all else ((of_weight, *filters),), () if is_all else ((0, *filters),)
+    return Ready(form, is_batch, *cuts, may_wait)
+
+
+def _may_wait(step: Step) -> bool:
+    """Whether something waits for statistics meanwhile, and no other layer adds to the gradients of the parameters."""
+    others = [each.layer for name, each in step.whole.layers.items() if name != step.layer.name]
+    is_tied = any(name in other.parameters for name in step.layer.parameters for other in others)
+    return not is_tied and any(kind(other.kind).REDUCTION == "statistics" for other in others)
+
+
+def _layer_returned(step: Step, window: Window, channels: tuple[int, int], settings: HaloSettings) -> Exchange | None:
+    """The exchange of dy, where its halo moves backward; the same answer on all ranks."""
+    division, name = step.division, step.layer.name
+    held, wanted = step.whole.held(step.layer.inputs[0]), step.whole.wanted(name, 0)
+    moves = step.whole.moves(name, 0)
+    halo = None if settings.backward == "dx" else backward_halo(division, held, moves)
+    if halo is None or not (halo.is_dy or settings.backward == "dy"):
+        return None
+    for position in range(len(held)):
+        part = Part(window, division.done[position], division.needed[0][position], channels)
+        received = [move.box for move in moves if move.dst == position]
+        if overlapped(part, held[position], wanted[position], received, settings) is None:
+            return None
+    key = step.key(0)  # the adjoint of the input's exchange does not run
+    return Exchange.of(step.wire, division.own, halo.reached, halo.moves, None if key is None else key | 1)
+
+
+def _window(step: Step, transposed: bool) -> Window:
+    of: Mapping[str, Any] = step.layer.attributes
+    return Window(of["kernel"], of["stride"], of["padding"], of["dilation"], of.get("groups", 1), transposed)
+
+
+def _is_operator(step: Step, window: Window, x: Tensor, weight: Tensor) -> bool:
+    """Whether the operator with its own arguments computes this part: what is cut, if anything, are the samples."""
+    exchange, data, output = step.exchange(0), step.division.inputs[0], step.layer.outputs[0]
+    channel = len(output.shape) - len(window.kernel) - 1
+    if step.division.ways > 1 or not exchange.is_local or exchange.held != exchange.wanted or step.is_empty:
+        return False
+    if not _is_whole(step.done, output.shape, channel) or not _is_whole(exchange.held, data.shape, channel):
+        return False
+    if any(step.input_of(name) is not None for name in ("weight", "bias")):
+        return False
+    if x.device.type != "cpu" or window.transposed or x.ndim != len(window.kernel) + 2:
+        return True
+    options = (window.stride, window.padding, window.dilation, False, (0,) * len(window.kernel), window.groups)
+    return kernel_for(x, weight, options) is NATIVE
+
+
+def _is_whole(box: Box, shape: tuple[int, ...], first: int) -> bool:
+    return all(part == Interval(0, extent) for part, extent in list(zip(box, shape, strict=True))[first:])
+
+
+def _alone(step: Step, exchange: Exchange) -> Exchange:
+    """Of an input without samples that was fetched already, with a dim for them."""
+    box = (_BATCH, *exchange.wanted)
+    boxes = [box] * len(step.wire.ranks)
+    return Exchange.of(step.wire, boxes, boxes, ())
+
+
+def _of_filters(step: Step, name: str, tensor: Tensor | None, cuts: Cuts) -> Any:
+    """A parameter is this rank's part already; a weight that is computed comes whole."""
+    index = step.input_of(name)
+    if tensor is None or not isinstance(index, int):
+        return tensor
+    return narrowed(step.get(index, tensor), cuts)
+
+
+def _put(step: Step, weight: Tensor, bias: Tensor | None) -> Put | None:
+    """Where gradients of parameters may wait; None where they are not this layer's own leaves."""
+    if step.later is None or not torch.is_grad_enabled():
+        return None
+    is_own = weight.is_leaf and (bias is None or bias.is_leaf)
+    return step.later.put_gradients if is_own else None
+
+
+def _cast(tensor: Tensor | None, dtype: torch.dtype) -> Any:
+    """As autocast does it: floats, but not of 64 bits."""
+    is_cast = tensor is not None and tensor.is_floating_point() and tensor.dtype != torch.float64
+    return tensor.to(dtype) if is_cast and tensor is not None else tensor

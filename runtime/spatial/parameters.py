@@ -1,0 +1,269 @@
+"""Which layers of a divided stage use which part of a parameter, buffer or constant, and whether they read it directly.
+
+A layer's operator can run on a part of what it reads directly.  What it reads through another operator, such as a view
+or the norm of a weight, has to be whole.
+
+A rank's part of each parameter and buffer of a divided stage, and the ranks that share its gradient.
+
+    filters [0, 8) of conv1.weight over 4 ranks, samples x channel = 2 x 2
+    rank 0, 2   [0, 4)        a group: their gradients are partial sums of the same part
+    rank 1, 3   [4, 8)        another
+
+What a layer uses of its parameters is its access relation's (:class:`planner.layers.division.LayerDivision`).  A rank
+keeps that part alone, as a parameter of its own; one that is whole is the user's own object.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import reduce
+from typing import TypeVar
+
+import torch
+from torch import Tensor, fx, nn
+
+from planner.ir.box import Box, volume, whole
+from planner.ir.errors import UnsupportedModelError
+from planner.ir.graph import Graph, TensorSpec
+from planner.ir.plan import Decision
+from planner.layers import kind
+from planner.layers.division import Division, LayerDivision, divides
+from runtime.pipeline.pieces import slices
+from runtime.stage.captured import CapturedModel, main_nodes
+
+_STATISTICS = "batch_norm"
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """What a layer uses of a parameter or buffer.
+
+    Attributes:
+        boxes: by position of the rank.
+        is_direct: whether the layer's main operator reads it, and no other of its operators does.
+    """
+
+    layer: str
+    boxes: tuple[Box, ...]
+    is_direct: bool
+
+
+def uses_of(model: CapturedModel, division: Division) -> dict[str, tuple[Use, ...]]:
+    """The uses by the layers of a stage, by name of what is used, in the order of the graph."""
+    mains = main_nodes(model)
+    readers: dict[str, dict[str, list[fx.Node]]] = {}
+    for node in model.graph_module.graph.nodes:
+        for layer, reader in _readers(node, model) if node.op == "get_attr" else ():
+            if layer in division.layers:
+                readers.setdefault(str(node.target), {}).setdefault(layer, []).append(reader)
+    found: dict[str, tuple[Use, ...]] = {}
+    for name, by_layer in readers.items():
+        tensor = reduce(getattr, name.split("."), model.graph_module)
+        if not isinstance(tensor, Tensor):
+            continue  # a graph that an operator calls
+        uses = []
+        for layer, nodes in by_layer.items():
+            is_direct = all(node is mains[layer] for node in nodes)
+            uses.append(Use(layer, _boxes(division.layers[layer], name, tensor, is_direct), is_direct))
+        found[name] = tuple(uses)
+    return found
+
+
+def _readers(attribute: fx.Node, model: CapturedModel) -> Iterator[tuple[str, fx.Node]]:
+    for user in attribute.users:
+        layer = model.layer_of_node.get(user.name)
+        if layer is not None:
+            yield layer, user
+
+
+def _boxes(division: LayerDivision, name: str, tensor: Tensor, is_direct: bool) -> tuple[Box, ...]:
+    """What each rank uses, as the access relation says.
+
+    Of what is not trained, a frozen parameter is used as a trained one is, and running statistics go by channel; other
+    buffers and constants stay whole, and forms take their part of them.
+    """
+    layer = division.layer
+    if name in layer.parameters:
+        return division.weights[layer.parameters.index(name)]
+    shape = tuple(tensor.shape)
+    is_by_channel = layer.kind == _STATISTICS and len(shape) == 1
+    if not shape or not is_direct or not (isinstance(tensor, nn.Parameter) or is_by_channel):
+        return (whole(shape),) * len(division.own)
+    spec = TensorSpec(tuple(f"dim{dim}" for dim in range(len(shape))), shape, str(tensor.dtype).removeprefix("torch."))
+    relation = kind(layer.kind)
+    return tuple(relation.weight_boxes(layer, (spec,), box)[0] for box in division.done)
+
+
+T = TypeVar("T", bound=Tensor)
+Boxes = tuple[Box, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What one rank has of a parameter or buffer.
+
+    Attributes:
+        shape: of the whole.
+        boxes: of each rank of the stage, by position: equal, or disjoint.
+        ranks: of the stage, by position.
+        position: of this rank.
+    """
+
+    shape: tuple[int, ...]
+    boxes: Boxes
+    ranks: tuple[int, ...]
+    position: int
+
+    @classmethod
+    def of_whole(cls, tensor: Tensor, ranks: tuple[int, ...], rank: int) -> Part:
+        """Every rank has all of it."""
+        shape = tuple(tensor.shape)
+        return cls(shape, (whole(shape),) * len(ranks), ranks, ranks.index(rank))
+
+    @property
+    def box(self) -> Box:
+        """This rank's."""
+        return self.boxes[self.position]
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether this rank has all of it."""
+        return self.box == whole(self.shape)
+
+    @property
+    def is_divided(self) -> bool:
+        """Whether some rank has not all of it."""
+        return any(box != whole(self.shape) for box in self.boxes)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether this rank has nothing of what has elements."""
+        return not volume(self.box) and self.is_divided
+
+    @property
+    def group(self) -> tuple[int, ...]:
+        """The ranks that have this part, by growing number; a rank without elements is alone."""
+        return group_at(self.boxes, self.ranks, self.position)
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this rank is the first that has this part."""
+        return self.group[0] == self.ranks[self.position]
+
+    @property
+    def speaks(self) -> bool:
+        """Whether this rank is the first of all that have some of it: what there is once for the whole is its."""
+        some = [rank for rank, box in zip(self.ranks, self.boxes, strict=True) if volume(box)]
+        return self.ranks[self.position] == min(some or self.ranks)
+
+    def at(self, rank: int) -> tuple[Box, bool]:
+        """The part of a rank of the stage, and whether it is the first that has it."""
+        position = self.ranks.index(rank)
+        return self.boxes[position], group_at(self.boxes, self.ranks, position)[0] == rank
+
+    def cut(self, tensor: Tensor) -> Tensor:
+        """This rank's part of a whole tensor; a view."""
+        return tensor[slices(self.box, whole(self.shape))]
+
+
+Parts = Mapping[str, Part]
+"""By the name of the parameter or buffer; those that are not named are whole on all ranks."""
+
+
+def parts_of(model: CapturedModel, decision: Decision, stage: int, rank: int) -> dict[str, Part]:
+    """What ``rank`` has of the parameters, buffers and constants that the layers of a divided ``stage`` read.
+
+    Raises:
+        UnsupportedModelError: layers use different parts of one parameter, or a part of what they do not read directly.
+    """
+    ranks = decision.stages[stage].ranks
+    division = Division.of(model.graph, decision, stage, max(decision.micro_batches))
+    tied = _tied(model.graph, decision, stage)
+    found: dict[str, Part] = {}
+    for name, uses in uses_of(model, division).items():
+        shape = tuple(reduce(getattr, name.split("."), model.graph_module).shape)
+        boxes = _agreed(name, shape, uses, stage, name in tied)
+        found[name] = Part(shape, boxes, ranks, ranks.index(rank))
+    return found
+
+
+@torch.no_grad()
+def sliced(attributes: Mapping[str, Tensor], parts: Parts) -> dict[str, Tensor]:
+    """Each attribute as this rank has it: the user's own object where that is whole, else a copy of the part.
+
+    Parts of parameters are parameters.
+    """
+    return {name: _sliced(tensor, parts.get(name)) for name, tensor in attributes.items()}
+
+
+def groups_of_parameters(graph: Graph, decision: Decision) -> tuple[tuple[int, ...], ...]:
+    """The groups of ranks that share a part of a parameter, for the transport; of divided stages alone."""
+    found: dict[tuple[int, ...], None] = {}
+    for stage, each in enumerate(decision.stages):
+        if not divides(decision, stage, graph):
+            continue
+        division = Division.of(graph, decision, stage, max(decision.micro_batches))
+        for layer in division.layers.values():
+            for boxes in layer.weights:
+                found |= dict.fromkeys(group_at(boxes, each.ranks, position) for position in range(len(boxes)))
+    return tuple(group for group in found if len(group) > 1)
+
+
+def group_at(boxes: Boxes, ranks: tuple[int, ...], position: int) -> tuple[int, ...]:
+    """The ranks with the box of ``position``, by growing number; one without elements is alone."""
+    if not volume(boxes[position]):
+        return (ranks[position],)
+    return tuple(sorted(rank for rank, box in zip(ranks, boxes, strict=True) if box == boxes[position]))
+
+
+def _sliced(tensor: Tensor, part: Part | None) -> Tensor:
+    if part is None or part.is_whole:
+        return tensor
+    found = part.cut(tensor).clone(memory_format=torch.contiguous_format)
+    return nn.Parameter(found, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else found
+
+
+def _agreed(name: str, shape: tuple[int, ...], uses: Iterable[Use], stage: int, is_tied: bool) -> Boxes:
+    """The boxes by position, which are the same for all uses."""
+    everything = tuple(uses)
+    boxes = everything[0].boxes
+    if all(box == whole(shape) for use in everything for box in use.boxes):
+        return boxes
+    layers = ", ".join(dict.fromkeys(use.layer for use in everything))
+    if is_tied:
+        raise _refusal(name, stage, layers, "layers of another stage use it too, where it is whole")
+    if indirect := [use.layer for use in everything if not use.is_direct]:
+        raise _refusal(name, stage, layers, f"layer {indirect[0]} reads it through another operator (a view, a norm)")
+    for use in everything[1:]:
+        if use.boxes != boxes:
+            position = next(at for at, pair in enumerate(zip(boxes, use.boxes, strict=True)) if pair[0] != pair[1])
+            one, other = (_text(each.boxes[position]) for each in (everything[0], use))
+            why = f"layer {everything[0].layer} uses {one} of it at position {position}, layer {use.layer} {other}"
+            raise _refusal(name, stage, layers, why)
+    return boxes
+
+
+def _refusal(name: str, stage: int, layers: str, why: str) -> UnsupportedModelError:
+    return UnsupportedModelError(
+        f"{name} cannot be divided over the ranks of stage {stage}, as the plan's cuts of {layers} would have it",
+        [why],
+        [
+            f"cut {layers} along samples or space, where every rank has all of {name}",
+            "plan again with --allow sample,spatial",
+            "a parameter of its own for each layer",
+        ],
+    )
+
+
+def _tied(graph: Graph, decision: Decision, stage: int) -> set[str]:
+    """Parameters of the stage that layers of others use too."""
+    users: dict[str, set[int]] = {}
+    for layer in graph.layers:
+        for name in layer.parameters:
+            users.setdefault(name, set()).add(decision.layers[layer.name].stage)
+    return {name for name, stages in users.items() if stage in stages and len(stages) > 1}
+
+
+def _text(box: Box) -> str:
+    return " x ".join(map(str, box)) or "all"

@@ -1,0 +1,149 @@
+"""One layer of a divided stage, as its local form sees it: this rank's part, and how it gets what it reads.
+
+The arguments of an operator with all that this rank's part reads of them.
+
+Which ranks of a divided stage combine statistics or partial sums of a layer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+from planner.ir.box import Box
+from planner.ir.graph import Graph, Layer
+from planner.ir.plan import Decision
+from planner.layers import kind
+from planner.layers.division import Division, LayerDivision, divides
+from runtime.spatial.deferred import Later
+from runtime.spatial.exchange import Exchange, Wire, redistribute
+
+InputIndex = int | tuple[int | None, ...] | None
+"""Which input of a layer an argument of its operator is; for a list of tensors, which one each of them is."""
+
+
+@dataclass(eq=False)
+class Step:
+    """One layer on this rank, for one number of samples.
+
+    Attributes:
+        division: of the layer.
+        group: global ranks that combine statistics or partial sums of this rank's part of the layer.
+        training: as opposed to evaluation.
+        inputs_of: by argument of the operator, which inputs of the layer it is.
+        integers: by argument, what it is where it depends on the number of samples.
+        later: for weight gradients that may wait; None where there is nobody to run them.
+        memo: for what a form works out once.
+        place: of the layer among its stage's keys, see :meth:`key`; None if exchanges have none.
+        is_read: whether another layer reads what it makes, be it one of another stage.
+    """
+
+    wire: Wire
+    whole: Division
+    division: LayerDivision
+    group: tuple[int, ...]
+    training: bool = True
+    inputs_of: Mapping[str, InputIndex] = field(default_factory=dict)
+    integers: Mapping[str, Any] = field(default_factory=dict)
+    later: Later | None = None
+    memo: dict[object, Any] = field(default_factory=dict)
+    is_read: bool = False
+    place: int | None = None
+    _exchanges: dict[int, Exchange] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.layer: Layer = self.division.layer
+        self.position: int = self.wire.position
+        self.own: Box = self.division.own[self.position]
+        self.done: Box = self.division.done[self.position]
+        self.is_first: bool = self.division.is_first[self.position]
+        self.is_empty: bool = not all(len(interval) for interval in self.done)
+
+    def input_of(self, argument: str) -> InputIndex:
+        """Which input of the layer an argument is; None for parameters, buffers, constants and numbers."""
+        return self.inputs_of.get(argument)
+
+    def needed(self, index: int) -> Box:
+        """What this rank's part reads of an input; it may reach outside the tensor."""
+        return self.division.needed[index][self.position]
+
+    def held(self, index: int) -> Box:
+        """What this rank has of an input before it gets the rest."""
+        return self.whole.held(self.layer.inputs[index])[self.position]
+
+    def exchange(self, index: int) -> Exchange:
+        """How this rank gets what it needs of an input, as far as it lies inside the tensor."""
+        found = self._exchanges.get(index)
+        if found is None:
+            name, value = self.layer.name, self.layer.inputs[index]
+            held, wanted = self.whole.held(value), self.whole.wanted(name, index)
+            found = self._exchanges[index] = self.wire.exchange(
+                held, wanted, self.whole.moves(name, index), self.key(index)
+            )
+        return found
+
+    def key(self, number: int) -> int | None:
+        """Names exchange ``number`` of the layer: of its inputs, then that of statistics; even, and below 2**30."""
+        found = None if self.place is None or self.whole.number is None else self.place + number
+        if found is None or found >= 1 << 14:
+            return None
+        return ((self.whole.number or 0) << 14 | found) << 2 | self.training << 1
+
+    def get(self, index: int, x: Tensor) -> Tensor:
+        """What this rank needs of an input, inside the tensor; ``x`` is what it holds of it.  Differentiable."""
+        return redistribute(x, self.exchange(index))
+
+
+def gathered(step: Step, arguments: dict[str, Any]) -> dict[str, Any]:
+    """``arguments``, in which every value of the graph covers what the part needs of it.
+
+    Exchanges run in the order of the layer's inputs, which is the same on every rank.
+    """
+    found = dict(arguments)
+    for name, index in step.inputs_of.items():
+        if isinstance(index, int):
+            found[name] = step.get(index, arguments[name])
+        elif index is not None:
+            found[name] = [
+                each if at is None else step.get(at, each) for at, each in zip(index, arguments[name], strict=True)
+            ]
+    return found
+
+
+def group_of(layer: LayerDivision, ranks: tuple[int, ...], position: int) -> tuple[int, ...]:
+    """Global ranks that combine statistics or partial sums with ``position``, by growing number; itself included.
+
+    A normalisation combines the ranks with equal channels.  Of other sums all ranks whose parts make the same output
+    take part; those of a layer without any sum are the ranks of the stage.
+    """
+    keys = _keys(layer)
+    return tuple(sorted(rank for rank, key in zip(ranks, keys, strict=True) if key == keys[position]))
+
+
+def groups_in(decision: Decision, graph: Graph) -> tuple[tuple[int, ...], ...]:
+    """All groups of a plan that combine something, each once."""
+    found: dict[tuple[int, ...], None] = {}
+    for number, stage in enumerate(decision.stages):
+        if not divides(decision, number, graph):
+            continue
+        division = Division.of(graph, decision, number, max(decision.micro_batches))
+        for layer in division.layers.values():
+            if kind(layer.layer.kind).REDUCTION:
+                groups = (group_of(layer, stage.ranks, position) for position in range(len(stage.ranks)))
+                found |= dict.fromkeys(group for group in groups if len(group) > 1)
+    return tuple(found)
+
+
+def _keys(layer: LayerDivision) -> list[object]:
+    reduction = kind(layer.layer.kind).REDUCTION
+    if reduction == "statistics":
+        dims = layer.layer.outputs[0].dims
+        channel = dims.index("channel") if "channel" in dims else 1
+        return [box[channel] for box in layer.own]
+    if reduction == "sum":
+        owned: tuple[Box, ...] = layer.owned(0)
+        return list(owned)
+    return [None] * len(layer.own)

@@ -1,0 +1,269 @@
+"""From a decision and a captured graph to the stages that live on one rank."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from functools import partial, reduce
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from cuda_ops.device.placing import on_device
+from planner.ir.errors import CorruptFileError, UnsupportedModelError
+from planner.ir.graph import Graph, producer
+from planner.ir.plan import Decision
+from planner.ir.schedule import StageGraph
+from planner.layers import require_whole_batches
+from planner.layers.boundary import Boundaries
+from planner.layers.division import Division, divides
+from runtime.optim.gradient_sums import GradientBuckets
+from runtime.optim.of_stage import Updates, updates_of
+from runtime.optim.ties import Tie, groups_of_ties, ties_of
+from runtime.sparse.rules import SharedSites, require_shareable
+from runtime.spatial.compiling.collective import Collectives, CollectiveWire, open_collectives
+from runtime.spatial.compiling.compiled import Compiler, compiled, refuse_draws, refuse_user_code
+from runtime.spatial.decompose import DividedStage
+from runtime.spatial.deferred import Later
+from runtime.spatial.drawn import DrawnPlaces
+from runtime.spatial.exchange import Wire
+from runtime.spatial.parameters import Parts, groups_of_parameters, parts_of, sliced
+from runtime.spatial.step import groups_in
+from runtime.stage.buffers import refuse_drifting_buffers, refuse_partial_gradients
+from runtime.stage.captured import CapturedModel
+from runtime.stage.functions import StageCut, StageFunctions
+from runtime.stage.local_stage import Resident
+from runtime.stage.modes import Manner
+from runtime.stage.random.streams import Draw, Draws
+from runtime.stage.sample_weights import is_factor, weighed_in
+from runtime.stage.stage import StageProgram
+from runtime.transport import Transport
+
+MakeOptimizer = Callable[[Iterable[nn.Parameter]], Optimizer]
+
+
+def groups_of(decision: Decision, graph: Graph) -> tuple[tuple[int, ...], ...]:
+    """The groups of ranks that sum over each other, for the transport: of stages on several ranks, and of ties."""
+    groups = {tuple(sorted(stage.ranks)): None for stage in decision.stages if len(stage.ranks) > 1}
+    groups |= dict.fromkeys(groups_of_parameters(graph, decision))
+    return tuple(groups | dict.fromkeys(groups_of_ties(ties_in(decision, graph))))
+
+
+def ties_in(decision: Decision, graph: Graph) -> tuple[Tie, ...]:
+    """The parameters that several stages use."""
+    stage_of = {name: placement.stage for name, placement in decision.layers.items()}
+    return ties_of(graph, stage_of, [stage.ranks for stage in decision.stages])
+
+
+def check_layers(decision: Decision, graph: Graph) -> None:
+    """Raises :class:`CorruptFileError` unless the decision places exactly the graph's layers."""
+    names = graph.by_name()
+    faults = [f"layer {name} is in no stage" for name in names if name not in decision.layers]
+    faults += [f"layer {name} is not in the model" for name in decision.layers if name not in names]
+    if faults:
+        raise CorruptFileError("the plan's layers are not those of the model", faults[:20])
+
+
+class Builder:
+    """Builds the stages of one rank.
+
+    Their shares of micro-batches are given them later (:mod:`runtime.pipeline.specialize`).
+
+    Args:
+        stages: the program's DAG of stages.
+        deadline_s: longest wait for a sum over the ranks of a stage.
+        seed: of what layers draw.
+        compiler: backend of torch.compile for the stages' training functions, whose ranks then exchange by collectives;
+            None: they are not compiled.
+        device: to which what the stages use is moved, in place; None: it stays where it is.
+    """
+
+    def __init__(
+        self,
+        decision: Decision,
+        model: CapturedModel,
+        boundaries: Boundaries,
+        stages: StageGraph,
+        transport: Transport,
+        make_optimizer: MakeOptimizer,
+        deadline_s: float,
+        *,
+        seed: int = 0,
+        compiler: Compiler | None = None,
+        device: torch.device | None = None,
+    ) -> None:
+        if device is not None:
+            model = replace(model, graph_module=on_device(model.graph_module, device))
+        self._decision, self._model, self._boundaries, self._stages = decision, model, boundaries, stages
+        self._device = device
+        self._transport, self._make_optimizer, self._deadline_s = transport, make_optimizer, deadline_s
+        self._draw = Draw(seed)
+        self._draws = Draws(model)
+        self._row = decision.rows()[transport.rank]
+        self._compiler = compiler
+        self._collectives: Mapping[int, Collectives] = {}
+        if compiler is not None:
+            together = {number: stage.ranks for number, stage in enumerate(decision.stages) if len(stage.ranks) > 1}
+            groups = (*groups_of(decision, model.graph), *groups_in(decision, model.graph))
+            self._collectives = open_collectives(together, groups, deadline_s)
+
+    def residents(self) -> dict[int, Resident]:
+        """The stages that run on this rank.
+
+        Raises:
+            UnsupportedModelError: the plan asks for something that this model or runtime cannot do.
+        """
+        refuse_drifting_buffers(self._model, self._decision)
+        require_whole_batches(self._decision, self._model.graph)
+        rank, stages = self._transport.rank, self._decision.stages
+        return {index: self._resident(index) for index, stage in enumerate(stages) if rank in stage.ranks}
+
+    def _cut(self, stage: int, parts: Parts) -> StageCut:
+        graph, layers = self._model.graph, frozenset(self._decision.layers_of(stage))
+        outputs = dict.fromkeys(value for edge in self._stages.out_of(stage) for value in edge.values)
+        if producer(graph.loss) in layers:
+            outputs[graph.loss] = None
+        judged = (value for value in self._model.judged if producer(value) in layers)
+        whole = {name: self._attribute(name) for name in parts}
+        own, weighed = sliced(whole, parts), weighed_in(self._model, layers)
+        return StageCut(self._model, layers, tuple(outputs), tuple(judged), own, self._device, weighed)
+
+    def _resident(self, stage: int) -> Resident:
+        graph, decision, transport = self._model.graph, self._decision, self._transport
+        ranks = tuple(sorted(decision.stages[stage].ranks))
+        add = partial(transport.all_reduce, ranks=ranks, deadline_s=self._deadline_s)
+        divided, manner, sites = self._divided(stage), self._manner(stage), self._sites(stage)
+        parts = {} if divided is None else parts_of(self._model, decision, stage, transport.rank)
+        functions = self._functions(stage, ranks, parts, manner, divided, sites)
+        function = functions.training
+        received = tuple(name for name in function.inputs if name not in graph.inputs and not is_factor(name))
+        self._check_received(stage, received)
+        loss = graph.loss if graph.loss in function.outputs else None
+        values, parameters = graph.values(), function.parameters
+        updates = updates_of(
+            stage,
+            parameters,
+            ranks,
+            ties_in(decision, graph),
+            transport,
+            self._make_optimizer,
+            sharded=decision.stages[stage].sharded,
+            deadline_s=self._deadline_s,
+            parts=parts,
+        )
+        if divided is not None and isinstance(updates.reduction, GradientBuckets):
+            divided.later.added, updates.reduction.put_off = updates.reduction.note, divided.later.targets
+        return Resident(
+            self._program(functions, manner, frozenset(received), loss, updates, divided or sites),
+            ranks,
+            (),
+            received,
+            tuple(name for name in function.outputs if name != loss and values[name].is_float),
+            (),
+            parameters,
+            {name: value for name, value in function.attributes.items() if name not in parameters},
+            updates,
+            add,
+        )
+
+    def _functions(
+        self,
+        stage: int,
+        ranks: tuple[int, ...],
+        parts: Parts,
+        manner: Manner,
+        divided: DividedStage | None,
+        sites: SharedSites | None,
+    ) -> StageFunctions:
+        collectives = self._collectives.get(stage)
+        talks = self._transport if collectives is None else collectives
+        add = partial(talks.all_reduce, ranks=ranks, deadline_s=self._deadline_s)
+        functions = StageFunctions(
+            self._cut(stage, parts),
+            add,
+            len(ranks),
+            ranks.index(self._transport.rank),
+            self._draws.rule(self._draw, len(ranks), self._places(divided)),
+            halves=bool(manner.split) and self._compiler is None,
+            divided=divided,
+            sites=sites,
+        )
+        if self._compiler is not None:
+            refuse_draws(stage, self._decision.layers_of(stage), self._draws.layers)
+            refuse_user_code(stage, self._model, self._decision.layers_of(stage))
+            functions.training = compiled(functions.training, partial(_size, divided), self._compiler, collectives)
+        return functions
+
+    def _places(self, divided: DividedStage | None) -> DrawnPlaces | None:
+        """Where the parts lie that layers of a divided stage draw for."""
+        if divided is None:
+            return None
+        step = partial(divided.step, training=True)
+        return DrawnPlaces(step, self._model.graph.by_name(), self._decision.layers)
+
+    def _attribute(self, name: str) -> Tensor:
+        found: Tensor = reduce(getattr, name.split("."), self._model.graph_module)
+        return found
+
+    def _divided(self, stage: int) -> DividedStage | None:
+        if not divides(self._decision, stage, self._model.graph):
+            return None
+        refuse_partial_gradients(stage, self._model, self._decision)
+        ranks, collectives = self._decision.stages[stage].ranks, self._collectives.get(stage)
+        if collectives is None:
+            wire = Wire(self._transport, ranks, self._deadline_s)
+        else:
+            wire = CollectiveWire(collectives, ranks, self._deadline_s)
+        return DividedStage(self._model, self._decision.layers_of(stage), wire, Later())
+
+    def _sites(self, stage: int) -> SharedSites | None:
+        """How a stage of several ranks shares out the sites of a sparse network."""
+        ranks = self._decision.stages[stage].ranks
+        if self._model.prepared is None or len(ranks) == 1:
+            return None
+        require_shareable(self._model.graph, frozenset(self._decision.layers_of(stage)), stage)
+        if self._compiler is not None:
+            raise UnsupportedModelError(
+                f"stage {stage} shares out sites, which is not compiled", [], ["run without --compile"]
+            )
+        return SharedSites(
+            {node: value for value, node in self._model.node_of_value.items()},
+            Wire(self._transport, ranks, self._deadline_s),
+        )
+
+    def _manner(self, stage: int) -> Manner:
+        actions = [action for action in self._row if action.stage == stage]
+        return Manner.of(actions, self._decision.stages[stage].recompute, self._model.autocast)
+
+    def _program(
+        self,
+        functions: StageFunctions,
+        manner: Manner,
+        received: frozenset[str],
+        loss: str | None,
+        updates: Updates,
+        divided: DividedStage | SharedSites | None,
+    ) -> StageProgram:
+        return StageProgram(
+            functions.training,
+            received,
+            loss,
+            manner,
+            current=functions.current,
+            variant=functions.variant,
+            draw=self._draw,
+            divided=divided,
+            added=None if updates.reduction is None else updates.reduction.note,
+        )
+
+    def _check_received(self, stage: int, received: tuple[str, ...]) -> None:
+        expected = {value for edge in self._stages.into(stage) for value in edge.values}
+        if expected != set(received):
+            differ = ", ".join(sorted(expected ^ set(received)))
+            raise UnsupportedModelError(f"stage {stage}: the model's graph and its code disagree on {differ}")
+
+
+def _size(divided: DividedStage | None) -> Division | None:
+    """What tells the sizes apart that a stage is run with."""
+    return None if divided is None else divided.division

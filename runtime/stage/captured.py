@@ -1,0 +1,118 @@
+"""Which layer compares what a model answers with what is right.
+
+A captured model, as the runtime takes it.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+from torch import Tensor, fx
+
+from cuda_ops.sparse.preparation import Preparation
+from planner.ir.graph import Graph, Layer, TensorSpec, producer
+from runtime.sparse.batch import Prepared
+
+_OF_CLASSES = ("aten.cross_entropy_loss.default", "aten.nll_loss.default", "aten.nll_loss_nd.default")
+
+
+def judging_layer(graph: Graph) -> Layer:
+    """The layer of the loss; of a loss that is a mean of one of classes (over sites, over samples), the latter."""
+    of_classes = [layer for layer in graph.layers if layer.attributes.get("op") in _OF_CLASSES]
+    return of_classes[0] if len(of_classes) == 1 else graph.by_name()[producer(graph.loss)]
+
+
+@dataclass(frozen=True, slots=True)
+class CapturedModel:
+    """What the profiler's capture gives; see ``profiler.capture.graph`` for the contract.
+
+    Attributes:
+        graph_module: forward and loss; its parameters and buffers are those of the user's module.
+        layer_of_node: the layer of each node that makes tensors.
+        node_of_value: the node of each value, graph inputs included.
+        autocast: the dtype that operators run in where torch's autocast says so; None: no autocast.
+        sizes: sizes that vary beside the number of samples: by placeholder, the graph input and the dim they are of.
+        reductions: how the parts of a batch make up what a layer reduces them to, where parts are not just means.
+        prepared: of a sparse network, how the graph's inputs are made of a batch of clouds; None: they are the batch.
+        evaluation: why the graph does not tell what the model does in evaluation mode; empty: it does.
+    """
+
+    graph: Graph
+    graph_module: fx.GraphModule
+    layer_of_node: Mapping[str, str]
+    node_of_value: Mapping[str, str]
+    autocast: torch.dtype | None = None
+    sizes: Mapping[str, tuple[str, int]] = field(default_factory=dict)
+    prepared: Prepared | None = None
+    evaluation: str = ""
+    reductions: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def fed(self) -> Mapping[str, TensorSpec]:
+        """The tensors that a step is given, samples first, for the samples of the capture."""
+        return self.graph.inputs if self.prepared is None else self.prepared.raw
+
+    @property
+    def judged(self) -> tuple[str, ...]:
+        """The values that layers make and that are compared with the targets."""
+        return tuple(value for value in judging_layer(self.graph).inputs if value not in self.graph.inputs)
+
+
+class Captured(Protocol):
+    """What a capture has, and more."""
+
+    @property
+    def graph(self) -> Graph: ...
+    @property
+    def graph_module(self) -> fx.GraphModule: ...
+    @property
+    def layer_of_node(self) -> Mapping[str, str]: ...
+    @property
+    def node_of_value(self) -> Mapping[str, str]: ...
+    @property
+    def autocast(self) -> torch.dtype | None: ...
+    @property
+    def sizes(self) -> Mapping[str, tuple[str, int]]: ...
+    @property
+    def reductions(self) -> Mapping[str, str]: ...
+    @property
+    def preparation(self) -> Preparation | None: ...
+    @property
+    def raw(self) -> Mapping[str, TensorSpec]: ...
+    @property
+    def evaluation(self) -> str: ...
+
+
+def captured_model(captured: Captured) -> CapturedModel:
+    """What the runtime needs of a capture."""
+    return CapturedModel(
+        captured.graph,
+        captured.graph_module,
+        captured.layer_of_node,
+        captured.node_of_value,
+        captured.autocast,
+        captured.sizes,
+        None if captured.preparation is None else Prepared.of(captured.graph, captured.preparation, dict(captured.raw)),
+        evaluation=captured.evaluation,
+        reductions=captured.reductions,
+    )
+
+
+def makers(model: CapturedModel) -> dict[str, fx.Node]:
+    """The node that makes each value; of one that is picked from several outputs, the operator that has them."""
+    nodes = {node.name: node for node in model.graph_module.graph.nodes}
+    return {value: _picked_from(nodes[name]) for value, name in model.node_of_value.items()}
+
+
+def main_nodes(model: CapturedModel) -> dict[str, fx.Node]:
+    """The node of each layer that makes its outputs."""
+    return {producer(value): node for value, node in makers(model).items() if value not in model.graph.inputs}
+
+
+def _picked_from(node: fx.Node) -> fx.Node:
+    maker = node.args[0] if node.target is operator.getitem else None
+    return maker if isinstance(maker, fx.Node) and not isinstance(maker.meta.get("val"), Tensor) else node

@@ -1,0 +1,313 @@
+"""Which nodes of a graph share memory with a parameter or buffer, and which of them write it.
+
+Cutting one stage out of the captured graph: a function of its inputs, its state and the number of samples.
+
+        captured:  x -> [conv] -> [bn] -> [relu] -> [fc] -> loss          stage 1 = {relu, fc, loss}
+        stage 1:   (num_samples, bn, targets; fc.weight, fc.bias) -> (loss,)
+
+The nodes of the stage's layers are copied as they are, but for those that a rule replaces.  Integers (sizes that follow
+from the number of samples, and from other sizes that vary) belong to no layer and are copied wherever they are read.
+Parameters, buffers and constants become arguments, so that the function holds no state and a rank keeps alive only what
+its own stages use.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial, reduce
+from typing import Any
+
+import torch
+from torch import fx, nn
+from torch._higher_order_ops.wrap import wrap_with_set_grad_enabled
+
+from planner.ir.errors import UnsupportedModelError
+
+_STATISTICS = {
+    torch.ops.aten.batch_norm.default: "training",
+    torch.ops.aten.instance_norm.default: "use_input_stats",
+}
+"""Operators that write running statistics, which their schema does not tell, and the argument that says when."""
+
+
+def attributes_behind(graph: fx.Graph, given: Mapping[fx.Node, str] | None = None) -> dict[fx.Node, str]:
+    """The parameter, buffer or constant that a node is, is a view of, or has written in place.
+
+    Args:
+        given: what placeholders stand for, where that is such a one.
+    """
+    found: dict[fx.Node, str] = dict(given or {})
+    for node in graph.nodes:
+        if node.op == "get_attr":
+            found[node] = str(node.target)
+            continue
+        returned = {name for each in _returns(node) for name in _aliases(each)}
+        for argument, value in _arguments(node):
+            if isinstance(value, fx.Node) and value in found and returned & _aliases(argument):
+                found[node] = found[value]
+    return found
+
+
+def written(node: fx.Node, behind: Mapping[fx.Node, str]) -> frozenset[str]:
+    """The attributes that a node writes, those included that a graph writes which it calls without gradients."""
+    if node.target is wrap_with_set_grad_enabled:
+        return _written_inside(node, behind)
+    values = [value for argument, value in _arguments(node) if argument.alias_info and argument.alias_info.is_write]
+    if node.target in _STATISTICS:
+        arguments = arguments_of(node)
+        if arguments[_STATISTICS[node.target]] is True:
+            values += [arguments["running_mean"], arguments["running_var"]]
+    return frozenset(behind[value] for value in values if isinstance(value, fx.Node) and value in behind)
+
+
+def _written_inside(node: fx.Node, behind: Mapping[fx.Node, str]) -> frozenset[str]:
+    module = node.graph.owning_module
+    inner = node.args[1]
+    if module is None or not isinstance(inner, fx.Node):
+        return frozenset()
+    graph = module.get_submodule(str(inner.target)).graph
+    outer = {
+        place: behind[argument]
+        for place, argument in zip(
+            (each for each in graph.nodes if each.op == "placeholder"), node.args[2:], strict=True
+        )
+        if isinstance(argument, fx.Node) and argument in behind
+    }
+    inside = attributes_behind(graph, outer)
+    return frozenset(name for each in graph.nodes for name in written(each, inside))
+
+
+def writes_in_place(node: fx.Node) -> bool:
+    """Whether a node's operator writes to an argument, as its schema tells."""
+    schema = getattr(node.target, "_schema", None)
+    return schema is not None and any(each.alias_info and each.alias_info.is_write for each in schema.arguments)
+
+
+def arguments_of(node: fx.Node) -> dict[str, Any]:
+    """A node's arguments by the names that its operator gives them; those left at their defaults are not there."""
+    return {argument.name: value for argument, value in _arguments(node)}
+
+
+def _arguments(node: fx.Node) -> Iterator[tuple[Any, Any]]:
+    schema = getattr(node.target, "_schema", None)
+    arguments = () if schema is None else schema.arguments
+    yield from zip(arguments, node.args, strict=False)
+    yield from ((argument, node.kwargs[argument.name]) for argument in arguments if argument.name in node.kwargs)
+
+
+def _returns(node: fx.Node) -> tuple[Any, ...]:
+    schema = getattr(node.target, "_schema", None)
+    return () if schema is None else tuple(schema.returns)
+
+
+def _aliases(argument: Any) -> set[str]:
+    return set() if argument.alias_info is None else set(argument.alias_info.before_set)
+
+
+NUM_SAMPLES = "num_samples"
+"""The captured graph's first argument, where it may be run for any number of samples."""
+
+Rule = Callable[[fx.Node], Callable[..., Any] | None]
+"""From a node of the captured graph to what is called in its place, with the node's own arguments; None: itself."""
+
+Run = Callable[..., tuple[torch.Tensor, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class StageFunction:
+    """What one stage computes.
+
+    Attributes:
+        function: ``(num_samples, *sizes, *inputs, *attributes) -> outputs``, all tuples in the orders below.
+        inputs: values read: graph inputs, and what other stages make.
+        outputs: values that others read, and the loss.
+        attributes: parameters, buffers and constants by name, shared with the user's module.
+        mutated: names of the attributes that the function writes (running statistics).
+        sizes: further integers that it reads, by name.
+        idle: attributes that are parameters and get no gradient, as the loss does not depend on them.
+    """
+
+    function: Run
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    attributes: Mapping[str, torch.Tensor]
+    mutated: frozenset[str]
+    sizes: tuple[str, ...] = ()
+    idle: frozenset[str] = frozenset()
+
+    @property
+    def parameters(self) -> dict[str, nn.Parameter]:
+        """The attributes that are trained."""
+        return {
+            name: value
+            for name, value in self.attributes.items()
+            if isinstance(value, nn.Parameter) and value.requires_grad and name not in self.idle
+        }
+
+
+def cut_stage(
+    graph_module: fx.GraphModule,
+    layers: Iterable[str],
+    layer_of_node: Mapping[str, str],
+    node_of_value: Mapping[str, str],
+    outputs: tuple[str, ...],
+    replace: Rule | None = None,
+    sizes: Collection[str] = (),
+    *,
+    late: bool = False,
+    given: Mapping[str, str] | None = None,
+) -> StageFunction:
+    """The function of the stage that holds ``layers``.
+
+    Args:
+        layer_of_node: the layer of each node that makes tensors.
+        node_of_value: the node of each value, graph inputs included.
+        outputs: the values wanted, in order.
+        replace: asked for every node of the stage; None leaves all as they are.
+        sizes: placeholders of the captured graph that are integers, beside ``NUM_SAMPLES``.
+        late: compile the function when it is first called, rather than now.
+        given: by node, a further input of the stage; what ``replace`` puts in the node's place takes it before the
+            node's own arguments.
+
+    Raises:
+        UnsupportedModelError: the stage reads a node of another stage that is no value of the graph.
+    """
+    cut = _Cut(graph_module, frozenset(layers), layer_of_node, node_of_value, frozenset(sizes))
+    return cut.function(outputs, replace or _as_it_is, _compiled_late if late else _compiled, given or {})
+
+
+class _Cut:
+    def __init__(
+        self,
+        graph_module: fx.GraphModule,
+        layers: frozenset[str],
+        layer_of_node: Mapping[str, str],
+        node_of_value: Mapping[str, str],
+        sizes: frozenset[str],
+    ) -> None:
+        self._module = graph_module
+        self._nodes = {node.name: node for node in graph_module.graph.nodes}
+        self._node_of_value = node_of_value
+        self._value_of_node = {node: value for value, node in node_of_value.items()}
+        self._own = {name for name, layer in layer_of_node.items() if layer in layers}
+        self._layer_of_node = layer_of_node
+        self._sizes = sizes
+
+    def function(
+        self,
+        outputs: tuple[str, ...],
+        replace: Rule,
+        compiled: Callable[[fx.Graph], Run],
+        given: Mapping[str, str],
+    ) -> StageFunction:
+        graph, copies = fx.Graph(), {}
+        body, values, attributes, sizes = self._needed()
+        number = graph.placeholder(NUM_SAMPLES)
+        for name, nodes in sizes.items():
+            copies.update(dict.fromkeys(nodes, number if name == NUM_SAMPLES else graph.placeholder(name)))
+        for index, node in enumerate(values):
+            copies[node] = graph.placeholder(f"value_{index}")
+        further = {node.name: graph.placeholder(f"given_{node.name}") for node in body if node.name in given}
+        for index, nodes in enumerate(attributes.values()):
+            copies.update(dict.fromkeys(nodes, graph.placeholder(f"state_{index}")))
+        mutated, behind = set[str](), attributes_behind(self._module.graph)
+        for node in body:
+            changed = written(node, behind)
+            mutated |= changed
+            function = replace(node)
+            if function is None and changed and writes_in_place(node):
+                function = partial(_without_gradient, node.target)
+            if function is None:
+                copies[node] = graph.node_copy(node, copies.__getitem__)
+            else:
+                args, kwargs = fx.map_arg(node.args, copies.__getitem__), fx.map_arg(node.kwargs, copies.__getitem__)
+                first = (further[node.name],) if node.name in further else ()
+                copies[node] = graph.call_function(_named(function), (*first, *args), kwargs)
+        graph.output(tuple(copies[self._nodes[self._node_of_value[value]]] for value in outputs))
+        for node in graph.nodes:
+            node.meta.clear()  # what the capture noted there would keep the whole model alive
+        return StageFunction(
+            compiled(graph),
+            (*(self._value_of_node[node.name] for node in values), *(given[name] for name in further)),
+            outputs,
+            {name: self._attribute(name) for name in attributes},
+            frozenset(mutated),
+            tuple(name for name in sizes if name != NUM_SAMPLES),
+        )
+
+    def _needed(self) -> tuple[list[fx.Node], list[fx.Node], dict[str, list[fx.Node]], dict[str, list[fx.Node]]]:
+        """Nodes to copy, values, and attributes and sizes to be given."""
+        found: set[fx.Node] = set()
+        reading = [self._nodes[name] for name in self._own]
+        while reading:
+            node = reading.pop()
+            if node not in found:
+                found.add(node)
+                if self._is_copied(node):
+                    reading += node.all_input_nodes
+        body: list[fx.Node] = []
+        values: list[fx.Node] = []
+        attributes: dict[str, list[fx.Node]] = {}
+        sizes: dict[str, list[fx.Node]] = {}
+        for node in self._module.graph.nodes:
+            if node not in found:
+                continue
+            if self._is_copied(node):
+                body.append(node)
+            elif node.op == "get_attr":
+                attributes.setdefault(str(node.target), []).append(node)
+            elif node.op == "placeholder" and (node.target == NUM_SAMPLES or node.target in self._sizes):
+                sizes.setdefault(str(node.target), []).append(node)
+            elif node.name in self._value_of_node:
+                values.append(node)
+            else:
+                layer = self._layer_of_node.get(node.name, "none")
+                raise UnsupportedModelError(
+                    "a stage reads something that is no value of the graph", [f"node {node.name} of layer {layer}"]
+                )
+        return body, values, attributes, sizes
+
+    def _is_copied(self, node: fx.Node) -> bool:
+        return node.name in self._own or (node.op == "call_function" and node.name not in self._layer_of_node)
+
+    def _attribute(self, name: str) -> torch.Tensor:
+        found: torch.Tensor = reduce(getattr, name.split("."), self._module)
+        return found
+
+
+@torch.no_grad()
+def _without_gradient(target: Callable[..., Any], *arguments: Any, **keywords: Any) -> Any:
+    """A write to a buffer, which outlives the step; what it takes from another stage may seem to need a gradient."""
+    return target(*arguments, **keywords)
+
+
+def _compiled(graph: fx.Graph) -> Run:
+    run: Run = fx.GraphModule(nn.Module(), graph, "Stage").forward
+    return run
+
+
+def _compiled_late(graph: fx.Graph) -> Run:
+    made: list[Run] = []
+
+    def run(*arguments: Any) -> tuple[torch.Tensor, ...]:
+        if not made:
+            made.append(_compiled(graph))
+        return made[0](*arguments)
+
+    return run
+
+
+def _as_it_is(node: fx.Node) -> None:
+    """The rule that replaces nothing."""
+
+
+def _named(function: Callable[..., Any]) -> Callable[..., Any]:
+    """``function`` as fx wants it, which writes its name into code; partial functions have none."""
+    if hasattr(function, "__name__"):
+        return function
+
+    def call(*arguments: Any, **keywords: Any) -> Any:
+        return function(*arguments, **keywords)
+
+    return call

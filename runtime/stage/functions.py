@@ -1,0 +1,221 @@
+"""Calling the functions of a stage: in training or evaluation, with and without gradients, under autocast.
+
+A stage's functions on one rank: in training and evaluation, with and without rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, fx
+
+from cuda_ops.dense.deferred_gradients import Current, deferred
+from cuda_ops.dense.recurrent import autocast
+from cuda_ops.device.placing import move
+from planner.ir.errors import UnsupportedModelError
+from runtime.sparse.rules import SharedSites
+from runtime.spatial.decompose import DividedStage
+from runtime.stage.batch_norm import synchronise
+from runtime.stage.captured import CapturedModel
+from runtime.stage.cut import Rule, StageFunction, cut_stage
+from runtime.stage.empty import without_rows
+from runtime.stage.modes import Mode, Portion, cannot_evaluate, in_evaluation
+from runtime.stage.sample_weights import Weighed, weighing
+
+Variant = Callable[[Mode], StageFunction]
+"""A stage in another mode, with the same inputs, outputs, sizes and attributes."""
+
+
+class Told(Protocol):
+    """Something that must know what is run next."""
+
+    def at(self, portion: Portion) -> None:
+        """A micro-batch, or a part of one."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """All that it takes to run a stage on a micro-batch, and to run it again.
+
+    Attributes:
+        values: the inputs, in order.
+        state: the attributes, in order.
+    """
+
+    portion: Portion
+    values: tuple[Tensor, ...]
+    state: tuple[Tensor, ...]
+
+
+class StageCalls:
+    """The functions of one stage, made when they are first needed.
+
+    Args:
+        function: for training, on a share with rows.
+        variant: None: there is only ``function``.
+        told: of what is run, before each run: what layers draw by, how they are divided.
+    """
+
+    def __init__(
+        self,
+        function: StageFunction,
+        autocast: torch.dtype | None = None,
+        variant: Variant | None = None,
+        told: Sequence[Told] = (),
+    ) -> None:
+        self._functions = {Mode(): function}
+        self._autocast, self._variant, self._told = autocast, variant, tuple(told)
+
+    def run(self, call: Call, training: bool = True) -> dict[str, Tensor]:
+        """The outputs by name."""
+        function = self._function(Mode(training, not call.portion.num_samples))
+        for each in self._told:
+            each.at(call.portion)
+        arguments = (call.portion.num_samples, *call.portion.sizes, *call.values, *call.state)
+        device = next((tensor.device.type for tensor in (*call.state, *call.values)), "cpu")
+        with autocast(device, self._autocast):
+            outputs = function.function(*arguments)
+        return dict(zip(function.outputs, outputs, strict=True))
+
+    def run_without_gradients(self, call: Call, training: bool = True) -> dict[str, Tensor]:
+        """The outputs by name; nothing else is kept."""
+        with torch.no_grad():
+            return self.run(call, training)
+
+    def _function(self, mode: Mode) -> StageFunction:
+        found = self._functions.get(mode)
+        if found is None:
+            found = self._functions[mode] = self._functions[Mode()] if self._variant is None else self._variant(mode)
+        return found
+
+
+Add = Callable[[torch.Tensor], None]
+"""Sums a tensor over the ranks of a stage, in place."""
+
+
+@dataclass(frozen=True, slots=True)
+class StageCut:
+    """One stage of a model.
+
+    Attributes:
+        layers: by name.
+        outputs: values that other stages read, and the loss.
+        judged: values that the loss is computed from, wanted in evaluation as well.
+        own: by name, the parameters and buffers of which this rank has but a part.
+        device: to which what the stage uses is moved; None: it stays where it is.
+        weighed: layers whose result is corrected for what the parts of a batch count for.
+    """
+
+    model: CapturedModel
+    layers: frozenset[str]
+    outputs: tuple[str, ...]
+    judged: tuple[str, ...] = ()
+    own: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    device: torch.device | None = None
+    weighed: tuple[Weighed, ...] = ()
+
+    def function(self, rule: Rule, *, training: bool = True, late: bool = False) -> StageFunction:
+        """The stage, with nodes replaced by ``rule``; ``late``: compiled when it is first called."""
+        model = self.model
+        maps = model.layer_of_node, model.node_of_value
+        outputs = self.outputs if training else tuple(dict.fromkeys((*self.outputs, *self.judged)))
+        by_node = {one.node: one for one in self.weighed}
+        found = cut_stage(
+            model.graph_module,
+            self.layers,
+            *maps,
+            outputs,
+            weighing(rule, by_node),
+            model.sizes,
+            late=late,
+            given={node: one.factor for node, one in by_node.items()},
+        )
+        attributes = {name: self.own.get(name, tensor) for name, tensor in found.attributes.items()}
+        if self.device is not None:
+            move(attributes.values(), self.device)
+        return replace(found, attributes=attributes, idle=frozenset(attributes.keys() - model.graph.parameters.keys()))
+
+
+class StageFunctions:
+    """The functions of one stage on a rank; none of them keeps the model alive.
+
+    Args:
+        add: sums over the ranks of the stage.
+        group_size, index: their number, and this rank's place among them.
+        draws: the rule for layers that draw random numbers.
+        halves: whether some backward comes in two halves.
+        divided: how the ranks divide layers along any dims; None: they share out samples.
+        sites: how they share out the sites of a sparse network as well.
+
+    Attributes:
+        current: where operators that can be halved leave their weight gradients.
+        training: for shares with rows.
+    """
+
+    def __init__(
+        self,
+        cut: StageCut,
+        add: Add,
+        group_size: int,
+        index: int,
+        draws: Rule,
+        *,
+        halves: bool = False,
+        divided: DividedStage | None = None,
+        sites: SharedSites | None = None,
+    ) -> None:
+        self.current = Current()
+        if divided is not None:
+            self.training = cut.function(divided.rule(draws))
+            evaluation = divided.rule(in_evaluation, training=False)
+            self._others = {Mode(False, False): _attempt(cut, evaluation, False)}
+            return
+        together = [synchronise(add, group_size, index)] if group_size > 1 else []
+        if sites is not None:
+            together.append(sites.rule)
+        halved = [partial(deferred, current=self.current)] if halves else []
+        rules = {
+            Mode(True, False): first_of([*together, draws, *halved]),
+            Mode(False, False): first_of([in_evaluation, *together]),
+        }
+        if group_size > 1:
+            rules[Mode(True, True)] = without_rows(first_of([*together, draws]))
+            rules[Mode(False, True)] = without_rows(rules[Mode(False, False)])
+        self.training = cut.function(rules.pop(Mode()))
+        self._others = {mode: _attempt(cut, rule, mode.training) for mode, rule in rules.items()}
+
+    def variant(self, mode: Mode) -> StageFunction:
+        """The function for ``mode``.
+
+        Raises:
+            UnsupportedModelError: what the stage computes in that mode is not known.
+        """
+        found = self._others[mode]
+        if isinstance(found, UnsupportedModelError):
+            raise found
+        return found
+
+
+def first_of(rules: Iterable[Rule]) -> Rule:
+    """The rule that asks ``rules`` in turn."""
+    asked = tuple(rules)
+
+    def rule(node: fx.Node) -> Callable[..., Any] | None:
+        return next((found for each in asked if (found := each(node)) is not None), None)
+
+    return rule
+
+
+def _attempt(cut: StageCut, rule: Rule, training: bool) -> StageFunction | UnsupportedModelError:
+    """A function that may never be asked for, or why there is none."""
+    if cut.model.evaluation and not training:
+        return cannot_evaluate(cut.model.evaluation)
+    try:
+        return cut.function(rule, training=training, late=True)
+    except UnsupportedModelError as error:
+        return error.with_traceback(None)  # whose frames hold the model

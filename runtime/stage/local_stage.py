@@ -1,0 +1,151 @@
+"""A stage as it lives on a rank: its program, its share of each micro-batch, its gradients and its optimiser."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import nn
+
+from runtime.optim.of_stage import Updates
+from runtime.optim.optimizer import StageOptimizer
+from runtime.optim.sharding import ShardedParameters
+from runtime.pipeline.microbatches import Batch
+from runtime.stage.modes import Portion
+from runtime.stage.stage import StageProgram
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """This rank's part of one micro-batch.
+
+    Attributes:
+        portion: its rows.
+        loss_weight: those over all rows whose gradients make up the same update.
+    """
+
+    portion: Portion
+    loss_weight: float
+
+
+@dataclass(slots=True)
+class Phase:
+    """Where a step stands among the ``count`` steps whose gradients make up one update."""
+
+    count: int = 1
+    number: int = 0
+
+    @property
+    def is_first(self) -> bool:
+        """Whether the gradients of earlier steps are used up."""
+        return self.number == 0
+
+    @property
+    def is_last(self) -> bool:
+        """Whether gradients are summed and weights updated."""
+        return self.number == self.count - 1
+
+    def advance(self) -> None:
+        """The next step."""
+        self.number = (self.number + 1) % self.count
+
+
+Feed = Callable[[Batch], torch.Tensor]
+"""From the batch of a step, this rank's part of one graph input."""
+
+
+@dataclass(frozen=True, slots=True)
+class Resident:
+    """One stage on this rank.
+
+    Attributes:
+        ranks: that run the stage, by growing number.
+        shares: by micro-batch.
+        received: names of inputs that other stages make.
+        handed_on: names of the differentiable outputs that other stages read.
+        feeds: by micro-batch, how each graph input that the stage reads is cut from the global batch.
+        parameters, buffers: by the user's names.
+        updates: how the parameters are updated.
+        add: sums a tensor over ``ranks``, in place.
+        phase: of the running step.
+    """
+
+    program: StageProgram
+    ranks: tuple[int, ...]
+    shares: tuple[Share, ...]
+    received: tuple[str, ...]
+    handed_on: tuple[str, ...]
+    feeds: tuple[Mapping[str, Feed], ...]
+    parameters: Mapping[str, nn.Parameter]
+    buffers: Mapping[str, torch.Tensor]
+    updates: Updates
+    add: Callable[[torch.Tensor], None]
+    phase: Phase = field(default_factory=Phase)
+
+    @property
+    def optimizer(self) -> StageOptimizer | None:
+        """None where there is nothing to train."""
+        return self.updates.optimizer
+
+    def feed(self, batch: Batch, microbatch: int) -> dict[str, torch.Tensor]:
+        """The graph inputs that the stage reads, this rank's part of a micro-batch."""
+        return {name: cut(batch) for name, cut in self.feeds[microbatch].items()}
+
+    def forward(self, microbatch: int, values: Mapping[str, torch.Tensor], version: int = 0) -> dict[str, torch.Tensor]:
+        """Run the stage forward on this rank's share, on ``version`` of its weights."""
+        share = self.shares[microbatch]
+        return self.program.forward(share.portion, values, share.loss_weight / self.phase.count, version)
+
+    def evaluate(self, microbatch: int, values: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Run the stage forward in evaluation mode on this rank's share."""
+        return self.program.evaluate(self.shares[microbatch].portion, values)
+
+    def expect_last(self) -> None:
+        """Call before the last action of the stage that adds to its gradients.
+
+        From there on each sum of gradients starts as soon as they are complete.
+        """
+        if self.phase.is_last and self.updates.reduction is not None:
+            self.updates.reduction.arm()
+
+    def reduce_gradients(self) -> None:
+        """Sum the gradients over the stage's ranks; without effect until the last step before an update."""
+        if self.phase.is_last and self.updates.reduction is not None:
+            self.updates.reduction.reduce()
+
+    def update(self) -> None:
+        """One step of the optimiser and of its schedule; without effect until the last step before an update."""
+        if self.phase.is_last:
+            self.program.before_update()  # also without an optimiser: versions are counted
+            if self.optimizer is not None:
+                self.optimizer.step()
+
+    def reset(self, step: int = 0) -> None:
+        """Forget the last step: its micro-batches, and its gradients unless this one, ``step``, adds to them."""
+        self.program.reset(step)
+        if self.phase.is_first:
+            self.forget_gradients()
+        if self.updates.reduction is not None:
+            self.updates.reduction.reset()
+
+    def forget_gradients(self) -> None:
+        """The gradients that were there have been used."""
+        for parameter in self.parameters.values():
+            parameter.grad = None
+
+    def gradients(self) -> dict[str, torch.Tensor]:
+        """The last step's, by name; where ranks divide the optimiser, all of the stage have to call this together."""
+        reduction = self.updates.reduction
+        found = reduction.gradients() if isinstance(reduction, ShardedParameters) else {}
+        return {
+            name: gradient
+            for name, parameter in self.parameters.items()
+            if (gradient := found.get(name, parameter.grad)) is not None
+        }
+
+    def loss(self) -> float:
+        """The sum of the last step's losses on this rank, each times its samples; an empty share has none."""
+        samples = (share.portion.num_samples for share in self.shares)
+        losses = self.program.losses
+        return sum(losses[m].item() * count for m, count in enumerate(samples) if count and m in losses)

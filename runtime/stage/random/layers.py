@@ -1,0 +1,201 @@
+"""Layers with dropout and its like, with the random numbers given to them.
+
+Each takes what torch's own operator takes, behind ``noise``, and computes the same; attention and recurrent layers are
+composed of operators without dropout.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import FunctionCtx, once_differentiable
+
+from runtime.stage.random.distributions import NUMBERS, Noise, uniform
+
+_ATEN = torch.ops.aten
+_ALPHA = 1.7580993408473766
+"""Minus the value that SELU tends to (Klambauer et al. 2017, "Self-Normalizing Neural Networks")."""
+
+
+def dropout(noise: Noise, input: Tensor, p: float, train: bool, index: int = 0) -> Tensor:
+    """Each number is kept with probability 1 - p, and then divided by it."""
+    if p == 0 or not train or not input.numel():
+        return input
+    if p == 1:
+        return input * 0
+    if input.device.type == "cpu":
+        return input * _kept(noise, input, p, input.dtype, index).div_(1 - p)
+    mask: Tensor = _Masked.apply(input, _kept(noise, input, p, torch.bool, index), 1 / (1 - p))
+    return mask
+
+
+def feature_dropout(noise: Noise, input: Tensor, p: float, train: bool) -> Tensor:
+    """Dropout of whole channels."""
+    if p == 0 or not train or not input.numel():
+        return input
+    return input * 0 if p == 1 else input * _kept(noise, input, p, input.dtype, by_channel=True).div_(1 - p)
+
+
+def alpha_dropout(noise: Noise, input: Tensor, p: float, train: bool) -> Tensor:
+    """Dropout that keeps mean and variance of what SELU gives."""
+    return _alpha_dropout(noise, input, p, train)
+
+
+def feature_alpha_dropout(noise: Noise, input: Tensor, p: float, train: bool) -> Tensor:
+    """The same of whole channels."""
+    return _alpha_dropout(noise, input, p, train, by_channel=True)
+
+
+def native_dropout(noise: Noise, input: Tensor, p: float, train: bool | None) -> tuple[Tensor, Tensor]:
+    """The result, and which numbers were kept."""
+    if p == 0 or train is False or not input.numel():
+        return input, torch.ones_like(input, dtype=torch.bool)
+    mask = _kept(noise, input, p, torch.bool)
+    return input * mask * (0.0 if p == 1 else 1 / (1 - p)), mask
+
+
+def rrelu(
+    noise: Noise,
+    input: Tensor,
+    lower: float = 0.125,
+    upper: float = 1 / 3,
+    training: bool = False,
+    generator: object = None,
+) -> Tensor:
+    """A leaky ReLU of random slopes."""
+    if not training:
+        return _ATEN.rrelu.default(input, lower, upper, False)
+    slopes = uniform(noise, input, lower, upper)
+    return torch.where(input <= 0, input * slopes, input)
+
+
+def attention(
+    noise: Noise,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    """Scaled dot-product attention with dropout of its weights, which takes torch's way without a fused kernel."""
+    if attn_mask is not None and attn_mask.dtype == torch.bool:  # the operator below would add ones
+        attn_mask = torch.zeros_like(attn_mask, dtype=query.dtype).masked_fill_(~attn_mask, -math.inf)
+    nothing = value[..., :0]  # the weights alone
+    _, weights = _ATEN._scaled_dot_product_attention_math.default(
+        query, key, nothing, attn_mask, 0.0, is_causal, None, scale=scale, enable_gqa=enable_gqa
+    )
+    if enable_gqa:
+        value = value.repeat_interleave(query.shape[-3] // value.shape[-3], -3)
+    return dropout(noise, weights, dropout_p, True) @ value
+
+
+def lstm(
+    noise: Noise,
+    input: Tensor,
+    hx: Sequence[Tensor],
+    params: Sequence[Tensor],
+    has_biases: bool,
+    num_layers: int,
+    dropout: float,
+    train: bool,
+    bidirectional: bool,
+    batch_first: bool,
+) -> tuple[Tensor, ...]:
+    """Layer by layer, with dropout between them."""
+    options = has_biases, num_layers, dropout, train, bidirectional, batch_first
+    return _layers(noise, _ATEN.lstm.input, input, tuple(hx), params, *options)
+
+
+def _recurrent(operator: Callable[..., tuple[Tensor, ...]]) -> Callable[..., tuple[Tensor, ...]]:
+    def run(noise: Noise, input: Tensor, hx: Tensor, params: Sequence[Tensor], *options: Any) -> tuple[Tensor, ...]:
+        return _layers(noise, operator, input, (hx,), params, *options)
+
+    return run
+
+
+def _layers(
+    noise: Noise,
+    operator: Callable[..., tuple[Tensor, ...]],
+    x: Tensor,
+    states: tuple[Tensor, ...],
+    params: Sequence[Tensor],
+    has_biases: bool,
+    num_layers: int,
+    rate: float,
+    train: bool,
+    bidirectional: bool,
+    batch_first: bool,
+) -> tuple[Tensor, ...]:
+    directions = 2 if bidirectional else 1
+    count = len(params) // num_layers
+    ends: list[tuple[Tensor, ...]] = []
+    for layer in range(num_layers):
+        first = [state.narrow(0, layer * directions, directions) for state in states]
+        own = params[layer * count : (layer + 1) * count]
+        options = has_biases, 1, 0.0, train, bidirectional, batch_first
+        x, *last = operator(x, first if len(first) > 1 else first[0], own, *options)
+        ends.append(tuple(last))
+        if layer < num_layers - 1:
+            x = dropout(noise, x, rate, train, layer)
+    return x, *(torch.cat(each) for each in zip(*ends, strict=True))
+
+
+class _Masked(torch.autograd.Function):
+    """``x * mask * scale`` in one kernel, which keeps one byte a number for backward."""
+
+    @staticmethod
+    def forward(ctx: FunctionCtx, x: Tensor, mask: Tensor, scale: float) -> Tensor:
+        ctx.save_for_backward(mask)
+        ctx.scale = scale
+        y: Tensor = _ATEN.native_dropout_backward.default(x, mask, scale)
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: FunctionCtx, dy: Tensor) -> tuple[Tensor, None, None]:
+        return _ATEN.native_dropout_backward.default(dy, *ctx.saved_tensors, ctx.scale), None, None
+
+
+def _kept(noise: Noise, like: Tensor, p: float, dtype: torch.dtype, index: int = 0, by_channel: bool = False) -> Tensor:
+    """Ones and zeros, one for each number of ``like`` or for each of its channels."""
+    shape = (*like.shape[:2], *[1] * (like.ndim - 2)) if by_channel else tuple(like.shape)
+    num_dims = 2 if by_channel else None
+    return noise.fill(
+        shape, dtype, like.device, lambda t, g: t.bernoulli_(1 - p, generator=g), index=index, num_dims=num_dims
+    )
+
+
+def _alpha_dropout(noise: Noise, input: Tensor, p: float, train: bool, by_channel: bool = False) -> Tensor:
+    if p == 0 or not train or not input.numel():
+        return input
+    if p == 1:
+        return input * 0
+    slope = 1 / math.sqrt((_ALPHA * _ALPHA * p + 1) * (1 - p))
+    kept = _kept(noise, input, p, input.dtype, by_channel=by_channel)
+    offset = (kept - 1).mul_(_ALPHA * slope).add_(_ALPHA * slope * p)
+    return input * kept.mul_(slope) + offset
+
+
+OPERATORS: Mapping[Any, Callable[..., Any]] = {
+    _ATEN.dropout.default: dropout,
+    _ATEN.feature_dropout.default: feature_dropout,
+    _ATEN.alpha_dropout.default: alpha_dropout,
+    _ATEN.feature_alpha_dropout.default: feature_alpha_dropout,
+    _ATEN.native_dropout.default: native_dropout,
+    _ATEN.rrelu.default: rrelu,
+    _ATEN.scaled_dot_product_attention.default: attention,
+    _ATEN.lstm.input: lstm,
+    _ATEN.gru.input: _recurrent(_ATEN.gru.input),
+    _ATEN.rnn_tanh.input: _recurrent(_ATEN.rnn_tanh.input),
+    _ATEN.rnn_relu.input: _recurrent(_ATEN.rnn_relu.input),
+    **NUMBERS,
+}
+"""By operator, as ``torch.export`` writes it."""

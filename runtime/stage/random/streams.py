@@ -1,0 +1,314 @@
+"""Which of a layer's random numbers a rank draws, where its stage is divided along other dims than samples.
+
+        micro-batch 2, node dropout_1, 4 samples of 6      011001 101110 | 010111 001011      in blocks of 2
+        a rank with samples [1, 3) and rows [2, 4)                  11       01               draws both blocks
+
+So ranks draw, whole along other dims, the samples of which they need a part, and keep their part: copies and halos get
+the numbers that their owner gets.
+
+Random numbers that depend on the seed, the step, the micro-batch and the node that draws them, and on nothing else.
+
+        micro-batch 2, node dropout_1, 6 rows      011 001 | 101 110 | 010 111      in blocks of 2
+        rank 0 with 3 rows draws                   011 001 | 101                    the first two
+        rank 1 with 3 rows draws                               110 | 010 111        the last two
+
+So a plan draws what one device draws, whatever its stages, shares, schedule and recomputation.  Floats are drawn with
+32 bits whatever the model's dtype: a run in float64 is the exact twin of one in float32.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, fx
+
+from planner.ir.box import Box, Interval, whole
+from planner.ir.errors import StageFailedError
+from runtime.pipeline.pieces import slices
+from runtime.stage.captured import CapturedModel, makers
+from runtime.stage.cut import Rule, arguments_of
+from runtime.stage.modes import Portion
+from runtime.stage.random.distributions import Filled
+from runtime.stage.random.layers import OPERATORS
+from runtime.stage.shapes import SampleDims, cannot_share
+
+BLOCK = 1 << 14
+"""Least numbers of a block: few enough to waste little where a rank has a part of one, enough to outweigh its start."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A rank's part of what a node draws.
+
+    Attributes:
+        start, count: the samples of which it does a part.
+        total: samples of the micro-batch.
+        box: the numbers that it needs of those; None: all that these samples have.
+        shape: that ``box`` is a part of.
+    """
+
+    start: int
+    count: int
+    total: int
+    box: Box | None = None
+    shape: tuple[int, ...] = ()
+
+
+class Places(Protocol):
+    """Where the layers of a divided stage draw."""
+
+    def place(self, layer: str, is_main: bool) -> Place:
+        """In the micro-batch that is being run; ``is_main``: by the layer's own operator, not one that helps it."""
+        ...
+
+    def parts_of_samples(self, layer: str) -> int:
+        """Into how many parts the samples of a layer are cut."""
+        ...
+
+    def draws_all(self, layer: str) -> bool:
+        """Whether every rank draws all that one device draws."""
+        ...
+
+
+def drawn_part(
+    place: Place,
+    dim: int | None,
+    dtype: torch.dtype,
+    device: torch.device,
+    filled: Filled,
+    generator: Callable[[int], torch.Generator],
+    num_dims: int | None = None,
+) -> Tensor:
+    """The numbers of ``place.box``.
+
+    Args:
+        dim: that samples lie along; None: the numbers are the same for all samples, and drawn at once.
+        generator: for the block that begins with a sample.
+        num_dims: the dims behind these are 1.
+    """
+    box, shape = _shortened(place, num_dims)
+    local = [len(interval) for interval in box]
+    if not all(local):
+        return torch.empty(local, dtype=dtype, device=device)
+    if dim is None or (num_dims is not None and dim >= num_dims):
+        drawn = filled(torch.empty(shape, dtype=dtype, device=device), generator(0))
+        return drawn[slices(box, whole(shape))].contiguous()
+    each, rest = divmod(shape[dim], place.total)
+    if rest:
+        raise StageFailedError(f"numbers of shape {shape} are drawn for {place.total} samples", [f"along dim {dim}"])
+    rows = math.ceil(BLOCK * place.total / math.prod(shape))
+    begin, end = box[dim].start // each, -(-box[dim].stop // each)
+    found = torch.empty(local, dtype=dtype, device=device)
+    for first in range(begin - begin % rows, end, rows):
+        block = Interval(each * first, each * min(first + rows, place.total))
+        drawn = filled(
+            torch.empty((*shape[:dim], len(block), *shape[dim + 1 :]), dtype=dtype, device=device), generator(first)
+        )
+        shared = (*box[:dim], box[dim] & block, *box[dim + 1 :])
+        found[slices(shared, box)] = drawn[slices(shared, (*whole(shape[:dim]), block, *whole(shape[dim + 1 :])))]
+    return found
+
+
+def _shortened(place: Place, num_dims: int | None) -> tuple[Box, tuple[int, ...]]:
+    box = place.box or ()
+    if num_dims is None:
+        return box, place.shape
+    ones = len(box) - num_dims
+    return (*box[:num_dims], *(Interval(0, 1),) * ones), (*place.shape[:num_dims], *(1,) * ones)
+
+
+Shape = tuple[int, ...]
+_DEFAULT_GENERATOR = threading.Lock()  # a process has one, and a plan's ranks may be threads
+
+
+@dataclass(slots=True)
+class Draw:
+    """What is drawn for now; to be set before each forward.
+
+    Attributes:
+        seed: of the run.
+        step, microbatch: counted from 0.
+        start, count: this rank's rows of the micro-batch.
+        total: rows of the micro-batch.
+    """
+
+    seed: int
+    step: int = 0
+    microbatch: int = 0
+    start: int = 0
+    count: int = 0
+    total: int = 0
+    _generators: dict[torch.device, torch.Generator] = field(default_factory=dict, init=False, repr=False)
+
+    def at(self, portion: Portion) -> None:
+        """What is run next."""
+        self.microbatch, self.total = portion.microbatch, portion.total
+        self.start, self.count = portion.start, portion.num_samples
+
+    def key(self, name: str, index: int = 0, first: int = 0) -> int:
+        """64 bits for the draw ``index`` of the node ``name``, of the rows from ``first`` on."""
+        text = f"{self.seed}/{self.step}/{self.microbatch}/{name}/{index}/{first}"
+        return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
+
+    def generator(self, device: torch.device, key: int) -> torch.Generator:
+        """A generator that starts from ``key``, good until the next call."""
+        found = self._generators.get(device)
+        if found is None:
+            found = self._generators[device] = torch.Generator(device)
+        return found.manual_seed(key)
+
+
+@dataclass(frozen=True, slots=True)
+class Noise:
+    """Where the operators of :mod:`runtime.stage.random.layers` get their numbers.
+
+    Attributes:
+        node: name of the node that draws.
+        dim: of the node's result that the samples lie along; None where it has none, or one rank has them all.
+        place: in a divided stage, which part of the numbers this rank has now; None: all of its rows.
+    """
+
+    draw: Draw
+    node: str
+    dim: int | None
+    place: Callable[[], Place] | None = None
+
+    def fill(
+        self,
+        shape: Shape,
+        dtype: torch.dtype,
+        device: torch.device,
+        filled: Filled,
+        *,
+        index: int = 0,
+        num_dims: int | None = None,
+    ) -> Tensor:
+        """A tensor of this rank's rows, drawn by ``filled``.
+
+        Rows are drawn in blocks, which are the same however they are shared out.
+
+        Args:
+            shape: of this rank's part; the samples lie along ``dim``.  In a divided stage the place says it.
+            index: of the draw, where a node draws more than once.
+            num_dims: the dims behind these are 1.
+        """
+        draw, dim = self.draw, self.dim
+        start, count, total = draw.start, draw.count, draw.total
+        if self.place is not None:
+            place = self.place()
+            if place.box is not None:
+                generator = partial(self._generator, device, index)
+                return drawn_part(place, dim, dtype, device, filled, generator, num_dims)
+            start, count, total = place.start, place.count, place.total
+        if not all(shape):
+            return torch.empty(shape, dtype=dtype, device=device)
+        if dim is None or (num_dims is not None and dim >= num_dims):
+            return filled(torch.empty(shape, dtype=dtype, device=device), self._generator(device, index))
+        each, rest = divmod(shape[dim], count)
+        if rest:
+            raise StageFailedError(
+                f"node {self.node} draws numbers of shape {shape} for {count} samples", [f"along dim {dim}"]
+            )
+        rows = math.ceil(BLOCK * count / math.prod(shape))
+        stop = start + count
+        found = torch.empty(shape, dtype=dtype, device=device)
+        for first in range(start - start % rows, stop, rows):
+            last = min(first + rows, total)
+            begin, end = max(first, start), min(last, stop)
+            part = found.narrow(dim, each * (begin - start), each * (end - begin))
+            generator = self._generator(device, index, first)
+            if (begin, end) == (first, last) and part.is_contiguous():
+                filled(part, generator)
+            else:
+                block = (*shape[:dim], each * (last - first), *shape[dim + 1 :])
+                drawn = filled(torch.empty(block, dtype=dtype, device=device), generator)
+                part.copy_(drawn.narrow(dim, each * (begin - first), each * (end - begin)))
+        return found
+
+    def _generator(self, device: torch.device, index: int, first: int = 0) -> torch.Generator:
+        return self.draw.generator(device, self.draw.key(self.node, index, first))
+
+    def run(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """``function`` on the process's own generator, which is put back afterwards."""
+        generator = _default_generator(args, kwargs)
+        with _DEFAULT_GENERATOR:
+            state = generator.get_state()
+            generator.manual_seed(self.draw.key(self.node))
+            try:
+                return function(*args, **kwargs)
+            finally:
+                generator.set_state(state)
+
+
+class Draws:
+    """The nodes of a captured model that draw random numbers.
+
+    Attributes:
+        layers: that draw, in order.
+    """
+
+    def __init__(self, model: CapturedModel) -> None:
+        self._dims = SampleDims(model)
+        self._layer_of_node = model.layer_of_node
+        nodes = [node for node in model.graph_module.graph.nodes if node.name in model.layer_of_node]
+        self._main = frozenset(node.name for node in makers(model).values())
+        self.layers = tuple(dict.fromkeys(model.layer_of_node[node.name] for node in nodes if is_random(node)))
+
+    def rule(self, draw: Draw, num_ranks: int = 1, places: Places | None = None) -> Rule:
+        """The rule that makes the nodes of a stage on ``num_ranks`` ranks draw by ``draw``.
+
+        Args:
+            places: of a divided stage; None: its ranks share rows.
+
+        It raises :class:`UnsupportedModelError` for a node that several ranks cannot draw together.
+        """
+
+        def rule(node: fx.Node) -> Callable[..., Any] | None:
+            if not is_random(node):
+                return None
+            drawn = OPERATORS.get(node.target)
+            layer = self._layer_of_node.get(node.name, node.name)
+            draws_all = num_ranks == 1 if places is None else places.draws_all(layer)
+            if drawn is None and not draws_all:
+                raise cannot_share(layer, f"its numbers cannot be drawn in parts ({node.target})")
+            parts = num_ranks if places is None else places.parts_of_samples(layer)
+            place = None if places is None else partial(places.place, layer, node.name in self._main)
+            noise = Noise(draw, node.name, self._dims.of(node, layer, parts), place)
+            return partial(noise.run, node.target) if drawn is None else partial(drawn, noise)
+
+        return rule
+
+    def noise(self, node: fx.Node, draw: Draw) -> Noise:
+        """Where the numbers of ``node`` come from on one device."""
+        return Noise(draw, node.name, self._dims.of(node, self._layer_of_node.get(node.name, node.name), 1))
+
+
+def is_random(node: fx.Node) -> bool:
+    """Whether ``node`` draws random numbers; dropout of nothing does not."""
+    if torch.Tag.nondeterministic_seeded not in getattr(node.target, "tags", ()):
+        return False
+    arguments = arguments_of(node)
+    switches = [arguments[name] for name in ("train", "training") if name in arguments]
+    if node.target is torch.ops.aten.rrelu.default and not switches:
+        return False  # off unless it is said to train
+    names = {argument.name for argument in node.target._schema.arguments} & {"dropout", "dropout_p"}
+    is_dropout = names or "dropout" in str(node.target)
+    rates = [arguments[name] for name in (*names, "p") if name in arguments]
+    return False not in switches and not (is_dropout and not any(rates))
+
+
+def _default_generator(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Generator:
+    """That of the device on which an operator with these arguments runs."""
+    device = next((each.device for each in args if isinstance(each, Tensor)), kwargs.get("device"))
+    device = torch.device("cpu") if device is None else torch.device(device)
+    if device.type == "cuda":
+        generator: torch.Generator = torch.cuda.default_generators[device.index or 0]
+        return generator
+    return torch.default_generator

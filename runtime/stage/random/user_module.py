@@ -1,0 +1,241 @@
+"""The user's own module with the numbers of a plan: its random operators are answered, in the order of its calls.
+
+        the module, as it is called     bernoulli_ (of a dropout)   bernoulli_ (of attention)   normal_
+        the captured graph's nodes      dropout                     scaled_dot_product_...      normal_functional
+
+``torch.export`` keeps the order of calls, so the i-th number drawn by the module belongs to the i-th node that draws.
+What reaches the kernels is answered: dropout is a ``bernoulli_`` by then, a recurrent layer one for each of its layers
+but the last.  Where the module draws otherwise than the graph, nothing is said of it: :class:`UnlikeDrawsError`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from runtime.stage.captured import CapturedModel
+from runtime.stage.cut import arguments_of
+from runtime.stage.modes import Portion
+from runtime.stage.random.distributions import Filled
+from runtime.stage.random.layers import OPERATORS
+from runtime.stage.random.streams import Draw, Draws, Noise, is_random
+
+_ATEN = torch.ops.aten
+_BY_MASK = {_ATEN.dropout, _ATEN.alpha_dropout, _ATEN.scaled_dot_product_attention}
+_BY_CHANNEL = {_ATEN.feature_dropout, _ATEN.feature_alpha_dropout}
+_RECURRENT = {_ATEN.lstm, _ATEN.gru, _ATEN.rnn_tanh, _ATEN.rnn_relu}
+_SAMPLES_AND_CHANNELS = 2
+
+
+class UnlikeDrawsError(Exception):
+    """The module draws other numbers than its captured graph, or draws them again in its backward."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Expected:
+    """One call that reaches a kernel.
+
+    Attributes:
+        index: of the draw, where the node draws more than once.
+        num_dims: dims behind these are 1; None: all are drawn.
+        is_transposed: the kernel is given time first, the node samples.
+    """
+
+    node: fx.Node
+    noise: Noise
+    index: int = 0
+    num_dims: int | None = None
+    is_transposed: bool = False
+
+    def is_answered_by(self, name: str) -> bool:
+        packet = self.node.target.overloadpacket
+        if packet in _BY_MASK | _BY_CHANNEL | _RECURRENT:
+            return name in ("bernoulli_", "native_dropout")
+        if packet is _ATEN.rrelu:
+            return name == "rrelu_with_noise"
+        return name.rstrip("_") == _name(self.node.target).removesuffix("_functional").rstrip("_")
+
+
+class Answers:
+    """What a captured model draws, for its user's own module to draw.
+
+    Attributes:
+        in_parts: whether the numbers of several micro-batches can be those of one call: all are drawn by sample.
+    """
+
+    def __init__(self, model: CapturedModel, draw: Draw) -> None:
+        draws = Draws(model)
+        self._draw = draw
+        self._expected = [
+            each
+            for node in model.graph_module.graph.nodes
+            if is_random(node)
+            for each in _calls(node, draws.noise(node, draw))
+        ]
+        self.in_parts = all(each.noise.dim is not None and each.node.target in OPERATORS for each in self._expected)
+
+    def __bool__(self) -> bool:
+        return bool(self._expected)
+
+    @contextmanager
+    def given(self, rows: Sequence[int], first: int = 0) -> Iterator[None]:
+        """Inside, the module draws what the micro-batches of ``rows`` samples draw, the first of number ``first``.
+
+        Raises:
+            UnlikeDrawsError: it does not draw as the graph does.
+        """
+        portions = [Portion(first + number, count, 0, count) for number, count in enumerate(rows)]
+        answering = _Answering(self._expected, self._draw, portions)
+        with ExitStack() as stack:
+            if self._expected:  # fused kernels draw where nobody can answer them
+                stack.enter_context(sdpa_kernel(SDPBackend.MATH))
+                stack.enter_context(
+                    torch.backends.cudnn.flags(enabled=torch.backends.cudnn.enabled and not self._recurs)
+                )
+            stack.enter_context(answering)
+            yield
+        answering.require_all()
+
+    @property
+    def _recurs(self) -> bool:
+        return any(each.node.target.overloadpacket in _RECURRENT for each in self._expected)
+
+
+class _Answering(TorchDispatchMode):
+    def __init__(self, expected: Sequence[_Expected], draw: Draw, portions: Sequence[Portion]) -> None:
+        super().__init__()
+        self._expected, self._draw, self._portions, self._count = expected, draw, portions, 0
+
+    def require_all(self) -> None:
+        if self._count < len(self._expected):
+            raise UnlikeDrawsError(
+                f"the module drew {self._count} times, its captured graph draws {len(self._expected)} times"
+            )
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if torch.Tag.nondeterministic_seeded not in func.tags or not _draws(func, args):
+            return func(*args, **kwargs)
+        name = _name(func)
+        if self._count == len(self._expected):
+            raise UnlikeDrawsError(
+                f"the module draws by {name} once more than its captured graph, which draws {len(self._expected)} times"
+            )
+        expected = self._expected[self._count]
+        if not expected.is_answered_by(name):
+            raise UnlikeDrawsError(
+                f"draw {self._count + 1} is by {name} in the module, by {expected.node.target} in its graph"
+            )
+        self._count += 1
+        return self._answer(expected, func, name, args, kwargs)
+
+    def _answer(self, expected: _Expected, func: Any, name: str, args: Any, kwargs: dict[str, Any]) -> Any:
+        noise = _Joined(expected.noise, self._draw, self._portions, expected)
+        operator = OPERATORS.get(expected.node.target)
+        if name == "bernoulli_" and operator is not None and expected.node.target.overloadpacket is not _ATEN.bernoulli:
+            kept: Tensor = args[0]
+            rate = args[1] if len(args) > 1 else kwargs.get("p", 0.5)
+            return kept.copy_(
+                noise.fill(tuple(kept.shape), kept.dtype, kept.device, lambda t, g: t.bernoulli_(rate, generator=g))
+            )
+        if name == "native_dropout":
+            return OPERATORS[_ATEN.native_dropout.default](noise, *args, **kwargs)
+        if name == "rrelu_with_noise":
+            return _rrelu(noise, *args, **kwargs)
+        if operator is None:
+            self._draw.at(self._portions[0])
+            return expected.noise.run(func, *args, **kwargs)
+        found = operator(noise, *args, **kwargs)
+        return args[0].copy_(found) if name.endswith("_") else found
+
+
+@dataclass(frozen=True, slots=True)
+class _Joined:
+    """The numbers of several micro-batches, one after another along the samples."""
+
+    noise: Noise
+    draw: Draw
+    portions: Sequence[Portion]
+    expected: _Expected
+
+    def fill(
+        self,
+        shape: tuple[int, ...],
+        dtype: torch.dtype,
+        device: torch.device,
+        filled: Filled,
+        *,
+        index: int = 0,
+        num_dims: int | None = None,
+    ) -> Tensor:
+        expected, dim = self.expected, self.noise.dim
+        if expected.is_transposed:
+            shape = (shape[1], shape[0], *shape[2:])
+        rows = [portion.num_samples for portion in self.portions]
+        parts = []
+        for portion in self.portions:
+            self.draw.at(portion)
+            part = list(shape)
+            if dim is not None:
+                part[dim] = shape[dim] * portion.num_samples // sum(rows)
+            parts.append(
+                self.noise.fill(
+                    tuple(part),
+                    dtype,
+                    device,
+                    filled,
+                    index=expected.index or index,
+                    num_dims=num_dims or expected.num_dims,
+                )
+            )
+        found = parts[0] if len(parts) == 1 else torch.cat(parts, dim or 0)
+        return found.transpose(0, 1) if expected.is_transposed else found
+
+
+def _calls(node: fx.Node, noise: Noise) -> Iterator[_Expected]:
+    arguments = arguments_of(node)
+    packet = node.target.overloadpacket
+    rate = next((arguments[name] for name in ("p", "dropout_p", "dropout") if name in arguments), None)
+    if packet in _BY_MASK | _BY_CHANNEL | _RECURRENT and rate == 1:
+        return  # nothing is left to chance
+    if packet in _RECURRENT:
+        for layer in range(arguments["num_layers"] - 1):
+            yield _Expected(node, noise, layer, is_transposed=bool(arguments.get("batch_first")))
+    else:
+        yield _Expected(node, noise, num_dims=_SAMPLES_AND_CHANNELS if packet in _BY_CHANNEL else None)
+
+
+def _draws(func: Any, args: Sequence[Any]) -> bool:
+    """Operators that may draw: not those switched off, and none of an empty tensor."""
+    name = _name(func)
+    if name in ("rrelu_with_noise",):
+        return bool(args[4]) if len(args) > 4 else False
+    if name == "native_dropout":
+        return bool(args[1]) and args[2] is not False and args[0].numel() > 0
+    return not name.startswith("_scaled_dot_product") or any(isinstance(each, float) and each for each in args)
+
+
+def _rrelu(
+    noise: _Joined,
+    x: Tensor,
+    kept: Tensor,
+    lower: Any = 0.125,
+    upper: Any = 1 / 3,
+    training: bool = True,
+    generator: object = None,
+) -> Tensor:
+    """The slopes go to ``kept``, which the backward multiplies by."""
+    slopes = OPERATORS[_ATEN.rrelu.default](noise, torch.full_like(x, -1.0), lower, upper, True).neg_()
+    kept.copy_(torch.where(x <= 0, slopes, torch.ones_like(x)))
+    return x * kept
+
+
+def _name(operator: Any) -> str:
+    return str(operator._schema.name).removeprefix("aten::")

@@ -1,0 +1,333 @@
+"""The weight gradients that a backward for the input leaves, and when each parameter's is complete.
+
+One stage on one rank: forward and backward of micro-batches, in whatever order the program says.
+
+F keeps the graph of autograd; with recompute its inputs only, and without a backward in the program nothing.
+B makes the gradients of inputs and parameters.
+I makes those of the inputs, and of the parameters of operators that cannot be halved; the others are left to W.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+from torch.autograd import Variable
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+
+from cuda_ops.dense.backward_halves import Gradients
+from cuda_ops.dense.deferred_gradients import Current, WeightGradients, accumulate
+from runtime.stage.cut import StageFunction
+from runtime.stage.functions import Call, StageCalls, Told, Variant
+from runtime.stage.modes import Manner, Portion
+from runtime.stage.random.streams import Draw
+from runtime.stage.weight_versions import Weights
+
+Added = Callable[[Tensor], None]
+"""Told of a parameter whose ``.grad`` is complete, as far as one micro-batch goes."""
+
+
+class LeftGradients(WeightGradients):
+    """What one micro-batch leaves; tells of parameters one by one, so that their gradients can be sent at once.
+
+    Args:
+        added: told of each of ``parameters`` in :meth:`run`, once.
+    """
+
+    def __init__(self, parameters: Iterable[Tensor], added: Added | None) -> None:
+        super().__init__(self._add_and_tell)
+        self._parameters, self._added = tuple(parameters), added
+        self._parts: Counter[Tensor] = Counter()
+        self._told: set[Tensor] = set()
+
+    def note(self, targets: tuple[Tensor | None, Tensor | None], compute: Callable[[], Gradients]) -> None:
+        super().note(targets, compute)
+        for target in targets:
+            if target is not None:
+                self._parts[target] += 1
+
+    @torch.no_grad()
+    def run(self) -> None:
+        self._tell(parameter for parameter in self._parameters if not self._parts[parameter])
+        super().run()
+        self._tell(self._parameters)
+
+    def _add_and_tell(self, parameter: Tensor, gradient: Tensor) -> None:
+        accumulate(parameter, gradient)
+        self._parts[parameter] -= 1
+        if not self._parts[parameter]:
+            self._tell([parameter])
+
+    def _tell(self, parameters: Iterable[Tensor]) -> None:
+        if self._added is None:
+            return
+        for parameter in parameters:
+            if parameter not in self._told:
+                self._told.add(parameter)
+                self._added(parameter)
+
+
+class Divided(Told, Protocol):
+    """How layers are divided along any dims."""
+
+    def finish(self) -> None:
+        """A backward for the input is over."""
+        ...
+
+    def reset(self) -> None:
+        """Forget what is under way."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Recorded:
+    """What a forward with gradients leaves.
+
+    Attributes:
+        leaves: differentiable inputs received from other stages.
+        edges: where each output enters the autograd graph; the outputs themselves need not stay alive for it.
+    """
+
+    leaves: dict[str, Tensor]
+    edges: dict[str, GradientEdge]
+
+
+@dataclass(slots=True)
+class _Held:
+    """What a micro-batch leaves behind between its forward and the end of its backward.
+
+    Attributes:
+        weights: what it runs on in place of the parameters, of which ``version``.
+        seed: gradient of the loss.
+        left: what a backward for the input leaves; None where backward is whole.
+        again: with recompute, until forward has been run again.
+        recorded: otherwise, until the backward for the input.
+    """
+
+    weights: tuple[Tensor, ...]
+    version: int
+    seed: Tensor | None = None
+    left: LeftGradients | None = None
+    again: Call | None = None
+    recorded: _Recorded | None = None
+
+
+class StageProgram:
+    """Runs a :class:`StageFunction`, several micro-batches at a time.
+
+    Args:
+        function: what the stage computes; gradients are added to ``.grad`` of its parameters.
+        received: names of those inputs that another stage made; the floating ones among them get a gradient.
+        loss: name of the output that is the loss; None on a stage that does not make it.
+        current: where operators of ``function`` that can be halved leave their weight gradients; None: there are none.
+        variant: the same stage in another mode.
+        draw: what layers draw by.
+        divided: how layers are divided along any dims; None: ranks share out samples.
+        added: told of parameters whose ``.grad`` has been added to by other means than autograd's.
+
+    Attributes:
+        losses: by micro-batch.
+        weights: the versions of the parameters.
+    """
+
+    def __init__(
+        self,
+        function: StageFunction,
+        received: frozenset[str],
+        loss: str | None,
+        manner: Manner | None = None,
+        *,
+        current: Current | None = None,
+        variant: Variant | None = None,
+        draw: Draw | None = None,
+        divided: Divided | None = None,
+        added: Added | None = None,
+    ) -> None:
+        manner = manner or Manner()
+        self._function, self._received, self._loss, self._manner = function, received, loss, manner
+        self._current, self._draw, self._divided, self._added = current or Current(), draw, divided, added
+        told = [each for each in (draw, divided) if each is not None]
+        self._calls = StageCalls(function, manner.autocast, variant, told)
+        parameters = function.parameters
+        self._state = tuple(function.attributes.values())
+        self._trained = tuple(index for index, name in enumerate(function.attributes) if name in parameters)
+        self._written = tuple(index for index, name in enumerate(function.attributes) if name in function.mutated)
+        self.weights = Weights(tuple(parameters.values()), manner.version_uses, added)
+        self._held: dict[int, _Held] = {}
+        self._seeds: dict[float, Tensor] = {}
+        self.losses: dict[int, Tensor] = {}
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """Names of the values that ``forward`` needs."""
+        return self._function.inputs
+
+    @property
+    def sizes(self) -> tuple[str, ...]:
+        """Names of the sizes that ``forward`` needs, beside the number of samples."""
+        return self._function.sizes
+
+    @property
+    def num_held(self) -> int:
+        """Micro-batches on their way."""
+        return len(self._held)
+
+    def forward(
+        self, portion: Portion, values: Mapping[str, Tensor], loss_weight: float, version: int = 0
+    ) -> dict[str, Tensor]:
+        """The outputs but the loss, detached; the loss goes to ``losses[microbatch]``.
+
+        Args:
+            portion: this rank's rows of a micro-batch; there may be none.
+            values: by name, this rank's share of each.
+            loss_weight: what the loss counts for in the gradients: this rank's rows over all rows that the next update
+                counts.
+            version: of the weights.
+        """
+        microbatch, call = portion.microbatch, self._call(portion, values)
+        if not self._manner.trains:
+            return self._handed_out(microbatch, self._calls.run_without_gradients(call))
+        held = _Held(self.weights.leaves(version), version)
+        if microbatch in self._manner.split:
+            held.left = LeftGradients(held.weights, None if self.weights.is_versioned else self._added)
+        if self.weights.is_versioned:
+            call = Call(portion, call.values, self._with(held.weights))
+        if self._manner.recompute:
+            held.again = Call(portion, call.values, self._unwritten(call.state))
+            outputs = self._calls.run_without_gradients(call)
+        else:
+            held.recorded, outputs = self._record(call, held.left)
+        if self._loss is not None:
+            held.seed = self._seed(outputs[self._loss], loss_weight)
+        self._held[microbatch] = held
+        return self._handed_out(microbatch, outputs)
+
+    def backward(self, microbatch: int, gradients: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Adds to the parameters' gradients; returns those of the received inputs, zeros where nothing flows back.
+
+        Args:
+            gradients: of the outputs, by name; an output without one takes no part.
+        """
+        found = self.backward_input(microbatch, gradients)
+        self.backward_weight(microbatch)
+        return found
+
+    def backward_input(self, microbatch: int, gradients: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The gradients of the received inputs; those of weights are left to :meth:`backward_weight` where they can be.
+
+        What that one does not need is let go.
+        """
+        held = self._held[microbatch]
+        if held.again is not None:
+            held.recorded = self._record(held.again, held.left)[0]  # the outputs are needed no more
+            held.again = None
+        if held.recorded is None:
+            raise KeyError(f"micro-batch {microbatch} has had its backward for the input")
+        recorded, held.recorded = held.recorded, None
+        seeds = {name: gradients[name] for name in recorded.edges if name in gradients}
+        if self._loss in recorded.edges and held.seed is not None:
+            seeds[self._loss] = held.seed
+        if seeds:
+            run_backward([recorded.edges[name] for name in seeds], list(seeds.values()))
+        if self._divided is not None:
+            self._divided.finish()
+        return {
+            name: torch.zeros_like(leaf) if leaf.grad is None else _compact(leaf.grad)
+            for name, leaf in recorded.leaves.items()
+        }
+
+    def backward_weight(self, microbatch: int) -> None:
+        """Adds to the parameters' gradients what :meth:`backward_input` left, and forgets the micro-batch."""
+        held = self._held.pop(microbatch)
+        if held.left is not None:
+            held.left.run()
+        self.weights.collect(held.weights, held.version)
+
+    def evaluate(self, portion: Portion, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """As :meth:`forward`, in evaluation mode and on the newest weights; nothing is kept, no buffer is written.
+
+        Raises:
+            UnsupportedModelError: it is not known what the stage computes in evaluation mode.
+        """
+        call = self._call(portion, values)
+        call = Call(portion, call.values, self._unwritten(call.state))
+        return self._handed_out(portion.microbatch, self._calls.run_without_gradients(call, training=False))
+
+    def before_update(self) -> None:
+        """Call before the optimiser changes the parameters."""
+        self.weights.before_update()
+
+    def reset(self, step: int = 0) -> None:
+        """Forget the micro-batches of the last step; the next ones are of ``step``, counted from 0."""
+        if self._draw is not None:
+            self._draw.step = step
+        if self._divided is not None:
+            self._divided.reset()
+        self._held.clear()
+        self.losses.clear()
+        self.weights.reset()
+
+    def _seed(self, loss: Tensor, weight: float) -> Tensor:
+        found = self._seeds.get(weight)
+        if found is None or found.dtype != loss.dtype:
+            found = self._seeds[weight] = torch.full_like(loss, weight, requires_grad=False)
+        return found
+
+    def _call(self, portion: Portion, values: Mapping[str, Tensor]) -> Call:
+        return Call(portion, tuple(values[name] for name in self._function.inputs), self._state)
+
+    def _record(self, call: Call, left: LeftGradients | None) -> tuple[_Recorded, dict[str, Tensor]]:
+        """Runs with gradients."""
+        values, leaves = list(call.values), {}
+        for index, name in enumerate(self._function.inputs):
+            if name in self._received and _is_differentiable(values[index]):
+                values[index] = leaves[name] = values[index].detach().requires_grad_()
+        self._current.queue = left
+        try:
+            outputs = self._calls.run(Call(call.portion, tuple(values), call.state))
+        finally:
+            self._current.queue = None
+        edges = {name: get_gradient_edge(output) for name, output in outputs.items() if output.requires_grad}
+        return _Recorded(leaves, edges), outputs
+
+    def _handed_out(self, microbatch: int, outputs: dict[str, Tensor]) -> dict[str, Tensor]:
+        if self._loss is not None:
+            self.losses[microbatch] = outputs.pop(self._loss).detach()
+        return {name: output.detach() for name, output in outputs.items()}
+
+    def _with(self, weights: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """The attributes, with ``weights`` in place of the parameters."""
+        state = list(self._state)
+        for place, tensor in zip(self._trained, weights, strict=True):
+            state[place] = tensor
+        return tuple(state)
+
+    def _unwritten(self, state: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """``state``, but with copies of what the function writes."""
+        if not self._written:
+            return state
+        return tuple(
+            tensor.detach().clone() if place in self._written else tensor for place, tensor in enumerate(state)
+        )
+
+
+def run_backward(edges: Sequence[GradientEdge], gradients: Sequence[Tensor]) -> None:
+    """As ``torch.autograd.backward``, which first compares every gradient with its output: twice the engine's own time.
+
+    What comes here was cut to the outputs' shapes and dtypes by the plan's own boxes.
+    """
+    engine = Variable._execution_engine
+    engine.run_backward(tuple(edges), tuple(gradients), False, False, (), allow_unreachable=True, accumulate_grad=True)
+
+
+def _compact(gradient: Tensor) -> Tensor:
+    """The gradient without the rest of a larger one that it is a part of, which would live while it travels."""
+    return gradient.clone() if gradient.untyped_storage().nbytes() > 2 * gradient.nbytes - 1 else gradient
+
+
+def _is_differentiable(value: Tensor) -> bool:
+    return value.is_floating_point() or value.is_complex()

@@ -1,0 +1,259 @@
+"""What the ranks of a group do together over torch.distributed: sums, scattered sums, gathers, maxima.
+
+Each group has two communicators: what was started in the background never meets what is waited for at once.  On one
+communicator matching is by order.  A ring (the backend's own sum) adds each part in a fixed order on one rank and hands
+it on; in an exchange each rank adds what came from all, in the order of ranks: either way all get the same bits.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+import torch.distributed as dist
+
+from runtime.transport.base import Deadline, Pending, check_member, declare, parts
+from runtime.transport.preposted_receives import KEYED, Standing
+from runtime.transport.works import Words, Works
+
+PAIR_SUM_BYTES = 256 * 1024
+"""Up to here two ranks exchange their terms and add, which takes half the time of gloo's ring.
+
+Measured on two cores of one host, median of both ways: 4 KiB 0.16 against 0.35 ms, 256 KiB 0.18 against 0.38 ms,
+1 MiB 0.70 against 0.67 ms, 64 MiB 74 against 37 ms.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class _Circle:
+    """One group on one of its two communicators, and what is done there now; ``None`` where the rank is alone."""
+
+    ranks: tuple[int, ...]
+    position: int
+    group: dist.ProcessGroup | None
+    what: Words
+
+    def peers(self) -> list[int]:
+        """Positions of the others."""
+        return [position for position in range(len(self.ranks)) if position != self.position]
+
+
+class Together:
+    """The part of a transport that does things in groups; all ranks of ``world`` make theirs together.
+
+    Args:
+        groups: besides the world; the same, in the same order, on all ranks.
+        works: starts and waits.
+        backend: of the communicators.
+        device: where the backend's tensors are; others are copied there and back.
+        pair_bytes: sums of two ranks up to this size are exchanged; larger ones, and those of more ranks, are rings.
+        batched: what is exchanged at once starts at once; on a stream of its own, as NCCL's, it would block itself.
+    """
+
+    def __init__(
+        self,
+        world: dist.ProcessGroup,
+        groups: Iterable[Sequence[int]],
+        works: Works,
+        *,
+        backend: str = "gloo",
+        device: str = "cpu",
+        pair_bytes: int = 0,
+        batched: bool = False,
+    ) -> None:
+        self.rank, self.world_size = world.rank(), world.size()
+        self._works, self._pair_bytes, self._batched = works, pair_bytes, batched
+        self._device = torch.device(device)
+        self._numbers = declare(groups, self.world_size)
+        self._now, self._started = (
+            {ranks: _new_group(ranks, backend) for ranks in self._numbers if len(ranks) > 1} for _ in range(2)
+        )
+        everybody = tuple(range(self.world_size))
+        alone = self.world_size == 1
+        self._pairs = _Circle(everybody, self.rank, None if alone else _new_group(everybody, backend), ("exchange",))
+        self._standing = Standing(self._pairs.group, works)
+        self._counts: dict[tuple[str, tuple[int, ...]], int] = {}
+
+    def all_reduce(self, tensor: torch.Tensor, ranks: tuple[int, ...], deadline_s: float) -> None:
+        """See :class:`runtime.transport.base.Transport`, also for the others."""
+        self._sum("sum", tensor, ranks, deadline_s).wait()
+
+    def start_sum(self, tensor: torch.Tensor, ranks: tuple[int, ...], deadline_s: float) -> Pending:
+        return self._sum("started sum", tensor, ranks, deadline_s)
+
+    def start_exchange(
+        self,
+        sent: Mapping[int, torch.Tensor],
+        received: Mapping[int, torch.Tensor],
+        deadline_s: float,
+        key: int | None = None,
+    ) -> Pending:
+        if self._device.type == "cpu" and self._pairs.group is None:
+            return _Exchange(self._works, {}, deadline_s)
+        if self._device.type == "cpu" and key is not None and not self._batched:
+            return self._standing.start(sent, received, deadline_s, key)
+        if self._device.type == "cpu":
+            return _Exchange(self._works, self._start_exchange(self._pairs, sent, received), deadline_s)
+        here = {rank: self._here(torch.empty_like(tensor)) for rank, tensor in received.items()}
+        gone = {rank: self._here(tensor) for rank, tensor in sent.items()}
+        works = self._start_exchange(self._pairs, gone, here)
+        copies = [(received[rank], came) for rank, came in here.items()]
+        return _Exchange(self._works, works, deadline_s, copies)
+
+    @torch.no_grad()
+    def reduce_scatter(
+        self, flat: torch.Tensor, counts: Sequence[int], ranks: tuple[int, ...], deadline_s: float
+    ) -> None:
+        circle, pieces = self._circle("reduce-scatter", ranks), parts(flat, counts, ranks)
+        own = pieces[circle.position]
+        came = [own if p == circle.position else self._here(torch.empty_like(own)) for p in range(len(ranks))]
+        sent = [self._here(piece) for piece in pieces]
+        self._exchange(circle, {p: sent[p] for p in circle.peers()}, {p: came[p] for p in circle.peers()}, deadline_s)
+        total = came[0].clone()
+        for term in came[1:]:
+            total += term.to(total.device)
+        own.copy_(total)
+
+    @torch.no_grad()
+    def all_gather(self, flat: torch.Tensor, counts: Sequence[int], ranks: tuple[int, ...], deadline_s: float) -> None:
+        circle, pieces = self._circle("all-gather", ranks), parts(flat, counts, ranks)
+        buffers = [self._here(piece) for piece in pieces]
+        own = buffers[circle.position]
+        self._exchange(circle, dict.fromkeys(circle.peers(), own), {p: buffers[p] for p in circle.peers()}, deadline_s)
+        for piece, buffer in zip(pieces, buffers, strict=True):
+            if buffer.device != piece.device:
+                piece.copy_(buffer)
+
+    @torch.no_grad()
+    def all_max(self, tensor: torch.Tensor, ranks: tuple[int, ...], deadline_s: float) -> None:
+        count = tensor.numel()  # by a gather: a ring's maximum may lose NaN
+        check_member(self.rank, ranks, self._numbers)
+        everybody = tensor.new_empty(len(ranks) * count)
+        everybody.view(len(ranks), count)[ranks.index(self.rank)] = tensor.reshape(-1)
+        self.all_gather(everybody, [count] * len(ranks), ranks, deadline_s)
+        tensor.copy_(everybody.view(len(ranks), count).amax(0).view(tensor.shape))
+
+    @torch.no_grad()
+    def _sum(self, kind: str, tensor: torch.Tensor, ranks: tuple[int, ...], deadline_s: float) -> Pending:
+        circle = self._circle(kind, ranks)
+        term = self._here(tensor)
+        works: dict[dist.Work, Words] = {}
+        other = None
+        if circle.group is None:
+            pass
+        elif len(ranks) == 2 and term.nbytes <= self._pair_bytes:
+            other, peer = torch.empty_like(term), 1 - circle.position
+            works = self._start_exchange(circle, {peer: term}, {peer: other})
+        else:
+            begin = partial(circle.group.allreduce, [term])
+            peers = ("one of", ", ".join(f"rank {ranks[position]}" for position in circle.peers()))
+            works = {self._works.start(begin, circle.what, peers): peers}
+        return _Sum(self._works, works, circle.what, tensor, term, other, deadline_s)
+
+    def _circle(self, kind: str, ranks: tuple[int, ...]) -> _Circle:
+        check_member(self.rank, ranks, self._numbers)
+        number = self._counts[kind, ranks] = self._counts.get((kind, ranks), 0) + 1
+        group = (self._started if kind == "started sum" else self._now).get(ranks)
+        return _Circle(ranks, ranks.index(self.rank), group, (f"{kind} over ranks {ranks}, number", number))
+
+    def _here(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.detach().to(self._device).contiguous()
+
+    def _exchange(
+        self,
+        circle: _Circle,
+        sent: Mapping[int, torch.Tensor],
+        received: Mapping[int, torch.Tensor],
+        deadline_s: float,
+    ) -> None:
+        deadline = Deadline(deadline_s)
+        for work, peer in self._start_exchange(circle, sent, received).items():
+            self._works.wait(work, circle.what, peer, deadline)
+
+    def _start_exchange(
+        self, circle: _Circle, sent: Mapping[int, torch.Tensor], received: Mapping[int, torch.Tensor]
+    ) -> dict[dist.Work, Words]:
+        """Receives, then sends, by position; with the peer of each."""
+        group = circle.group
+        works: dict[dist.Work, Words] = {}
+        if group is None:
+            return works
+        moves = [(False, position, tensor) for position, tensor in received.items() if tensor.numel()]
+        moves += [(True, position, tensor) for position, tensor in sent.items() if tensor.numel()]
+        if self._batched and moves:
+            everybody = ("one of", ", ".join(f"rank {circle.ranks[position]}" for _, position, _ in moves))
+            return dict.fromkeys(self._start_batch(circle, moves, everybody), everybody)
+        for sends, position, tensor in moves:
+            peer = ("rank", circle.ranks[position])
+            begin = partial(group.send if sends else group.recv, [tensor], position, _tag(tensor))
+            works[self._works.start(begin, circle.what, peer)] = peer
+        return works
+
+    def _start_batch(
+        self, circle: _Circle, moves: list[tuple[bool, int, torch.Tensor]], peers: Words
+    ) -> list[dist.Work]:
+        operations = [
+            dist.P2POp(
+                dist.isend if sends else dist.irecv, tensor, group=circle.group, tag=_tag(tensor), group_peer=position
+            )
+            for sends, position, tensor in moves
+        ]
+        return self._works.start(partial(dist.batch_isend_irecv, operations), circle.what, peers)
+
+
+@dataclass(frozen=True, slots=True)
+class _Sum:
+    """A sum on its way: ``term`` is added up in place, or ``other`` comes and is added to it."""
+
+    works: Works
+    pending: dict[dist.Work, Words]
+    what: Words
+    tensor: torch.Tensor
+    term: torch.Tensor
+    other: torch.Tensor | None
+    deadline_s: float
+
+    @torch.no_grad()
+    def wait(self) -> None:
+        deadline = Deadline(self.deadline_s)
+        for work, peer in self.pending.items():
+            self.works.wait(work, self.what, peer, deadline)
+        if self.other is not None:
+            self.term.add_(self.other)  # the addition of two numbers commutes: both ranks get the same bits
+        if self.term.data_ptr() != self.tensor.data_ptr():
+            self.tensor.copy_(self.term)
+
+
+_EXCHANGE: Words = ("exchange",)
+
+
+@dataclass(frozen=True, slots=True)
+class _Exchange:
+    """Tensors on their way; ``copies``: where what came belongs, and where it came."""
+
+    works: Works
+    pending: Mapping[dist.Work, Words]
+    deadline_s: float
+    copies: Sequence[tuple[torch.Tensor, torch.Tensor]] = ()
+
+    def wait(self) -> None:
+        deadline = Deadline(self.deadline_s)
+        for work, peer in self.pending.items():
+            self.works.wait(work, _EXCHANGE, peer, deadline)
+        if self.copies:
+            with torch.no_grad():
+                for wanted, came in self.copies:
+                    wanted.copy_(came)
+
+
+def _new_group(ranks: tuple[int, ...], backend: str) -> dist.ProcessGroup | None:
+    group = dist.new_group(ranks, backend=backend)
+    return group if isinstance(group, dist.ProcessGroup) else None
+
+
+def _tag(tensor: torch.Tensor) -> int:
+    """Terms of different size must not meet: gloo has no frames, and a longer one would end the process."""
+    return zlib.crc32(f"{tensor.numel()} {tensor.dtype}".encode()) % KEYED

@@ -1,0 +1,130 @@
+"""The benchmark judges and covers what it says, and its committed results are those of the frozen predictions."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from benchmarks.accuracy import __main__ as accuracy
+from benchmarks.accuracy.cases import CHOSEN, CORE, DATA_PARALLEL, HYBRID, NETWORKS, ONE, SETTINGS, SPACE, STEADY
+from benchmarks.accuracy.plans import case, pipeline
+from benchmarks.accuracy.report import Outcome, kendall_tau, mape, regret, rows
+from benchmarks.devices.ranks import by_action
+from benchmarks.devices.testbed import RATES
+from planner.ir.problem import Problem
+from planner.ir.timeline import Span
+from planner.schedules import names, traits
+from tests.planner.factories import chain_profile
+
+OUTCOME = Outcome("A", "ResNet-50", "1gbit", CHOSEN, 1.0, 0.9, 1.1, 1.0, ((100, 100),), (1.0, 1.1))
+
+
+def outcomes(*seconds: tuple[float, float]) -> list[Outcome]:
+    """Of (predicted, measured); the first is the planner's choice."""
+    return [
+        replace(OUTCOME, plan=CHOSEN if number == 0 else f"plan {number}", predicted_s=predicted, step_s=measured)
+        for number, (predicted, measured) in enumerate(seconds)
+    ]
+
+
+def test_errors_are_relative_to_what_was_measured() -> None:
+    assert mape(outcomes((1.1, 1.0), (0.9, 1.0), (2.0, 2.0))) == pytest.approx(0.2 / 3)
+
+
+def test_tau_counts_pairs_in_order_and_leaves_out_those_that_have_none() -> None:
+    assert kendall_tau(outcomes((1, 1), (2, 2), (3, 3))) == 1.0
+    assert kendall_tau(outcomes((3, 1), (2, 2), (1, 3))) == -1.0
+    assert kendall_tau(outcomes((1, 1), (3, 2), (2, 3))) == pytest.approx(1 / 3)
+    assert kendall_tau(outcomes((1, 1.0), (0.5, 1.005))) is None
+
+
+def test_regret_is_of_the_chosen_plan() -> None:
+    assert regret(outcomes((1, 1.2), (2, 1.0))) == pytest.approx(0.2)
+    assert regret(outcomes((1, 0.9), (2, 1.0))) == 0.0
+
+
+def test_a_goal_that_is_missed_is_said() -> None:
+    found = {row.name: row for row in rows(outcomes((1.0, 1.0), (2.0, 1.0)))}
+    assert not found["MAPE, all plans"].holds
+    assert found["MAPE, all plans"].value == pytest.approx(50.0)
+    assert not found["largest error"].holds
+    assert found["peak memory, MAPE"].holds
+    assert found["the same work in another round, mean difference"].value == pytest.approx(10.0)
+
+
+def test_memory_that_was_predicted_too_low_is_told_from_too_high() -> None:
+    low = replace(OUTCOME, peak_bytes=((98, 100), (130, 100)))
+    found = {row.name: row.value for row in rows([low, *outcomes((1, 1), (2, 2))])}
+    assert found["peak memory, largest under-prediction"] == pytest.approx(2.0)
+
+
+def test_there_are_as_many_plans_as_promised_and_of_every_kind() -> None:
+    plans = [name for setting in SETTINGS for name in setting.plans]
+    assert len(plans) >= 40
+    assert {CHOSEN, ONE, DATA_PARALLEL, SPACE, HYBRID} <= set(plans)
+    assert {setting.network for setting in SETTINGS} == set(NETWORKS)
+    assert {setting.rate for setting in SETTINGS} == set(RATES)
+    assert {len(set(setting.host_of)) for setting in SETTINGS} == {2, 4}
+    used = {name.partition("/")[0] for name in plans}
+    assert {name for name in names() if traits(name).synchronous and traits(name).trains} <= used
+    assert len({setting.name for setting in SETTINGS}) == len(SETTINGS)
+
+
+def test_steady_devices_leave_half_of_each_core_for_what_moves_messages() -> None:
+    for setting in SETTINGS:
+        if setting.device == STEADY:
+            for core in range(2):
+                assert sum(1 / factor for factor in setting.factors[core::2]) <= 0.5, setting.name
+
+
+def test_whole_cores_are_not_shared() -> None:
+    for setting in SETTINGS:
+        if min(setting.factors) == 1:
+            assert setting.device == CORE
+            assert len(setting.factors) == 2
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "interleaved", "zb-v", "greedy"])
+def test_pipelines_use_every_device_once_or_twice(schedule: str) -> None:
+    problem = Problem(chain_profile(12, 3, speeds=(1.0, 0.5, 1.0)), 4)
+    found = pipeline(problem, schedule, 1)
+    assert set(found.groups) == {(0,), (1,), (2,)}
+    assert found.stage_of == tuple(sorted(found.stage_of))
+    work = [found.stage_of.count(stage) for stage in range(found.num_stages)]
+    assert min(work) >= 1
+    if found.num_stages == 3:
+        assert work[1] < work[0]  # the slow one has less
+
+
+@pytest.mark.parametrize("name", [CHOSEN, ONE, DATA_PARALLEL, "1f1b/2"])
+def test_every_process_has_a_row_in_every_plan(name: str) -> None:
+    found = case(Problem(chain_profile(6, 2), 4), name)
+    assert len(found.decision.program) == 2
+    assert found.forecast.prediction.step_s > 0
+
+
+def test_seconds_are_summed_by_kind_of_action() -> None:
+    spans = [Span(0, "1F0", 0.0, 1.0), Span(0, "1F1", 2.0, 3.5), Span(0, "1B0", 4.0, 5.0)]
+    assert by_action(spans) == {"1F": 2.5, "1B": 1.0}
+
+
+RESULTS = Path(accuracy.__file__).parents[1] / "results"
+
+
+@pytest.mark.skipif(not (RESULTS / "accuracy.json").exists(), reason="no results yet")
+def test_the_committed_results_are_of_the_committed_predictions() -> None:
+    predicted = json.loads((RESULTS / "accuracy" / "predictions.json").read_text())
+    measured = json.loads((RESULTS / "accuracy" / "measured.json").read_text())
+    assert accuracy.digest_of(predicted) == measured["predictions_sha256"]
+    assert {name: [each["plan"] for each in plans] for name, plans in predicted.items()} == {
+        name: list(plans) for name, plans in measured["settings"].items()
+    }
+    shown = {row["name"]: row["value"] for row in json.loads((RESULTS / "accuracy.json").read_text())}
+    assert shown["plans"] == sum(map(len, predicted.values()))
+    for setting in predicted:
+        profile = gzip.decompress((RESULTS / "accuracy" / f"{setting}.profile.json.gz").read_bytes())
+        assert json.loads(profile)["halopipe"] == "profile"

@@ -1,0 +1,102 @@
+"""The comparison with torch is a fair one: same work, same order, and an ideal that is what it says."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from benchmarks.devices.ranks import on_ranks
+from benchmarks.executor.__main__ import REAL, durations, ideal_s, peak_bytes, race, require_equal, work_rows
+from benchmarks.executor.sides import NUM_RANKS, Case
+from planner.ir.profile import ModelSource
+from planner.ir.program import Program
+from planner.ir.schedule import Op
+from planner.ir.timeline import Span
+from planner.layers.boundary import Boundaries
+from planner.passes import validate
+from profiler import load_model
+from profiler.capture import graph as capture
+from runtime.transport import Transport
+
+SMALL = {case.schedule: replace(case, width=8, rows=2, num_microbatches=4, num_layers=16) for case in REAL}
+
+
+def program_of(case: Case) -> Program:
+    graph = capture(load_model(case.source)).graph
+    decision = case.decision(graph)
+    return Boundaries.of_decision(graph, decision).program(decision)
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_every_case_is_a_legal_program_of_equal_stages(name: str) -> None:
+    program = program_of(SMALL[name])
+    validate(program)
+    assert len(program.ranks) == 2 * SMALL[name].stages_per_rank
+    assert [SMALL[name].stage_of(layer) for layer in ("0", "15", "16", "31", "loss")] == (
+        [0, 0, 1, 1, 1] if len(program.ranks) == 2 else [0, 1, 2, 3, 3]
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [("1f1b", 5 * 3.0), ("gpipe", 5 * 3.0), ("1f1b-so", 5 * 3.0), ("interleaved", 4.5 * 3.0), ("zb-h1", 4 * 3.0 + 1.0)],
+)
+def test_the_ideal_is_the_closed_form(name: str, expected: float) -> None:
+    """With F = I = W = 1 a rank and micro-batch, and messages for free."""
+    case = SMALL[name]
+    each = 1.0 / case.stages_per_rank
+    costs = {Op.FORWARD: each, Op.BACKWARD: 2 * each, Op.BACKWARD_INPUT: each, Op.BACKWARD_WEIGHT: each}
+    seconds = {(stage, op): cost for stage in range(len(case.ranks)) for op, cost in costs.items()}
+    assert ideal_s(program_of(case), (2,) * 4, seconds) == pytest.approx(expected)
+
+
+def test_messages_are_no_cost_of_an_action() -> None:
+    spans = [Span(0, "0F0", 0.0, 1.0), Span(0, "0SEND_F0>1", 1.0, 5.0), Span(0, "0B0", 5.0, 7.0)]
+    assert dict(durations(spans)) == {(0, Op.FORWARD): 1.0, (0, Op.BACKWARD): 2.0}
+
+
+def test_sides_that_compute_something_else_are_not_compared() -> None:
+    one = {"w": torch.ones(3)}
+    require_equal(one, {"w": torch.ones(3) + 1e-5})
+    with pytest.raises(RuntimeError, match="disagree on the gradient of w"):
+        require_equal(one, {"w": torch.tensor([1.0, 1.0, 1.1])})
+    with pytest.raises(RuntimeError, match="halopipe has gradients of"):
+        require_equal(one, {})
+
+
+def test_both_sides_run_a_case() -> None:
+    cases = [SMALL["1f1b-so"], SMALL["zb-v"]]
+
+    def work(transport: Transport) -> list[object]:
+        return [race(case, transport, steps=1) for case in cases]
+
+    for case, *found in zip(cases, *on_ranks(NUM_RANKS, work), strict=True):
+        assert {side for each in found for side in each.seconds} >= {"halopipe", "torch"}
+        rows = work_rows(case, found)
+        assert all(row.value > 0 for row in rows)
+        assert {stage for each in found for stage, _ in each.action_s} == set(range(len(case.ranks)))
+
+
+def test_memory_counts_parameters_gradients_and_momentum_at_least() -> None:
+    case = replace(SMALL["1f1b"], width=64)
+    parameters = 8 * (64 * 64 + 64) * 4
+    for side in ("halopipe", "torch"):
+        for found in on_ranks(NUM_RANKS, lambda transport, side=side: peak_bytes(side, case, transport)):
+            assert 3 * parameters < found < 4 * parameters
+
+
+def test_what_a_rank_raises_is_told() -> None:
+    def work(transport: Transport) -> None:
+        if transport.rank == 1:
+            raise ValueError("so it is")
+
+    with pytest.raises(RuntimeError, match=r"rank 1:\n(.|\n)*ValueError: so it is"):
+        on_ranks(NUM_RANKS, work)
+
+
+def test_the_network_is_named_like_any_model() -> None:
+    assert SMALL["gpipe"].source == ModelSource(
+        "benchmarks.executor.sides:chain", {"width": "8", "num_layers": "16", "batch": "8"}
+    )

@@ -1,0 +1,82 @@
+"""Networks of other people end to end, and the document of the committed outcomes."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from benchmarks.networks import __main__ as networks
+from benchmarks.networks import zoo
+from benchmarks.networks.document import document
+from benchmarks.networks.runs import DATA_PARALLEL, PIPELINE, STRATEGIES, Outcome, Trial, outcome
+from runtime.numerics.compare import TOLERANCES
+
+NAMES = [name for factories in zoo.ORIGINS.values() for name in factories]
+LEAST = 40
+"""Networks that must have come out equal."""
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("name", ["bert", "mixtral", "clip_contrast", "resnet18"])
+def test_a_network_goes_through_profile_plan_and_run(name: str) -> None:
+    found = next(networks.outcomes([name]))
+    assert found.failure == ""
+    assert found.refusal == ""
+    assert found.is_equal
+    assert list(found.trials) == list(STRATEGIES)
+    if name == "clip_contrast":  # each picture is compared with those of the whole batch
+        refused = found.trials.pop(DATA_PARALLEL)
+        assert (refused.failure, refused.losses) == ("", ())
+        assert refused.refusal.startswith("H401")
+        assert refused.refusal.endswith("samples do not stay apart in model.matmul")
+    for trial in found.trials.values():
+        assert (trial.failure, trial.refusal, len(trial.losses)) == ("", "", 2)
+        assert trial.loss_error <= TOLERANCES[torch.float32].loss
+    assert [trial.num_microbatches for trial in found.trials.values()] == ([1] if name == "clip_contrast" else [2, 1])
+    assert found.trials[PIPELINE].second_stage
+
+
+def test_what_no_process_can_do_is_told_with_its_error() -> None:
+    assert "no_such_network" in outcome("no_such_network").refusal
+    assert not outcome("no_such_network").is_equal
+
+
+def test_the_committed_outcomes_are_of_the_zoo_and_enough_are_equal() -> None:
+    found = networks.read(networks.RESULTS)
+    assert list(found) == [name for name in NAMES if name in found]
+    assert sum(one.is_equal for one in found.values()) >= LEAST
+    assert [name for name, one in found.items() if one.failure] == []
+    assert [name for name, one in found.items() for trial in one.trials.values() if trial.failure] == []
+    refusals = [one.refusal for one in found.values()]
+    refusals += [trial.refusal for one in found.values() for trial in one.trials.values()]
+    assert [text for text in refusals if text and not text.startswith("H")] == []
+
+
+def test_the_document_agrees_with_the_outcomes() -> None:
+    assert networks.DOCUMENT.read_text("utf-8") == document(networks.read(networks.RESULTS))
+
+
+def test_outcomes_are_kept_in_the_order_of_the_zoo(tmp_path: Path) -> None:
+    path = tmp_path / "networks.json"
+    trial = Trial("b", 2, (1.0, 0.5), 1e-7, 2e-7, 3e-7)
+    found = {
+        "resnet18": Outcome("resnet18", refusal="H204: no"),
+        "bert": Outcome("bert", 3, 1, 10, 0.5, {PIPELINE: trial}),
+    }
+    networks.write(path, found, NAMES)
+    assert networks.read(path) == found
+    assert [record["name"] for record in json.loads(path.read_text())] == ["bert", "resnet18"]
+    assert [row.holds for one in found.values() for row in networks.rows_of(one)] == [True, True]
+    broken = dataclasses.replace(found["bert"], trials={PIPELINE: Trial(failure="H601: other losses")})
+    assert not broken.is_equal
+    assert [row.holds for row in networks.rows_of(broken)] == [False]
+    assert networks.main(["--only", "bert,resnet18", "--rest", "--output", str(path), "--json"]) == 0  # nothing is left

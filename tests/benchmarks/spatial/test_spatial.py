@@ -1,0 +1,72 @@
+"""The comparison is a fair one: the divided network computes what one device does, and the half is half of that."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from benchmarks.devices.ranks import on_ranks
+from benchmarks.spatial.__main__ import CASES, MODES, Raced, overheads, race, race_small, require_equal, shares
+from benchmarks.spatial.sides import Divided, Half, captured_case
+from runtime.spatial.convolution.layer import HaloSettings
+
+SMALL = [replace(case, shape=(*case.shape[:2], 32, 16)) for case in CASES]
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+@pytest.mark.parametrize("case", SMALL[1:], ids=lambda case: case.name)
+def test_the_network_is_computed_together(case):
+    captured = captured_case(case)
+
+    def work(transport):
+        found = [Divided(case, captured, transport, HaloSettings(mode, most_extra=1.0)) for mode in MODES]
+        return [(each.y.detach(), each.stage.wire.sent_bytes) for each in found], Half(case).shape
+
+    ranks = on_ranks(2, work)
+    model = case.model()
+    torch.manual_seed(1)
+    whole = model(torch.randn(case.shape)).detach()
+    for way in range(len(MODES)):
+        together = torch.cat([found[way][0] for found, _ in ranks], 2)
+        assert torch.allclose(together, whole, rtol=1e-4, atol=1e-4 * float(whole.abs().max()))
+    sent = [[nbytes for _, nbytes in found] for found, _ in ranks]
+    assert all(each == row[0] for row in sent for each in row)  # all ways move the same
+    assert sum(row[0] for row in sent) > 0
+    assert all(shape == (*whole.shape[:2], whole.shape[2] // 2, whole.shape[3]) for _, shape in ranks)
+
+
+def test_a_race_times_every_side():
+    def work(transport):
+        return race(SMALL[3], captured, transport, 2), race_small(transport, 2)
+
+    captured = captured_case(SMALL[3])
+    for raced in (each for pair in on_ranks(2, work) for each in pair):
+        assert set(raced.wall_s) == set(raced.cpu_s) == {"half", *MODES}
+        assert min(raced.wall_s.values()) > 0.0
+
+
+def test_rows_are_of_the_slower_rank():
+    clocks = [
+        Raced(
+            {"half": half, "linear": half + more, "interior": 4.0, "blocking": 5.0},
+            dict.fromkeys(("half", *MODES), cpu),
+        )
+        for half, more, cpu in ((1.0, 1.0, 0.0), (0.5, 0.1, 1.0))
+    ]
+    rows = {row.name.rsplit(": ", 1)[1]: row for row in shares(CASES[0], clocks)}
+    assert (rows["linear"].value, rows["linear"].holds) == (0.5, False)
+    assert rows["blocking"].value == 0.2
+    assert [row.value for row in overheads(clocks)] == [0.0, 0.0, 0.0]
+
+
+def test_ways_that_compute_something_else_are_not_compared():
+    one = {"y": torch.ones(3) * torch.arange(3)}
+    require_equal({"linear": one, "blocking": {"y": one["y"] + 1e-5}})
+    with pytest.raises(RuntimeError, match="linear and blocking disagree on y"):
+        require_equal({"linear": one, "blocking": {"y": one["y"] + 0.1}})

@@ -1,0 +1,48 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from cuda_ops.dense.conv_kernels import NATIVE, ONEDNN, kernel_for
+
+OPTIONS = [
+    ((1, 1, 1), (1, 1, 1), (1, 1, 1), False, (0, 0, 0), 1),
+    ((2, 1, 3), (0, 2, 1), (1, 2, 1), False, (0, 0, 0), 1),
+]
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> None:
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+
+
+@pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="torch without oneDNN")
+@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize("mask", [(True, True, True), (True, False, False), (False, True, False)])
+def test_a_small_part_of_a_volume_is_computed_as_well_as_by_torch(options, mask):
+    x, weight, bias = torch.randn(1, 8, 12, 17, 16), torch.randn(8, 8, 3, 3, 3), torch.randn(8)
+    kernel = kernel_for(x, weight, options)
+    assert kernel is ONEDNN  # else torch would run its plain loop
+    y = kernel.forward(x, weight, bias, options)
+    exact = NATIVE.forward(x.double(), weight.double(), bias.double(), options)
+    assert torch.allclose(y.double(), exact, rtol=1e-5, atol=1e-5)
+    dy = torch.randn_like(y)
+    found = kernel.backward(dy, x, weight, options, mask)
+    exact = NATIVE.backward(dy.double(), x.double(), weight.double(), options, mask)
+    for ours, theirs, wanted in zip(found, exact, mask, strict=True):
+        assert (ours is not None) == wanted
+        if wanted:
+            assert not ours.is_mkldnn
+            assert torch.allclose(ours.double(), theirs, rtol=1e-4, atol=1e-4)
+
+
+def test_torch_chooses_for_all_else():
+    x, weight = torch.randn(1, 8, 12, 17, 16), torch.randn(8, 8, 3, 3, 3)
+    transposed = (*OPTIONS[0][:3], True, *OPTIONS[0][4:])
+    assert kernel_for(x.double(), weight.double(), OPTIONS[0]) is NATIVE  # float64 is exact by torch's kernels alone
+    assert kernel_for(x, weight, transposed) is NATIVE
+    assert kernel_for(x.expand(4, -1, -1, -1, -1), weight, OPTIONS[0]) is NATIVE  # several samples: oneDNN already
+    assert kernel_for(x[:, :, :4, :4, :4], weight, OPTIONS[0]) is NATIVE  # too small to pay
+    flat = ((1, 1), (1, 1), (1, 1), False, (0, 0), 1)
+    assert kernel_for(x[:, :, 0], weight[:, :, 0], flat) is NATIVE

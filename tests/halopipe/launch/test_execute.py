@@ -1,0 +1,229 @@
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from halopipe.launch import execute
+from planner.ir.codec import dump
+from planner.ir.errors import RankCountError, StaleFileError, UsageError
+from planner.ir.plan import Plan
+from planner.ir.profile import ModelSource, Optimizer
+from profiler import load_model
+from profiler.capture import graph as capture
+from runtime.numerics.single_device import serial_step
+from tests.halopipe import cloudy
+from tests.planner.factories import chain_decision, chain_profile, plan_of
+
+HOME = Path(__file__).resolve().parents[3]
+NUM_STEPS = 3
+MODEL = """
+import torch
+
+def make(width=6):
+    torch.manual_seed(0)
+    module = torch.nn.Sequential(torch.nn.Linear(5, width), torch.nn.Tanh(), torch.nn.Linear(width, 3))
+    return module, (torch.randn(4, 5), torch.randint(3, (4,))), torch.nn.functional.cross_entropy
+"""
+SCRIPT = f"""
+import json, torch
+import halopipe as hp
+from model import make
+from planner.ir.codec import load
+from planner.ir.plan import Plan
+
+model, (inputs, targets), loss_fn = make()
+model, inputs = model.double(), inputs.double()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+options = dict(example=(inputs, targets), scheduler="StepLR:step_size=1,gamma=0.5", clip_norm=0.5)
+with hp.execute(load("plan.json", Plan), model, loss_fn, optimizer, **options) as engine:
+    losses = [engine.step((inputs, targets)) for _ in range({NUM_STEPS})]
+    score = engine.evaluate((inputs, targets), (inputs[:3], targets[:3]))
+    engine.save("saved")
+    engine.step((inputs, targets))
+    again = engine.load("saved")
+    same = engine.evaluate((inputs, targets), (inputs[:3], targets[:3])) == score
+    compared = engine.numerics.num_tensors, engine.numerics.witness
+    print(json.dumps([engine.rank, losses, sorted(engine.state_dict()), score.num_samples, again, same, compared]))
+"""
+
+
+@pytest.fixture
+def plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Plan:
+    """A plan of two stages for the model above, in the working directory."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "model.py").write_text(MODEL)
+    (tmp_path / "train.py").write_text(SCRIPT)
+    source = ModelSource("model.py:make", dtype="float64")
+    graph = capture(load_model(source)).graph
+    profile = replace(chain_profile(1), graph=graph, model=source, optimizer=Optimizer("SGD", {"lr": 0.1}))
+    made = plan_of(profile, chain_decision(profile, cuts=(2,), micro_batches=(2, 2)))
+    dump(made, "plan.json")
+    return made
+
+
+class Clipping(torch.optim.SGD):
+    def step(self) -> None:
+        torch.nn.utils.clip_grad_norm_(self.param_groups[0]["params"], 0.5)
+        super().step()
+
+
+def serial_losses(plan: Plan) -> list[float]:
+    model = load_model(plan.inputs.model)
+    optimizer = Clipping(model.module.parameters(), lr=0.1)
+    micro_batches, losses = plan.decision.micro_batches, []
+    for _ in range(NUM_STEPS):
+        losses.append(serial_step(model.loss, optimizer, model.inputs, model.targets, micro_batches))
+        optimizer.param_groups[0]["lr"] /= 2
+    return losses
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return int(listener.getsockname()[1])
+
+
+def test_ranks_that_build_their_model_from_other_seeds_are_refused(plan: Plan, tmp_path: Path) -> None:
+    """Before, they trained a model that nobody had built."""
+    text = MODEL.replace("torch.manual_seed(0)", "import os; torch.manual_seed(int(os.environ['RANK']))")
+    (tmp_path / "model.py").write_text(text)
+    outputs, codes = ended_ranks(tmp_path)
+    assert 0 not in codes
+    assert "rank 1 begins with other values of 0.bias than rank 0" in outputs[1][1]
+    assert "rank 0: sha256:" in outputs[1][1]
+
+
+def run_ranks(folder: Path) -> list[Any]:
+    """What each of two ranks of the script prints."""
+    outputs, codes = ended_ranks(folder)
+    assert codes == [0, 0], outputs
+    return [json.loads(stdout) for stdout, _ in outputs]
+
+
+def ended_ranks(folder: Path) -> tuple[list[tuple[str, str]], list[int]]:
+    """What two ranks of the script print, to both streams, and their exit codes."""
+    job = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "PYTHONPATH": str(HOME)}
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "train.py"],
+            cwd=folder,
+            env={**os.environ, **job, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    try:
+        outputs = [process.communicate(timeout=120) for process in ranks]
+    finally:
+        for process in ranks:
+            process.kill()
+    return outputs, [process.returncode for process in ranks]
+
+
+def test_a_script_of_ones_own_trains_as_one_device_does(plan: Plan, tmp_path: Path) -> None:
+    first, second = run_ranks(tmp_path)
+    compared = [4, "the user's module on the whole batch"]
+    assert first == [0, [None] * NUM_STEPS, ["0.bias", "0.weight"], 7, NUM_STEPS, True, compared]
+    assert second[3:] == first[3:]
+    assert second[2] == ["2.bias", "2.weight"]
+    assert second[1] == pytest.approx(serial_losses(plan), rel=1e-10)
+
+
+SPARSE_SCRIPT = f"""
+import json, torch
+import halopipe as hp
+from planner.ir.codec import load
+from planner.ir.plan import Plan
+from tests.halopipe import cloudy
+
+torch.manual_seed(0)
+model, (x, targets), loss_fn = cloudy.segmenter()
+model, x = model.double(), x.double()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+with hp.execute(load("plan.json", Plan), model, loss_fn, optimizer, example=(x, targets)) as engine:
+    losses = [engine.step((x, targets)) for _ in range({NUM_STEPS})]
+    score = engine.evaluate((x, targets))
+    is_mine = engine.model is model
+    print(json.dumps([engine.rank, losses, sorted(engine.state_dict()), score.num_samples, score.accuracy, is_mine]))
+"""
+
+
+def test_a_script_of_a_sparse_network_steps_on_sparse_tensors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    made = cloudy.plan(cuts=[0.4])
+    dump(made, "plan.json")
+    (tmp_path / "train.py").write_text(SPARSE_SCRIPT)
+    first, second = run_ranks(tmp_path)
+    model = load_model(made.inputs.model)
+    optimizer = torch.optim.SGD(model.module.parameters(), lr=0.1)
+    losses = [serial_step(model.loss, optimizer, *model.fed, made.decision.micro_batches) for _ in range(NUM_STEPS)]
+    assert second[1] == pytest.approx(losses, rel=1e-10)
+    assert sorted([*first[2], *second[2]]) == sorted(model.module.state_dict())
+    assert first[3:] == second[3:]
+    assert first[3] == 4
+    assert first[5]
+
+
+def test_a_sparse_example_or_module_takes_the_place_of_the_factorys() -> None:
+    made = cloudy.plan(cuts=[])
+    network = cloudy.Segmenter().double()
+    by_module = execute._loaded(made, network, None, None)
+    assert by_module.module.network is network
+    assert by_module.loss(*by_module.fed).isfinite()
+    example = cloudy.tensor_of([cloudy.cloud(n) for n in range(3)]).double(), torch.zeros(3, dtype=torch.int64)
+    by_example = execute._loaded(made, None, lambda output, targets: output.feats.square().mean(), example)
+    assert by_example.samples == 3
+    assert by_example.clouds.preparation.per_site == (False,)
+    assert capture(by_module).graph == capture(load_model(made.inputs.model)).graph
+
+
+def test_a_process_that_is_no_rank_is_told_the_command(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RANK", raising=False)
+    with pytest.raises(UsageError, match="no rank of a job") as caught:
+        execute.execute(plan)
+    assert caught.value.remedies[0] == "torchrun --nproc-per-node 2 your_script.py"
+
+
+def test_a_job_of_another_size_is_refused(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    with pytest.raises(RankCountError, match="the plan has 2 ranks, the job 3"):
+        execute.execute(plan)
+
+
+def test_another_model_than_the_planned_one_is_refused(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    wider = replace(plan.inputs.model, arguments={"width": "7"})
+    with pytest.raises(StaleFileError, match="made for another model"):
+        execute.execute(replace(plan, inputs=replace(plan.inputs, model=wider)))
+
+
+def test_an_optimiser_is_made_again_for_each_stage() -> None:
+    weights = [torch.nn.Parameter(torch.ones(3)) for _ in range(2)]
+    given = torch.optim.Adam([weights[0]], lr=0.5, betas=(0.1, 0.2))
+    made = execute._maker(given)([weights[1]])
+    assert isinstance(made, torch.optim.Adam)
+    assert made.param_groups[0]["params"] == [weights[1]]
+    assert (made.param_groups[0]["lr"], made.param_groups[0]["betas"]) == (0.5, (0.1, 0.2))
+    named = execute._maker("Adam:lr=0.25")([weights[1]])
+    assert (type(named), named.param_groups[0]["lr"]) == (torch.optim.Adam, 0.25)
+    function = execute._maker(lambda parameters: torch.optim.SGD(parameters, lr=0.2))
+    assert function([weights[1]]).param_groups[0]["lr"] == 0.2
+
+
+def test_an_optimiser_that_cannot_be_divided_is_refused() -> None:
+    weights = [torch.nn.Parameter(torch.ones(3)) for _ in range(2)]
+    uneven = torch.optim.SGD([{"params": [weights[0]], "lr": 0.1}, {"params": [weights[1]], "lr": 0.2}])
+    with pytest.raises(UsageError, match="cannot be divided"):
+        execute._maker(uneven)

@@ -1,0 +1,108 @@
+"""Where ranks compute, as told by the names of the plan's devices; no GPU is needed to tell."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+
+import pytest
+import torch
+
+from halopipe.launch import rank_device
+from halopipe.launch.rank_device import Seat, device_of, number_here, require_devices, seat_of, seats_of
+from halopipe.launch.run import run_plan
+from halopipe.run_spec.options import RunOptions
+from planner.ir.errors import MissingDeviceError, UsageError
+from planner.ir.plan import Decision, Stage
+from tests.halopipe.plans import mined
+
+
+def decision(*devices: tuple[str, ...]) -> Decision:
+    ranks = iter(range(sum(map(len, devices))))
+    stages = tuple(Stage(tuple(next(ranks) for _ in names), names) for names in devices)
+    return Decision("1f1b", (1,), stages, {}, tuple(() for names in devices for _ in names))
+
+
+def here(monkeypatch: pytest.MonkeyPatch, count: int, why: str = "") -> None:
+    monkeypatch.setattr(rank_device, "num_gpus", lambda: count)
+    monkeypatch.setattr(rank_device, "why_no_gpu", lambda: why)
+
+
+def test_each_rank_has_the_gpu_of_its_device_and_its_share_of_the_cores() -> None:
+    found = seats_of(decision(("n0/gpu1", "n1/gpu0"), ("n0/gpu3",)))
+    assert [seat.gpu for seat in found] == [1, 0, 3]
+    assert [seat.beside for seat in found] == [(0, 2), (0, 1), (1, 2)]
+    assert all(seat.over_nccl for seat in found)
+
+
+@pytest.mark.parametrize(
+    "devices", [("n0/cpu0", "n0/gpu0"), ("n0/gpu0", "n0/gpu0"), ("n0/cpu0", "n0/cpu1")], ids=["mixed", "one", "cores"]
+)
+def test_ranks_without_a_gpu_of_their_own_exchange_over_gloo(devices: tuple[str, ...]) -> None:
+    assert not any(seat.over_nccl for seat in seats_of(decision(devices)))
+
+
+def test_a_run_on_the_processor_needs_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    here(monkeypatch, 0, "torch finds no NVIDIA GPU")
+    found = seats_of(decision(("n0/gpu0", "n0/gpu1")), "cpu")
+    require_devices(found)
+    assert [(seat.gpu, seat.over_nccl) for seat in found] == [(None, False)] * 2
+    assert device_of(found[0]) is None
+    with pytest.raises(UsageError, match="device 'tpu' is not known"):
+        seats_of(decision(("n0/gpu0",)), "tpu")
+
+
+def test_a_gpu_that_is_not_there_is_named_with_what_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    here(monkeypatch, 1)
+    found = seats_of(decision(("n0/gpu0", "n0/gpu1")))
+    require_devices(found[:1])
+    with pytest.raises(MissingDeviceError, match=r"rank 1 is to run on n0/gpu1, this host has 1 GPUs") as caught:
+        require_devices(found)
+    assert "CUDA_VISIBLE_DEVICES is '0'" in caught.value.details
+    here(monkeypatch, 0, "this build of torch has no CUDA")
+    with pytest.raises(MissingDeviceError, match="rank 0 is to run on n0/gpu0") as caught:
+        device_of(found[0])
+    assert caught.value.details == ("this build of torch has no CUDA",)
+    assert "--device cpu" in caught.value.remedies[0]
+
+
+def test_a_process_that_was_given_one_gpu_calls_it_the_first() -> None:
+    seat = Seat(3, "n0/gpu3", 3)
+    assert number_here(seat, 1, {"LOCAL_RANK": "3"}) == 0
+    assert number_here(seat, 1, {}) == 3  # nobody gave it one: the plan's third is missing
+    assert number_here(seat, 4, {"LOCAL_RANK": "3"}) == 3
+
+
+def test_a_process_with_a_gpu_keeps_several_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    prepared: list[object] = []
+    monkeypatch.setattr(rank_device, "prepare_process", prepared.append)
+    monkeypatch.setattr("cuda_ops.device.host._cores", lambda: list(range(10, 18)))
+    for seat in (*seats_of(decision(("n0/gpu0", "n0/gpu1"))), seat_of(decision(("n0/cpu0",)), 0)):
+        rank_device.prepare(seat, 5)
+    assert prepared == [(10, 11, 12, 13), (14, 15, 16, 17), 15]
+
+
+def test_ranks_with_gpus_of_their_own_open_nccl_with_the_channels_of_the_program(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[tuple[object, ...]] = []
+    monkeypatch.setattr("runtime.transport.channels_of", lambda program: (program, "its channels"))
+    monkeypatch.setattr("runtime.transport.open_nccl", lambda *given: asked.append(given))
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth7")
+    monkeypatch.delenv("NCCL_SOCKET_IFNAME", raising=False)
+    seat = seat_of(decision(("n0/gpu0", "n1/gpu0")), 1)
+    store, groups = object(), ((0, 1),)
+    rank_device.opened(seat, torch.device("cuda:0"), 2, store, groups, lambda: "program", 30.0)
+    assert asked == [("cuda:0", ("program", "its channels"), 1, 2, store, 30.0, groups, ("H", "D"))]
+    assert os.environ["NCCL_SOCKET_IFNAME"] == "eth7"
+
+
+def test_a_plan_for_gpus_is_refused_before_any_process_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    here(monkeypatch, 0, "torch finds no NVIDIA GPU")
+    monkeypatch.setattr("halopipe.launch.spawn.host_store", lambda: pytest.fail("a process was about to be started"))
+    plan = mined()
+    stages = tuple(replace(stage, devices=(f"n0/gpu{rank}",)) for rank, stage in enumerate(plan.decision.stages))
+    there = replace(plan, decision=replace(plan.decision, stages=stages))
+    with pytest.raises(MissingDeviceError, match="rank 0 is to run on n0/gpu0"):
+        run_plan(there, RunOptions(steps=1))

@@ -1,0 +1,142 @@
+"""Ranks that torchrun or Slurm started: where they meet, also after a restart."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+import torch.distributed as dist
+
+from halopipe.launch import torchrun
+from halopipe.launch.torchrun import job_stores
+from planner.ir.codec import dump
+from planner.ir.errors import StageFailedError, TransportError, UsageError
+from runtime.monitor.failure import read_error, write_error
+from tests.halopipe.plans import mined
+
+ROOT = Path(__file__).parents[3]
+RESTARTED = """
+import os
+from tests.halopipe.bombs import poison, torch
+
+def once(global_batch, input_shape, seed):
+    batches = poison(global_batch, input_shape, seed)
+    if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+        return batches
+    return ((torch.ones_like(inputs), targets) for inputs, targets in batches)
+"""
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return int(listener.getsockname()[1])
+
+
+def test_a_restart_by_torchrun_works_although_its_store_remembers_the_dead(tmp_path: Path) -> None:
+    dump(mined(2, "raise"), tmp_path / "plan.json")
+    (tmp_path / "restarted.py").write_text(RESTARTED)
+    elastic = (
+        "-m",
+        "torch.distributed.run",
+        "--nproc-per-node",
+        "2",
+        "--max-restarts",
+        "1",
+        "--monitor-interval",
+        "0.1",
+    )
+    rendezvous = ("--master-addr", "127.0.0.1", "--master-port", str(free_port()))
+    run = ("-m", "halopipe", "run", "plan.json", "--steps", "4", "--data", "restarted:once", "--json")
+    known = {name: value for name, value in os.environ.items() if not name.startswith("TORCH")}
+    done = subprocess.run(
+        [sys.executable, *elastic, *rendezvous, *run],
+        cwd=tmp_path,
+        env={**known, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=150,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert re.search(r"ValueError: the bomb went off", done.stderr)
+    assert '"losses"' in done.stdout
+
+
+def test_rank_0_hosts_the_store_where_the_job_says_and_nowhere_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    port = free_port()
+    monkeypatch.setattr(
+        os, "environ", {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "PATH": os.environ["PATH"]}
+    )
+    found: dict[int, tuple[dist.Store, dist.Store]] = {}
+
+    def one(rank: int) -> None:
+        found[rank] = job_stores(rank, 2)
+
+    threads = [threading.Thread(target=one, args=(rank,)) for rank in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    lines = [line.split() for path in ("tcp", "tcp6") for line in Path(f"/proc/net/{path}").read_text().splitlines()]
+    assert [line[1] for line in lines if line[1].endswith(f":{port:04X}") and line[3] == "0A"] == [
+        f"0100007F:{port:04X}"
+    ]
+    found[0][0].set("a", "b")
+    assert found[1][1].get("a") == b"b"
+    assert os.environ["GLOO_SOCKET_IFNAME"] == "lo"
+
+
+@pytest.mark.parametrize(("address", "port"), [("", "29500"), ("127.0.0.1", ""), ("127.0.0.1", "http")])
+def test_a_job_that_does_not_say_where_to_meet_is_refused(
+    monkeypatch: pytest.MonkeyPatch, address: str, port: str
+) -> None:
+    monkeypatch.setattr(os, "environ", {"MASTER_ADDR": address, "MASTER_PORT": port})
+    with pytest.raises(UsageError, match="does not say where its ranks meet"):
+        job_stores(0, 2)
+
+
+def test_the_error_of_the_rank_that_failed_first_is_raised_by_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torchrun, "_FAREWELL_S", 0.0)
+    store = dist.HashStore()
+    first, late = StageFailedError("the bomb"), TransportError("rank 0 lost rank 1")
+    assert torchrun._explained(store, 1, 2, first) is first
+    told = torchrun._explained(store, 0, 2, late)
+    assert (type(told), told.title) == (StageFailedError, "the bomb")
+    assert read_error(store.get("error/0").decode()).title == late.title
+
+
+def test_a_rank_whose_result_will_not_come_is_an_error_at_once() -> None:
+    store = dist.HashStore()
+    store.set("error/1", write_error(StageFailedError("the bomb")))
+    with pytest.raises(StageFailedError, match="the bomb"):
+        torchrun._result(store, 1)
+    store.set("result/1", "{}")
+    assert torchrun._result(store, 1) == "{}"
+
+
+HANGING = """
+import sys, time, torch.distributed as dist
+from halopipe import joining
+joining._WATCH_S = joining._HANGING_S = 0.2
+store = dist.HashStore()
+with joining._ended_if_it_hangs(store):
+    if "fail" in sys.argv:
+        store.set("failed", "")
+        time.sleep(600)
+time.sleep(1.0)
+print("done")
+"""
+
+
+@pytest.mark.parametrize(("word", "code", "output"), [("fail", 1, ""), ("", 0, "done\n")])
+def test_a_rank_that_hangs_after_another_failed_is_ended(word: str, code: int, output: str) -> None:
+    command = [sys.executable, "-c", HANGING, word]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=120)
+    assert (done.returncode, done.stdout) == (code, output)
+    assert ("this one hangs: it is ended" in done.stderr) == bool(word)

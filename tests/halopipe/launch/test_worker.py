@@ -1,0 +1,205 @@
+"""Runs of whole plans in real processes, and what becomes of them when a rank fails."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from halopipe.launch import spawn
+from halopipe.launch.run import run_plan
+from halopipe.run_spec.options import RunOptions, RunProgress, RunResult
+from planner.ir.codec import dump
+from planner.ir.errors import DeadlineError, RankCountError, StageFailedError, WorkerDiedError
+from planner.ir.plan import Plan
+from planner.ir.timeline import Timeline
+from tests.halopipe.bombs import POISONED_STEP
+from tests.halopipe.plans import RESNET, mined, plan_of
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+@pytest.fixture(autouse=True)
+def nothing_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The job's folder lies in a folder of the test's own; afterwards there is no file, and nobody works there."""
+    folder = tmp_path / "jobs"
+    folder.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(folder))
+    monkeypatch.setenv("TMPDIR", str(folder))
+    yield folder
+    assert list(folder.glob("halopipe-*")) == []  # torch itself leaves a cache here
+    assert workers_in(folder) == []
+
+
+def workers_in(folder: Path) -> list[int]:
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            command = (entry / "cmdline").read_bytes().decode(errors="replace")
+        except OSError:
+            continue
+        if "halopipe.launch.worker" in command and str(folder) in command:
+            found.append(int(entry.name))
+    return found
+
+
+OPTIONS = {"steps": 5, "warmup": 0, "data": "tests.halopipe.bombs:poison", "check_first_step": False}
+
+
+def run(plan: Plan, **options: object) -> RunResult | None:
+    return run_plan(plan, RunOptions(**{**OPTIONS, **options}))
+
+
+def test_a_plan_of_three_processes_computes_what_one_device_does() -> None:
+    plan = plan_of(RESNET, [0.5], (4, 3, 3), ranks=[(0, 1), (2,)], shares=[(3, 1), (1,)])
+    seen: list[RunProgress] = []
+    options = RunOptions(steps=6, warmup=2, check_numerics=True, dtype="float64")
+    result = run_plan(plan, options, seen.append)
+    assert result is not None
+    assert (len(result.losses), len(result.step_seconds)) == (6, 6)
+    assert result.losses[-1] < result.losses[0]
+    assert result.numerics.num_steps == 5
+    assert set(result.numerics.worst) == {"loss", "gradient", "parameter", "buffer"}
+    assert max(each.error for each in result.numerics.worst.values()) < 1e-10
+    assert (seen[-1].step, seen[-1].num_steps, seen[-1].loss) == (6, 6, result.losses[-1])
+    file = result.timeline_file(Timeline("predicted", 0.01, ()))
+    rows = [[span.action for span in file.measured.spans if span.rank == rank] for rank in range(3)]
+    assert [tuple(row) for row in rows] == list(plan.decision.program)
+    assert all(file.measured.peak_bytes(rank) > 10_000 for rank in range(3))
+    measured = result.measured(plan.prediction)
+    assert measured.num_steps == 4
+    assert measured.error == pytest.approx(measured.step_s / 0.01 - 1)
+    assert len(measured.stage_forward_s) == len(measured.stage_backward_s) == 2
+    assert all(seconds > 0 for seconds in (*measured.stage_forward_s, *measured.stage_backward_s))
+
+
+def test_the_first_step_is_compared_with_one_device_beside_the_ranks() -> None:
+    result = run_plan(mined(-1, ""), RunOptions(steps=2, warmup=0))
+    assert result is not None
+    assert result.numerics is not None
+    assert (result.numerics.num_steps, result.numerics.skipped) == (1, "")
+    assert result.numerics.witness == "the user's module on the whole batch"
+
+
+def test_where_one_device_cannot_run_it_the_job_goes_on_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spawn, "REFERENCE", "nobody")
+    result = run_plan(mined(-1, ""), RunOptions(steps=2, warmup=0))
+    assert result is not None
+    assert result.numerics is not None
+    assert result.numerics.skipped.startswith("the run on one device ended by exit code 1 without a word")
+
+
+def test_a_stage_that_raises_ends_the_run_with_its_error() -> None:
+    with pytest.raises(StageFailedError) as caught:
+        run(mined(2, "raise"))
+    error = caught.value
+    where = f"rank 1 (n0/cpu1, stage 1) stopped at step {POISONED_STEP}, micro-batch 1, forward"
+    assert error.title == f"{where}: ValueError: the bomb went off"
+    assert "the others: rank 0 in 0RECV_B" in str(error)
+    assert ">>1F1<<" in str(error)
+    assert (error.code, error.exit_code) == ("H502", 5)
+
+
+def test_a_worker_that_is_killed_is_named_with_the_signal() -> None:
+    with pytest.raises(WorkerDiedError) as caught:
+        run(mined(0, "kill", "B"))
+    error = caught.value
+    assert error.title == "rank 0 (n0/cpu0, stage 0) ended by signal SIGKILL without a word"
+    assert "last heard of: rank 0 in " in error.details[0]
+    assert "stderr: about to be killed" in error.details
+    assert (error.code, error.exit_code) == ("H501", 5)
+
+
+def test_a_worker_that_exits_in_a_step_is_named_with_its_code() -> None:
+    with pytest.raises(WorkerDiedError) as caught:
+        run(mined(0, "exit", "B"))
+    assert caught.value.title == "rank 0 (n0/cpu0, stage 0) ended with exit code 0 without a word"
+
+
+def test_a_worker_that_hangs_is_a_deadline_that_names_who_waits_for_whom() -> None:
+    with pytest.raises(DeadlineError) as caught:
+        run(mined(0, "sleep"), deadline_s=2.0)
+    text = str(caught.value)
+    assert f"rank 1 (n0/cpu1, stage 1) stopped at step {POISONED_STEP}, micro-batch 1, receiving the activation" in text
+    assert "waited 2." in text
+    assert f"the others: rank 0 in 0F1 (step {POISONED_STEP}, " in text
+    assert "for rank 0 (activation of micro-batch 1, stage 0 -> stage 1), " in text
+    assert f"which is computing stage 0 forward of micro-batch 1 (step {POISONED_STEP}) for " in text
+    assert (caught.value.code, caught.value.exit_code) == ("H503", 5)
+
+
+def test_a_worker_that_is_stopped_is_found_by_its_silence() -> None:
+    with pytest.raises(DeadlineError) as caught:
+        run(mined(2, "stop", "B"), deadline_s=2.0)
+    text = str(caught.value)
+    assert f"step {POISONED_STEP}" in caught.value.title
+    assert "for rank 1 (gradient of micro-batch 1, stage 1 -> stage 0), which has said nothing for " in text
+    assert "it is stopped, or its host or link is gone" in text
+
+
+def test_a_job_of_another_size_is_refused_with_the_command_to_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = mined(-1, "")
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    with pytest.raises(RankCountError) as caught:
+        run_plan(plan)
+    assert caught.value.title == "the plan is for 2 ranks, the job has 3"
+    assert "torchrun --nproc-per-node 2" in caught.value.remedies[0]
+    assert caught.value.exit_code == 2
+
+
+SCRIPT = """
+import signal
+import sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a parent in the background may have had it ignored
+from halopipe import crew
+from halopipe.launch.run import RunOptions, run_plan
+from planner.ir.codec import load
+from planner.ir.plan import Plan
+
+result = run_plan(load(sys.argv[1], Plan), RunOptions(steps=int(sys.argv[2]), warmup=0))
+print("losses", len(result.losses) if result else None, flush=True)
+"""
+
+
+def started(plan_path: Path, steps: int, **environment: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", SCRIPT, str(plan_path), str(steps)],
+        env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def test_ranks_that_torchrun_started_join_and_rank_0_has_the_result(tmp_path: Path) -> None:
+    dump(mined(-1, ""), tmp_path / "plan.json")
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    job = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": "lo"}
+    ranks = [started(tmp_path / "plan.json", 3, RANK=str(rank), LOCAL_RANK=str(rank), **job) for rank in range(2)]
+    outputs = [rank.communicate(timeout=120) for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [0, 0], outputs
+    assert [output[0].split() for output in outputs] == [["losses", "3"], ["losses", "None"]]
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, -signal.SIGINT), (signal.SIGTERM, 128 + signal.SIGTERM)])
+def test_an_interrupted_run_ends_its_workers_and_leaves_no_file(
+    tmp_path: Path, nothing_left: Path, number: signal.Signals, code: int
+) -> None:
+    dump(mined(-1, ""), tmp_path / "plan.json")
+    process = started(tmp_path / "plan.json", 100_000)
+    end_s = time.monotonic() + 60
+    while len(workers_in(nothing_left)) < 2 and time.monotonic() < end_s:
+        time.sleep(0.05)
+    assert len(workers_in(nothing_left)) >= 2  # and one that computes the first step alone
+    process.send_signal(number)
+    process.communicate(timeout=60)
+    assert process.returncode == code

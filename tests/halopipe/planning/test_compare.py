@@ -1,0 +1,96 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+from halopipe.planning.compare import Comparison, differences
+from tests.planner.factories import chain_decision, chain_profile, plan_of
+
+PROFILE = chain_profile(6)
+REFERENCE = chain_decision(PROFILE, cuts=(3,))
+
+
+def test_equal_decisions_differ_in_nothing() -> None:
+    assert differences(REFERENCE, chain_decision(PROFILE, cuts=(3,))) == ()
+
+
+def test_moved_layers_are_named_in_runs() -> None:
+    (line,) = differences(REFERENCE, chain_decision(PROFILE, cuts=(5,)))
+    assert line == "2 layers l3 ... l4: on n0/cpu0 instead of n0/cpu1"
+
+
+def test_stages_are_told_apart_by_devices_not_by_number() -> None:
+    swapped = chain_decision(PROFILE, cuts=(3,), ranks=((1,), (0,)))
+    assert differences(REFERENCE, swapped) == (
+        "3 layers l0 ... l2: on n0/cpu1 instead of n0/cpu0",
+        "4 layers l3 ... loss: on n0/cpu0 instead of n0/cpu1",
+    )
+
+
+def test_schedule_batches_and_shares_are_named() -> None:
+    other = chain_decision(PROFILE, micro_batches=(4,), ranks=((0, 1),), shares=((3, 1),), schedule="gpipe")
+    assert differences(REFERENCE, other) == (
+        "schedule: gpipe instead of 1f1b",
+        "micro-batches: 1 micro-batch of 4 instead of 2 micro-batches of 2",
+        "stages: 1 instead of 2",
+        "3 layers l0 ... l2: on n0/cpu0 and n0/cpu1 (samples 3:1) instead of n0/cpu0",
+        "4 layers l3 ... loss: on n0/cpu0 and n0/cpu1 (samples 3:1) instead of n0/cpu1",
+    )
+
+
+def test_another_order_of_the_same_actions_is_a_difference() -> None:
+    first, *rest = REFERENCE.program
+    reordered = replace(REFERENCE, program=((*first[:-2], *reversed(first[-2:])), *rest))
+    assert differences(REFERENCE, reordered) == ("the order of actions differs",)
+
+
+def test_recomputation_and_micro_batches_in_flight_are_named() -> None:
+    other = chain_decision(PROFILE, cuts=(3,), micro_batches=(1, 1, 1, 1), schedule="gpipe")
+    again = replace(other, stages=(replace(other.stages[0], recompute=True), other.stages[1]))
+    assert differences(REFERENCE, again) == (
+        "schedule: gpipe instead of 1f1b",
+        "micro-batches: 4 micro-batches of 1 instead of 2 micro-batches of 2",
+        "stage 0 on n0/cpu0: computes activations again",
+        "stage 0 on n0/cpu0: 4 micro-batches in flight instead of 2",
+        "stage 1 on n0/cpu1: 4 micro-batches in flight instead of 1",
+    )
+    assert "stage 0 on n0/cpu0: keeps its activations" in differences(again, REFERENCE)
+
+
+def test_layouts_of_single_layers_are_told_apart() -> None:
+    base = chain_decision(PROFILE, micro_batches=(4,), ranks=((0, 1),), shares=((2, 2),))
+    cut = {**base.layers, "l2": replace(base.layers["l2"], cuts={"height": (0, 5, 8)})}
+    assert differences(base, replace(base, layers=cut)) == (
+        "layer l2: on n0/cpu0 and n0/cpu1 (height 5:3) instead of n0/cpu0 and n0/cpu1 (samples 2:2)",
+    )
+
+
+def test_layers_of_another_model_are_named() -> None:
+    other = chain_decision(chain_profile(7), cuts=(3,))
+    assert differences(REFERENCE, other) == ("layer l6: only in this plan",)
+    assert differences(other, REFERENCE) == ("layer l6: not in this plan",)
+
+
+def test_the_table_says_which_is_best_and_what_does_not_fit() -> None:
+    slow = plan_of(PROFILE, chain_decision(PROFILE, cuts=(5,)), step_s=3e-3)
+    fast = plan_of(PROFILE, REFERENCE, step_s=2e-3)
+    comparison = Comparison({"slow.json": slow, "fast.json": fast}, {"one-device": "needs 9 GiB"})
+    lines = comparison.render().splitlines()
+    assert lines[1].split()[:6] == ["slow.json", "3.00", "ms", "1,333", "+50", "%"]
+    assert " best " in lines[2]
+    assert "  one-device: no plan fits: needs 9 GiB" in lines
+    assert "fast.json, against slow.json:" in lines
+    assert "  2 layers l3 ... l4: on n0/cpu1 instead of n0/cpu0" in lines
+    assert comparison.data()["differences"] == {"fast.json": ["2 layers l3 ... l4: on n0/cpu1 instead of n0/cpu0"]}
+
+
+def test_plans_that_decide_the_same_are_told_of_together() -> None:
+    first, other = plan_of(PROFILE, REFERENCE), plan_of(PROFILE, chain_decision(PROFILE, cuts=(5,)))
+    shown = Comparison({"a": first, "b": other, "c": first, "d": other}).render()
+    assert "b, d, against a:\n  2 layers l3 ... l4" in shown
+    assert "c, against a:\n  the same decision" in shown
+
+
+def test_plans_for_different_models_are_remarked_on() -> None:
+    other_profile = chain_profile(7)
+    other = plan_of(other_profile, chain_decision(other_profile, cuts=(3,)))
+    assert "different models" in Comparison({"a": plan_of(PROFILE, REFERENCE), "b": other}).render()

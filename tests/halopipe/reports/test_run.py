@@ -1,0 +1,80 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from halopipe.launch import run as launch_run
+from halopipe.reports import run
+from halopipe.run_spec.options import RunOptions, RunProgress, RunResult, Score
+from planner.ir.errors import NumericsError
+from planner.ir.timeline import Span, Timeline
+from tests.planner.factories import chain_decision, chain_profile, plan_of
+
+PROFILE = chain_profile(3)
+PLAN = plan_of(PROFILE, chain_decision(PROFILE, cuts=(2,)), step_s=0.010)
+SPANS = (Span(0, "0F0", 0.0, 0.002), Span(0, "0B0", 0.002, 0.005), Span(1, "1F0", 0.002, 0.003))
+RESULT = RunResult(
+    losses=(2.3026, 2.0, 1.5),
+    step_seconds=(0.020, 0.011, 0.011),
+    warmup=1,
+    timeline=Timeline("measured", 0.011, SPANS),
+    stage_forward_s=(0.002, 0.001),
+    stage_backward_s=(0.003, 0.0),
+    peak_bytes=(1, 1),
+)
+
+
+def test_a_run_is_reported_beside_its_prediction() -> None:
+    lines = run.report(PLAN, RESULT, run.predicted_timeline(PLAN)).splitlines()
+    assert lines[0] == "3 steps, 11.0 ms a step (median), 364 samples/s"
+    assert lines[2].split() == ["step", "10.0", "ms", "11.0", "ms", "+10", "%"]
+    assert lines[3].split() == ["stage", "0", "forward", "–", "2.00", "ms", "–"]
+    assert lines[5].split() == ["stage", "0", "compute", "10.0", "ms", "5.00", "ms", "-50", "%"]
+    assert lines[6].split() == ["stage", "0", "idle", "0", "s", "6.00", "ms", "–"]
+    assert "measured:" in lines
+    assert "predicted:" not in lines
+    assert lines[-1] == "loss 2.3026 at step 1, 1.5000 at step 3"
+
+
+def test_the_losses_of_longer_runs_are_averaged() -> None:
+    losses = (*[2.0] * 5, 1.7, *[1.0] * 5)
+    result = replace(RESULT, losses=losses)
+    assert "mean of the first 5 2.0000, of the last 5 1.0000" in run.report(PLAN, result, RESULT.timeline)
+
+
+def test_a_run_is_plain_data() -> None:
+    found = run.data(PLAN, RESULT)
+    assert found["losses"] == [2.3026, 2.0, 1.5]
+    assert found["measured"]["error"] == pytest.approx(0.1)
+    assert found["numerics"] is None
+
+
+def test_a_run_that_went_on_counts_all_steps_and_tells_its_evaluations() -> None:
+    result = replace(RESULT, first_step=4, scores=(Score(7, 0.5, 8, 0.25), Score(8, 0.25, 8)))
+    lines = run.report(PLAN, result, RESULT.timeline).splitlines()[-3:]
+    assert lines == [
+        "loss 2.3026 at step 5, 1.5000 at step 7",
+        "evaluation after step 7: loss 0.5000, 25 % right (8 samples)",
+        "evaluation after step 8: loss 0.2500 (8 samples)",
+    ]
+
+
+def run_with(monkeypatch: pytest.MonkeyPatch, result: RunResult | None) -> RunResult | None:
+    def run_plan(plan: object, options: object, progress: launch_run.Progress, hosts: None) -> RunResult | None:
+        progress(RunProgress(0, 3, None, 0.0))
+        progress(RunProgress(1, 3, 2.3, 0.011))
+        return result
+
+    monkeypatch.setattr(launch_run, "run_plan", run_plan)
+    return run.train(PLAN, RunOptions(steps=3))
+
+
+def test_a_run_gives_its_result_on_one_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert run_with(monkeypatch, RESULT) is RESULT
+    assert run_with(monkeypatch, None) is None
+
+
+def test_a_loss_that_is_not_a_number_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(NumericsError, match="the loss is nan from step 2 on"):
+        run_with(monkeypatch, replace(RESULT, losses=(2.3, float("nan"), float("nan"))))

@@ -1,0 +1,88 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from halopipe.run_spec.job import Compared, Job, RankResult
+from halopipe.run_spec.options import RunOptions, RunResult, Score, stage_medians
+from planner.ir.plan import Prediction
+from planner.ir.schedule import Op
+from planner.ir.timeline import Span, Timeline
+from tests.planner.factories import chain_decision, chain_profile, plan_of
+
+
+def timeline(*spans: tuple[str, float, float]) -> Timeline:
+    return Timeline("measured", 1.0, tuple(Span(0, *span) for span in spans))
+
+
+def result(*seconds: float, warmup: int = 2) -> RunResult:
+    return RunResult((1.0,) * len(seconds), seconds, warmup, timeline(), (0.1,), (0.2,), (5,))
+
+
+def prediction(step_s: float) -> Prediction:
+    return Prediction(step_s, 1.0, 0.0, (), "measured")
+
+
+def test_warm_up_steps_count_in_no_median() -> None:
+    measured = result(9.0, 8.0, 1.0, 2.0, 3.0).measured(prediction(1.0))
+    assert (measured.step_s, measured.num_steps, measured.error) == (2.0, 3, 1.0)
+    assert measured.spread == pytest.approx(1.0)
+    assert (measured.stage_forward_s, measured.stage_backward_s, measured.peak_bytes) == ((0.1,), (0.2,), (5,))
+
+
+def test_a_run_of_warm_up_only_is_measured_all_the_same() -> None:
+    measured = result(9.0).measured(prediction(0.0))
+    assert (measured.step_s, measured.num_steps, measured.spread, measured.error) == (9.0, 1, 0.0, 0.0)
+
+
+def test_the_timeline_file_holds_all_steps() -> None:
+    predicted = Timeline("predicted", 1.0, ())
+    file = result(3.0, 1.0).timeline_file(predicted)
+    assert (file.predicted, file.step_seconds, file.losses) == (predicted, (3.0, 1.0), (1.0, 1.0))
+
+
+def test_stage_medians_are_per_micro_batch_and_halves_add_up() -> None:
+    spans = [("0F0", 0, 1), ("0F1", 1, 4), ("0F2", 4, 6), ("1I0", 0, 2), ("1W0", 2, 3), ("0SEND_F0>1", 0, 9)]
+    timelines = [timeline(*spans)]
+    assert stage_medians(timelines, 2, (Op.FORWARD,)) == (2, 0)
+    assert stage_medians(timelines, 2, (Op.BACKWARD, Op.BACKWARD_INPUT, Op.BACKWARD_WEIGHT)) == (0, 3)
+
+
+def test_a_job_comes_through_its_file_whole(tmp_path: Path) -> None:
+    profile = chain_profile(3)
+    plan = plan_of(profile, chain_decision(profile, (2,)))
+    job = Job(plan, RunOptions(steps=7, dtype="float64", deadline_s=1.5), tmp_path, 123, 456)
+    job.write(tmp_path / "job.json")
+    assert Job.read(tmp_path / "job.json") == job
+    assert job.source.dtype == "float64"
+    assert Job(plan, RunOptions(), tmp_path).source == plan.inputs.model
+
+
+def test_autocast_goes_with_parameters_in_float32_alone(tmp_path: Path) -> None:
+    profile = chain_profile(3)
+    made = plan_of(profile, chain_decision(profile, (2,)))
+    model = replace(made.inputs.model, autocast="bfloat16")
+    plan = replace(made, inputs=replace(made.inputs, model=model))
+    sources = [Job(plan, RunOptions(dtype=dtype), tmp_path).source for dtype in ("", "float32", "float64")]
+    assert [(each.dtype, each.autocast) for each in sources] == [
+        ("float32", "bfloat16"),
+        ("float32", "bfloat16"),
+        ("float64", ""),
+    ]
+
+
+def test_a_rank_result_comes_through_text_whole() -> None:
+    compared = (Compared("w", "gradient", 0, 1.0, 1.5, 0.5, 0.01),)
+    spans, scores = {1: (Span(1, "1F0", 0.0, 0.5),)}, (Score(5, 1.5, 8, 0.25), Score(6, 1.0, 8))
+    found = RankResult(1, (0.5, 0.25), (1.0, 2.0), spans, 77, compared, 4, scores, False)
+    assert RankResult.from_json(found.to_json()) == found
+
+
+def test_the_words_of_a_run_need_no_torch() -> None:
+    code = "import halopipe.launch.run, halopipe.run_spec.job, sys; sys.exit('torch' in sys.modules)"
+    root = Path(__file__).resolve().parents[3]
+    assert subprocess.run([sys.executable, "-c", code], cwd=root, check=False).returncode == 0

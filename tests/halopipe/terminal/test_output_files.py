@@ -1,0 +1,72 @@
+from __future__ import annotations
+
+import multiprocessing
+import os
+from multiprocessing.synchronize import Event
+from pathlib import Path
+
+import pytest
+
+from halopipe.terminal.console import emit, remark, visible
+from halopipe.terminal.output_files import claimed
+from planner.ir.errors import MissingFileError, UsageError
+
+FORK = multiprocessing.get_context("fork")
+
+
+def hold(path: Path, held: Event, end: Event) -> None:
+    with claimed([path]):
+        held.set()
+        end.wait(20)
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_two_processes_do_not_write_one_file_and_the_dead_hold_nothing(tmp_path: Path, killed: bool) -> None:
+    held, end = FORK.Event(), FORK.Event()
+    owner = FORK.Process(target=hold, args=(tmp_path / "plan.json", held, end))
+    owner.start()
+    assert held.wait(20)
+    with pytest.raises(UsageError) as error, claimed([tmp_path / "plan.json"]):
+        pass
+    assert f"process {owner.pid} on " in error.value.render()
+    with claimed([tmp_path / "other.json"]):
+        pass
+    owner.kill() if killed else end.set()
+    owner.join(20)
+    with claimed([tmp_path / "plan.json"]):
+        pass
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_input_is_not_claimed_for_output_by_any_of_its_names(tmp_path: Path) -> None:
+    source = tmp_path / "profile.json"
+    source.write_text("x")
+    (tmp_path / "link").symlink_to(source)
+    os.link(source, tmp_path / "twin")
+    for name in ("profile.json", "link", "twin", "./profile.json"):
+        with pytest.raises(UsageError, match="is read, and would be replaced"), claimed([tmp_path / name], [source]):
+            pass
+
+
+def test_an_output_is_tried_before_the_work(tmp_path: Path) -> None:
+    with pytest.raises(MissingFileError), claimed([tmp_path / "nowhere/plan.json"]):
+        raise AssertionError
+
+
+def test_ranks_other_than_the_first_claim_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with claimed([tmp_path / "timeline.json"]):
+        monkeypatch.setenv("RANK", "1")
+        with claimed([tmp_path / "timeline.json"]):
+            pass
+
+
+def test_devices_are_claimed_by_nobody() -> None:
+    with claimed(["/dev/null"]), claimed(["/dev/null"]):
+        assert not Path("/dev/.null.lock").exists()
+
+
+def test_a_terminal_gets_no_control_characters(capsys: pytest.CaptureFixture[str]) -> None:
+    emit("a\x1b[31mb\tc\nd\x9b\u202e\ud800")
+    remark("\x07\x7f")
+    assert capsys.readouterr() == ("a\\u001b[31mb\tc\nd\\u009b\\u202e\\ud800\n", "\\u0007\\u007f\n")
+    assert visible("Zürich, 漢字 ░▓ 5 µs –") == "Zürich, 漢字 ░▓ 5 µs –"

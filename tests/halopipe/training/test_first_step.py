@@ -1,0 +1,352 @@
+"""The first step of a job beside one device's: what it is compared with, and what is said where it differs."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn import functional
+
+from halopipe.run_spec.job import Job, failed_path
+from halopipe.run_spec.options import RunOptions, RunResult
+from halopipe.training import first_step, single_device
+from halopipe.training import rank as opening
+from halopipe.training.first_step import parting
+from halopipe.training.single_device import IN_PARTS, WHOLE, make_reference, reference_of, terms_of
+from planner.ir.errors import HalopipeError, NumericsError, StaleFileError, UnsupportedModelError, UsageError
+from planner.ir.plan import Plan, RankPrediction
+from planner.ir.profile import ModelSource
+from profiler.capture.graph import capture
+from profiler.source.source import load_model
+from runtime.monitor.activity import Activity
+from runtime.optim.finishing import Finishing
+from tests.halopipe import learners
+from tests.halopipe.plans import plan_of
+from tests.halopipe.ranks import run_job
+
+WIDTH = 4
+
+
+class Net(nn.Module):
+    """Three layers with a function between them."""
+
+    def __init__(self, between: Any = torch.tanh) -> None:
+        super().__init__()
+        self.first, self.between, self.last = nn.Linear(WIDTH, 6), between, nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(functional.relu(self.between(self.first(x))))
+
+
+def example(module: nn.Module) -> Any:
+    return module, (torch.randn(4, WIDTH), torch.randint(3, (4,))), functional.cross_entropy
+
+
+def plain_net() -> Any:
+    return example(Net())
+
+
+def normalised() -> Any:
+    return example(nn.Sequential(nn.Linear(WIDTH, 6), nn.BatchNorm1d(6), nn.Linear(6, 3)))
+
+
+def ignoring() -> Any:
+    """A mean over as many samples of a micro-batch as are not ignored, behind statistics of the micro-batch."""
+    module, (inputs, _), loss = normalised()
+    return module, (inputs, torch.tensor([-100, 2, -100, 1])), loss
+
+
+def dropping() -> Any:
+    return example(Net(nn.Dropout(0.4)))
+
+
+class OwnDtype(nn.Module):
+    """A user's cast to single precision, which the weights of a copy in float64 do not survive."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(WIDTH, 6), nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.first(x).to(torch.float32))
+
+
+def own_dtype() -> Any:
+    return example(OwnDtype())
+
+
+def source(name: str, dtype: str = "float64") -> ModelSource:
+    return ModelSource(f"{__name__}:{name}", dtype=dtype)
+
+
+def plan(name: str = "plain_net", dtype: str = "float64", cuts: tuple[float, ...] = (0.5,)) -> Plan:
+    return plan_of(source(name, dtype), list(cuts), (3, 2, 2))
+
+
+def checked(made: Plan, folder: Path, **options: object) -> RunResult:
+    return run_job(made, folder, **{"steps": 2, "check_first_step": True, **options})
+
+
+UNSEEDED: list[Tensor] = []
+
+
+def unseeded(global_batch: int, input_shape: tuple[int, ...], seed: int) -> Iterator[Any]:
+    """Another batch each time it is asked for."""
+    while True:
+        UNSEEDED.append(torch.randn(global_batch, WIDTH))
+        yield UNSEEDED[-1], torch.zeros(global_batch, dtype=torch.int64)
+
+
+@pytest.mark.parametrize(
+    ("name", "witness"),
+    [("plain_net", WHOLE), ("dropping", WHOLE), ("normalised", IN_PARTS), ("ignoring", IN_PARTS), ("own_dtype", "")],
+)
+def test_the_first_step_of_a_job_is_one_device_s(tmp_path: Path, name: str, witness: str) -> None:
+    dtype = "float64" if witness else "float32"
+    numerics = checked(plan(name, dtype), tmp_path).numerics
+    assert numerics is not None
+    assert (numerics.num_steps, numerics.skipped, numerics.hidden) == (1, "", 0)
+    assert {"loss", "gradient", "parameter"} <= set(numerics.worst)
+    if witness:
+        assert numerics.witness == witness
+        assert max(each.error for each in numerics.worst.values()) < 1e-10
+
+
+def test_a_model_with_a_dtype_of_its_own_has_no_yardstick_and_that_is_said(tmp_path: Path) -> None:
+    job = Job(plan("own_dtype", "float32"), RunOptions(), tmp_path)
+    make_reference(job)
+    found = first_step.read_when_written(job.reference_path)
+    assert found.rounding == {}
+    assert found.witness.startswith(
+        f"{WHOLE}; its own rounding is not known, as it does not run in float64 (RuntimeError"
+    )
+
+
+def test_the_yardstick_reads_the_very_same_batch(tmp_path: Path) -> None:
+    UNSEEDED.clear()
+    job = Job(plan("plain_net", "float32"), RunOptions(data=f"{__name__}:unseeded"), tmp_path)
+    make_reference(job)
+    found = first_step.read_when_written(job.reference_path)
+    assert len(UNSEEDED) == 1
+    assert 0 < max(found.rounding["gradient"].values()) < 1e-5
+
+
+def test_updates_are_compared_where_gradients_are_gathered_over_steps(tmp_path: Path) -> None:
+    numerics = checked(plan(), tmp_path, steps=4, accumulate=2, clip_norm=0.1).numerics
+    assert numerics is not None
+    assert (numerics.num_steps, numerics.worst["parameter"].error < 1e-10) == (2, True)
+
+
+def test_forward_passes_alone_are_compared_by_their_loss(tmp_path: Path) -> None:
+    numerics = checked(learners.plan(schedule="forward"), tmp_path, data="tests.halopipe.learners:dataset").numerics
+    assert numerics is not None
+    assert set(numerics.worst) == {"loss"}
+    assert numerics.worst["loss"].error < 1e-10
+
+
+@pytest.fixture
+def wrong_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks run another function than the module's, in place of its relu; one device does not."""
+    honest = opening.capture_for
+
+    def capture_for(*args: Any, **options: Any) -> Any:
+        model, captured = honest(*args, **options)
+        for node in captured.graph_module.graph.nodes:
+            if node.target is torch.ops.aten.relu.default:
+                node.target = torch.ops.aten.sigmoid.default
+        captured.graph_module.recompile()
+        return model, captured
+
+    monkeypatch.setattr(opening, "capture_for", capture_for)
+
+
+@pytest.mark.usefixtures("wrong_graph")
+def test_a_plan_that_computes_something_else_ends_before_its_second_step(tmp_path: Path) -> None:
+    metrics = tmp_path / "metrics.jsonl"
+    with pytest.raises(NumericsError, match="the plan does not compute what one device does") as caught:
+        checked(plan(), tmp_path, metrics=str(metrics))
+    assert caught.value.exit_code == 6
+    assert "one device: the user's module on the whole batch" in caught.value.details
+    assert len(metrics.read_text().splitlines()) == 1
+
+
+def test_without_the_check_nobody_notices(tmp_path: Path, wrong_graph: None) -> None:
+    assert len(checked(plan(), tmp_path, check_first_step=False).losses) == 2
+
+
+@pytest.mark.parametrize("name", ["plain_net", "dropping"])
+def test_values_that_part_in_the_captured_graph_are_named_by_layer(name: str) -> None:
+    made = plan(name)
+    job = Job(made, RunOptions(), Path())
+    model = load_model(job.source)
+    item = model.inputs, model.targets
+    assert (
+        "does on one device what the user's module does" in parting(terms_of(job), model, capture(model), item, [])[0]
+    )
+    captured = capture(model)
+    for node in captured.graph_module.graph.nodes:
+        if node.target is torch.ops.aten.relu.default:
+            node.target = torch.ops.aten.sigmoid.default
+    (line,) = parting(terms_of(job), model, captured, item, [])
+    stage = made.decision.layers["relu"].stage
+    assert f"in the forward of micro-batch 0, layer relu (stage {stage}, rank {stage}) makes values of norm" in line
+
+
+class Doubled(torch.autograd.Function):
+    """Equal forward, twice the gradient: what a capture that loses a backward of the user's own does not do."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return 2 * gradient
+
+
+def test_gradients_that_part_in_the_captured_graph_are_named_by_layer() -> None:
+    job = Job(plan(), RunOptions(), Path())
+    model = load_model(job.source)
+    captured = capture(model)
+    model.module.between = lambda x: Doubled.apply(torch.tanh(x))
+    (line,) = parting(terms_of(job), model, captured, (model.inputs, model.targets), [])
+    assert "in the backward of micro-batch 0, layer first (stage 0, rank 0) gets a gradient of norm " in line
+
+
+def test_what_the_plan_does_wrong_is_named_by_the_layer_nearest_to_the_loss(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    honest = Finishing.run
+
+    def doubling(self: Finishing) -> Any:
+        for resident in self._residents.values():
+            if "first.weight" in resident.parameters:
+                resident.parameters["first.weight"].grad.mul_(2)
+        return honest(self)
+
+    monkeypatch.setattr(Finishing, "run", doubling)
+    with pytest.raises(NumericsError) as caught:
+        checked(plan(), tmp_path)
+    assert "the captured graph does on one device what the user's module does" in caught.value.details
+    assert caught.value.details[-1].startswith(
+        "values part at layer first (stage 0, rank 0): gradient of first.weight at "
+    )
+    assert "relative error 1.00e+00" in caught.value.details[-1]
+
+
+def test_a_module_that_draws_otherwise_than_its_graph_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    honest = single_device.capture_for
+
+    def capture_for(*args: Any, **options: Any) -> Any:
+        model, captured = honest(*args, **options)
+        model.module.between = nn.Identity()
+        return model, captured
+
+    monkeypatch.setattr(single_device, "capture_for", capture_for)
+    for options in ({}, {"check_numerics": True}):
+        with pytest.raises(UnsupportedModelError, match="one device cannot draw what the plan draws"):
+            checked(plan("dropping"), tmp_path, **options)
+
+
+def test_where_there_is_no_memory_for_one_device_the_job_says_so(tmp_path: Path) -> None:
+    made = plan()
+    huge = replace(made.prediction, ranks=(RankPrediction(0, 0.0, 0.0, 0.0, 1 << 50, 1 << 51),))
+    numerics = checked(replace(made, prediction=huge), tmp_path).numerics
+    assert numerics is not None
+    assert numerics.skipped.startswith("one device would need about 3072 TiB")
+    assert str(numerics).startswith("not compared with one device: ")
+
+
+def test_schedules_that_update_within_a_step_are_not_compared(tmp_path: Path) -> None:
+    made = plan_of(source("plain_net"), [0.5], (2, 2), schedule="pipedream")
+    numerics = checked(made, tmp_path).numerics
+    assert numerics is not None
+    assert numerics.skipped.startswith("schedule pipedream updates the weights within a step")
+    with pytest.raises(UsageError, match="--check-numerics needs a schedule"):
+        checked(made, tmp_path, check_numerics=True)
+
+
+def test_what_one_device_left_behind_is_the_reason(tmp_path: Path) -> None:
+    job = Job(plan(), RunOptions(), tmp_path)
+    failed_path(job.reference_path).write_text("killed")
+    assert first_step.read_when_written(job.reference_path).skipped == "killed"
+
+
+def terms(**given: Any) -> opening.Terms:
+    found = terms_of(Job(plan(), RunOptions(), Path()))
+    return replace(found, **given)
+
+
+def agreed(mine: opening.Terms, first: opening.Terms, model: str = "plain_net", seed: int = 0) -> None:
+    """Two ranks compare what they hold; the error of rank 1, which rank 0 raises too."""
+    store, errors = dist.HashStore(), {}
+
+    def one(rank: int, each: opening.Terms, captured: Any) -> None:
+        try:
+            opening._agree(each, opening.Place(rank, 2, store, lambda groups, program: None, Activity()), captured)
+        except HalopipeError as error:
+            errors[rank] = error
+
+    ranks = ((0, first, capture(load_model(source(model)))), (1, mine, capture(load_model(source(model), seed))))
+    threads = [threading.Thread(target=one, args=arguments) for arguments in ranks]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        assert str(errors[0]) == str(errors[1])
+        raise errors[1]
+
+
+def test_ranks_that_hold_the_same_agree() -> None:
+    agreed(terms(), terms())
+
+
+@pytest.mark.parametrize(
+    ("given", "seed", "said"),
+    [
+        ({"seed": 7}, 0, ("rank 1 was told another seed than rank 0", "rank 0: 0", "rank 1: 7")),
+        ({"clip_norm": 0.5}, 0, ("rank 1 was told another clip norm than rank 0", "rank 0: 0", "rank 1: 0.5")),
+        ({"accumulate": 2}, 0, ("rank 1 was told another accumulate than rank 0", "rank 0: 1", "rank 1: 2")),
+        (
+            {"said": {"optimizer": "SGD"}},
+            0,
+            ("rank 1 was told another autocast than rank 0", "rank 0: ", "rank 1: None"),
+        ),
+        ({}, 1, ("rank 1 begins with other values of first.bias than rank 0", "rank 0: sha256:", "rank 1: sha256:")),
+    ],
+)
+def test_a_rank_that_holds_something_else_is_refused_with_both_values(
+    given: dict[str, Any], seed: int, said: tuple[str, ...]
+) -> None:
+    with pytest.raises(UsageError) as caught:
+        agreed(terms(**given), terms(), seed=seed)
+    texts = (caught.value.title, *caught.value.details)
+    assert all(text.startswith(begin) for text, begin in zip(texts, said, strict=True))
+
+
+def test_a_rank_with_another_plan_is_refused() -> None:
+    with pytest.raises(StaleFileError, match="rank 1 was given another plan than rank 0"):
+        agreed(replace(terms(), plan=plan(cuts=())), terms())
+
+
+def test_a_reference_travels_whole() -> None:
+    job = Job(plan("dropping", "float32"), RunOptions(), Path())
+    model = load_model(job.source)
+    found = reference_of(terms_of(job), model, [(model.inputs, model.targets)], torch.device("cpu"))
+    store = dist.HashStore()
+    first_step._publish(store, "reference", found.to_bytes())
+    there = single_device.Reference.from_bytes(first_step._published(store, "reference"))
+    assert (there.losses, there.rounding, there.witness) == (found.losses, found.rounding, found.witness)
+    assert all(there.gradient[name].distance(found.gradient[name]) == 0.0 for name in found.gradient)
+    assert json.dumps(there.rounding)

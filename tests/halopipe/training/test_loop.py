@@ -1,0 +1,259 @@
+"""Training as people do it, by whole plans: data, evaluations, metrics, checkpoints.  Ranks are threads."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from halopipe.reports import run
+from halopipe.run_spec.options import RunResult, Score
+from halopipe.training.checkpointing import describe, write_state_dict
+from planner.ir.errors import MissingFileError, StaleFileError, UsageError
+from planner.ir.plan import Plan
+from runtime.checkpoint import Checkpoint, complete_steps
+from tests.halopipe import learners
+from tests.halopipe.ranks import run_job
+
+DATA = "tests.halopipe.learners:"
+RECIPE = {
+    "data": f"{DATA}dataset",
+    "optimizer": "AdamW:lr=0.05",
+    "scheduler": "CosineAnnealingLR:T_max=5",
+    "clip_norm": 0.5,
+    "steps": 8,
+}
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+@cache
+def plans() -> dict[str, Plan]:
+    return {"one": learners.plan([]), "two": learners.plan(), "four": learners.replicas()}
+
+
+@cache
+def expected() -> RunResult:
+    """The recipe on one rank."""
+    return run_job(plans()["one"], Path(), **RECIPE, eval_data=f"{DATA}dataset", eval_every=4)
+
+
+def assert_scores(found: tuple[Score, ...], wanted: tuple[Score, ...]) -> None:
+    assert [(each.step, each.num_samples, each.accuracy) for each in found] == [
+        (each.step, each.num_samples, each.accuracy) for each in wanted
+    ]
+    assert [each.loss for each in found] == pytest.approx([each.loss for each in wanted], rel=1e-10)
+
+
+@pytest.mark.parametrize("way", ["each", "first", "share"])
+@pytest.mark.parametrize("name", ["two", "four"])
+def test_whoever_reads_the_data_training_is_the_same(tmp_path: Path, name: str, way: str) -> None:
+    evaluation = {"eval_data": f"{DATA}dataset", "eval_every": 4}
+    found = run_job(plans()[name], tmp_path, **RECIPE, **evaluation, data_from=way)
+    assert found.losses == pytest.approx(expected().losses, rel=1e-10)
+    assert_scores(found.scores, expected().scores)
+    assert [each.step for each in found.scores] == [4, 8]
+    assert {each.num_samples for each in found.scores} == {learners.NUM_SAMPLES}
+    assert all(0.0 < (each.accuracy or 0.0) < 1.0 for each in found.scores)
+
+
+def test_evaluating_changes_nothing(tmp_path: Path) -> None:
+    assert run_job(plans()["one"], tmp_path, **RECIPE).losses == expected().losses
+
+
+@pytest.mark.parametrize("data", ["loader", "pieces", "stream"])
+def test_the_first_rank_reads_iterators_and_loaders_for_all(tmp_path: Path, data: str) -> None:
+    micro_batches = {"data": f"{DATA}{data}", "steps": 5}
+    found = run_job(plans()["four"], tmp_path, **micro_batches, data_from="first")
+    assert found.losses == pytest.approx(run_job(plans()["one"], tmp_path, **micro_batches).losses, rel=1e-10)
+
+
+@pytest.mark.parametrize(
+    ("data", "way"), [("sequences", "first"), ("some_sequences", "share"), ("some_sequences", "first")]
+)
+def test_batches_of_other_lengths_than_the_example_reach_all_ranks(tmp_path: Path, data: str, way: str) -> None:
+    plan = learners.plan_of_taggers()
+    options = {"data": f"{DATA}{data}", "steps": 4, "eval_data": f"{DATA}some_sequences"}
+    found, wanted = (run_job(plan, tmp_path, **options, data_from=each) for each in (way, "each"))
+    assert found.losses == wanted.losses
+    assert found.scores == wanted.scores
+    assert found.scores[0].accuracy is not None
+
+
+def test_what_is_asked_for_is_what_one_device_does(tmp_path: Path) -> None:
+    recipe = {**RECIPE, "accumulate": 3, "check_numerics": True}
+    numerics = run_job(plans()["four"], tmp_path, **recipe).numerics
+    assert numerics is not None
+    assert set(numerics.worst) == {"loss", "gradient", "parameter"}
+    assert max(each.error for each in numerics.worst.values()) < 1e-10
+
+
+def test_a_plan_of_forward_passes_is_evaluated(tmp_path: Path) -> None:
+    plan = learners.plan(schedule="forward")
+    found = run_job(plan, tmp_path, data=f"{DATA}dataset", steps=4)
+    assert not found.trained
+    module = learners.classifier()[0].double().eval()
+    inputs, targets = learners.samples()
+    with torch.no_grad():
+        loss = torch.nn.functional.cross_entropy(module(inputs.double()), targets).item()
+    rows = (6, 6, 6, 1)
+    mean = sum(each * count for each, count in zip(found.losses, rows, strict=True)) / sum(rows)
+    assert mean == pytest.approx(loss, rel=1e-12)
+    assert min(found.stage_forward_s) > 0
+    assert found.stage_backward_s == (0, 0)
+    report = run.report(plan, found, run.predicted_timeline(plan))
+    assert "mean loss of 4 steps" in report
+    assert "forward passes alone, no training" in report
+
+
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_metrics_are_written_step_by_step(tmp_path: Path) -> None:
+    path = tmp_path / "logs" / "metrics.jsonl"
+    found = run_job(plans()["four"], tmp_path, **RECIPE, metrics=str(path), eval_data=f"{DATA}dataset", eval_every=4)
+    lines = read_metrics(path)
+    steps = [line for line in lines if "loss" in line]
+    assert [line["step"] for line in steps] == list(range(1, 9))
+    assert [line["epoch"] for line in steps] == [0] * 4 + [1] * 4
+    assert tuple(line["loss"] for line in steps) == found.losses
+    assert steps[0]["learning_rate"] == 0.05
+    assert steps[5]["learning_rate"] == pytest.approx(0.0)
+    assert all(line["gradient_norm"] > 0 and line["step_s"] > 0 for line in steps)
+    assert steps[0]["samples_per_s"] == pytest.approx(6 / steps[0]["step_s"])
+    assert [line["step"] for line in lines if "eval_loss" in line] == [4, 8]
+    assert lines[4] == {
+        "step": 4,
+        "epoch": 0,
+        "eval_loss": found.scores[0].loss,
+        "eval_accuracy": found.scores[0].accuracy,
+        "eval_samples": 19,
+    }
+
+
+def test_a_run_that_fails_keeps_the_metrics_of_all_steps_before(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    with pytest.raises(UsageError, match="the data ended after 2 batches"):
+        run_job(plans()["two"], tmp_path, data="tests.halopipe.bombs:short", metrics=str(path))
+    assert [line["step"] for line in read_metrics(path)] == [1, 2]
+    assert all(line["loss"] is not None for line in read_metrics(path))
+
+
+@pytest.fixture(scope="module")
+def half(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the checkpoints and metrics of a run by two stages that ended after 5 of 8 steps."""
+    folder = tmp_path_factory.mktemp("half")
+    options = {**RECIPE, "steps": 5, "checkpoint": str(folder / "saved"), "checkpoint_every": 2}
+    run_job(plans()["two"], folder, **options, metrics=str(folder / "metrics.jsonl"))
+    assert complete_steps(folder / "saved") == (2, 4, 5)
+    return folder
+
+
+@pytest.mark.parametrize("step", [5, 4])
+@pytest.mark.parametrize(("name", "way"), [("two", "each"), ("one", "each"), ("four", "share"), ("four", "first")])
+def test_a_run_goes_on_as_if_it_had_not_stopped(tmp_path: Path, half: Path, name: str, way: str, step: int) -> None:
+    folder = tmp_path / "saved"
+    shutil.copytree(half / "saved", folder)
+    for later in complete_steps(folder):
+        if later > step:
+            shutil.rmtree(folder / f"step-{later}")
+    path = tmp_path / "metrics.jsonl"
+    shutil.copy(half / "metrics.jsonl", path)
+    found = run_job(
+        plans()[name],
+        tmp_path,
+        **RECIPE,
+        checkpoint=str(folder),
+        resume=True,
+        keep=2,
+        seed=13,  # of no effect: the checkpoint has one
+        data_from=way,
+        metrics=str(path),
+    )
+    assert found.first_step == step
+    assert found.losses == pytest.approx(expected().losses[step:], rel=1e-10)
+    if name == "two":
+        whole = run_job(plans()["two"], tmp_path, **RECIPE)
+        assert found.losses == whole.losses[step:]
+    assert complete_steps(folder) == (step, 8)
+    assert [line["step"] for line in read_metrics(path)] == list(range(1, 9))
+    assert "at step 8" in run.report(plans()[name], found, run.predicted_timeline(plans()[name]))
+
+
+def test_an_iterator_is_wound_forward(tmp_path: Path) -> None:
+    recipe = {**RECIPE, "data": f"{DATA}stream"}
+    whole = run_job(plans()["two"], tmp_path, **recipe)
+    folder = str(tmp_path / "saved")
+    run_job(plans()["two"], tmp_path, **{**recipe, "steps": 3}, checkpoint=folder)
+    rest = run_job(plans()["two"], tmp_path, **recipe, checkpoint=folder, resume=True)
+    assert rest.losses == whole.losses[3:]
+
+
+def test_another_models_checkpoint_is_refused_with_both_fingerprints(half: Path, tmp_path: Path) -> None:
+    options = {"checkpoint": str(half / "saved"), "resume": True, "steps": 9}
+    with pytest.raises(StaleFileError, match="belongs to another model") as caught:
+        run_job(learners.plan_of_taggers(), tmp_path, **options)
+    assert [line.split(":")[0] for line in caught.value.details] == ["checkpoint", "here"]
+    assert (caught.value.code, caught.value.exit_code) == ("H304", 3)
+    with pytest.raises(StaleFileError, match="belongs to another model"):
+        run_job(plans()["two"], tmp_path, **options, dtype="float32")
+
+
+def test_nothing_left_to_do_and_nothing_there_are_told(half: Path, tmp_path: Path) -> None:
+    saved = {"checkpoint": str(half / "saved"), "resume": True}
+    with pytest.raises(UsageError, match="all 5 steps are done") as caught:
+        run_job(plans()["two"], tmp_path, **{**RECIPE, "steps": 5}, **saved)
+    assert caught.value.remedies == ("--steps 10",)
+    with pytest.raises(UsageError, match="lies between updates of 2 steps each"):
+        run_job(plans()["two"], tmp_path, **RECIPE, **saved, accumulate=2)
+    with pytest.raises(MissingFileError, match="no complete checkpoint"):
+        run_job(plans()["two"], tmp_path, **RECIPE, checkpoint=str(tmp_path / "none"), resume=True)
+
+
+def test_a_checkpoint_is_described_and_written_as_a_state_dict(half: Path, tmp_path: Path) -> None:
+    found = Checkpoint.open(half / "saved")
+    text = describe(found)
+    assert "step-5: 5 steps done" in text
+    assert "saved by 2 ranks" in text
+    assert "4 parameters and buffers" in text
+    assert "data: 1 batch of epoch 1" in text
+    assert "other steps there: 2, 4" in text
+    write_state_dict(found, tmp_path / "new" / "model.pt")
+    module = learners.classifier()[0].double()
+    before = [parameter.clone() for parameter in module.parameters()]
+    module.load_state_dict(torch.load(tmp_path / "new" / "model.pt", weights_only=True))
+    assert not any(map(torch.equal, before, module.parameters()))
+    with pytest.raises(MissingFileError, match="cannot write"):
+        write_state_dict(found, tmp_path / "new" / "model.pt" / "x")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"data": f"{DATA}loader", "data_from": "share"}, "ranks cannot share what .*loader gives"),
+        ({"eval_data": f"{DATA}stream", "data_from": "share", "data": f"{DATA}dataset"}, "ranks cannot share"),
+        ({"data": f"{DATA}dataset", "optimizer": "Adam:lr=-1"}, "cannot be made"),
+        ({"scheduler": "StepLR"}, "cannot be made"),
+    ],
+)
+def test_what_shows_only_on_the_ranks_is_an_error_with_its_remedy(
+    tmp_path: Path, options: dict[str, object], message: str
+) -> None:
+    with pytest.raises(UsageError, match=message) as caught:
+        run_job(plans()["two"], tmp_path, **options)
+    assert caught.value.exit_code == 2
+
+
+def test_evaluation_may_look_at_some_batches_alone(tmp_path: Path) -> None:
+    found = run_job(plans()["two"], tmp_path, steps=2, eval_data=f"{DATA}stream", eval_every=1, eval_batches=3)
+    assert [(each.step, each.num_samples) for each in found.scores] == [(1, 18), (2, 18)]
+    assert found.scores[0].loss != found.scores[1].loss

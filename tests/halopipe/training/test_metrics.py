@@ -1,0 +1,75 @@
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+import torch.distributed as dist
+
+from halopipe.run_spec.options import Score
+from halopipe.training.metrics import Metrics
+from planner.ir.errors import MissingFileError
+from runtime.engine import StepResult
+
+
+def result(loss: float | None, rates: tuple[float, ...] = ()) -> StepResult:
+    return StepResult(loss, 0.5, (), (), None, rates)
+
+
+def lines(path: Path) -> list[dict[str, object]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_a_line_waits_for_its_loss_and_no_step_for_the_line(tmp_path: Path) -> None:
+    path, store = tmp_path / "m.jsonl", dist.HashStore()
+    with Metrics(str(path), store, 0, 1, 0) as first, Metrics(str(path), store, 1, 1, 0) as teller:
+        first.step(1, 0, 4, result(None))
+        assert lines(path) == []
+        teller.step(1, 0, 4, result(2.5, (0.1, 0.1)))
+        first.step(2, 0, 4, result(None, (0.2, 0.4)))
+        assert [(each["step"], each["loss"], each["learning_rate"]) for each in lines(path)] == [(1, 2.5, 0.1)]
+        assert lines(path)[0]["samples_per_s"] == 8
+        teller.step(2, 0, 4, result(math.nan, (0.1,)))
+    assert [(each["loss"], each["learning_rate"]) for each in lines(path)] == [(2.5, 0.1), ("nan", [0.2, 0.4])]
+    assert store.num_keys() <= 1  # what was read is gone; a HashStore counts a key of its own
+
+
+def test_steps_whose_loss_never_comes_are_written_without(tmp_path: Path) -> None:
+    path = tmp_path / "m.jsonl"
+    metrics = Metrics(str(path), dist.HashStore(), 0, 1, 0)
+    metrics.step(1, 0, 4, result(None))
+    metrics.__exit__(ValueError, ValueError("the run failed"), None)
+    assert [(each["step"], each["loss"]) for each in lines(path)] == [(1, None)]
+
+
+def test_a_run_that_goes_on_keeps_the_lines_of_the_steps_that_count(tmp_path: Path) -> None:
+    path, store = tmp_path / "m.jsonl", dist.HashStore()
+    with Metrics(str(path), store, 0, 0, 0) as metrics:
+        for step in range(1, 5):
+            metrics.step(step, 0, 4, result(step))
+        metrics.score(0, Score(4, 1.0, 8))
+    with open(path, "a") as file:
+        file.write('{"step": 5, "lo')  # a crash
+    with Metrics(str(path), store, 0, 0, 3) as metrics:
+        metrics.step(4, 0, 4, result(9.0))
+    assert [(each["step"], each["loss"]) for each in lines(path)] == [(1, 1), (2, 2), (3, 3), (4, 9.0)]
+    with Metrics(str(path), store, 0, 0, 0):
+        assert lines(path) == []
+
+
+def test_ranks_that_know_nothing_do_nothing(tmp_path: Path) -> None:
+    path, store = tmp_path / "m.jsonl", dist.HashStore()
+    with Metrics(str(path), store, 2, 1, 0) as metrics:
+        metrics.step(1, 0, 4, result(None))
+        metrics.score(0, Score(1, 1.0, 8))
+    assert not path.exists()
+    with Metrics("", store, 0, 0, 0) as metrics:
+        metrics.step(1, 0, 4, result(1.0))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_that_cannot_be_written_is_an_error_at_once(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(MissingFileError, match="cannot write the metrics"):
+        Metrics(str(tmp_path / "file" / "m.jsonl"), dist.HashStore(), 0, 0, 0)

@@ -1,0 +1,191 @@
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from planner.costs.calibration.apply_corrections import Factors
+from planner.costs.calibration.fit import (
+    RANGE,
+    clipped,
+    corrected_step_s,
+    corrections_from,
+    errors_left,
+    factor_from,
+    in_force,
+    on_other_machines,
+    with_observation,
+)
+from planner.ir.codec import dumps, loads
+from planner.ir.fingerprint import fingerprint
+from planner.ir.profile import (
+    BACKWARD,
+    FORWARD,
+    MESSAGES,
+    Calibration,
+    Correction,
+    CostClass,
+    Observation,
+    Profile,
+    Seen,
+)
+from tests.planner.factories import chain_profile
+
+KIND = "kind-1"
+F, B, M = CostClass(FORWARD, KIND), CostClass(BACKWARD, KIND), CostClass(MESSAGES, "within-host")
+PREDICTED_S = {F: 1.0, B: 2.0}
+
+
+def observation(name: str, forward: float, backward: float, step: float = 0.0, spread: float = 0.01) -> Observation:
+    """A step of forward (1 s) and backward (2 s), measured so many times longer; the step what they add up to."""
+    ratios = {F: forward, B: backward}
+    seen = tuple(Seen(of, s, s * ratios[of], s, s) for of, s in PREDICTED_S.items())
+    explained_s = sum(clipped(one.ratio) * one.predicted_s for one in seen)
+    return Observation(name, 20, spread, 3.0, step or explained_s, explained_s, seen)
+
+
+def factors(*observations: Observation) -> dict[CostClass, float]:
+    return {one.of: one.factor for one in corrections_from(observations)}
+
+
+def test_plans_that_agree_are_believed_the_more_the_more_there_are() -> None:
+    found = [factor_from([1.4] * count) for count in (1, 2, 4, 16)]
+    assert found == sorted(found)
+    assert found[0] == pytest.approx(math.sqrt(1.4))
+    assert 1.39 < found[-1] < 1.4
+
+
+def test_plans_that_disagree_and_noisy_runs_are_believed_less() -> None:
+    assert factor_from([1.1, 1.4, 1.9]) < factor_from([1.4, 1.4, 1.4])
+    assert factor_from([1.4] * 3, noise=0.1) < factor_from([1.4] * 3)
+
+
+def test_one_plan_that_is_out_does_not_move_a_factor() -> None:
+    assert factor_from([1.2, 1.2, 1.2, 1.2, 9.0]) == pytest.approx(factor_from([1.2] * 5), rel=1e-9)
+
+
+@given(st.lists(st.floats(1e-3, 1e3), min_size=1, max_size=8))
+def test_a_factor_lies_between_one_and_the_median_and_in_a_sane_range(ratios: list[float]) -> None:
+    middle = math.exp(sorted(map(math.log, ratios))[len(ratios) // 2])
+    low, high = min([1.0, *ratios]), max([1.0, *ratios])
+    assert low * (1 - 1e-9) <= factor_from(ratios) <= high * (1 + 1e-9) or factor_from(ratios) in RANGE
+    assert RANGE[0] <= factor_from(ratios) <= RANGE[1]
+    assert middle > 0
+
+
+def test_what_all_plans_show_is_corrected() -> None:
+    found = factors(*(observation(str(number), 1.1, 1.3) for number in range(4)))
+    assert found[F] == pytest.approx(1.1, abs=0.02)
+    assert found[B] == pytest.approx(1.3, abs=0.03)
+
+
+def test_a_class_that_is_right_is_kept_as_such() -> None:
+    """Else a stage of one rank would go with shared ones."""
+    shared = CostClass(FORWARD, KIND, shared=True)
+    seen = (Seen(F, 1.0, 1.0, 1.0, 1.0), Seen(shared, 2.0, 3.0, 2.0, 2.0))
+    found = factors(*(Observation(name, 20, 0.0, 3.0, 4.0, 4.0, seen) for name in "abcd"))
+    assert found[F] == 1.0
+    assert found[shared] > 1.4
+
+
+def test_one_plan_counts_only_if_it_is_far_out() -> None:
+    assert factors(observation("a", 1.05, 1.05)) == {}
+    found = factors(observation("a", 1.4, 1.4))
+    assert 1.1 < found[F] < 1.25, "and by half"
+
+
+def test_what_would_not_hold_for_plans_left_out_is_refused() -> None:
+    disagree = [observation("a", 1.2, 1.2), observation("b", 0.8, 0.8), observation("c", 1.0, 1.0)]
+    assert factors(*disagree) == {}
+    right_already = [observation(str(number), 1.2, 1.2, step=3.0) for number in range(4)]
+    assert factors(*right_already) == {}, "the parts are out, but the step is not"
+
+
+def test_noise_is_not_corrected() -> None:
+    runs = (1.004, 0.997, 1.006, 0.999, 1.002)
+    assert factors(*(observation(str(number), ratio, ratio) for number, ratio in enumerate(runs))) == {}
+
+
+def test_classes_that_make_up_for_one_another_are_corrected_together_or_not_at_all() -> None:
+    """Forward is measured half as long, backward a quarter longer: the step is right as it is."""
+    assert factors(*(observation(str(number), 0.5, 1.25) for number in range(5))) == {}
+
+
+def test_corrections_of_devices_count_where_those_of_links_do_harm() -> None:
+    def with_messages(name: str, ratio: float) -> Observation:
+        found = observation(name, 1.2, 1.2)
+        seen = (*found.seen, Seen(M, 1.0, ratio, 3.0, 3.0))
+        return replace(found, explained_s=found.explained_s + 3.0 * (ratio - 1), seen=seen)
+
+    found = factors(*(with_messages(name, 3.0) for name in "abcd"))
+    assert set(found) == {F, B}
+
+
+def test_leaving_a_plan_out_uses_only_the_others() -> None:
+    (before, after), *others = errors_left([observation("a", 1.4, 1.4), *(observation(n, 1.0, 1.0) for n in "bcd")])
+    assert before == after == pytest.approx(math.log(1.4))
+    assert all(error == pytest.approx((0.0, 0.0), abs=1e-9) for error in others)
+
+
+def test_a_corrected_step_is_the_sum_of_its_parts() -> None:
+    found = Factors.of((Correction(F, 1.5, 2), Correction(B, 2.0, 2)))
+    assert corrected_step_s(observation("a", 1.0, 1.0), found) == pytest.approx(1.5 + 4.0)
+
+
+def test_where_another_path_becomes_the_longest_its_tangent_counts() -> None:
+    """Forward on one rank, 1 s, beside backward on another, 0.9 s, which is measured half as long again."""
+    seen = (Seen(F, 1.0, 1.0, 1.0, 0.0), Seen(B, 0.9, 1.35, 0.0, 0.9))
+    found = Observation("a", 20, 0.01, 1.0, 1.35, 1.35, seen)
+    for factor in (1.0, 1.2, 1.5):
+        corrected = corrected_step_s(found, Factors.of((Correction(B, factor, 2),)))
+        assert corrected == pytest.approx(max(1.0, 0.9 * factor))
+
+
+def test_a_plan_that_runs_again_replaces_what_it_showed() -> None:
+    profile = chain_profile(3)
+    once = with_observation(with_observation(profile, observation("a", 1.4, 1.4)), observation("b", 1.0, 1.0))
+    again = with_observation(once, observation("a", 1.2, 1.2))
+    assert [one.plan for one in again.calibration.observations] == ["b", "a"]
+    assert again.calibration.observations[1].seen[0].measured_s == pytest.approx(1.2)
+
+
+def test_stored_corrections_follow_from_the_stored_observations() -> None:
+    profile: Profile = chain_profile(3)
+    for name in "abc":
+        profile = with_observation(profile, observation(name, 1.1, 1.3))
+    read = loads(dumps(profile), Profile)
+    assert read == profile
+    assert read.calibration.corrections == corrections_from(read.calibration.observations) != ()
+
+
+def test_the_fingerprint_of_a_profile_is_that_of_what_was_measured() -> None:
+    profile = chain_profile(3)
+    learnt = with_observation(profile, observation("a", 1.4, 1.4))
+    assert learnt.bare == profile
+    assert fingerprint(learnt.bare) == fingerprint(profile) == learnt.calibration.profile
+
+
+def test_a_profile_that_changed_has_no_corrections() -> None:
+    learnt = with_observation(chain_profile(3), observation("a", 1.4, 1.4))
+    changed = replace(learnt, action_overhead_s={KIND: 1e-5})
+    assert in_force(learnt) is learnt
+    assert in_force(changed) == changed.bare
+    assert len(with_observation(changed, observation("b", 1.0, 1.0)).calibration.observations) == 1
+
+
+def test_on_other_machines_only_devices_keep_their_corrections() -> None:
+    corrections = (Correction(F, 1.1, 2), Correction(M, 1.5, 2))
+    profile = replace(chain_profile(3), calibration=Calibration("", (), corrections))
+    assert on_other_machines(profile.bare, profile).calibration.corrections == corrections[:1]
+
+
+@settings(max_examples=50)
+@given(st.lists(st.tuples(st.floats(0.5, 2.0), st.floats(0.5, 2.0)), min_size=2, max_size=8))
+def test_accepted_corrections_lower_the_error_of_plans_left_out(ratios: list[tuple[float, float]]) -> None:
+    observations = [observation(str(number), *pair) for number, pair in enumerate(ratios)]
+    if factors(*observations):
+        left = errors_left(observations)
+        assert sum(after for _, after in left) < sum(before for before, _ in left)

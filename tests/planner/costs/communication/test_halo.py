@@ -1,0 +1,84 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from planner.check.site_exchanges import site_exchange_s
+from planner.costs.communication.halo import halo_rows, site_exchanges_s
+from planner.costs.cost_model import PriceBook
+from planner.costs.predict import predict
+from planner.ir.profile import SiteHalo
+from planner.ir.schedule import Op
+from tests.planner.factories import chain_decision, chain_profile
+from tests.planner.sparse_networks import classifier, sparse_profile
+
+GRAPH = classifier(samples=4, sites=1000)
+PROFILE = sparse_profile(GRAPH, (1.0,) * 4, halo_rows=100)
+FIRST = GRAPH.layers[0]
+
+
+def test_what_was_measured_is_read_by_parts_a_sample() -> None:
+    measured = (SiteHalo("a", 2, 1, 100), SiteHalo("a", 8, 1, 50))
+    assert halo_rows(measured, GRAPH, 4000, 2, 1) == pytest.approx(100)
+    assert halo_rows(measured, GRAPH, 4000, 4, 2) == pytest.approx(100)
+    assert halo_rows(measured, GRAPH, 4000, 4, 1) == pytest.approx((100 * 50) ** 0.5)
+    assert halo_rows(measured, GRAPH, 4000, 2, 4) == pytest.approx(100)  # whole samples: one is cut all the same
+    assert halo_rows(measured, GRAPH, 4000, 64, 1) == pytest.approx(50 / 4)  # 8 times finer: a quarter of the surface
+
+
+def test_unmeasured_halos_are_surfaces_of_cubes_and_no_more_than_the_others_rows() -> None:
+    assert halo_rows((), GRAPH, 4000, 8, 8) == pytest.approx(6 * 100)
+    assert halo_rows((), GRAPH, 40, 2, 1) == pytest.approx(5)
+
+
+def test_a_halo_travels_there_and_its_gradient_back() -> None:
+    forward, backward = site_exchanges_s(PROFILE, (0, 1), 1)
+    index = next(i for i, layer in enumerate(GRAPH.layers) if layer.kind == "sparse_conv" and i > 0)
+    size = 100 * 8 * 4
+    assert forward[index] == backward[index] == pytest.approx(size / 1e9)
+    assert forward[0] > 0
+    assert backward[0] == 0  # features have no gradient
+
+
+def test_what_goes_to_samples_is_summed() -> None:
+    forward, backward = site_exchanges_s(PROFILE, (0, 1, 2, 3), 4)
+    index = next(i for i, layer in enumerate(GRAPH.layers) if layer.kind == "segment")
+    assert forward[index] == backward[index] == pytest.approx(2 * 3 / 4 * 1024 / 1e9)  # no message below 1 KiB
+
+
+def test_one_rank_exchanges_nothing_nor_does_a_dense_network() -> None:
+    assert not np.any(site_exchanges_s(PROFILE, (0,), 1))
+    book = PriceBook(chain_profile(3))
+    assert book.exchanges_s((0, 1), 4) is book.norms_s((0, 1))
+
+
+def test_halos_make_a_shared_stage_slower() -> None:
+    decision = chain_decision(PROFILE, micro_batches=(2, 2), ranks=((0, 1),))
+    fewer = replace(PROFILE, site_halos=tuple(replace(halo, rows=1) for halo in PROFILE.site_halos))
+    assert predict(PROFILE, decision)[0].step_s > predict(fewer, decision)[0].step_s
+
+
+@pytest.mark.parametrize("measured", [True, False])
+@pytest.mark.parametrize(("ranks", "samples"), [((0, 1), 1), ((0, 1, 2), 1), ((0, 1, 2, 3), 4), ((1, 3), 3)])
+@pytest.mark.parametrize("duplex", [True, False])
+def test_the_checker_finds_the_same(ranks: tuple[int, ...], samples: int, measured: bool, duplex: bool) -> None:
+    links = {name: replace(link, duplex=duplex) for name, link in PROFILE.cluster.links.items()}
+    more = tuple(SiteHalo(halo.layer, 3, 1, 70) for halo in PROFILE.site_halos)
+    halos = (*PROFILE.site_halos, *more) if measured else ()
+    profile = replace(PROFILE, cluster=replace(PROFILE.cluster, links=links), site_halos=halos)
+    found, values = site_exchanges_s(profile, ranks, samples), GRAPH.values()
+    network = PriceBook(profile).network
+    for number, op in enumerate((Op.FORWARD, Op.BACKWARD)):
+        for index, layer in enumerate(GRAPH.layers):
+            seconds = site_exchange_s(
+                profile,
+                layer,
+                values[layer.inputs[0]],
+                ranks,
+                op,
+                samples,
+                lambda size: network.all_reduce_s(ranks, size),
+            )
+            assert seconds == pytest.approx(found[number][index], rel=1e-12)

@@ -1,0 +1,77 @@
+"""What hides behind compute: halos of convolutions, and nothing else."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from planner.costs.communication.resharding import Crossing, exposed
+from planner.costs.cost_model import PriceBook
+from planner.costs.shards.option import Option
+from planner.costs.stages.layouts import LayoutPrices
+from planner.costs.stages.stage_cost import stage_cost
+from tests.planner.networks import Named, Network, priced
+
+EVERYTHING = ("sample", "spatial", "channel")
+H2, S2, C2 = (Option(((dim, (0, 1, 2)),)) for dim in ("height", "sample", "channel"))
+S2H2 = Option((("sample", (0, 1, 2)), ("height", (0, 1, 2))))
+
+
+def prices_of(made: tuple[Network, Named], ranks: int = 2, **how: object) -> LayoutPrices:
+    profile = priced(*made, **{"speeds": (1.0,) * ranks, **how})  # type: ignore[arg-type]
+    return LayoutPrices(PriceBook(profile), tuple(range(ranks)), 4, EVERYTHING)
+
+
+def two_convolutions(groups: int = 1) -> tuple[Network, Named]:
+    network = Network(4, 3, 16)
+    return network, network.conv(network.conv(network.image, 8), 8, groups=groups)
+
+
+def crossing(seconds: float, is_halo: bool) -> Crossing:
+    one = np.array([[seconds]])
+    return Crossing(one, 2 * one, np.zeros((1, 1, 2)), one, np.array([[is_halo]]), np.ones((1, 1), dtype=np.int64))
+
+
+def test_a_halo_costs_what_exceeds_the_compute_of_the_slowest_rank() -> None:
+    compute = np.array([[3.0, 5.0]])
+    assert [float(x[0, 0]) for x in exposed(crossing(7.0, True), "conv", compute, 2 * compute)] == [2.0, 4.0]
+    assert [float(x[0, 0]) for x in exposed(crossing(4.0, True), "conv", compute, compute)] == [0.0, 3.0]
+
+
+@pytest.mark.parametrize(("kind", "is_halo"), [("pool", True), ("pointwise", True), ("conv", False)])
+def test_nothing_else_hides(kind: str, is_halo: bool) -> None:
+    compute = np.array([[100.0, 100.0]])
+    assert [float(x[0, 0]) for x in exposed(crossing(7.0, is_halo), kind, compute, compute)] == [7.0, 14.0]
+
+
+def test_the_same_cuts_of_space_make_a_halo_and_gathered_channels_do_not() -> None:
+    prices = prices_of(two_convolutions())
+    assert prices.crossing(0, 1, (H2,), (H2,)).is_halo[0, 0]
+    assert not prices.crossing(0, 1, (H2,), (S2,)).is_halo[0, 0]
+    gathered, shared = (Option(C2.cuts, ways=ways) for ways in (1, 2))
+    assert not prices.crossing(0, 1, (C2,), (gathered,)).is_halo[0, 0]
+    assert not prices.crossing(0, 1, (C2,), (shared,)).is_halo[0, 0]
+    in_groups = prices_of(two_convolutions(groups=2))
+    assert in_groups.crossing(0, 1, (C2,), (C2,)).is_halo[0, 0]  # each part reads its own channels: nothing moves
+    both = prices_of(two_convolutions(), ranks=4)
+    assert both.crossing(0, 1, (S2H2,), (S2H2,)).is_halo[0, 0]
+
+
+def test_a_stage_waits_for_what_its_layers_do_not_hide() -> None:
+    quick, slow = (prices_of(two_convolutions(), latency_s=latency_s) for latency_s in (0.0, 1e-2))
+    for prices in (quick, slow):
+        halo = prices.crossing(0, 1, (H2,), (H2,))
+        compute = prices.layer(1, (H2,)).seconds[:2, 0].max(axis=-1)
+        cost = stage_cost(prices, dict.fromkeys((0, 1), H2))
+        assert cost.exchange_forward_s == pytest.approx(max(0.0, halo.forward_s[0, 0] - compute[0]))
+        assert cost.exchange_backward_s == pytest.approx(max(0.0, halo.backward_s[0, 0] - compute[1]))
+    assert stage_cost(quick, dict.fromkeys((0, 1), H2)).exchange_forward_s == 0
+    assert stage_cost(slow, dict.fromkeys((0, 1), H2)).exchange_forward_s > 5e-3
+
+
+def test_a_recomputed_layer_waits_once_more() -> None:
+    prices = prices_of(two_convolutions(), latency_s=1e-2)
+    once = stage_cost(prices, dict.fromkeys((0, 1), H2))
+    again = stage_cost(prices, dict.fromkeys((0, 1), Option(H2.cuts, recompute=True)))
+    waits = again.exchange_backward_s - once.exchange_backward_s
+    assert waits == pytest.approx(once.exchange_forward_s)

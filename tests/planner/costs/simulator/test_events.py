@@ -1,0 +1,231 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from planner.costs.cost_model import PriceBook
+from planner.costs.simulator.events import simulate
+from planner.costs.simulator.program import compile_program
+from planner.costs.stages.action_costs import StageCosts
+from planner.costs.stages.placement import placements
+from planner.ir.errors import IllegalProgramError
+from planner.ir.layout import Layout
+from planner.ir.plan import Decision, Placement, Stage
+from planner.ir.profile import Profile
+from planner.ir.program import Program
+from planner.ir.schedule import Action, Pipeline, StageGraph
+from planner.ir.timeline import Timeline
+from planner.layers.boundary import Boundaries
+from planner.passes import lower, validate
+from planner.schedules import positions
+from planner.schedules import schedule as schedule_named
+from tests.planner.factories import batch_bytes, chain_decision, chain_profile
+
+TINY = 4
+
+
+def program_of(profile: Profile, decision: Decision) -> Program:
+    return Boundaries.of_decision(profile.graph, decision).program(decision)
+
+
+def run(profile: Profile, decision: Decision, program: Program | None = None) -> Timeline:
+    book = PriceBook(profile)
+    costs = StageCosts(book, placements(book, decision), decision.micro_batches)
+    return simulate(program or program_of(profile, decision), costs)
+
+
+def pipeline(num_stages: int, num_microbatches: int, schedule: str, **costs: object) -> tuple[Profile, Decision]:
+    """Equal stages, F = 1 ms and B = 2 ms a micro-batch; the last stage also has the loss, which is free."""
+    profile = chain_profile(num_stages, num_stages, activation_bytes=TINY, parameter_bytes=TINY, **costs)
+    decision = chain_decision(profile, range(1, num_stages), (1,) * num_microbatches, schedule=schedule)
+    return profile, decision
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
+@pytest.mark.parametrize(("num_stages", "num_microbatches"), [(1, 3), (2, 1), (2, 5), (4, 2), (4, 8)])
+def test_equal_stages_take_m_plus_p_minus_1_times_a_micro_batch(
+    schedule: str, num_stages: int, num_microbatches: int
+) -> None:
+    profile, decision = pipeline(num_stages, num_microbatches, schedule, bandwidth_bytes_per_s=1e15)
+    expected = (num_microbatches + num_stages - 1) * 3e-3
+    assert run(profile, decision).step_s == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.parametrize(("num_stages", "num_microbatches"), [(2, 5), (4, 8)])
+def test_transfers_add_two_hops_a_boundary_to_gpipe_and_a_round_trip_a_window_to_1f1b(
+    num_stages: int, num_microbatches: int
+) -> None:
+    p, m, c = num_stages, num_microbatches, 2e-4
+    for schedule, extra in (("gpipe", 2 * (p - 1)), ("1f1b", 2 * (p + m - 2 - -(-(m - 1) // p)))):
+        profile, decision = pipeline(p, m, schedule, latency_s=c, bandwidth_bytes_per_s=1e15)
+        assert run(profile, decision).step_s == pytest.approx((m + p - 1) * 3e-3 + extra * c, rel=1e-6)
+
+
+def test_messages_of_a_channel_travel_one_after_another() -> None:
+    profile, decision = pipeline(2, 3, "gpipe", latency_s=10e-3, bandwidth_bytes_per_s=1e15)
+    spans = {span.action: span for span in run(profile, decision).spans}
+    assert [spans[f"1RECV_F{m}<0"].stop_s for m in range(3)] == pytest.approx([11e-3, 21e-3, 31e-3])
+    assert spans["0SEND_F2>1"].stop_s == pytest.approx(3e-3)
+
+
+def test_a_link_that_is_not_duplex_carries_one_direction_at_a_time() -> None:
+    steps = []
+    for duplex in (True, False):
+        profile, decision = pipeline(2, 6, "1f1b", latency_s=8e-3, bandwidth_bytes_per_s=1e15, duplex=duplex)
+        steps.append(run(profile, decision).step_s)
+    assert steps[1] > steps[0] * 1.2
+
+
+def test_a_reduction_waits_for_its_last_member() -> None:
+    profile = chain_profile(1, 2, parameter_bytes=4096, bandwidth_bytes_per_s=1e6)
+    decision = chain_decision(profile, (), (4,), [(0, 1)], [(3, 1)])
+    spans = {(span.rank, span.action): span for span in run(profile, decision).spans}
+    slow, fast = spans[0, "0REDUCE_GRAD"], spans[1, "0REDUCE_GRAD"]
+    assert (slow.start_s, fast.start_s) == pytest.approx((9e-3, 3e-3))
+    assert slow.stop_s == fast.stop_s == pytest.approx(9e-3 + 4096e-6)
+
+
+def test_overhead_accumulation_and_update_are_paid() -> None:
+    profile = chain_profile(1, 1, accumulate_s=5e-4, update_s=2e-4, action_overhead_s=1e-4)
+    step_s = run(profile, chain_decision(profile, (), (1, 1, 1))).step_s
+    assert step_s == pytest.approx(3 * 3e-3 + 2 * 5e-4 + 2e-4 + 7 * 1e-4)
+
+
+def test_memory_peaks_with_the_micro_batches_in_flight() -> None:
+    peaks = {}
+    for schedule in ("gpipe", "1f1b"):
+        profile = chain_profile(2, 2, parameter_bytes=400, activation_bytes=TINY, saved_bytes=(1000, 0))
+        decision = chain_decision(profile, (1,), (1,) * 6, schedule=schedule)
+        peaks[schedule] = run(profile, decision).peak_bytes(0)
+    still_to_come = 5 * 2 * TINY  # in the first backward, which makes the gradients; buffers have as much to spare
+    always = 2 * 400 + still_to_come + batch_bytes(profile, decision)
+    assert peaks["gpipe"] == always + 6 * (1000 + TINY)
+    assert peaks["1f1b"] == always + 2 * (1000 + TINY)
+
+
+def test_a_split_backward_holds_its_activations_until_the_weights_are_done() -> None:
+    profile = chain_profile(
+        1, 1, parameter_bytes=4, saved_bytes=1000, backward_input_s=4e-3, backward_weight_s=5e-3, accumulate_s=1e-4
+    )
+    decision = chain_decision(profile, (), (1, 1))
+    peaks, steps = [], []
+    for text in ("0F0 0I0 0W0 0F1 0I1 0W1 0UPDATE", "0F0 0I0 0F1 0I1 0W0 0W1 0UPDATE"):
+        timeline = run(profile, replace(decision, program=(tuple(text.split()),)))
+        peaks.append(timeline.peak_bytes(0))
+        steps.append(timeline.step_s)
+    left = 2 * 4096  # the layer's input and the gradient of its output, more than the 1000 bytes it saved
+    always = 2 * 4 + batch_bytes(profile, decision)
+    assert peaks == [always + left, always + 2 * left]
+    assert steps == pytest.approx([20e-3 + 1e-4] * 2)
+
+
+def test_a_program_that_never_ends_is_refused_with_its_grid() -> None:
+    profile, decision = pipeline(2, 2, "gpipe")
+    program = program_of(profile, decision)
+    rows = [list(row) for row in program.rows]
+    late = rows[0].pop(rows[0].index(Action.parse("0SEND_F0>1")))
+    rows[0].insert(rows[0].index(Action.parse("0B0")) + 1, late)
+    broken = replace(program, rows=tuple(map(tuple, rows)))
+    with pytest.raises(IllegalProgramError) as error:
+        run(profile, decision, broken)
+    assert "rank 0 in 0RECV_B0<1, rank 1 in 1RECV_F0<0" in str(error.value)
+    assert ">>0RECV_B0<1<<" in str(error.value)
+
+
+@pytest.mark.parametrize(("drop", "words"), [("0SEND_F1>1", "is missing"), ("1F0", "is missing")])
+def test_a_program_without_what_an_action_needs_is_not_compiled(drop: str, words: str) -> None:
+    profile, decision = pipeline(2, 2, "gpipe")
+    program = program_of(profile, decision)
+    rows = tuple(tuple(action for action in row if str(action) != drop) for row in program.rows)
+    with pytest.raises(IllegalProgramError, match=words):
+        compile_program(replace(program, rows=rows), decision.micro_batches)
+
+
+def test_a_program_out_of_order_is_not_compiled() -> None:
+    profile, decision = pipeline(1, 1, "gpipe")
+    program = program_of(profile, decision)
+    with pytest.raises(IllegalProgramError, match="0UPDATE on rank 0 needs 0B0, which comes later"):
+        compile_program(replace(program, rows=(program.rows[0][::-1],)), decision.micro_batches)
+
+
+def interleaved(profile: Profile, num_stages: int, num_ranks: int, name: str, micro_batches: int) -> Decision:
+    """One layer a stage, stages at the positions that the schedule wants."""
+    where = positions(name, num_ranks, num_stages // num_ranks)
+    graph = profile.graph
+    stage_of = {layer.name: min(index, num_stages - 1) for index, layer in enumerate(graph.layers)}
+    ranks = tuple((position,) for position in where)
+    boundaries = Boundaries.of(graph, stage_of, (Layout(),) * num_stages, ranks)
+    edges = boundaries.edges()
+    stages = StageGraph(num_stages, micro_batches, edges)
+    routes = boundaries.routes(edges, (1,) * micro_batches)
+    program = lower(schedule_named(name)(Pipeline(stages, where)), stages, ranks, routes, num_ranks)
+    validate(program)
+    return Decision(
+        schedule=name,
+        micro_batches=(1,) * micro_batches,
+        stages=tuple(Stage(group, tuple(f"n0/cpu{rank}" for rank in group)) for group in ranks),
+        layers={layer: Placement(stage) for layer, stage in stage_of.items()},
+        program=tuple(tuple(map(str, row)) for row in program.rows),
+    )
+
+
+@pytest.mark.parametrize(("name", "bubble"), [("interleaved", 3 * 6e-3 / 2), ("zb-v", 3 * 2e-3 / 2)])
+def test_stages_of_a_rank_share_its_time_and_memory(name: str, bubble: float) -> None:
+    """Eight stages on four ranks; a rank's two have F = I = W = 2 ms together."""
+    profile = chain_profile(8, 4, activation_bytes=TINY, parameter_bytes=400, bandwidth_bytes_per_s=1e15)
+    decision = interleaved(profile, 8, 4, name, 8)
+    timeline = run(profile, decision)
+    assert timeline.step_s == pytest.approx(8 * 6e-3 + bubble, rel=1e-6)
+    assert timeline.busy_s(0) == pytest.approx(8 * 6e-3)
+    assert all(timeline.peak_bytes(rank) > 2 * 2 * 400 for rank in range(4))
+
+
+def test_a_message_that_blocks_holds_its_sender_and_then_its_receiver() -> None:
+    profile, decision = pipeline(2, 1, "1f1b-sno", latency_s=2e-3, bandwidth_bytes_per_s=1e15)
+    spans = {span.action: span for span in run(profile, decision).spans}
+    assert (spans["0SEND_F0>1!"].start_s, spans["0SEND_F0>1!"].stop_s) == pytest.approx((1e-3, 3e-3))
+    assert (spans["1RECV_F0<0!"].start_s, spans["1RECV_F0<0!"].stop_s) == pytest.approx((0.0, 5e-3))
+    assert spans["0UPDATE"].stop_s == pytest.approx(1e-3 + 4e-3 + 3e-3 + 4e-3 + 2e-3)
+
+
+def test_forwards_alone_keep_nothing_behind() -> None:
+    profile, decision = pipeline(2, 5, "forward", saved_bytes=1000, workspace_bytes=10, bandwidth_bytes_per_s=1e15)
+    timeline = run(profile, decision)
+    assert timeline.step_s == pytest.approx(6e-3, rel=1e-6)
+    always = TINY + batch_bytes(profile, decision)  # no gradients
+    assert timeline.peak_bytes(0) == always + 1000 + 10 + 5 * TINY  # frames on their way
+    assert timeline.memory[-1].num_bytes == always
+
+
+def test_an_update_starts_the_sum_of_gradients_anew() -> None:
+    profile = chain_profile(1, 1, accumulate_s=5e-4, update_s=2e-4)
+    steps = {
+        name: run(profile, chain_decision(profile, (), (1,) * 4, schedule=name)).step_s
+        for name in ("1f1b", "pipedream")
+    }
+    assert steps["1f1b"] == pytest.approx(4 * 3e-3 + 3 * 5e-4 + 2e-4)
+    assert steps["pipedream"] == pytest.approx(4 * 3e-3 + 4 * 2e-4)
+
+
+def test_reductions_in_the_middle_of_a_step_are_apart() -> None:
+    profile = chain_profile(1, 2, parameter_bytes=4096, bandwidth_bytes_per_s=1e6)
+    decision = chain_decision(profile, (), (4, 4), [(0, 1)], [(1, 1)], schedule="pipedream")
+    spans = {(span.rank, span.action): span for span in run(profile, decision).spans}
+    assert spans[0, "0REDUCE_GRAD0"].stop_s == pytest.approx(6e-3 + 4096e-6)
+    assert spans[1, "0REDUCE_GRAD1"].stop_s == pytest.approx(2 * (6e-3 + 4096e-6))
+
+
+def test_an_action_of_a_micro_batch_that_does_not_exist_is_not_compiled() -> None:
+    profile, decision = pipeline(1, 2, "gpipe")
+    program = program_of(profile, decision)
+    rows = (tuple(replace(a, microbatch=2) if str(a) == "0F1" else a for a in program.rows[0]),)
+    with pytest.raises(IllegalProgramError, match="0F2 on rank 0 needs micro-batch 2, which is missing"):
+        compile_program(replace(program, rows=rows), decision.micro_batches)
+
+
+def test_price_slots_are_few() -> None:
+    profile, decision = pipeline(2, 8, "1f1b")
+    compiled = compile_program(program_of(profile, decision), decision.micro_batches)
+    assert len(compiled.transfers) == 2
+    assert len(compiled.actions) == 2 * 5  # F, first B, other B, messages, update

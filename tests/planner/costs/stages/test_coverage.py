@@ -1,0 +1,51 @@
+"""What a plan uses and nobody measured: by layer sizes and parts, for plans of samples and of layouts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from planner.costs.cost_model import PriceBook
+from planner.costs.stages.coverage import unmeasured
+from planner.ir.plan import Plan
+from planner.ir.problem import Problem
+from planner.ir.profile import Profile
+from planner.solvers import solver
+from tests.planner.networks import mesh_like, plain, priced
+
+KIND = "kind-1"
+
+
+def made(profile: Profile, batch: int, **how: object) -> Plan:
+    return solver("suffix-dp")(Problem(profile, batch, max_stages=1, **how))  # type: ignore[arg-type]
+
+
+def test_a_plan_of_measured_sizes_lacks_nothing() -> None:
+    profile = priced(*plain(samples=4), speeds=(1.0,))
+    found = made(profile, 4, micro_batch_sizes=(4,))
+    assert unmeasured(PriceBook(profile), [found.decision]) == {}
+
+
+def test_a_size_between_is_missing_until_it_is_measured() -> None:
+    profile = priced(*plain(samples=4), speeds=(1.0,))
+    found = made(profile, 6, micro_batch_sizes=(3,))
+    missing = unmeasured(PriceBook(profile), [found.decision])
+    assert missing[KIND].sizes == (3,)
+    assert missing[KIND].shapes == ()
+    more = tuple(replace(m, samples=3) for m in profile.measurements[KIND] if m.samples == 4)
+    completed = replace(profile, measurements={KIND: (*profile.measurements[KIND], *more)})
+    assert unmeasured(PriceBook(completed), [found.decision]) == {}
+
+
+def test_parts_of_layers_that_are_cut_are_missing_until_they_are_measured() -> None:
+    profile = priced(*mesh_like(height=256), speeds=(1.0, 1.0))
+    found = made(profile, 1, micro_batch_sizes=(1,), allow=("spatial",))
+    assert any("height" in placed.cuts or "width" in placed.cuts for placed in found.decision.layers.values())
+    missing = unmeasured(PriceBook(profile), [found.decision])[KIND]
+    assert missing.shapes
+    assert {shape.samples for shape in missing.shapes} == {1}
+    whole = {(m.layer, m.samples): m for m in profile.measurements[KIND]}
+    parts = tuple(
+        replace(whole[name, shape.samples], part=shape.part) for shape in missing.shapes for name in shape.layers
+    )
+    completed = replace(profile, parts={KIND: parts})
+    assert not unmeasured(PriceBook(completed), [found.decision]).get(KIND, missing.__class__()).shapes

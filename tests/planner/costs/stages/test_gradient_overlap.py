@@ -1,0 +1,79 @@
+"""What is waited for sums behind a backward: by hand, by a clock, and never less than the bound that searches use."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from planner.check.behind import Made, waited_s
+from planner.costs.stages.gradient_overlap import Bucket, exposed_s, least_exposed_s
+from planner.ir.buckets import BUCKET_BYTES, in_buckets
+from planner.ir.cluster import ALL_REDUCE, MEASURED, WITHIN_HOST, Cluster, Collective, DeviceSpec, Link
+
+
+def nothing(_: int) -> float:
+    return 0.0
+
+
+def test_a_bucket_alone_waits_for_the_whole_backward() -> None:
+    assert exposed_s([Bucket(10, 0)], lambda layer: 5.0, lambda size: float(size), nothing) == 10.0
+
+
+def test_sums_hide_behind_what_is_left_of_the_backward() -> None:
+    left = {3: 6.0, 2: 4.0, 0: 0.0}
+    found = [Bucket(4, 3), Bucket(4, 2), Bucket(1, 0)]
+    # The first starts at -6 and ends at -2, the second ends at 2, the third at 3.
+    assert exposed_s(found, left.__getitem__, float, nothing) == pytest.approx(3.0)
+    # On a fast link only the last is left.
+    assert exposed_s(found, left.__getitem__, lambda size: size / 10, nothing) == pytest.approx(0.1)
+
+
+def test_what_moves_gradients_takes_its_time_from_the_backward() -> None:
+    left = {1: 5.0, 0: 0.0}
+    found = [Bucket(2, 1), Bucket(2, 0)]
+    assert exposed_s(found, left.__getitem__, lambda size: size / 2, lambda size: size / 4) == pytest.approx(1.0 + 1.0)
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 3 * BUCKET_BYTES), st.floats(0.0, 1.0)), min_size=1, max_size=12),
+    st.floats(1e-9, 1e-7),
+    st.floats(0.0, 1e-8),
+)
+def test_equal_to_a_clock_that_goes_bucket_by_bucket(
+    layers: list[tuple[int, float]], s_per_byte: float, core_s_per_byte: float
+) -> None:
+    sizes, seconds = zip(*layers, strict=True)
+    ends = np.concatenate(([0.0], np.cumsum(seconds)))
+    found = [Bucket(sum(sizes[place] for place in places), min(places)) for places in in_buckets(sizes)]
+
+    def sum_s(size: int) -> float:
+        return 1e-4 + size * s_per_byte
+
+    def core_s(size: int) -> float:
+        return size * core_s_per_byte
+
+    ours = exposed_s(found, lambda layer: float(ends[layer]), sum_s, core_s)
+    made = [Made(size, float(end)) for size, end in zip(sizes, ends[:-1], strict=True)]
+    assert ours == pytest.approx(waited_s(made, sum_s, core_s), rel=1e-9, abs=1e-12)
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 3 * BUCKET_BYTES), st.floats(0.0, 0.2)), min_size=1, max_size=12),
+    st.lists(st.floats(1e-4, 1.0), min_size=3, max_size=3),
+)
+def test_no_stage_waits_less_than_the_bound(layers: list[tuple[int, float]], seconds: list[float]) -> None:
+    points = tuple(zip((1024, 1 << 20, 1 << 26), sorted(seconds), strict=True))
+    devices = tuple(DeviceSpec(f"n0/cpu{rank}", "cpu", "n0", 1) for rank in range(2))
+    link = Link(1e-4, 1e9, evidence=MEASURED)
+    cluster = Cluster(devices, {WITHIN_HOST: link}, (Collective(ALL_REDUCE, 2, WITHIN_HOST, points),))
+    from planner.costs.communication.links import Network
+
+    network = Network(cluster)
+    sizes, backward = zip(*layers, strict=True)
+    ends = np.concatenate(([0.0], np.cumsum(backward)))
+    found = [Bucket(sum(sizes[place] for place in places), min(places)) for places in in_buckets(sizes)]
+    exact = exposed_s(found, lambda k: float(ends[k]), lambda n: network.all_reduce_s((0, 1), n), nothing)
+    total = np.array([float(sum(sizes))])
+    assert least_exposed_s(cluster, (0, 1), total, np.array([ends[-1]]))[0] <= exact + 1e-12

@@ -1,0 +1,136 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+
+from planner.check.preparing import prepared_bytes, prepares_beside
+from planner.check.reckon import reckon
+from planner.costs.predict import predict
+from planner.costs.stages.input_pipeline import Preparations, closure, has_host_beside
+from planner.ir.plan import Decision
+from planner.ir.profile import PreparationCost, Profile
+from planner.ir.schedule import Action, Op
+from planner.ir.timeline import Timeline
+from planner.layers import prepared_inputs
+from planner.layers.boundary import Boundaries
+from tests.planner.factories import chain_decision, cluster
+from tests.planner.sparse_networks import classifier, segmenter, sparse_profile
+
+GRAPH = classifier(samples=4)
+ALL = range(len(GRAPH.layers))
+
+
+def spans(timeline: Timeline, op: Op, rank: int = 0) -> list[tuple[float, float]]:
+    return [
+        (span.start_s, span.stop_s)
+        for span in timeline.spans
+        if span.rank == rank and Action.parse(span.action).op is op
+    ]
+
+
+def reckoned(profile: Profile, decision: Decision) -> None:
+    """The checker finds the same."""
+    prediction, _ = predict(profile, decision)
+    program = Boundaries.of_decision(profile.graph, decision).program(decision)
+    found = reckon(profile, decision, program)
+    assert found.step_s == pytest.approx(prediction.step_s, rel=1e-12)
+    assert found.peak_bytes == tuple(rank.peak_bytes for rank in prediction.ranks)
+
+
+def test_a_stage_prepares_what_its_layers_read_and_what_that_is_made_from_once() -> None:
+    found = Preparations(sparse_profile(GRAPH, preparation_s=1e-3))
+    assert found.seconds("kind-1", [0], 1) == pytest.approx(1e-3)  # its own map
+    assert found.seconds("kind-1", [3], 1) == pytest.approx(2e-3)  # coarse sites, then the map between levels
+    assert found.seconds("kind-1", ALL, 1) == pytest.approx(4e-3)
+    assert found.seconds("kind-1", ALL, 6) == pytest.approx(24e-3)
+    assert found.seconds("kind-1", [1, 2], 6) == 0  # normalisation and activation
+
+
+def test_the_measurement_nearest_in_size_is_scaled() -> None:
+    def cost(samples: int, seconds: float) -> PreparationCost:
+        return PreparationCost("map", ("neighbours_0_0",), (), seconds, samples)
+
+    profile = replace(sparse_profile(GRAPH), preparations={"kind-1": (cost(1, 1.0), cost(4, 2.0))})
+    found = Preparations(profile)
+    assert [found.seconds("kind-1", [0], n) for n in (1, 2, 4, 8)] == [1.0, 2.0, 2.0, 4.0]
+
+
+def test_a_closure_follows_what_things_are_made_from() -> None:
+    a = PreparationCost("a", (), (), 1.0, 1)
+    b = PreparationCost("b", (), ("a",), 1.0, 1)
+    c = PreparationCost("c", ("x",), ("b", "a"), 1.0, 1)
+    d = PreparationCost("d", ("y",), ("a",), 1.0, 1)
+    assert sorted(closure((a, b, c, d), frozenset("x"))) == ["a", "b", "c"]
+    assert closure((a, b, c, d), frozenset()) == {}
+
+
+def test_a_core_is_occupied_while_it_prepares() -> None:
+    profile = sparse_profile(GRAPH, (1.0,), preparation_s=1e-3)
+    decision = chain_decision(profile, micro_batches=(1, 1), schedule="gpipe")
+    prediction, timeline = predict(profile, decision)
+    (first, second), (forward, _) = spans(timeline, Op.PREPARE), spans(timeline, Op.FORWARD)
+    assert first == (0.0, pytest.approx(4e-3))
+    assert second == (pytest.approx(4e-3), pytest.approx(8e-3))
+    assert forward[0] == pytest.approx(8e-3)
+    assert prediction.ranks[0].compute_s == pytest.approx(prediction.step_s)
+    reckoned(profile, decision)
+
+
+def test_beside_an_accelerator_the_host_prepares_the_next_micro_batch_meanwhile() -> None:
+    profile = sparse_profile(GRAPH, (1.0,), preparation_s=1e-3, device="gpu")
+    decision = chain_decision(profile, micro_batches=(1, 1, 1), schedule="gpipe")
+    prediction, timeline = predict(profile, decision)
+    forwards, hosts = spans(timeline, Op.FORWARD), spans(timeline, Op.PREPARE)
+    assert forwards[0][0] == pytest.approx(hosts[0][1])
+    assert hosts[1] == (pytest.approx(4e-3), pytest.approx(8e-3))
+    assert forwards[1][0] == pytest.approx(max(hosts[1][1], forwards[0][1]))
+    assert hosts[2][0] == pytest.approx(max(hosts[1][1], forwards[0][1]))  # asked for after the first forward
+    waited = forwards[0][0] + sum(max(0.0, b[0] - a[1]) for a, b in pairwise(forwards))
+    assert prediction.ranks[0].bubble_s == pytest.approx(waited)
+    reckoned(profile, decision)
+
+
+def test_preparing_just_in_time_takes_longer() -> None:
+    profile = sparse_profile(GRAPH, (1.0,), preparation_s=1e-3, device="gpu")
+    decision = chain_decision(profile, micro_batches=(1, 1, 1), schedule="gpipe")
+    program = (tuple(f"0PREP{m} 0F{m}" for m in range(3)), tuple(f"0B{m}" for m in range(3)), ("0UPDATE",))
+    late = replace(decision, program=(tuple(" ".join(map(" ".join, program)).split()),))
+    assert predict(profile, late)[0].step_s > predict(profile, decision)[0].step_s
+    reckoned(profile, late)
+
+
+@pytest.mark.parametrize("device", ["cpu", "gpu"])
+@pytest.mark.parametrize("recompute", [False, True])
+def test_the_checker_reckons_shared_stages_alike(device: str, recompute: bool) -> None:
+    for graph in (GRAPH, segmenter()):
+        profile = sparse_profile(graph, (1.0, 2.0, 1.0), device=device)
+        decision = chain_decision(profile, (3,), (3, 3, 2), ((0, 1), (2,)), ((1, 2), (1,)))
+        stages = tuple(replace(stage, recompute=recompute) for stage in decision.stages)
+        reckoned(profile, replace(decision, stages=stages))
+
+
+def test_maps_are_held_for_each_micro_batch_of_a_step() -> None:
+    profile = sparse_profile(GRAPH, (1.0,))
+    maps = Preparations(profile).num_bytes(ALL, 1)
+    assert maps == prepared_bytes(profile, GRAPH.layers, 1)
+    of_all = sum(spec.num_bytes for name, spec in GRAPH.inputs.items() if name.startswith(("neighbours", "reverse")))
+    assert maps == of_all // 4 + 2 * 8
+    one, three = (
+        predict(profile, chain_decision(profile, micro_batches=(1,) * count, schedule="gpipe"))[0].ranks[0].peak_bytes
+        for count in (1, 3)
+    )
+    saved = sum(m.saved_bytes for m in profile.measurements["kind-1"] if m.samples == 1)
+    made = prepared_inputs(GRAPH)
+    raw = sum(spec.num_bytes for name, spec in GRAPH.inputs.items() if name not in made)
+    assert three - one == 2 * (maps + saved + raw // 4)
+
+
+def test_only_cores_of_the_host_prepare_for_themselves() -> None:
+    core = cluster((1.0,)).devices[0]
+    gpu = replace(core, name="n0/gpu0")
+    assert [has_host_beside(device) for device in (core, gpu)] == [False, True]
+    profile = sparse_profile(GRAPH, device="gpu")
+    assert prepares_beside(profile, 0)
+    assert not prepares_beside(sparse_profile(GRAPH), 0)

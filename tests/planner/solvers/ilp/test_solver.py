@@ -1,0 +1,332 @@
+"""The integer program over spans: against exhaustive search of its objective, and of simulated steps."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+
+from planner.check import check
+from planner.costs.cost_model import PriceBook
+from planner.ir.constraints import Ways, broken, parse_rule
+from planner.ir.errors import InfeasibleError, UnknownNameError, UsageError
+from planner.ir.problem import Problem
+from planner.schedules import names as schedules
+from planner.schedules import traits
+from planner.solvers import solver
+from planner.solvers.candidates.candidate import Candidate, cut_positions, micro_batches
+from planner.solvers.candidates.constraints import Constraints
+from planner.solvers.candidates.evaluate import Evaluator
+from planner.solvers.ilp.device_groups import assign, device_classes, groups
+from planner.solvers.ilp.formulas import INFEASIBLE, OPTIMAL, TIME_LIMIT, Program, follows, objective_s, within_memory
+from planner.solvers.ilp.solver import Enumeration, Way, solve
+from planner.solvers.ilp.spans import Instance, prune
+from planner.solvers.progress import SearchProgress
+from tests.planner.factories import chain_profile
+from tests.planner.solvers.instances import branching_problem, plans, random_problem
+
+PLAIN = ("1f1b", "gpipe")
+RULES = (
+    "l1=stage:0",
+    "l1=stage:1",
+    "l2=stage:2",
+    "l0=replicas:1",
+    "l[01]=together",
+    "l1=device:n?/cpu0",
+    "*=sample:1",
+    "l*=kind:*-1",
+)
+makes = pytest.mark.parametrize("make", [random_problem, branching_problem], ids=["chains", "branches"])
+
+
+def plain(seed: int, make: Callable[[int], Problem] = random_problem, rules: bool = False) -> Problem:
+    """A random problem with schedules whose windows are their own, perhaps with recompute and side constraints."""
+    draw = random.Random(seed)
+    problem = replace(make(seed), schedules=PLAIN, recompute=draw.choice(["never", "never", "auto", "always"]))
+    if not rules:
+        return problem
+    fix, forbid = (tuple(map(parse_rule, draw.sample(RULES, n))) for n in (draw.randint(0, 1), draw.randint(0, 1)))
+    return replace(problem, fix=fix, forbid=forbid)
+
+
+def ways(problem: Problem) -> list[Way]:
+    """Every way to cut the batch, nothing pruned."""
+    evaluator = Evaluator(problem, PriceBook(problem.profile))
+    return [way for _, way in Enumeration(evaluator, Constraints.of(problem))._ways()]
+
+
+def chains(instance: Instance, cut: int = 0, used: tuple[int, ...] = ()) -> Iterator[tuple[int, ...]]:
+    """Every pipeline of spans, whatever devices it takes."""
+    for v in range(len(instance.spans)):
+        if instance.spans.first[v] == cut:
+            last = int(instance.spans.last[v])
+            yield from [(*used, v)] if last == instance.end else chains(instance, last, (*used, v))
+
+
+def possible(instance: Instance, chain: tuple[int, ...]) -> bool:
+    takes = [instance.groups[int(instance.spans.group[v])].takes for v in chain]
+    enough = all(sum(n) <= len(c.ranks) for n, c in zip(zip(*takes, strict=True), instance.classes, strict=True))
+    return enough and within_memory(instance, chain) and follows(instance, chain) and len(chain) <= instance.most_stages
+
+
+def without_twins(instance: Instance) -> Instance:
+    """With like hosts told apart, so that every pipeline is there by each of its names."""
+    return replace(instance, classes=tuple(replace(found, twin=-1) for found in instance.classes))
+
+
+@makes
+@pytest.mark.parametrize("first", range(0, 160, 20))
+def test_the_program_is_solved_as_by_exhaustion(first: int, make: Callable[[int], Problem]) -> None:
+    solved = 0
+    for seed in range(first, first + 20):
+        try:
+            found = ways(plain(seed, make, rules=True))
+        except (InfeasibleError, UnknownNameError):
+            continue
+        for way in random.Random(seed).sample(found, min(2, len(found))):
+            values = [objective_s(way.instance, c) for c in chains(way.instance) if possible(way.instance, c)]
+            solution = Program(way.instance, float("inf")).solve(60.0)
+            if not values:
+                assert solution.status == INFEASIBLE
+                continue
+            assert solution.status == OPTIMAL
+            assert possible(way.instance, solution.spans)
+            assert solution.value_s == pytest.approx(min(values), rel=1e-6)
+            assert min(values) * (1 - 1e-5) <= solution.bound_s <= min(values)
+            solved += 1
+    assert solved >= 10
+
+
+@makes
+@pytest.mark.parametrize("seed", range(300, 310))
+def test_excluding_solutions_gives_the_next_best(seed: int, make: Callable[[int], Problem]) -> None:
+    for way in ways(plain(seed, make))[:2]:
+        instance = without_twins(way.instance)
+        values = sorted(objective_s(instance, c) for c in chains(instance) if possible(instance, c))
+        program = Program(instance, float("inf"))
+        for value in values[:5]:
+            solution = program.solve(60.0)
+            assert solution.value_s == pytest.approx(value, rel=1e-6)
+            program.exclude(solution.spans)
+        if len(values) <= 5:
+            assert program.solve(60.0).status == INFEASIBLE
+
+
+@makes
+@pytest.mark.parametrize("seed", range(320, 335))
+def test_nothing_that_is_good_enough_is_pruned(seed: int, make: Callable[[int], Problem]) -> None:
+    for way in ways(plain(seed, make)):
+        values = sorted(objective_s(way.instance, c) for c in chains(way.instance) if possible(way.instance, c))
+        if not values:
+            continue
+        least, bound_s = prune(way.instance, float("inf"))
+        assert bound_s <= values[0] * (1 + 1e-9)
+        for upper_s in (values[0], values[len(values) // 2]):
+            least, bound_s = prune(way.instance, upper_s)
+            assert bound_s <= values[0] * (1 + 1e-9)
+            kept = sorted(objective_s(least, c) for c in chains(least) if possible(least, c))
+            wanted = [value for value in values if value <= upper_s]
+            assert kept[: len(wanted)] == pytest.approx(wanted, rel=1e-9)
+            assert Program(least, upper_s).solve(60.0).value_s == pytest.approx(values[0], rel=1e-6)
+
+
+Shape = tuple[tuple[int, ...], str, tuple[int, ...], tuple[tuple[int, ...], ...], tuple[bool, ...]]
+"""Micro-batches, schedule, bounds, devices by class of each stage, and whether each computes again."""
+
+
+def chain_of(instance: Instance, shape: Shape) -> tuple[int, ...]:
+    """The plan's spans.
+
+    Raises:
+        KeyError: the instance lacks one.
+    """
+    spans, (_, _, bounds, takes, again) = instance.spans, shape
+    entries = zip(spans.first, spans.last, spans.group, spans.recompute, strict=True)
+    known = {
+        (instance.cuts[first], instance.cuts[last], instance.groups[int(group)].takes, bool(recompute)): v
+        for v, (first, last, group, recompute) in enumerate(entries)
+    }
+    return tuple(known[a, b, *stage] for (a, b), *stage in zip(pairwise(bounds), takes, again, strict=True))
+
+
+def some_plans(problem: Problem, draw: random.Random, count: int) -> Iterator[tuple[Shape, Candidate]]:
+    """Random plans; they may not fit."""
+    book, constraints = PriceBook(problem.profile), Constraints.of(problem)
+    classes, cuts = device_classes(problem, constraints), cut_positions(problem.profile.graph)
+    for _ in range(count):
+        batches = micro_batches(problem, draw.randint(1, problem.global_batch))
+        options, chosen, left = groups(problem, book, classes, batches), [], [len(c.ranks) for c in classes]
+        while options and len(chosen) < len(cuts) - 1 and (not chosen or draw.random() < 0.6):
+            chosen.append(draw.choice(options))
+            left = [a - b for a, b in zip(left, chosen[-1].takes, strict=True)]
+            options = tuple(g for g in options if all(a >= b for a, b in zip(left, g.takes, strict=True)))
+        if chosen:
+            bounds = (0, *sorted(draw.sample(cuts[1:-1], len(chosen) - 1)), cuts[-1])
+            fixed = {"never": False, "always": True}.get(problem.recompute)
+            again = tuple(draw.random() < 0.5 if fixed is None else fixed for _ in chosen)
+            shares, name = tuple(group.shares for group in chosen), draw.choice(problem.schedules)
+            candidate = Candidate.chain(bounds, assign(classes, tuple(chosen)), shares, batches, name)
+            yield (
+                (batches, name, bounds, tuple(group.takes for group in chosen), again),
+                replace(candidate, recompute=again if any(again) else ()),
+            )
+
+
+@makes
+@pytest.mark.parametrize("seed", range(340, 365))
+def test_every_plan_that_fits_is_in_the_tables_with_a_bound_below_its_step(
+    seed: int, make: Callable[[int], Problem]
+) -> None:
+    chosen = [n for n in schedules() if (t := traits(n)).synchronous and t.trains and t.stages_per_position == 1]
+    problem = replace(plain(seed, make), schedules=tuple(n for n in chosen if not traits(n).windowed))
+    way_of = {(way.micro_batches, name): way for way in ways(problem) for name in way.schedules}
+    evaluator = Evaluator(problem, PriceBook(problem.profile))
+    for shape, candidate in some_plans(problem, random.Random(seed), 80):
+        evaluation = evaluator.evaluate(candidate)
+        if evaluation.fits:
+            instance = way_of[shape[:2]].instance
+            chain = chain_of(instance, shape)
+            assert within_memory(instance, chain), candidate
+            assert objective_s(instance, chain) <= evaluation.step_s * (1 + 1e-9), candidate
+
+
+@pytest.mark.parametrize("first", range(400, 450, 10))
+def test_the_plan_is_the_best_of_all_plans_that_the_rules_allow(first: int) -> None:
+    num_plans = 0
+    for seed in range(first, first + 10):
+        problem = plain(seed, rules=True)
+        try:
+            constraints = Constraints.of(problem)
+        except (InfeasibleError, UnknownNameError):
+            continue
+        evaluator = Evaluator(problem, PriceBook(problem.profile))
+        steps = []
+        for candidate in plans(problem):
+            shape = [Ways(sample=len(group)) for group in candidate.groups]
+            again = [candidate.recomputes(s) for s in range(candidate.num_stages)]
+            if constraints.allows_stages(candidate.stage_of, candidate.groups, again, shape):
+                steps.append(evaluator.evaluate(candidate).step_s)
+        best_s = min(steps, default=float("inf"))
+        if best_s == float("inf"):
+            with pytest.raises(InfeasibleError):
+                solve(problem)
+            continue
+        plan = solve(problem)
+        num_plans += 1
+        assert plan.search.status == "proven"
+        assert plan.prediction.step_s == pytest.approx(best_s, rel=1e-9), seed
+        assert plan.search.bound_s == pytest.approx(best_s, rel=1e-9)
+        assert broken(problem.fix, problem.forbid, plan.decision, problem.profile.cluster) == ()
+        assert check(plan, problem.profile) == ()
+    assert num_plans
+
+
+@makes
+@pytest.mark.parametrize("seed", range(500, 512))
+def test_no_bound_is_above_the_exact_planner(seed: int, make: Callable[[int], Problem]) -> None:
+    problem = replace(plain(seed, make), recompute="never")
+    try:
+        exact = solver("suffix-dp")(problem)
+    except InfeasibleError:
+        with pytest.raises(InfeasibleError):
+            solve(problem)
+        return
+    stage_of = [placement.stage for placement in exact.decision.layers.values()]
+    plan = solve(problem)
+    if all(a <= b for a, b in pairwise(stage_of)):  # else it has stages that are no stretches of the graph's order
+        assert plan.search.bound_s <= exact.prediction.step_s * (1 + 1e-9)
+    assert exact.search.bound_s <= plan.prediction.step_s * (1 + 1e-9)
+
+
+def larger(**more: object) -> Problem:
+    draw = random.Random(1)
+    profile = chain_profile(
+        12,
+        4,
+        forward_s=[draw.uniform(1e-4, 1e-3) for _ in range(12)],
+        parameter_bytes=[draw.choice([4000, 400_000]) for _ in range(12)],
+        activation_bytes=[draw.choice([1000, 10_000, 100_000]) for _ in range(12)],
+        bandwidth_bytes_per_s=2e7,
+        latency_s=1e-5,
+    )
+    return replace(Problem(profile, 16, PLAIN), **more)  # type: ignore[arg-type]
+
+
+def test_a_time_limit_too_short_to_prove_is_never_called_optimal() -> None:
+    evaluator = Evaluator(larger(), PriceBook(larger().profile))
+    way = max(Enumeration(evaluator, Constraints.of(larger()))._ways(), key=lambda found: len(found[1].instance.spans))[
+        1
+    ]
+    cut_short = 0
+    best = Program(way.instance, float("inf")).solve(60.0)
+    assert best.status == OPTIMAL
+    for limit_s in (1e-3, 3e-3, 1e-2, 3e-2, 1e-1, 3e-1):
+        solution = Program(way.instance, float("inf")).solve(limit_s)
+        assert solution.bound_s <= best.value_s * (1 + 1e-9)
+        if solution.status == OPTIMAL:
+            assert solution.value_s == pytest.approx(best.value_s, rel=1e-6)
+        else:
+            assert solution.status == TIME_LIMIT
+            cut_short += 1
+    assert cut_short
+
+
+def test_a_search_that_runs_out_of_time_says_so_and_keeps_its_bound() -> None:
+    plan = solve(larger(time_limit_s=0.3))
+    assert plan.search.status == "time limit"
+    assert 0 < plan.search.bound_s < plan.prediction.step_s
+    assert plan.search.gap == pytest.approx(plan.prediction.step_s / plan.search.bound_s - 1)
+
+
+def test_a_gap_that_is_allowed_ends_the_search() -> None:
+    plan = solve(larger(gap=0.5))
+    assert plan.search.status == "within gap"
+    assert plan.search.gap <= 1.0
+
+
+def test_an_interrupted_search_gives_the_best_so_far() -> None:
+    seen: list[SearchProgress] = []
+
+    def interrupt(progress: SearchProgress) -> None:
+        seen.append(progress)
+        if len(seen) == 3:
+            raise KeyboardInterrupt
+
+    plan = solve(larger(), interrupt)
+    assert plan.search.status == "stopped"
+    assert plan.search.bound_s <= plan.prediction.step_s
+    assert all(a.bound_s <= b.bound_s * (1 + 1e-9) for a, b in pairwise(seen))
+
+
+def test_rules_shape_the_plan() -> None:
+    problem = larger(time_limit_s=2.0, fix=tuple(map(parse_rule, ("l[0-4]=together", "l5=stage:1", "l11=replicas:2"))))
+    plan = solve(problem)
+    assert broken(problem.fix, (), plan.decision, problem.profile.cluster) == ()
+    assert {plan.decision.layers[f"l{k}"].stage for k in range(5)} == {0}
+    assert len(plan.decision.stages[plan.decision.layers["l11"].stage].ranks) == 2
+
+
+def test_rules_that_leave_nothing_are_named() -> None:
+    fix = tuple(map(parse_rule, ("l0=stage:0", "l2=stage:2", "l1=replicas:1")))
+    with pytest.raises(InfeasibleError, match="side constraints") as caught:
+        solve(Problem(chain_profile(3, 2), 4, PLAIN, fix=fix))
+    assert "--fix l2=stage:2" in caught.value.details
+
+
+def test_memory_that_leaves_nothing_is_named() -> None:
+    profile = chain_profile(3, 2, parameter_bytes=4000, memory_bytes=5000)
+    with pytest.raises(InfeasibleError, match="no plan fits") as caught:
+        solve(Problem(profile, 4, PLAIN))
+    assert "usable" in caught.value.render()
+
+
+def test_what_it_cannot_do_is_refused() -> None:
+    with pytest.raises(UsageError, match="cannot minimise memory"):
+        solve(Problem(chain_profile(3, 2), 4, PLAIN, objective="memory"))
+    with pytest.raises(UsageError, match="knows no schedule"):
+        solve(Problem(chain_profile(3, 2), 4, ("zb-v",)))
+    with pytest.raises(UnknownNameError, match="matches no layer"):
+        solve(Problem(chain_profile(3, 2), 4, PLAIN, fix=(parse_rule("conv*=stage:0"),)))

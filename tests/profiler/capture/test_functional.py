@@ -1,0 +1,134 @@
+"""Writes to parts of tensors: the captured graph, which has none, gives the module's loss and gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from planner.ir.errors import UnsupportedModelError
+from profiler.capture import graph as capture
+from tests.profiler.capture.test_trace import checked, model_of
+
+
+@pytest.fixture(autouse=True)
+def _one_thread_and_a_seed() -> None:
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+
+
+def slices(y: Tensor) -> Tensor:
+    y[:, 0] += 1
+    y[:, 1:3] = y[:, 3:5] * 2
+    y[:, -1].copy_(y[:, 0])
+    return y.tanh()
+
+
+def through_views(y: Tensor) -> Tensor:
+    turned = y.view(-1, 2, 3).transpose(1, 2)
+    turned[:, 1, :] *= 3
+    return torch.cat((y, turned.flatten(1)), 1)
+
+
+def other_views(y: Tensor) -> Tensor:
+    left, right, first = y[:, :3], y[:, 3:], y[:, 0]
+    left.mul_(2)
+    right += left
+    return left.square().sum(1) + right.sum(1) + first
+
+
+def divided(y: Tensor) -> Tensor:
+    """Torch lets the parts of a split be written to where no gradient is asked for."""
+    mask = y.detach() * 1
+    rows = mask.view(-1, 2, 3).unbind(2)
+    rows[1].zero_()
+    head, tail = mask.split([2, 4], 1)
+    tail.fill_(0.5)
+    left, right = mask.chunk(2, 1)
+    right += left
+    return y * mask + head.sum(1, keepdim=True) + rows[2].sum(1, keepdim=True)
+
+
+def permuted(y: Tensor) -> Tensor:
+    turned = y.view(-1, 1, 2, 3).permute(3, 0, 2, 1).squeeze(3)
+    turned[0] = 7.0
+    turned.narrow(2, 0, 1).neg_()
+    return y * 2
+
+
+def whole_with_views(y: Tensor) -> Tensor:
+    part = y[:, 2:]
+    y.mul_(2)
+    y[:, 2:4] += part[:, :2]
+    return part * y[:, :4]
+
+
+def filled(y: Tensor) -> Tensor:
+    result = y.new_zeros(y.shape[0], 3, 6)
+    for step in range(3):
+        result[:, step] = y * step
+    return result
+
+
+def masked(y: Tensor) -> Tensor:
+    y[:, :3].masked_fill_(y[:, 3:] > 0, 0.25)
+    return y
+
+
+def copies(y: Tensor) -> Tensor:
+    """A reshape that copies is no view."""
+    turned = y.view(-1, 2, 3).transpose(1, 2).reshape(-1, 6)
+    turned[:, 0] += 1
+    return turned * y
+
+
+def several_results(y: Tensor) -> Tensor:
+    """Results of one operator that share no memory."""
+    values, order = y.topk(2, 1)
+    values /= values.sum(1, keepdim=True)
+    return values * order
+
+
+def narrow_dtype(y: Tensor) -> Tensor:
+    half = y.to(torch.bfloat16)
+    half += y
+    half[:, :2] = y[:, 2:4]
+    return half.float()
+
+
+WRITES = [slices, through_views, other_views, divided, permuted, whole_with_views, filled, masked, copies]
+
+
+@pytest.mark.parametrize("function", [*WRITES, several_results, narrow_dtype], ids=lambda each: each.__name__)
+def test_a_write_to_a_part_is_seen_by_whoever_reads_the_whole(function: Callable[[Tensor], Tensor]) -> None:
+    def forward(m: Any, x: Tensor) -> Tensor:
+        return function(m.layer(x))
+
+    graph = checked(model_of(forward, torch.randn(2, 4), layer=nn.Linear(4, 6)))
+    assert graph.polymorphic
+    assert graph.mixing == ()
+    ops = [node.target for node in graph.graph_module.graph.nodes if node.op == "call_function"]
+    assert not [op for op in ops if isinstance(op, torch._ops.OpOverload) and op._schema.is_mutable]
+
+
+def test_a_write_that_nobody_sees_adds_nothing() -> None:
+    def forward(m: Any, x: Tensor) -> Tensor:
+        y = m.layer(x)
+        y[:, 0].mul_(2)
+        return m.layer(x)
+
+    graph = checked(model_of(forward, torch.randn(2, 4), layer=nn.Linear(4, 6)))
+    assert [layer.name for layer in graph.graph.layers] == ["layer", "loss.square", "loss"]
+
+
+def test_writing_to_a_view_that_cannot_be_undone_is_refused_with_both_places() -> None:
+    def forward(m: Any, x: Tensor) -> Tensor:
+        y = m.layer(x)
+        y.unfold(1, 2, 2).mul_(2)
+        return y.tanh()
+
+    with pytest.raises(UnsupportedModelError, match=r"mul_\.Tensor writes to a part[\s\S]*read by aten\.tanh"):
+        capture(model_of(forward, torch.randn(2, 4), layer=nn.Linear(4, 4)))

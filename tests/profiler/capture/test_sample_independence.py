@@ -1,0 +1,179 @@
+"""Which layers are found to mix samples, and which are not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from profiler import LoadedModel, mean_of_squares
+from profiler.capture import graph as capture
+from profiler.capture.graph import Captured
+from profiler.source.model import Loss
+
+
+@pytest.fixture(autouse=True)
+def _one_thread_and_a_seed() -> None:
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+
+
+class Net(nn.Module):
+    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+        self.function = function
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(self.layer(x)).sigmoid()
+
+
+def mixing(function: Callable[[Tensor], Tensor], samples: int = 3) -> tuple[str, ...]:
+    graph = capture(LoadedModel(Net(function), (torch.randn(samples, 3, 4),), (), Loss(mean_of_squares)))
+    assert graph.polymorphic
+    marked = tuple(layer.name for layer in graph.graph.layers if layer.attributes.get("mixes_samples"))
+    assert marked == graph.mixing
+    return graph.mixing
+
+
+@pytest.mark.parametrize("samples", [1, 3])
+@pytest.mark.parametrize(
+    ("function", "culprit"),
+    [
+        (lambda x: x - x.mean(0), ("sub",)),
+        (lambda x: x.roll(1, 0), ("roll",)),
+        (lambda x: x.flip(0), ("flip",)),
+        (lambda x: x.softmax(0), ("softmax",)),
+        (lambda x: x.cumsum(0), ("cumsum",)),
+        (lambda x: x / x.abs().max(), ("max", "div")),
+        (lambda x: x.flatten(1) @ x.flatten(1).t(), ("matmul",)),
+    ],
+    ids=["mean", "roll", "flip", "softmax", "cumsum", "max", "pairs"],
+)
+def test_a_layer_that_mixes_samples_is_named_and_none_after_it(
+    function: Callable[[Tensor], Tensor], culprit: tuple[str, ...], samples: int
+) -> None:
+    found = mixing(function, samples)
+    assert found in (culprit, culprit[:1], culprit[1:])
+    assert found
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: x.softmax(1),
+        lambda x: x.flatten(0, 1),
+        lambda x: x.transpose(0, 1),
+        lambda x: nn.functional.dropout(x, 0.5),
+        lambda x: x + torch.rand_like(x),
+        lambda x: nn.functional.batch_norm(x, None, None, training=True),
+        lambda x: nn.functional.batch_norm(x, torch.zeros(3), torch.ones(3), training=True),
+        lambda x: x * torch.arange(12.0).view(3, 4),
+    ],
+    ids=["softmax", "flatten", "transpose", "dropout", "noise", "batch norm", "running batch norm", "constant"],
+)
+def test_what_keeps_samples_apart_is_left_in_peace(function: Callable[[Tensor], Tensor]) -> None:
+    assert mixing(function) == ()
+
+
+def test_samples_in_several_pieces_are_told_from_mixed_ones() -> None:
+    net = Net(lambda x: x.transpose(0, 1).reshape(-1, 4).relu().view(3, -1, 4))
+    graph = capture(LoadedModel(net, (torch.randn(2, 3, 4),), (), Loss(mean_of_squares)))
+    interleaved = [layer.name for layer in graph.graph.layers if layer.attributes.get("interleaves_samples")]
+    assert (graph.mixing, interleaved) == ((), ["reshape", "relu"])
+
+
+def reduced(reduce: Callable[..., Tensor]) -> Captured:
+    inputs, targets = (torch.randn(3, 4),), (torch.tensor([1.0, 0.0, 1.0]),)
+    return capture(LoadedModel(nn.Linear(4, 4), inputs, targets, Loss(reduce, unpacked=True)))
+
+
+JOINING: dict[str, Callable[..., Tensor]] = {
+    "root": lambda output, mask: output.square().mean().sqrt(),
+    "hinge of a mean": lambda output, mask: (output.square().mean() - 1e-3).relu(),
+    "largest": lambda output, mask: output.max(),
+    "mean of two means": lambda output, mask: output.mean() * output.square().mean(),
+    "sum over what the model keeps": lambda output, mask: output.square().sum() / output.sigmoid().sum(),
+    "largest target": lambda output, mask: output.square().mean() / mask.max(),
+}
+
+
+@pytest.mark.parametrize("loss", JOINING)
+def test_a_loss_that_parts_do_not_make_up_needs_the_whole_batch(loss: str) -> None:
+    found = reduced(JOINING[loss])
+    wide = [layer.name for layer in found.graph.layers if layer.attributes.get("needs_whole_batch")]
+    assert len(wide) == 1
+    assert tuple(wide) == found.mixing
+
+
+REDUCTIONS: dict[str, tuple[Callable[..., Tensor], dict[str, str]]] = {
+    "mean": (lambda output, mask: output.square().mean(), {}),
+    "sum": (lambda output, mask: output.square().sum(), {"loss": "sum"}),
+    "sum over samples": (lambda output, mask: -(2 * output.square().sum()) / output.shape[0], {}),
+    "mean over a mask": (
+        lambda output, mask: (output.mean(1) * mask).sum() / mask.sum(),
+        {"loss.sum": "sum", "loss.sum_2": "whole sum"},
+    ),
+    "share of a mask": (
+        lambda output, mask: (output.mean(1) * mask).mean() / mask.mean(),
+        {"loss.mean_3": "whole mean"},
+    ),
+    "classes": (lambda output, mask: nn.functional.cross_entropy(output, mask.long()), {"loss": "terms"}),
+    "probabilities": (lambda output, mask: nn.functional.cross_entropy(output, output.detach().sigmoid()), {}),
+    "a constant beside": (lambda output, mask: output.mean() + 0.1 * torch.ones(3).sum(), {}),
+}
+
+
+@pytest.mark.parametrize("loss", REDUCTIONS)
+def test_it_is_known_how_parts_make_up_a_loss(loss: str) -> None:
+    reduce, expected = REDUCTIONS[loss]
+    found = reduced(reduce)
+    assert (dict(found.reductions), found.mixing) == (expected, ())
+
+
+def test_a_frequency_of_the_batch_needs_all_of_it() -> None:
+    class Frequent(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = nn.Embedding(5, 4, scale_grad_by_freq=True)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.table(x)
+
+    found = capture(LoadedModel(Frequent(), (torch.arange(3),), (), Loss(mean_of_squares)))
+    assert [layer.name for layer in found.graph.layers if layer.attributes.get("needs_whole_batch")] == ["table"]
+
+
+def test_memory_that_is_yet_to_be_filled_tells_no_samples_apart() -> None:
+    def skipped(y: Tensor) -> Tensor:
+        torch.full((64,), float("nan"))  # what the next tensor may find in its memory
+        return y * y.new_empty(y.shape[0], 1, 1).bernoulli_(0.5)
+
+    assert mixing(skipped) == ()
+
+
+def test_what_mixes_samples_behind_a_draw_is_found() -> None:
+    def dropped(y: Tensor) -> Tensor:
+        return y * torch.rand(y.shape[0], 1, 1)
+
+    assert mixing(lambda y: dropped(y).tanh()) == ()
+    assert mixing(lambda y: dropped(y) - dropped(y).mean(0)) != ()
+
+
+def test_of_a_fixed_number_of_samples_the_module_itself_is_asked() -> None:
+    def to_itself(output: Tensor, mask: Tensor) -> Tensor:
+        return torch.cdist(output, output).max(1).values.mean()
+
+    def by_number(output: Tensor, mask: Tensor) -> Tensor:
+        return output.view(3, -1, 4).square().mean()
+
+    for loss, is_wide in ((to_itself, True), (by_number, False)):
+        found = reduced(loss)
+        assert not found.polymorphic
+        assert bool(found.graph.layers[-1].attributes.get("needs_whole_batch")) is is_wide
+
+
+def test_complex_values_of_samples_are_told_from_mixed_ones() -> None:
+    assert mixing(lambda x: torch.fft.fft(torch.fft.fft(x, dim=-1), dim=-2).real) == ()

@@ -1,0 +1,238 @@
+"""Capture of what networks may do besides: tied weights, buffers, constants, in-place operators, fixed sizes."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, fx, nn
+
+from planner.ir.errors import UnsupportedModelError
+from profiler import Captured, LoadedModel, mean_of_squares
+from profiler.capture import graph as capture
+from profiler.capture.functional import rewrite_in_place
+from profiler.source.model import Loss
+
+
+@pytest.fixture(autouse=True)
+def _one_thread_and_a_seed() -> None:
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+
+
+class Module(nn.Module):
+    """A module whose forward is a function of itself and its input."""
+
+    def __init__(self, function: Callable[[Any, Tensor], Any], **parts: Any) -> None:
+        super().__init__()
+        self.function = function
+        for name, part in parts.items():
+            if isinstance(part, Tensor) and not isinstance(part, nn.Parameter):
+                self.register_buffer(name, part)
+            else:
+                setattr(self, name, part)
+
+    def forward(self, x: Tensor) -> Any:
+        return self.function(self, x)
+
+
+def model_of(function: Callable[[Any, Tensor], Any], x: Tensor, **parts: Any) -> LoadedModel:
+    return LoadedModel(Module(function, **parts), (x,), (), Loss(mean_of_squares))
+
+
+def checked(model: LoadedModel, samples: int = 3) -> Captured:
+    """The capture, after the graph gave the module's loss, gradients and buffers at another number of samples."""
+    graph = capture(model)
+    x = torch.cat([model.inputs[0].roll(1, -1)] * samples)[:samples]
+    reference = copy.deepcopy(model.module)
+    expected = model.loss_fn(reference(x), ())
+    actual = graph.graph_module(*((samples, x) if graph.polymorphic else (x,)))
+    assert torch.equal(actual, expected)
+    mine = [parameter for parameter in model.module.parameters() if parameter.requires_grad]
+    others = [parameter for parameter in reference.parameters() if parameter.requires_grad]
+    for a, b in zip(torch.autograd.grad(actual, mine), torch.autograd.grad(expected, others), strict=True):
+        assert torch.equal(a, b)
+    for a, b in zip(model.module.buffers(), reference.buffers(), strict=True):
+        assert torch.equal(a, b)
+    return graph
+
+
+def names(graph: Captured) -> list[str]:
+    return [layer.name for layer in graph.graph.layers]
+
+
+def test_a_tied_parameter_is_one_parameter_of_both_layers() -> None:
+    table, head = nn.Embedding(7, 4), nn.Linear(4, 7, bias=False)
+    head.weight = table.weight
+    graph = checked(model_of(lambda m, x: m.head(m.table(x)), torch.arange(6).view(2, 3), table=table, head=head))
+    layers = graph.graph.by_name()
+    assert layers["table"].parameters == layers["head"].parameters
+    assert list(graph.graph.parameters) == list(layers["head"].parameters) == ["table.weight"]
+    assert graph.graph.parameter_bytes() == 7 * 4 * 4
+
+
+def test_a_view_of_a_parameter_belongs_to_its_reader() -> None:
+    table = nn.Embedding(7, 4)
+    graph = checked(model_of(lambda m, x: m.table(x) @ m.table.weight.t(), torch.arange(6).view(2, 3), table=table))
+    layers = graph.graph.by_name()
+    assert layers["matmul"].parameters == ("table.weight",)
+    assert layers["matmul"].kind == "opaque"
+    assert "t" not in layers
+
+
+def test_constants_belong_to_their_reader_and_parameters_alone_are_a_layer() -> None:
+    def forward(m: Any, x: Tensor) -> Tensor:
+        return x * torch.tensor([1.0, 2.0, 3.0]) + m.positions(torch.arange(3)).sum(-1)
+
+    graph = checked(model_of(forward, torch.randn(2, 3), positions=nn.Embedding(3, 2)))
+    assert names(graph) == ["mul", "positions", "sum", "add", "loss.square", "loss"]
+    layers = graph.graph.by_name()
+    assert layers["positions"].inputs == ()
+    assert layers["positions"].kind == "opaque"
+    assert layers["mul"].buffer_bytes == 12
+    assert not layers["sum"].outputs[0].has_samples
+
+
+def test_a_frozen_parameter_is_state() -> None:
+    layer = nn.Linear(3, 3)
+    layer.weight.requires_grad_(False)
+    graph = checked(model_of(lambda m, x: m.layer(x), torch.randn(2, 3), layer=layer))
+    assert list(graph.graph.parameters) == ["layer.bias"]
+    assert graph.graph.by_name()["layer"].buffer_bytes == 36
+
+
+def test_an_update_of_a_buffer_without_gradients_belongs_to_the_layer_it_watches() -> None:
+    def forward(m: Any, x: Tensor) -> Tensor:
+        y = m.layer(x)
+        with torch.no_grad():
+            m.mean.mul_(0.9).add_(y.detach().mean(0), alpha=0.1)
+        return y.relu()
+
+    graph = checked(model_of(forward, torch.randn(2, 3), layer=nn.Linear(3, 4), mean=torch.zeros(4)))
+    assert names(graph) == ["layer", "relu", "loss.square", "loss"]
+    assert graph.graph.by_name()["layer"].buffer_bytes == 16
+
+
+def test_in_place_operators_are_rewritten_with_their_later_readers() -> None:
+    def forward(m: Any, x: Tensor) -> Tensor:
+        y = m.layer(x)
+        z = y * 2
+        y.mul_(2)
+        y += z
+        return y.view(-1, 2, 2).mul_(3)
+
+    graph = checked(model_of(forward, torch.randn(2, 4), layer=nn.Linear(4, 4)))
+    ops = {node.target for node in graph.graph_module.graph.nodes if node.op == "call_function"}
+    assert not [op for op in ops if isinstance(op, torch._ops.OpOverload) and op._schema.is_mutable]
+
+
+def test_a_later_reader_of_what_was_written_to_reads_the_result() -> None:
+    graph = fx.Graph()
+    x = graph.placeholder("x")
+    before = graph.call_function(torch.ops.aten.mul.Tensor, (x, 1))
+    graph.call_function(torch.ops.aten.relu_.default, (before,))
+    graph.output(graph.call_function(torch.ops.aten.add.Tensor, (before, x)))
+    rewrite_in_place(graph, {})
+    module, data = fx.GraphModule({}, graph), torch.tensor([-1.0, 2.0])
+    assert torch.equal(module(data), data.relu() + data)
+
+
+def test_sizes_come_from_the_number_of_samples_alone() -> None:
+    def forward(m: Any, x: Tensor) -> Tensor:
+        y = m.layer(x).view(x.shape[0] * x.shape[1], 4)
+        return torch.cat((y, y.new_zeros(y.shape[0], 1)), 1).view(x.shape[0], -1)
+
+    graph = checked(model_of(forward, torch.randn(2, 3, 4), layer=nn.Linear(4, 4)))
+    nodes = {node.name: node for node in graph.graph_module.graph.nodes}
+    free = [node for node in nodes.values() if node.op == "call_function" and node.name not in graph.layer_of_node]
+    assert free
+    for node in free:
+        assert {nodes[a.name].target for a in node.all_input_nodes if a.op == "placeholder"} <= {"num_samples"}
+        assert all(a.op == "placeholder" or a in free for a in node.all_input_nodes)
+    assert graph.graph.by_name()["view"].outputs[0].shape == (6, 4)
+    assert graph.graph.by_name()["view"].outputs[0].dims == ("sample", "feature")
+
+
+def test_a_model_that_fixes_its_number_of_samples_runs_with_that_number_alone() -> None:
+    graph = checked(model_of(lambda m, x: m.layer(x).view(2, 12), torch.randn(2, 3, 4), layer=nn.Linear(4, 4)), 2)
+    assert not graph.polymorphic
+    assert graph.graph.values()["layer"].dims[0] == "sample"
+    assert set(graph.mixing) == {"layer", "view", "loss.square", "loss"}
+    assert all(layer.attributes["mixes_samples"] is True for layer in graph.graph.layers)
+
+
+def test_a_branch_on_values_is_refused_with_the_exporters_reason() -> None:
+    with pytest.raises(UnsupportedModelError, match=r"cannot be captured[\s\S]*data-dependent"):
+        capture(model_of(lambda m, x: x * 2 if x.sum() > 0 else x, torch.randn(2, 3)))
+
+
+def test_the_loss_must_be_one_number_that_depends_on_the_model() -> None:
+    module, x = nn.Linear(3, 2), torch.randn(2, 3)
+    with pytest.raises(UnsupportedModelError, match=r"not a number[\s\S]*shape"):
+        capture(LoadedModel(module, (x,), (), Loss(lambda output, targets: output)))
+    with pytest.raises(UnsupportedModelError, match="not one tensor"):
+        capture(LoadedModel(module, (x,), (), Loss(lambda output, targets: (output.mean(), output.sum()))))
+
+
+def test_a_loss_with_state_of_its_own_and_a_tuple_of_targets() -> None:
+    weights = torch.tensor([0.5, 2.0])
+    module, x = nn.Linear(3, 2), torch.randn(4, 3)
+    model = LoadedModel(module, (x,), (torch.randint(2, (4,)),), Loss(nn.CrossEntropyLoss(weight=weights), True))
+    graph = capture(model)
+    assert "loss_fn.weight" in dict(graph.graph_module.named_buffers())
+    assert graph.graph.by_name()["loss"].buffer_bytes == 8
+    assert graph.reductions == {"loss": "terms"}  # divided by the sum of the weights, not by the number of samples
+    several = Loss(lambda output, targets: ((output - targets[0]) * targets[1]).square().mean())
+    graph = capture(LoadedModel(module, (x,), (torch.randn(4, 2), torch.randn(2)), several))
+    assert list(graph.graph.inputs) == ["inputs", "targets", "targets_2"]
+    assert not graph.graph.inputs["targets_2"].has_samples
+    assert graph.mixing == ()
+
+
+def test_attention_dropout_and_dictionaries_are_ordinary() -> None:
+    def forward(m: Any, x: Tensor) -> dict[str, Tensor]:
+        y = m.attention(x, x, x, need_weights=False)[0]
+        return {"output": m.dropout(y), "aux": y.mean(-1)}
+
+    model = model_of(
+        forward, torch.randn(2, 3, 8), attention=nn.MultiheadAttention(8, 2, batch_first=True), dropout=nn.Dropout(0.5)
+    )
+    graph = capture(model)
+    assert graph.polymorphic
+    assert graph.mixing == ()
+    assert "dropout" in names(graph)
+    interleaved = {layer.name for layer in graph.graph.layers if layer.attributes.get("interleaves_samples")}
+    assert interleaved == {"attention.reshape", "attention_2"}  # torch's own attention flattens time x sample
+
+
+def test_a_constant_made_beside_a_tensor_does_not_read_it() -> None:
+    def forward(m: Any, x: Tensor) -> Tensor:
+        y = m.layer(x)
+        table = y.new_ones(4, 4).tril() + y.new_full((4, 4), 0.5) + torch.zeros_like(m.layer.weight)
+        rows = y.new_zeros(y.shape[0], 4)
+        return (y + rows) @ table + table.sum()
+
+    graph = checked(model_of(forward, torch.randn(2, 4), layer=nn.Linear(4, 4)))
+    made = graph.graph.by_name()
+    assert [name for name in made if "new_" in name] == ["new_zeros"]
+    assert all(made[name].inputs == () for name in ("ones", "full", "zeros") if name in made)
+    assert graph.mixing == ()
+
+
+def paired(output: Tensor, targets: Tensor) -> Tensor:
+    """Each sample against all of the batch; the class of one is its number there."""
+    return nn.functional.cross_entropy(output @ output.t(), targets)
+
+
+@pytest.mark.parametrize("targets", [(0, 1, 2), (0, 2, 1)])
+def test_a_model_that_runs_on_whole_batches_alone_is_told_apart(targets: tuple[int, ...]) -> None:
+    module = Module(lambda m, x: m.layer(x), layer=nn.Linear(4, 4))
+    model = LoadedModel(module, (torch.randn(3, 4),), (torch.tensor(targets),), Loss(paired, unpacked=True))
+    if targets == (0, 1, 2):  # two samples run, one does not
+        assert "loss" in capture(model).mixing
+    else:
+        with pytest.raises(UnsupportedModelError, match=r"not run on 2 samples[\s\S]*IndexError[\s\S]*at .*\.py"):
+            capture(model)

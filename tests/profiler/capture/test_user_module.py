@@ -1,0 +1,154 @@
+"""What a capture refuses of a model's own code, by name, and how it leaves the module."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from planner.ir.errors import UnsupportedModelError
+from planner.ir.graph import MIXES_SAMPLES
+from profiler.capture.graph import Captured, capture
+from profiler.source.model import LoadedModel, Loss, mean_of_squares
+
+WIDTH = 4
+
+
+class Normalised(torch.autograd.Function):
+    """A gradient divided by its norm over the whole batch."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Tensor:
+        return g / g.norm()
+
+
+class Noisy(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x + torch.rand_like(x)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Tensor:
+        return g
+
+
+class OfModule(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, module: nn.Module) -> Tensor:
+        return module(x)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None]:
+        return g, None
+
+
+class Net(nn.Module):
+    def __init__(self, between: Callable[[Net, Tensor], Tensor] = lambda net, x: x.tanh()) -> None:
+        super().__init__()
+        self.first, self.last, self.between = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 2), between
+        self.calls, self.held = 0, []
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.between(self, self.first(x)))
+
+
+def captured(module: nn.Module) -> Captured:
+    return capture(LoadedModel(module.double(), (torch.randn(4, WIDTH).double(),), (), Loss(mean_of_squares)))
+
+
+def hooked(register: Callable[[Net], object]) -> Net:
+    net = Net()
+    register(net)
+    return net
+
+
+def doubled(x: Tensor) -> Tensor:
+    return 2 * x
+
+
+@pytest.mark.parametrize(
+    ("module", "words"),
+    [
+        (hooked(lambda net: net.first.register_full_backward_hook(lambda *_: None)), "module first .* backward hook"),
+        (hooked(lambda net: net.last.register_full_backward_pre_hook(lambda *_: None)), "module last .* backward hook"),
+        (hooked(lambda net: net.first.weight.register_hook(doubled)), "parameter first.weight has a hook"),
+        (
+            hooked(lambda net: net.last.bias.register_post_accumulate_grad_hook(lambda p: None)),
+            "parameter last.bias has a hook",
+        ),
+        (Net(lambda net, x: (x.register_hook(doubled), x.tanh())[1]), "hook on the gradient of a tensor"),
+        (Net(lambda net, x: Noisy.apply(x)), "Noisy draws random numbers"),
+        (Net(lambda net, x: OfModule.apply(x, net.last) @ net.last.weight), "OfModule is given a module, Linear"),
+        (nn.Sequential(nn.LazyLinear(WIDTH)), "0.weight has no shape yet"),
+        (Net(lambda net, x: nn.functional.dropout(x[x[:, 0] > 0], 0.5).sum() + x), "rows that the data choose"),
+    ],
+)
+def test_what_cannot_be_kept_is_refused_by_name(module: nn.Module, words: str) -> None:
+    with pytest.raises(UnsupportedModelError, match=words) as caught:
+        captured(module)
+    assert caught.value.remedies
+
+
+def counting(net: Net, x: Tensor) -> Tensor:
+    net.calls += 1
+    return x * net.calls
+
+
+def test_state_that_is_no_buffer_is_refused() -> None:
+    with pytest.raises(UnsupportedModelError, match="when it is called again"):
+        captured(Net(counting))
+
+
+def test_a_backward_over_the_whole_batch_mixes_samples() -> None:
+    (layer,) = [
+        layer for layer in captured(Net(lambda net, x: Normalised.apply(x))).graph.layers if "Norm" in layer.name
+    ]
+    assert layer.attributes[MIXES_SAMPLES]
+
+
+def forgetful(net: Net, x: Tensor) -> Tensor:
+    net.held.append(x)
+    net.last_seen = x
+    return net.norm(x)
+
+
+def test_the_module_is_left_as_it_was() -> None:
+    net = Net(forgetful).double()
+    net.norm, net.drop = nn.BatchNorm1d(WIDTH).double(), nn.Dropout().eval()
+    net.first.bias.requires_grad_(False)
+    net.first.weight.grad = torch.ones(WIDTH, WIDTH).double()
+    handle = net.last.register_forward_hook(lambda module, given, made: made * 2)
+    gradient, state, random = net.first.weight.grad, copy.deepcopy(net.state_dict()), torch.get_rng_state()
+    modes = {name: part.training for name, part in net.named_modules()}
+    capture(LoadedModel(net, (functional.one_hot(torch.arange(4)).double(),), (), Loss(mean_of_squares)))
+    assert {name: part.training for name, part in net.named_modules()} == modes
+    assert net.first.weight.grad is gradient
+    assert torch.equal(gradient, torch.ones(WIDTH, WIDTH))
+    assert not net.first.bias.requires_grad
+    assert all(torch.equal(value, state[name]) for name, value in net.state_dict().items())
+    assert torch.equal(torch.get_rng_state(), random)
+    assert handle.id in net.last._forward_hooks
+    assert net.held == []
+    assert not hasattr(net, "last_seen")
+
+
+def test_modules_in_evaluation_mode_are_told() -> None:
+    net = Net()
+    net.first.eval()
+    (remark,) = captured(net).remarks
+    assert "1 modules are in evaluation mode, and stay in it: first" in remark
+
+
+def test_code_that_depends_on_the_mode_is_told() -> None:
+    (remark,) = captured(Net(lambda net, x: x * 2 if net.training else x)).remarks
+    assert "not evaluate it" in remark
+    assert captured(Net()).remarks == ()

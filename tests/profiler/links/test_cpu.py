@@ -1,0 +1,142 @@
+"""Links measured by the ranks of this host; what is made of the times, without any."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+import torch.distributed as dist
+
+from planner.ir.cluster import ACROSS_HOSTS, MEASURED, WITHIN_HOST, Link
+from profiler.links import collectives as sums
+from profiler.links import host_pairs, interference, messages
+from profiler.links.cpu import LinkCosts, groups_of, measure_together
+from profiler.links.host_pairs import _link as link_of
+from profiler.links.host_pairs import differ
+from profiler.links.interference import CoreCosts
+from profiler.links.messages import LEAST_LAST_BYTES, SIZES, Effort, Wire, burst_bytes, most_bent
+from profiler.measure.child_process import Child, Report
+from runtime.transport import collectives, peer
+
+HOSTS = ("n0", "n0", "n1")
+LEAST = Effort(rounds=1, most=1, each_s=1e-4, longest_s=5e-4, stream_s=1e-3, bends=True)
+
+
+def one_rank(report: Report, rank: int, meeting: str) -> LinkCosts:
+    """In a process of its own: three ranks that say they are on two hosts."""
+    store = dist.FileStore(meeting, len(HOSTS))
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=len(HOSTS))
+    try:
+        return measure_together(store, HOSTS, LEAST, report)
+    finally:
+        dist.destroy_process_group()
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> tuple[LinkCosts, list[Any]]:
+    meeting = str(Path(tmp_path_factory.mktemp("meeting")) / "store")
+    seen = []
+    with ExitStack() as stack:
+        name = "tests.profiler.links.test_cpu:one_rank"
+        children = [stack.enter_context(Child(name, rank, meeting, core=None)) for rank in range(len(HOSTS))]
+        reports = children[0].reports(300.0)
+        while True:
+            try:
+                seen.append(next(reports))
+            except StopIteration as stop:
+                return stop.value, seen
+
+
+def test_ranks_measure_the_links_within_and_across_hosts(found: tuple[LinkCosts, list[Any]]) -> None:
+    assert list(found[0].links) == [WITHIN_HOST, ACROSS_HOSTS]
+    for link in found[0].links.values():
+        sizes = [size for size, _ in link.points]
+        assert sizes == sorted(set(sizes))
+        assert all(size % 1024 == 0 for size in sizes)
+        assert link.evidence == MEASURED
+        assert [size for size, _ in link.sending] == sizes
+        assert all(call_s > 0 for _, call_s in link.sending)
+        assert all(seconds > 0 for _, seconds in link.points)
+        assert sizes[-1] >= LEAST_LAST_BYTES
+        assert link.bandwidth_bytes_per_s > 0
+        assert {size for size, _ in link.sender_core} <= set(interference.SIZES)
+        assert len(link.sender_core) == len(link.receiver_core)
+    assert {(pair.src_host, pair.dst_host) for pair in found[0].pairs} <= {("n1", "n0")}
+
+
+def test_sums_are_measured_by_world_size_and_hosts(found: tuple[LinkCosts, list[Any]]) -> None:
+    tables = {(table.operation, table.num_ranks, table.num_hosts): table for table in found[0].collectives}
+    groups = [(2, 1), (2, 2), (3, 2)]
+    assert list(tables) == [(operation, *group) for group in groups for operation in ("all_reduce", "statistics")]
+    assert [table.link for table in tables.values()] == 2 * [WITHIN_HOST] + 4 * [ACROSS_HOSTS]
+    for table in tables.values():
+        assert {size for size, _ in table.points} <= set(sums.SIZES)
+        assert all(seconds > 0 for _, seconds in table.points)
+    assert len(found[1]) == 2 + len(tables)
+
+
+def test_which_groups_are_measured() -> None:
+    assert groups_of(("a",) * 3) == [(0, 1), (0, 1, 2)]
+    assert groups_of("abcd") == [(0, 1), (0, 1, 2), (0, 1, 2, 3)]
+    assert groups_of("aabbb") == [(2, 3), (2, 3, 4), (0, 2), (0, 1, 2, 3, 4)]
+    assert [len(ranks) for ranks in groups_of([f"n{host}" for host in range(11)])] == [2, 3, 4, 8, 11]
+    assert groups_of("a") == []
+
+
+def test_a_burst_is_what_messages_after_silence_are_ahead_of_the_stream() -> None:
+    rate, latency_s = 25e6, 1e-4
+    bucket = tuple((size, latency_s + max(0, size - 32_000) / rate) for size in SIZES)
+    assert burst_bytes(bucket, rate) == pytest.approx(32_000, rel=0.1)
+    assert burst_bytes(tuple((size, latency_s + size / rate) for size in SIZES), rate) == 0
+    assert burst_bytes(tuple((size, latency_s + 2 * size / rate) for size in SIZES), rate) == 0
+
+
+class Alone:
+    """The wire of a leader whose times are given."""
+
+    group, peer, leads = None, 1, True
+
+    def agree(self, value: float) -> float:
+        return value
+
+    def forget(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize(("both", "duplex"), [(1.1, True), (1.45, True), (1.55, False), (2.0, False)])
+def test_a_link_is_duplex_if_both_ways_take_little_longer_than_one(
+    monkeypatch: pytest.MonkeyPatch, both: float, duplex: bool
+) -> None:
+    monkeypatch.setattr(messages, "there_and_back_s", lambda _, there, back, pause_s=0.0: ((there + back) * 1e-9, 1e-6))
+    monkeypatch.setattr(messages, "both_ways_s", lambda _, num_bytes: both * num_bytes * 1e-9)
+    monkeypatch.setattr(messages, "_stream_s", lambda _, num_bytes, *__: num_bytes * 1e-9)
+    costs = messages.measure_pair(cast(Wire, Alone()), messages.QUICK)
+    assert costs is not None
+    link = link_of(host_pairs._record(costs, costs.there, CoreCosts((), ())))
+    assert link.duplex is duplex
+    assert link.bandwidth_bytes_per_s == pytest.approx(1e9)
+    assert dict(link.points) == pytest.approx({size: size * 1e-9 for size in SIZES}, rel=1e-4)
+
+
+def test_a_table_is_looked_at_again_where_it_bends() -> None:
+    straight = {size: (size * 1e-9, 0.0) for size in SIZES}
+    assert most_bent(straight) == 0
+    bent = {size: (1e-4 + max(0, size - 32_000) / 25e6, 0.0) for size in SIZES}
+    assert 16 << 10 < most_bent(bent) < 64 << 10
+
+
+def test_a_pair_is_stated_apart_if_it_is_a_tenth_from_its_class() -> None:
+    usual = Link(1e-4, 1e8, ((1024, 1e-4), (65536, 1e-3)))
+    assert not differ(replace(usual, bandwidth_bytes_per_s=0.95e8), usual)
+    assert differ(replace(usual, bandwidth_bytes_per_s=0.8e8), usual)
+    assert differ(replace(usual, points=((1024, 1e-4), (65536, 1.2e-3))), usual)
+    assert not differ(replace(usual, points=((1024, 2e-4), (65536, 1.05e-3))), usual)
+
+
+def test_messages_and_sums_are_those_of_a_run() -> None:
+    assert messages.ALONE_BYTES == peer.ALONE_BYTES
+    assert sums.PAIR_BYTES == collectives.PAIR_SUM_BYTES
+    assert peer.Frame(peer.layout_of(())).message.numel() == messages.HEADER_BYTES

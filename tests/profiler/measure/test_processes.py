@@ -1,0 +1,231 @@
+"""Several measuring processes: the first chooses, the others repeat it; a busy machine, an interrupt, another graph."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from planner.ir.errors import StaleFileError
+from planner.ir.fingerprint import fingerprint
+from planner.ir.profile import Measurement, ModelSource, Optimizer
+from profiler.measure.partial_results import CapturedGraph, Done, ModelCosts, Rest, SizeCosts, Unfinished
+from profiler.measure.processes import Measured, measure_in_processes
+from profiler.measure.progress import ProfileProgress
+from profiler.measure.worker import Job
+from profiler.session import profile
+from tests.planner.factories import chain_graph
+
+HOME = Path(__file__).resolve().parents[3]
+QUIET, BUSY, BUSIER = Rest({}, 1.0, 1.0, 0.001), Rest({}, 1.0, 1.0, 0.05), Rest({}, 1.0, 1.5, 0.001)
+SOURCE = ModelSource("tests.profiler.measure.test_processes:perceptron", {}, (8, 16))
+JOB = Job(SOURCE, Optimizer(), (), quick=False, num_processes=3)
+
+
+def perceptron() -> nn.Module:
+    return nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 4))
+
+
+class Machine:
+    """Stands for the processes: how busy the machine is in each, what each was asked, when the user interrupts."""
+
+    def __init__(self, rests: list[Rest]) -> None:
+        self.rests = rests
+        self.jobs: list[Job] = []
+        self.measured: list[int] = []
+        self.interrupt_at = self.changes_at = -1
+        self.graph = chain_graph(2)
+
+    def child(self, function: str, job: Job, core: int | None) -> Machine:
+        """In place of ``Child``."""
+        if len(self.jobs) == self.changes_at:
+            self.graph = chain_graph(3)
+        self.jobs.append(job)
+        self._function = function
+        return self
+
+    def __enter__(self) -> Machine:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Nothing to end."""
+
+    def reports(self, deadline_s: float) -> Iterator[Any]:
+        job = self.jobs[-1]
+        if job.graph and job.graph != fingerprint(self.graph):
+            raise StaleFileError("the model changed", ["before, now"])
+        yield CapturedGraph(self.graph)
+        if self._function.endswith("capture_model"):
+            return None
+        sizes = list(job.done.sizes)
+        for samples in job.chosen.sizes if job.chosen else (1, 2, 4):
+            if samples in {size.samples for size in sizes}:
+                continue
+            if len(self.measured) == self.interrupt_at:
+                raise KeyboardInterrupt
+            self.measured.append(samples)
+            yield ProfileProgress("l0", 1.0, 0.0, samples, 7, 0.0, samples)
+            seconds = 1.0 + 0.1 * len(self.jobs)
+            sizes.append(SizeCosts(samples, (Measurement("l0", samples, seconds, seconds, 0, 0, 0, 0, 1),), seconds))
+            yield sizes[-1]
+        return ModelCosts(Done(tuple(sizes)), self.rests.pop(0), ("1 to 2 samples, 1 layers",) * (not job.chosen))
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
+    found = Machine([])
+    monkeypatch.setattr("profiler.measure.processes.Child", found.child)
+    return found
+
+
+class Session:
+    """One profile after another, with the same file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.said: list[str] = []
+        self.seen: list[ProfileProgress] = []
+
+    def measure(self, job: Job = JOB, resume: bool = False) -> Measured:
+        self.said.clear()
+        self.seen.clear()
+        kept = Unfinished(self.path, "job", resume, self.said.append)
+        return measure_in_processes(job, kept, self.seen.append, self.said.append)
+
+
+@pytest.fixture
+def session(tmp_path: Path) -> Session:
+    return Session(tmp_path / "unfinished")
+
+
+def test_the_first_process_chooses_and_the_others_repeat(machine: Machine, session: Session) -> None:
+    machine.rests = [QUIET] * 3
+    found = session.measure()
+    assert [job.chosen.sizes if job.chosen else None for job in machine.jobs] == [None, (1, 2, 4), (1, 2, 4)]
+    assert (len(found.found), len(found.processes), found.graph) == (3, 3, machine.graph)
+    assert [process.step_s["4"] for process in found.processes] == [2.2, 2.4, 2.6]
+    assert [at.done for at in session.seen] == sorted(at.done for at in session.seen)
+    assert {at.total for at in session.seen} == {21}
+    assert session.seen[-1].done == 18  # 4 of 7 in the last of three
+    assert len(session.said) == 1
+    assert "changes from 1 to 2 samples" in session.said[0]
+
+
+@pytest.mark.parametrize(("again", "counts"), [(QUIET, QUIET), (BUSIER, BUSY)])
+def test_a_contended_process_runs_once_more_and_the_quieter_counts(
+    machine: Machine, session: Session, again: Rest, counts: Rest
+) -> None:
+    machine.rests = [QUIET, BUSY, again, QUIET]
+    found = session.measure()
+    assert len(machine.jobs) == 4
+    assert [costs.rest for costs in found.found] == [QUIET, counts, QUIET]
+    assert [process.repeated for process in found.processes] == [False, True, False]
+    assert [process.contended for process in found.processes] == [False, counts is BUSY, False]
+    said = "\n".join(session.said)
+    assert "process 2 of 3 met a busy machine (5.0% of its time it waited" in said
+    assert f"its {'second' if counts is again else 'first'} run was quieter" in said
+    assert all(at.done <= at.total for at in session.seen)
+
+
+def test_a_quick_profile_repeats_nothing(machine: Machine, session: Session) -> None:
+    machine.rests = [BUSY]
+    found = session.measure(replace(JOB, quick=True, num_processes=1))
+    assert [process.contended for process in found.processes] == [True]
+    assert machine.measured == [1, 2, 4]
+
+
+@pytest.mark.parametrize("interrupt_at", range(9))
+def test_an_interrupted_profile_goes_on_where_it_was(machine: Machine, session: Session, interrupt_at: int) -> None:
+    machine.rests, machine.interrupt_at = [QUIET] * 3, interrupt_at
+    with pytest.raises(KeyboardInterrupt):
+        session.measure()
+    machine.interrupt_at = -1
+    found = session.measure(resume=True)
+    assert machine.measured == [1, 2, 4] * 3
+    assert [[size.samples for size in costs.done.sizes] for costs in found.found] == [[1, 2, 4]] * 3
+    assert found.graph == machine.graph
+
+
+def test_an_interrupted_repetition_goes_on_too(machine: Machine, session: Session) -> None:
+    machine.rests, machine.interrupt_at = [BUSY, QUIET, QUIET, QUIET], 4
+    with pytest.raises(KeyboardInterrupt):
+        session.measure()
+    machine.interrupt_at = -1
+    found = session.measure(resume=True)
+    assert machine.measured == [1, 2, 4] * 4
+    assert [process.repeated for process in found.processes] == [True, False, False]
+
+
+def test_where_all_is_measured_the_graph_alone_is_captured_again(machine: Machine, session: Session) -> None:
+    machine.rests = [QUIET] * 3
+    first = session.measure()
+    again = session.measure(resume=True)
+    assert (again.graph, again.processes) == (first.graph, first.processes)
+    assert [costs.done for costs in again.found] == [costs.done for costs in first.found]
+    assert len(machine.jobs) == 4
+    assert len(machine.measured) == 9
+
+
+def test_a_changed_model_starts_again_and_says_so(machine: Machine, session: Session) -> None:
+    machine.rests, machine.interrupt_at = [QUIET] * 4, 4
+    with pytest.raises(KeyboardInterrupt):
+        session.measure()
+    machine.interrupt_at, machine.graph = -1, chain_graph(3)
+    assert session.measure(resume=True).graph == machine.graph
+    assert machine.measured[4:] == [1, 2, 4] * 3
+    assert "another graph" in session.said[0]
+
+
+def test_a_model_that_changes_between_two_processes_is_refused(machine: Machine, session: Session) -> None:
+    machine.rests, machine.changes_at = [QUIET] * 3, 1
+    with pytest.raises(StaleFileError, match="the model changed"):
+        session.measure()
+
+
+def test_a_killed_profile_is_completed_without_repeating_a_size(tmp_path: Path) -> None:
+    kept = tmp_path / "unfinished"
+    program = (
+        "from pathlib import Path; from profiler.session import profile; "
+        "from tests.profiler.measure.test_processes import SOURCE; "
+        f"profile(SOURCE, num_workers=1, num_processes=2, quick=True, unfinished=Path({str(kept)!r}))"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(HOME)}
+    with subprocess.Popen([sys.executable, "-c", program], env=environment, stderr=subprocess.DEVNULL) as process:
+        end_s = time.monotonic() + 200
+        while '"samples"' not in (kept.read_text() if kept.exists() else "") and time.monotonic() < end_s:
+            time.sleep(0.01)
+        process.send_signal(signal.SIGKILL)
+    finished = {size.samples for size in _kept(kept).of("0").done.sizes}
+    assert finished
+    seen: list[ProfileProgress] = []
+    found = profile(
+        SOURCE, num_workers=1, num_processes=2, quick=True, unfinished=kept, resume=True, progress=seen.append
+    )
+    starts = [number for number, at in enumerate(seen) if at.layer == "capture"]
+    assert len(starts) == 2
+    assert not finished & {at.samples for at in seen[starts[0] : starts[1]] if at.samples}
+    (measured,) = found.measurements.values()
+    assert finished < {one.samples for one in measured} <= {at.samples for at in seen[starts[1] :]}
+    assert all(len(one.raw_s) == one.num_runs == 8 for one in measured)
+    assert len(found.provenance.processes) == 2
+    assert set(found.provenance.process_spread) == {str(one.samples) for one in measured}
+
+
+def _kept(path: Path) -> Unfinished:
+    return Unfinished(path, json.loads(path.read_text())["contents"]["job"], True, lambda _: None)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _one_thread() -> None:
+    torch.set_num_threads(1)

@@ -1,0 +1,188 @@
+"""Which sizes are measured, for costs that are known: few where they are smooth, all that matter where they jump."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+import pytest
+
+from planner.costs.layers.interpolation import layer_cost
+from planner.ir.profile import Measurement
+from profiler.measure.sizes import (
+    KeyChange,
+    Limits,
+    first_sizes,
+    key_changes,
+    middle,
+    next_size,
+    not_bracketed,
+    reading_error,
+)
+
+Cost = Callable[[int], float]
+Network = Mapping[str, Cost]
+"""Seconds of forward + backward by layer and samples; a number below 0: the model does not run."""
+
+LIMITS = Limits()
+SMOOTH: Network = {"conv": lambda n: 0.02 * n + 0.001, "norm": lambda n: 0.004 * n, "head": lambda n: 0.001 + 1e-5 * n}
+
+
+def cliff(at: int, factor: float = 0.5) -> Cost:
+    """Twice as fast from more than ``at`` samples on."""
+    return lambda n: 0.02 * n * (factor if n > at else 1.0)
+
+
+def measured_at(network: Network, samples: int, keys: Mapping[str, str], spread: float) -> list[Measurement]:
+    seconds = {name: cost(samples) for name, cost in network.items()}
+    if min(seconds.values()) < 0:
+        return []
+    return [
+        Measurement(name, samples, value_s / 3, 2 * value_s / 3, value_s / 3, value_s / 3, 0, 0, 10, spread, keys[name])
+        for name, value_s in seconds.items()
+    ]
+
+
+def sampled(
+    network: Network,
+    batch: int,
+    breaks: Mapping[str, int] | None = None,
+    limits: Limits = LIMITS,
+    spread: float = 0.0,
+) -> dict[int, list[Measurement]]:
+    """What is measured, in that order; ``breaks``: by layer, the last size on its first back end."""
+
+    def keys_at(samples: int) -> dict[str, str]:
+        return {name: str(name in (breaks or {}) and samples > (breaks or {})[name]) for name in network}
+
+    changes = key_changes(keys_at, batch)
+    found: dict[int, list[Measurement]] = {}
+    while (size := next_size(batch, found, changes, limits, layer_cost)) is not None:
+        assert size not in found
+        found[size] = measured_at(network, size, keys_at(size), spread)
+    return found
+
+
+def worst_error(network: Network, found: Mapping[int, list[Measurement]], batch: int) -> float:
+    """Of a whole step, over all sizes."""
+    errors = []
+    for samples in range(min(size for size in found if found[size]), batch + 1):
+        lines = {name: [one for size in sorted(found) for one in found[size] if one.layer == name] for name in network}
+        read_s = sum(sum(layer_cost(lines[name], samples).values[:2]) for name in network)
+        errors.append(abs(read_s / sum(cost(samples) for cost in network.values()) - 1))
+    return max(errors)
+
+
+@pytest.mark.parametrize("batch", [16, 64, 96, 256])
+def test_smooth_costs_need_fewer_sizes_than_the_batch_has_divisors_and_are_read_within_3_percent(batch: int) -> None:
+    found = sampled(SMOOTH, batch)
+    divisors = [size for size in range(1, batch + 1) if batch % size == 0]
+    assert len(found) < len(divisors)
+    assert set(found) <= set(divisors)
+    assert worst_error(SMOOTH, found, batch) < 0.03
+
+
+def test_costs_in_proportion_need_the_ends_and_the_middle() -> None:
+    assert list(sampled({"conv": lambda n: 0.02 * n}, 64)) == [1, 64, 8]
+
+
+def test_more_is_measured_where_a_fixed_part_bends_the_line() -> None:
+    found = sampled({"conv": lambda n: 0.02 + 0.02 * n}, 64)
+    assert list(found)[:3] == [1, 64, 8]
+    assert 3 < len(found) < 7
+    assert worst_error({"conv": lambda n: 0.02 + 0.02 * n}, found, 64) < 0.03
+
+
+@pytest.mark.parametrize("at", [5, 23, 40, 63])
+def test_a_cliff_that_no_back_end_tells_of_is_bracketed_by_halves(at: int) -> None:
+    found = sampled({"conv": cliff(at), "norm": lambda n: 0.004 * n}, 64, limits=Limits(most_sizes=20))
+    assert {at, at + 1} <= set(found)
+    assert worst_error({"conv": cliff(at), "norm": lambda n: 0.004 * n}, found, 64) < 0.03
+    assert len(found) <= 20
+
+
+@pytest.mark.parametrize("at", [1, 15, 23, 63])
+def test_a_change_of_back_end_is_bracketed_without_search(at: int) -> None:
+    network = {"conv": cliff(at), "norm": lambda n: 0.004 * n}
+    found = sampled(network, 64, {"conv": at})
+    assert {1, at, at + 1, 64} <= set(found)
+    assert len(found) <= 6
+    assert worst_error(network, found, 64) < 0.03
+
+
+def test_a_small_layer_is_not_worth_a_size() -> None:
+    small = {**SMOOTH, "tiny": cliff(23, 3.0)}
+    factor = 0.0004 / 0.02
+    small["tiny"] = lambda n: factor * cliff(23, 3.0)(n)
+    assert len(sampled(small, 64)) == len(sampled(SMOOTH, 64))
+
+
+def test_what_differs_by_chance_is_not_looked_into() -> None:
+    noise = {1: 1.0, 8: 1.06, 64: 1.0}
+    network = {"conv": lambda n: 0.02 * n * noise.get(n, 1.0)}
+    assert set(sampled(network, 64, spread=0.15)) == set(noise)
+    assert set(noise) < set(sampled(network, 64, spread=0.01))
+
+
+def test_a_model_that_fails_at_few_samples_starts_where_it_runs() -> None:
+    network = {"norm": lambda n: 0.01 * n if n > 2 else -1.0}
+    found = sampled(network, 32)
+    assert list(found)[:4] == [1, 2, 4, 32]
+    assert [size for size in found if not found[size]] == [1, 2]
+    assert sampled({"norm": lambda n: -1.0}, 4) == {1: [], 2: [], 4: []}
+    assert list(sampled({"norm": lambda n: -1.0 if n == 6 else 1.0 * n}, 6)) == [1, 6, 3, 2]
+
+
+def test_a_batch_of_one_has_one_size() -> None:
+    assert list(sampled(SMOOTH, 1)) == [1]
+    assert first_sizes(1, (), Limits()) == (1,)
+
+
+def test_the_number_of_sizes_is_limited_and_the_larger_change_goes_first() -> None:
+    network = {"small": cliff(9, 0.9), "large": lambda n: 10 * cliff(40)(n), "mid": lambda n: 3 * cliff(20)(n)}
+    breaks = {"small": 9, "large": 40, "mid": 20}
+    found = sampled(network, 64, breaks, Limits(most_sizes=6))
+    assert set(found) == {1, 64, 40, 41, 20, 21}
+    changes = tuple(KeyChange(at, (name,)) for name, at in breaks.items())
+    assert [change.samples for change in not_bracketed(found, changes)] == [9]
+    assert not_bracketed(sampled(network, 64, breaks, Limits(most_s=1e9)), changes) == ()
+
+
+def test_where_passes_take_long_the_ends_are_measured_and_what_there_is_time_for() -> None:
+    slow = {"conv": lambda n: 20.0 + 20.0 * n}
+    assert set(sampled(slow, 64, {"conv": 30})) == {1, 64}
+    assert set(sampled(slow, 64, limits=Limits(most_s=30 * 1600.0))) == {1, 64, 8, 2}
+    assert len(sampled(slow, 64, limits=Limits(most_s=1e9))) > 4
+
+
+def test_a_size_already_measured_is_not_asked_for_again() -> None:
+    whole = sampled(SMOOTH, 64)
+    some = dict(list(whole.items())[:2])
+    assert next_size(64, some, (), Limits(), layer_cost) == list(whole)[2]
+    assert next_size(64, dict(reversed(whole.items())), (), Limits(), layer_cost) is None
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "batch", "expected"),
+    [(1, 64, 64, 8), (1, 8, 8, 2), (1, 4, 4, 2), (2, 4, 4, 3), (1, 7, 7, 3), (4, 5, 64, None), (1, 97, 97, 10)],
+)
+def test_the_middle_is_a_divisor_near_the_geometric_mean(low: int, high: int, batch: int, expected: int | None) -> None:
+    assert middle(low, high, batch) == expected
+
+
+def test_changes_of_back_end_are_found_by_asking_also_beyond_what_is_asked_one_by_one() -> None:
+    asked: list[int] = []
+
+    def keys_at(samples: int) -> dict[str, str]:
+        asked.append(samples)
+        return {"a": str(samples > 1), "b": str(samples > 777), "c": "x" if samples <= 15 else "y"}
+
+    assert key_changes(keys_at, 1024) == (KeyChange(1, ("a",)), KeyChange(15, ("c",)), KeyChange(777, ("b",)))
+    assert len(asked) == len(set(asked)) < 300
+    assert key_changes(keys_at, 1) == ()
+
+
+def test_what_cannot_be_read_is_in_error_without_end() -> None:
+    (one,) = measured_at({"a": lambda n: 1.0}, 4, {"a": "x"}, 0.0)
+    assert reading_error([one], {"a": [replace(one, samples=1, key="y")]}, Limits(), layer_cost) == float("inf")
+    assert reading_error([one], {}, Limits(), layer_cost) == float("inf")

@@ -1,0 +1,211 @@
+"""Parts run at their own shapes: what they compute is that part of the layer, and every shape is measured."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from cuda_ops.dense.conv_kernels import onednn_convolution
+from planner.costs.layers.shards import part_shapes
+from planner.ir.profile import Measurement, PartShape
+from planner.layers import kind
+from profiler.capture.graph import Captured, capture
+from profiler.measure.backends import back_end_keys
+from profiler.measure.memory import footprints
+from profiler.measure.segments import segments
+from profiler.measure.timing import QUICK
+from profiler.shards.arguments import part_box
+from profiler.shards.measure import measure_round, rounds, whole_values
+from profiler.shards.network import PartPass, part_network
+from profiler.source.model import LoadedModel, mean_of_squares
+from tests.profiler.capture.test_graph import captured, loaded
+from tests.profiler.test_models import TINY
+
+NETWORKS = {factory.__name__: factory for factory in TINY}
+RESNET = NETWORKS["resnet18"]
+SOME = ("resnet18", "unet3d", "gpt", "gnmt", "cosmoflow")
+EVERYTHING = ("sample", "spatial", "channel")
+APART = frozenset({"batch_norm", "layer_norm", "global_pool", "loss", "adaptive_pool", "upsample", "transposed_conv"})
+"""Kinds of which a part by itself is not that part of the whole: statistics and sums over the part alone, or work that
+starts at another place."""
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+def tensors_of(graph: Captured, batch: LoadedModel) -> dict[str, Tensor]:
+    return dict(zip(graph.graph.inputs, (*batch.inputs, *batch.targets), strict=True))
+
+
+def shapes_of(graph: Captured, sizes: tuple[int, ...] = (2, 4), num_ranks: int = 4) -> tuple[PartShape, ...]:
+    return part_shapes(graph.graph, sizes, EVERYTHING, num_ranks)
+
+
+def whole_part(graph: Captured, shape: PartShape, samples: int, value: Tensor) -> Tensor:
+    """The part of what the layer computes."""
+    layer = graph.graph.by_name()[shape.layers[0]]
+    values = graph.graph.values()
+    inputs = tuple(values[name].at(samples, graph.graph.samples) for name in layer.inputs)
+    spec = layer.outputs[0].at(samples, graph.graph.samples)
+    work = kind(layer.kind).work(layer, inputs)
+    box = part_box(spec if work.shape == layer.outputs[0].shape else work, samples, shape)
+    return value[tuple(slice(interval.start, interval.stop) for interval in box)]
+
+
+@pytest.mark.parametrize("factory", [NETWORKS[name] for name in SOME], ids=SOME)
+def test_a_part_computes_what_the_layer_does_there(factory: Callable[..., Any]) -> None:
+    graph, _ = captured(factory)
+    value_of = whole_values(graph, tensors_of(graph, loaded(factory, 4)), 4)
+    kinds = {layer.name: layer.kind for layer in graph.graph.layers}
+    node_of = {node.name: node for node in graph.graph_module.graph.nodes}
+    shapes = shapes_of(graph, (4,), 2)
+    network = part_network(graph, value_of, 4, shapes)
+    run = PartPass(network)
+    for part in segments(network.captured):
+        run.forward(part)
+        shape = network.shapes[part.name]
+        name = shape.layers[0]
+        if kinds[name] in APART:
+            continue
+        found = run.value(part.results[0])
+        expected = whole_part(graph, shape, 4, value_of(node_of[graph.node_of_value[name]]))
+        torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-4, msg=lambda text, n=name: f"{n}: {text}")
+    known = set(network.shapes.values())
+    assert {kinds[shape.layers[0]] for shape in shapes if shape not in known} <= {"slice", "reshape", "pad", "opaque"}
+    assert {kinds[shape.layers[0]] for shape in known} - APART
+
+
+class Windows(nn.Module):
+    """Convolutions and pools with every option that a part must mind."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.strided = nn.Conv2d(4, 8, (5, 2), stride=2, padding=(1, 0), dilation=(2, 1))
+        self.same = nn.Conv2d(8, 8, 3, padding="same", dilation=2)
+        self.grouped = nn.Conv2d(8, 12, 3, padding=1, groups=4)
+        self.depthwise = nn.Conv2d(12, 12, 3, padding=1, groups=12)
+        self.up = nn.ConvTranspose2d(12, 6, 3, stride=2, padding=1, output_padding=1)
+        self.mean = nn.AvgPool2d(3, stride=1, padding=1)
+        self.most = nn.MaxPool2d(2)
+        self.smaller = nn.AdaptiveAvgPool2d((4, 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.depthwise(self.grouped(self.same(self.strided(x))))
+        x = self.most(self.mean(self.up(x)))
+        return self.smaller(nn.functional.interpolate(x, scale_factor=2, mode="nearest"))
+
+
+@pytest.fixture(scope="module")
+def windows() -> tuple[Captured, LoadedModel]:
+    torch.manual_seed(0)
+    model = LoadedModel(Windows(), (torch.randn(2, 4, 32, 32),), (), mean_of_squares)
+    return capture(model), model
+
+
+def test_windows_of_every_kind_are_cut(windows: tuple[Captured, LoadedModel]) -> None:
+    graph, model = windows
+    value_of = whole_values(graph, tensors_of(graph, model), 2)
+    kinds = {layer.name: layer.kind for layer in graph.graph.layers}
+    node_of = {node.name: node for node in graph.graph_module.graph.nodes}
+    shapes = shapes_of(graph, (2,), 2)
+    network = part_network(graph, value_of, 2, shapes)
+    left_out = {(kinds[s.layers[0]], s.layers[0], s.part) for s in shapes if s not in set(network.shapes.values())}
+    assert not left_out
+    run = PartPass(network)
+    for part in segments(network.captured):
+        run.forward(part)
+        shape = network.shapes[part.name]
+        found = run.value(part.results[0])
+        if kinds[shape.layers[0]] == "loss":
+            continue
+        assert tuple(found.shape[1:]) == shape.part
+        if kinds[shape.layers[0]] in ("conv", "pool"):
+            value = value_of(node_of[graph.node_of_value[shape.layers[0]]])
+            torch.testing.assert_close(found, whole_part(graph, shape, 2, value), rtol=1e-4, atol=1e-5)
+
+
+def test_filters_inside_of_a_group_are_left_out(windows: tuple[Captured, LoadedModel]) -> None:
+    graph, model = windows
+    value_of = whole_values(graph, tensors_of(graph, model), 2)
+    extents = graph.graph.by_name()["grouped"].outputs[0].shape[2:]
+    inside, groups = (PartShape(("grouped",), 2, (filters, *extents)) for filters in (4, 6))
+    assert list(part_network(graph, value_of, 2, (inside, groups)).shapes.values()) == [groups]
+
+
+def test_rounds_take_one_part_of_each_layer_from_the_least_pass_that_has_its_samples() -> None:
+    a, b = ("conv1", "conv2"), ("pool",)
+    shapes = [PartShape(a, 1, (1,)), PartShape(b, 1, (1,)), PartShape(a, 1, (2,)), PartShape(a, 3, (1,))]
+    shapes.append(PartShape(a, 5, (1,)))  # of more samples than any pass
+    found = rounds(shapes, (2, 4))
+    assert [(each.samples, each.shapes) for each in found] == [
+        (2, (shapes[0], shapes[1])),
+        (2, (shapes[2],)),
+        (4, (shapes[3],)),
+    ]
+
+
+def test_every_part_is_measured_for_all_layers_like_it() -> None:
+    graph, _ = captured(RESNET)
+    tensors = tensors_of(graph, loaded(RESNET, 2))
+    shapes = tuple(shape for shape in shapes_of(graph, (2,), 2) if shape.part[-2:] == (4, 8) and shape.samples == 2)
+    names = [name for shape in shapes for name in shape.layers]
+    memory = footprints(graph, tensors, 2)
+    whole = {n: Measurement(n, 2, 1.0, 1.0, 1.0, 0.0, memory[n].saved_bytes, 0, 1) for n in graph.graph.by_name()}
+    passes: list[tuple[str, float, float]] = []
+    value_of = whole_values(graph, tensors, 2)
+    (each,) = rounds(shapes, (2,))
+    found = list(measure_round(graph, value_of, each, whole, QUICK, lambda *seen: passes.append(seen)))
+    assert [one.layer for one in found] == names
+    assert len(passes) == QUICK.num_warm_ups + QUICK.min_runs + QUICK.split_runs + 1
+    layers = graph.graph.by_name()
+    assert {layers[name].kind for name in names} >= {"conv", "batch_norm"}
+    for one in found:
+        seconds = (one.forward_s, one.backward_s, one.backward_input_s, one.backward_weight_s)
+        assert all(math.isfinite(value) and value >= 0 for value in seconds)
+        assert one.part[-2:] == (4, 8)
+        assert one.saved_bytes == round(memory[one.layer].saved_bytes / 2)
+        assert one.workspace_bytes > 0
+        assert bool(one.key) == (layers[one.layer].kind == "conv")
+        assert bool(one.backward_weight_s) == (layers[one.layer].kind == "conv")
+
+
+def test_what_is_measured_leaves_the_model_alone() -> None:
+    graph, model = captured(RESNET)
+    tensors = tensors_of(graph, loaded(RESNET, 2))
+    value_of = whole_values(graph, tensors, 2)
+    before = {name: tensor.clone() for name, tensor in model.module.state_dict().items()}
+    network = part_network(graph, value_of, 2, shapes_of(graph, (2,), 2))
+    run = PartPass(network)
+    parts = segments(network.captured)
+    for part in parts:
+        run.forward(part)
+    run.start_backward()
+    for part in reversed(parts):
+        run.backward(part)
+    assert all(torch.equal(before[name], tensor) for name, tensor in model.module.state_dict().items())
+    assert all(parameter.grad is None for parameter in model.module.parameters())
+
+
+def test_a_part_for_which_torch_would_take_a_loop_runs_in_onednn() -> None:
+    torch.manual_seed(0)
+    model = LoadedModel(nn.Conv3d(16, 16, 3, padding=1), (torch.randn(1, 16, 16, 64, 64),), (), mean_of_squares)
+    graph = capture(model)
+    value_of = whole_values(graph, tensors_of(graph, model), 1)
+    name = next(layer.name for layer in graph.graph.layers if layer.kind == "conv")
+    shape = PartShape((name,), 1, (16, 8, 64, 64))
+    network = part_network(graph, value_of, 1, [shape])
+    assert back_end_keys(network.captured, 1) == {"part0": "Mkldnn"}
+    (part,) = segments(network.captured)
+    assert part.calls[0].target is onednn_convolution
+    run = PartPass(network)
+    run.forward(part)
+    node = next(n for n in graph.graph_module.graph.nodes if n.name == graph.node_of_value[name])
+    expected = whole_part(graph, shape, 1, value_of(node))
+    torch.testing.assert_close(run.value(part.results[0]), expected, rtol=1e-3, atol=1e-4)

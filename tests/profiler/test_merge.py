@@ -1,0 +1,139 @@
+"""Profiles of several hosts as one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from planner.ir import codec
+from planner.ir.cluster import ACROSS_HOSTS, ALL_REDUCE, WITHIN_HOST, Collective, PairLink
+from planner.ir.errors import StaleFileError, UsageError
+from planner.ir.profile import Calibration, MeasuringProcess, Profile, Provenance
+from profiler.merge import gather
+from tests.planner.factories import chain_profile
+
+
+def taken_on(speed: float, sizes: tuple[int, ...] = (1, 4), bandwidth: float = 1e9, num_devices: int = 2) -> Profile:
+    """A profile of the same model on a host ``n0`` whose devices are of kind ``kind-<speed>``."""
+    found = chain_profile(3, sizes=(1, 2, 4, 8), speeds=speed, num_devices=num_devices, bandwidth_bytes_per_s=bandwidth)
+    names = list(found.graph.by_name())
+    measured = {
+        kind: tuple(sorted((m for m in every if m.samples in sizes), key=lambda m: (m.samples, names.index(m.layer))))
+        for kind, every in found.measurements.items()
+    }
+    devices = tuple(replace(device, host="n0", name=f"n0/cpu{k}") for k, device in enumerate(found.cluster.devices))
+    links = {WITHIN_HOST: found.cluster.links[WITHIN_HOST]}
+    cluster = replace(found.cluster, devices=devices, links=links, collectives=())
+    return replace(found, measurements=measured, cluster=cluster)
+
+
+def alike(profile: Profile, factor: float) -> Profile:
+    """The same kind of device, measured as ``factor`` times slower."""
+    measured = {
+        kind: tuple(replace(one, forward_s=factor * one.forward_s, raw_s=(factor,)) for one in every)
+        for kind, every in profile.measurements.items()
+    }
+    return replace(profile, measurements=measured)
+
+
+def forward_s(profile: Profile, kind: str, layer: str, samples: int) -> float:
+    (found,) = [one for one in profile.measurements[kind] if (one.layer, one.samples) == (layer, samples)]
+    return found.forward_s
+
+
+def test_devices_of_all_hosts_stand_side_by_side_with_their_own_costs() -> None:
+    fast, slow = taken_on(2.0), taken_on(1.0, num_devices=1)
+    found = gather([fast, slow])
+    assert [(d.name, d.host, d.kind) for d in found.cluster.devices] == [
+        ("n0/cpu0", "n0", "kind-2"),
+        ("n0/cpu1", "n0", "kind-2"),
+        ("n1/cpu0", "n1", "kind-1"),
+    ]
+    assert set(found.measurements) == set(found.parameters) == set(found.action_overhead_s) == {"kind-1", "kind-2"}
+    for kind, profile in (("kind-2", fast), ("kind-1", slow)):
+        assert forward_s(found, kind, "l1", 4) == forward_s(profile, kind, "l1", 4)
+    assert codec.loads(codec.dumps(found), Profile) == found
+
+
+def test_hosts_of_one_kind_give_the_median_and_all_sizes() -> None:
+    base = taken_on(1.0)
+    other = taken_on(1.0, sizes=(1, 2, 8))
+    found = gather([alike(base, 1.0), alike(base, 4.0), alike(other, 2.0)])
+    assert forward_s(found, "kind-1", "l0", 1) == 2.0 * forward_s(base, "kind-1", "l0", 1)
+    assert forward_s(found, "kind-1", "l0", 4) == 2.5 * forward_s(base, "kind-1", "l0", 4)
+    measured = found.measurements["kind-1"]
+    assert [one.samples for one in measured] == sorted(one.samples for one in measured)
+    assert {one.samples for one in measured} == {1, 2, 4, 8}
+    (both,) = [one for one in measured if (one.layer, one.samples) == ("l0", 4)]
+    assert (both.raw_s, both.num_runs) == ((1.0, 4.0), 20)
+    assert [device.host for device in found.cluster.devices] == ["n0", "n0", "n1", "n1", "n2", "n2"]
+
+
+def test_every_host_keeps_its_own_link_and_sums_are_medians() -> None:
+    a, b = taken_on(1.0, bandwidth=1e9), taken_on(1.0, bandwidth=3e9)
+    sums = [Collective(ALL_REDUCE, 2, WITHIN_HOST, ((1024, s), (4096, 2 * s))) for s in (1.0, 3.0)]
+    a = replace(a, cluster=replace(a.cluster, collectives=(sums[0],)))
+    b = replace(b, cluster=replace(b.cluster, collectives=(sums[1],)))
+    found = gather([a, b]).cluster
+    assert found.link(0, 1) == a.cluster.links[WITHIN_HOST]
+    assert found.link(2, 3) == b.cluster.links[WITHIN_HOST]
+    assert found.collectives == (replace(sums[0], points=((1024, 2.0), (4096, 4.0))),)
+    assert gather([a, a]).cluster.pairs == ()
+    other = replace(sums[1], points=((1024, 9.0),))
+    again = replace(b, cluster=replace(b.cluster, collectives=(other,)))
+    assert gather([a, again]).cluster.collectives == (sums[0],)
+
+
+def test_links_between_hosts_come_from_the_profile_that_has_them() -> None:
+    a, b = taken_on(1.0), taken_on(1.0)
+    link = replace(a.cluster.links[WITHIN_HOST], latency_s=1e-3)
+    b = replace(b, cluster=replace(b.cluster, links={**b.cluster.links, ACROSS_HOSTS: link}))
+    assert gather([a, b]).cluster.link(0, 2) == link
+    renamed = tuple(replace(device, host="m", name=device.name.replace("n0", "m")) for device in a.cluster.devices)
+    c = replace(a, cluster=replace(a.cluster, devices=renamed, pairs=(PairLink("m", "m", link),)))
+    found = gather([a, c, replace(c)]).cluster
+    assert [pair.src_host for pair in found.pairs] == ["m", "n1"]
+    assert [device.host for device in found.devices] == ["n0", "n0", "m", "m", "n1", "n1"]
+
+
+def test_provenance_tells_of_every_host() -> None:
+    process = MeasuringProcess(1.0, 1.1, 0.02, True, {"1": 1.0})
+    a = Provenance(
+        {"torch": "2.13", "system": "x"}, 1.0, 1.1, 0.02, True, {"1": 1.0}, (process,), {"1": 0.1}, {"now": 2e9}
+    )
+    b = Provenance({"torch": "2.13", "system": "y"}, 2.0, 2.0, 0.0, False, {"1": 3.0}, (), {"1": 0.3, "4": 0.2})
+    found = gather([replace(taken_on(1.0), provenance=a), replace(taken_on(1.0), provenance=b)]).provenance
+    assert found.versions == {"torch": "2.13", "system": "x, y"}
+    assert (found.run_delay, found.contended, found.iteration_s) == (0.02, True, {"1": 2.0})
+    assert found.processes == (replace(process, host="n0"),)
+    assert found.process_spread == {"1": 0.3, "4": 0.2}
+    assert found.clocks == {"n0/now": 2e9}
+    other = gather([replace(taken_on(1.0), provenance=a), replace(taken_on(2.0), provenance=b)]).provenance
+    assert other.iteration_s == {"1": 1.0}
+
+
+def test_another_graph_optimiser_or_dtype_is_refused_by_name() -> None:
+    first = taken_on(1.0)
+    longer = chain_profile(4, sizes=(1, 4))
+    with pytest.raises(StaleFileError, match=r"a\.json and b\.json are no profiles of one model[\s\S]*only in one: l3"):
+        gather([first, longer], ["a.json", "b.json"])
+    optimizer = replace(first.optimizer, name="Adam")
+    with pytest.raises(StaleFileError, match=r"optimiser in profile 0: SGD:lr=0\.01; in profile 1: Adam:lr=0\.01"):
+        gather([first, replace(first, optimizer=optimizer)])
+    with pytest.raises(StaleFileError, match="dtype"):
+        gather([first, replace(first, model=replace(first.model, autocast="bfloat16"))])
+
+
+def test_another_back_end_on_the_same_processor_is_refused() -> None:
+    first = taken_on(1.0)
+    keyed = {k: tuple(replace(one, key="Slow2d") for one in every) for k, every in first.measurements.items()}
+    with pytest.raises(StaleFileError, match=r"l0 ran on other back ends[\s\S]*none; in profile 1: Slow2d"):
+        gather([first, replace(first, measurements=keyed)])
+
+
+def test_one_profile_stays_itself_but_for_what_runs_said_of_it() -> None:
+    first = taken_on(1.0)
+    assert gather([replace(first, calibration=Calibration("sha256:0"))]) == first
+    with pytest.raises(UsageError, match="nothing to gather"):
+        gather([])

@@ -1,0 +1,76 @@
+from __future__ import annotations
+
+import threading
+import time
+
+import torch.distributed as dist
+
+from runtime.monitor.activity import Activity, Beat, Heartbeat, describe, fresh_board, read_board, within
+
+
+def beat(rank: int, what: str, step: int = 4) -> Beat:
+    return Beat(rank, 1, what, step, 0.25, 2.0, 0, None, 0.0)
+
+
+def test_others_are_told_in_one_line() -> None:
+    beats = {1: beat(1, "1F0"), 0: beat(0, "0RECV_B3<1"), 2: beat(2, "capturing the model", -1)}
+    assert describe(beats, but=1) == "rank 0 in 0RECV_B3<1 (step 4, 0.2 s) · rank 2 in capturing the model (0.2 s)"
+
+
+def test_a_heartbeat_publishes_at_start_at_times_and_at_the_end() -> None:
+    store, activity = dist.HashStore(), Activity()
+    heartbeat = Heartbeat(store, 1, activity, interval_s=0.01)
+    activity.begin("thinking")
+    heartbeat.start()
+    first = read_board(store, 3)
+    assert list(first) == [1]
+    assert first[1].what == "thinking"
+    later = fresh_board(store, 3, patience_s=10.0)
+    assert later[1].number > first[1].number
+    activity.step, activity.loss, activity.num_done = 2, 0.5, 2
+    activity.begin("1F0")
+    heartbeat.stop()
+    last = read_board(store, 3)[1]
+    assert (last.what, last.step, last.loss, last.num_done) == ("1F0", 2, 0.5, 2)
+    assert 0.0 <= last.for_s < 60.0
+
+
+def test_a_rank_that_is_silent_is_not_waited_for_long() -> None:
+    store = dist.HashStore()
+    Heartbeat(store, 0, Activity()).publish()
+    found = fresh_board(store, 2, patience_s=0.05)
+    assert list(found) == [0]
+    assert found[0].silent_s >= 0.05
+
+
+def test_silence_is_told_and_counts_to_what_lasts() -> None:
+    aged = beat(1, "1F0").aged(3.0)
+    assert aged.is_silent
+    assert str(aged) == "rank 1 in 1F0 (step 4, 3.2 s, silent for 3.0 s or more)"
+    assert not beat(1, "1F0").aged(0.5).is_silent
+
+
+def test_a_question_is_not_waited_for_for_ever() -> None:
+    never = threading.Event()
+    assert within(0.05, never.wait, None) is None
+    assert within(10.0, lambda: 3, 0) == 3
+    assert within(10.0, lambda: Gone().get("a"), 0) == 0
+    never.set()
+
+
+class Gone:
+    def set(self, *arguments: object) -> None:
+        raise RuntimeError("connection reset")
+
+    check = get = set
+
+
+def test_a_board_that_is_gone_is_no_error() -> None:
+    heartbeat = Heartbeat(Gone(), 0, Activity(), interval_s=0.01)
+    heartbeat.start()
+    end_s = time.monotonic() + 10
+    while any(thread.name == "heartbeat" for thread in threading.enumerate()) and time.monotonic() < end_s:
+        time.sleep(0.01)
+    assert not any(thread.name == "heartbeat" for thread in threading.enumerate())
+    heartbeat.stop()
+    assert read_board(Gone(), 2) == {}

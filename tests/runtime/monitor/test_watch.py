@@ -1,0 +1,219 @@
+"""The launcher, with workers of a few lines that need no torch."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+import torch.distributed as dist
+
+from halopipe.launch.processes import Member, Processes, error_path, result_path, worker_environment
+from planner.ir.errors import DeadlineError, StageFailedError, TransportError, WorkerDiedError
+from planner.ir.schedule import Action
+from runtime.monitor.activity import Beat
+from runtime.monitor.waits import Waits
+from runtime.monitor.watch import host_store, host_store_at, join_store, meet, run_workers
+
+RESULT, ERROR = "RESULT", "ERROR"  # replaced by the worker's own paths
+FINE = f"open('{RESULT}', 'w').write('yes')"
+WAIT = f"import time; time.sleep(600)  # {RESULT}"
+
+
+def error(kind: str) -> str:
+    record = json.dumps({"type": kind, "title": kind, "details": [], "remedies": []})
+    return f"open('{ERROR}', 'w').write({record!r})"
+
+
+def run(folder: Path, *scripts: str, store: dist.Store | None = None, **options: object) -> dict[int, str]:
+    members = []
+    for rank, script in enumerate(scripts):
+        text = script.replace(RESULT, str(result_path(folder, rank))).replace(ERROR, str(error_path(folder, rank)))
+        members.append(Member(rank, (sys.executable, "-S", "-c", text)))
+    titles = {rank: f"rank {rank} (n0/cpu{rank}, stage {rank})" for rank in range(len(scripts))}
+    try:
+        return run_workers([Processes(members, folder, os.environ)], titles, store or dist.HashStore(), **options)
+    finally:
+        assert running(folder) == []
+
+
+def running(folder: Path) -> list[str]:
+    """Processes that have the folder in their command line."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            command = (entry / "cmdline").read_bytes().decode(errors="replace")
+        except OSError:
+            continue
+        if str(folder) in command and int(entry.name) != os.getpid():
+            found.append(command)
+    return found
+
+
+def test_all_results_are_waited_for(tmp_path: Path) -> None:
+    assert run(tmp_path, FINE, "import time; time.sleep(0.2); " + FINE) == {0: "yes", 1: "yes"}
+
+
+def test_the_error_of_a_worker_is_raised_and_the_others_are_ended(tmp_path: Path) -> None:
+    with pytest.raises(StageFailedError):
+        run(tmp_path, WAIT, error("StageFailedError"), WAIT)
+
+
+def test_a_worker_that_lost_its_peer_lets_the_peer_explain_itself(tmp_path: Path) -> None:
+    with pytest.raises(StageFailedError):
+        run(tmp_path, error("TransportError"), "import time; time.sleep(0.3); " + error("StageFailedError"))
+    error_path(tmp_path, 1).unlink()
+    with pytest.raises(TransportError):
+        run(tmp_path, error("TransportError"), WAIT)
+
+
+@pytest.mark.parametrize(
+    ("end", "how"),
+    [
+        ("import os; os.kill(os.getpid(), 9)", "by signal SIGKILL"),
+        ("import os; os.abort()", "by signal SIGABRT"),
+        ("import os; os._exit(0)", "with exit code 0"),
+        ("import sys; sys.exit(7)", "with exit code 7"),
+    ],
+)
+def test_a_worker_that_dies_is_named_with_how_and_its_last_lines(tmp_path: Path, end: str, how: str) -> None:
+    with pytest.raises(WorkerDiedError) as caught:
+        run(tmp_path, WAIT, f"import sys; print('last line', file=sys.stderr, flush=True); {end}")
+    assert caught.value.title == f"rank 1 (n0/cpu1, stage 1) ended {how} without a word"
+    assert "stderr: last line" in caught.value.details
+
+
+def put(store: dist.Store, rank: int, number: int, for_s: float, deadline_s: float, what: str = "1F3") -> None:
+    beat = {"rank": rank, "number": number, "what": what, "step": 2, "for_s": for_s, "deadline_s": deadline_s}
+    store.set(f"halopipe/beat/{rank}", json.dumps({**beat, "num_done": 2, "loss": None, "step_s": 0.1}))
+
+
+def test_a_worker_that_does_one_thing_for_too_long_is_ended(tmp_path: Path) -> None:
+    store = dist.HashStore()
+    put(store, 1, 1, for_s=10.0, deadline_s=2.0)
+    with pytest.raises(DeadlineError) as caught:
+        run(tmp_path, WAIT, WAIT, store=store)
+    assert "rank 1 (n0/cpu1, stage 1) hangs in 1F3, step 2: it has been there for 10." in caught.value.title
+    assert "deadline 2 s" in caught.value.title
+
+
+def test_a_worker_that_goes_silent_is_ended(tmp_path: Path) -> None:
+    store = dist.HashStore()
+    put(store, 0, 1, for_s=0.0, deadline_s=0.1)
+    with pytest.raises(DeadlineError, match=r"rank 0 .* is silent in 1F3, step 2: nothing was heard of it for 1\."):
+        run(tmp_path, WAIT, store=store)
+
+
+def test_the_error_of_a_hang_says_who_waits_for_whom(tmp_path: Path) -> None:
+    store = dist.HashStore()
+    put(store, 0, 1, for_s=1.0, deadline_s=20.0, what="0F3")
+    put(store, 1, 1, for_s=10.0, deadline_s=2.0, what="1RECV_F3<0")
+    rows = [[Action.parse(text) for text in row.split()] for row in ("0F3 0SEND_F3>1", "1RECV_F3<0 1F3")]
+    with pytest.raises(DeadlineError) as caught:
+        run(tmp_path, WAIT, WAIT, store=store, waits=Waits(rows, [(0,), (1,)]))
+    assert caught.value.title.startswith("rank 1 (n0/cpu1, stage 1) waits in vain in 1RECV_F3<0, step 2")
+    assert (
+        "rank 1 waits 10.0 s for rank 0 (activation of micro-batch 3, stage 0 -> stage 1), " in caught.value.details[0]
+    )
+
+
+def test_progress_is_what_the_workers_publish(tmp_path: Path) -> None:
+    store = dist.HashStore()
+    put(store, 0, 1, for_s=0.0, deadline_s=60.0)
+    seen: list[Mapping[int, Beat]] = []
+    noted = tmp_path / "noted"
+
+    def watch(beats: Mapping[int, Beat]) -> None:
+        seen.append(beats)
+        noted.touch()
+
+    # The worker stays until it was looked at: how long that takes depends on the machine.
+    waits = f"import os, time\nwhile not os.path.exists({str(noted)!r}): time.sleep(0.01)\n"
+    run(tmp_path, waits + FINE, store=store, watch=watch)
+    assert seen[0][0].num_done == 2
+
+
+def test_an_interrupt_ends_all_workers(tmp_path: Path) -> None:
+    def interrupt(beats: Mapping[int, Beat]) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path, WAIT, WAIT, watch=interrupt)
+
+
+def test_the_store_listens_on_the_loopback_interface_only() -> None:
+    store, port = host_store()
+    lines = Path("/proc/net/tcp").read_text().splitlines() + Path("/proc/net/tcp6").read_text().splitlines()
+    listening = [line.split()[1] for line in lines if line.split()[1].endswith(f":{port:04X}") and " 0A " in line]
+    assert listening == [f"0100007F:{port:04X}"]
+    store.set("a", "b")
+
+
+def meet_in_threads(store: dist.Store, num_ranks: int) -> list[str]:
+    found: list[str] = [""] * num_ranks
+
+    def one(rank: int) -> None:
+        found[rank] = meet(store, rank, num_ranks, timeout_s=20.0)
+
+    threads = [threading.Thread(target=one, args=(rank,)) for rank in range(num_ranks)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return found
+
+
+def test_all_ranks_of_an_attempt_share_a_prefix_that_no_other_has() -> None:
+    store = dist.HashStore()
+    first, second = meet_in_threads(store, 4), meet_in_threads(store, 4)
+    assert len(set(first)) == len(set(second)) == 1
+    assert first[0] != second[0]
+    assert meet(store, 0, 1) not in (first[0], second[0])
+
+
+def test_what_dead_ranks_left_in_the_store_misleads_nobody() -> None:
+    store = dist.HashStore()
+    with pytest.raises(DeadlineError, match="rank 1 waited in vain for rank 0"):
+        meet(store, 1, 2, timeout_s=0.05)  # it asked, and died before rank 0 came
+    with pytest.raises(DeadlineError, match="rank 0 waited in vain for rank 1"):
+        meet(store, 0, 2, timeout_s=0.05)  # this rank 0 answered the dead one
+    assert len(set(meet_in_threads(store, 2))) == 1
+
+
+def test_a_store_at_a_given_place_listens_there_alone_and_is_shared_with_who_had_it_first() -> None:
+    store, port = host_store()
+    store.set("a", "b")
+    again = host_store_at("127.0.0.1", port)
+    assert again.get("a") == b"b"
+    with pytest.raises(TransportError, match=r"cannot listen at 192\.0\.2\.1"):
+        host_store_at("192.0.2.1", port)
+
+
+def test_a_store_that_is_not_there_is_named() -> None:
+    store, port = host_store()
+    del store
+    with pytest.raises(TransportError, match=f"no store answers at 127.0.0.1, port {port}"):
+        join_store("127.0.0.1", port, timeout_s=0.5)
+
+
+def test_workers_do_not_inherit_somebody_elses_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "3")
+    monkeypatch.setenv("SLURM_PROCID", "3")
+    monkeypatch.setenv("PYTHONPATH", "/elsewhere")
+    environment = worker_environment([str(tmp_path)], "eth7")
+    assert not {"RANK", "SLURM_PROCID"} & set(environment)
+    assert environment["PYTHONPATH"] == f"{tmp_path}{os.pathsep}/elsewhere"
+    assert environment["HOME"] == os.environ["HOME"]
+    assert environment["GLOO_SOCKET_IFNAME"] == "eth7"
+
+
+def test_failures_are_reported_soon(tmp_path: Path) -> None:
+    start_s = time.monotonic()
+    with pytest.raises(WorkerDiedError):
+        run(tmp_path, "import sys; sys.exit(1)", WAIT)
+    assert time.monotonic() - start_s < 60.0  # not after the worker that still sleeps

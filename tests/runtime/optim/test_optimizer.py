@@ -1,0 +1,127 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import pytest
+import torch
+from torch import nn
+from torch.optim import lr_scheduler
+
+from planner.ir.errors import UnknownNameError, UsageError
+from planner.ir.profile import Optimizer
+from runtime.optim.optimizer import StageOptimizer, maker_of, scheduler_maker_of
+
+PARAMETERS = [nn.Parameter(torch.zeros(2))]
+
+
+def named(*names: str) -> dict[str, nn.Parameter]:
+    return {name: nn.Parameter(torch.ones(2, dtype=torch.float64)) for name in names}
+
+
+def sgd(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=1.0)
+
+
+def test_the_class_and_its_arguments_are_those_named() -> None:
+    made = maker_of(Optimizer("AdamW", {"lr": 0.5}))(PARAMETERS)
+    assert type(made) is torch.optim.AdamW
+    assert made.defaults["lr"] == 0.5
+
+
+def test_an_unknown_optimiser_is_named() -> None:
+    for name in ("Sdg", "Optimizer.step", "lr_scheduler"):
+        with pytest.raises(UnknownNameError, match=name):
+            maker_of(Optimizer(name))
+
+
+def test_arguments_that_it_does_not_take_are_named() -> None:
+    with pytest.raises(UsageError, match="lr=-1") as caught:
+        maker_of(Optimizer("SGD", {"lr": -1.0}))(PARAMETERS)
+    assert "Invalid learning rate" in caught.value.details[0]
+    with pytest.raises(UsageError, match="speed=3"):
+        maker_of(Optimizer("SGD", {"speed": 3.0}))(PARAMETERS)
+
+
+def test_a_schedule_is_made_by_name() -> None:
+    made = scheduler_maker_of("CosineAnnealingLR", {"T_max": 7})(sgd(PARAMETERS))
+    assert isinstance(made, lr_scheduler.CosineAnnealingLR)
+    assert made.T_max == 7
+    for name in ("Cosine", "LRScheduler", "Optimizer", "ReduceLROnPlateu"):
+        with pytest.raises(UnknownNameError, match=name) as caught:
+            scheduler_maker_of(name, {})
+        assert "CosineAnnealingLR" in caught.value.details[0]
+    with pytest.raises(UsageError, match=r"CosineAnnealingLR\(steps=7\) cannot be made"):
+        scheduler_maker_of("CosineAnnealingLR", {"steps": 7})(sgd(PARAMETERS))
+
+
+def test_a_factory_may_make_groups_by_shape_or_by_name() -> None:
+    def by_name(named_parameters: list[tuple[str, nn.Parameter]]) -> torch.optim.Optimizer:
+        decayed = [each for each in named_parameters if not each[0].endswith("bias")]
+        others = [each for each in named_parameters if each[0].endswith("bias")]
+        return torch.optim.AdamW([{"params": decayed}, {"params": others, "weight_decay": 0.0, "lr": 2.0}], lr=1.0)
+
+    made = StageOptimizer(named("a.weight", "a.bias", "b.weight"), by_name)
+    assert made.group_names == (("a.weight", "b.weight"), ("a.bias",))
+    assert made.learning_rates() == (1.0, 2.0)
+
+
+def test_a_factory_may_be_a_class_or_make_an_optimiser_of_its_own() -> None:
+    class Sign(torch.optim.Optimizer):
+        def __init__(self, parameters: list[nn.Parameter]) -> None:
+            super().__init__(parameters, {})
+
+        @torch.no_grad()
+        def step(self) -> None:
+            for group in self.param_groups:
+                for parameter in group["params"]:
+                    parameter.sub_(parameter.grad.sign())
+
+    parameters = named("a")
+    made = StageOptimizer(parameters, Sign)
+    parameters["a"].grad = torch.tensor([3.0, -3.0], dtype=torch.float64)
+    made.step()
+    assert parameters["a"].tolist() == [0.0, 2.0]
+    assert made.learning_rates() == ()
+
+
+def test_parameters_that_the_factory_leaves_out_stay() -> None:
+    parameters = named("a", "b")
+    made = StageOptimizer(parameters, lambda given: sgd(given[:1]))
+    for parameter in parameters.values():
+        parameter.grad = torch.ones_like(parameter)
+    made.step()
+    assert [parameter[0].item() for parameter in parameters.values()] == [0.0, 1.0]
+    assert list(made.tensors) == ["a"]
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (torch.optim.LBFGS, "LBFGS asks for a closure"),
+        (lambda parameters: None, "factory returned a NoneType"),
+        (lambda parameters: sgd([*parameters, *PARAMETERS]), "1 parameters that are not those"),
+    ],
+)
+def test_what_cannot_be_used_is_refused(make: Callable[..., torch.optim.Optimizer], message: str) -> None:
+    with pytest.raises(UsageError, match=message) as caught:
+        StageOptimizer(named("a"), make)
+    assert caught.value.remedies
+
+
+def test_a_schedule_is_stepped_with_the_updates() -> None:
+    parameters = named("a")
+    made = StageOptimizer(parameters, sgd)
+    made.schedule(partial(lr_scheduler.StepLR, step_size=2, gamma=0.1))
+    rates = []
+    for _ in range(5):
+        rates += made.learning_rates()
+        parameters["a"].grad = torch.ones_like(parameters["a"])
+        made.step()
+    assert rates == pytest.approx([1.0, 1.0, 0.1, 0.1, 0.01])
+    assert parameters["a"].tolist() == pytest.approx([1.0 - 2.21] * 2)
+
+
+def test_a_schedule_that_follows_a_metric_is_refused() -> None:
+    with pytest.raises(UsageError, match="ReduceLROnPlateau follows a metric"):
+        StageOptimizer(named("a"), sgd).schedule(lr_scheduler.ReduceLROnPlateau)

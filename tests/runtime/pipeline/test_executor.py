@@ -1,0 +1,104 @@
+"""Where a step fails is told: rank, device, stage, step, micro-batch, direction, the others, and the grid around."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+
+import pytest
+import torch
+
+from planner.ir.errors import DeadlineError, StageFailedError, TransportError
+from planner.ir.plan import Decision
+from planner.ir.profile import ModelSource
+from profiler.capture.graph import capture
+from profiler.source.model import LoadedModel
+from profiler.source.source import load_model
+from runtime.monitor.activity import Activity
+from runtime.transport import InProcessTransport, Key
+from tests.halopipe.bombs import POISON
+from tests.runtime.plans import decide, run_ranks
+
+GOOD = (torch.ones(4, 3),), (torch.zeros(4, 3),)
+POISONED = (torch.cat((torch.ones(3, 3), torch.full((1, 3), 2 * POISON))),), (torch.zeros(4, 3),)
+
+
+@cache
+def mined(where: int = -1, direction: str = "F") -> tuple[LoadedModel, Decision]:
+    """Three layers on three stages; the bomb is in the last micro-batch of the second step."""
+    arguments = {"where": str(where), "direction": json.dumps(direction)}
+    model = load_model(ModelSource("tests.halopipe.bombs:mined", arguments, (4, 3)))
+    graph = capture(model).graph
+    return model, decide(graph, ["1.linear", "2.linear"], (2, 2))
+
+
+@pytest.mark.parametrize("direction", ["F", "B"])
+@pytest.mark.parametrize("stage", [0, 1, 2])
+def test_a_stage_that_raises_is_named_with_step_and_micro_batch(stage: int, direction: str) -> None:
+    model, decision = mined(stage, direction)
+    with pytest.raises(StageFailedError) as caught:
+        run_ranks(model, decision, [GOOD, POISONED, GOOD], others=lambda: "rank 9 in 9F9")
+    error = caught.value
+    word = {"F": "forward", "B": "backward"}[direction]
+    where = f"rank {stage} (n0/cpu{stage}, stage {stage}) stopped at step 1, micro-batch 1, {word}"
+    assert error.title == f"{where}: ValueError: the bomb went off"
+    assert error.exit_code == 5
+    assert "bombs.py" in error.details[0]
+    assert "the others: rank 9 in 9F9" in error.details
+    assert f">>{stage}{direction}1<<" in error.details[-1]
+    assert len(error.details[-1].splitlines()) == 3
+
+
+def test_the_other_ranks_lose_their_peer() -> None:
+    model, decision = mined(2, "F")
+    errors: list[BaseException] = []
+    with pytest.raises(StageFailedError):
+        run_ranks(model, decision, [POISONED], errors=errors)
+    assert len(errors) == 3
+    assert all(isinstance(error, TransportError) for error in errors[1:])
+    assert any("stopped at step 0, micro-batch 1, receiving the gradient" in error.title for error in errors[1:])
+
+
+def test_a_rank_that_never_comes_is_a_deadline_that_names_the_message() -> None:
+    model, decision = mined()
+    with pytest.raises(DeadlineError) as caught:
+        run_ranks(model, decision, [GOOD], only=(0, 1), deadline_s=0.2)
+    assert "stopped at step 0, waiting for the others to start the step: barrier" in caught.value.title
+    assert "deadline 0.2 s" in caught.value.title
+
+
+class Recorded(InProcessTransport):
+    """Notes the order of what is asked of it."""
+
+    def __init__(self, *arguments: object) -> None:
+        super().__init__(*arguments)
+        self.calls: list[str] = []
+
+    def post_receive(self, key: Key, source: int, specs: object) -> None:
+        self.calls.append(f"post {key.kind}{key.microbatch}")
+        super().post_receive(key, source, specs)
+
+    def receive(self, key: Key, source: int, deadline_s: float) -> tuple[torch.Tensor, ...]:
+        self.calls.append(f"take {key.kind}{key.microbatch}")
+        return super().receive(key, source, deadline_s)
+
+    def send(self, key: Key, destination: int, tensors: object) -> None:
+        self.calls.append(f"send {key.kind}{key.microbatch}")
+        super().send(key, destination, tensors)
+
+
+def test_receives_are_announced_ahead_a_window_at_a_time() -> None:
+    model = load_model(ModelSource("tests.halopipe.bombs:mined", {}, (4, 3)))
+    decision = decide(capture(model).graph, ["1.linear"], (1, 1, 1, 1), schedule="gpipe")
+    engines, _ = run_ranks(model, decision, [GOOD], transport=Recorded, lookahead=2)
+    sends = ["send F0", "send F1", "send F2", "send F3"]
+    takes = ["take B0", "post B2", "take B1", "post B3", "take B2", "take B3"]
+    assert engines[0]._transport.calls == ["post B0", "post B1", *sends, *takes]
+
+
+def test_a_heartbeat_can_see_what_is_done() -> None:
+    model, activity = mined()[0], Activity()
+    run_ranks(model, decide(capture(model).graph, [], (2, 2)), [GOOD, GOOD], activity=activity)
+    assert activity.what == "between steps"
+    assert (activity.step, activity.num_done) == (1, 2)
+    assert activity.deadline_s == 20.0

@@ -1,0 +1,96 @@
+"""What the ranks of a stage are fed of a micro-batch, put together, is the micro-batch in the order of blocks."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import pytest
+import torch
+from torch import Tensor
+
+from planner.ir.profile import ModelSource
+from profiler.capture.graph import capture
+from profiler.source.source import load_model
+from runtime.pipeline.microbatches import InputSpecs, WholeBatch
+from runtime.sparse.batch import Preparing
+from runtime.sparse.share import SiteShare
+from runtime.stage.captured import captured_model
+from runtime.stage.shapes import varying_dims
+from tests.runtime.engines import Network
+from tests.runtime.plans import batch_of, decide
+
+torch.set_num_threads(1)
+SPEEDS = [((1.0, 1.0), (2, 2)), ((3.0, 1.0, 2.0), (2, 1, 1)), ((1.0, 0.0, 1.0), (2, 0, 2)), ((1.0,) * 8, (1, 0) * 4)]
+
+
+@cache
+def network(name: str) -> Network:
+    model = load_model(ModelSource(f"tests.runtime.sparse.networks:{name}", dtype="float64"))
+    return model, capture(model)
+
+
+def prepared(name: str, num_ranks: int) -> object:
+    model, captured = network(name)
+    decision = decide(captured.graph, [], (4,), [tuple(range(num_ranks))], [(1,) * num_ranks])
+    (inputs, targets), whole = batch_of(model, 4, 0), captured_model(captured)
+    specs = InputSpecs(whole.fed, whole.graph.samples, varying_dims(whole))
+    return Preparing.of(decision, whole).batch(WholeBatch(specs, (*inputs, *targets), (4,)))
+
+
+@pytest.mark.parametrize(("speeds", "shares"), SPEEDS, ids=str)
+@pytest.mark.parametrize("name", ["unet", "averaged"])
+def test_parts_put_together_are_the_whole(name: str, speeds: tuple[float, ...], shares: tuple[int, ...]) -> None:
+    batch = prepared(name, len(speeds))
+    parts = [SiteShare.of(batch, 0, speeds, position, shares) for position in range(len(speeds))]
+    for word, count in batch.sizes(0).items():
+        assert sum(part.sizes[word] for part in parts) == count
+        assert all(part.cuts == parts[0].cuts for part in parts)
+    for value, spec in batch.prepared.graph.inputs.items():
+        whole: Tensor = batch.whole(value, 0)
+        found = [part.tensor(value) for part in parts]
+        if value in batch.prepared.maps and value not in batch.prepared.looked_at:
+            assert not any(each.numel() for each in found)
+            continue
+        assert torch.equal(torch.cat(found, next((d for d, x in enumerate(spec.dims) if x != "dim0"), 0)), whole)
+
+
+@pytest.mark.parametrize(("speeds", "shares"), SPEEDS, ids=str)
+def test_rows_of_a_sample_stay_together_and_blocks_whole(speeds: tuple[float, ...], shares: tuple[int, ...]) -> None:
+    batch = prepared("unet", len(speeds))
+    clouds = batch.clouds(0)
+    words = clouds.clouds.preparation.size_of
+    for route in words:
+        samples = clouds.samples(route)
+        assert len(torch.unique_consecutive(samples)) == len(samples.unique())
+        segments = clouds.segments(route)
+        for sample, (start, length) in enumerate(zip(segments.starts, segments.lengths, strict=True)):
+            assert (samples[start : start + length] == sample).all()
+        places = clouds.places(speeds)
+        owned = [clouds.owned(route, places, position) for position in range(len(speeds))]
+        assert [len(each) for each in owned] == torch.tensor(clouds.cut_points(places)[words[route]]).diff().tolist()
+        assert torch.equal(torch.cat([each.rows for each in owned]).sort().values, torch.arange(len(samples)))
+        for position, (each, speed) in enumerate(zip(owned, speeds, strict=True)):
+            assert (each.owners[each.rows] == position).all()
+            assert speed or not len(each)
+
+
+def test_features_and_targets_go_with_their_sites() -> None:
+    """In whatever order: each site's row is that of the sorted batch."""
+    batch, sorted_ = prepared("unet", 3), prepared("unet", 1)
+    names = {own: value for value, own in batch.prepared.names.items()}
+    pairs = [
+        sorted(
+            map(
+                tuple,
+                torch.cat([each.whole(names["features"], 0), each.whole(names["target_0"], 0)[:, None]], 1).tolist(),
+            )
+        )
+        for each in (batch, sorted_)
+    ]
+    assert pairs[0] == pairs[1]
+    assert not torch.equal(batch.whole(names["features"], 0), sorted_.whole(names["features"], 0))
+
+
+def test_clouds_that_are_not_arranged_are_not_shared_out() -> None:
+    with pytest.raises(ValueError, match="arranged"):
+        SiteShare.of(prepared("unet", 1), 0, (1.0, 1.0), 0, (2, 2))

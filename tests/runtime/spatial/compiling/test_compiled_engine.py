@@ -1,0 +1,30 @@
+"""Whole training steps with compiled, divided stages, in processes: the numbers of one device."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from runtime.stage.builder import groups_of
+from tests.runtime.divided import by_stage
+from tests.runtime.plans import Trained, assert_equal, batch_of, engine_of
+from tests.runtime.spatial.test_pipelines import HEIGHT, MICRO_BATCHES, network, serial
+from tests.runtime.transport.conftest import run_in_processes
+
+
+@pytest.mark.parametrize("cuts", [HEIGHT, {"channel": (0, 1, 2)}], ids=["height", "channel"])
+def test_compiled_stages_train_as_one_device_does(cuts, tmp_path):
+    decision, expected = by_stage(network()[1].graph, [], [cuts], MICRO_BATCHES), serial()
+
+    def program(transport):
+        torch.set_num_threads(1)
+        engine = engine_of(decision, *network(), transport, compiler="aot_eager", deadline_s=50.0)
+        batches = [batch_of(network()[0], sum(MICRO_BATCHES), step) for step in range(2)]
+        losses = [engine.step(*batch).loss for batch in batches]
+        kept = [
+            {name: each.detach() for name, each in some().items()} for some in (engine.gradients, engine.state_dict)
+        ]
+        return losses, *kept
+
+    for found in run_in_processes(2, program, groups_of(decision, network()[1].graph), tmp_path / "store"):
+        assert_equal(Trained(*found), expected)

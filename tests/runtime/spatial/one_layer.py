@@ -1,0 +1,174 @@
+"""One layer, divided, in one thread: every rank's part is taken from the whole tensors, so that nothing has to be sent.
+
+Parts of leaves are taken by slicing, which autograd records: gradients of all parts add up in the leaves.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from planner.ir.box import Box, whole
+from planner.ir.graph import Layer, TensorSpec
+from planner.ir.plan import Placement
+from planner.layers.division import Division, LayerDivision
+from profiler.capture.kinds import arguments_of, kind_of
+from runtime.pipeline.pieces import slices
+from runtime.spatial.exchange import Wire
+from runtime.spatial.op_rules import form
+from runtime.spatial.step import Step
+
+Tensors = Sequence[Tensor]
+
+
+@dataclass(frozen=True)
+class OneLayer:
+    """A function of one operator.
+
+    Attributes:
+        tensors: its arguments, in order: values, which ``specs`` are of, then parameters, then constants.
+        read: which values the operator reads, in order, as often as it does.
+        given: by argument of the operator, the place among ``tensors``, or what it is.
+        operator_at: what is called in place of the operator on a rank, or (None) on one device.
+    """
+
+    layer: Layer
+    target: Any
+    tensors: tuple[Tensor, ...]
+    specs: tuple[TensorSpec, ...]
+    read: tuple[int, ...]
+    num_parameters: int
+    given: Mapping[str, Any]
+    operator_at: Callable[[Step | None], Callable[..., Any]] | None = None
+
+    def ranks(self, cuts: Mapping[str, tuple[int, ...]], margin: int = 0) -> Iterator[tuple[Step, Any]]:
+        """The step of each rank, and what its form gives."""
+        n = len(self.specs)
+        parameters = tuple(
+            TensorSpec(("feature",) * each.ndim, tuple(each.shape), _dtype(each))
+            for each in self.tensors[n : n + self.num_parameters]
+        )
+        samples = self.specs[0].shape[self.specs[0].dims.index("sample")]
+        inputs = tuple(self.specs[place] for place in self.read)
+        division = LayerDivision.of(self.layer, inputs, parameters, Placement(0, cuts, margin=margin), samples)
+        whole = Division({self.layer.name: division}, len(division.own), samples)
+        for position in range(len(division.own)):
+            wire = Wire(SimpleNamespace(rank=position), tuple(range(len(division.own))), 1.0)
+            step = Step(wire, whole, division, wire.ranks, inputs_of=self._inputs_of())
+            yield step, form(self.layer.kind).run(step, self._operator(step), self._arguments(step))
+
+    def whole(self) -> tuple[Tensor, ...]:
+        """What one device makes."""
+        return listed(
+            self._operator(None)(**{name: self._put(value, self.tensors) for name, value in self.given.items()})
+        )
+
+    def _operator(self, step: Step | None) -> Callable[..., Any]:
+        function = self.target if self.operator_at is None else self.operator_at(step)
+        known = self.target._schema.arguments
+
+        def call(**arguments: Any) -> Any:
+            named = {each.name: arguments[each.name] for each in known if each.kwarg_only and each.name in arguments}
+            return function(*[arguments[each.name] for each in known if not each.kwarg_only], **named)
+
+        return call
+
+    def _inputs_of(self) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        order = iter(range(len(self.read)))
+        for name, value in self.given.items():
+            if isinstance(value, _At) and value.place < len(self.specs):
+                found[name] = next(order)
+            elif isinstance(value, list) and any(isinstance(each, _At) for each in value):
+                found[name] = tuple(next(order) if each.place < len(self.specs) else None for each in value)
+        return found
+
+    def _arguments(self, step: Step) -> dict[str, Any]:
+        tensors = []
+        for place, tensor in enumerate(self.tensors):
+            if place < len(self.specs):
+                box: Box | None = step.held(self.read.index(place))
+            elif place < len(self.specs) + self.num_parameters:
+                box = step.division.weights[place - len(self.specs)][step.position]
+            else:
+                box = None
+            tensors.append(tensor if box is None else tensor[slices(box, all_of(tensor))])
+        return {name: self._put(value, tensors) for name, value in self.given.items()}
+
+    def _put(self, value: Any, tensors: Tensors) -> Any:
+        if isinstance(value, _At):
+            return tensors[value.place]
+        return [self._put(each, tensors) for each in value] if isinstance(value, list) else value
+
+
+@dataclass(frozen=True)
+class _At:
+    place: int
+
+
+def one_layer(
+    function: Callable[..., Any], tensors: Tensors, dims: Sequence[str], outputs: Sequence[str], parameters: int = 0
+) -> OneLayer:
+    """The layer that ``function`` is.
+
+    Args:
+        dims: of each value, names; tensors beyond these are parameters, then constants.
+        outputs: of each output, names.
+    """
+    leaves = tuple(each.detach().requires_grad_(each.is_floating_point()) for each in tensors)
+    traced = make_fx(lambda *given: function(*given), pre_dispatch=True)(*(each.detach() for each in tensors))
+    places = {node: _At(at) for at, node in enumerate(n for n in traced.graph.nodes if n.op == "placeholder")}
+    calls = [node for node in traced.graph.nodes if node.op == "call_function" and node.target is not operator.getitem]
+    (main,) = calls
+    kind, attributes = kind_of(main)
+    named = arguments_of(main)
+    arguments = {each.name: named[each.name] for each in main.target._schema.arguments if each.name in named}
+    for name, value in arguments.items():
+        if isinstance(value, torch.fx.Node):
+            arguments[name] = places[value]
+        elif isinstance(value, (list, tuple)):
+            arguments[name] = [places.get(each, each) if isinstance(each, torch.fx.Node) else each for each in value]
+    made = listed(main.meta["val"])
+    specs = tuple(
+        TensorSpec(tuple(names.split()), tuple(each.shape), _dtype(each))
+        for names, each in zip(dims, leaves, strict=False)
+    )
+    results = tuple(
+        TensorSpec(tuple(names.split()), tuple(each.shape), _dtype(each))
+        for names, each in zip(outputs, made, strict=True)
+    )
+    parameter_names = tuple(f"p{at}" for at in range(parameters))
+    read = tuple(each.place for each in _places(list(arguments.values())) if each.place < len(specs))
+    names = tuple(f"value{place}" for place in read)
+    layer = Layer("layer", kind, names, results, parameter_names, attributes)
+    return OneLayer(layer, main.target, leaves, specs, read, parameters, arguments)
+
+
+def _places(values: list[Any]) -> Iterator[_At]:
+    """What an operator reads, in order, as often as it does."""
+    for value in values:
+        if isinstance(value, _At):
+            yield value
+        elif isinstance(value, list):
+            yield from _places(value)
+
+
+def listed(value: Any) -> tuple[Tensor, ...]:
+    """What a layer makes, as a tuple."""
+    return (value,) if isinstance(value, Tensor) else tuple(value)
+
+
+def all_of(x: Tensor) -> Box:
+    """The box of a tensor."""
+    return whole(tuple(x.shape))
+
+
+def _dtype(x: Tensor) -> str:
+    return str(x.dtype).removeprefix("torch.")

@@ -1,0 +1,142 @@
+"""One tensor inside a stage: every rank gets its box, the adjoint is exact, and no byte moves that need not."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+from torch import Tensor
+
+from planner.ir.box import Box, Interval, Transfer, intersect, subtract, transfers, volume, whole
+from planner.ir.graph import TensorSpec
+from planner.ir.layout import Layout, cut_points
+from runtime.pipeline.pieces import slices
+from runtime.spatial.exchange import Exchange, Wire, redistribute
+from runtime.transport import InProcessTransport
+from tests.runtime.ranks import on_ranks
+
+torch.set_num_threads(1)
+DIMS = ("sample", "channel", "height", "width")
+
+
+def moves_of(owned: list[Box], held: list[Box], wanted: list[Box]) -> tuple[Transfer, ...]:
+    found = transfers(dict(enumerate(owned)), dict(enumerate(wanted)))
+    return tuple(
+        Transfer(move.src, move.dst, part)
+        for move in found
+        if move.src != move.dst
+        for part in subtract(move.box, held[move.dst])
+    )
+
+
+def random_case(rng: random.Random) -> tuple[tuple[int, ...], list[Box], list[Box], list[Box]]:
+    shape = tuple(rng.randint(1, 7) for _ in DIMS)
+    spec = TensorSpec(DIMS, shape, "float64")
+    grid = rng.choice([(2,), (3,), (4,), (2, 2), (2, 3), (2, 2, 2), (6,)])
+    owned = list(_layout(rng, grid).boxes(spec, shape[0]))
+    held = [_grown(box, shape, rng.choice([0, 0, 1])) if volume(box) else box for box in owned]
+    wanted = [
+        _grown(box, shape, rng.randint(0, 3)) if rng.random() < 0.8 and volume(box) else _anything(rng, shape)
+        for box in _layout(rng, grid).boxes(spec, shape[0])
+    ]
+    return shape, owned, held, wanted
+
+
+def exchanged(
+    case: tuple[tuple[int, ...], list[Box], list[Box], list[Box]], x: Tensor, gradients: list[Tensor]
+) -> list[tuple[Tensor, Tensor, int]]:
+    """By rank: what it got, the gradient of what it holds, bytes sent."""
+    _, owned, held, wanted = case
+    count = len(owned)
+
+    def run(transport: InProcessTransport) -> tuple[Tensor, Tensor, int]:
+        wire = Wire(transport, tuple(range(count)), 20.0)
+        exchange = Exchange.of(wire, held, wanted, moves_of(owned, held, wanted))
+        mine = x[slices(held[transport.rank], whole(tuple(x.shape)))].clone().requires_grad_()
+        found = redistribute(mine, exchange)
+        sent_bytes = wire.sent_bytes
+        found.backward(gradients[transport.rank])
+        assert mine.grad is not None
+        return found.detach(), mine.grad, sent_bytes
+
+    return on_ranks(count, run)
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_every_rank_gets_its_box_and_the_adjoint_is_exact(seed: int) -> None:
+    rng = random.Random(seed)
+    torch.manual_seed(seed)
+    case = random_case(rng)
+    shape, _, held, wanted = case
+    x = torch.randn(shape, dtype=torch.float64)
+    gradients = [torch.randn([len(i) for i in box], dtype=torch.float64) for box in wanted]
+    found = exchanged(case, x, gradients)
+    for (got, _, _), box in zip(found, wanted, strict=True):
+        assert torch.equal(got, x[slices(box, whole(shape))])
+    # <y, E x> = <E* y, x>, where x has a value of its own in every copy
+    there = sum(float((got * y).sum()) for (got, _, _), y in zip(found, gradients, strict=True))
+    here = sum(
+        float((back * x[slices(box, whole(shape))]).sum()) for (_, back, _), box in zip(found, held, strict=True)
+    )
+    assert here == pytest.approx(there, rel=1e-13, abs=1e-13)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_just_what_is_missing_is_sent(seed: int) -> None:
+    case = random_case(random.Random(seed))
+    shape, _, held, wanted = case
+    x = torch.randn(shape, dtype=torch.float64)
+    found = exchanged(case, x, [torch.zeros([len(i) for i in box], dtype=torch.float64) for box in wanted])
+    missing = sum(volume(b) - (volume(s) if (s := intersect(a, b)) else 0) for a, b in zip(held, wanted, strict=True))
+    assert sum(sent for _, _, sent in found) == 8 * missing
+
+
+def test_a_tensor_that_stays_where_it_is_is_not_copied() -> None:
+    boxes = [(Interval(0, 2),), (Interval(2, 4),)]
+
+    def run(transport: InProcessTransport) -> bool:
+        wire = Wire(transport, (0, 1), 20.0)
+        exchange = Exchange.of(wire, boxes, boxes, ())
+        x = torch.ones(2)
+        return exchange.is_local and redistribute(x, exchange) is x and not wire.num_messages
+
+    assert on_ranks(2, run) == [True, True]
+
+
+def test_ranks_of_a_stage_need_not_be_the_first_ones() -> None:
+    held = [(Interval(0, 2),), (Interval(2, 4),)]
+    wanted = [(Interval(0, 3),), (Interval(1, 4),)]
+
+    def run(transport: InProcessTransport) -> list[float]:
+        if transport.rank == 0:
+            return []
+        wire = Wire(transport, (2, 1), 20.0)
+        exchange = Exchange.of(wire, held, wanted, moves_of(held, held, wanted))
+        x = torch.arange(4.0)[slices(held[wire.position], (Interval(0, 4),))]
+        return redistribute(x, exchange).tolist()
+
+    assert on_ranks(3, run) == [[], [1.0, 2.0, 3.0], [0.0, 1.0, 2.0]]
+
+
+def _layout(rng: random.Random, grid: tuple[int, ...]) -> Layout:
+    dims = rng.sample([*DIMS, "replica"], len(grid))
+    return Layout(
+        {
+            dim: cut_points((*(rng.choice([0, 1, 1, 2, 3]) for _ in range(parts - 1)), 1))
+            for dim, parts in zip(dims, grid, strict=True)
+        }
+    )
+
+
+def _grown(box: Box, shape: tuple[int, ...], rows: int) -> Box:
+    return tuple(
+        Interval(max(0, i.start - rows), min(extent, i.stop + rows)) if k > 1 else i
+        for k, (i, extent) in enumerate(zip(box, shape, strict=True))
+    )
+
+
+def _anything(rng: random.Random, shape: tuple[int, ...]) -> Box:
+    ends = [sorted((rng.randint(0, extent), rng.randint(0, extent))) for extent in shape]
+    box = tuple(Interval(a, b) for a, b in ends)
+    return box if volume(box) else tuple(Interval(0, 0) for _ in shape)

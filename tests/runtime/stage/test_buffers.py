@@ -1,0 +1,115 @@
+from __future__ import annotations
+
+from functools import cache
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from planner.ir.errors import UnsupportedModelError
+from planner.ir.profile import ModelSource
+from profiler.capture.graph import Captured, capture
+from profiler.source.source import load_model
+from runtime.stage.buffers import refuse_drifting_buffers
+from runtime.stage.captured import captured_model
+from tests.runtime.plans import decide
+
+
+class Shared(nn.Module):
+    """One buffer that two layers count in, one weight that two layers use, one table that both read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.last.weight = self.first.weight
+        self.register_buffer("count", torch.zeros(()))
+        self.register_buffer("table", torch.ones(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.first(x) * self.table
+        self.count.add_(1)
+        z = self.last(y.relu()) * self.table
+        self.count.view(1)[0].mul_(2)
+        return z + self.count
+
+
+class Tied(Shared):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last((self.first(x) * self.table).relu()) * self.table
+
+
+class Tracking(nn.Module):
+    """Keeps a mean of what it sees."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.norm = nn.BatchNorm1d(4)
+        self.register_buffer("mean", torch.zeros(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.norm(self.linear(x))
+        self.mean.lerp_(y.detach().mean(0), 0.1)
+        return y * 2
+
+
+class Instances(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.InstanceNorm1d(4, track_running_stats=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(x)
+
+
+def shared(*, input_shape: tuple[int, ...] = (4, 4)) -> nn.Module:
+    return Shared()
+
+
+def tied(*, input_shape: tuple[int, ...] = (4, 4)) -> nn.Module:
+    return Tied()
+
+
+def tracking(*, input_shape: tuple[int, ...] = (4, 4)) -> nn.Module:
+    return Tracking()
+
+
+def instances(*, input_shape: tuple[int, ...] = (4, 4, 6)) -> nn.Module:
+    return Instances()
+
+
+@cache
+def network(name: str) -> Captured:
+    shape = (4, 4, 6) if name == "instances" else (4, 4)
+    return capture(load_model(ModelSource(f"{__name__}:{name}", {}, shape, "float64")))
+
+
+def check(name: str, cuts: list[str], **layout: object) -> None:
+    captured = network(name)
+    refuse_drifting_buffers(captured_model(captured), decide(captured.graph, cuts, (2, 2), **layout))
+
+
+def names(name: str) -> list[str]:
+    return [layer.name for layer in network(name).graph.layers]
+
+
+def test_a_buffer_that_is_written_must_be_on_one_stage() -> None:
+    with pytest.raises(UnsupportedModelError, match=r"buffer count is written by layer .* on stage 1 and used by"):
+        check("shared", ["last"])
+
+
+def test_parameters_and_constant_tables_may_be_on_several_stages() -> None:
+    check("tied", ["last"])  # its weight is that of ``first``, the table is read before and after
+
+
+@pytest.mark.parametrize(("name", "buffer"), [("tracking", "mean"), ("instances", "norm.running_mean")])
+def test_several_ranks_must_not_write_what_each_sees(name: str, buffer: str) -> None:
+    check(name, [])
+    with pytest.raises(UnsupportedModelError, match=rf"writes the buffer {buffer}"):
+        check(name, [], ranks=[(0, 1)], shares=[(1, 1)])
+
+
+def test_statistics_and_counts_of_batch_normalisation_are_not_refused() -> None:
+    check("tracking", ["norm"], ranks=[(0,), (1,)])
+    after = names("tracking")[names("tracking").index("norm") + 1]
+    check("tracking", ["norm", after], ranks=[(0,), (1, 2), (3,)], shares=[(1,), (1, 1), (1,)])

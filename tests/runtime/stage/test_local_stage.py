@@ -1,0 +1,88 @@
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+
+from runtime.optim.gradient_sums import GradientBuckets
+from runtime.optim.of_stage import Updates
+from runtime.stage.local_stage import Phase, Resident
+
+UNSUMMED = ["reset", "backward", "backward"]
+SUMMED = ["wait", "wait", "before", "step"]
+
+
+class Log(list[str]):
+    """What happened, in order."""
+
+    def start_sum(self, flat: torch.Tensor) -> SimpleNamespace:
+        self.append(f"start {flat.numel()}")
+        return SimpleNamespace(wait=lambda: self.append("wait"))
+
+
+def resident(log: Log, count: int = 1) -> Resident:
+    """A stage of one linear layer whose optimiser only says that it stepped."""
+    layer = nn.Linear(3, 2)
+    parameters = dict(layer.named_parameters())
+    program = SimpleNamespace(
+        layer=layer,
+        reset=lambda step: log.append("reset"),
+        before_update=lambda: log.append("before"),
+    )
+    optimizer = SimpleNamespace(step=lambda: log.append("step"))
+    buckets = GradientBuckets(parameters.values(), log.start_sum, bucket_bytes=1)
+    updates = Updates(frozenset(), buckets, optimizer, frozenset())
+    return Resident(program, (0, 1), (), (), (), (), parameters, {}, updates, lambda tensor: None, Phase(count))
+
+
+def run_step(stage: Resident, log: Log) -> None:
+    """What an executor calls in a step of two micro-batches."""
+    stage.reset()
+    for microbatch in range(2):
+        if microbatch == 1:
+            stage.expect_last()
+        stage.program.layer(torch.ones(1, 3)).sum().backward()
+        log.append("backward")
+    stage.reduce_gradients()
+    stage.update()
+    stage.phase.advance()
+
+
+def test_gradients_are_sent_within_the_last_backward_and_waited_for_before_the_update() -> None:
+    log = Log()
+    stage = resident(log)
+    for _ in range(2):
+        run_step(stage, log)
+    assert log == [*UNSUMMED[:2], "start 2", "start 6", "backward", *SUMMED] * 2
+    assert all(gradient.eq(2).all() for gradient in stage.gradients().values())
+
+
+def test_of_several_steps_the_last_sums_and_updates() -> None:
+    log = Log()
+    stage = resident(log, count=3)
+    for _ in range(6):
+        run_step(stage, log)
+    assert log == [*UNSUMMED, *UNSUMMED, *UNSUMMED[:2], "start 2", "start 6", "backward", *SUMMED] * 2
+    assert all(gradient.eq(6).all() for gradient in stage.gradients().values())
+
+
+def test_a_forgotten_step_leaves_nothing_behind() -> None:
+    log = Log()
+    stage = resident(log)
+    stage.expect_last()
+    stage.reset()
+    stage.program.layer(torch.ones(1, 3)).sum().backward()
+    assert log == ["reset"]
+    stage.reset()
+    assert stage.gradients() == {}
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_phases_come_in_turn(count: int) -> None:
+    phase, found = Phase(count), []
+    for _ in range(2 * count):
+        found.append((phase.is_first, phase.is_last))
+        phase.advance()
+    assert found == [(index == 0, index == count - 1) for index in range(count)] * 2
