@@ -24,9 +24,9 @@ from planner.costs.stages.layouts import LayoutPrices
 from planner.ir.cluster import ACROSS_HOSTS, DATASHEET, WITHIN_HOST, Cluster, DeviceSpec, Link
 from planner.ir.graph import Graph
 from planner.ir.profile import Measurement, ModelSource, Optimizer, ParameterCost, Profile, Provenance
-from planner.solvers.layouts.chains import by_shortest_paths
 from planner.solvers.layouts.factor_graph import LabelledGraph
 from planner.solvers.layouts.solve import minimise
+from planner.solvers.layouts.spans import by_shortest_paths
 from planner.solvers.layouts.stage import Question, labelled_graph, options_of
 
 FLOP_PER_S, BYTES_PER_S, CALL_S = 15.7e12, 9e11, 5e-6

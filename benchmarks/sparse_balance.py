@@ -24,13 +24,11 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.report import Row, at_most, run
-from planner.sites.arrangement import Order, arrange, cut
+from planner.sites.arrangement import Order, Ownership, arrange, cut
 from planner.sites.balance import SiteMap, halo, imbalance, rank_work
 from planner.sites.baselines import equal_counts, equal_slabs, random_blocks
-from planner.sites.bisection import bisection, morton
-from planner.sites.blocks import BlockWork, Level, Load, block_work
 from planner.sites.keys import Ints, pack, unpack
-from planner.sites.ownership import Ownership
+from planner.sites.partition import BlockWork, Level, Load, bisection, block_work, morton
 
 SCAN = Path(__file__).parents[1] / "tests" / "data" / "scans" / "lone-star.laz"
 VOXEL_M, QUICK_VOXEL_M = 0.143, 0.5

@@ -12,8 +12,7 @@ any other; what a loss is a mean over should be samples (:class:`SiteCrossEntrop
 
 from __future__ import annotations
 
-from cuda_ops.sparse.collate import sparse_collate, sparse_collate_fn
-from cuda_ops.sparse.errors import SparseImplementationError, SparseInputError
+from cuda_ops.sparse.keys import SparseImplementationError, SparseInputError
 from cuda_ops.sparse.nn import (
     ELU,
     GELU,
@@ -46,7 +45,7 @@ from cuda_ops.sparse.nn import (
     to_dense,
     voxelise,
 )
-from cuda_ops.sparse.quantize import sparse_quantize
+from cuda_ops.sparse.quantize import sparse_collate, sparse_collate_fn, sparse_quantize
 from profiler.models.minkunet import MinkUNet
 from profiler.models.sparse_resnet import SparseResNet
 from profiler.models.sparse_vgg import SparseVGG16

@@ -25,10 +25,9 @@ from runtime.monitor.activity import Activity
 from runtime.optim.finishing import Finishing, check_finishing
 from runtime.optim.optimizer import MakeScheduler
 from runtime.optim.optimizer_state import StateSource
-from runtime.pipeline.error_context import Context
-from runtime.pipeline.executor import Executor, Ran, Surroundings
+from runtime.pipeline.executor import Context, Executor, RowTrace, StepEnvironment
+from runtime.pipeline.messages import Piece
 from runtime.pipeline.microbatches import Batch, InputSpecs, MicroBatches, WholeBatch
-from runtime.pipeline.pieces import Piece
 from runtime.pipeline.sample_weights import Weighing
 from runtime.pipeline.specialize import Binder, Binding
 from runtime.sparse.batch import Preparing
@@ -175,7 +174,7 @@ class Engine:
         self._binder = Binder(decision, model, boundaries, program, transport.rank, reshape, self._weighing)
         self._preparing = Preparing.of(decision, model)
         self._binder.require_possible(self._residents)
-        self._around = Surroundings(
+        self._around = StepEnvironment(
             transport,
             Context(program, transport.rank, device_of(decision, transport.rank), others),
             deadline_s,
@@ -317,7 +316,7 @@ class Engine:
         """Leave the transport."""
         self._transport.close()
 
-    def _run(self, executor: Executor, batch: Batch) -> tuple[Ran, float]:
+    def _run(self, executor: Executor, batch: Batch) -> tuple[RowTrace, float]:
         """What the row did, and seconds from the common start to this rank's end."""
         executor.prepare(self._step, self._turn, batch)
         start = time.perf_counter()

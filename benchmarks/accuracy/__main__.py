@@ -12,7 +12,7 @@ plans run, all of them, and then once more: what the machine does changes within
 counts.
 
 Nothing is fitted to these runs.  Every error is predicted / measured - 1.  Ranks run at the highest priority where that
-is allowed (root), and the cores are kept awake (:mod:`benchmarks.devices.awake`), in profiles and runs alike.
+is allowed (root), and the cores are kept awake (:mod:`benchmarks.devices.ranks`), in profiles and runs alike.
 """
 
 from __future__ import annotations
@@ -40,8 +40,7 @@ from benchmarks.accuracy.profiles import (
 )
 from benchmarks.accuracy.report import outcomes_of, rows
 from benchmarks.accuracy.runs import Ran, Rehearsed, Runner
-from benchmarks.devices.awake import awake
-from benchmarks.devices.ranks import Step, by_action
+from benchmarks.devices.ranks import Step, awake, by_action
 from benchmarks.devices.testbed import unavailable
 from benchmarks.report import Row, run
 from planner.ir.codec import dumps

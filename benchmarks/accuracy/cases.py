@@ -18,7 +18,7 @@ HYBRID = "two stages of two"
 CORE, STEADY, TIMED = "core", "steady", "timed"
 """Devices: a core, held back (:mod:`benchmarks.devices.virtual_device`); one that keeps to the speed that it had alone
 (:mod:`benchmarks.devices.steady_device`); one that computes nothing, each action of which lasts as predicted
-(:mod:`benchmarks.devices.timed_device`)."""
+(:mod:`benchmarks.devices.steady_device`)."""
 
 
 @dataclass(frozen=True, slots=True)

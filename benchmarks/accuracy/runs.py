@@ -11,9 +11,8 @@ import torch
 from benchmarks.accuracy.cases import CORE, STEADY, TIMED
 from benchmarks.accuracy.profiles import entrance
 from benchmarks.devices.ranks import WARM_UP, RankStep, Step, on_ranks, sgd, timed_steps
-from benchmarks.devices.steady_device import REHEARSALS, SteadyDevice
+from benchmarks.devices.steady_device import REHEARSALS, SteadyDevice, time_stages
 from benchmarks.devices.testbed import Testbed
-from benchmarks.devices.timed_device import time_stages
 from benchmarks.devices.virtual_device import HeldTransport, VirtualDevice, hold
 from cuda_ops.memory import available, install
 from planner.ir.plan import Decision

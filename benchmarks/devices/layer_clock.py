@@ -1,4 +1,8 @@
-"""Processor time of every layer inside a running stage, forward and backward, as the stage runs it.
+"""What ranks do together, done by one alone: it gets what it would get if the others had what it has.
+
+So a rank does its part of a stage that it shares without any other, and never waits amid it.  Nothing is sent.
+
+Processor time of every layer inside a running stage, forward and backward, as the stage runs it.
 
 Each operator of the captured graph is called through a function that reads the clock; the nodes that it leaves in
 autograd's graph read it before and after they run.  What a backward puts off (``runtime.spatial.deferred``) counts
@@ -15,18 +19,78 @@ import operator
 import statistics
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 from unittest.mock import patch
 
+import torch
 from torch import Tensor, fx
 from torch.autograd.graph import Node
 from torch.utils._pytree import tree_leaves
 
-from runtime.spatial.deferred import Later
+from runtime.spatial.deferred import DeferredGradients
 from runtime.stage.cut import Rule, StageFunction
 from runtime.stage.functions import StageCut
+from runtime.transport.base import Pending, parts
+
+
+class _Done:
+    """Of which nothing is left to wait for."""
+
+    def wait(self) -> None:
+        """Returns at once."""
+
+
+class Mirror:
+    """The part of a :class:`runtime.transport.base.Transport` that does things in groups, for ``rank`` alone."""
+
+    def __init__(self, rank: int) -> None:
+        self._rank = rank
+
+    @torch.no_grad()
+    def all_reduce(self, tensor: Tensor, ranks: tuple[int, ...], deadline_s: float) -> None:
+        """As many times ``tensor`` as there are ranks."""
+        tensor.mul_(len(ranks))
+
+    def start_sum(self, tensor: Tensor, ranks: tuple[int, ...], deadline_s: float) -> Pending:
+        """As :meth:`all_reduce`."""
+        self.all_reduce(tensor, ranks, deadline_s)
+        return _Done()
+
+    @torch.no_grad()
+    def start_exchange(
+        self, sent: Mapping[int, Tensor], received: Mapping[int, Tensor], deadline_s: float, key: int | None = None
+    ) -> Pending:
+        """From each rank comes what goes to it; zeros, if that has another size."""
+        for source, tensor in received.items():
+            _fill(tensor, sent.get(source))
+        return _Done()
+
+    @torch.no_grad()
+    def reduce_scatter(self, flat: Tensor, counts: Sequence[int], ranks: tuple[int, ...], deadline_s: float) -> None:
+        """As many times this rank's part as there are ranks."""
+        parts(flat, counts, ranks)[ranks.index(self._rank)].mul_(len(ranks))
+
+    @torch.no_grad()
+    def all_gather(self, flat: Tensor, counts: Sequence[int], ranks: tuple[int, ...], deadline_s: float) -> None:
+        """This rank's part in the place of each; zeros, where that has another size."""
+        pieces = parts(flat, counts, ranks)
+        own = pieces[ranks.index(self._rank)]
+        for rank, piece in zip(ranks, pieces, strict=True):
+            if rank != self._rank:
+                _fill(piece, own)
+
+    def all_max(self, tensor: Tensor, ranks: tuple[int, ...], deadline_s: float) -> None:
+        """``tensor`` itself."""
+
+
+def _fill(tensor: Tensor, values: Tensor | None) -> None:
+    if values is not None and values.numel() == tensor.numel() and values.dtype == tensor.dtype:
+        tensor.copy_(values.view_as(tensor))
+    else:
+        tensor.zero_()
+
 
 FORWARD, BACKWARD = PASSES = ("forward", "backward")
 Key = tuple[str, str]
@@ -45,15 +109,15 @@ class LayerClock:
     @contextmanager
     def watching(self) -> Iterator[None]:
         """Stages that are built, and backwards that are run, inside the context are watched."""
-        function, put = StageCut.function, Later.put
+        function, put = StageCut.function, DeferredGradients.put
 
         def watched(cut: StageCut, rule: Rule, *, training: bool = True, late: bool = False) -> StageFunction:
             return function(cut, self._rule(rule, cut.model.layer_of_node), training=training, late=late)
 
-        def noted(later: Later, compute: Callable[[], None]) -> None:
+        def noted(later: DeferredGradients, compute: Callable[[], None]) -> None:
             put(later, self._within(self._open[-1], compute) if self._open else compute)
 
-        with patch.object(StageCut, "function", watched), patch.object(Later, "put", noted):
+        with patch.object(StageCut, "function", watched), patch.object(DeferredGradients, "put", noted):
             yield
 
     def next_step(self) -> None:

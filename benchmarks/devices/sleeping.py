@@ -237,8 +237,7 @@ def _steps(transport: Any, case: Case, repetitions: int) -> list[tuple[float, fl
     import torch
 
     from runtime.monitor.activity import Activity
-    from runtime.pipeline.error_context import Context
-    from runtime.pipeline.executor import Executor, Surroundings
+    from runtime.pipeline.executor import Context, Executor, StepEnvironment
     from runtime.pipeline.messages import Plumbing
     from runtime.pipeline.specialize import Binding
     from runtime.stage.local_stage import Resident
@@ -259,7 +258,7 @@ def _steps(transport: Any, case: Case, repetitions: int) -> list[tuple[float, fl
     plumbing = Plumbing([boundaries] * len(rows), program, rows, rank)
     binding = Binding(rows, program, plumbing, cast("Mapping[int, Resident]", stages))
     context = Context(program, rank, f"n{rank}/cpu0", str)
-    executor = Executor(binding, Surroundings(transport, context, DEADLINE_S, Activity(deadline_s=DEADLINE_S)))
+    executor = Executor(binding, StepEnvironment(transport, context, DEADLINE_S, Activity(deadline_s=DEADLINE_S)))
     found = []
     for step in range(WARMUP + repetitions):
         executor.prepare(step, step, cast("Any", None))

@@ -27,7 +27,7 @@ from typing import Any, TypeVar
 
 from torch import Tensor
 
-from benchmarks.devices.mirrored import Mirror
+from benchmarks.devices.layer_clock import Mirror
 from planner.ir.profile import Measurement, ParameterCost, Profile
 from runtime.engine import Engine
 from runtime.pipeline.microbatches import Batch
@@ -67,7 +67,7 @@ class VirtualDevice:
 
     @property
     def mirrors(self) -> bool:
-        """Whether what ranks would now do together is done by this one alone (:mod:`benchmarks.devices.mirrored`)."""
+        """Whether this rank alone does what all would do together (:mod:`benchmarks.devices.layer_clock`)."""
         return False
 
     @contextmanager

@@ -74,7 +74,7 @@ def _checked(task: Task, rank: int) -> dict[tuple[str, int], float]:
     import torch
     import torch.distributed as dist
 
-    from profiler.links.messages import Wire, there_and_back_s
+    from profiler.links.messages import PeerLink, there_and_back_s
 
     found: dict[tuple[str, int], float] = {}
 
@@ -89,7 +89,7 @@ def _checked(task: Task, rank: int) -> dict[tuple[str, int], float]:
     world = dist.group.WORLD
     if world is None:
         raise ValueError("there is no process group")
-    wire = Wire(world, 1 - rank, rank == 0) if rank < 2 else None
+    wire = PeerLink(world, 1 - rank, rank == 0) if rank < 2 else None
     for _ in range(_ROUNDS):
         for size in task.sizes:
             noted("message", size, lambda n=size: there_and_back_s(wire, n, n)[0] / 2 if wire else 0.0)
@@ -116,11 +116,11 @@ def _incast_s(world: object, rank: int, senders: int, num_bytes: int) -> float:
     """Seconds until rank 0 has what so many ranks sent it at once."""
     import torch.distributed as dist
 
-    from profiler.links.messages import Wire, wait
+    from profiler.links.messages import PeerLink, wait
 
-    wires = [Wire(world, other, False) for other in range(1, senders + 1)] if rank == 0 else []  # type: ignore[arg-type]
+    wires = [PeerLink(world, other, False) for other in range(1, senders + 1)] if rank == 0 else []  # type: ignore[arg-type]
     coming = [work for wire in wires for work in wire.post(num_bytes)]
-    going = Wire(world, 0, True) if 0 < rank <= senders else None  # type: ignore[arg-type]
+    going = PeerLink(world, 0, True) if 0 < rank <= senders else None  # type: ignore[arg-type]
     dist.barrier()
     start_s = time.perf_counter()
     wait(going.send(num_bytes) if going is not None else coming)

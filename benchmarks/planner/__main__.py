@@ -170,7 +170,7 @@ def summary(results: Sequence[Result]) -> Iterator[Row]:
 
 
 def peers() -> Iterator[Row]:
-    """The published planners' own instances, solved by ``planner.peers``."""
+    """The published planners' own instances, solved by ``planner.baselines``."""
     seconds = {}
     for question in known():
         start = time.process_time()

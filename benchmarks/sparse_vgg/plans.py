@@ -24,7 +24,7 @@ from planner.solvers import solver
 from planner.solvers.candidates.candidate import Candidate, decision_of, micro_batch_sizes
 from planner.solvers.candidates.choose import best_of
 from planner.solvers.candidates.evaluate import Evaluator
-from profiler.models.shapes import shapes
+from profiler.models.sparse_blocks import shapes
 
 Batch = tuple[tuple[Tensor, ...], tuple[Tensor, ...]]
 """(coordinates, features, counts), (targets): samples first, padded to the largest cloud of all batches."""

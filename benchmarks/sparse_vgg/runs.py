@@ -17,7 +17,7 @@ from cuda_ops.sparse.local import Halo, LocalMap
 from cuda_ops.sparse.preparation import Clouds
 from planner.ir.plan import Decision
 from planner.ir.profile import ModelSource
-from planner.sites.blocks import Level
+from planner.sites.partition import Level
 from profiler import load_model
 from profiler.capture import graph
 from profiler.capture.graph import Captured

@@ -15,16 +15,16 @@ from planner.ir.plan import Placement
 from planner.layers.division import Division, LayerDivision, layer_division
 from profiler.capture.graph import capture
 from profiler.source.model import LoadedModel
-from runtime.pipeline.pieces import slices
+from runtime.pipeline.messages import slices
 from runtime.spatial.convolution.layer import LINEAR, HaloSettings, Mode, convolve, local_form
 from runtime.spatial.convolution.overlapped import Part
 from runtime.spatial.convolution.terms import Window
 from runtime.spatial.decompose import DividedStage
-from runtime.spatial.deferred import Later
-from runtime.spatial.exchange import Exchange, Wire
+from runtime.spatial.deferred import DeferredGradients
+from runtime.spatial.exchange import Exchange, PeerGroup
 from runtime.stage.captured import CapturedModel, captured_model
 from runtime.stage.functions import StageCut
-from runtime.stage.modes import Portion
+from runtime.stage.modes import MicrobatchSlice
 from runtime.transport import Transport
 
 CUTS = {"height": (0, 1, 2)}
@@ -130,7 +130,7 @@ class Divided:
         placement, by_name, values = Placement(0, CUTS), graph.by_name(), graph.values()
         layers = {name: layer_division(graph, by_name[name], values, placement, self._samples) for name in names}
         self._division = Division(layers, 2, self._samples, number=0)
-        self.stage = DividedStage(captured, names, Wire(transport, (0, 1), _DEADLINE_S), Later())
+        self.stage = DividedStage(captured, names, PeerGroup(transport, (0, 1), _DEADLINE_S), DeferredGradients())
         rule = self.stage.rule(lambda node: None)
         if settings != LINEAR:
             rule = _with(settings, rule, self.stage, captured)
@@ -165,7 +165,7 @@ class Divided:
         self.stage.later.run()
 
     def _forward(self) -> Tensor:
-        self.stage.at(Portion(0, self._samples, 0, self._samples, (), self._division))
+        self.stage.at(MicrobatchSlice(0, self._samples, 0, self._samples, (), self._division))
         return self._function.function(self._samples, self.x, *self._state)[0]
 
 
@@ -226,7 +226,9 @@ class Convolution:
         divided = {layer.name: LayerDivision.of(layer, (spec,), (), placement, 1) for layer in layers}
         division = Division(divided, 2, 1)
         held, wanted = division.held("relu"), division.wanted("conv", 0)
-        exchange = Exchange.of(Wire(transport, (0, 1), _DEADLINE_S), held, wanted, division.moves("conv", 0), key=0)
+        exchange = Exchange.of(
+            PeerGroup(transport, (0, 1), _DEADLINE_S), held, wanted, division.moves("conv", 0), key=0
+        )
         conv = divided["conv"]
         part = Part(Window((3, 3), (1, 1), (1, 1), (1, 1)), conv.done[rank], conv.needed[0][rank], (channels, channels))
         self._form = None if mode is None else local_form(part, exchange, HaloSettings(mode, most_extra=1.0))

@@ -42,10 +42,10 @@ def export(
     CSV that _PipelineScheduleRuntime._load_csv reads. Needs the profile.
     """
     from halopipe.planning import solve
-    from halopipe.terminal import suggest
+    from halopipe.terminal import units
     from halopipe.terminal.output_files import claimed
 
-    suggest.require_known("export format", [to], tuple(_FORMATS))
+    units.require_known("export format", [to], tuple(_FORMATS))
     is_folder = to == _TORCH and output is not None and output.is_dir()
     with claimed([] if is_folder else [output or _FORMATS[to]], [plan, profile, timeline, cluster]):
         found = solve.load_plan(plan)

@@ -24,7 +24,7 @@ def import_(
     from halopipe.planning import measure
     from halopipe.terminal import console
     from halopipe.terminal.output_files import claimed
-    from halopipe.terminal.suggest import require_known
+    from halopipe.terminal.units import require_known
     from planner import catalogue
     from planner.baselines.common.as_profile import as_profile
     from planner.baselines.pipedream import format as pipedream

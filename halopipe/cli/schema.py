@@ -11,8 +11,8 @@ def schema(
     name: Annotated[str, typer.Argument(metavar="NAME", help="profile, plan or timeline.")],
 ) -> None:
     """Write the JSON Schema of a file format to stdout."""
-    from halopipe.terminal import console, suggest
+    from halopipe.terminal import console, units
     from planner.ir import codec
 
-    suggest.require_known("file format", [name], list(codec.FORMATS))
+    units.require_known("file format", [name], list(codec.FORMATS))
     console.emit(codec.schema(name))

@@ -13,8 +13,7 @@ from itertools import count
 import torch
 from torch import Tensor
 
-from halopipe.data.agreement import Agreement
-from halopipe.data.feeds import Consumer, Feed, OwnFeed, PartialBatch, SentFeed, agreement_of
+from halopipe.data.feeds import Agreement, Consumer, Feed, OwnFeed, PartialBatch, SentFeed, agreement_of
 from halopipe.data.rank_slices import Need
 from halopipe.data.sources import Data, Position, Samples, digest, open_data
 from halopipe.run_spec.options import EACH, FIRST, SHARE, RunOptions

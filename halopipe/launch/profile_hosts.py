@@ -10,7 +10,7 @@ from halopipe.launch.hosts import Hosts
 from halopipe.launch.profile_order import ProfileOrder, ProfileRequest
 from halopipe.launch.remote import RemoteWorkers
 from halopipe.launch.spawn import agent_command, store_address
-from halopipe.terminal.progress import Reporter
+from halopipe.terminal.console import Reporter
 from halopipe.version import version
 from planner.ir.cluster import Cluster
 from planner.ir.codec import loads

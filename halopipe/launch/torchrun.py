@@ -20,9 +20,8 @@ from torch import distributed as dist
 
 from halopipe.launch.agent import JOB
 from halopipe.launch.interfaces import GLOO, address_of, choose_gloo_interface, is_loopback
-from halopipe.launch.merge_results import combine
 from halopipe.launch.rank_device import Seat, device_of, opened, prepare, seat_of
-from halopipe.launch.spawn import one_device
+from halopipe.launch.spawn import combine, one_device
 from halopipe.run_spec.job import Job, RankResult, job_folder
 from halopipe.run_spec.options import Progress, RunOptions, RunProgress, RunResult
 from planner.ir.errors import RankCountError, TransportError, UsageError

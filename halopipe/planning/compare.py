@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from halopipe.terminal import tables as text
 from halopipe.terminal import units
-from planner.export.decisions import in_flight, layout_text
-from planner.export.rows import PlanRow, plan_rows
+from planner.export.tables import PlanRow, in_flight, layout_text, plan_rows
 from planner.ir.plan import Decision, Plan
 
 if TYPE_CHECKING:

@@ -25,8 +25,8 @@ from typing import Any
 
 from halopipe.planning import problem as problems
 from halopipe.planning.solve import DEFAULT_SOLVER
-from halopipe.terminal.suggest import require_known
-from planner.catalogue.quantities import BYTES, BYTES_PER_S, SECONDS, parse_quantity
+from halopipe.terminal.units import require_known
+from planner.catalogue.reading import BYTES, BYTES_PER_S, SECONDS, parse_quantity
 from planner.ir.cluster import ACROSS_HOSTS, DATASHEET, WITHIN_HOST, Cluster, Collective, DeviceSpec, Link
 from planner.ir.errors import RankCountError, UnknownNameError, UsageError
 from planner.ir.problem import OBJECTIVES, RECOMPUTE, SHARD, Problem, Rule

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 from halopipe.planning.clusters import with_figures
 from halopipe.planning.problem import FAMILIES
 from halopipe.terminal import console, units
-from halopipe.terminal.progress import Reporter
-from halopipe.terminal.suggest import require_known
+from halopipe.terminal.console import Reporter
+from halopipe.terminal.units import require_known
 from halopipe.training.optimizer_spec import parse_optimizer
 from planner.costs.layers.interpolation import layer_cost
 from planner.costs.layers.shards import part_shapes

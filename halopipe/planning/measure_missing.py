@@ -77,7 +77,7 @@ def measure_here(quick: bool = False, quiet: bool = False) -> Measure:
     """Measures in processes of this machine, with progress on stderr unless ``quiet``."""
 
     def measure(profile: Profile, kind: str, wanted: Unmeasured) -> FoundMissing:
-        from halopipe.terminal.progress import Reporter
+        from halopipe.terminal.console import Reporter
         from profiler.shards.missing import measure_missing
 
         with Reporter("measuring what is missing", quiet=quiet) as reporter:

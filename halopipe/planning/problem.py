@@ -7,7 +7,7 @@ from dataclasses import replace
 from math import isfinite, isnan
 from typing import TypedDict
 
-from halopipe.terminal.suggest import require_known
+from halopipe.terminal.units import require_known
 from planner.ir.cluster import ACROSS_HOSTS, WITHIN_HOST, Cluster
 from planner.ir.errors import MissingMeasurementError, RankCountError, UsageError
 from planner.ir.graph import SAMPLE

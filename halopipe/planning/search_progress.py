@@ -9,7 +9,7 @@ from halopipe.planning import problem as problems
 from halopipe.planning import solve as planning
 from halopipe.planning import what_if as asking
 from halopipe.terminal import units
-from halopipe.terminal.progress import Reporter
+from halopipe.terminal.console import Reporter
 from planner.ir.plan import Plan
 from planner.ir.problem import Problem
 from planner.ir.profile import Profile

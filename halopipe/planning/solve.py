@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from halopipe.terminal.suggest import require_known
+from halopipe.terminal.units import require_known
 from planner.ir.codec import load
 from planner.ir.errors import HalopipeError, InfeasibleError, InputFileError
 from planner.ir.fingerprint import fingerprint, require_match

@@ -8,8 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from halopipe.terminal import suggest, tables, units
-from planner.export.decisions import layout_text
+from halopipe.terminal import tables, units
+from halopipe.terminal import units as suggest
+from planner.export.tables import layout_text
 from planner.ir.constraints import FAMILIES
 from planner.ir.graph import producer
 from planner.ir.plan import Decision, Plan

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from halopipe.planning import solve
 from halopipe.reports import explain
 from halopipe.terminal import console, tables, units
-from halopipe.terminal.progress import Reporter
+from halopipe.terminal.console import Reporter
 from planner.ir.codec import plain
 from planner.ir.errors import NumericsError
 from planner.ir.plan import Plan

@@ -33,7 +33,7 @@ class RunOptions:
             memory.
         seed: of parameters and data; where a run goes on, that of the checkpoint counts.
         data: ``pkg.mod:factory``, called with (global_batch, input_shape, seed), gives batches, a Dataset or a
-            DataLoader, see :mod:`halopipe.data.batches`; if empty, every batch is the model's own example, repeated to
+            DataLoader, see :mod:`halopipe.data.sources`; if empty, every batch is the model's own example, repeated to
             the global batch.
         check_numerics: compare the losses of the first steps, and gradients and state of the first, with one device.
         dtype: in place of the plan's.

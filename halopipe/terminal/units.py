@@ -1,12 +1,26 @@
-"""Quantities as people write and read them: seconds, bytes, shares, shapes.  Inside, everything is in base units."""
+"""Names that people type: known ones pass, others are answered with the nearest.
+
+Quantities as people write and read them: seconds, bytes, shares, shapes.  Inside, everything is in base units.
+"""
 
 from __future__ import annotations
 
+import difflib
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
-from planner.ir.errors import UsageError
+from planner.ir.errors import UnknownNameError, UsageError
+
+
+def require_known(what: str, wanted: Iterable[str], known: Sequence[str]) -> None:
+    """Raises :class:`UnknownNameError`, with the nearest name, for the first of ``wanted`` that is not known."""
+    for name in wanted:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+            remedies = [f"{near[0]} (did you mean that?)"] if near else []
+            raise UnknownNameError(f"no {what} {name!r}", [f"known: {', '.join(known)}"], remedies)
+
 
 _TIME_UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"), (1e-9, "ns"))
 _MOST_DIGITS = 18
@@ -78,7 +92,7 @@ def parse_size(text: str) -> int:
     Raises:
         UsageError: it is not a size.
     """
-    from planner.catalogue.quantities import BYTES, parse_quantity
+    from planner.catalogue.reading import BYTES, parse_quantity
 
     try:
         found = int(parse_quantity(text, BYTES))

@@ -7,7 +7,7 @@ from itertools import chain
 from pathlib import Path
 
 from halopipe.run_spec.options import DATA_FROM, SHARE, RunOptions
-from halopipe.terminal import suggest
+from halopipe.terminal import units
 from planner.ir.errors import UsageError
 from planner.ir.plan import Plan
 from planner.ir.schedule import Action, Op
@@ -22,7 +22,7 @@ def require_consistent(plan: Plan, options: RunOptions) -> None:
     Raises:
         UnknownNameError: there is no such way to read data, optimiser or schedule.
     """
-    suggest.require_known("way to read data", [options.data_from], DATA_FROM)
+    units.require_known("way to read data", [options.data_from], DATA_FROM)
     for fault in chain(_numbers(options), _lacking(options), _at_odds(plan, options)):
         raise fault
     _require_known_optimizer(options)
@@ -109,7 +109,7 @@ def _require_known_compiler(name: str) -> None:
     if name:
         import torch
 
-        suggest.require_known("compiler", [name], torch.compiler.list_backends(exclude_tags=()))
+        units.require_known("compiler", [name], torch.compiler.list_backends(exclude_tags=()))
 
 
 def _require_known_optimizer(options: RunOptions) -> None:

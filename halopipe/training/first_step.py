@@ -45,7 +45,7 @@ from runtime.monitor.failure import also, read_error, write_error
 from runtime.monitor.watch import SETUP_S
 from runtime.numerics.compare import TOLERANCES, Difference, Sketch, report
 from runtime.stage.captured import CapturedModel, captured_model
-from runtime.stage.modes import Portion
+from runtime.stage.modes import MicrobatchSlice
 from runtime.stage.random.streams import Draw, Draws
 from runtime.stage.random.user_module import Answers
 
@@ -200,7 +200,7 @@ def _in_the_graph(terms: Terms, model: LoadedModel, captured: Captured, item: It
         trace = _Trace()
         with trace, Answers(found, draw).given((rows,), number):  # answers come first, and need not be looked at
             loss_of(inputs, targets).backward()
-        draw.at(Portion(number, rows, 0, rows))
+        draw.at(MicrobatchSlice(number, rows, 0, rows))
         run = _Run(found, draw)
         with nullcontext() if model.autocast is None else torch.autocast(inputs[0].device.type, model.autocast):
             loss = run.run(*_given(found, rows, (*inputs, *targets)))

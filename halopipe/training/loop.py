@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 
-from halopipe.data.batches import ended
 from halopipe.data.feeds import Consumer, Feed
 from halopipe.data.sharded_feed import Supply
+from halopipe.data.sources import ended
 from halopipe.run_spec.job import Compared, RankResult
 from halopipe.run_spec.options import RunOptions, Score
 from halopipe.training.checkpointing import SAVE_S, Checkpoints

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from halopipe.terminal import suggest
+from halopipe.terminal import units
 from planner.ir.errors import FactoryError, HalopipeError, UsageError
 from planner.ir.profile import Optimizer
 
@@ -74,7 +74,7 @@ def parse_optimizer(text: str) -> Optimizer:
     if ":" in name:
         arguments = _parse_arguments(rest, text) if rest is not None else {}
         return Optimizer(name, arguments, _measured_state(make_optimizer_of(Optimizer(name, arguments))))
-    suggest.require_known("optimiser", [name], list(_DEFAULTS))
+    units.require_known("optimiser", [name], list(_DEFAULTS))
     arguments = _parse_arguments(rest, "SGD:lr=0.1") if rest is not None else dict(_DEFAULTS[name])
     with_momentum = 1.0 if name in ("SGD", "RMSprop") and arguments.get("momentum", 0.0) > 0 else 0.0
     return Optimizer(name, arguments, _STATE_PER_PARAMETER[name] + with_momentum)
@@ -89,7 +89,7 @@ def parse_scheduler(text: str) -> Scheduler:
     """
     name, rest = _split(text, SCHEDULES)
     if ":" not in name:
-        suggest.require_known("schedule of learning rates", [name], list(SCHEDULES))
+        units.require_known("schedule of learning rates", [name], list(SCHEDULES))
     arguments = _parse_arguments(rest, "CosineAnnealingLR:T_max=100") if rest is not None else {}
     return Scheduler(name, {key: int(value) if value.is_integer() else value for key, value in arguments.items()})
 

@@ -36,7 +36,7 @@ from runtime.engine import Engine
 from runtime.monitor.activity import Activity
 from runtime.monitor.failure import read_error, write_error
 from runtime.optim.optimizer import MakeOptimizer, MakeScheduler
-from runtime.pipeline.pieces import CPU
+from runtime.pipeline.messages import CPU
 from runtime.spatial.compiling.compiled import Compiler
 from runtime.stage.builder import check_layers, groups_of
 from runtime.stage.captured import captured_model

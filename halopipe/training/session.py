@@ -13,10 +13,8 @@ from torch import Tensor, nn
 
 import runtime.pipeline.microbatches
 from cuda_ops.sparse.nn.tensor import SparseTensor
-from halopipe.data.agreement import Agreement
-from halopipe.data.batches import bound, tensors_of
-from halopipe.data.feeds import agreement_of
-from halopipe.data.sources import Item, Pair
+from halopipe.data.feeds import Agreement, agreement_of
+from halopipe.data.sources import Item, Pair, bound, tensors_of
 from halopipe.run_spec.options import Score
 from halopipe.training.checkpointing import open_saved, save_now
 from halopipe.training.evaluate import evaluate
@@ -32,7 +30,7 @@ from runtime.engine import StepResult
 from runtime.monitor.failure import write_error
 from runtime.monitor.heartbeat import Voice
 from runtime.numerics.compare import Difference, NumericsReport, report
-from runtime.pipeline.pieces import CPU
+from runtime.pipeline.messages import CPU
 
 _log = logging.getLogger(__name__)
 

@@ -23,8 +23,7 @@ import torch
 from torch import Tensor
 
 from cuda_ops.device.host import available_bytes
-from halopipe.data.batches import batches, take
-from halopipe.data.sources import Item, Tensors
+from halopipe.data.sources import Item, Tensors, batches, take
 from halopipe.run_spec.job import NUM_COMPARED, Compared, Job
 from halopipe.terminal.units import size
 from halopipe.training.check_options import trains

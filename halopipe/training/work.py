@@ -10,9 +10,8 @@ import torch
 from torch import distributed as dist
 
 from cuda_ops.memory import meter_of
-from halopipe.data.batches import batches, take
 from halopipe.data.sharded_feed import Supply
-from halopipe.data.sources import Position
+from halopipe.data.sources import Position, batches, take
 from halopipe.run_spec.job import Job, RankResult
 from halopipe.terminal.units import size
 from halopipe.training.check_options import trains

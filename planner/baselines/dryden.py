@@ -39,7 +39,7 @@ from planner.solvers.candidates.choose import best_of, no_schedule
 from planner.solvers.candidates.evaluate import Evaluation, Evaluator
 from planner.solvers.candidates.explain import heuristic_plan, infeasible
 from planner.solvers.candidates.feasibility import as_asked
-from planner.solvers.layouts.chains import by_shortest_paths
+from planner.solvers.layouts.spans import by_shortest_paths
 from planner.solvers.layouts.stage import Question, labelled_graph
 from planner.solvers.progress import Progress
 

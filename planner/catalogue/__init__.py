@@ -9,8 +9,7 @@ PyYAML is loaded when the first file is read.
 from __future__ import annotations
 
 from planner.catalogue.clusters import Machines, machines_of, read_machines
-from planner.catalogue.entries import DeviceEntry, Figure, LinkEntry
-from planner.catalogue.listing import device, devices, link, links
+from planner.catalogue.listing import DeviceEntry, Figure, LinkEntry, device, devices, link, links
 
 __all__ = [
     "DeviceEntry",

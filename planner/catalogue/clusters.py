@@ -31,10 +31,18 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from planner.catalogue.entries import DeviceEntry
-from planner.catalogue.listing import device, devices, link, links, names_of
-from planner.catalogue.quantities import BYTES, BYTES_PER_S, FLOP_PER_S, SECONDS
-from planner.catalogue.reading import ABSENT, MOST_YAML_BYTES, Reader, parse_yaml, suggestion
+from planner.catalogue.listing import DeviceEntry, device, devices, link, links, names_of
+from planner.catalogue.reading import (
+    ABSENT,
+    BYTES,
+    BYTES_PER_S,
+    FLOP_PER_S,
+    MOST_YAML_BYTES,
+    SECONDS,
+    Reader,
+    parse_yaml,
+    suggestion,
+)
 from planner.ir.cluster import ACROSS_HOSTS, DATASHEET, WITHIN_HOST, Cluster, DeviceSpec, Link, PairLink
 from planner.ir.files import read_text
 from planner.ir.validation import MOST_DEVICES

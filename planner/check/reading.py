@@ -14,7 +14,7 @@ def at_samples(measured: Sequence[Measurement], samples: float, what: str) -> fl
     """The measurement, or the line through two of one key: log-log between neighbours, straight elsewhere.
 
     Raises:
-        LookupError: there are no two (``planner.check.families`` may know more).
+        LookupError: there are no two (``planner.check.layer_costs`` may know more).
     """
     for measurement in measured:
         if measurement.samples == samples:

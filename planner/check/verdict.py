@@ -8,7 +8,7 @@ from planner import schedules
 from planner.check.drawn import drawn
 from planner.check.layouts import named_layer_faults
 from planner.check.order import program_faults, rows_of, schedule_order, stated_program
-from planner.check.reckon import Reckoning, reckon
+from planner.check.recompute import Reckoning, reckon
 from planner.check.request import request_faults
 from planner.check.statements import binding_faults, close, statement_faults
 from planner.check.structure import device_faults, form_faults, model_faults, part_faults, structure_faults

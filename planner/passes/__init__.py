@@ -8,8 +8,7 @@ program is complete, in order, on the right weights and free of deadlock.  What 
 from __future__ import annotations
 
 from planner.passes.lowering import lower
-from planner.passes.occupancy import in_flight, peaks
 from planner.passes.validation import validate
-from planner.passes.versions import staleness, versions_kept
+from planner.passes.versions import in_flight, peaks, staleness, versions_kept
 
 __all__ = ["in_flight", "lower", "peaks", "staleness", "validate", "versions_kept"]

@@ -26,7 +26,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from planner.ir.schedule import MESSAGE, SEND, Action, Op
-from planner.passes.numbering import Numbering
+from planner.passes.lowering import Numbering
 
 TOGETHER = frozenset({Op.FORWARD, Op.BACKWARD, Op.BACKWARD_INPUT, Op.REDUCE_GRAD, Op.UPDATE})
 

@@ -10,7 +10,7 @@ Checked one after the other, so that each check may rely on those before it:
    action;
 4. forward and backward of a micro-batch use the same weights, and none that are older than claimed
    (``planner.passes.versions``);
-5. no stage has more micro-batches in flight than it may (``planner.passes.occupancy``);
+5. no stage has more micro-batches in flight than it may (``planner.passes.versions``);
 6. no deadlock, also if a send ends only when its receive is posted (``planner.passes.ending`` says what is assumed).
 """
 
@@ -22,9 +22,8 @@ from planner.ir.errors import IllegalProgramError
 from planner.ir.program import Program
 from planner.ir.schedule import COMPUTE, MESSAGE, Action, Op, format_grid
 from planner.passes.ending import stuck
-from planner.passes.numbering import Numbering, Peers
-from planner.passes.occupancy import first_over
-from planner.passes.versions import faults, is_versioned, updates_of
+from planner.passes.lowering import Numbering, Peers
+from planner.passes.versions import faults, first_over, is_versioned, updates_of
 
 _WIDTH = 6  # actions shown on each side of the culprit
 _BLOCKS = {True: "blocks", False: "does not block"}

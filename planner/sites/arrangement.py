@@ -6,6 +6,8 @@
 Every stage cuts the same order, each by its own speeds.  So two stages exchange intervals, whether those are whole
 samples or parts of one, and a rank that owns the same share in both keeps its sites.  All of it is integers and single
 IEEE operations in a fixed order: every rank that computes it from the same counts gets the same bits.
+
+Ownership: the rank of every block, and so of every site at every stride.
 """
 
 from __future__ import annotations
@@ -15,15 +17,12 @@ from dataclasses import dataclass
 from math import fsum, inf
 
 import numpy as np
+from numpy.typing import NDArray
 
-from planner.ir.errors import UsageError
-from planner.sites.bisection import bisection
-from planner.sites.blocks import BlockWork
-from planner.sites.cuts import balanced_cuts, bottleneck
-from planner.sites.keys import Ints, samples_of
-from planner.sites.ownership import Ownership, ownership_of
+from planner.ir.errors import CorruptFileError, UsageError
+from planner.sites.keys import AnyInts, Ints, block_keys, samples_of
+from planner.sites.partition import BlockWork, balanced_cuts, best_stretches, bisection, bottleneck
 from planner.sites.samples import sample_order
-from planner.sites.stretches import best_stretches
 
 TOLERANCE = 0.06
 """By how much the slowest rank may exceed the mean where that saves cutting a sample."""
@@ -62,7 +61,7 @@ def arrange(
     """The order of a micro-batch's blocks.
 
     Args:
-        work: from :func:`planner.sites.blocks.block_work`; without any work at all, each block counts the same.
+        work: from :func:`planner.sites.partition.block_work`; without any work at all, each block counts the same.
         speeds: of the ranks of the stage that the order should suit best: by whole samples, and by plane cuts.
         tolerance: see :func:`cut`.
         order: of blocks within a sample.
@@ -155,3 +154,84 @@ def _require_speeds(speeds: Sequence[float], tolerance: float) -> None:
         raise UsageError("no rank has a speed", [f"speeds {list(speeds)}"], ["give numbers, one of them above 0"])
     if not 0 <= tolerance < inf:
         raise UsageError("not a tolerance", [f"{tolerance}"], ["give a number from 0 on, such as 0.06"])
+
+
+Ranks = NDArray[np.int32]
+_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Ownership:
+    """Which of ``num_ranks`` ranks owns which block.
+
+    Attributes:
+        keys: [B], the blocks, ascending.
+        ranks: [B], their owners.
+    """
+
+    num_ranks: int
+    keys: Ints
+    ranks: Ranks
+
+    def owner(self, samples: AnyInts, coordinates: AnyInts, stride: int | Sequence[int] = 1) -> Ranks:
+        """The rank [N] that owns each site: ``samples`` [N], ``coordinates`` [N, 3] in units of ``stride``.
+
+        A site that exists nowhere has an owner too, so that whoever looks for it knows whom to ask.
+
+        Raises:
+            UsageError: see :func:`planner.sites.keys.block_keys`.
+        """
+        return self.owner_of_blocks(block_keys(samples, coordinates, stride))
+
+    def owner_of_blocks(self, keys: Ints) -> Ranks:
+        """The owner [N] of blocks: of one that is not listed, that of its sample's nearest listed one below, or above.
+
+        Of a sample without blocks it is any rank, the same whoever asks; without any block, rank 0.
+        """
+        if not len(self.keys):
+            return np.zeros(len(keys), np.int32)
+        below = np.searchsorted(self.keys, keys, side="right") - 1
+        above = np.minimum(below + 1, len(self.keys) - 1)
+        foreign = (below < 0) | (samples_of(self.keys[below]) != samples_of(keys))
+        owners: Ranks = self.ranks[np.where(foreign, above, below)]
+        return owners
+
+    def words(self) -> Ints:
+        """Everything in one array of integers, to be sent or stored."""
+        head = np.array([_VERSION, self.num_ranks, len(self.keys)], np.int64)
+        return np.concatenate([head, self.keys, self.ranks.astype(np.int64)])
+
+
+def from_words(words: Ints) -> Ownership:
+    """The ownership that :meth:`Ownership.words` wrote.
+
+    Raises:
+        CorruptFileError: the words are not one.
+    """
+    faults = _faults(words)
+    if faults:
+        raise CorruptFileError("not an ownership of blocks", faults)
+    num_ranks, count = int(words[1]), int(words[2])
+    return ownership_of(num_ranks, words[3 : 3 + count], words[3 + count :])
+
+
+def ownership_of(num_ranks: int, keys: Ints, ranks: AnyInts) -> Ownership:
+    """The ownership that gives block ``keys[i]`` (distinct, in any order) to ``ranks[i]``; its arrays are its own."""
+    order = np.argsort(keys)
+    owned = Ownership(num_ranks, keys[order], np.asarray(ranks)[order].astype(np.int32))
+    for array in (owned.keys, owned.ranks):
+        array.setflags(write=False)
+    return owned
+
+
+def _faults(words: Ints) -> list[str]:
+    if words.ndim != 1 or len(words) < 3 or words[0] != _VERSION:
+        return [f"an array of shape {list(words.shape)} that starts with {words.ravel()[:1].tolist()}, not {_VERSION}"]
+    num_ranks, count = int(words[1]), int(words[2])
+    if len(words) != 3 + 2 * count:
+        return [f"{len(words)} words for {count} blocks, which take {3 + 2 * count}"]
+    keys, ranks = words[3 : 3 + count], words[3 + count :]
+    faults = [] if np.all(np.diff(keys) > 0) else ["its blocks are not ascending"]
+    if count and not 0 <= ranks.min() <= ranks.max() < num_ranks:
+        faults.append(f"ranks {ranks.min()} to {ranks.max()} of {num_ranks}")
+    return faults

@@ -16,9 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.ir.errors import UsageError
-from planner.sites.blocks import BlockWork, Level
+from planner.sites.arrangement import Ownership, Ranks
 from planner.sites.keys import AnyInts, Floats, Ints
-from planner.sites.ownership import Ownership, Ranks
+from planner.sites.partition import BlockWork, Level
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from planner.sites.arrangement import Ownership, ownership_of
 from planner.sites.keys import Ints, samples_of, unpack
-from planner.sites.ownership import Ownership, ownership_of
 
 
 def equal_counts(keys: Ints, num_samples: int, num_ranks: int) -> Ownership:

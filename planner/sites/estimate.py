@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from planner.sites.arrangement import TOLERANCE, arrange, cut
 from planner.sites.balance import Halo, SiteMap, halo, imbalance, rank_work
-from planner.sites.blocks import Level, Load, block_work
 from planner.sites.keys import Floats
+from planner.sites.partition import Level, Load, block_work
 
 
 @dataclass(frozen=True, slots=True, eq=False)

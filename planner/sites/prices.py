@@ -13,8 +13,8 @@ from math import prod
 import numpy as np
 
 from planner.ir.graph import Graph, is_sites
-from planner.sites.blocks import BlockWork, Level, Load, block_work
 from planner.sites.keys import AnyInts
+from planner.sites.partition import BlockWork, Level, Load, block_work
 
 MEMORY = 8.0
 """Multiply-adds that a core does while it reads and writes one number."""

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from planner.sites.keys import Ints
-from planner.sites.stretches import best_stretches
+from planner.sites.partition import best_stretches
 
 _NOTHING = 1e-9
 

@@ -20,8 +20,7 @@ from torch import Tensor, fx
 
 from planner.ir.graph import MIXES_SAMPLES, Attribute
 from planner.layers.loss import ELEMENTS, PLACES
-from profiler.capture.naming import operation
-from profiler.capture.operators import MEANS_OVER_ELEMENTS, MEANS_OVER_PLACES, PERMUTATIONS
+from profiler.capture.operators import MEANS_OVER_ELEMENTS, MEANS_OVER_PLACES, PERMUTATIONS, operation
 
 Arguments = Mapping[str, Any]
 Attributes = dict[str, Attribute]

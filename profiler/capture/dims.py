@@ -10,7 +10,7 @@ from torch import Tensor, fx
 
 from planner.ir.graph import SAMPLE, Attribute, TensorSpec, is_sites
 from profiler.capture.kinds import kind_of
-from profiler.capture.naming import operation
+from profiler.capture.operators import operation
 from profiler.capture.trace import Traced
 
 _SPACE = {1: ("width",), 2: ("height", "width"), 3: ("depth", "height", "width")}

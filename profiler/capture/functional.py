@@ -24,8 +24,7 @@ import torch
 from torch import Tensor, fx
 
 from planner.ir.errors import UnsupportedModelError
-from profiler.capture.naming import operation, place
-from profiler.capture.operators import RESHAPES
+from profiler.capture.operators import RESHAPES, operation, place
 
 _aten = torch.ops.aten
 _SELF_INVERSE = frozenset(["swapaxes", "swapdims", "t", "transpose"])

@@ -17,7 +17,7 @@ from planner.ir.graph import MIXES_SAMPLES, NEEDS_WHOLE_BATCH, SAMPLE, Attribute
 from profiler.capture.dims import output_names, specify, specify_input
 from profiler.capture.kinds import ELEMENTWISE, LOSS, NO_RULES, OPAQUE, Rules, arguments_of, kind_of
 from profiler.capture.layers import Group, groups, is_output_of, tensor_arguments
-from profiler.capture.naming import layer_names
+from profiler.capture.operators import layer_names
 from profiler.capture.sample_independence import Dependence, dependence
 from profiler.capture.trace import Traced, attribute, trace
 from profiler.capture.user_module import untouched

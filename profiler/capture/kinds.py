@@ -16,8 +16,7 @@ from planner.ir.errors import UnknownNameError
 from planner.layers import kind as layer_kind
 from profiler.capture import attributes
 from profiler.capture.attributes import Arguments, Attributes, Rule, rank_of
-from profiler.capture.naming import operation
-from profiler.capture.operators import LOSSES, POINTWISE, REDUCTIONS, RESHAPES
+from profiler.capture.operators import LOSSES, POINTWISE, REDUCTIONS, RESHAPES, operation
 
 OPAQUE = "opaque"
 ELEMENTWISE = "pointwise"

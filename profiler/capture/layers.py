@@ -17,7 +17,7 @@ from torch import Tensor, fx
 
 from profiler.capture.functional import is_write
 from profiler.capture.kinds import NO_RULES, RESHAPE, Rules, kind_of
-from profiler.capture.naming import place
+from profiler.capture.operators import place
 from profiler.capture.trace import Traced
 
 

@@ -21,8 +21,7 @@ from torch import Tensor, fx
 
 from profiler.capture.functional import is_write
 from profiler.capture.kinds import arguments_of
-from profiler.capture.naming import operation
-from profiler.capture.operators import MEANS_OVER_PLACES, RESHAPES
+from profiler.capture.operators import MEANS_OVER_PLACES, RESHAPES, operation
 from profiler.capture.sizes import NUM_SAMPLES
 from profiler.capture.trace import Traced
 

@@ -1,6 +1,82 @@
-"""Names of operators of one kind each, without namespace, overload and underscores: see ``profiler.capture.kinds``."""
+"""Names of layers: the path of the user's module that computes them, unique and the same in every process.
+
+conv1             the module does one thing
+relu, relu_2      ... and is called twice
+blocks.0.add      the module does several things, or has parts that do others
+lstm              ... of which one uses its parameters
+loss, loss.mul    what the loss function does; its result is ``loss``
+
+Names of operators of one kind each, without namespace, overload and underscores: see ``profiler.capture.kinds``.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from torch import fx
+
+from cuda_ops.dense.user_functions import function_of, is_user_function
+
+LOSS = "loss"
+
+
+def place(node: fx.Node) -> str:
+    """Path of the user's module that ``node`` belongs to: empty for the outermost, ``loss`` for the loss function."""
+    stack = node.meta.get("nn_module_stack")
+    if not stack:
+        return ""
+    path = next(reversed(stack.values()))[0]
+    if path.startswith("_empty_nn_module_stack"):
+        return ""
+    if path == "" or path.split(".")[0] == "loss_fn":
+        return LOSS
+    return path.partition(".")[2].replace(":", "_")
+
+
+def operation(node: fx.Node) -> str:
+    """The operator's name without its namespace and overload, ``conv2d``; of a user's Function its class's."""
+    if is_user_function(node):
+        return function_of(node).rpartition(".")[2]
+    schema = getattr(node.target, "_schema", None)
+    name = schema.name.rpartition("::")[2] if schema else getattr(node.target, "__name__", str(node.target))
+    return name.strip("_").replace(":", "_")
+
+
+def layer_names(mains: Sequence[fx.Node], owns_parameters: Sequence[bool], taken: Iterable[str]) -> tuple[str, ...]:
+    """A name for each layer, given the node that makes its result; the last one is the loss.
+
+    Args:
+        owns_parameters: whether the layer uses trained parameters.
+        taken: names that are in use already, those of the graph's inputs.
+    """
+    paths = [place(node) for node in mains]
+    parents = {path[:index] for path in paths for index, letter in enumerate(path) if letter == "."}
+    operations: dict[str, set[str]] = {}
+    owners: dict[str, set[str]] = {}
+    for path, node, owns in zip(paths, mains, owns_parameters, strict=True):
+        operations.setdefault(path, set()).add(operation(node))
+        if owns:
+            owners.setdefault(path, set()).add(operation(node))
+    used = {*taken, LOSS}
+    names = []
+    for path, node in zip(paths, mains, strict=True):
+        name = operation(node)
+        leaf = path not in parents and path != LOSS
+        alone = len(operations[path]) == 1 or owners.get(path) == {name}
+        wanted = path if path and leaf and alone else f"{path}.{name}".lstrip(".")
+        names.append(LOSS if node is mains[-1] else _unique(wanted, used))
+        used.add(names[-1])
+    return tuple(names)
+
+
+def _unique(name: str, used: set[str]) -> str:
+    number = 1
+    candidate = name
+    while candidate in used:
+        number += 1
+        candidate = f"{name}_{number}"
+    return candidate
+
 
 LOSSES = frozenset(
     [

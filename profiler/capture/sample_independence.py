@@ -23,7 +23,7 @@ from planner.ir.graph import INTERLEAVES_SAMPLES, MIXES_SAMPLES
 from profiler.capture import loss_reduction
 from profiler.capture.kinds import OPAQUE, kind_of
 from profiler.capture.layers import Group
-from profiler.capture.naming import operation
+from profiler.capture.operators import operation
 from profiler.capture.trace import Traced
 from profiler.capture.verify_capture import module_loss
 from profiler.source.model import LoadedModel, example_of, fed_example, is_alike

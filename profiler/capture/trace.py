@@ -30,7 +30,7 @@ from cuda_ops.dense.recurrent import recurrence_by_shape
 from planner.ir.errors import UnsupportedModelError
 from profiler.capture.functional import is_write, rewrite_in_place
 from profiler.capture.kinds import arguments_of
-from profiler.capture.naming import operation, place
+from profiler.capture.operators import operation, place
 from profiler.capture.sizes import NUM_SAMPLES, FixedSamplesError, Places, SizeNodes, Symbols, read_symbols, require
 from profiler.capture.user_module import kept_functions, refuse_hooks
 from profiler.source.model import LoadedModel, graph_inputs

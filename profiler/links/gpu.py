@@ -1,6 +1,6 @@
 """What messages and sums cost between the GPUs of this host, over NCCL, as the runtime sends them.
 
-Each direction has a communicator of its own (:mod:`runtime.transport.channels`): on one communicator a receive that
+Each direction has a communicator of its own (:mod:`runtime.transport.nccl`): on one communicator a receive that
 waits holds up the send behind it.  Times are wall-clock, from the call to the end of the kernels on both sides, since a
 rank waits for its GPU after every action; the least of the medians of a few rounds counts.
 

@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 from planner.ir.cluster import MEASURED, Link, PairLink
 from profiler.links.interference import CoreCosts, measure_cores
-from profiler.links.messages import GLANCE, Effort, OneWay, PairCosts, Points, Wire, measure_pair
+from profiler.links.messages import GLANCE, Effort, OneWay, PairCosts, PeerLink, Points, measure_pair
 
 DIFFERS = 1.1
 """A pair whose rate, or whose seconds at a size, are further from its class is stated by itself."""
@@ -69,7 +69,7 @@ def _glance(store: dist.Store, pair: Ends) -> list[float]:
     return list(_by_two(store, pair, "glance", _glance_record))
 
 
-def _glance_record(wire: Wire) -> list[float] | None:
+def _glance_record(wire: PeerLink) -> list[float] | None:
     costs = measure_pair(wire, GLANCE, _GLANCED)
     if costs is None:
         return None
@@ -87,7 +87,7 @@ def _differs(glance: Sequence[float], usual: Sequence[float]) -> bool:
     return any(max(a / b, b / a) > DIFFERS for a, b in pairs)
 
 
-def _full_record(wire: Wire, effort: Effort) -> list[dict[str, Any]] | None:
+def _full_record(wire: PeerLink, effort: Effort) -> list[dict[str, Any]] | None:
     costs = measure_pair(wire, effort)
     ways = (costs.there, costs.back) if costs is not None else (None, None)
     cores = []
@@ -107,14 +107,14 @@ def _record(costs: PairCosts, way: OneWay, core: CoreCosts) -> dict[str, Any]:
     return {**asdict(way), **asdict(core), "duplex": costs.duplex}
 
 
-def _shared(wire: Wire, points: Points) -> Points:
+def _shared(wire: PeerLink, points: Points) -> Points:
     """The leader's points, on both ranks."""
     count = round(wire.agree(len(points)))
     padded = points if wire.leads else ((0, 0.0),) * count
     return tuple((round(wire.agree(size)), wire.agree(seconds)) for size, seconds in padded)
 
 
-def _by_two(store: dist.Store, pair: Ends, what: str, measure: Callable[[Wire], Any]) -> Any:
+def _by_two(store: dist.Store, pair: Ends, what: str, measure: Callable[[PeerLink], Any]) -> Any:
     """What the first rank of the pair makes of it together with the second; on all ranks."""
     rank, key = dist.get_rank(), f"halopipe/{what}/{pair[0]}/{pair[1]}"
     dist.barrier()
@@ -122,7 +122,7 @@ def _by_two(store: dist.Store, pair: Ends, what: str, measure: Callable[[Wire], 
         world = dist.group.WORLD
         if world is None:
             raise ValueError("there is no process group")
-        record = measure(Wire(world, pair[1] if rank == pair[0] else pair[0], rank == pair[0]))
+        record = measure(PeerLink(world, pair[1] if rank == pair[0] else pair[0], rank == pair[0]))
         if record is not None:
             store.set(key, json.dumps(record))
     dist.barrier()

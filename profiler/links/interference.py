@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 import torch
 
-from profiler.links.messages import Points, Wire, wait
+from profiler.links.messages import PeerLink, Points, wait
 
 SIZES = (4 << 10, 64 << 10, 1 << 20, 16 << 20)
 _EDGE = 128  # of the matrices: they stay in the core's own cache
@@ -35,7 +35,7 @@ class CoreCosts:
     receiver: Points
 
 
-def measure_cores(wire: Wire, transfers: Points, budget_s: float, leads: bool = True) -> CoreCosts:
+def measure_cores(wire: PeerLink, transfers: Points, budget_s: float, leads: bool = True) -> CoreCosts:
     """The delays of messages from the leader to the other rank (back if not ``leads``), on both ranks.
 
     Args:
@@ -57,7 +57,7 @@ def measure_cores(wire: Wire, transfers: Points, budget_s: float, leads: bool = 
         chunks = round(wire.agree(max(1.0, lasts_s / chunk_s)))
         repeats = round(wire.agree(min(15.0, max(3.0, budget_s / (2 * lasts_s)))))
         own_s = _delay_s(wire, kernel, size, count, chunks, repeats, wire.leads is leads) / count
-        delays = [Wire(wire.group, wire.peer, who).agree(own_s) for who in (wire.leads, not wire.leads)]
+        delays = [PeerLink(wire.group, wire.peer, who).agree(own_s) for who in (wire.leads, not wire.leads)]
         leader_s, other_s = delays if wire.leads else delays[::-1]
         sender.append((size, leader_s if leads else other_s))
         receiver.append((size, other_s if leads else leader_s))
@@ -65,7 +65,7 @@ def measure_cores(wire: Wire, transfers: Points, budget_s: float, leads: bool = 
     return CoreCosts(tuple(sender), tuple(receiver))
 
 
-def _delay_s(wire: Wire, kernel: _Kernel, size: int, count: int, chunks: int, repeats: int, sends: bool) -> float:
+def _delay_s(wire: PeerLink, kernel: _Kernel, size: int, count: int, chunks: int, repeats: int, sends: bool) -> float:
     alone, beside = [], []
     for _ in range(repeats + 1):
         wire.meet()

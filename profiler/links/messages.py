@@ -1,7 +1,7 @@
 """Messages between two ranks, framed as a run frames them, and what both of them agree on meanwhile.
 
 A message is a frame with a header and a small tensor, which is copied into it, or a header and a large tensor behind it
-that is sent from where it lies (``runtime.transport.peer``).  Receives are posted before sends: gloo serialises a send
+that is sent from where it lies (``runtime.transport.gloo``).  Receives are posted before sends: gloo serialises a send
 and a later receive with the same peer (1.99 times as long).
 
 What messages between two ranks cost, each way, measured by both of them together.
@@ -43,7 +43,7 @@ Works = list[dist.Work]
 
 
 @dataclass(slots=True, eq=False)
-class Wire:
+class PeerLink:
     """The messages between this rank and ``peer``.
 
     Attributes:
@@ -101,7 +101,7 @@ def wait(works: Sequence[dist.Work]) -> None:
         work.wait(timedelta(seconds=DEADLINE_S))
 
 
-def there_and_back_s(wire: Wire, there_bytes: int, back_bytes: int, pause_s: float = 0.0) -> tuple[float, float]:
+def there_and_back_s(wire: PeerLink, there_bytes: int, back_bytes: int, pause_s: float = 0.0) -> tuple[float, float]:
     """(seconds until the answer came, seconds of the call that sent), on the leader, who sends; the other answers.
 
     Args:
@@ -126,7 +126,7 @@ def there_and_back_s(wire: Wire, there_bytes: int, back_bytes: int, pause_s: flo
     return stop_s - start_s, sent_s - start_s
 
 
-def both_ways_s(wire: Wire, num_bytes: int) -> float:
+def both_ways_s(wire: PeerLink, num_bytes: int) -> float:
     """Seconds until a message has come while another of that size went."""
     coming = wire.post(num_bytes)
     wire.meet()
@@ -204,7 +204,7 @@ class PairCosts:
     duplex: bool
 
 
-def measure_pair(wire: Wire, effort: Effort, sizes: tuple[int, ...] = SIZES) -> PairCosts | None:
+def measure_pair(wire: PeerLink, effort: Effort, sizes: tuple[int, ...] = SIZES) -> PairCosts | None:
     """On the leader what it says, on the other rank None."""
     times = _table(wire, effort, sizes)
     quick = [size for size in times if times[size][0] < _STREAMED_S and size <= _DUPLEX_BYTES]
@@ -243,7 +243,7 @@ def _one_way(times: dict[int, tuple[float, float]], bytes_per_s: float) -> OneWa
     return OneWay(points, sending, bytes_per_s, burst_bytes(points, bytes_per_s))
 
 
-def _table(wire: Wire, effort: Effort, sizes: tuple[int, ...]) -> dict[int, tuple[float, float]]:
+def _table(wire: PeerLink, effort: Effort, sizes: tuple[int, ...]) -> dict[int, tuple[float, float]]:
     """(one way, call) seconds by size; both ranks know the sizes, the leader the times."""
     times: dict[int, tuple[float, float]] = {}
 
@@ -264,7 +264,7 @@ def _table(wire: Wire, effort: Effort, sizes: tuple[int, ...]) -> dict[int, tupl
     return {size: (there_s, call_s) for size in sorted(times) for there_s, call_s in [_known(wire, *times[size])]}
 
 
-def _look_between(wire: Wire, times: dict[int, tuple[float, float]], measured: Callable[[int], float]) -> None:
+def _look_between(wire: PeerLink, times: dict[int, tuple[float, float]], measured: Callable[[int], float]) -> None:
     """Measure halfway between sizes, there where the neighbours lie on no straight line (in log-log)."""
     for _ in range(_MOST_BENDS):
         middle = wire.agree(most_bent(times) if wire.leads else 0.0)
@@ -288,9 +288,9 @@ def most_bent(times: dict[int, tuple[float, float]]) -> int:
     return found if found not in times else 0
 
 
-def _apart(wire: Wire, times: dict[int, tuple[float, float]], leads: bool) -> dict[int, tuple[float, float]]:
+def _apart(wire: PeerLink, times: dict[int, tuple[float, float]], leads: bool) -> dict[int, tuple[float, float]]:
     """The table of one direction alone: there with a short answer, after a silence as long as the message."""
-    sender = Wire(wire.group, wire.peer, wire.leads is leads)
+    sender = PeerLink(wire.group, wire.peer, wire.leads is leads)
     short = min(times)
     found = {}
     for size in sorted(times):
@@ -304,7 +304,7 @@ def _apart(wire: Wire, times: dict[int, tuple[float, float]], leads: bool) -> di
     return {size: (max(seconds - answer_s, answer_s), call_s) for size, (seconds, call_s) in found.items()}
 
 
-def _stream_s(wire: Wire, num_bytes: int, effort: Effort, leads: bool) -> float:
+def _stream_s(wire: PeerLink, num_bytes: int, effort: Effort, leads: bool) -> float:
     """Seconds a message of a long stream; ``leads``: from the leader to the other."""
     sends, count, before_s, start_s = wire.leads is leads, 2 * _WINDOW, math.inf, time.perf_counter()
     while True:
@@ -316,7 +316,7 @@ def _stream_s(wire: Wire, num_bytes: int, effort: Effort, leads: bool) -> float:
         count, before_s = 2 * count, found_s
 
 
-def _send_stream(wire: Wire, num_bytes: int, count: int) -> float:
+def _send_stream(wire: PeerLink, num_bytes: int, count: int) -> float:
     going = []
     wire.meet()
     for _ in range(count):
@@ -328,7 +328,7 @@ def _send_stream(wire: Wire, num_bytes: int, count: int) -> float:
     return 0.0
 
 
-def _receive_stream(wire: Wire, num_bytes: int, count: int) -> float:
+def _receive_stream(wire: PeerLink, num_bytes: int, count: int) -> float:
     coming, arrived = [wire.post(num_bytes) for _ in range(_WINDOW)], []
     wire.meet()
     for number in range(count):
@@ -340,7 +340,7 @@ def _receive_stream(wire: Wire, num_bytes: int, count: int) -> float:
     return statistics.median((b - a) / apart for a, b in zip(later, later[apart:], strict=False))
 
 
-def _median(wire: Wire, action: Callable[[], tuple[float, float]], effort: Effort) -> tuple[float, float]:
+def _median(wire: PeerLink, action: Callable[[], tuple[float, float]], effort: Effort) -> tuple[float, float]:
     """Medians of as many runs as the time allows, the first two aside."""
     action()
     first = action()
@@ -353,7 +353,7 @@ def _median(wire: Wire, action: Callable[[], tuple[float, float]], effort: Effor
     return seconds, call_s
 
 
-def _known(wire: Wire, *values: float, who: bool | None = None) -> tuple[float, ...]:
+def _known(wire: PeerLink, *values: float, who: bool | None = None) -> tuple[float, ...]:
     """The values of the rank for which ``who`` is true, on both; the leader's if it is None."""
-    teller = wire if who is None else Wire(wire.group, wire.peer, who)
+    teller = wire if who is None else PeerLink(wire.group, wire.peer, who)
     return tuple([teller.agree(value) for value in values])

@@ -1,7 +1,9 @@
-"""The kinds of devices that can be profiled: one record a torch backend.
+"""Which implementation a convolution uses: costs are interpolated inside one only.
+
+The kinds of devices that can be profiled: one record a torch backend.
 
 Everything else in the profiler asks ``torch.device``: tensors are made where the model is, and
-:mod:`profiler.measure.clocks` times by its type.
+:mod:`profiler.measure.noise` times by its type.
 
 A model on the device that it is measured on.
 
@@ -15,18 +17,73 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
+from typing import Any
 
 import torch
+from torch import Tensor, fx
 
 from cuda_ops import core_of, cores_beside, device_description
-from cuda_ops.device.gpus import gpu_clocks, gpu_descriptions, num_gpus, why_no_gpu
-from cuda_ops.device.placing import move, on_device, tensors_of
+from cuda_ops.dense.conv_kernels import onednn_convolution
+from cuda_ops.device.gpus import gpu_clocks, gpu_descriptions, move, num_gpus, on_device, tensors_of, why_no_gpu
 from planner.ir.cluster import DeviceSpec
 from planner.ir.errors import MissingDeviceError, UsageError
 from profiler.capture.graph import Captured, capture
-from profiler.capture.kinds import NO_RULES, Rules
+from profiler.capture.kinds import NO_RULES, Rules, arguments_of
 from profiler.measure.child_process import Child, Report
 from profiler.source.model import LoadedModel
+
+
+def back_end_keys(captured: Captured, samples: int) -> dict[str, str]:
+    """The back end by layer, for ``samples`` samples, where the parameters are; empty for what is no convolution.
+
+    On a GPU that is cuDNN or not; which algorithm cuDNN then chooses cannot be asked.
+    """
+    values = captured.graph.values()
+    parameter = next(captured.graph_module.parameters(), None)
+    device = torch.device("cpu") if parameter is None else parameter.device
+    kinds = {layer.name: layer for layer in captured.graph.layers}
+    keys = dict.fromkeys(kinds, "")
+    for node in captured.graph_module.graph.nodes:
+        layer = kinds.get(captured.layer_of_node.get(node.name, ""))
+        if layer is not None and node.target is onednn_convolution:
+            keys[layer.name] = "Mkldnn"
+        elif layer is not None and layer.kind in ("conv", "transposed_conv") and "conv" in str(node.target):
+            spec = values[layer.inputs[0]].at(samples, captured.graph.samples)
+            dtype = captured.autocast or getattr(torch, spec.dtype)
+            transposed = layer.kind == "transposed_conv"
+            keys[layer.name] = _back_end(node, spec.shape, dtype, transposed, layer.attributes, device)
+    return keys
+
+
+def _back_end(
+    node: fx.Node,
+    shape: tuple[int, ...],
+    dtype: torch.dtype,
+    transposed: bool,
+    attributes: Mapping[str, Any],
+    device: torch.device,
+) -> str:
+    weight = arguments_of(node)["weight"].meta["val"]
+    data, filters = (_stand_in(extents, dtype, device) for extents in (shape, tuple(weight.shape)))
+    padding = attributes["output_padding"] if transposed else (0,) * len(attributes["kernel"])
+    chosen = torch._C._select_conv_backend(
+        data,
+        filters,
+        None,
+        list(attributes["stride"]),
+        list(attributes["padding"]),
+        list(attributes["dilation"]),
+        transposed,
+        list(padding),
+        attributes["groups"],
+    )
+    return str(chosen).rpartition(".")[2]
+
+
+def _stand_in(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """A tensor of ``shape`` with the memory of one element."""
+    return torch.empty(1, dtype=dtype, device=device).expand(shape)
+
 
 AUTO, CPU, CUDA = "auto", "cpu", "cuda"
 NUM_WORKERS = 2

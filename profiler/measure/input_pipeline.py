@@ -17,7 +17,7 @@ from planner.ir.graph import Graph
 from planner.ir.profile import PreparationCost, SiteHalo
 from planner.sites.arrangement import arrange, cut
 from planner.sites.balance import halo_sites
-from planner.sites.blocks import BlockWork, Level
+from planner.sites.partition import BlockWork, Level
 from planner.sites.prices import Pairs, network_work, prices
 from profiler.measure.timing import trimmed_mean
 from profiler.source.model import CloudExample, graph_inputs

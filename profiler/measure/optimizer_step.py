@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from planner.ir.errors import UnknownNameError, UsageError
 from planner.ir.profile import Optimizer, ParameterCost
 from profiler.capture.graph import Captured
-from profiler.measure.clocks import Clock, ThreadClock, timed
+from profiler.measure.noise import Clock, ThreadClock, timed
 from profiler.measure.segments import Segment, segments
 from profiler.measure.timing import trimmed_mean
 from profiler.source.model import LoadedModel

@@ -22,7 +22,7 @@ from profiler.capture.graph import Captured
 from profiler.capture.layers import is_output_of, makes_tensors, tensor_arguments
 from profiler.capture.sizes import NUM_SAMPLES
 from profiler.capture.trace import attribute
-from profiler.measure.clocks import Clock, ThreadClock
+from profiler.measure.noise import Clock, ThreadClock
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from profiler.capture.graph import Captured
-from profiler.measure.clocks import Clock, ThreadClock
+from profiler.measure.noise import Clock, ThreadClock
 from profiler.measure.segments import BackwardTimes, Segment, SegmentedPass, segments
 
 _TRIMMED = 0.2

@@ -20,20 +20,17 @@ from planner.ir.graph import Graph
 from planner.ir.profile import Measurement, ModelSource, Optimizer, PartShape
 from profiler.capture.graph import Captured
 from profiler.capture.kinds import Rules
-from profiler.measure.backends import back_end_keys
 from profiler.measure.child_process import Report
-from profiler.measure.clocks import Clock, clock_for
-from profiler.measure.devices import BACKENDS, capture_for
+from profiler.measure.devices import BACKENDS, back_end_keys, capture_for
 from profiler.measure.input_pipeline import preparation_costs, site_halos
 from profiler.measure.memory import footprints
-from profiler.measure.noise import RunDelay, canary_s
+from profiler.measure.noise import Clock, RunDelay, canary_s, clock_for
 from profiler.measure.optimizer_step import iteration_s, parameter_costs, still_optimizer
 from profiler.measure.partial_results import CapturedGraph, Chosen, Done, ModelCosts, PartCosts, Rest, SizeCosts
 from profiler.measure.progress import Counter, ProfileProgress
 from profiler.measure.sizes import KeyChange, Limits, Read, first_sizes, key_changes, next_size, not_bracketed
 from profiler.measure.timing import QUICK, Effort, shared, time_layers
-from profiler.shards.measure import rounds
-from profiler.shards.sampling import PartRounds
+from profiler.shards.measure import PartRounds, rounds
 from profiler.source.model import CloudExample, LoadedModel, example_of, fed_example
 from profiler.source.source import load_model
 

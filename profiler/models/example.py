@@ -1,4 +1,7 @@
-"""What every factory here returns, and the example tensors and shape checks that they share."""
+"""The loss of the sequence networks.
+
+What every factory here returns, and the example tensors and shape checks that they share.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,13 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
+
+
+def token_cross_entropy(logits: Tensor, tokens: Tensor) -> Tensor:
+    """Mean cross-entropy of `logits` (sample, time, vocabulary) against the next `tokens` (sample, time)."""
+    return functional.cross_entropy(logits.flatten(0, 1), tokens.flatten())
+
 
 Tensors = Tensor | tuple[Tensor, ...]
 """A module's inputs or its targets: every tensor has the sample dim first."""

@@ -15,8 +15,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from profiler.models.example import Example, indices, require_dims
-from profiler.models.token_loss import token_cross_entropy
+from profiler.models.example import Example, indices, require_dims, token_cross_entropy
 
 
 class AdditiveAttention(nn.Module):

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from profiler.models.example import Example, indices, require_dims
-from profiler.models.token_loss import token_cross_entropy
+from profiler.models.example import Example, indices, require_dims, token_cross_entropy
 
 
 class CausalSelfAttention(nn.Module):

@@ -20,8 +20,7 @@ from torch import nn
 
 from cuda_ops.sparse import nn as spnn
 from cuda_ops.sparse.nn import SparseTensor
-from profiler.models.shapes import CloudExample, shapes, site_labels
-from profiler.models.sparse_blocks import ConvBlock, ResidualBlock
+from profiler.models.sparse_blocks import CloudExample, ConvBlock, ResidualBlock, shapes, site_labels
 
 CHANNELS = (32, 32, 64, 128, 256, 256, 128, 96, 96)
 

@@ -1,11 +1,62 @@
-"""Blocks that the sparse networks share, with the parameter names of `torchsparse.backbones.modules`."""
+"""Example clouds for the sparse networks: voxelised shapes.
+
+A sample is a ball's surface, squeezed by its own factor along each axis and cut to the number of voxels asked for, so
+that sites have the neighbours that scanned surfaces have.
+
+Blocks that the sparse networks share, with the parameter names of `torchsparse.backbones.modules`.
+"""
 
 from __future__ import annotations
 
-from torch import nn
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
 
 from cuda_ops.sparse import nn as spnn
 from cuda_ops.sparse.nn import SparseTensor
+from profiler.models.example import indices, normal, require_dims
+
+CloudExample = tuple[nn.Module, tuple[SparseTensor, Tensor], Callable[..., Tensor]]
+"""What a sparse factory returns: the module, its example input and targets, and the loss.
+
+A target is (sample,) for a classification, and (site,) in the order of the input's points for a segmentation.
+"""
+
+_DIMS = ("sample", "site", "channel")
+
+
+def shapes(network: str, input_shape: tuple[int, ...], seed: int = 0) -> SparseTensor:
+    """Clouds of exactly ``input_shape[1]`` sites each; raises `ValueError` for another number of dims.
+
+    Features are standard normal numbers of torch's default dtype. Points are given in the order of the sites, so that
+    targets are in that of both.
+    """
+    require_dims(network, input_shape, _DIMS)
+    samples, sites, channels = input_shape
+    clouds = [_surface(sites, seed + 7919 * sample) for sample in range(samples)]
+    batch = torch.arange(samples, dtype=torch.int32, device="cpu").repeat_interleave(sites).unsqueeze(1)
+    coords = torch.cat((batch, torch.cat(clouds)), 1).to(torch.get_default_device())
+    return SparseTensor(normal((samples * sites, channels), seed), coords, num_samples=samples)
+
+
+def site_labels(num_classes: int, input_shape: tuple[int, ...], seed: int = 1) -> Tensor:
+    """Uniform class numbers, int64 (site,), for the sites of all samples."""
+    return indices(num_classes, (input_shape[0] * input_shape[1],), seed)
+
+
+def _surface(sites: int, seed: int) -> Tensor:
+    """int32 (sites, 3), each once and ascending: as many of the voxels of a squeezed sphere as are asked for."""
+    generator = torch.Generator("cpu").manual_seed(seed)
+    squeeze = 0.6 + 0.4 * torch.rand(3, generator=generator, device="cpu")
+    radius = 1 + int(sites**0.5)
+    while True:  # the voxels of a surface grow with the square of its radius
+        points = torch.randn(40 * sites + 400, 3, generator=generator, device="cpu")
+        voxels = (points / points.norm(dim=1, keepdim=True) * squeeze * radius).round().to(torch.int32).unique(dim=0)
+        if len(voxels) >= sites:
+            return voxels[:sites] + radius
+        radius *= 2
+
 
 Size = int | tuple[int, int, int]
 

@@ -16,8 +16,7 @@ from torch.nn import functional
 from cuda_ops.sparse import nn as spnn
 from cuda_ops.sparse.nn import SparseTensor
 from profiler.models.example import indices
-from profiler.models.shapes import CloudExample, shapes
-from profiler.models.sparse_blocks import ConvBlock, ResidualBlock, Size
+from profiler.models.sparse_blocks import CloudExample, ConvBlock, ResidualBlock, Size, shapes
 
 CHANNELS = (16, 32, 64, 128)
 _LAST_KERNEL = (1, 3, 1)

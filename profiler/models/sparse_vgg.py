@@ -16,7 +16,7 @@ from torch.nn import functional
 from cuda_ops.sparse import nn as spnn
 from cuda_ops.sparse.nn import SparseTensor
 from profiler.models.example import indices
-from profiler.models.shapes import CloudExample, shapes
+from profiler.models.sparse_blocks import CloudExample, shapes
 
 Between = Literal["pool", "convolution"]
 

@@ -2,24 +2,36 @@
 
 In each pass every layer does one part, in the order of the network, forward and then backward, so that caches see about
 as much between a layer's forward and its backward as they do on a rank.
+
+Which parts of layers are measured, of those that plans may use: few where costs are smooth over the samples.
+
+Parts of equal extents form a line over numbers of samples.  Its ends are measured; between them, for layers that make
+up more than ``Limits.share`` of the step, the middle of every stretch longer than a factor of 2, and on by halves where
+reading and measuring disagree (:mod:`profiler.measure.sizes`).  Others are read off the line.
+
+The parts that are worth measuring, round by round, each turn chosen by what the turns before it found.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from math import log
 
 from torch import Tensor
 
 from planner.ir.profile import Measurement, PartShape
 from profiler.capture.graph import Captured
-from profiler.measure.backends import back_end_keys
-from profiler.measure.clocks import Clock
+from profiler.measure.devices import back_end_keys
 from profiler.measure.memory import workspace_bytes
+from profiler.measure.noise import Clock
+from profiler.measure.partial_results import PartCosts, SizeCosts
 from profiler.measure.segments import SegmentedPass, segments
+from profiler.measure.sizes import TESTED_RATIO, Limits, Read, reading_error
 from profiler.measure.timing import Effort, time_segments
 from profiler.shards.arguments import ValueOf
 from profiler.shards.network import PartNetwork, PartPass, part_network
+from profiler.source.model import LoadedModel, example_of
 
 AfterPass = Callable[[str, float, float], None]
 
@@ -109,3 +121,130 @@ def _measured(
                 part=shape.part,
                 raw_s=times[name].raw_s,
             )
+
+
+Line = Sequence[PartShape]
+"""Parts of the same layers and extents, by growing number of samples."""
+
+
+def next_parts(
+    shapes: Sequence[PartShape],
+    tried: Collection[PartShape],
+    measured: Sequence[Measurement],
+    shares: Mapping[str, float],
+    limits: Limits,
+    read: Read,
+) -> tuple[PartShape, ...]:
+    """The parts to measure next, in the order of ``shapes``; none if there are enough.
+
+    Args:
+        shapes: that plans may use.
+        tried: so far; those of them that can be run alone are in ``measured``.
+        shares: of the step, by layer.
+    """
+    known = {(one.layer, one.samples, one.part): one for one in measured}
+    lines: dict[tuple[tuple[str, ...], tuple[int, ...]], list[PartShape]] = {}
+    for shape in shapes:
+        lines.setdefault((shape.layers, shape.part), []).append(shape)
+    wanted: set[PartShape] = set()
+    for line in lines.values():
+        line.sort(key=lambda shape: shape.samples)
+        ends = [shape for shape in dict.fromkeys((line[0], line[-1])) if shape not in tried]
+        matters = max(shares.get(name, 0.0) for name in line[0].layers) > limits.share
+        wanted.update(ends or (_inside(line, tried, known, limits, read) if matters else ()))
+    return tuple(shape for shape in shapes if shape in wanted)
+
+
+def _inside(
+    line: Line,
+    tried: Collection[PartShape],
+    known: Mapping[tuple[str, int, tuple[int, ...]], Measurement],
+    limits: Limits,
+    read: Read,
+) -> Iterator[PartShape]:
+    """Parts between the ends of ``line``, which were tried."""
+    found = {shape: known.get((shape.layers[0], shape.samples, shape.part)) for shape in line if shape in tried}
+
+    def halve(stretch: Line) -> Iterator[PartShape]:
+        low, high = stretch[0].samples, stretch[-1].samples
+        if len(stretch) < 3:
+            return
+        at = min(range(1, len(stretch) - 1), key=lambda k: abs(2 * log(stretch[k].samples) - log(low * high)))
+        one = found.get(stretch[at])
+        if stretch[at] not in tried:
+            yield stretch[at]
+            return
+        if one is None:  # it cannot be run alone, nor can others of these extents
+            return
+        outside = [each for shape, each in found.items() if each is not None and not low < shape.samples < high]
+        if reading_error([one], {one.layer: sorted(outside, key=lambda each: each.samples)}, limits, read) > 1:
+            yield from halve(stretch[: at + 1])
+            yield from halve(stretch[at:])
+
+    if line[-1].samples > TESTED_RATIO * line[0].samples:
+        yield from halve(line)
+
+
+Found = Iterator[tuple[Round, PartCosts]]
+
+
+class PartRounds:
+    """Measures parts of the layers of ``captured``.
+
+    Args:
+        whole: what was measured of whole layers, at the sizes at which the model runs.
+        after_pass: as of :func:`profiler.shards.measure.measure_round`.
+    """
+
+    def __init__(
+        self,
+        captured: Captured,
+        model: LoadedModel,
+        whole: Sequence[SizeCosts],
+        effort: Effort,
+        after_pass: AfterPass,
+        clock: Clock,
+    ) -> None:
+        self._captured, self._model, self._effort = captured, model, effort
+        self._after_pass, self._clock = after_pass, clock
+        self._whole = {size.samples: {one.layer: one for one in size.measurements} for size in whole}
+        self._sizes = tuple(sorted(self._whole))
+
+    def every(self, wanted: Sequence[PartShape], done: Sequence[PartCosts]) -> Found:
+        """All of ``wanted`` that is not in ``done``."""
+        tried = {shape for each in done for shape in each.shapes}
+        yield from self._measured([shape for shape in wanted if shape not in tried])
+
+    def chosen(self, wanted: Sequence[PartShape], done: Sequence[PartCosts], limits: Limits, read: Read) -> Found:
+        """As many of ``wanted`` as reading the others off them needs (:mod:`profiler.shards.measure`)."""
+        tried = {shape for each in done for shape in each.shapes}
+        found = [one for each in done for one in each.measurements]
+        shares = self._shares()
+        while turn := next_parts(wanted, tried, found, shares, limits, read):
+            for each, costs in self._measured(turn):
+                found += costs.measurements
+                yield each, costs
+            tried.update(turn)
+
+    def _measured(self, shapes: Sequence[PartShape]) -> Found:
+        planned = rounds(shapes, self._sizes)
+        for samples in dict.fromkeys(each.samples for each in planned):
+            tensors = example_of(self._captured.graph.inputs, self._model, samples)
+            value_of = whole_values(self._captured, tensors, samples)
+            whole = self._whole[samples]
+            for each in planned:
+                if each.samples == samples:
+                    found = measure_round(
+                        self._captured, value_of, each, whole, self._effort, self._after_pass, self._clock
+                    )
+                    yield each, PartCosts(each.shapes, tuple(found))
+
+    def _shares(self) -> dict[str, float]:
+        """Of the step, by layer, at the largest size."""
+        largest = self._whole[self._sizes[-1]]
+        step_s = sum(map(_seconds, largest.values()))
+        return {name: _seconds(one) / max(1e-12, step_s) for name, one in largest.items()}
+
+
+def _seconds(one: Measurement) -> float:
+    return one.forward_s + one.backward_s

@@ -26,7 +26,7 @@ from planner.ir.profile import PartShape
 from profiler.capture.graph import Captured
 from profiler.capture.kinds import arguments_of
 from profiler.capture.layers import is_output_of
-from profiler.measure.clocks import Clock
+from profiler.measure.noise import Clock
 from profiler.measure.segments import Segment, SegmentedPass, segments
 from profiler.shards.arguments import INPUT, PARAMETER, NoPieceError, Operand, Pieces, ValueOf, local_arguments
 

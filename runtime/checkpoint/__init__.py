@@ -6,10 +6,9 @@
 
 from __future__ import annotations
 
-from runtime.checkpoint.background import BackgroundSaver
 from runtime.checkpoint.folders import complete_steps
 from runtime.checkpoint.reader import Checkpoint, whole_state_dict
-from runtime.checkpoint.saving import save
+from runtime.checkpoint.saving import BackgroundSaver, save
 from runtime.checkpoint.state import BoxOf, Number, RankState, Slice, joined
 
 __all__ = [

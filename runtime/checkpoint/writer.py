@@ -22,7 +22,7 @@ from planner.ir.box import volume
 from planner.ir.errors import CheckpointError
 from runtime.checkpoint.folders import force_to_disk, rank_name
 from runtime.checkpoint.manifest import Entry, Manifest, Part, RankFiles
-from runtime.checkpoint.metadata import DATA_FILE, METADATA_FILE
+from runtime.checkpoint.reader import DATA_FILE, METADATA_FILE
 from runtime.checkpoint.state import RankState
 
 

@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from cuda_ops.dense.recurrent import autocast
 from runtime.stage.captured import CapturedModel
 from runtime.stage.cut import cut_stage
-from runtime.stage.modes import Portion
+from runtime.stage.modes import MicrobatchSlice
 from runtime.stage.random.streams import Draw, Draws
 from runtime.stage.random.user_module import Answers
 
@@ -87,7 +87,7 @@ def serial_step_each(
     weights = weights or [count / sum(rows) for count in rows]
     for microbatch, (count, weight, (inputs, targets)) in enumerate(zip(rows, weights, parts, strict=True)):
         if draw is not None:
-            draw.at(Portion(microbatch, count, 0, count))
+            draw.at(MicrobatchSlice(microbatch, count, 0, count))
         with answers.given(cut or (count,), microbatch) if answers is not None else nullcontext():
             loss = loss_of(inputs, targets)
             if weight:  # else it may be a mean of nothing, which is not a number

@@ -18,8 +18,8 @@ from torch.nn.utils import get_total_norm
 from planner.ir.errors import StageFailedError, UsageError
 from planner.ir.program import Program
 from planner.ir.schedule import Op, format_grid
+from runtime.optim.of_stage import Tie
 from runtime.optim.sharding import ShardedParameters
-from runtime.optim.ties import Tie
 from runtime.stage.local_stage import Phase, Resident
 from runtime.transport import Transport
 

@@ -21,8 +21,8 @@ import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
-from planner.ir.buckets import BUCKET_BYTES
-from planner.ir.buckets import in_buckets as places_in_buckets
+from planner.ir.program import BUCKET_BYTES
+from planner.ir.program import in_buckets as places_in_buckets
 from runtime.transport import Pending
 
 Bucket = tuple[nn.Parameter, ...]
@@ -136,7 +136,7 @@ class GradientBuckets:
 
 
 def in_buckets(parameters: Iterable[nn.Parameter], bucket_bytes: int = BUCKET_BYTES) -> tuple[Bucket, ...]:
-    """The parameters from the last to the first, in buckets of one dtype and device (``planner.ir.buckets``)."""
+    """The parameters from the last to the first, in buckets of one dtype and device (``planner.ir.program``)."""
     found = list(parameters)
     kinds = [(parameter.dtype, parameter.device) for parameter in found]
     places = places_in_buckets([parameter.nbytes for parameter in found], kinds, bucket_bytes)

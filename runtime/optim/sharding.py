@@ -18,8 +18,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from planner.ir.buckets import BUCKET_BYTES
 from planner.ir.errors import UsageError
+from planner.ir.program import BUCKET_BYTES
 from runtime.optim.gradient_sums import Bucket, flat_gradients, in_buckets
 
 Exchange = Callable[[torch.Tensor, Sequence[int]], None]

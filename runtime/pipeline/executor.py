@@ -1,4 +1,6 @@
-"""Executes one rank's row of a program, action by action, and notes when each of them ran.
+"""Errors of a step, told with where they happened: rank, device, stage, step, micro-batch and direction.
+
+Executes one rank's row of a program, action by action, and notes when each of them ran.
 
 What is computed and sent, and in which order, is the program's decision.  The executor adds two things: a stage is told
 before the last action that adds to its gradients, so that their sum can start behind it; and the step is finished
@@ -8,6 +10,7 @@ before the last action that adds to its gradients, so that their sum can start b
 from __future__ import annotations
 
 import time
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -17,24 +20,62 @@ import torch
 from torch import Tensor
 
 from cuda_ops.memory import MemoryMeter
-from planner.ir.errors import HalopipeError
-from planner.ir.schedule import MESSAGE, Action, Op
+from planner.ir.errors import HalopipeError, StageFailedError
+from planner.ir.program import Program
+from planner.ir.schedule import MESSAGE, Action, Op, format_grid
 from planner.ir.timeline import Span
+from runtime.memory import out_of_memory
 from runtime.monitor.activity import Activity
-from runtime.monitor.waits import BETWEEN, END, START
-from runtime.pipeline.error_context import Context
-from runtime.pipeline.microbatches import Batch
+from runtime.monitor.waits import BETWEEN, END, START, WORDS
+from runtime.pipeline.messages import CPU, Piece, add_up, assemble
+from runtime.pipeline.microbatches import Ahead, Batch
 from runtime.pipeline.p2p import BACKWARD, FORWARD, Post
-from runtime.pipeline.pieces import CPU, Piece, add_up, assemble
-from runtime.pipeline.prefetch import Ahead
 from runtime.pipeline.specialize import Binding
 from runtime.transport import Transport
+
+GRID_WIDTH = 4
+"""Actions shown on each side of the one that failed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """What an error of ``rank`` is told with.
+
+    Attributes:
+        device: name of the rank's device.
+        others: what the other ranks do, as one line; asked when something failed.
+    """
+
+    program: Program
+    rank: int
+    device: str
+    others: Callable[[], str]
+
+    def of_action(self, error: Exception, step: int, action: Action) -> HalopipeError:
+        """The error of an action, with the grid around it; what is not ours becomes a StageFailedError."""
+        microbatch = "" if action.microbatch is None else f"micro-batch {action.microbatch}, "
+        grid = format_grid(self.program.rows, (self.rank, action), GRID_WIDTH)
+        known = error if isinstance(error, HalopipeError) else out_of_memory(error) or _stage_failed(error)
+        return self.of(known, step, f"{microbatch}{WORDS[action.op]}", f", stage {action.stage}", grid)
+
+    def of(self, error: HalopipeError, step: int, doing: str, stage: str = "", grid: str = "") -> HalopipeError:
+        """An error of the same kind that says where it happened and what the others do."""
+        others = self.others()
+        details = [*error.details, *([f"the others: {others}"] if others else []), *([grid] if grid else [])]
+        title = f"rank {self.rank} ({self.device}{stage}) stopped at step {step}, {doing}: {error.title}"
+        return type(error)(title, details, error.remedies)
+
+
+def _stage_failed(error: Exception) -> StageFailedError:
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    return StageFailedError(f"{type(error).__name__}: {error}", [f"raised at {frame.filename}:{frame.lineno}"])
+
 
 _ADDS = (Op.BACKWARD, Op.BACKWARD_WEIGHT)
 
 
 @dataclass(frozen=True, slots=True)
-class Surroundings:
+class StepEnvironment:
     """What all executors of a rank share.
 
     Attributes:
@@ -58,7 +99,7 @@ class Surroundings:
 
 
 @dataclass(frozen=True, slots=True)
-class Ran:
+class RowTrace:
     """What a row did.
 
     Attributes:
@@ -90,7 +131,7 @@ class Executor:
     """
 
     def __init__(
-        self, binding: Binding, around: Surroundings, *, evaluates: bool = False, kept: Sequence[str] = ()
+        self, binding: Binding, around: StepEnvironment, *, evaluates: bool = False, kept: Sequence[str] = ()
     ) -> None:
         self._program, self._residents, self._plumbing = binding.program, binding.residents, binding.plumbing
         self._around, self._rank = around, around.transport.rank
@@ -139,7 +180,7 @@ class Executor:
         except HalopipeError as error:
             raise self._around.context.of(error, self._step, START) from error
 
-    def run(self) -> Ran:
+    def run(self) -> RowTrace:
         """Execute the row.
 
         Raises:
@@ -177,7 +218,7 @@ class Executor:
             Span(self._rank, task.text, start - wall[0], stop - wall[0])
             for task, (start, stop) in zip(self._tasks, pairwise(wall), strict=True)
         )
-        return Ran(tuple(spans), tuple(stop - start for start, stop in pairwise(cpu)), tuple(peak_bytes))
+        return RowTrace(tuple(spans), tuple(stop - start for start, stop in pairwise(cpu)), tuple(peak_bytes))
 
     def _synchronise(self) -> Callable[[], None] | None:
         """Work on a GPU ends after the call that starts it: a span ends with the work."""

@@ -1,4 +1,6 @@
-"""What one rank sends, receives and keeps for every edge and micro-batch, worked out once.
+"""Cutting tensors into the pieces that messages carry, and putting pieces together again.
+
+What one rank sends, receives and keeps for every edge and micro-batch, worked out once.
 
 The messages are the program's own (:mod:`planner.layers.boundary`); here they become indices into tensors.
 """
@@ -10,18 +12,74 @@ from dataclasses import dataclass
 
 import torch
 
-from planner.ir.box import Box, intersect
+from planner.ir.box import Box, intersect, volume
 from planner.ir.errors import UnsupportedModelError
 from planner.ir.graph import TensorSpec
 from planner.ir.program import Message, Part, Program, Route
 from planner.layers.boundary import Boundaries
 from planner.layers.division import Division
-from runtime.pipeline.pieces import slices
 from runtime.transport import Spec
+
+CPU = torch.device("cpu")
+
+Cut = tuple[int, int, int]
+"""(dim, start, length): arguments of ``Tensor.narrow``."""
+
+Cuts = tuple[Cut, ...]
+"""Of the dims along which a part is not all of a tensor."""
+
+Piece = tuple[Box, torch.Tensor]
+"""Where a tensor lies, in the coordinates of its micro-batch, and the tensor."""
+
+
+def slices(box: Box, origin: Box) -> tuple[slice, ...]:
+    """``box`` as an index into a tensor that covers ``origin``."""
+    return tuple(slice(a.start - o.start, a.stop - o.start) for a, o in zip(box, origin, strict=True))
+
+
+def cuts_of(box: Box, origin: Box) -> Cuts:
+    """Where ``box`` lies in a tensor that covers ``origin``: the dims along which it is not all of it."""
+    return tuple(
+        (dim, part.start - whole.start, len(part))
+        for dim, (part, whole) in enumerate(zip(box, origin, strict=True))
+        if part != whole
+    )
+
+
+def narrowed(tensor: torch.Tensor, cuts: Cuts) -> torch.Tensor:
+    """A view of ``tensor``; itself where nothing is cut."""
+    for cut in cuts:
+        tensor = tensor.narrow(*cut)
+    return tensor
+
+
+def assemble(pieces: Sequence[Piece], box: Box, dtype: torch.dtype, device: torch.device = CPU) -> torch.Tensor:
+    """The tensor that covers ``box``, made of disjoint pieces of it; zero where no piece lies, as nothing reads there.
+
+    One piece that is the whole box is returned as it is.
+    """
+    if len(pieces) == 1 and pieces[0][0] == box:
+        return pieces[0][1]
+    shape = [len(interval) for interval in box]
+    is_covered = sum(volume(part) for part, _ in pieces) == volume(box)
+    whole = (torch.empty if is_covered else torch.zeros)(shape, dtype=dtype, device=device)
+    for part, tensor in pieces:
+        whole[slices(part, box)] = tensor
+    return whole
+
+
+def add_up(pieces: Sequence[Piece], box: Box, dtype: torch.dtype, device: torch.device = CPU) -> torch.Tensor:
+    """The sum of pieces that may overlap, over ``box``: the adjoint of handing the same boxes out."""
+    if len(pieces) == 1 and pieces[0][0] == box:
+        return pieces[0][1]
+    total = torch.zeros([len(interval) for interval in box], dtype=dtype, device=device)
+    for part, tensor in pieces:
+        total[slices(part, box)] += tensor
+    return total
 
 
 @dataclass(frozen=True, slots=True)
-class Wire:
+class MessageSlice:
     """One message, seen from this rank.
 
     Attributes:
@@ -38,7 +96,7 @@ class Wire:
     specs: tuple[Spec, ...]
 
 
-Wires = dict[Route, tuple[Wire, ...]]
+Wires = dict[Route, tuple[MessageSlice, ...]]
 
 
 class Plumbing:
@@ -112,10 +170,12 @@ class Plumbing:
         """The dtype of ``value``."""
         return dtype_of(self._values[id(self._boundaries[0].graph)][value])
 
-    def _wires(self, route: Route, stage: int, ends: Iterable[tuple[int, tuple[Part, ...]]]) -> tuple[Wire, ...]:
+    def _wires(
+        self, route: Route, stage: int, ends: Iterable[tuple[int, tuple[Part, ...]]]
+    ) -> tuple[MessageSlice, ...]:
         return tuple(self._wire(route, stage, peer, parts) for peer, parts in ends)
 
-    def _wire(self, route: Route, stage: int, peer: int, parts: tuple[Part, ...]) -> Wire:
+    def _wire(self, route: Route, stage: int, peer: int, parts: tuple[Part, ...]) -> MessageSlice:
         held = [self.held(part.value, stage, route[2]) for part in parts]
         for part, box in zip(parts, held, strict=True):
             if intersect(part.box, box) != part.box:
@@ -124,7 +184,7 @@ class Plumbing:
                     [f"rank {self._rank} holds {_text(box)}", f"and would read {_text(part.box)}"],
                     ["put that layer on a stage of one rank"],
                 )
-        return Wire(
+        return MessageSlice(
             peer,
             tuple(part.value for part in parts),
             tuple(part.box for part in parts),

@@ -17,8 +17,7 @@ from torch import Tensor
 
 from planner.ir.program import Route
 from planner.ir.schedule import RECEIVE, SEND, Action, Op
-from runtime.pipeline.messages import Plumbing, Wire
-from runtime.pipeline.pieces import Piece
+from runtime.pipeline.messages import MessageSlice, Piece, Plumbing
 from runtime.transport import Key, Transport
 
 FORWARD, BACKWARD = "F", "B"
@@ -43,7 +42,7 @@ class Traffic:
     dst: int
     microbatch: int
     route: Route
-    wires: tuple[Wire, ...]
+    wires: tuple[MessageSlice, ...]
 
     def key(self, turn: int) -> Key:
         """Equal at both ends."""
@@ -148,7 +147,7 @@ class Post:
                 self._transport.post_receive(key, wire.peer, wire.specs)
         self._num_posted += count
 
-    def _put(self, kind: str, stage: int, microbatch: int, wire: Wire, tensors: tuple[Tensor, ...]) -> None:
+    def _put(self, kind: str, stage: int, microbatch: int, wire: MessageSlice, tensors: tuple[Tensor, ...]) -> None:
         where = self._arrived[kind][stage, microbatch]
         for value, box, tensor in zip(wire.values, wire.boxes, tensors, strict=True):
             where[value].append((box, tensor))

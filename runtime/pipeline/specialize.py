@@ -28,7 +28,7 @@ from runtime.sparse.share import SiteShare, boundaries_of_sites
 from runtime.stage.captured import CapturedModel
 from runtime.stage.cut import NUM_SAMPLES
 from runtime.stage.local_stage import Feed, Resident, Share
-from runtime.stage.modes import Portion
+from runtime.stage.modes import MicrobatchSlice
 from runtime.stage.sample_weights import is_factor
 
 _MOST_KEPT = 64
@@ -247,7 +247,7 @@ class Binder:
             share = (sites or {}).get(m)
             if share is not None:
                 sizes = tuple(share.sizes[word] for word in resident.program.sizes)
-            portion = Portion(m, count[position], start, batch.rows[m], sizes, sites=share)
+            portion = MicrobatchSlice(m, count[position], start, batch.rows[m], sizes, sites=share)
             shares.append(Share(portion, count[position] * weights[m]))
             feeds.append(
                 {name: partial(_feed, name=name, m=m, start=start, count=count[position]) for name in names}
@@ -269,7 +269,7 @@ class Binder:
         for m, rows in enumerate(batch.rows):
             division = divisions.get((stage, m))
             sizes = self._sizes_of(resident.program.sizes, batch.shapes(m)) if rows else ()
-            shares.append(Share(Portion(m, rows, 0, rows, sizes, division), rows * weights[m]))
+            shares.append(Share(MicrobatchSlice(m, rows, 0, rows, sizes, division), rows * weights[m]))
             feeds.append(self._factors(stage, resident, m))
             if division is None:
                 continue

@@ -21,8 +21,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from cuda_ops.sparse.errors import SparseInputError
 from cuda_ops.sparse.geometry import KernelMap, MapSpec, Route, Segments
+from cuda_ops.sparse.keys import SparseInputError
 from cuda_ops.sparse.local import Owned, local_segments
 from cuda_ops.sparse.preparation import SITES, Clouds, Preparation
 from cuda_ops.sparse.recipe import HALVES
@@ -30,8 +30,8 @@ from planner.ir.errors import StageFailedError, UnsupportedModelError
 from planner.ir.graph import SAMPLE, Graph, TensorSpec
 from planner.ir.plan import Decision
 from planner.sites.arrangement import Arrangement, arrange, cut_places
-from planner.sites.blocks import BlockWork, Level
 from planner.sites.keys import block_keys
+from planner.sites.partition import BlockWork, Level
 from planner.sites.prices import Pairs, Prices, network_work, prices
 from runtime.pipeline.microbatches import Batch, Shapes
 

@@ -14,13 +14,13 @@ from torch import Tensor
 from torch.autograd.function import FunctionCtx, once_differentiable
 
 from cuda_ops.sparse import operators
-from cuda_ops.sparse.autocast import in_its_dtype
 from cuda_ops.sparse.local import Halo, LocalMap
-from runtime.spatial.exchange import Wire
+from cuda_ops.sparse.registrations import in_its_dtype
+from runtime.spatial.exchange import PeerGroup
 from runtime.transport import Pending
 
 
-def shared_conv(x: Tensor, weight: Tensor, local: LocalMap, wire: Wire) -> Tensor:
+def shared_conv(x: Tensor, weight: Tensor, local: LocalMap, wire: PeerGroup) -> Tensor:
     """A sparse convolution of this rank's outputs.
 
     Args:
@@ -37,7 +37,7 @@ def shared_conv(x: Tensor, weight: Tensor, local: LocalMap, wire: Wire) -> Tenso
     return found
 
 
-def with_halo(x: Tensor, local: LocalMap, wire: Wire) -> Tensor:
+def with_halo(x: Tensor, local: LocalMap, wire: PeerGroup) -> Tensor:
     """``x`` (own inputs, channels) and behind it the rows of others that ``local`` reads."""
     found: Tensor = _WithHalo.apply(x, local, wire)
     return found
@@ -45,7 +45,7 @@ def with_halo(x: Tensor, local: LocalMap, wire: Wire) -> Tensor:
 
 class _Conv(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: FunctionCtx, x: Tensor, weight: Tensor, local: LocalMap, wire: Wire) -> Tensor:
+    def forward(ctx: FunctionCtx, x: Tensor, weight: Tensor, local: LocalMap, wire: PeerGroup) -> Tensor:
         halo, pending = _start(x, local.halo, wire)
         own = local.of_own
         y = operators.sparse_conv(x, weight, own.neighbours, own.reverse)
@@ -78,7 +78,7 @@ class _Conv(torch.autograd.Function):
 
 class _WithHalo(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: FunctionCtx, x: Tensor, local: LocalMap, wire: Wire) -> Tensor:
+    def forward(ctx: FunctionCtx, x: Tensor, local: LocalMap, wire: PeerGroup) -> Tensor:
         ctx.local, ctx.wire = local, wire
         halo, pending = _start(x, local.halo, wire)
         pending.wait()
@@ -95,7 +95,7 @@ class _WithHalo(torch.autograd.Function):
 class SampleSums:
     """How sums over sites become samples that ranks share: rank ``r`` goes on with ``shares[r]`` of them, in order."""
 
-    def __init__(self, shares: tuple[int, ...], wire: Wire) -> None:
+    def __init__(self, shares: tuple[int, ...], wire: PeerGroup) -> None:
         self._shares, self._wire = shares, wire
 
     def sum(self, parts: Tensor) -> Tensor:
@@ -116,7 +116,7 @@ class SampleSums:
 
 class _Scatter(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: FunctionCtx, parts: Tensor, shares: tuple[int, ...], wire: Wire) -> Tensor:
+    def forward(ctx: FunctionCtx, parts: Tensor, shares: tuple[int, ...], wire: PeerGroup) -> Tensor:
         ctx.how = shares, wire
         return _table(parts, shares, wire).sum(0)
 
@@ -127,7 +127,7 @@ class _Scatter(torch.autograd.Function):
 
 class _Gather(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: FunctionCtx, own: Tensor, shares: tuple[int, ...], wire: Wire) -> Tensor:
+    def forward(ctx: FunctionCtx, own: Tensor, shares: tuple[int, ...], wire: PeerGroup) -> Tensor:
         ctx.how = shares, wire
         return _all_samples(own, shares, wire)
 
@@ -138,7 +138,7 @@ class _Gather(torch.autograd.Function):
 
 class _Largest(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: FunctionCtx, parts: Tensor, shares: tuple[int, ...], wire: Wire) -> Tensor:
+    def forward(ctx: FunctionCtx, parts: Tensor, shares: tuple[int, ...], wire: PeerGroup) -> Tensor:
         table = _table(parts, shares, wire)
         values, winners = table.max(0)  # of equal ones the first
         ctx.how = shares, wire
@@ -155,14 +155,14 @@ class _Largest(torch.autograd.Function):
         return torch.where(who == wire.position, gradient, 0), None, None
 
 
-def _start(x: Tensor, halo: Halo, wire: Wire) -> tuple[Tensor, Pending]:
+def _start(x: Tensor, halo: Halo, wire: PeerGroup) -> tuple[Tensor, Pending]:
     """Rows leave; what comes fills the returned tensor."""
     coming = x.new_empty(halo.num_received, *x.shape[1:])
     sent = {position: operators.pack_rows(x, rows) for position, rows in halo.sends.items()}
     return coming, wire.start(sent, _by_position(coming, halo))
 
 
-def _start_back(lent: Tensor, halo: Halo, wire: Wire) -> tuple[dict[int, Tensor], Pending]:
+def _start_back(lent: Tensor, halo: Halo, wire: PeerGroup) -> tuple[dict[int, Tensor], Pending]:
     """Gradients of others' rows go back; those of own rows come."""
     coming = {position: lent.new_empty(len(rows), *lent.shape[1:]) for position, rows in halo.sends.items()}
     return coming, wire.start(_by_position(lent, halo), coming)
@@ -180,7 +180,7 @@ def _by_position(rows: Tensor, halo: Halo) -> dict[int, Tensor]:
     return dict(zip(sorted(halo.receives), parts, strict=False))
 
 
-def _table(parts: Tensor, shares: tuple[int, ...], wire: Wire) -> Tensor:
+def _table(parts: Tensor, shares: tuple[int, ...], wire: PeerGroup) -> Tensor:
     """(ranks, own samples, channels): every rank's part of this rank's samples."""
     cuts = parts.contiguous().split(list(shares))
     me = wire.position
@@ -192,7 +192,7 @@ def _table(parts: Tensor, shares: tuple[int, ...], wire: Wire) -> Tensor:
     return table
 
 
-def _all_samples(own: Tensor, shares: tuple[int, ...], wire: Wire) -> Tensor:
+def _all_samples(own: Tensor, shares: tuple[int, ...], wire: PeerGroup) -> Tensor:
     """(samples, channels) of every rank's own samples."""
     me, ends = wire.position, list(accumulate(shares))
     found = own.new_empty(ends[-1], *own.shape[1:])

@@ -14,9 +14,9 @@ from planner.ir.errors import UnsupportedModelError
 from planner.ir.graph import MIXES_SAMPLES, Graph, Layer, is_sites
 from runtime.sparse.halo import SampleSums, shared_conv, with_halo
 from runtime.sparse.share import SiteShare
-from runtime.spatial.exchange import Wire
+from runtime.spatial.exchange import PeerGroup
 from runtime.stage.cut import arguments_of
-from runtime.stage.modes import Portion
+from runtime.stage.modes import MicrobatchSlice
 
 _OPS = torch.ops.halopipe
 
@@ -29,12 +29,12 @@ class SharedSites:
         wire: to the other ranks of the stage.
     """
 
-    def __init__(self, value_of_node: Mapping[str, str], wire: Wire) -> None:
+    def __init__(self, value_of_node: Mapping[str, str], wire: PeerGroup) -> None:
         self.wire = wire
         self._value_of_node = value_of_node
         self._now: SiteShare | None = None
 
-    def at(self, portion: Portion) -> None:
+    def at(self, portion: MicrobatchSlice) -> None:
         """What is run next."""
         self._now = portion.sites
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.autograd.function import FunctionCtx, once_differentiable
 
 from planner.ir.box import volume, whole
-from runtime.pipeline.pieces import assemble
+from runtime.pipeline.messages import assemble
 from runtime.spatial.parameters import Part
 from runtime.spatial.step import Step
 from runtime.stage.local_stage import Resident

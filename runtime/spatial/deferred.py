@@ -19,7 +19,7 @@ MOST_KEPT = 2
 """A residual block's two branches may each leave one."""
 
 
-class Later:
+class DeferredGradients:
     """What the backward of one stage has put off; empty again when the backward is over.
 
     Attributes:

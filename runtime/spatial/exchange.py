@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.autograd.function import FunctionCtx, once_differentiable
 
 from planner.ir.box import Box, Transfer, intersect, volume
-from runtime.pipeline.pieces import Cuts, cuts_of, narrowed, slices
+from runtime.pipeline.messages import Cuts, cuts_of, narrowed, slices
 from runtime.transport import Pending, Transport
 
 Pieces = tuple[tuple[Box, Tensor], ...]
@@ -26,7 +26,7 @@ Pieces = tuple[tuple[Box, Tensor], ...]
 
 
 @dataclass(slots=True)
-class Wire:
+class PeerGroup:
     """The way from one rank of a stage to the others.
 
     Attributes:
@@ -143,7 +143,7 @@ class Exchange:
             is the adjoint's.
     """
 
-    wire: Wire
+    wire: PeerGroup
     held: Box
     wanted: Box
     kept: tuple[Box, ...]
@@ -157,7 +157,7 @@ class Exchange:
     @classmethod
     def of(
         cls,
-        wire: Wire,
+        wire: PeerGroup,
         held: Sequence[Box],
         wanted: Sequence[Box],
         moves: Iterable[Transfer],

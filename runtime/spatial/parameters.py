@@ -29,7 +29,7 @@ from planner.ir.graph import Graph, TensorSpec
 from planner.ir.plan import Decision
 from planner.layers import kind
 from planner.layers.division import Division, LayerDivision, divides
-from runtime.pipeline.pieces import slices
+from runtime.pipeline.messages import slices
 from runtime.stage.captured import CapturedModel, main_nodes
 
 _STATISTICS = "batch_norm"

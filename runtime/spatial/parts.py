@@ -12,7 +12,7 @@ from torch import Tensor
 
 from planner.ir.box import Box, Interval
 from planner.ir.errors import StageFailedError
-from runtime.pipeline.pieces import cuts_of, narrowed
+from runtime.pipeline.messages import cuts_of, narrowed
 
 
 def shape_of(box: Box) -> tuple[int, ...]:

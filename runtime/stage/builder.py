@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from cuda_ops.device.placing import on_device
+from cuda_ops.device.gpus import on_device
 from planner.ir.errors import CorruptFileError, UnsupportedModelError
 from planner.ir.graph import Graph, producer
 from planner.ir.plan import Decision
@@ -19,15 +19,13 @@ from planner.layers import require_whole_batches
 from planner.layers.boundary import Boundaries
 from planner.layers.division import Division, divides
 from runtime.optim.gradient_sums import GradientBuckets
-from runtime.optim.of_stage import Updates, updates_of
-from runtime.optim.ties import Tie, groups_of_ties, ties_of
+from runtime.optim.of_stage import Tie, Updates, groups_of_ties, ties_of, updates_of
 from runtime.sparse.rules import SharedSites, require_shareable
-from runtime.spatial.compiling.collective import Collectives, CollectiveWire, open_collectives
+from runtime.spatial.compiling.collective import Collectives, CollectivePeerGroup, open_collectives
 from runtime.spatial.compiling.compiled import Compiler, compiled, refuse_draws, refuse_user_code
-from runtime.spatial.decompose import DividedStage
-from runtime.spatial.deferred import Later
-from runtime.spatial.drawn import DrawnPlaces
-from runtime.spatial.exchange import Wire
+from runtime.spatial.decompose import DividedStage, DrawnPlaces
+from runtime.spatial.deferred import DeferredGradients
+from runtime.spatial.exchange import PeerGroup
 from runtime.spatial.parameters import Parts, groups_of_parameters, parts_of, sliced
 from runtime.spatial.step import groups_in
 from runtime.stage.buffers import refuse_drifting_buffers, refuse_partial_gradients
@@ -212,10 +210,10 @@ class Builder:
         refuse_partial_gradients(stage, self._model, self._decision)
         ranks, collectives = self._decision.stages[stage].ranks, self._collectives.get(stage)
         if collectives is None:
-            wire = Wire(self._transport, ranks, self._deadline_s)
+            wire = PeerGroup(self._transport, ranks, self._deadline_s)
         else:
-            wire = CollectiveWire(collectives, ranks, self._deadline_s)
-        return DividedStage(self._model, self._decision.layers_of(stage), wire, Later())
+            wire = CollectivePeerGroup(collectives, ranks, self._deadline_s)
+        return DividedStage(self._model, self._decision.layers_of(stage), wire, DeferredGradients())
 
     def _sites(self, stage: int) -> SharedSites | None:
         """How a stage of several ranks shares out the sites of a sparse network."""
@@ -229,7 +227,7 @@ class Builder:
             )
         return SharedSites(
             {node: value for value, node in self._model.node_of_value.items()},
-            Wire(self._transport, ranks, self._deadline_s),
+            PeerGroup(self._transport, ranks, self._deadline_s),
         )
 
     def _manner(self, stage: int) -> Manner:

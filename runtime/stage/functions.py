@@ -15,7 +15,7 @@ from torch import Tensor, fx
 
 from cuda_ops.dense.deferred_gradients import Current, deferred
 from cuda_ops.dense.recurrent import autocast
-from cuda_ops.device.placing import move
+from cuda_ops.device.gpus import move
 from planner.ir.errors import UnsupportedModelError
 from runtime.sparse.rules import SharedSites
 from runtime.spatial.decompose import DividedStage
@@ -23,7 +23,7 @@ from runtime.stage.batch_norm import synchronise
 from runtime.stage.captured import CapturedModel
 from runtime.stage.cut import Rule, StageFunction, cut_stage
 from runtime.stage.empty import without_rows
-from runtime.stage.modes import Mode, Portion, cannot_evaluate, in_evaluation
+from runtime.stage.modes import MicrobatchSlice, Mode, cannot_evaluate, in_evaluation
 from runtime.stage.sample_weights import Weighed, weighing
 
 Variant = Callable[[Mode], StageFunction]
@@ -33,7 +33,7 @@ Variant = Callable[[Mode], StageFunction]
 class Told(Protocol):
     """Something that must know what is run next."""
 
-    def at(self, portion: Portion) -> None:
+    def at(self, portion: MicrobatchSlice) -> None:
         """A micro-batch, or a part of one."""
         ...
 
@@ -47,7 +47,7 @@ class Call:
         state: the attributes, in order.
     """
 
-    portion: Portion
+    portion: MicrobatchSlice
     values: tuple[Tensor, ...]
     state: tuple[Tensor, ...]
 

@@ -12,7 +12,7 @@ from runtime.optim.of_stage import Updates
 from runtime.optim.optimizer import StageOptimizer
 from runtime.optim.sharding import ShardedParameters
 from runtime.pipeline.microbatches import Batch
-from runtime.stage.modes import Portion
+from runtime.stage.modes import MicrobatchSlice
 from runtime.stage.stage import StageProgram
 
 
@@ -25,7 +25,7 @@ class Share:
         loss_weight: those over all rows whose gradients make up the same update.
     """
 
-    portion: Portion
+    portion: MicrobatchSlice
     loss_weight: float
 
 

@@ -68,7 +68,7 @@ class Mode:
 
 
 @dataclass(frozen=True, slots=True)
-class Portion:
+class MicrobatchSlice:
     """A rank's part of a micro-batch.
 
     Attributes:

@@ -23,7 +23,7 @@ from cuda_ops.dense.backward_halves import Gradients
 from cuda_ops.dense.deferred_gradients import Current, WeightGradients, accumulate
 from runtime.stage.cut import StageFunction
 from runtime.stage.functions import Call, StageCalls, Told, Variant
-from runtime.stage.modes import Manner, Portion
+from runtime.stage.modes import Manner, MicrobatchSlice
 from runtime.stage.random.streams import Draw
 from runtime.stage.weight_versions import Weights
 
@@ -177,7 +177,7 @@ class StageProgram:
         return len(self._held)
 
     def forward(
-        self, portion: Portion, values: Mapping[str, Tensor], loss_weight: float, version: int = 0
+        self, portion: MicrobatchSlice, values: Mapping[str, Tensor], loss_weight: float, version: int = 0
     ) -> dict[str, Tensor]:
         """The outputs but the loss, detached; the loss goes to ``losses[microbatch]``.
 
@@ -247,7 +247,7 @@ class StageProgram:
             held.left.run()
         self.weights.collect(held.weights, held.version)
 
-    def evaluate(self, portion: Portion, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def evaluate(self, portion: MicrobatchSlice, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """As :meth:`forward`, in evaluation mode and on the newest weights; nothing is kept, no buffer is written.
 
         Raises:
@@ -277,7 +277,7 @@ class StageProgram:
             found = self._seeds[weight] = torch.full_like(loss, weight, requires_grad=False)
         return found
 
-    def _call(self, portion: Portion, values: Mapping[str, Tensor]) -> Call:
+    def _call(self, portion: MicrobatchSlice, values: Mapping[str, Tensor]) -> Call:
         return Call(portion, tuple(values[name] for name in self._function.inputs), self._state)
 
     def _record(self, call: Call, left: LeftGradients | None) -> tuple[_Recorded, dict[str, Tensor]]:

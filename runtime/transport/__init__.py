@@ -8,11 +8,9 @@ pass the same tests.
 from __future__ import annotations
 
 from runtime.transport.base import Key, Pending, Spec, Transport
-from runtime.transport.channels import Channel, ChannelTransport, channels_of
 from runtime.transport.gloo import GlooTransport, open_gloo
-from runtime.transport.hub import Hub
-from runtime.transport.inprocess import InProcessTransport
-from runtime.transport.nccl import open_nccl
+from runtime.transport.inprocess import Hub, InProcessTransport
+from runtime.transport.nccl import Channel, ChannelTransport, channels_of, open_nccl
 
 __all__ = [
     "Channel",

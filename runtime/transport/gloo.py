@@ -1,19 +1,175 @@
-"""Ranks that are processes: messages over torch.distributed with gloo, on the CPU."""
+"""Messages between this rank and one other over gloo.
+
+Four properties of gloo (torch 2.13) shape this file.  A send ends only when the peer has posted its receive.  Whether
+it has ended, gloo says only to those who wait for it; hence each message tells, in its header, how many came the other
+way, and buffers are used again as soon as that is known.  Messages with one tag are matched by order, so the tensors of
+a message that travel alone follow its frame under the same tag.  And a message longer than the receive buffer aborts
+the process, therefore buffers have room to spare in which the frame can be judged.
+
+Ranks that are processes: messages over torch.distributed with gloo, on the CPU.
+"""
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 
 import torch
 import torch.distributed as dist
 
-from runtime.transport.barrier import Barrier
-from runtime.transport.base import Deadline, Key, Spec
+from planner.ir.errors import TransportError
+from runtime.transport.base import Deadline, Key, Spec, gone
 from runtime.transport.collectives import PAIR_SUM_BYTES, Together
-from runtime.transport.peer import Peer
+from runtime.transport.frame import Frame, Layout, alone_buffer, layout_for, layout_of, tag, whole
 from runtime.transport.process_group import default_group, join
-from runtime.transport.works import Works
+from runtime.transport.works import Barrier, Works
+
+ALONE_BYTES = 256 * 1024
+"""From here a tensor is sent from where it lies instead of being copied into the frame.
+
+Measured on two cores of one host, there and back, median, copied against alone: 4 KiB 0.16 against 0.18 ms, 64 KiB 0.18
+against 0.19 ms, 256 KiB 0.27 against 0.26 ms, 4 MiB 5.4 against 4.4 ms, 64 MiB 178 against 123 ms.
+"""
+
+SPARE_BYTES = 1 << 20
+"""At most so many bytes follow a receive buffer; untouched unless a message is wrong."""
+
+_SPARE_LAYOUTS = 64
+"""Of so many layouts frames are kept for the next message."""
+
+_MASK, _HALF = 0xFFFFFFFF, 1 << 31  # numbers of messages are counted in 32 bits, and go round
+
+
+@dataclass(slots=True)
+class _Receive:
+    """A message to come: ``works`` of its frame, then of each tensor in ``alone``."""
+
+    frame: Frame
+    alone: list[torch.Tensor]
+    works: list[dist.Work]
+
+
+@dataclass(slots=True)
+class _Send:
+    """A message on its way; it holds the buffers, which gloo only borrows.
+
+    Attributes:
+        versions: of the tensors in ``alone`` when they were sent: how often they had been written.
+    """
+
+    key: Key
+    frame: Frame
+    alone: list[torch.Tensor]
+    versions: list[int]
+    works: list[dist.Work] = field(default_factory=list)
+
+
+class Peer:
+    """The messages to and from ``rank``."""
+
+    def __init__(self, world: dist.ProcessGroup, works: Works, rank: int) -> None:
+        self._send, self._recv = world.send, world.recv
+        self._works, self._rank = works, rank
+        self._receives: dict[Key, _Receive] = {}
+        self._sends: deque[_Send] = deque()  # the last one is number _num_sent
+        self._spare_frames: dict[Layout, list[Frame]] = {}  # the next step sends the same messages again
+        self._num_sent = self._num_taken = 0  # all its messages up to this number have come,
+        self._early: set[int] = set()  # and those
+
+    def post_receive(self, key: Key, specs: Sequence[Spec]) -> None:
+        """See :class:`runtime.transport.base.Transport`."""
+        number = tag(key)
+        if key in self._receives:
+            raise TransportError(f"{key} from rank {self._rank} is announced twice")
+        layout = layout_of(specs, ALONE_BYTES)
+        frame = Frame(layout, spare_bytes=min(layout.total_bytes, SPARE_BYTES))
+        alone = [alone_buffer(spec, SPARE_BYTES) for spec in layout.alone]
+        try:
+            works = [self._recv([buffer], self._rank, number) for buffer in (frame.message, *alone)]
+        except RuntimeError as error:
+            raise self._gone("receive", key, error) from error
+        self._receives[key] = _Receive(frame, alone, works)
+
+    def receive(self, key: Key, deadline: Deadline) -> tuple[torch.Tensor, ...]:
+        """See :class:`runtime.transport.base.Transport`."""
+        posted = self._receives.pop(key, None)
+        if posted is None:
+            raise TransportError(f"{key} from rank {self._rank} was not announced")
+        frame_work, *works = posted.works
+        self._works.wait(frame_work, ("receive", key), ("rank", self._rank), deadline)
+        number, taken = posted.frame.check(key, self._rank)
+        for work in works:
+            self._works.wait(work, ("receive", key), ("rank", self._rank), deadline)
+        self._note(number, taken)
+        return whole(posted.frame.layout, posted.frame.tensors, posted.alone)
+
+    def send(self, key: Key, tensors: Sequence[torch.Tensor]) -> None:
+        """See :class:`runtime.transport.base.Transport`."""
+        layout = layout_for(tensors, ALONE_BYTES)
+        spare = self._spare_frames.get(layout)
+        frame = spare.pop() if spare else Frame(layout)
+        self._num_sent = self._num_sent + 1 & _MASK
+        inside, alone = tensors, []
+        if layout.alone:
+            pairs = list(zip(tensors, layout.spans, strict=True))
+            inside = [tensor for tensor, span in pairs if span is not None]
+            alone = [tensor.detach().to("cpu").contiguous() for tensor, span in pairs if span is None]
+        frame.write(key, inside, self._num_sent, self._num_taken)
+        sent = _Send(key, frame, alone, [_times_written(tensor) for tensor in alone])
+        number = tag(key)
+        try:
+            sent.works = [self._send([buffer], self._rank, number) for buffer in (frame.message, *alone)]
+        except RuntimeError as error:
+            raise self._gone("send", key, error) from error
+        self._sends.append(sent)
+
+    def flush(self, deadline: Deadline) -> None:
+        """See :class:`runtime.transport.base.Transport`."""
+        while self._sends:
+            for work in self._sends[0].works:
+                self._works.wait(work, ("send", self._sends[0].key), ("rank", self._rank), deadline)
+            self._release()
+
+    def num_buffers(self) -> tuple[int, int]:
+        """How many messages to come and how many sent ones have their buffers now."""
+        return len(self._receives), len(self._sends)
+
+    def clear(self) -> None:
+        """Let go of all buffers."""
+        self._receives.clear()
+        self._sends.clear()
+        self._spare_frames.clear()
+
+    def _note(self, number: int, taken: int) -> None:
+        """Message ``number`` has come, and told that ours up to ``taken`` had come before it was sent."""
+        self._early.add(number)
+        while (following := self._num_taken + 1 & _MASK) in self._early:
+            self._early.remove(following)
+            self._num_taken = following
+        while self._sends and (taken - self._num_sent + len(self._sends) - 1 & _MASK) < _HALF:
+            self._release()
+
+    def _release(self) -> None:
+        sent = self._sends.popleft()
+        if sent.alone and [_times_written(tensor) for tensor in sent.alone] != sent.versions:
+            raise TransportError(
+                f"{sent.key} to rank {self._rank} was changed while it was being sent",
+                [f"a tensor of {ALONE_BYTES} bytes or more is sent from where it lies, and was written meanwhile"],
+                ["write to a copy of the tensor, or flush first"],
+            )
+        if len(self._spare_frames) > _SPARE_LAYOUTS:  # shapes that vary from step to step do not come again
+            self._spare_frames.clear()
+        self._spare_frames.setdefault(sent.frame.layout, []).append(sent.frame)
+
+    def _gone(self, doing: str, key: Key, error: RuntimeError) -> TransportError:
+        return gone(f"{doing} {key}", self._works.rank, f"rank {self._rank}", str(error))
+
+
+def _times_written(tensor: torch.Tensor) -> int:
+    """How often the tensor was written in place; nobody counts those of inference mode."""
+    return 0 if tensor.is_inference() else tensor._version
 
 
 def open_gloo(

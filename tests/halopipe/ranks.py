@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from halopipe.launch.merge_results import combine
+from halopipe.launch.spawn import combine
 from halopipe.run_spec.job import Job, RankResult
 from halopipe.run_spec.options import RunOptions, RunResult
 from halopipe.training.check_options import require_consistent

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from planner.check import check
-from planner.check.corrections import remaining
+from planner.check.layer_costs import remaining
 from planner.costs.cost_model import PriceBook
 from planner.ir.problem import Problem
 from planner.solvers import solver

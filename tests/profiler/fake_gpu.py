@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from profiler.measure import clocks
+from profiler.measure import noise
 
 
 class FakeGpu:
@@ -16,7 +16,7 @@ class FakeGpu:
 
     @classmethod
     def installed(cls, monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
-        """In place of what :mod:`profiler.measure.clocks` asks of torch and of the time."""
+        """In place of what :mod:`profiler.measure.noise` asks of torch and of the time."""
         gpu = cls()
 
         class Event:
@@ -35,10 +35,10 @@ class FakeGpu:
                 assert gpu.host_s >= other.at_s, "the event was not waited for"
                 return 1e3 * (other.at_s - self.at_s)
 
-        monkeypatch.setattr(clocks.torch.cuda, "Event", Event)
-        monkeypatch.setattr(clocks.torch.cuda, "current_stream", lambda device: device)
-        monkeypatch.setattr(clocks.torch.cuda, "synchronize", gpu.synchronize)
-        monkeypatch.setattr(clocks.time, "perf_counter", lambda: gpu.host_s)
+        monkeypatch.setattr(noise.torch.cuda, "Event", Event)
+        monkeypatch.setattr(noise.torch.cuda, "current_stream", lambda device: device)
+        monkeypatch.setattr(noise.torch.cuda, "synchronize", gpu.synchronize)
+        monkeypatch.setattr(noise.time, "perf_counter", lambda: gpu.host_s)
         return gpu
 
     def launch(self, kernel_s: float, call_s: float) -> None:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from cuda_ops.device.placing import tensors_of
+from cuda_ops.device.gpus import tensors_of
 from planner.ir.profile import ModelSource, Optimizer, Profile
-from profiler.measure.clocks import clock_for
 from profiler.measure.devices import capture_for
 from profiler.measure.memory import footprints
+from profiler.measure.noise import clock_for
 from profiler.measure.segments import SegmentedPass, segments
 from profiler.session import profile
 from profiler.source.model import example_of

@@ -24,13 +24,12 @@ from runtime.optim.gradient_sums import GradientBuckets
 from runtime.optim.of_stage import Updates
 from runtime.optim.optimizer import StageOptimizer
 from runtime.optim.sharding import ShardedParameters
-from runtime.pipeline.error_context import Context
-from runtime.pipeline.executor import Executor, Surroundings
+from runtime.pipeline.executor import Context, Executor, StepEnvironment
 from runtime.pipeline.messages import Plumbing
 from runtime.pipeline.specialize import Binding
 from runtime.stage.cut import StageFunction
 from runtime.stage.local_stage import Resident, Share
-from runtime.stage.modes import Manner, Portion
+from runtime.stage.modes import Manner, MicrobatchSlice
 from runtime.stage.stage import StageProgram
 from runtime.transport import Hub, InProcessTransport
 from tests.runtime.arithmetic import RATE, MicroBatch, Outcome, Weights, run_layers
@@ -44,8 +43,8 @@ class Options:
     """How a program is run; none of it may change what comes out.
 
     Attributes:
-        rendezvous: see :class:`runtime.transport.hub.Hub`.
-        lookahead: see :class:`runtime.pipeline.executor.Surroundings`.
+        rendezvous: see :class:`runtime.transport.inprocess.Hub`.
+        lookahead: see :class:`runtime.pipeline.executor.StepEnvironment`.
         sharded: stages whose ranks divide their optimiser.
         recompute: stages that run their forward again.
         steps: one after another, on the same batch.
@@ -110,7 +109,7 @@ class _Rank:
         residents = {s: self._resident(s, rows) for s, ranks in enumerate(boundaries.ranks) if self.rank in ranks}
         plumbing = Plumbing([boundaries] * len(rows), program, rows, self.rank)
         context = Context(program, self.rank, "a thread", str)
-        around = Surroundings(self.transport, context, DEADLINE_S, Activity(), self.options.lookahead)
+        around = StepEnvironment(self.transport, context, DEADLINE_S, Activity(), self.options.lookahead)
         executor = Executor(Binding(rows, program, plumbing, residents), around)
         losses = []
         for step in range(self.options.steps):
@@ -159,7 +158,7 @@ class _Rank:
             counts = boundaries.layouts[stage].samples(rows[m])
             position = ranks.index(self.rank)
             first, count = sum(counts[:position]), counts[position]
-            shares.append(Share(Portion(m, count, first, rows[m]), weight * count))
+            shares.append(Share(MicrobatchSlice(m, count, first, rows[m]), weight * count))
             own = slice(first, first + count)
             feeds.append({name: partial(_fed, m=m, name=name, own=own) for name in read if name in graph.inputs})
         add = partial(self.transport.all_reduce, ranks=ranks, deadline_s=DEADLINE_S)

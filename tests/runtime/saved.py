@@ -7,7 +7,7 @@ from torch import Tensor
 
 from planner.ir.box import Box, volume, whole
 from runtime.checkpoint.state import Number, RankState
-from runtime.pipeline.pieces import assemble, slices
+from runtime.pipeline.messages import assemble, slices
 
 
 class Saved:

@@ -29,8 +29,7 @@ import torch.distributed as dist
 from torch.distributed.pipelining import PipelineStage, SplitPoint, pipeline
 from torch.distributed.pipelining.schedules import _PipelineScheduleRuntime
 
-from planner.export.split_points import is_loss, split_points
-from planner.export.torch_pipelining import TorchPipeline, torch_pipelining
+from planner.export.torch_pipelining import TorchPipeline, is_loss, split_points, torch_pipelining
 from planner.ir.plan import Decision
 from planner.ir.schedule import Pipeline, Schedule
 from planner.schedules import positions, schedule

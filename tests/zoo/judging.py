@@ -33,7 +33,7 @@ from runtime.engine import Engine
 from runtime.monitor.failure import blame
 from runtime.stage.builder import check_layers, groups_of
 from runtime.stage.captured import captured_model
-from runtime.stage.modes import Portion
+from runtime.stage.modes import MicrobatchSlice
 from runtime.stage.random.streams import Draw
 from runtime.transport import Hub, InProcessTransport
 from tests.runtime.divided import divided
@@ -243,7 +243,7 @@ def alone(entry: Entry, captured: Captured, batches: Sequence[Batch], micro_batc
         optimizer.zero_grad(set_to_none=True)
         total, first, rows = 0.0, 0, sum(micro_batches)
         for microbatch, count in enumerate(micro_batches):
-            draw.at(Portion(microbatch, count, 0, count))
+            draw.at(MicrobatchSlice(microbatch, count, 0, count))
             here, there = (_rows(tensors, first, count, rows) for tensors in (inputs, targets))
             with _draws(entry, captured, draw):
                 loss = loss_fn(module(*here), there[0] if unpacked else there)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from halopipe.data.batches import batches
+from halopipe.data.sources import batches
 from planner.ir.profile import ModelSource
 from profiler.source.source import load_model
 from tests.zoo.data import DATA

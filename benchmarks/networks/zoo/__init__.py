@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import Any
 
-from benchmarks.networks.zoo import decoders, encoders, pictures, reference, sequences, timm_networks
+from benchmarks.networks.zoo import pictures, reference, text, timm_networks
 
 __all__ = ["ORIGINS", "Factory", "factories"]
 
@@ -29,9 +29,7 @@ def factories(module: ModuleType) -> dict[str, Factory]:
 
 ORIGINS: Mapping[str, Mapping[str, Factory]] = {
     "transformers": {
-        name: factory
-        for module in (encoders, decoders, sequences, pictures)
-        for name, factory in factories(module).items()
+        name: factory for module in (text, text, text, pictures) for name, factory in factories(module).items()
     },
     "timm": factories(timm_networks),
     "profiler.models": factories(reference),

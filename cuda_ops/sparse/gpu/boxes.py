@@ -78,9 +78,9 @@ def fits(x: torch.Tensor, found: Sequence[torch.Tensor]) -> bool:
 
 def reference() -> Any:
     """The plain implementation, for what does not fit."""
-    from cuda_ops.sparse.reference import halo
+    from cuda_ops.sparse.reference import rows
 
-    return halo
+    return rows
 
 
 def _move(found: Sequence[torch.Tensor], buffer: torch.Tensor, mode: int) -> None:

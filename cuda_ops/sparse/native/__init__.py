@@ -41,8 +41,7 @@ def load() -> NativeOperators | None:
     (``$XDG_CACHE_HOME/halopipe`` or ``~/.cache/halopipe``), or has failed there within the hour; ``$CXX`` names
     another compiler.
     """
-    from cuda_ops.sparse.native.functions import NativeOperators
-    from cuda_ops.sparse.native.library import Library
+    from cuda_ops.sparse.native.functions import Library, NativeOperators
 
     try:
         require_torch(OLDEST_TORCH)

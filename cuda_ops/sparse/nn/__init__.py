@@ -6,17 +6,18 @@ A tensor is `SparseTensor(feats, coords)` with coords int32 (sites, 4), batch fi
 
 from __future__ import annotations
 
-from cuda_ops.sparse.errors import SparseInputError
+from cuda_ops.sparse.keys import SparseInputError
 from cuda_ops.sparse.nn import functional
-from cuda_ops.sparse.nn.conv import Conv3d
-from cuda_ops.sparse.nn.dense import ToDense, to_dense
+from cuda_ops.sparse.nn.conv import AvgPool3d, Conv3d, GlobalAvgPool, GlobalMaxPool, MaxPool3d
 from cuda_ops.sparse.nn.loss import SampleMean, SiteCrossEntropy, sample_mean, site_cross_entropy
-from cuda_ops.sparse.nn.norm import BatchNorm, GroupNorm, InstanceNorm
 from cuda_ops.sparse.nn.points import devoxelise, voxelise
 from cuda_ops.sparse.nn.pointwise import (
     ELU,
     GELU,
+    BatchNorm,
     Dropout,
+    GroupNorm,
+    InstanceNorm,
     LayerNorm,
     LeakyReLU,
     Linear,
@@ -25,8 +26,9 @@ from cuda_ops.sparse.nn.pointwise import (
     Sigmoid,
     SiLU,
     Tanh,
+    ToDense,
+    to_dense,
 )
-from cuda_ops.sparse.nn.pooling import AvgPool3d, GlobalAvgPool, GlobalMaxPool, MaxPool3d
 from cuda_ops.sparse.nn.tensor import SparseTensor, cat
 
 __all__ = [

@@ -6,11 +6,22 @@ Runs on every device.  The tensors are contiguous and fit together: ``kernels`` 
 from __future__ import annotations
 
 from cuda_ops.sparse.reference.conv import sparse_conv, sparse_conv_weight
-from cuda_ops.sparse.reference.halo import pack_boxes, pack_rows, unpack_add, unpack_boxes
 from cuda_ops.sparse.reference.maps import generated_sites, kernel_map, reversed_map, sorted_sites, strided_sites
-from cuda_ops.sparse.reference.points import interpolate, interpolate_backward, interpolate_weight
-from cuda_ops.sparse.reference.pool import sparse_max_pool, sparse_max_pool_backward, sparse_sum_pool
-from cuda_ops.sparse.reference.segments import segment_expand, segment_max, segment_sum
+from cuda_ops.sparse.reference.rows import (
+    interpolate,
+    interpolate_backward,
+    interpolate_weight,
+    pack_boxes,
+    pack_rows,
+    segment_expand,
+    segment_max,
+    segment_sum,
+    sparse_max_pool,
+    sparse_max_pool_backward,
+    sparse_sum_pool,
+    unpack_add,
+    unpack_boxes,
+)
 
 __all__ = [
     "generated_sites",

@@ -113,7 +113,7 @@ def _unsaved(costs: StageCosts, layers: Indices, saved_by: Array, levels: Array,
 BUCKET_BYTES = 8 * 2**20
 """Most bytes of gradients that the runtime copies together to sum them."""
 ALONE_BYTES = 256 * 1024
-"""From here a tensor is sent and received on its own, from where it lies (:mod:`runtime.transport.peer`)."""
+"""From here a tensor is sent and received on its own, from where it lies (:mod:`runtime.transport.gloo`)."""
 SPARE_BYTES = 2**20
 """Room behind a receive buffer: at most so much, of a tensor on its own an eighth of it."""
 
@@ -229,7 +229,7 @@ def buffer_bytes(payload: int, small: int) -> int:
 def _acknowledged(compiled: CompiledProgram) -> dict[int, tuple[int, ...]]:
     """By message, those of which it tells its receiver that they came.
 
-    A message tells which ones had come when it was sent (:mod:`runtime.transport.peer`).
+    A message tells which ones had come when it was sent (:mod:`runtime.transport.gloo`).
     """
     received_at: dict[int, int] = {}
     sent: dict[tuple[int, int], list[tuple[int, int]]] = {}  # by (sender, receiver): (position, message), ascending

@@ -13,7 +13,7 @@ from typing import Generic, TypeVar
 from planner.ir.errors import IllegalProgramError
 from planner.ir.program import Part, Program, Route
 from planner.ir.schedule import COMPUTE, MESSAGE, SEND, Action, Op, format_grid
-from planner.passes.numbering import Numbering
+from planner.passes.lowering import Numbering
 from planner.passes.versions import versions_kept
 
 COMPUTE_STEP, SEND_STEP, RECEIVE_STEP, REDUCE_STEP, PREPARE_STEP, PREPARED_STEP = range(6)

@@ -4,7 +4,7 @@
     sums, bucket by bucket                                   [   9 ... 5   ] [ 4 ... 1 ]
                                                                                 |------>|  what is waited for
 
-Buckets are the runtime's (``planner.ir.buckets``).  A bucket's sum starts when its gradients are complete and the one
+Buckets are the runtime's (``planner.ir.program``).  A bucket's sum starts when its gradients are complete and the one
 before it has ended.  What is waited for is the longest, over all buckets, of what they and those after them take, less
 the backward that is still to come when the first of these is complete; it begins when the slowest rank is there.  While
 sums run behind a backward, the thread that moves them takes its time from the core that computes.  Ignored: that two
@@ -19,9 +19,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from planner.costs.communication.collectives import Array, collective_s
-from planner.ir.buckets import BUCKET_BYTES, in_buckets
 from planner.ir.cluster import ALL_REDUCE, Cluster
 from planner.ir.graph import Graph
+from planner.ir.program import BUCKET_BYTES, in_buckets
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,7 @@
-"""When nothing fits: the plan that lacks least memory, and what would help."""
+"""When nothing fits: the plan that lacks least memory, and what would help.
+
+The objective memory: the least limit on every device under which some plan fits, by bisection.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from planner.costs.cost_model import PriceBook
 from planner.costs.layers.cost_table import Array
 from planner.ir.constraints import format_rule
 from planner.ir.errors import HalopipeError, InfeasibleError, MissingMeasurementError
-from planner.ir.problem import Problem
+from planner.ir.problem import THROUGHPUT, Problem
 from planner.schedules import traits
 from planner.solvers.best_first.bound import Choice
 from planner.solvers.best_first.device_groups import Counts
@@ -153,3 +156,43 @@ def any_fit(problem: Problem, time_limit_s: float = _QUICKLY_S) -> Evaluation | 
     """Some plan that fits, if one is found in that time."""
     evaluator = Evaluator(replace(problem, time_limit_s=time_limit_s), PriceBook(problem.profile))
     return Queue(evaluator, None, any_fit=True).run(Start(evaluator).items).best
+
+
+_PRECISION = 1e-3
+_SHARE_OF_TIME = 0.5  # the rest is for the fastest plan under the limit
+
+
+def least_memory(problem: Problem) -> tuple[Problem, tuple[str, ...]]:
+    """The problem of the fastest plan under the least limit that was found, and in words how sure that is.
+
+    Returns the problem as it is, without words, if no plan was found: the search that follows says why.
+    """
+    asked = replace(problem, objective=THROUGHPUT)
+    best = leanest(Evaluator(asked, PriceBook(problem.profile)))
+    if best is None or not best.fits:
+        best, _ = _fitting(asked, problem.memory_bytes, problem.time_limit_s)
+    if best is None:
+        return asked, ()
+    least, most = 0, best.peak_bytes
+    ends_s = time.monotonic() + _SHARE_OF_TIME * problem.time_limit_s
+    while most - least > max(1, _PRECISION * most) and time.monotonic() < ends_s:
+        middle = (least + most) // 2
+        found, nothing_fits = _fitting(asked, middle, ends_s - time.monotonic())
+        if found is not None:
+            most = found.peak_bytes
+        elif nothing_fits:
+            least = middle
+        else:
+            break
+    said = (
+        f"memory: no plan holds less than {size_text(least)}" if least else "memory: no lower bound was found in time"
+    )
+    return replace(asked, memory_bytes=most, time_limit_s=problem.time_limit_s * (1 - _SHARE_OF_TIME)), (said,)
+
+
+def _fitting(problem: Problem, memory_bytes: int, time_limit_s: float) -> tuple[Evaluation | None, bool]:
+    """A plan under the limit, the leanest that comes soon; and whether there is certainly none."""
+    limited = replace(problem, memory_bytes=memory_bytes, time_limit_s=max(0.0, time_limit_s))
+    evaluator = Evaluator(limited, PriceBook(problem.profile))
+    outcome = Queue(evaluator, None, any_fit=True).run(Start(evaluator).items)
+    return outcome.best, outcome.best is None and outcome.status == "proven"

@@ -55,9 +55,8 @@ from planner.ir.errors import InfeasibleError
 from planner.ir.plan import Plan, Search
 from planner.ir.problem import MEMORY, Problem
 from planner.solvers.best_first.incumbents import published
-from planner.solvers.best_first.infeasible import no_plan_fits
+from planner.solvers.best_first.infeasible import least_memory, no_plan_fits
 from planner.solvers.best_first.layout_search import beyond_samples, left_out, with_layouts
-from planner.solvers.best_first.min_memory import least_memory
 from planner.solvers.best_first.search import Outcome, Queue
 from planner.solvers.best_first.warm_start import Start
 from planner.solvers.candidates.candidate import decision_of, plan_of

@@ -46,10 +46,9 @@ from planner.ir.constraints import (
     format_rule,
     matching,
 )
-from planner.ir.errors import InfeasibleError
+from planner.ir.errors import InfeasibleError, operator_of, remedies
 from planner.ir.graph import producer
 from planner.ir.problem import ALWAYS, NEVER, SAMPLE_DIMS, Problem, Rule
-from planner.ir.remedies import operator_of, remedies
 from planner.layers import check_samples_apart
 
 Flags = NDArray[np.bool_]

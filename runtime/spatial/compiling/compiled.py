@@ -24,8 +24,7 @@ from torch import Tensor
 from cuda_ops.dense.data_dependent import is_unit
 from cuda_ops.dense.user_functions import is_user_function
 from planner.ir.errors import UnsupportedModelError
-from runtime.spatial.compiling.collective import Collectives
-from runtime.spatial.compiling.order import Order
+from runtime.spatial.compiling.collective import Collectives, Order
 from runtime.stage.captured import CapturedModel
 from runtime.stage.cut import Run, StageFunction
 

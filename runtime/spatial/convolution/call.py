@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from cuda_ops.dense.conv_kernels import Gradients, Kernel, Mask, kernel_for
-from runtime.pipeline.pieces import narrowed
+from runtime.pipeline.messages import narrowed
 from runtime.spatial.convolution.terms import Term
 
 _pad = torch.constant_pad_nd

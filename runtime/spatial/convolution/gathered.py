@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from planner.ir.box import Box, Interval
-from runtime.pipeline.pieces import Cuts, narrowed
+from runtime.pipeline.messages import Cuts, narrowed
 from runtime.spatial.contraction import contract, sharing_of
 from runtime.spatial.convolution.call import Call, spread
 from runtime.spatial.convolution.overlapped import LocalConv, Put, halo_conv

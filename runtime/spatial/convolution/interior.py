@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.autograd.function import FunctionCtx, once_differentiable
 
 from planner.ir.box import Box, Interval, intersect
-from runtime.pipeline.pieces import Cuts, cuts_of, narrowed
+from runtime.pipeline.messages import Cuts, cuts_of, narrowed
 from runtime.spatial.convolution.call import Call
 from runtime.spatial.convolution.overlapped import Put
 from runtime.spatial.convolution.terms import LEADING, Window, main_term, reads

@@ -17,7 +17,7 @@ from cuda_ops.dense.conv_kernels import NATIVE, kernel_for
 from planner.ir.box import Box, Interval
 from planner.layers import kind
 from planner.layers.backward_halo import backward_halo
-from runtime.pipeline.pieces import Cuts, narrowed
+from runtime.pipeline.messages import Cuts, narrowed
 from runtime.spatial.convolution.call import Call
 from runtime.spatial.convolution.gathered import gathered_conv, shared_conv
 from runtime.spatial.convolution.interior import interior_conv

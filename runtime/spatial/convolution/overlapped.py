@@ -26,7 +26,7 @@ from torch import Tensor
 from torch.autograd.function import FunctionCtx
 
 from planner.ir.box import Box
-from runtime.pipeline.pieces import Cuts, cuts_of
+from runtime.pipeline.messages import Cuts, cuts_of
 from runtime.spatial.convolution.call import Call
 from runtime.spatial.convolution.terms import LEADING, Term, Window, main_term, piece_term
 from runtime.spatial.exchange import Exchange, Pieces
@@ -181,7 +181,7 @@ TapsGradient = tuple[Cuts, Tensor]
 """Some taps of the kernel, and their gradient."""
 
 Put = Callable[[tuple[Tensor | None, ...], Callable[[], tuple[Tensor | None, ...]]], None]
-"""Leaves the gradients of parameters for later; see ``Later.put_gradients``."""
+"""Leaves the gradients of parameters for later; see ``DeferredGradients.put_gradients``."""
 
 
 def linear_conv(

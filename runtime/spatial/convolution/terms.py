@@ -29,7 +29,7 @@ from math import prod
 
 from cuda_ops.dense.conv_kernels import Options
 from planner.ir.box import Box, Interval
-from runtime.pipeline.pieces import Cuts
+from runtime.pipeline.messages import Cuts
 
 
 @dataclass(frozen=True, slots=True)

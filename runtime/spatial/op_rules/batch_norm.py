@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import Tensor
 
-from runtime.pipeline.pieces import slices
+from runtime.pipeline.messages import slices
 from runtime.spatial.collectives import rows_of
 from runtime.spatial.empties import connected
 from runtime.spatial.parts import along, shape_of

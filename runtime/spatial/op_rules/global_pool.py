@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from runtime.pipeline.pieces import slices
+from runtime.pipeline.messages import slices
 from runtime.spatial.collectives import sum_dtype, summed
 from runtime.spatial.empties import connected
 from runtime.spatial.parts import shape_of

@@ -31,10 +31,10 @@ from torch import Tensor, fx
 
 from planner.ir.box import Box, Interval, whole
 from planner.ir.errors import StageFailedError
-from runtime.pipeline.pieces import slices
+from runtime.pipeline.messages import slices
 from runtime.stage.captured import CapturedModel, makers
 from runtime.stage.cut import Rule, arguments_of
-from runtime.stage.modes import Portion
+from runtime.stage.modes import MicrobatchSlice
 from runtime.stage.random.distributions import Filled
 from runtime.stage.random.layers import OPERATORS
 from runtime.stage.shapes import SampleDims, cannot_share
@@ -147,7 +147,7 @@ class Draw:
     total: int = 0
     _generators: dict[torch.device, torch.Generator] = field(default_factory=dict, init=False, repr=False)
 
-    def at(self, portion: Portion) -> None:
+    def at(self, portion: MicrobatchSlice) -> None:
         """What is run next."""
         self.microbatch, self.total = portion.microbatch, portion.total
         self.start, self.count = portion.start, portion.num_samples

@@ -22,7 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from runtime.stage.captured import CapturedModel
 from runtime.stage.cut import arguments_of
-from runtime.stage.modes import Portion
+from runtime.stage.modes import MicrobatchSlice
 from runtime.stage.random.distributions import Filled
 from runtime.stage.random.layers import OPERATORS
 from runtime.stage.random.streams import Draw, Draws, Noise, is_random
@@ -91,7 +91,7 @@ class Answers:
         Raises:
             UnlikeDrawsError: it does not draw as the graph does.
         """
-        portions = [Portion(first + number, count, 0, count) for number, count in enumerate(rows)]
+        portions = [MicrobatchSlice(first + number, count, 0, count) for number, count in enumerate(rows)]
         answering = _Answering(self._expected, self._draw, portions)
         with ExitStack() as stack:
             if self._expected:  # fused kernels draw where nobody can answer them
@@ -109,7 +109,7 @@ class Answers:
 
 
 class _Answering(TorchDispatchMode):
-    def __init__(self, expected: Sequence[_Expected], draw: Draw, portions: Sequence[Portion]) -> None:
+    def __init__(self, expected: Sequence[_Expected], draw: Draw, portions: Sequence[MicrobatchSlice]) -> None:
         super().__init__()
         self._expected, self._draw, self._portions, self._count = expected, draw, portions, 0
 
@@ -162,7 +162,7 @@ class _Joined:
 
     noise: Noise
     draw: Draw
-    portions: Sequence[Portion]
+    portions: Sequence[MicrobatchSlice]
     expected: _Expected
 
     def fill(

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from benchmarks.devices.mirrored import Mirror
+from benchmarks.devices.layer_clock import Mirror
 from benchmarks.devices.steady_device import REHEARSALS, SteadyDevice
 from benchmarks.devices.virtual_device import HeldTransport
 

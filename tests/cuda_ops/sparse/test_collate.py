@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from cuda_ops.sparse.collate import sparse_collate, sparse_collate_fn
-from cuda_ops.sparse.errors import SparseInputError
+from cuda_ops.sparse.keys import SparseInputError
 from cuda_ops.sparse.nn.tensor import SparseTensor
+from cuda_ops.sparse.quantize import sparse_collate, sparse_collate_fn
 
 COORDS = [np.array([[1, -2, 3], [0, 0, 0]]), np.empty((0, 3), dtype=np.int32), np.array([[5, 5, 5]])]
 FEATS = [np.array([[1.0, 2.0], [3.0, 4.0]]), np.empty((0, 2)), np.array([[5.0, 6.0]])]

@@ -10,8 +10,7 @@ import torch
 
 from cuda_ops.device.compiling import Sources, compiled
 from cuda_ops.sparse import native
-from cuda_ops.sparse.native.functions import NativeOperators
-from cuda_ops.sparse.native.library import Library
+from cuda_ops.sparse.native.functions import Library, NativeOperators
 
 UNITS = """
 #include "calls.h"

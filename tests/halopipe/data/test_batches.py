@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from halopipe.data.batches import batches, take
+from halopipe.data.sources import batches, take
 from planner.ir.errors import FactoryError, ModelNotFoundError, UsageError
 from planner.ir.profile import ModelSource
 from profiler.source.model import LoadedModel

@@ -8,9 +8,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
-from halopipe.data.batches import bound, read
 from halopipe.data.feeds import consumer_of
-from halopipe.data.sources import Position, Samples, drawing, open_data
+from halopipe.data.sources import Position, Samples, bound, drawing, open_data, read
 from planner.ir.errors import FactoryError
 from profiler.capture.graph import capture
 from profiler.source.model import LoadedModel

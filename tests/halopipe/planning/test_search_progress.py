@@ -7,7 +7,7 @@ import pytest
 from halopipe.planning import search_progress
 from halopipe.planning import solve as planning
 from halopipe.planning.problem import make_problem
-from halopipe.terminal import progress
+from halopipe.terminal import console
 from planner.ir.plan import Plan
 from planner.ir.problem import Problem
 from planner.solvers import Progress, SearchProgress
@@ -30,7 +30,7 @@ def test_a_search_shows_best_bound_and_gap_every_ten_seconds_off_a_terminal(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     clock = Clock()
-    monkeypatch.setattr(progress, "time", clock)
+    monkeypatch.setattr(console, "time", clock)
     monkeypatch.delenv("RANK", raising=False)
 
     def solve(problem: Problem, name: str, show: Progress) -> Plan:

@@ -15,8 +15,8 @@ from planner.ir.errors import InfeasibleError
 from planner.ir.plan import Plan
 from planner.ir.problem import Problem
 from planner.solvers import baselines
-from planner.solvers.layouts.chains import by_shortest_paths
 from planner.solvers.layouts.factor_graph import LabelledGraph
+from planner.solvers.layouts.spans import by_shortest_paths
 from planner.solvers.layouts.stage import Question, best_layouts
 from planner.solvers.layouts.variable_elimination import eliminate
 from tests.planner.networks import mesh_like, priced, residual

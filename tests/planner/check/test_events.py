@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planner.check.reckon import reckon
+from planner.check.recompute import reckon
 from planner.costs.predict import predict
 from planner.layers.boundary import Boundaries
 from planner.schedules import names

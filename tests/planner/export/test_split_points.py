@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from planner.export.split_points import BEGINNING, END, SplitPoint, is_loss, split_points
+from planner.export.torch_pipelining import BEGINNING, END, SplitPoint, is_loss, split_points
 from planner.ir.graph import Graph, Layer, TensorSpec
 
 SPEC = TensorSpec(("sample", "feature"), (2, 4), "float32")

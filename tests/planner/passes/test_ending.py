@@ -12,7 +12,7 @@ from planner.ir.program import Message, Part, Program
 from planner.ir.schedule import RECEIVE, SEND, Action, Op, Pipeline, StageGraph
 from planner.passes import lower, validate
 from planner.passes.ending import TOGETHER, stuck
-from planner.passes.numbering import Numbering
+from planner.passes.lowering import Numbering
 from planner.schedules import names, schedule, traits
 from tests.planner.random_programs import random_program
 from tests.planner.schedules.simulated import chain, dag, lowered

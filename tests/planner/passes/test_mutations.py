@@ -12,7 +12,7 @@ from planner.ir.errors import IllegalProgramError
 from planner.ir.program import Program
 from planner.passes import in_flight, validate
 from planner.passes.ending import stuck
-from planner.passes.numbering import Numbering
+from planner.passes.lowering import Numbering
 from planner.schedules import names, traits
 from tests.planner.passes.mutations import LEGAL, MUTATIONS, WHOLE_MUTATIONS, Mutation, WholeMutation
 from tests.planner.random_programs import random_program

@@ -6,7 +6,7 @@ import pytest
 
 from planner.ir.program import Program
 from planner.ir.schedule import MESSAGE, PER_STEP, RECEIVE, Action, Op
-from planner.passes.numbering import Numbering
+from planner.passes.lowering import Numbering
 from planner.schedules import names
 from tests.planner.random_programs import random_program
 

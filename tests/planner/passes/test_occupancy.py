@@ -7,7 +7,7 @@ import pytest
 from planner.costs.simulator.program import compile_program
 from planner.ir.schedule import Action
 from planner.passes import in_flight, peaks
-from planner.passes.occupancy import first_over
+from planner.passes.versions import first_over
 from planner.schedules import names
 from tests.planner.random_programs import random_program
 

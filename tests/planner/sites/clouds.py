@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from planner.sites.blocks import BlockWork
 from planner.sites.keys import pack
+from planner.sites.partition import BlockWork
 
 
 def blocks(*samples: list[float], step: int = 1) -> BlockWork:

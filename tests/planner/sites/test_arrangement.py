@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 from planner.ir.errors import UsageError
 from planner.sites.arrangement import Arrangement, arrange, cut, cut_places
 from planner.sites.balance import imbalance, rank_work
-from planner.sites.blocks import BlockWork, Level, Load, block_work
-from planner.sites.cuts import bottleneck
 from planner.sites.keys import pack, samples_of, unpack
+from planner.sites.partition import BlockWork, Level, Load, block_work, bottleneck
 from tests.planner.sites.clouds import blocks
 
 WORKS = st.lists(st.lists(st.sampled_from([0.0, 0.1, 1.0, 3.0, 40.0]), max_size=5), min_size=1, max_size=4)

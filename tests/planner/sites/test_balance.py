@@ -7,7 +7,7 @@ from planner.ir.errors import UsageError
 from planner.sites.arrangement import arrange, cut
 from planner.sites.balance import SiteMap, halo, halo_sites, imbalance, rank_work
 from planner.sites.baselines import random_blocks
-from planner.sites.blocks import Level, Load, block_work
+from planner.sites.partition import Level, Load, block_work
 from tests.planner.sites.clouds import blocks
 
 ROW = np.array([[-1, 0, 1, 2, 3, 4, 5, 6], [1, 2, 3, 4, 5, 6, 7, -1]])

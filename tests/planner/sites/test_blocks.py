@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from planner.ir.errors import UsageError
-from planner.sites.blocks import Level, Load, block_work
 from planner.sites.keys import block_keys
+from planner.sites.partition import Level, Load, block_work
 
 
 def cloud(seed: int, count: int, stride: int = 1) -> Level:

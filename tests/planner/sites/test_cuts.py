@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planner.sites.cuts import balanced_cuts, bottleneck
 from planner.sites.keys import Ints
+from planner.sites.partition import balanced_cuts, bottleneck
 
 WORK = st.lists(st.integers(0, 30), max_size=9)
 SPEEDS = st.lists(st.sampled_from([0.0, 0.5, 1.0, 2.0, 3.3]), min_size=1, max_size=4).filter(any)

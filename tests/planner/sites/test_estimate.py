@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from planner.sites.balance import SiteMap
-from planner.sites.blocks import Level, Load
 from planner.sites.estimate import estimate
+from planner.sites.partition import Level, Load
 
 
 @pytest.mark.parametrize(

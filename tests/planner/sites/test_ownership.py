@@ -6,11 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from planner.ir.errors import CorruptFileError
-from planner.sites.arrangement import arrange, cut
+from planner.sites.arrangement import Ownership, arrange, cut, from_words, ownership_of
 from planner.sites.baselines import random_blocks
-from planner.sites.blocks import Level, Load, block_work
 from planner.sites.keys import pack
-from planner.sites.ownership import Ownership, from_words, ownership_of
+from planner.sites.partition import Level, Load, block_work
 
 
 def scattered(seed: int = 0) -> Ownership:

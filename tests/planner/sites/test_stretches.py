@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planner.sites.stretches import Stretch, best_stretches
+from planner.sites.partition import Stretch, best_stretches
 
 
 def rows(work: list[int], speeds: list[float], most: float, sample: int = 0, rank: int = 0) -> Iterator[list[Stretch]]:

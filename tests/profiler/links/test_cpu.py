@@ -17,9 +17,9 @@ from profiler.links.cpu import LinkCosts, groups_of, measure_together
 from profiler.links.host_pairs import _link as link_of
 from profiler.links.host_pairs import differ
 from profiler.links.interference import CoreCosts
-from profiler.links.messages import LEAST_LAST_BYTES, SIZES, Effort, Wire, burst_bytes, most_bent
+from profiler.links.messages import LEAST_LAST_BYTES, SIZES, Effort, PeerLink, burst_bytes, most_bent
 from profiler.measure.child_process import Child, Report
-from runtime.transport import collectives, peer
+from runtime.transport import collectives, gloo
 
 HOSTS = ("n0", "n0", "n1")
 LEAST = Effort(rounds=1, most=1, each_s=1e-4, longest_s=5e-4, stream_s=1e-3, bends=True)
@@ -97,7 +97,7 @@ def test_a_burst_is_what_messages_after_silence_are_ahead_of_the_stream() -> Non
 class Alone:
     """The wire of a leader whose times are given."""
 
-    group, peer, leads = None, 1, True
+    group, gloo, leads = None, 1, True
 
     def agree(self, value: float) -> float:
         return value
@@ -113,7 +113,7 @@ def test_a_link_is_duplex_if_both_ways_take_little_longer_than_one(
     monkeypatch.setattr(messages, "there_and_back_s", lambda _, there, back, pause_s=0.0: ((there + back) * 1e-9, 1e-6))
     monkeypatch.setattr(messages, "both_ways_s", lambda _, num_bytes: both * num_bytes * 1e-9)
     monkeypatch.setattr(messages, "_stream_s", lambda _, num_bytes, *__: num_bytes * 1e-9)
-    costs = messages.measure_pair(cast(Wire, Alone()), messages.QUICK)
+    costs = messages.measure_pair(cast(PeerLink, Alone()), messages.QUICK)
     assert costs is not None
     link = link_of(host_pairs._record(costs, costs.there, CoreCosts((), ())))
     assert link.duplex is duplex
@@ -137,6 +137,6 @@ def test_a_pair_is_stated_apart_if_it_is_a_tenth_from_its_class() -> None:
 
 
 def test_messages_and_sums_are_those_of_a_run() -> None:
-    assert messages.ALONE_BYTES == peer.ALONE_BYTES
+    assert messages.ALONE_BYTES == gloo.ALONE_BYTES
     assert sums.PAIR_BYTES == collectives.PAIR_SUM_BYTES
-    assert peer.Frame(peer.layout_of(())).message.numel() == messages.HEADER_BYTES
+    assert gloo.Frame(gloo.layout_of(())).message.numel() == messages.HEADER_BYTES

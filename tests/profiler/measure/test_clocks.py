@@ -8,8 +8,8 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from profiler.measure import clocks
-from profiler.measure.clocks import Clock, CudaClock, ThreadClock, clock_for, timed
+from profiler.measure import noise
+from profiler.measure.noise import Clock, CudaClock, ThreadClock, clock_for, timed
 from tests.profiler.fake_gpu import FakeGpu
 
 
@@ -56,7 +56,7 @@ def test_events_are_used_again(gpu: FakeGpu) -> None:
 
 
 def test_a_device_has_the_clock_of_its_type(gpu: FakeGpu) -> None:
-    assert isinstance(clocks.clock_for(torch.device("cuda:1")), CudaClock)
+    assert isinstance(noise.clock_for(torch.device("cuda:1")), CudaClock)
 
 
 @pytest.mark.cuda

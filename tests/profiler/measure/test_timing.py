@@ -14,7 +14,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from cuda_ops.dense.deferred_gradients import Current, deferred
 from planner.ir.errors import UnknownNameError, UsageError
 from planner.ir.profile import Optimizer
-from profiler.measure.backends import back_end_keys
+from profiler.measure.devices import back_end_keys
 from profiler.measure.memory import footprints, saved_bytes
 from profiler.measure.optimizer_step import iteration_s, parameter_costs, still_optimizer
 from profiler.measure.segments import SegmentedPass, segments

@@ -15,7 +15,7 @@ from cuda_ops.sparse.geometry import MapSpec
 from cuda_ops.sparse.nn import SparseTensor
 from cuda_ops.sparse.recipe import PreparedNetwork, record
 from profiler.models.minkunet import MinkUNet, minkunet, minkunet_tiny
-from profiler.models.shapes import shapes
+from profiler.models.sparse_blocks import shapes
 from profiler.models.sparse_resnet import SparseResNet, sparse_resnet, sparse_resnet_tiny
 from profiler.models.sparse_vgg import SparseVGG16, sparse_vgg16, sparse_vgg16_tiny
 

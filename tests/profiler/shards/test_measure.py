@@ -15,7 +15,7 @@ from planner.costs.layers.shards import part_shapes
 from planner.ir.profile import Measurement, PartShape
 from planner.layers import kind
 from profiler.capture.graph import Captured, capture
-from profiler.measure.backends import back_end_keys
+from profiler.measure.devices import back_end_keys
 from profiler.measure.memory import footprints
 from profiler.measure.segments import segments
 from profiler.measure.timing import QUICK

@@ -9,7 +9,7 @@ import pytest
 from planner.costs.layers.interpolation import layer_cost
 from planner.ir.profile import Measurement, PartShape
 from profiler.measure.sizes import Limits
-from profiler.shards.sampling import next_parts
+from profiler.shards.measure import next_parts
 
 SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 SHAPES = tuple(PartShape(("conv", "twin"), n, (8, 4)) for n in SIZES)

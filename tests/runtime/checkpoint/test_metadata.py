@@ -9,7 +9,7 @@ import torch
 from torch.distributed.checkpoint.filesystem import _StorageInfo
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
 
-from runtime.checkpoint.metadata import DATA_FILE, locations_of
+from runtime.checkpoint.reader import DATA_FILE, locations_of
 from tests.runtime.checkpoint.cases import alone, of_two_ranks, save_all
 
 

@@ -18,14 +18,12 @@ from torch import Tensor, fx
 
 from cuda_ops.sparse.geometry import BuiltGeometry, KernelMap, MapSpec, Route, Segments, geometry_of, stride_of
 from cuda_ops.sparse.local import LocalMap, Owned, local_map, local_segments
-from planner.sites.arrangement import arrange, cut
+from planner.sites.arrangement import Ownership, arrange, cut
 from planner.sites.baselines import random_blocks
-from planner.sites.bisection import bisection, morton
-from planner.sites.blocks import Level, Load, block_work
-from planner.sites.ownership import Ownership
+from planner.sites.partition import Level, Load, bisection, block_work, morton
 from runtime.sparse.rules import SharedSites
-from runtime.spatial.exchange import Wire
-from runtime.stage.modes import Portion
+from runtime.spatial.exchange import PeerGroup
+from runtime.stage.modes import MicrobatchSlice
 from runtime.transport import InProcessTransport
 from tests.runtime.ranks import on_ranks
 
@@ -165,14 +163,14 @@ class Sharing:
 
         def run(end: InProcessTransport) -> Part:
             torch.set_num_threads(1)
-            me, wire = end.rank, Wire(end, tuple(range(self.num_ranks)), 20.0)
+            me, wire = end.rank, PeerGroup(end, tuple(range(self.num_ranks)), 20.0)
             given = Given(
                 {} if spec is None else {"map": partial(self.local, spec, me, inverse)},
                 {"segments": partial(self.segments, route, me)},
                 self.shares,
             )
             shared = SharedSites({"neighbours": "map", "starts": "segments"}, wire)
-            shared.at(Portion(0, 1, 0, 1, sites=given))  # type: ignore[arg-type]
+            shared.at(MicrobatchSlice(0, 1, 0, 1, sites=given))  # type: ignore[arg-type]
             form = shared.rule(node_of(target, (*(x for x, _ in tensors.values()), *rest)))
             assert form is not None
             parts = {name: self.part(x, where, me).requires_grad_(leaves) for name, (x, where) in tensors.items()}

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from cuda_ops.sparse.geometry import BuiltGeometry, MapSpec, Step
 from runtime.sparse.halo import SampleSums, shared_conv, with_halo
-from runtime.spatial.exchange import Wire
+from runtime.spatial.exchange import PeerGroup
 from runtime.transport import InProcessTransport
 from tests.runtime.ranks import on_ranks
 from tests.runtime.sparse.shared import OWNERSHIPS, Sharing, close, cloud, halo_rows, one_device, ownership
@@ -107,7 +107,7 @@ def test_rows_of_others_and_their_gradients_are_adjoint(seed: int) -> None:
     def run(end: InProcessTransport) -> tuple[float, float]:
         local = sharing.local(spec, end.rank, inverse)
         own = sharing.part(x, spec.target if inverse else spec.source, end.rank).requires_grad_()
-        rows = with_halo(own, local, Wire(end, tuple(range(num_ranks)), 20.0))
+        rows = with_halo(own, local, PeerGroup(end, tuple(range(num_ranks)), 20.0))
         assert len(rows) == len(own) + local.halo.num_received
         y = drawn(*rows.shape, seed=100 + end.rank)
         rows.backward(y)
@@ -159,7 +159,7 @@ def test_sums_of_samples_and_their_spread_are_adjoint(num_ranks: int, shares: tu
     cuts = own.split(list(shares))
 
     def run(end: InProcessTransport) -> tuple[float, float, bool]:
-        sums = SampleSums(shares, Wire(end, tuple(range(num_ranks)), 20.0))
+        sums = SampleSums(shares, PeerGroup(end, tuple(range(num_ranks)), 20.0))
         forward = float((sums.sum(parts[end.rank]) * cuts[end.rank]).sum())
         whole = sums.whole(cuts[end.rank])
         return forward, float((whole * parts[end.rank]).sum()), torch.equal(whole, own)
@@ -174,7 +174,7 @@ def test_of_equal_values_of_several_ranks_one_gets_the_gradient() -> None:
 
     def run(end: InProcessTransport) -> tuple[list[float], list[float]]:
         x = torch.tensor([[1.0, float(end.rank)]], dtype=torch.float64, requires_grad=True)
-        out = SampleSums((1, 0, 0), Wire(end, (0, 1, 2), 20.0)).largest(x)
+        out = SampleSums((1, 0, 0), PeerGroup(end, (0, 1, 2), 20.0)).largest(x)
         out.sum().backward()
         return out.flatten().tolist(), x.grad.flatten().tolist()
 
@@ -191,7 +191,7 @@ def test_a_layer_that_needs_no_input_gradient_sends_nothing_back() -> None:
     found = geometry.map(spec)
 
     def run(end: InProcessTransport) -> tuple[int, bool]:
-        wire = Wire(end, (0, 1), 20.0)
+        wire = PeerGroup(end, (0, 1), 20.0)
         x, weight = sharing.part(drawn(found.num_inputs, 2), (), end.rank), drawn(27, 2, 2).requires_grad_()
         out = shared_conv(x, weight, sharing.local(spec, end.rank), wire)
         sent_bytes = wire.sent_bytes

@@ -20,8 +20,8 @@ from planner.ir.graph import Layer, TensorSpec
 from planner.ir.plan import Placement
 from planner.layers.division import Division, LayerDivision
 from profiler.capture.kinds import arguments_of, kind_of
-from runtime.pipeline.pieces import slices
-from runtime.spatial.exchange import Wire
+from runtime.pipeline.messages import slices
+from runtime.spatial.exchange import PeerGroup
 from runtime.spatial.op_rules import form
 from runtime.spatial.step import Step
 
@@ -60,7 +60,7 @@ class OneLayer:
         division = LayerDivision.of(self.layer, inputs, parameters, Placement(0, cuts, margin=margin), samples)
         whole = Division({self.layer.name: division}, len(division.own), samples)
         for position in range(len(division.own)):
-            wire = Wire(SimpleNamespace(rank=position), tuple(range(len(division.own))), 1.0)
+            wire = PeerGroup(SimpleNamespace(rank=position), tuple(range(len(division.own))), 1.0)
             step = Step(wire, whole, division, wire.ranks, inputs_of=self._inputs_of())
             yield step, form(self.layer.kind).run(step, self._operator(step), self._arguments(step))
 

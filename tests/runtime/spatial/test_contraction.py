@@ -18,9 +18,9 @@ from planner.ir.graph import Graph, Layer, TensorSpec
 from planner.ir.layout import Layout
 from planner.ir.plan import Placement
 from planner.layers.division import Division, LayerDivision, layer_division
-from runtime.pipeline.pieces import slices
+from runtime.pipeline.messages import slices
 from runtime.spatial.contraction import contract
-from runtime.spatial.exchange import Wire
+from runtime.spatial.exchange import PeerGroup
 from runtime.spatial.op_rules.linear import run as linear_form
 from runtime.spatial.step import Step
 from runtime.transport import InProcessTransport
@@ -135,7 +135,7 @@ def run(one: Operator, division: LayerDivision, dy: Tensor) -> list[Ran]:
     stage = Division({"layer": division}, len(ranks), SAMPLES)
 
     def on_rank(end: InProcessTransport) -> Ran:
-        wire = Wire(end, ranks, 20.0)
+        wire = PeerGroup(end, ranks, 20.0)
         step = Step(wire, stage, division, ranks)
         boxes = [step.held(0), *(boxes[end.rank] for boxes in division.weights)]
         tensors = [
@@ -192,7 +192,7 @@ def test_what_others_keep_is_on_its_way_before_the_own_is_computed() -> None:
     stage = Division({"layer": division}, 3, SAMPLES)
 
     def on_rank(end: InProcessTransport) -> list[tuple[int, int]]:
-        step = Step(Wire(end, (0, 1, 2), 20.0), stage, division, (0, 1, 2))
+        step = Step(PeerGroup(end, (0, 1, 2), 20.0), stage, division, (0, 1, 2))
         calls: list[tuple[int, int]] = []
 
         def multiply(x: Tensor, weight: Tensor) -> Tensor:
@@ -212,7 +212,7 @@ def test_nothing_is_sent_backward_where_nothing_wants_a_gradient() -> None:
     stage = Division({"layer": division}, 2, SAMPLES)
 
     def on_rank(end: InProcessTransport) -> tuple[bool, int]:
-        step = Step(Wire(end, (0, 1), 20.0), stage, division, (0, 1))
+        step = Step(PeerGroup(end, (0, 1), 20.0), stage, division, (0, 1))
         parts = [one.x[slices(step.held(0), whole(one.x.shape))]]
         parts += [
             each[slices(boxes[end.rank], whole(each.shape))]

@@ -5,12 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from runtime.spatial.deferred import Later
+from runtime.spatial.deferred import DeferredGradients
 
 
 def test_work_is_done_in_the_order_in_which_it_was_put_and_only_once() -> None:
     done: list[int] = []
-    later = Later(most_kept=5)
+    later = DeferredGradients(most_kept=5)
     for number in range(3):
         later.put(lambda number=number: done.append(number))
     assert not done
@@ -21,14 +21,14 @@ def test_work_is_done_in_the_order_in_which_it_was_put_and_only_once() -> None:
 
 def test_of_too_much_work_the_oldest_is_done_at_once() -> None:
     done: list[int] = []
-    later = Later(most_kept=2)
+    later = DeferredGradients(most_kept=2)
     for number in range(4):
         later.put(lambda number=number: done.append(number))
     assert (done, len(later)) == ([0, 1], 2)
 
 
 def test_what_is_forgotten_is_not_done() -> None:
-    later = Later()
+    later = DeferredGradients()
     later.put(lambda: 1 / 0)
     later.clear()
     later.run()
@@ -36,7 +36,7 @@ def test_what_is_forgotten_is_not_done() -> None:
 
 def test_gradients_are_added_and_told_of_when_they_are_there() -> None:
     told: list[Tensor] = []
-    later = Later(told.append)
+    later = DeferredGradients(told.append)
     weight, bias = nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(1))
     for _ in range(2):
         later.put_gradients((weight, bias, None), lambda: (2 * weight, None, torch.ones(1)))

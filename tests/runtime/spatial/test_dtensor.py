@@ -10,7 +10,7 @@ from planner.ir.box import whole
 from planner.ir.errors import UnsupportedModelError, UsageError
 from planner.ir.graph import TensorSpec
 from planner.ir.layout import Layout
-from runtime.pipeline.pieces import slices
+from runtime.pipeline.messages import slices
 from runtime.spatial.dtensor import as_dtensor, local_of
 from runtime.spatial.placements import (
     Placements,

@@ -11,8 +11,8 @@ from torch import Tensor
 from planner.ir.box import Box, Interval, Transfer, intersect, subtract, transfers, volume, whole
 from planner.ir.graph import TensorSpec
 from planner.ir.layout import Layout, cut_points
-from runtime.pipeline.pieces import slices
-from runtime.spatial.exchange import Exchange, Wire, redistribute
+from runtime.pipeline.messages import slices
+from runtime.spatial.exchange import Exchange, PeerGroup, redistribute
 from runtime.transport import InProcessTransport
 from tests.runtime.ranks import on_ranks
 
@@ -51,7 +51,7 @@ def exchanged(
     count = len(owned)
 
     def run(transport: InProcessTransport) -> tuple[Tensor, Tensor, int]:
-        wire = Wire(transport, tuple(range(count)), 20.0)
+        wire = PeerGroup(transport, tuple(range(count)), 20.0)
         exchange = Exchange.of(wire, held, wanted, moves_of(owned, held, wanted))
         mine = x[slices(held[transport.rank], whole(tuple(x.shape)))].clone().requires_grad_()
         found = redistribute(mine, exchange)
@@ -96,7 +96,7 @@ def test_a_tensor_that_stays_where_it_is_is_not_copied() -> None:
     boxes = [(Interval(0, 2),), (Interval(2, 4),)]
 
     def run(transport: InProcessTransport) -> bool:
-        wire = Wire(transport, (0, 1), 20.0)
+        wire = PeerGroup(transport, (0, 1), 20.0)
         exchange = Exchange.of(wire, boxes, boxes, ())
         x = torch.ones(2)
         return exchange.is_local and redistribute(x, exchange) is x and not wire.num_messages
@@ -111,7 +111,7 @@ def test_ranks_of_a_stage_need_not_be_the_first_ones() -> None:
     def run(transport: InProcessTransport) -> list[float]:
         if transport.rank == 0:
             return []
-        wire = Wire(transport, (2, 1), 20.0)
+        wire = PeerGroup(transport, (2, 1), 20.0)
         exchange = Exchange.of(wire, held, wanted, moves_of(held, held, wanted))
         x = torch.arange(4.0)[slices(held[wire.position], (Interval(0, 4),))]
         return redistribute(x, exchange).tolist()

@@ -17,9 +17,9 @@ from planner.ir.graph import Layer, TensorSpec
 from planner.ir.plan import Placement
 from planner.layers.division import Division, LayerDivision
 from profiler.capture.kinds import kind_of
-from runtime.pipeline.pieces import slices
-from runtime.spatial.deferred import Later
-from runtime.spatial.exchange import Wire
+from runtime.pipeline.messages import slices
+from runtime.spatial.deferred import DeferredGradients
+from runtime.spatial.exchange import PeerGroup
 from runtime.spatial.op_rules import form
 from runtime.spatial.step import Step, group_of
 from runtime.transport import InProcessTransport
@@ -114,7 +114,7 @@ def run_on_threads(
     *,
     by_channel: Collection[str] = (),
     training: bool = True,
-    later: Callable[[], Later] | None = None,
+    later: Callable[[], DeferredGradients] | None = None,
     transport: type[InProcessTransport] = InProcessTransport,
 ) -> list[Part]:
     """Forward, and backward of gradients of its own, on each rank.
@@ -128,7 +128,7 @@ def run_on_threads(
 
     def run(end: InProcessTransport) -> Part:
         torch.set_num_threads(1)
-        step = Step(Wire(end, ranks, 20.0), stage, division, group_of(division, ranks, end.rank), training)
+        step = Step(PeerGroup(end, ranks, 20.0), stage, division, group_of(division, ranks, end.rank), training)
         step.inputs_of = {name: index for index, name in enumerate(one.values)}
         step.later = None if later is None else later()
         boxes = {name: whole(tuple(each.shape)) for name, each in one.arguments.items() if isinstance(each, Tensor)}

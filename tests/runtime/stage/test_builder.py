@@ -27,7 +27,7 @@ from profiler.source.source import load_model
 from runtime.engine import Engine, Evaluation
 from runtime.stage.builder import Builder, groups_of
 from runtime.stage.captured import captured_model
-from runtime.stage.modes import Portion
+from runtime.stage.modes import MicrobatchSlice
 from runtime.transport import Hub, InProcessTransport
 from tests.runtime.plans import (
     Trained,
@@ -249,7 +249,7 @@ def test_what_cannot_be_evaluated_can_be_trained_and_says_so_when_it_is_evaluate
     gc.collect()
     assert alive() is None
     values = {"inputs": torch.ones(2, 4, dtype=torch.float64)}
-    portion = Portion(0, 2, 0, 2)
+    portion = MicrobatchSlice(0, 2, 0, 2)
     resident.program.forward(portion, values, 1.0)
     with pytest.raises(UnsupportedModelError, match="randn_like"):
         resident.program.evaluate(portion, values)
@@ -269,6 +269,6 @@ def test_only_the_program_says_what_a_stage_keeps() -> None:
     decision = recomputing(decide(captured.graph, ["group"], MICRO_BATCHES, schedule="forward"))
     (resident,) = builder(decision, captured).residents().values()
     x = torch.randn(2, 2, 4, 4, dtype=torch.float64)
-    outputs = resident.program.forward(Portion(0, 2, 0, 2), {"inputs": x}, 1.0)
+    outputs = resident.program.forward(MicrobatchSlice(0, 2, 0, 2), {"inputs": x}, 1.0)
     assert not any(output.requires_grad for output in outputs.values())
     assert resident.program.num_held == 0

@@ -8,12 +8,12 @@ import torch
 from torch import Tensor, nn
 
 from runtime.stage.cut import StageFunction
-from runtime.stage.modes import Manner, Portion
+from runtime.stage.modes import Manner, MicrobatchSlice
 from runtime.stage.random.streams import Draw
 from runtime.stage.stage import StageProgram
 
 F64 = torch.float64
-ONE_ROW = [Portion(microbatch, 1, 0, 1) for microbatch in range(3)]
+ONE_ROW = [MicrobatchSlice(microbatch, 1, 0, 1) for microbatch in range(3)]
 
 
 def program(loss: bool = False, manner: Manner | None = None) -> tuple[StageProgram, nn.Parameter]:
@@ -221,10 +221,10 @@ def test_sizes_are_given_in_order_and_what_runs_is_told_before_each_run() -> Non
     def function(num_samples: int, time: int, points: int, x: Tensor) -> tuple[Tensor, ...]:
         return (x * time + points,)
 
-    told: list[Portion] = []
+    told: list[MicrobatchSlice] = []
 
     class Noted(Draw):
-        def at(self, portion: Portion) -> None:
+        def at(self, portion: MicrobatchSlice) -> None:
             told.append(portion)
 
     stage = StageFunction(function, ("x",), ("y",), {}, frozenset(), ("time", "points"))
@@ -232,7 +232,7 @@ def test_sizes_are_given_in_order_and_what_runs_is_told_before_each_run() -> Non
     runs = StageProgram(stage, frozenset({"x"}), None, Manner(recompute=True), draw=draw)
     assert runs.sizes == ("time", "points")
     runs.reset(step=3)
-    portion = Portion(0, 1, 2, 5, (10, 7))
+    portion = MicrobatchSlice(0, 1, 2, 5, (10, 7))
     assert runs.forward(portion, X, 1.0)["y"].tolist() == [[17, 27]]
     assert runs.backward(0, {"y": GY})["x"].tolist() == [[10, 100]]
     assert told == [portion] * 2

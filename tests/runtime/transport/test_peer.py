@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-import runtime.transport.peer as peer_module
+import runtime.transport.gloo as peer_module
 from planner.ir.errors import TransportError
 from runtime.transport import Key
 from runtime.transport.base import Deadline
 from runtime.transport.frame import Frame
-from runtime.transport.peer import ALONE_BYTES, Peer
+from runtime.transport.gloo import ALONE_BYTES, Peer
 from runtime.transport.works import Works
 
 LARGE = torch.ones(ALONE_BYTES // 4)

@@ -7,14 +7,14 @@ from types import SimpleNamespace
 
 import torch
 
-import runtime.transport.peer as peer_module
+import runtime.transport.gloo as peer_module
 from planner.ir.box import whole
 from planner.ir.program import Message, Part, Program
 from planner.ir.schedule import Action, Edge, StageGraph
-from runtime.pipeline.messages import Wire
+from runtime.pipeline.messages import MessageSlice
 from runtime.pipeline.p2p import FORWARD, Post
 from runtime.transport.base import Deadline
-from runtime.transport.peer import Peer
+from runtime.transport.gloo import Peer
 
 from .test_peer import ends
 
@@ -56,7 +56,7 @@ def program() -> Program:
 
 
 def post(end: End, whole_program: Program, peer: int) -> Post:
-    wire = Wire(peer, ("x",), (BOX,), ((slice(None), slice(None)),), ((SHAPE, torch.float32),))
+    wire = MessageSlice(peer, ("x",), (BOX,), ((slice(None), slice(None)),), ((SHAPE, torch.float32),))
     wires = dict.fromkeys(whole_program.messages, (wire,))
     plumbing = SimpleNamespace(forward_out=wires, forward_in=wires, backward_out={}, backward_in={})
     row, window = whole_program.rows[end.rank], whole_program.receive_window(end.rank)

@@ -6,8 +6,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from planner.check.communication import sum_s
 from planner.check.reading import delay_s, message_s
-from planner.check.summing import sum_s
 from planner.costs.communication.collectives import collective_evidence, collective_s, read_delays, transfer_s
 from planner.ir.cluster import (
     ACROSS_HOSTS,

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from planner.check.site_exchanges import site_exchange_s
+from planner.check.communication import site_exchange_s
 from planner.costs.communication.halo import halo_rows, site_exchanges_s
 from planner.costs.cost_model import PriceBook
 from planner.costs.predict import predict

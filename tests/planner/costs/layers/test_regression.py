@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from planner.check.families import Modelled
+from planner.check.layer_costs import Modelled
 from planner.costs.layers.cost_table import CostTables
 from planner.costs.layers.interpolation import QUANTITIES
 from planner.costs.layers.regression import Families, Features, fitted

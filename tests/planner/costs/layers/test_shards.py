@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from planner.check import check
-from planner.check.measured_parts import cost_of_part
+from planner.check.layer_costs import cost_of_part
 from planner.costs.cost_model import PriceBook
 from planner.costs.layers.interpolation import QUANTITIES
 from planner.costs.layers.shards import MeasuredParts

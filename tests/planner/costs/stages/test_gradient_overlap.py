@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planner.check.behind import Made, waited_s
+from planner.check.gradient_overlap import Made, waited_s
 from planner.costs.stages.gradient_overlap import Bucket, exposed_s, least_exposed_s
-from planner.ir.buckets import BUCKET_BYTES, in_buckets
 from planner.ir.cluster import ALL_REDUCE, MEASURED, WITHIN_HOST, Cluster, Collective, DeviceSpec, Link
+from planner.ir.program import BUCKET_BYTES, in_buckets
 
 
 def nothing(_: int) -> float:

@@ -6,7 +6,7 @@ from itertools import pairwise
 import pytest
 
 from planner.check.preparing import prepared_bytes, prepares_beside
-from planner.check.reckon import reckon
+from planner.check.recompute import reckon
 from planner.costs.predict import predict
 from planner.costs.stages.input_pipeline import Preparations, closure, has_host_beside
 from planner.ir.plan import Decision

@@ -15,9 +15,8 @@ from planner.costs.shards.option import Option
 from planner.costs.stages.layouts import LayoutPrices
 from planner.costs.stages.stage_cost import stage_cost
 from planner.ir.profile import Profile
-from planner.solvers.layouts.chains import by_shortest_paths
 from planner.solvers.layouts.solve import INFEASIBLE, PROVEN
-from planner.solvers.layouts.spans import all_spans, chain_of
+from planner.solvers.layouts.spans import all_spans, by_shortest_paths, chain_of
 from planner.solvers.layouts.stage import Question, best_layouts, labelled_graph, options_of
 from planner.solvers.layouts.variable_elimination import order_of
 from tests.planner.networks import mesh_like, plain, priced, residual

@@ -10,9 +10,9 @@ import torch
 
 from planner.ir.box import Interval, volume, whole
 from planner.ir.errors import TransportError
-from runtime.pipeline.pieces import slices
-from runtime.spatial.compiling.collective import CollectiveWire, open_collectives
-from runtime.spatial.exchange import Exchange, Wire, redistribute
+from runtime.pipeline.messages import slices
+from runtime.spatial.compiling.collective import CollectivePeerGroup, open_collectives
+from runtime.spatial.exchange import Exchange, PeerGroup, redistribute
 from tests.runtime.spatial.test_exchange import moves_of, random_case
 from tests.runtime.transport.conftest import run_in_processes
 
@@ -45,7 +45,7 @@ def test_random_exchanges_equal_those_by_messages(tmp_path):
             if stage not in collectives:
                 continue
             x = torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
-            wires = Wire(transport, STAGES[stage], 20.0), CollectiveWire(collectives[stage], STAGES[stage], 20.0)
+            wires = PeerGroup(transport, STAGES[stage], 20.0), CollectivePeerGroup(collectives[stage], STAGES[stage], 20.0)
             position, moves = wires[0].position, moves_of(owned, held, wanted)
             plain, joint = Exchange.of(wires[0], held, wanted, moves), wires[1].exchange(held, wanted, moves)
             mine = x[slices(held[position], whole(shape))]
@@ -101,7 +101,7 @@ def test_a_peer_that_is_gone_is_an_error(tmp_path):
         stage = open_collectives({0: (0, 1)}, timeout_s=1.0)[0]
         if transport.rank == 1:
             return None
-        wire = CollectiveWire(stage, (0, 1), 20.0)
+        wire = CollectivePeerGroup(stage, (0, 1), 20.0)
         wanted = [(Interval(0, 3),), (Interval(1, 4),)]
         exchange = wire.exchange(ends, wanted, moves_of(ends, ends, wanted))
         with pytest.raises(TransportError, match="rank 0 lost one of the ranks"):

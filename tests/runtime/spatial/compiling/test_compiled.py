@@ -20,15 +20,15 @@ from planner.ir.plan import Placement
 from planner.layers.division import Division
 from profiler.capture.graph import capture
 from profiler.source.model import LoadedModel
-from runtime.pipeline.pieces import slices
-from runtime.spatial.compiling.collective import CollectiveWire, open_collectives
+from runtime.pipeline.messages import slices
+from runtime.spatial.compiling.collective import CollectivePeerGroup, open_collectives
 from runtime.spatial.compiling.compiled import compiled, refuse_draws
 from runtime.spatial.decompose import DividedStage
-from runtime.spatial.deferred import Later
-from runtime.spatial.exchange import Wire
+from runtime.spatial.deferred import DeferredGradients
+from runtime.spatial.exchange import PeerGroup
 from runtime.stage.captured import captured_model
 from runtime.stage.functions import StageCut
-from runtime.stage.modes import Portion
+from runtime.stage.modes import MicrobatchSlice
 from tests.runtime.transport.conftest import run_in_processes
 
 UNEVEN = {"height": (0, 4, 9)}
@@ -80,7 +80,7 @@ class Divided:
             layers_of=lambda stage: names,
             stages=[SimpleNamespace(ranks=(0, 1))],
         )
-        self.stage = DividedStage(captured, names, wire, Later())
+        self.stage = DividedStage(captured, names, wire, DeferredGradients())
         cut = StageCut(captured, frozenset(names), (self.graph.loss,))
         self.function = cut.function(self.stage.rule(lambda node: None))
         self.divisions = {samples: Division.of(self.graph, decision, 0, samples) for samples in (2, 4)}
@@ -89,7 +89,7 @@ class Divided:
     def run(self, function, samples):
         """This rank's loss, its running variance, and its gradients, which an empty part may not have."""
         self.now = self.divisions[samples]
-        self.stage.at(Portion(0, samples, 0, samples, (), self.now))
+        self.stage.at(MicrobatchSlice(0, samples, 0, samples, (), self.now))
         values = dict(zip(self.graph.inputs, batch(samples), strict=True))
         mine = [
             values[name][slices(self.now.held(name)[self.wire.position], whole(tuple(values[name].shape)))]
@@ -138,8 +138,8 @@ def test_compiled_stage_equals_messages_and_one_device(late, partition, sizes, t
     def program(transport):
         torch.set_num_threads(1)
         collectives = open_collectives({0: (0, 1)}, timeout_s=30.0)[0]
-        eager = Divided(Wire(transport, (0, 1), 30.0), late)
-        divided = Divided(CollectiveWire(collectives, (0, 1), 30.0), late)
+        eager = Divided(PeerGroup(transport, (0, 1), 30.0), late)
+        divided = Divided(CollectivePeerGroup(collectives, (0, 1), 30.0), late)
         graphs = []
         function = compiled(divided.function, lambda: divided.now, recording(graphs, partition), collectives)
         counters.clear()

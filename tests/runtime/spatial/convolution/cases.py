@@ -16,7 +16,7 @@ from planner.ir.graph import Layer, TensorSpec
 from planner.ir.layout import Layout
 from planner.layers import kind
 from planner.layers.division import grown
-from runtime.pipeline.pieces import slices
+from runtime.pipeline.messages import slices
 from runtime.spatial.convolution.overlapped import Part
 from runtime.spatial.convolution.terms import Window
 

@@ -14,10 +14,10 @@ from planner.ir.box import whole
 from planner.ir.graph import Layer, TensorSpec
 from planner.ir.plan import Placement
 from planner.layers.division import Division, LayerDivision
-from runtime.pipeline.pieces import slices
+from runtime.pipeline.messages import slices
 from runtime.spatial.convolution.layer import HaloSettings, convolve
-from runtime.spatial.deferred import Later
-from runtime.spatial.exchange import Wire
+from runtime.spatial.deferred import DeferredGradients
+from runtime.spatial.exchange import PeerGroup
 from runtime.spatial.step import Step
 from runtime.transport import InProcessTransport
 from tests.runtime.ranks import on_ranks
@@ -105,7 +105,7 @@ def run(chain: Chain, division: Division, settings: HaloSettings) -> list[Ran]:
 
     def on_rank(end: InProcessTransport) -> Ran:
         torch.set_num_threads(1)
-        wire, put_off = Wire(end, ranks, 20.0), Later(most_kept=100)
+        wire, put_off = PeerGroup(end, ranks, 20.0), DeferredGradients(most_kept=100)
         leaf = value = part_of(chain.x, division.held("x")[end.rank])
         parameters = []
         for index, layer in enumerate(convolutions(division)):

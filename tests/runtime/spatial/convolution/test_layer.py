@@ -15,9 +15,9 @@ from planner.ir.box import volume, whole
 from planner.ir.graph import Layer, TensorSpec
 from planner.ir.plan import Placement
 from planner.layers.division import Division, LayerDivision
-from runtime.pipeline.pieces import slices
+from runtime.pipeline.messages import slices
 from runtime.spatial.convolution.layer import HaloSettings, Mode, convolve
-from runtime.spatial.exchange import Exchange, Wire
+from runtime.spatial.exchange import Exchange, PeerGroup
 from runtime.spatial.step import Step
 from runtime.transport import InProcessTransport
 from tests.runtime.ranks import on_ranks
@@ -156,7 +156,7 @@ def test_what_is_exchanged_is_the_adjoint_of_what_was() -> None:
     division = chain.division([Placement(0, cuts) for cuts in LAYOUTS["uneven"]])
 
     def products(end: InProcessTransport) -> list[tuple[float, float]]:
-        wire, found = Wire(end, tuple(range(division.num_ranks)), 20.0), []
+        wire, found = PeerGroup(end, tuple(range(division.num_ranks)), 20.0), []
         generator = torch.Generator().manual_seed(end.rank)
         for name in division.layers:
             value = division.layers[name].layer.inputs[0]
@@ -189,7 +189,7 @@ def on_two_ranks(
 
     def on_rank(end: InProcessTransport) -> Any:
         torch.set_num_threads(1)
-        wire = Wire(end, (0, 1), 20.0)
+        wire = PeerGroup(end, (0, 1), 20.0)
         names = {"input": 0, **({"weight": 1} if len(inputs) > 1 else {})}
         return run([Step(wire, division, each, (0, 1), inputs_of=names) for each in divided.values()])
 

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from planner.ir.box import volume, whole
 from planner.ir.errors import StageFailedError
-from runtime.pipeline.pieces import slices
-from runtime.spatial.deferred import Later
+from runtime.pipeline.messages import slices
+from runtime.spatial.deferred import DeferredGradients
 from runtime.transport import InProcessTransport
 from tests.runtime.spatial.threads import Case, Cuts, Part, added_up, case, close, gradient_of, run_on_threads
 
@@ -151,8 +151,8 @@ def test_one_message_forward_and_one_backward_and_none_where_channels_are_apart(
 def test_what_was_put_off_is_done_while_the_sum_is_on_its_way() -> None:
     done: list[int] = []
 
-    def later() -> Later:
-        found = Later()
+    def later() -> DeferredGradients:
+        found = DeferredGradients()
         found.put(lambda: done.append(1))
         return found
 

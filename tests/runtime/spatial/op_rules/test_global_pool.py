@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from planner.ir.box import whole
-from runtime.pipeline.pieces import slices
-from runtime.spatial.deferred import Later
+from runtime.pipeline.messages import slices
+from runtime.spatial.deferred import DeferredGradients
 from tests.runtime.spatial.op_rules.test_batch_norm import CUTS
 from tests.runtime.spatial.threads import Case, Cuts, Part, added_up, case, close, gradient_of, run_on_threads
 
@@ -71,8 +71,8 @@ def test_half_precision_is_summed_in_single() -> None:
 def test_what_was_put_off_is_done_while_the_sum_is_on_its_way() -> None:
     done: list[int] = []
 
-    def later() -> Later:
-        found = Later()
+    def later() -> DeferredGradients:
+        found = DeferredGradients()
         found.put(lambda: done.append(1))
         return found
 

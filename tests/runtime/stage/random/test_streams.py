@@ -22,7 +22,7 @@ from profiler.source.source import load_model
 from runtime.numerics.single_device import drawing_loss, serial_step
 from runtime.stage.captured import captured_model
 from runtime.stage.cut import cut_stage
-from runtime.stage.modes import Portion
+from runtime.stage.modes import MicrobatchSlice
 from runtime.stage.random.streams import Draw, Draws, Noise
 from tests.runtime.plans import (
     Trained,
@@ -233,7 +233,7 @@ def drawn(draw: Draw, dtype: torch.dtype = torch.float64) -> tuple[Tensor, ...]:
 
 
 def test_seeds_differ_by_run_step_micro_batch_and_layer() -> None:
-    whole = Portion(0, 4, 0, 4)
+    whole = MicrobatchSlice(0, 4, 0, 4)
     found = []
     for seed, step, microbatch in [(0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 0, 1), (10, 0, 0), (1, 0, 1), (0, 1, 1)]:
         draw = Draw(seed, step)
@@ -256,7 +256,7 @@ def test_a_run_in_another_precision_drops_the_same_units() -> None:
 def test_blocks_are_the_same_however_rows_are_shared_out(width: int, dim: int, each: int) -> None:
     def part(start: int, count: int) -> Tensor:
         draw = Draw(1)
-        draw.at(Portion(0, count, start, 13))
+        draw.at(MicrobatchSlice(0, count, start, 13))
         shape = [2, 2, width]
         shape[dim] = each * count
         fill = partial(Tensor.normal_, mean=0.0, std=1.0)

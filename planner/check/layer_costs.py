@@ -1,0 +1,402 @@
+"""What was not measured, by models of families, reckoned a second time.
+
+The rules of ``planner.costs.layers.regression``.
+
+None of its code: least squares by trying every set of coefficients that may be above zero, and loops over measurements.
+
+What a part of a layer costs, looked up a second time for the checker: the rule of ``planner.costs.layers.shards``.
+
+None of its code: one loop over the measurements for every question.
+
+A profile under its corrections, written a second time for the checker (model.
+
+``planner.costs.calibration.apply_corrections``).
+
+Every figure is multiplied by the factor of its class; forward and backward by the smaller of their two factors, and
+what is left of the larger one where the stage is known (``remaining``).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import combinations
+
+from planner.check.reading import at_samples
+from planner.ir.box import Interval, intersect, volume, whole
+from planner.ir.cluster import ACROSS_HOSTS, ALL_REDUCE, STATISTICS, WITHIN_HOST, Link
+from planner.ir.graph import BYTES_PER_ELEMENT, SAMPLE, Layer, TensorSpec
+from planner.ir.profile import Calibration, Measurement, Profile
+from planner.layers import kind
+
+Point = tuple[float, float, float, float]
+Name = tuple[object, ...]
+
+SECONDS = ("forward_s", "backward_s", "backward_input_s", "backward_weight_s")
+
+
+@dataclass(eq=False)
+class Modelled:
+    """Models of everything that was measured on one kind of device; a model is made when it is asked for."""
+
+    profile: Profile
+    device_kind: str
+    layers: dict[str, Layer] = field(init=False, repr=False)
+    values: dict[str, TensorSpec] = field(init=False, repr=False)
+    rows: list[tuple[Measurement, Point]] = field(init=False, repr=False)
+    models: dict[tuple[Name, str], Point] = field(init=False, default_factory=dict, repr=False)
+    points: dict[tuple[str, float, tuple[int, ...]], Point] = field(init=False, default_factory=dict, repr=False)
+    called: dict[Name, list[tuple[Measurement, Point]]] = field(init=False, default_factory=dict, repr=False)
+
+    def __post_init__(self) -> None:
+        self.layers, self.values = self.profile.graph.by_name(), self.profile.graph.values()
+        measured = [
+            *self.profile.measurements.get(self.device_kind, ()),
+            *self.profile.parts.get(self.device_kind, ()),
+        ]
+        self.rows = [
+            (m, self.point(m.layer, m.samples, m.part)) for m in measured if m.layer in self.layers and m.samples
+        ]
+        for row in self.rows:
+            for name in (("layer", row[0].layer), *(self._name(row[0], level) for level in range(3))):
+                self.called.setdefault(name, []).append(row)
+
+    def whole(self, layer: str, samples: float, what: str) -> float:
+        """Seconds or bytes of a whole layer.
+
+        Raises:
+            LookupError: no family says.
+        """
+        found = self._answer(layer, self.point(layer, samples, ()), what)
+        if found is None:
+            raise LookupError(f"{layer} at {samples} samples")
+        return found
+
+    def part(
+        self, layer: str, samples: int, part: tuple[int, ...], least: Sequence[Mapping[str, float]], what: str
+    ) -> float | None:
+        """Seconds of a part, as slow as the ``least`` of what is known to do as much; None where no family says."""
+        point = self.point(layer, samples, part)
+        own = {name: self._answer(layer, point, name) for name in SECONDS}
+        slow = 1.0
+        for names in (SECONDS[:1], SECONDS[:2], (SECONDS[0], *SECONDS[2:])):
+            mine = sum(own[name] or 0.0 for name in names)
+            if mine > 0:
+                slow = max(slow, min(sum(one[name] for name in names) for one in least) / mine)
+        found = own[what]
+        return None if found is None else found * slow
+
+    def point(self, name: str, samples: float, part: tuple[int, ...]) -> Point:
+        """(1, flops, bytes, bytes of parameters x samples)."""
+        key = (name, samples, part)
+        if key not in self.points:
+            captured = self.profile.graph.samples
+            once, twice = self._count(name, captured), self._count(name, 2 * captured)
+            flops, moved, weights = (a + (b - a) * (samples / captured - 1) for a, b in zip(once, twice, strict=True))
+            if part:
+                flops, moved, weights = self._of_part(name, int(samples), part, flops)
+            self.points[key] = (1.0, flops, moved, weights)
+        return self.points[key]
+
+    def _count(self, name: str, samples: int) -> tuple[float, float, float]:
+        layer, inputs = self._sized(name, samples)
+        weights = sum(self.profile.graph.parameters[each].num_bytes for each in layer.parameters)
+        moved = weights + sum(spec.num_bytes for spec in inputs) + sum(spec.num_bytes for spec in layer.outputs)
+        return kind(layer.kind).forward_flops(layer, inputs), moved, weights * samples
+
+    def _of_part(self, name: str, samples: int, part: tuple[int, ...], flops: float) -> tuple[float, float, float]:
+        layer, inputs = self._sized(name, samples)
+        relation = kind(layer.kind)
+        work = relation.work(layer, inputs)
+        box, extents = [], list(part)
+        for dim, extent in zip(work.dims, work.shape, strict=True):
+            mine = extent if dim == SAMPLE else extents.pop(0)
+            first = (extent - mine) // 2 if dim in ("depth", "height", "width") else 0
+            box.append(Interval(first, first + mine))
+        share = volume(tuple(box)) / max(1, math.prod(work.shape))
+        moved = share * sum(spec.num_bytes for spec in layer.outputs)
+        for spec, asked in zip(inputs, relation.input_boxes(layer, inputs, tuple(box)), strict=True):
+            inside = intersect(asked, whole(spec.shape))
+            moved += BYTES_PER_ELEMENT[spec.dtype] * (volume(inside) if inside is not None else 0)
+        specs = tuple(self.profile.graph.parameters[each] for each in layer.parameters)
+        used = relation.weight_boxes(layer, specs, tuple(box))
+        weights = sum(BYTES_PER_ELEMENT[spec.dtype] * volume(each) for spec, each in zip(specs, used, strict=True))
+        return flops * share, moved + weights, weights * samples
+
+    def _sized(self, name: str, samples: int) -> tuple[Layer, tuple[TensorSpec, ...]]:
+        layer, captured = self.layers[name], self.profile.graph.samples
+        outputs = tuple(spec.at(samples, captured) for spec in layer.outputs)
+        return replace(layer, outputs=outputs), tuple(self.values[each].at(samples, captured) for each in layer.inputs)
+
+    def _answer(self, name: str, point: Point, what: str) -> float | None:
+        near = own = self.called.get(("layer", name), [])
+        for level in (1, 2):
+            near = near or self.called.get(self._level(name, "", level), [])
+        if not near:
+            return None
+        nearest = min(near, key=lambda row: round(_apart(row[1], point), 9))  # of equally near ones the first
+        family = self._family(nearest[0])
+        if family is None:
+            return None
+        base, model = self._model(family, what)
+        if not own:
+            return 0.0 if base else _times(model, point)
+        top = bottom = 0.0
+        for m, at in own:
+            if self._family(m) == family:
+                weight, said = 1 / (_apart(at, point) + 0.02), _times(model, at)
+                top += weight * (float(getattr(m, what)) / said if said > 0 else 1.0)
+                bottom += weight
+        return _times(model, point) * top / bottom
+
+    def _family(self, m: Measurement) -> Name | None:
+        """The narrowest name under which there are three shapes."""
+        for level in range(3):
+            name = self._name(m, level)
+            shapes: set[Point] = set()
+            for _, at in self.called[name]:
+                shapes.add(at)
+                if len(shapes) == 3:
+                    return name
+        return None
+
+    def _model(self, family: Name, what: str) -> tuple[bool, Point]:
+        """Whether it is mostly zero and in proportion to the bytes, and the coefficients."""
+        if (family, what) not in self.models:
+            rows = [(at, float(getattr(m, what))) for m, at in self.called[family]]
+            some = [(at, value) for at, value in rows if value > 0]
+            zero = 2 * len(some) < len(rows)
+            self.models[family, what] = (0.0, 0.0, 1.0, 0.0) if zero else _least_squares(some)
+            self.models[(family, "is zero"), what] = (float(zero), 0.0, 0.0, 0.0)
+        return bool(self.models[(family, "is zero"), what][0]), self.models[family, what]
+
+    def _name(self, m: Measurement, level: int) -> Name:
+        return self._level(m.layer, m.key, level)
+
+    def _level(self, name: str, key: str, level: int) -> Name:
+        layer = self.layers[name]
+        first = all(each in self.profile.graph.inputs for each in layer.inputs)
+        return (layer.kind, str(layer.attributes.get("op", "")), first, key)[: (4, 3, 1)[level]]
+
+
+def _apart(a: Point, b: Point) -> float:
+    return sum((math.log(x + 1) - math.log(y + 1)) ** 2 for x, y in zip(a[1:3], b[1:3], strict=True))
+
+
+def _times(model: Point, point: Iterable[float]) -> float:
+    return sum(c * x for c, x in zip(model, point, strict=True))
+
+
+def _least_squares(rows: Sequence[tuple[Point, float]]) -> Point:
+    """Of all sets of columns with coefficients that are not negative the one with the least sum of squares."""
+    points = [[x / value for x in at] for at, value in rows]
+    largest = [max(column) for column in zip(*points, strict=True)]
+    scale = [one if one > 0 else 1.0 for one in largest]
+    matrix = [[x / by for x, by in zip(point, scale, strict=True)] for point in points]
+    ridge = [math.sqrt(len(rows)) * each for each in (1e-3, 1e-3, 1e-3, 3e-2)]
+    matrix += [[each if k == column else 0.0 for column in range(4)] for k, each in enumerate(ridge)]
+    target = [1.0] * len(rows) + [0.0] * 4
+    best, least = [0.0] * 4, math.fsum(each * each for each in target)
+    for size in range(1, 5):
+        for columns in combinations(range(4), size):
+            found = _solved([[row[column] for column in columns] for row in matrix], target)
+            left = _left(matrix, columns, found, target)
+            error = math.fsum(each * each for each in left)
+            if min(found) >= 0 and error < least:
+                best, least = [0.0] * 4, error
+                for column, coefficient in zip(columns, found, strict=True):
+                    best[column] = coefficient
+    one, flops, moved, weights = (coefficient / by for coefficient, by in zip(best, scale, strict=True))
+    return one, flops, moved, weights
+
+
+def _solved(matrix: Sequence[Sequence[float]], target: Sequence[float]) -> list[float]:
+    """Least squares by the normal equations, and once more for what they leave."""
+    columns = range(len(matrix[0]))
+    squares = [[math.fsum(row[a] * row[b] for row in matrix) for b in columns] for a in columns]
+    found, left = [0.0 for _ in columns], list(target)
+    for _ in range(3):
+        more = _eliminated(
+            squares, [math.fsum(row[a] * y for row, y in zip(matrix, left, strict=True)) for a in columns]
+        )
+        found = [old + new for old, new in zip(found, more, strict=True)]
+        left = _left(matrix, tuple(columns), found, target)
+    return found
+
+
+def _left(
+    matrix: Sequence[Sequence[float]], columns: Sequence[int], found: Sequence[float], target: Sequence[float]
+) -> list[float]:
+    """What remains of ``target``, row by row."""
+    return [
+        y - sum(row[column] * c for column, c in zip(columns, found, strict=True))
+        for row, y in zip(matrix, target, strict=True)
+    ]
+
+
+def _eliminated(squares: Sequence[Sequence[float]], right: Sequence[float]) -> list[float]:
+    """Gauss: the square system's answer."""
+    rows = [[*row, value] for row, value in zip(squares, right, strict=True)]
+    size = len(rows)
+    for k in range(size):
+        pivot = max(range(k, size), key=lambda row: abs(rows[row][k]))
+        rows[k], rows[pivot] = rows[pivot], rows[k]
+        for row in range(size):
+            if row != k:
+                factor = rows[row][k] / rows[k][k]
+                rows[row] = [a - factor * b for a, b in zip(rows[row], rows[k], strict=True)]
+    return [rows[k][size] / rows[k][k] for k in range(size)]
+
+
+Part = tuple[int, ...]
+
+
+def cost_of_part(
+    profile: Profile,
+    device_kind: str,
+    layer: str,
+    samples: int,
+    part: Part,
+    whole: Part,
+    what: str,
+    modelled: Modelled | None = None,
+    share: Mapping[str, float] | None = None,
+) -> float | None:
+    """Seconds or bytes (``what``) of a part; None where it is a share of as many whole samples.
+
+    Args:
+        part, whole: extents of the work of the part and of the layer, without the dim of the samples.
+        modelled: for parts that nobody measured at any number of samples; None: there is no model of them.
+        share: by name: the seconds of as large a share of the whole at these samples.
+    """
+    if part == whole or samples == 0 or 0 in part:
+        return None
+    measured = [m for m in profile.parts.get(device_kind, ()) if m.layer == layer]
+    alike = [m for m in measured if m.part == part]
+    if alike:
+        try:
+            return at_samples(alike, samples, what)
+        except LookupError:
+            alike = []
+    if modelled is not None and share is not None and what in share:
+        least = [share]
+        for m in measured:
+            if m.samples == samples:
+                least.append({name: getattr(m, name) * math.prod(part) / math.prod(m.part) for name in share})
+        said = modelled.part(layer, samples, part, least, what)
+        if said is not None:
+            return said
+    now = [m for m in measured if m.samples == samples and _is_cut(m.part, whole) == _is_cut(part, whole)]
+    if not now:
+        return None
+    now += [m for m in profile.measurements[device_kind] if m.layer == layer and m.samples == samples]
+    return _by_elements(now, math.prod(part), math.prod(whole), what)
+
+
+def _by_elements(measured: Sequence[Measurement], wanted: int, whole: int, what: str) -> float:
+    """The value at ``wanted`` elements of work."""
+    sizes = [(math.prod(m.part) if m.part else whole, m) for m in measured]
+    below = [(size, m) for size, m in sizes if size <= wanted]
+    above = [(size, m) for size, m in sizes if size >= wanted]
+    lowest, highest = max((size for size, _ in below), default=0), min((size for size, _ in above), default=0)
+    # Of several of one size the last counts below, the first above.
+    low = next((m for size, m in reversed(below) if size == lowest), None)
+    high = next((m for size, m in above if size == highest), None)
+    if low is not None and high is not None and low.key == high.key and lowest != highest:
+        a, b = float(getattr(low, what)), float(getattr(high, what))
+        if a <= 0 or b <= 0:
+            return a + (b - a) * (wanted - lowest) / (highest - lowest)
+        return float(a * (b / a) ** (math.log(wanted / lowest) / math.log(highest / lowest)))
+    is_low = high is None or (low is not None and wanted * wanted <= lowest * highest)
+    nearest, size = (low, lowest) if is_low else (high, highest)
+    return float(getattr(nearest, what)) * wanted / size
+
+
+def _is_cut(part: Part, whole: Part) -> list[bool]:
+    return [mine < of_all for mine, of_all in zip(part, whole, strict=True)]
+
+
+_LAYERS = {
+    "forward": ("forward_s",),
+    "backward": ("backward_s", "backward_input_s", "backward_weight_s"),
+}
+
+
+def restated(profile: Profile) -> Profile:
+    """The profile with its corrections in its figures, those that depend on the stage as far as any stage has them."""
+    if not profile.calibration.corrections:
+        return profile
+
+    def measured(one: Measurement, device_kind: str) -> Measurement:
+        values = {
+            name: getattr(one, name) * min(_factor(profile, what, device_kind, s) for s in (False, True))
+            for what, names in _LAYERS.items()
+            for name in names
+        }
+        return replace(one, **values)
+
+    def link(found: Link, name: str) -> Link:
+        by = _factor(profile, "messages", name)
+        points = tuple((size, seconds * by) for size, seconds in found.points)
+        rate, latency = found.bandwidth_bytes_per_s / by, found.latency_s * by
+        return replace(found, latency_s=latency, bandwidth_bytes_per_s=rate, points=points)
+
+    sums = {ALL_REDUCE: "all-reduces", STATISTICS: "statistics"}
+    cluster = profile.cluster
+    tables = []
+    for table in cluster.collectives:
+        by = _factor(profile, sums[table.operation], table.link) if table.operation in sums else 1.0
+        tables.append(replace(table, points=tuple((size, seconds * by) for size, seconds in table.points)))
+    pairs = []
+    for pair in cluster.pairs:
+        name = WITHIN_HOST if pair.src_host == pair.dst_host else ACROSS_HOSTS
+        pairs.append(replace(pair, link=link(pair.link, name)))
+    parameters = {}
+    for device_kind, costs in profile.parameters.items():
+        adding = min(_factor(profile, "backward", device_kind, shared) for shared in (False, True))
+        updating = _factor(profile, "update", device_kind)
+        parameters[device_kind] = {
+            layer: replace(cost, accumulate_s=cost.accumulate_s * adding, update_s=cost.update_s * updating)
+            for layer, cost in costs.items()
+        }
+    return replace(
+        profile,
+        cluster=replace(
+            cluster,
+            links={name: link(found, name) for name, found in cluster.links.items()},
+            collectives=tuple(tables),
+            pairs=tuple(pairs),
+        ),
+        measurements={
+            kind: tuple(measured(one, kind) for one in found) for kind, found in profile.measurements.items()
+        },
+        parts={kind: tuple(measured(one, kind) for one in found) for kind, found in profile.parts.items()},
+        parameters=parameters,
+        action_overhead_s={
+            kind: seconds * _factor(profile, "overhead", kind) for kind, seconds in profile.action_overhead_s.items()
+        },
+        calibration=Calibration(),
+    )
+
+
+def remaining(profile: Profile, quantity: str, device_kind: str, num_ranks: int) -> float:
+    """What is left to multiply ``quantity`` (``forward_s``, ``accumulate_s``, ...) by on a stage of so many ranks.
+
+    Args:
+        profile: as it was given, not restated.
+    """
+    if quantity not in ("forward_s", "backward_s", "backward_input_s", "backward_weight_s", "accumulate_s"):
+        return 1.0
+    what = "forward" if quantity == "forward_s" else "backward"
+    both = [_factor(profile, what, device_kind, shared) for shared in (False, True)]
+    return both[num_ranks > 1] / min(both)
+
+
+def _factor(profile: Profile, what: str, where: str, shared: bool = False) -> float:
+    """Of the class; where there is none, of the same in stages of the other sort; else 1."""
+    for sort in (shared, not shared):
+        for one in profile.calibration.corrections:
+            if (one.of.what, one.of.where, one.of.shared) == (what, where, sort):
+                return one.factor
+    return 1.0
