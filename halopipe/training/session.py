@@ -248,7 +248,7 @@ class Execution:
         self._voice.__exit__(None, None, None)
         self._engine.close()
 
-    def _bound(self, batch: Batch, agreement: Agreement) -> runtime.batch.Batch:
+    def _bound(self, batch: Batch, agreement: Agreement) -> runtime.pipeline.microbatches.Batch:
         """The batch, which all ranks were given, as the engine takes it."""
         item = [self._pair(each) for each in batch] if isinstance(batch, list) else self._pair(batch)
         found = bound(item, self._consumer.inputs, self._consumer.decision.micro_batches)

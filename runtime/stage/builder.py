@@ -21,7 +21,7 @@ from planner.layers.division import Division, divides
 from runtime.optim.gradient_sums import GradientBuckets
 from runtime.optim.of_stage import Tie, Updates, groups_of_ties, ties_of, updates_of
 from runtime.sparse.rules import SharedSites, require_shareable
-from runtime.spatial.compiling.collective import Collectives, CollectivePeerGroup, open_collectives
+from runtime.spatial.compiling.collective import CollectivePeerGroup, Collectives, open_collectives
 from runtime.spatial.compiling.compiled import Compiler, compiled, refuse_draws, refuse_user_code
 from runtime.spatial.decompose import DividedStage, DrawnPlaces
 from runtime.spatial.deferred import DeferredGradients

@@ -45,7 +45,10 @@ def test_random_exchanges_equal_those_by_messages(tmp_path):
             if stage not in collectives:
                 continue
             x = torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
-            wires = PeerGroup(transport, STAGES[stage], 20.0), CollectivePeerGroup(collectives[stage], STAGES[stage], 20.0)
+            wires = (
+                PeerGroup(transport, STAGES[stage], 20.0),
+                CollectivePeerGroup(collectives[stage], STAGES[stage], 20.0),
+            )
             position, moves = wires[0].position, moves_of(owned, held, wanted)
             plain, joint = Exchange.of(wires[0], held, wanted, moves), wires[1].exchange(held, wanted, moves)
             mine = x[slices(held[position], whole(shape))]
