@@ -61,6 +61,15 @@ def untouched(*modules: nn.Module) -> Iterator[None]:
                 numpy.set_state(drawn[1])
 
 
+def drawn_so_far() -> tuple[object, object]:
+    """The states of the generators of Python and numpy, to be compared: user code between two of them may draw."""
+    numpy: Any = sys.modules.get("numpy.random")
+    if numpy is None:
+        return random.getstate(), None
+    kind, keys, *rest = numpy.get_state()
+    return random.getstate(), (kind, keys.tobytes(), *rest)
+
+
 @contextmanager
 def kept_buffers(*modules: nn.Module) -> Iterator[None]:
     """Puts back the values of buffers."""

@@ -13,7 +13,7 @@ from torch import Tensor, fx, nn
 from cuda_ops.dense.evaluation import draws_in_any_mode, evaluated
 from planner.ir.errors import UnsupportedModelError
 from profiler.capture.trace import Traced
-from profiler.capture.user_module import evaluating, fresh_gradients, kept_buffers, untouched
+from profiler.capture.user_module import drawn_so_far, evaluating, fresh_gradients, kept_buffers, untouched
 from profiler.source.model import LoadedModel, example_of, is_alike
 from profiler.source.source import where
 
@@ -195,7 +195,22 @@ def _module_result(model: LoadedModel, tensors: Mapping[str, Tensor]) -> _Result
 
 
 def _loss_of(model: LoadedModel, values: Sequence[Tensor]) -> Tensor:
-    return model.loss_of_taken(tuple(values[: len(model.inputs)]), tuple(values[len(model.inputs) :]))
+    """The module's own loss.
+
+    Raises:
+        UnsupportedModelError: it draws from the generators of Python or numpy, which no graph holds and no seed of a
+            step reaches; what it computes may be alike by chance.
+    """
+    before = drawn_so_far()
+    loss = model.loss_of_taken(tuple(values[: len(model.inputs)]), tuple(values[len(model.inputs) :]))
+    for who, was, is_now in zip(("the random module", "numpy.random"), before, drawn_so_far(), strict=True):
+        if was != is_now:
+            raise UnsupportedModelError(
+                f"the model draws random numbers from {who} while it computes its loss",
+                ["random or data-dependent behaviour in forward is not supported"],
+                ["draw by operators of torch, such as torch.rand, or in the data"],
+            )
+    return loss
 
 
 def _require_same_inputs(model: LoadedModel, tensors: Mapping[str, Tensor]) -> None:
