@@ -2,27 +2,32 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+PYTEST := $(BIN)/python -m pytest --numprocesses auto --dist loadfile --no-loadscope-reorder
 NOTEBOOKS := $(sort $(wildcard notebooks/*.ipynb))
 
 # Many short processes import torch: let the first of them keep what it compiled (pip did not, see --no-compile).
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test lint format notebooks clean
+.PHONY: help demo test test-all lint format notebooks clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo       profile this machine, plan, run; predicted beside measured"
-	@echo "make test       lint, types and the test suite"
+	@echo "make test       lint, types and the test suite: a few cases of every kind"
+	@echo "make test-all   the same with every case, for a release and for what you changed"
 	@echo "make lint       ruff check, ruff format --check, mypy planner"
 	@echo "make format     ruff's fixes and format, applied"
 	@echo "make notebooks  execute notebooks/*.ipynb again and save them"
 	@echo "make clean      remove .venv and the tools' caches"
 
-demo: $(VENV)/.installed
+demo: $(VENV)/.demo
 	$(BIN)/halopipe demo
 
 test: lint
-	$(BIN)/python -m pytest
+	$(PYTEST)
+
+test-all: lint
+	$(PYTEST) --all-cases
 
 lint: $(VENV)/.installed
 	$(BIN)/ruff check .
@@ -39,10 +44,19 @@ notebooks: $(VENV)/.installed
 clean:
 	rm -rf $(VENV) build *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
 
-# The stamp is written last, so an installation that was cut short is taken up again.
+# A stamp is written last, so an installation that was cut short is taken up again. The demonstration needs less than
+# the tests: where those are installed, it has all it needs.
 $(VENV)/.installed: pyproject.toml constraints.txt
+	$(call install,test)
+	@touch $(VENV)/.demo $@
+
+$(VENV)/.demo: pyproject.toml constraints.txt
+	$(call install,demo)
+	@touch $@
+
+define install
 	@command -v $(PYTHON) >/dev/null || { echo "halopipe: '$(PYTHON)' not found; try: make PYTHON=python3.11" >&2; exit 1; }
 	@$(PYTHON) -c 'import sys; v = sys.version_info; v >= (3, 11) or sys.exit("halopipe: Python 3.11 or newer is needed, but $(PYTHON) is %d.%d; try: make PYTHON=python3.11" % v[:2])'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --no-compile -c constraints.txt -e '.[test]'
-	@touch $@
+	$(BIN)/python -m pip install --no-compile -c constraints.txt -e '.[$(1)]'
+endef

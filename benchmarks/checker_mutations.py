@@ -119,7 +119,7 @@ def case(name: str) -> tuple[Plan, Profile]:
     file, asked, change = CASES[name]
     profile = load(FILES / f"{file}.json", Profile)
     profile = profile.corrected_by(_CORRECTIONS) if name == "corrected" else profile
-    method = str(asked.get("solver", "suffix-dp"))
+    method = str(asked.get("solver", "best-first"))
     plan = solver(method)(Problem(profile, **{key: value for key, value in asked.items() if key != "solver"}))
     return (change(plan) if change is not None else plan), profile
 

@@ -30,7 +30,7 @@ SOURCES = {
     "ResNet-50": ModelSource("profiler.models.resnet:resnet50", {"num_classes": "10"}, (GLOBAL_BATCH, 3, 64, 64)),
     "VGG-16": ModelSource("profiler.models.vgg:vgg16", {"num_classes": "10"}, (GLOBAL_BATCH, 3, 64, 64)),
 }
-SOLVERS = ("suffix-dp", "one-device", "data-parallel", "even-split")
+SOLVERS = ("best-first", "one-device", "data-parallel", "even-split")
 PIPELINES = (("gpipe", 4), ("1f1b", 4), ("1f1b", 2))
 """Schedules and micro-batch sizes of pipelines over both workers, cut where the simulator says."""
 

@@ -16,6 +16,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from halopipe.guard import check_on_import
+
 if TYPE_CHECKING:
     from halopipe.api import (
         baselines,
@@ -48,6 +50,8 @@ __all__ = [
     "what_if",
     "why_not",
 ]
+
+check_on_import()
 
 
 def __getattr__(name: str) -> Any:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from importlib.machinery import PathFinder
 from pathlib import Path
 
-__all__ = ["ShadowedPackageError", "check_not_shadowed"]
+__all__ = ["ShadowedPackageError", "check_not_shadowed", "check_on_import"]
 
 _PACKAGES = ("cuda_ops", "planner", "profiler", "runtime")
 
@@ -46,6 +46,21 @@ def check_not_shadowed(search_path: Sequence[str] | None = None) -> None:
         found = _location(name, search_path)
         if found is not None and found.resolve() not in (home / name, home / name / "__init__.py"):
             raise ShadowedPackageError(name, found, home / name)
+
+
+def check_on_import() -> None:
+    """What ``import halopipe`` begins with: raises in a program, ends the command line with words and exit code.
+
+    Raises:
+        ShadowedPackageError: a file of the user's hides one of our packages.
+    """
+    try:
+        check_not_shadowed()
+    except ShadowedPackageError as error:
+        if Path(sys.argv[0] if sys.argv else "").name not in ("halopipe", "-m"):  # -m: the module is being found
+            raise
+        sys.stderr.write(f"{error}\n")
+        raise SystemExit(error.exit_code) from None
 
 
 def _location(name: str, search_path: Sequence[str] | None) -> Path | None:

@@ -1,8 +1,14 @@
-"""Settings of the whole suite: one thread a process, no display, reproducible examples, and what is skipped where."""
+"""Settings of the whole suite: one thread a process, no display, reproducible examples, and what is left out when.
+
+``make test`` runs a few cases of every test function and leaves out what is marked ``exhaustive``; ``make test-all``
+(or ``pytest --all-cases``) runs everything.  Cases are taken evenly from first to last, the same ones every time.
+"""
 
 from __future__ import annotations
 
 import os
+from collections import defaultdict
+from collections.abc import Sequence
 
 import pytest
 from hypothesis import settings
@@ -15,8 +21,22 @@ os.environ.setdefault("MPLBACKEND", "Agg")
 settings.register_profile("suite", deadline=None, derandomize=True)
 settings.load_profile("suite")
 
+MOST_CASES = 6
+"""Of one test function that ``make test`` runs."""
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--all-cases", action="store_true", help=f"every case of every test, not {MOST_CASES} of a function at most"
+    )
+
+
+@pytest.hookimpl(trylast=True)  # behind -k and -m
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if not config.getoption("--all-cases"):
+        kept = set(few_cases([item for item in items if item.get_closest_marker("exhaustive") is None]))
+        config.hook.pytest_deselected(items=[item for item in items if item not in kept])
+        items[:] = [item for item in items if item in kept]
     marked = [item for item in items if item.get_closest_marker("cuda")]
     if not marked:
         return
@@ -25,3 +45,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if not torch.cuda.is_available():
         for item in marked:
             item.add_marker(pytest.mark.skip(reason="torch finds no NVIDIA GPU"))
+
+
+def few_cases(items: Sequence[pytest.Item]) -> list[pytest.Item]:
+    """Of each function the first case, the last one, and some evenly between them."""
+    cases: dict[str, list[pytest.Item]] = defaultdict(list)
+    for item in items:
+        cases[item.nodeid.partition("[")[0]].append(item)
+    kept: list[pytest.Item] = []
+    for of_function in cases.values():
+        most = min(MOST_CASES, len(of_function))
+        kept += [of_function[number * (len(of_function) - 1) // max(1, most - 1)] for number in range(most)]
+    return kept

@@ -38,12 +38,12 @@ def floor(ours: str = "", third_party: str = "") -> Floor:
 PLANNER = "planner.ir planner.layers planner.schedules planner.passes"
 SEARCH = "planner.solvers.candidates planner.solvers.progress"  # what a search needs beside costs
 WITH_TORCH = "planner.ir planner.layers planner.sites cuda_ops"
-DEPENDENCIES = "jinja2 laspy lazrs matplotlib numpy pandas psutil pydantic rich sklearn torch typer"
+DEPENDENCIES = "laspy lazrs matplotlib numpy pandas pydantic rich sklearn torch typer"
 # The architecture's table. The longest name here that a module's own begins with is its floor.
 FLOORS = {
     "planner.ir": floor(),
     "planner.ir.codec": floor("planner.ir", "pydantic"),
-    "cuda_ops": floor("", "MinkowskiEngine numpy spconv torch torchsparse triton"),
+    "cuda_ops": floor("", "numpy spconv torch torchsparse triton"),
     "planner.layers": floor("planner.ir"),
     "planner.sites": floor("planner.ir", "numpy"),
     "planner.schedules": floor("planner.ir"),
@@ -61,7 +61,7 @@ FLOORS = {
     "planner.check.drawn": floor(f"{PLANNER} planner.costs"),  # random draws can only be drawn again by who drew them
     "planner.export": floor(f"{PLANNER} planner.costs planner.solvers planner.baselines", "pandas"),
     "planner": floor("planner"),
-    "profiler": floor(WITH_TORCH, "pandas psutil sympy torch"),
+    "profiler": floor(WITH_TORCH, "pandas sympy torch"),
     "profiler.models": floor("cuda_ops", "torch"),
     "runtime": floor(f"{WITH_TORCH} planner.passes", "torch"),
     "halopipe": floor(" ".join(CODE[1:]), DEPENDENCIES),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import fx, nn
 
-from cuda_ops.device.gpus import on_device
+from cuda_ops.device.placing import on_device
 
 META = torch.device("meta")
 

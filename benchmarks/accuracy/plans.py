@@ -40,7 +40,7 @@ def case(problem: Problem, name: str) -> Case:
 
 def _decision(problem: Problem, name: str) -> Decision:
     if name == CHOSEN:
-        return solver("suffix-dp")(replace(problem, time_limit_s=_SEARCH_S), None).decision
+        return solver("best-first")(replace(problem, time_limit_s=_SEARCH_S), None).decision
     if name in (ONE, DATA_PARALLEL):
         by = {ONE: "one-device", DATA_PARALLEL: "data-parallel"}[name]
         return solver(by)(replace(problem, allow=("sample",)), None).decision

@@ -36,7 +36,7 @@ from planner.ir.errors import HalopipeError
 from planner.ir.plan import Plan
 from planner.solvers import baselines, solver
 
-OURS = "suffix-dp"
+OURS = "best-first"
 TIME_LIMIT_S = 20.0
 SIZES, QUICK_SIZES = (32, 64, 128), (64,)
 QUICK = frozenset({"VGG-16, 4, 1.25 GB/s", "ResNet-50, 4, 10 GB/s", "GNMT, 2 fast + 2 half, 1.25 GB/s"})

@@ -49,9 +49,9 @@ from runtime.stage.builder import check_layers, groups_of
 
 HOME = Path(__file__).resolve().parents[2]
 PLAN_SEEDS = (
-    ("suffix-dp", "notebooks/data/vgg16.profile.json"),
+    ("best-first", "notebooks/data/vgg16.profile.json"),
     ("data-parallel", "notebooks/data/vgg16.profile.json"),
-    ("suffix-dp", "notebooks/data/clouds/classification.profile.json"),
+    ("best-first", "notebooks/data/clouds/classification.profile.json"),
 )
 """Solvers, and the profiles of which they make plans."""
 

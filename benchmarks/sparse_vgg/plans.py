@@ -86,7 +86,7 @@ def cases(problem: Problem) -> list[Case]:
     found = [
         _case(problem, name, solver(by)(problem, None).decision, by == "sparsepipe")
         for name, by in (
-            (OURS, "suffix-dp"),
+            (OURS, "best-first"),
             (SPARSEPIPE, "sparsepipe"),
             (ONE, "one-device"),
             (SHARED, "data-parallel"),

@@ -10,7 +10,7 @@ How each operator with weights names its arguments, and what one call of it come
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+Numbers = list[int] | tuple[int, ...]
 Gradients = tuple[Tensor | None, Tensor | None]
 """Of the weight and of the bias; None where it is not wanted."""
 
@@ -77,7 +78,8 @@ class Convolution:
     groups: int
 
     def forward(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        return torch.ops.aten.convolution.default(x, weight, bias, *self._options())
+        y: Tensor = torch.ops.aten.convolution.default(x, weight, bias, *self._options())
+        return y
 
     def input_gradient(self, dy: Tensor, x: Tensor, weight: Tensor) -> Tensor:
         dx: Tensor = self._backward(dy, x, weight, (True, False, False))[0]
@@ -106,7 +108,8 @@ class Embedding:
     scale_by_frequency: bool
 
     def forward(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        return torch.ops.aten.embedding.default(weight, x, self.padding_index, self.scale_by_frequency, False)
+        y: Tensor = torch.ops.aten.embedding.default(weight, x, self.padding_index, self.scale_by_frequency, False)
+        return y
 
     def input_gradient(self, dy: Tensor, x: Tensor, weight: Tensor) -> Tensor:
         return torch.zeros_like(x)
@@ -190,11 +193,11 @@ def _convolution(
     input: Tensor,
     weight: Tensor,
     bias: Tensor | None,
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
+    stride: Numbers,
+    padding: Numbers,
+    dilation: Numbers,
     transposed: bool,
-    output_padding: Sequence[int],
+    output_padding: Numbers,
     groups: int,
 ) -> Call | None:
     each = [_each(value, weight) for value in (stride, padding, dilation, output_padding)]
@@ -242,7 +245,7 @@ def _transposed_conv(
     return Call(operator, input, weight, bias, True, lambda x: _batched(x, weight), _after(input, weight))
 
 
-def _each(value: int | Sequence[int], weight: Tensor) -> tuple[int, ...]:
+def _each(value: int | Numbers, weight: Tensor) -> tuple[int, ...]:
     """One number a dim of space, as operators read it: a single number stands for all."""
     numbers = tuple(value) if isinstance(value, (list, tuple)) else (int(value),)
     return numbers * (weight.ndim - 2) if len(numbers) == 1 else numbers

@@ -10,13 +10,13 @@ smallest, which calling it would not pay for.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import prod
 from typing import Protocol
 
 import torch
 from torch import Tensor
-from torch.autograd.function import FunctionCtx, once_differentiable
+from torch.autograd.function import once_differentiable
 
 Numbers = Sequence[int]
 
@@ -38,20 +38,31 @@ def onednn_convolution(
     groups: int,
 ) -> Tensor:
     """As ``aten::convolution`` of a batch, by oneDNN; differentiable."""
-    y: Tensor = _Convolution.apply(x, weight, bias, _options(stride, padding, dilation, groups))
-    return y
+    apply: Callable[..., Tensor] = _Convolution.apply
+    return apply(x, weight, bias, _options(stride, padding, dilation, groups))
+
+
+class _Context(Protocol):
+    """What both directions share, as torch makes it; torch's own type knows of no attributes."""
+
+    options: Options
+    saved_tensors: tuple[Tensor, ...]
+    needs_input_grad: tuple[bool, ...]
+
+    def save_for_backward(self, *tensors: Tensor) -> None:
+        """Keeps tensors as ``saved_tensors``."""
 
 
 class _Convolution(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: FunctionCtx, x: Tensor, weight: Tensor, bias: Tensor | None, options: Options) -> Tensor:
+    def forward(ctx: _Context, x: Tensor, weight: Tensor, bias: Tensor | None, options: Options) -> Tensor:
         ctx.save_for_backward(x, weight)
         ctx.options = options
         return ONEDNN.forward(x, weight, bias, options)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: FunctionCtx, dy: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: _Context, dy: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
         wanted = ctx.needs_input_grad
         return *ONEDNN.backward(dy, x, weight, ctx.options, (wanted[0], wanted[1], wanted[2])), None

@@ -15,11 +15,12 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor, fx
-from torch.autograd.function import FunctionCtx, once_differentiable
+from torch._ops import OpOverload
+from torch.autograd.function import once_differentiable
 
 from cuda_ops.dense.backward_halves import READERS, Call, Gradients, Operator
 
@@ -95,12 +96,13 @@ def deferred(node: fx.Node, current: Current) -> Callable[..., Tensor] | None:
     reader = READERS.get(node.target) if node.op == "call_function" else None
     if reader is None:
         return None
-    arguments = _arguments(node)
+    target = cast("OpOverload[..., Tensor]", node.target)  # as all keys of READERS
+    arguments = _arguments(node, target)
     weight, bias = arguments[reader.weight], arguments[reader.bias] if reader.bias else None
     if any(not isinstance(each, fx.Node) or each.op != "get_attr" for each in (weight, bias) if each is not None):
         return None
-    function = partial(_call, node.target, reader.read, current)
-    function.__name__ = f"deferred_{node.target.overloadpacket.__name__}"  # type: ignore[attr-defined]  # fx writes it
+    function = partial(_call, target, reader.read, current)
+    function.__name__ = f"deferred_{target.overloadpacket.__name__}"  # type: ignore[attr-defined]  # fx writes it
     function.__module__ = __name__
     return function
 
@@ -128,14 +130,30 @@ def _apply(queue: WeightGradients, call: Call, x: Tensor, weight: Tensor, bias: 
     targets = call.weight, call.bias if call.bias is not None and call.bias.requires_grad else None
     bias = None if bias is None else bias.detach()
     weight = weight.requires_grad_()
-    y: Tensor = _Deferred.apply(queue, call.operator, targets, call.before(x), weight, bias)
-    return call.after(y)
+    apply: Callable[..., Tensor] = _Deferred.apply
+    return call.after(apply(queue, call.operator, targets, call.before(x), weight, bias))
+
+
+class _Context(Protocol):
+    """What both directions share, as torch makes it; torch's own type knows of no attributes."""
+
+    queue: WeightGradients
+    operator: Operator
+    targets: tuple[Tensor, Tensor | None]
+    saved_tensors: tuple[Tensor, ...]
+    needs_input_grad: tuple[bool, ...]
+
+    def save_for_backward(self, *tensors: Tensor) -> None:
+        """Keeps tensors as ``saved_tensors``."""
+
+    def set_materialize_grads(self, value: bool) -> None:
+        """Whether a gradient that is missing comes as zeros."""
 
 
 class _Deferred(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: FunctionCtx,
+        ctx: _Context,
         queue: WeightGradients,
         operator: Operator,
         targets: tuple[Tensor, Tensor | None],
@@ -150,7 +168,7 @@ class _Deferred(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: FunctionCtx, dy: Tensor | None) -> tuple[Tensor | None, ...]:
+    def backward(ctx: _Context, dy: Tensor | None) -> tuple[Tensor | None, ...]:
         if dy is None:
             return (None,) * 6
         x, weight = (tensor.detach() for tensor in ctx.saved_tensors)
@@ -160,8 +178,8 @@ class _Deferred(torch.autograd.Function):
         return None, None, None, dx, None, None
 
 
-def _arguments(node: fx.Node) -> dict[str, Any]:
-    schema = node.target._schema.arguments
+def _arguments(node: fx.Node, target: OpOverload[..., Tensor]) -> dict[str, Any]:
+    schema = target._schema.arguments
     found = {argument.name: argument.default_value for argument in schema}
     found.update((argument.name, value) for argument, value in zip(schema, node.args, strict=False))
     found.update(node.kwargs)
@@ -174,5 +192,6 @@ def _is_plain(tensor: Tensor) -> bool:
 
 def _cast(tensor: Tensor | None, dtype: torch.dtype | None) -> Any:
     """As autocast does it: floats, but not of 64 bits."""
-    is_cast = dtype is not None and tensor is not None and tensor.is_floating_point() and tensor.dtype != torch.float64
-    return tensor.to(dtype) if is_cast else tensor
+    if dtype is None or tensor is None or not tensor.is_floating_point() or tensor.dtype == torch.float64:
+        return tensor
+    return tensor.to(dtype)

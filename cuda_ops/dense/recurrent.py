@@ -126,14 +126,14 @@ def autocast(device_type: str, dtype: torch.dtype | None) -> AbstractContextMana
 @functools.cache
 def lacks_lstm(dtype: torch.dtype) -> bool:
     """Whether oneDNN has no LSTM of ``dtype`` for this processor: torch is asked by running one."""
-    if not torch.backends.mkldnn.is_available():
+    if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]  # torch's has no types
         return False  # torch takes its own then
     size = 2
     with _disable_current_modes(), torch.inference_mode(False), torch.enable_grad():
         x, state, bias = torch.zeros(1, 1, size), torch.zeros(1, size), torch.zeros(4 * size)
         weight = torch.zeros(4 * size, size, requires_grad=True)
         tensors = [each.to(dtype) for each in (x, weight, weight, bias, bias, state, state)]
-        options = (False, [], _LSTM, size, 1, True, False, False, True)
+        options: tuple[Any, ...] = (False, [], _LSTM, size, 1, True, False, False, True)
         try:
             with torch.autocast("cpu", enabled=False):
                 _ATEN.mkldnn_rnn_layer.default(*tensors, *options)[0].sum().backward()
@@ -153,10 +153,10 @@ def _compute_in_float32() -> None:
     with _REGISTERING:
         if _REGISTERED:
             return
-        library = torch.library.Library("aten", "IMPL", "AutocastCPU")
+        library = torch.library.Library("aten", "IMPL", "AutocastCPU")  # type: ignore[no-untyped-call]  # no types
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "(?s).*[Oo]verriding a previously registered kernel")
-            library.impl("mkldnn_rnn_layer", _lstm_in_float32)
+            library.impl("mkldnn_rnn_layer", _lstm_in_float32)  # type: ignore[no-untyped-call]  # nor has this
         _REGISTERED.append(library)
 
 

@@ -12,7 +12,7 @@ Function writes to are given as copies and handed out beside its results: in a g
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -74,7 +74,7 @@ class UserFunction:
 
 def apply(function: type[torch.autograd.Function], *arguments: Any) -> Any:
     """``function.apply``, also where a capture looks at such calls (it replaces the class method in between)."""
-    return super(_SingleLevelFunction, function).apply(*arguments)  # type: ignore[misc]
+    return super(_SingleLevelFunction, function).apply(*arguments)  # type: ignore[misc]  # torch's stub lacks it
 
 
 def registered(call: UserFunction) -> str:
@@ -101,8 +101,10 @@ def function_of(node: fx.Node) -> str:
 
 _CALLS: dict[str, UserFunction] = {}
 _NUMBERS = itertools.count()
-_LIBRARY = torch.library.Library("halopipe", "FRAGMENT")
-_LIBRARY.define("user_function(Tensor[] tensors, SymInt[] integers, str function) -> Tensor[]")
+_LIBRARY = torch.library.Library("halopipe", "FRAGMENT")  # type: ignore[no-untyped-call]  # torch's has no types
+_define: Callable[[str], object] = _LIBRARY.define
+_implement: Callable[[str, Callable[..., Any], str], object] = _LIBRARY.impl
+_define("user_function(Tensor[] tensors, SymInt[] integers, str function) -> Tensor[]")
 
 
 def _run(tensors: Sequence[Tensor], integers: Sequence[int], function: str) -> list[Tensor]:
@@ -114,7 +116,7 @@ def _shaped(tensors: Sequence[Tensor], integers: Sequence[int], function: str) -
         return [torch.empty_like(each) for each in _run(tensors, integers, function)]
 
 
-_LIBRARY.impl("user_function", _run, "Autograd")
-_LIBRARY.impl("user_function", _run, "CompositeExplicitAutograd")
+_implement("user_function", _run, "Autograd")
+_implement("user_function", _run, "CompositeExplicitAutograd")
 torch.library.register_fake("halopipe::user_function", _shaped, lib=_LIBRARY)
 USER_FUNCTION = torch.ops.halopipe.user_function.default

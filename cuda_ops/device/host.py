@@ -1,6 +1,4 @@
-"""The random numbers that user code draws from the generators that every program shares.
-
-Sets a process up as one device: an allocator that keeps its pages, its cores, a fixed number of threads.
+"""Sets a process up as one device: an allocator that keeps its pages, its cores, a fixed number of threads.
 
 Without the allocator's settings glibc gives every large tensor fresh pages, and the same convolution differs by up to
 48 % between two processes; with them, operators above 1 ms agree within about 3 %.
@@ -12,43 +10,10 @@ import contextlib
 import ctypes
 import os
 import platform
-import random
 import signal
-import threading
-from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
-
-import numpy as np
-import torch
-
-_DRAWING = threading.RLock()
-"""The generators are the process's: ranks that are threads take turns."""
-
-
-@contextmanager
-def seeded(seed: int) -> Iterator[None]:
-    """What the global generators of torch, numpy and ``random`` give inside follows from ``seed``; no trace is left.
-
-    Generators of user code's own are its own to seed, and those of accelerators are left alone.
-    """
-    with _DRAWING, torch.random.fork_rng(devices=[]):
-        numbers, state = np.random.get_state(), random.getstate()  # noqa: NPY002  # as user code has it
-        seed_generators(seed)
-        try:
-            yield
-        finally:
-            np.random.set_state(numbers)  # noqa: NPY002
-            random.setstate(state)
-
-
-def seed_generators(seed: int) -> None:
-    """Sets the global generators of torch (on the processor), numpy and ``random``."""
-    torch.default_generator.manual_seed(seed)
-    np.random.seed(seed % 2**32)  # noqa: NPY002
-    random.seed(seed)
-
 
 # <malloc.h> and <sys/prctl.h>
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_MMAP_MAX = -1, -3, -4

@@ -91,4 +91,5 @@ def _forced(device: str, name: str) -> Any:
 
 @functools.cache
 def _loaded(name: str) -> SimpleNamespace | None:
-    return _MODULES[name].load()  # type: ignore[no-any-return]
+    found: SimpleNamespace | None = _MODULES[name].load()
+    return found

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import prod
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -95,7 +96,7 @@ def _unpack_boxes(buffer: Tensor, x: Tensor, boxes: Sequence[int], add: bool) ->
     return torch.empty_like(x, memory_format=torch.contiguous_format)
 
 
-_FAKES = {
+_FAKES: dict[str, Callable[..., Any]] = {
     "sorted_sites": _sorted_sites,
     "strided_sites": _new_sites,
     "generated_sites": _new_sites,

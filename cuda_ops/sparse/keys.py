@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import product
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -92,7 +93,8 @@ def axis_offsets(size: int, dilation: int) -> range:
 
 def kernel_offsets(kernel: Triple, dilation: Triple = (1, 1, 1)) -> list[tuple[int, int, int]]:
     """Offsets (x, y, z) of a kernel in the order of its weights: x slowest, z fastest; dilation included."""
-    return list(product(*(axis_offsets(size, step) for size, step in zip(kernel, dilation, strict=True))))  # type: ignore[arg-type]
+    found = list(product(*(axis_offsets(size, step) for size, step in zip(kernel, dilation, strict=True))))
+    return cast("list[tuple[int, int, int]]", found)
 
 
 def check_coordinates(coordinates: Tensor, where: str) -> None:

@@ -150,7 +150,7 @@ def _sends(kernel_map: KernelMap, source: Owned, target: Owned) -> dict[int, Ten
     lent = ((readers != source.position) & (readers >= 0)).any(0).nonzero().squeeze(1)
     lent = lent[source.rows[lent].argsort()]
     readers = readers[:, lent]
-    others = [int(position) for position in readers.unique() if position not in (-1, source.position)]
+    others = [int(position) for position in torch.unique(readers) if position not in (-1, source.position)]
     return {position: lent[(readers == position).any(0)] for position in others}
 
 

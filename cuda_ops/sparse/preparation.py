@@ -88,7 +88,8 @@ class Preparation:
                 expected=_NUM_RAW_INPUTS + len(self.per_site),
                 remedy="give coordinates, features, counts, and the targets",
             )
-        return Clouds(self, *raw[:_NUM_RAW_INPUTS], tuple(raw[_NUM_RAW_INPUTS:]))
+        coordinates, features, counts = raw[:_NUM_RAW_INPUTS]
+        return Clouds(self, coordinates, features, counts, tuple(raw[_NUM_RAW_INPUTS:]))
 
 
 class Clouds:

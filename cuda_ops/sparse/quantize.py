@@ -63,7 +63,8 @@ def sparse_quantize(
     if return_inverse:
         found.append(torch.empty_like(order).scatter_(0, order, is_first.cumsum(0) - 1))
     results: Any = tuple(each.numpy() for each in found) if isinstance(coords, np.ndarray) else tuple(found)
-    return results if len(results) > 1 else results[0]
+    asked: Array | tuple[Array, ...] = results if len(results) > 1 else results[0]
+    return asked
 
 
 def _sizes(voxel_size: float | Sequence[float]) -> tuple[float, ...]:

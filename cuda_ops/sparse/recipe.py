@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +23,8 @@ from cuda_ops.sparse.geometry import BuiltGeometry, KernelMap, MapSpec, Route, S
 from cuda_ops.sparse.keys import SparseInputError
 from cuda_ops.sparse.nn.tensor import SparseTensor
 
+Asked = TypeVar("Asked")
+Found = TypeVar("Found")
 HALVES = ("neighbours", "reverse")
 """The two tensors of a kernel map."""
 
@@ -192,7 +194,7 @@ class GivenGeometry:
     def segments(self, route: Route) -> Segments:
         return self._of(self._segments, route)
 
-    def _of(self, found: Mapping[Any, Any], asked: Any) -> Any:
+    def _of(self, found: Mapping[Asked, Found], asked: Asked) -> Found:
         if asked not in found:
             raise SparseInputError(
                 "a map that was not recorded",
@@ -210,6 +212,8 @@ class PreparedNetwork(nn.Module):
     ``forward(lengths, features, *tensors)``: ``lengths`` (samples,), the sites of each cloud, ``features`` (sites,
     channels) in the geometry's order, ``tensors`` as ``recipe.names`` says.
     """
+
+    network: nn.Module
 
     def __init__(self, network: nn.Module, recipe: Recipe) -> None:
         super().__init__()

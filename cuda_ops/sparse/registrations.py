@@ -30,7 +30,8 @@ def _kernel(device: str) -> Callable[..., Tensor]:
     def sparse_conv(x: Tensor, weight: Tensor, neighbours: Tensor, reverse: Tensor) -> Tensor:
         x, weight = in_its_dtype(device, x, weight)
         with torch.autocast(device, enabled=False):
-            return torch.ops.halopipe.sparse_conv(x, weight, neighbours, reverse)  # type: ignore[no-any-return]
+            y: Tensor = torch.ops.halopipe.sparse_conv(x, weight, neighbours, reverse)
+        return y
 
     return sparse_conv
 

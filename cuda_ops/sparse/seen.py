@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
+from typing import Protocol
 
 import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
 _MOST = 4096
+
+
+class _Reference(Protocol):
+    """Memory held weakly; torch's own class has no types."""
+
+    def expired(self) -> bool:
+        """Whether it is gone."""
+
+
+_reference: Callable[[torch.UntypedStorage], _Reference] = StorageWeakRef
 
 
 class Seen:
@@ -19,7 +30,7 @@ class Seen:
     """
 
     def __init__(self) -> None:
-        self._known: dict[tuple[Hashable, ...], StorageWeakRef] = {}
+        self._known: dict[tuple[Hashable, ...], _Reference] = {}
 
     def has(self, tensor: Tensor, what: Hashable) -> bool:
         """Whether ``what`` was noted of these very numbers."""
@@ -36,7 +47,7 @@ class Seen:
             self._known = {key: each for key, each in self._known.items() if not each.expired()}
             if len(self._known) >= _MOST:
                 self._known.clear()
-        self._known[_key(tensor, what)] = StorageWeakRef(tensor.untyped_storage())
+        self._known[_key(tensor, what)] = _reference(tensor.untyped_storage())
 
 
 def _key(tensor: Tensor, what: Hashable) -> tuple[Hashable, ...]:

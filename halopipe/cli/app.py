@@ -26,8 +26,7 @@ from halopipe.cli import (
     run,
     schema,
 )
-from halopipe.guard import ShadowedPackageError, check_not_shadowed
-from halopipe.terminal.console import INTERRUPTED, emit, remark, reported
+from halopipe.terminal.console import INTERRUPTED, emit, reported
 
 app = typer.Typer(
     name="halopipe",
@@ -68,11 +67,7 @@ def _options(
 def main() -> int:
     """Runs the command line; returns the exit code."""
     try:
-        check_not_shadowed()
         app()
-    except ShadowedPackageError as error:
-        remark(str(error))
-        return error.exit_code
     except KeyboardInterrupt:
         return INTERRUPTED
     except SystemExit as end:

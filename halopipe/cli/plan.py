@@ -45,7 +45,7 @@ def plan(
     forbid: Annotated[
         list[str] | None, typer.Option(metavar="RULE", help="What must not be, such as 'fc=device:n0/*'; repeatable.")
     ] = None,
-    solver: Annotated[str, typer.Option(metavar="NAME", help="How to search.")] = "suffix-dp",
+    solver: Annotated[str, typer.Option(metavar="NAME", help="How to search.")] = "best-first",
     ranks: Annotated[int, typer.Option(min=0, help="Devices that may be used; 0: all.")] = 0,
     max_stages: Annotated[int, typer.Option(min=0, help="Most stages; 0: no limit.")] = 0,
     memory: Annotated[

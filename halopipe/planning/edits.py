@@ -202,7 +202,7 @@ def _apply(at: Changed, part: str) -> Changed:
     if name == "solver":
         from planner import solvers
 
-        require_known("solver", [value], solvers.names())
+        require_known("solver", [solvers.current_name(value)], solvers.names())
         return replace(at, solver=value)
     if name in ("devices", "hosts"):
         grow = with_devices if name == "devices" else with_hosts

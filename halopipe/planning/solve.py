@@ -20,7 +20,7 @@ from planner.ir.timeline import Timeline
 if TYPE_CHECKING:
     from planner.solvers import Progress
 
-DEFAULT_SOLVER = "suffix-dp"
+DEFAULT_SOLVER = "best-first"
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ def solve(problem: Problem, name: str = DEFAULT_SOLVER, progress: Progress | Non
     """
     from planner import solvers
 
-    require_known("solver", [name], solvers.names())
+    require_known("solver", [solvers.current_name(name)], solvers.names())
     plan = solvers.solver(name)(problem, progress)
     unmet = _broken_rules(plan, problem)
     if unmet:

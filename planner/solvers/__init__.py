@@ -19,9 +19,10 @@ from planner.ir.plan import Plan
 from planner.ir.problem import ALWAYS, AUTO, NEVER, Problem
 from planner.solvers.progress import Progress, SearchProgress
 
-__all__ = ["Progress", "SearchProgress", "Solver", "baselines", "names", "solver"]
+__all__ = ["Progress", "SearchProgress", "Solver", "baselines", "current_name", "names", "solver"]
 
 _SOLVERS = {
+    "best-first": "planner.solvers.best_first.solver",
     "bapipe": "planner.baselines.bapipe.solver",
     "dapple": "planner.baselines.dapple.solver",
     "data-parallel": "planner.baselines.data_parallel",
@@ -33,9 +34,9 @@ _SOLVERS = {
     "piper": "planner.baselines.piper.solver",
     "sparsepipe": "planner.baselines.sparsepipe.solver",
     "span-ilp": "planner.solvers.ilp.solver",
-    "suffix-dp": "planner.solvers.best_first.solver",
     "tarnawski": "planner.baselines.tarnawski.solver",
 }
+_ALIASES = {"suffix-dp": "best-first"}  # names of older releases, in people's scripts
 
 Solver = Callable[[Problem, Progress | None], Plan]
 
@@ -50,12 +51,20 @@ def baselines() -> tuple[str, ...]:
     return tuple(name for name in names() if getattr(_module(name), "BASELINE", False))
 
 
+def current_name(name: str) -> str:
+    """What a solver is called now that was called ``name``; other names as they are."""
+    return _ALIASES.get(name, name)
+
+
 def solver(name: str) -> Solver:
-    """The solver called ``name``; where the optimiser's state may be divided (``auto``), only if nothing else fits.
+    """The solver called ``name``, or once called so.
+
+    Where the optimiser's state may be divided (``auto``), it is only if nothing else fits.
 
     Raises:
         UnknownNameError: there is none.
     """
+    name = current_name(name)
     if name not in _SOLVERS:
         raise UnknownNameError(f"no solver {name!r}", [f"known: {', '.join(names())}"])
     return functools.partial(_settled, _module(name).solve)

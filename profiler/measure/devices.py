@@ -24,7 +24,8 @@ from torch import Tensor, fx
 
 from cuda_ops import core_of, cores_beside, device_description
 from cuda_ops.dense.conv_kernels import onednn_convolution
-from cuda_ops.device.gpus import gpu_clocks, gpu_descriptions, move, num_gpus, on_device, tensors_of, why_no_gpu
+from cuda_ops.device.gpus import gpu_clocks, gpu_descriptions, num_gpus, why_no_gpu
+from cuda_ops.device.placing import move, on_device, tensors_of
 from planner.ir.cluster import DeviceSpec
 from planner.ir.errors import MissingDeviceError, UsageError
 from profiler.capture.graph import Captured, capture

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from cuda_ops.device.gpus import on_device
+from cuda_ops.device.placing import on_device
 from planner.ir.errors import CorruptFileError, UnsupportedModelError
 from planner.ir.graph import Graph, producer
 from planner.ir.plan import Decision

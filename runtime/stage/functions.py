@@ -15,7 +15,7 @@ from torch import Tensor, fx
 
 from cuda_ops.dense.deferred_gradients import Current, deferred
 from cuda_ops.dense.recurrent import autocast
-from cuda_ops.device.gpus import move
+from cuda_ops.device.placing import move
 from planner.ir.errors import UnsupportedModelError
 from runtime.sparse.rules import SharedSites
 from runtime.spatial.decompose import DividedStage

@@ -18,7 +18,7 @@ from torch import Tensor, fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from cuda_ops.dense.recurrent import RECURRENT_SHAPES, autocast
-from cuda_ops.device.gpus import on_device
+from cuda_ops.device.placing import on_device
 from planner.ir.errors import HalopipeError, UnsupportedModelError
 from planner.ir.graph import INTERLEAVES_SAMPLES, SAMPLE, Graph, Layer, TensorSpec, value_name
 from runtime.sparse.batch import POINTS

@@ -27,9 +27,9 @@ def test_a_plan_is_explained(plan: Plan) -> None:
 
 def test_plans_are_compared_as_a_frame(plan: Plan) -> None:
     frame = hp.compare(plan, *hp.baselines(PROFILE)).frame()
-    assert frame.index[0] == "suffix-dp"
+    assert frame.index[0] == "best-first"
     assert {"one-device", "data-parallel", "even-split"} <= set(frame.index)
-    assert frame["step_s"].min() == frame.loc["suffix-dp", "step_s"]
+    assert frame["step_s"].min() == frame.loc["best-first", "step_s"]
 
 
 CLUSTER = """
@@ -53,7 +53,7 @@ def test_what_may_be_asked_of_a_plan_may_be_asked_here(plan: Plan, tmp_path: Pat
 
 
 def test_plans_of_one_solver_get_names_of_their_own(plan: Plan) -> None:
-    assert list(hp.compare(plan, plan, mine=plan).plans) == ["suffix-dp", "suffix-dp 2", "mine"]
+    assert list(hp.compare(plan, plan, mine=plan).plans) == ["best-first", "best-first 2", "mine"]
 
 
 def test_importing_is_light_and_an_unknown_name_is_an_attribute_error() -> None:

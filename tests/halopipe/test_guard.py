@@ -71,3 +71,25 @@ def test_a_module_of_the_users_that_is_already_loaded_is_found(tmp_path: Path, m
     monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry != str(tmp_path)])
     with pytest.raises(ShadowedPackageError, match="hides halopipe's package 'runtime'"):
         check_not_shadowed()
+
+
+def test_importing_halopipe_in_a_program_raises(tmp_path: Path) -> None:
+    (tmp_path / "profiler.py").write_text("print('imported')\n")
+    (tmp_path / "program.py").write_text(
+        "try:\n    import halopipe\nexcept ImportError as error:\n    print(error.exit_code, error.name)\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(HOME)}
+    command = [sys.executable, "program.py"]
+    result = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert (result.returncode, result.stdout, result.stderr) == (0, "2 profiler\n", "")
+
+
+def test_the_installed_command_ends_with_words_and_its_exit_code(tmp_path: Path) -> None:
+    (tmp_path / "runtime.py").touch()
+    (tmp_path / "halopipe").write_text("import sys\nfrom halopipe.cli.app import main\nsys.exit(main())\n")
+    environment = {**os.environ, "PYTHONPATH": str(HOME)}
+    command = [sys.executable, "halopipe", "devices"]
+    result = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert (result.returncode, result.stdout) == (2, "")
+    assert result.stderr.startswith(f"error[H203] {tmp_path / 'runtime.py'} hides halopipe's package 'runtime'")
+    assert "Traceback" not in result.stderr

@@ -18,7 +18,7 @@ def call(*arguments: object) -> tuple[int, str]:
     return result.exit_code, result.output
 
 
-@pytest.mark.parametrize(("solver", "allow"), [("dryden", "sample,spatial"), ("suffix-dp", "sample,spatial,channel")])
+@pytest.mark.parametrize(("solver", "allow"), [("dryden", "sample,spatial"), ("best-first", "sample,spatial,channel")])
 def test_a_plan_with_layouts_from_end_to_end(tmp_path: Path, solver: str, allow: str) -> None:
     profile, plan = tmp_path / "profile.json", tmp_path / "plan.json"
     dump(priced(*mesh_like(samples=1, height=256), speeds=(1.0, 1.0)), profile)

@@ -28,7 +28,7 @@ def profile() -> Profile:
 
 @functools.cache
 def pipeline() -> Plan:
-    return solver("suffix-dp")(Problem(profile(), 8))
+    return solver("best-first")(Problem(profile(), 8))
 
 
 @functools.cache
@@ -148,7 +148,7 @@ def test_the_checker_does_its_own_sums() -> None:
     for seed in range(300, 330):
         problem = random_problem(seed)
         try:
-            plan = solver("suffix-dp")(problem)
+            plan = solver("best-first")(problem)
         except InfeasibleError:
             continue
         assert check(plan, problem.profile) == (), seed

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from cuda_ops.device.gpus import tensors_of
+from cuda_ops.device.placing import tensors_of
 from planner.ir.profile import ModelSource, Optimizer, Profile
 from profiler.measure.devices import capture_for
 from profiler.measure.memory import footprints

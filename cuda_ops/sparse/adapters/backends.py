@@ -57,7 +57,8 @@ def _spconv() -> SimpleNamespace:
         pairs, counts = pairs_of(neighbours)
         filters = weight.permute(2, 0, 1).reshape(weight.shape[2], offsets, 1, 1, weight.shape[1]).contiguous()
         with _one_thread(x):
-            return ops.indice_conv(x, filters, pairs, counts, outputs)
+            y: Tensor = ops.indice_conv(x, filters, pairs, counts, outputs)
+        return y
 
     def sparse_conv_weight(x: Tensor, dy: Tensor, neighbours: Tensor) -> Tensor:
         offsets, channels = neighbours.shape[0], (x.shape[1], dy.shape[1])
@@ -65,6 +66,7 @@ def _spconv() -> SimpleNamespace:
             return reference.sparse_conv_weight(x, dy, neighbours)
         pairs, counts = pairs_of(neighbours)
         filters = x.new_zeros((channels[1], offsets, 1, 1, channels[0]))
+        gradient: Tensor
         _, gradient = ops.indice_conv_backward(x, filters, dy, pairs, counts)
         return gradient.reshape(channels[1], offsets, channels[0]).permute(1, 2, 0).contiguous()
 
@@ -97,12 +99,14 @@ def _torchsparse() -> SimpleNamespace:
     def sparse_conv(x: Tensor, weight: Tensor, neighbours: Tensor, reverse: Tensor) -> Tensor:
         if not (x.numel() and neighbours.shape[1]) or not (x.is_cuda or x.dtype == torch.float32):
             return reference.sparse_conv(x, weight, neighbours, reverse)
-        return by_device[x.is_cuda].sparse_conv(x, weight, neighbours)
+        y: Tensor = by_device[x.is_cuda].sparse_conv(x, weight, neighbours)
+        return y
 
     def sparse_conv_weight(x: Tensor, dy: Tensor, neighbours: Tensor) -> Tensor:
         if not (x.numel() and dy.numel()) or not (x.is_cuda or x.dtype == torch.float32):
             return reference.sparse_conv_weight(x, dy, neighbours)
-        return by_device[x.is_cuda].sparse_conv_weight(x, dy, neighbours)
+        dweight: Tensor = by_device[x.is_cuda].sparse_conv_weight(x, dy, neighbours)
+        return dweight
 
     return SimpleNamespace(sparse_conv=sparse_conv, sparse_conv_weight=sparse_conv_weight)
 
@@ -112,14 +116,14 @@ def blockwise(backend: Any, settings: Any) -> SimpleNamespace:
 
     def sparse_conv(x: Tensor, weight: Tensor, neighbours: Tensor) -> Tensor:
         outputs, channels = neighbours.shape[1], weight.shape[2]
-        found = backend.conv_forward_implicit_gemm_cuda(
+        found: Tensor = backend.conv_forward_implicit_gemm_cuda(
             x, weight, _blocks(neighbours), outputs, channels, settings.allow_tf32, settings.allow_fp16
         )
         return found[:outputs].to(x.dtype)
 
     def sparse_conv_weight(x: Tensor, dy: Tensor, neighbours: Tensor) -> Tensor:
         # It sums first[map[row]] times second[row] over the rows of a map: ours, with x where it has the gradient.
-        found = backend.conv_backward_wgrad_implicit_gemm_cuda(
+        found: Tensor = backend.conv_backward_wgrad_implicit_gemm_cuda(
             x, dy, _blocks(neighbours), _SPLIT_K, settings.allow_tf32, settings.allow_fp16
         )
         return found.reshape(neighbours.shape[0], x.shape[1], dy.shape[1]).to(x.dtype)

@@ -17,6 +17,7 @@ part of the graph.
 
 from __future__ import annotations
 
+from collections.abc import MutableMapping
 from dataclasses import dataclass
 
 import torch
@@ -44,8 +45,8 @@ class Arrangements:
     """Arrangements by the map's tensor and the stream that reads it, dropped with the map."""
 
     def __init__(self) -> None:
-        self._grouped: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
-        self._pairs: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
+        self._grouped: MutableMapping[torch.Tensor, dict[int, torch.Tensor]] = WeakTensorKeyDictionary()
+        self._pairs: MutableMapping[torch.Tensor, dict[int, tuple[int, Pairs]]] = WeakTensorKeyDictionary()
 
     def grouped(self, neighbours: torch.Tensor) -> torch.Tensor | None:
         """The output rows in groups, int32 [M]; None: as they are."""

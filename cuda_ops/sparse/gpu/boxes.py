@@ -10,7 +10,7 @@ import torch
 import triton
 import triton.language as tl
 
-from cuda_ops.sparse.gpu.launch import accumulator, launch
+from cuda_ops.sparse.gpu.launch import accumulator, jit, launch
 
 DIMS = 5  # batch, channels, and up to three of space
 MOST = 2**31 - 1  # elements of a box, counted in int32
@@ -18,11 +18,12 @@ ELEMENTS = 1024  # of a program
 PACK, PUT, ADD = 0, 1, 2
 
 
-@triton.jit
+@jit
 def move_box(
-    x, buffer, num_elements, extent_1, extent_2, extent_3, extent_4, stride_0, stride_1, stride_2, stride_3, stride_4,
-    MODE: tl.constexpr, WIDE: tl.constexpr, ELEMENTS: tl.constexpr,
-):  # fmt: skip
+    x: tl.tensor, buffer: tl.tensor, num_elements: tl.tensor, extent_1: tl.tensor, extent_2: tl.tensor,
+    extent_3: tl.tensor, extent_4: tl.tensor, stride_0: tl.tensor, stride_1: tl.tensor, stride_2: tl.tensor,
+    stride_3: tl.tensor, stride_4: tl.tensor, MODE: tl.constexpr, WIDE: tl.constexpr, ELEMENTS: tl.constexpr,
+) -> None:  # fmt: skip
     """One box, read into the buffer (mode 0), put from it (1) or added (2)."""
     element = tl.program_id(0) * ELEMENTS + tl.arange(0, ELEMENTS)
     here = element < num_elements
@@ -48,7 +49,8 @@ def pack_boxes(x: torch.Tensor, boxes: Sequence[int]) -> torch.Tensor:
     """The elements of boxes of x one box after another, 1-D; boxes are flat: start, stop a dim, box by box."""
     found = list(parts(x, boxes))
     if not fits(x, found):
-        return reference().pack_boxes(x, boxes)
+        packed: torch.Tensor = reference().pack_boxes(x, boxes)
+        return packed
     buffer = x.new_empty(sum(part.numel() for part in found))
     _move(found, buffer, PACK)
     return buffer
@@ -59,7 +61,8 @@ def unpack_boxes(buffer: torch.Tensor, x: torch.Tensor, boxes: Sequence[int], ad
     filled = x.clone(memory_format=torch.contiguous_format)
     found = list(parts(filled, boxes))
     if not fits(x, found):
-        return reference().unpack_boxes(buffer, x, boxes, add)
+        unpacked: torch.Tensor = reference().unpack_boxes(buffer, x, boxes, add)
+        return unpacked
     _move(found, buffer.contiguous(), ADD if add else PUT)
     return filled
 

@@ -14,22 +14,23 @@ import triton.language as tl
 
 from cuda_ops.sparse.gpu.arrangement import Arrangements
 from cuda_ops.sparse.gpu.configurations import CONVOLUTION, Configuration, configuration
-from cuda_ops.sparse.gpu.launch import block_of, launch
+from cuda_ops.sparse.gpu.launch import block_of, jit, launch
 
 
-@triton.jit
-def lowest(offsets):
+@jit
+def lowest(offsets: tl.tensor) -> tl.tensor:
     """The index of the lowest bit that is set, of an int32 without its sign bit: the exponent of the float it is."""
     bit = offsets & (-offsets)
     return (bit.to(tl.float32).to(tl.int32, bitcast=True) >> 23) - 127
 
 
-@triton.jit(do_not_specialize=["num_rows"])
+@jit(do_not_specialize=["num_rows"])
 def convolve(
-    x, weight, neighbours, order, y, num_rows, num_offsets, in_channels, out_channels, x_stride,
-    weight_offset_stride, weight_in_stride, weight_out_stride,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr, STEP: tl.constexpr, ORDERED: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
+    x: tl.tensor, weight: tl.tensor, neighbours: tl.tensor, order: tl.tensor, y: tl.tensor, num_rows: tl.tensor,
+    num_offsets: tl.tensor, in_channels: tl.tensor, out_channels: tl.tensor, x_stride: tl.tensor,
+    weight_offset_stride: tl.tensor, weight_in_stride: tl.tensor, weight_out_stride: tl.tensor, ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr, STEP: tl.constexpr, ORDERED: tl.constexpr, PRECISION: tl.constexpr,
+) -> None:  # fmt: skip
     """One tile.  The loop over offsets and channels is one, without a branch, so that loads run ahead of products."""
     places = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     exists = places < num_rows

@@ -14,18 +14,19 @@ import triton.language as tl
 from cuda_ops.sparse.gpu.arrangement import Arrangements
 from cuda_ops.sparse.gpu.configurations import WEIGHT, Configuration, configuration
 from cuda_ops.sparse.gpu.conv import device_name, precision
-from cuda_ops.sparse.gpu.launch import block_of, launch
+from cuda_ops.sparse.gpu.launch import block_of, jit, launch
 
 PROGRAMS = 512  # about four for each multiprocessor of a large GPU; not the GPU's own number, so that bits agree
 LEAST_ROWS = 512  # of a share; a shorter one costs more in workspace than it gains
 ELEMENTS = 1024  # of a program that adds shares
 
 
-@triton.jit(do_not_specialize=["num_rows"])
+@jit(do_not_specialize=["num_rows"])
 def products(
-    x, dy, inputs, outputs, counts, workspace, num_rows, num_offsets, in_channels, out_channels, x_stride, dy_stride,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr, STEP: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
+    x: tl.tensor, dy: tl.tensor, inputs: tl.tensor, outputs: tl.tensor, counts: tl.tensor, workspace: tl.tensor,
+    num_rows: tl.tensor, num_offsets: tl.tensor, in_channels: tl.tensor, out_channels: tl.tensor, x_stride: tl.tensor,
+    dy_stride: tl.tensor, ROWS: tl.constexpr, COLUMNS: tl.constexpr, STEP: tl.constexpr, PRECISION: tl.constexpr,
+) -> None:  # fmt: skip
     """A share of the pairs of one offset."""
     offset, share = tl.program_id(0), tl.program_id(1)
     column_tiles = tl.cdiv(out_channels, COLUMNS)
@@ -61,8 +62,10 @@ def products(
     )
 
 
-@triton.jit(do_not_specialize=["num_shares"])
-def add_shares(workspace, dw, num_elements, num_shares, ELEMENTS: tl.constexpr):
+@jit(do_not_specialize=["num_shares"])
+def add_shares(
+    workspace: tl.tensor, dw: tl.tensor, num_elements: tl.tensor, num_shares: tl.tensor, ELEMENTS: tl.constexpr,
+) -> None:  # fmt: skip
     """The shares one after another."""
     at = tl.program_id(0).to(tl.int64) * ELEMENTS + tl.arange(0, ELEMENTS)
     exists = at < num_elements

@@ -6,9 +6,9 @@ and channels, not again in the middle of a run because a cloud has a multiple of
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, Protocol, overload
 
 import torch
 import triton
@@ -18,6 +18,29 @@ import triton.language as tl
 OPTIONS = {"enable_fp_fusion": True}
 
 ACCUMULATORS = {torch.float64: tl.float64}
+
+
+class Kernel(Protocol):
+    """A function that Triton compiles."""
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., object]:
+        """What launches it over ``grid``."""
+
+    def __call__(self, *arguments: Any) -> Any:
+        """What it returns, where another kernel calls it."""
+
+
+class Jit(Protocol):
+    """The decorator ``triton.jit``; ``do_not_specialize`` names arguments."""
+
+    @overload
+    def __call__(self, function: Callable[..., Any], /) -> Kernel: ...
+
+    @overload
+    def __call__(self, *, do_not_specialize: Sequence[str]) -> Callable[[Callable[..., Any]], Kernel]: ...
+
+
+jit: Jit = triton.jit  # Triton has no types
 
 
 def accumulator(dtype: torch.dtype) -> tl.dtype:
@@ -30,7 +53,7 @@ def on_device(tensor: torch.Tensor) -> AbstractContextManager[Any]:
     return torch.cuda.device(tensor.device) if tensor.is_cuda else nullcontext()
 
 
-def launch(kernel: Any, grid: Sequence[int], like: torch.Tensor, *arguments: Any, **options: Any) -> None:
+def launch(kernel: Kernel, grid: Sequence[int], like: torch.Tensor, *arguments: Any, **options: Any) -> None:
     """Run ``kernel`` over ``grid``; an empty grid is no launch."""
     if min(grid) > 0:
         with on_device(like):
@@ -39,4 +62,5 @@ def launch(kernel: Any, grid: Sequence[int], like: torch.Tensor, *arguments: Any
 
 def block_of(size: int, least: int, most: int) -> int:
     """The power of two that holds ``size``, between two others."""
-    return max(least, min(most, triton.next_power_of_2(max(size, 1))))
+    power: int = triton.next_power_of_2(max(size, 1))
+    return max(least, min(most, power))

@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 
 from cuda_ops.sparse import keys
-from cuda_ops.sparse.gpu.launch import launch
+from cuda_ops.sparse.gpu.launch import jit, launch
 
 BATCH_SHIFT = tl.constexpr(keys.BATCH_SHIFT)
 X_SHIFT, Y_SHIFT = tl.constexpr(keys.SHIFTS[0]), tl.constexpr(keys.SHIFTS[1])
@@ -18,8 +18,10 @@ LOWEST, HIGHEST = tl.constexpr(keys.LOWEST), tl.constexpr(keys.HIGHEST)
 ROWS = 512  # of a program
 
 
-@triton.jit
-def read_through(coordinate, offset, stride, TRANSPOSED: tl.constexpr):
+@jit
+def read_through(
+    coordinate: tl.tensor, offset: tl.tensor, stride: tl.tensor, TRANSPOSED: tl.constexpr,
+) -> tuple[tl.tensor, tl.tensor]:  # fmt: skip
     """The coordinate that is read through an offset, and whether there is such a one."""
     if TRANSPOSED:
         moved = coordinate - offset
@@ -31,11 +33,13 @@ def read_through(coordinate, offset, stride, TRANSPOSED: tl.constexpr):
     return found, there & (found >= LOWEST) & (found <= HIGHEST)
 
 
-@triton.jit(do_not_specialize=["num_outputs", "num_inputs", "rounds"])
+@jit(do_not_specialize=["num_outputs", "num_inputs", "rounds"])
 def search_sites(
-    in_keys, out_keys, neighbours, num_inputs, num_outputs, rounds, kernel_y, kernel_z, first_x, first_y, first_z,
-    stride_x, stride_y, stride_z, dilation_x, dilation_y, dilation_z, TRANSPOSED: tl.constexpr, ROWS: tl.constexpr,
-):  # fmt: skip
+    in_keys: tl.tensor, out_keys: tl.tensor, neighbours: tl.tensor, num_inputs: tl.tensor, num_outputs: tl.tensor,
+    rounds: tl.tensor, kernel_y: tl.tensor, kernel_z: tl.tensor, first_x: tl.tensor, first_y: tl.tensor,
+    first_z: tl.tensor, stride_x: tl.tensor, stride_y: tl.tensor, stride_z: tl.tensor, dilation_x: tl.tensor,
+    dilation_y: tl.tensor, dilation_z: tl.tensor, TRANSPOSED: tl.constexpr, ROWS: tl.constexpr,
+) -> None:  # fmt: skip
     """One offset of a run of output sites."""
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     offset = tl.program_id(1)
@@ -67,8 +71,10 @@ def search_sites(
     tl.store(neighbours + offset.to(tl.int64) * num_outputs + rows, tl.where(hit, low, -1), mask=exists)
 
 
-@triton.jit(do_not_specialize=["num_outputs", "num_inputs"])
-def reverse_rows(neighbours, reverse, num_outputs, num_inputs, ROWS: tl.constexpr):
+@jit(do_not_specialize=["num_outputs", "num_inputs"])
+def reverse_rows(
+    neighbours: tl.tensor, reverse: tl.tensor, num_outputs: tl.tensor, num_inputs: tl.tensor, ROWS: tl.constexpr,
+) -> None:  # fmt: skip
     """Writes where each pair came from; an offset reads an input row once at most, so no two writes meet."""
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     offset = tl.program_id(1).to(tl.int64)

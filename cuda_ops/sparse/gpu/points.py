@@ -6,18 +6,18 @@ import torch
 import triton
 import triton.language as tl
 
-from cuda_ops.sparse.gpu.launch import accumulator, block_of, launch
+from cuda_ops.sparse.gpu.launch import accumulator, block_of, jit, launch
 from cuda_ops.sparse.gpu.rows import add_in_order
 
 ELEMENTS = 2048  # of a tile
 MOST_COLUMNS = 64
 
 
-@triton.jit(do_not_specialize=["num_points"])
+@jit(do_not_specialize=["num_points"])
 def weighted_rows(
-    x, index, weight, y, num_points, num_entries, num_channels, POINTS: tl.constexpr, COLUMNS: tl.constexpr,
-    WIDE: tl.constexpr,
-):  # fmt: skip
+    x: tl.tensor, index: tl.tensor, weight: tl.tensor, y: tl.tensor, num_points: tl.tensor, num_entries: tl.tensor,
+    num_channels: tl.tensor, POINTS: tl.constexpr, COLUMNS: tl.constexpr, WIDE: tl.constexpr,
+) -> None:  # fmt: skip
     """The sum of a point's rows, each times its weight."""
     points = tl.program_id(0) * POINTS + tl.arange(0, POINTS)
     columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
@@ -36,11 +36,11 @@ def weighted_rows(
     )
 
 
-@triton.jit(do_not_specialize=["num_points"])
+@jit(do_not_specialize=["num_points"])
 def products_of_rows(
-    x, dy, index, products, num_points, num_entries, num_channels, POINTS: tl.constexpr, COLUMNS: tl.constexpr,
-    WIDE: tl.constexpr,
-):  # fmt: skip
+    x: tl.tensor, dy: tl.tensor, index: tl.tensor, products: tl.tensor, num_points: tl.tensor, num_entries: tl.tensor,
+    num_channels: tl.tensor, POINTS: tl.constexpr, COLUMNS: tl.constexpr, WIDE: tl.constexpr,
+) -> None:  # fmt: skip
     """The product of a point's row and the row that it reads through one entry."""
     points = tl.program_id(0) * POINTS + tl.arange(0, POINTS)
     exists = points < num_points

@@ -6,17 +6,17 @@ import torch
 import triton
 import triton.language as tl
 
-from cuda_ops.sparse.gpu.launch import accumulator, block_of, launch
+from cuda_ops.sparse.gpu.launch import accumulator, block_of, jit, launch
 
 ELEMENTS = 2048  # of a tile
 MOST_COLUMNS = 64
 
 
-@triton.jit(do_not_specialize=["num_rows"])
+@jit(do_not_specialize=["num_rows"])
 def largest_neighbour(
-    x, neighbours, y, argmax, num_rows, num_offsets, num_channels, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
-    WIDE: tl.constexpr,
-):  # fmt: skip
+    x: tl.tensor, neighbours: tl.tensor, y: tl.tensor, argmax: tl.tensor, num_rows: tl.tensor, num_offsets: tl.tensor,
+    num_channels: tl.tensor, ROWS: tl.constexpr, COLUMNS: tl.constexpr, WIDE: tl.constexpr,
+) -> None:  # fmt: skip
     """Ties go to the smallest offset, the first NaN wins."""
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
@@ -38,11 +38,11 @@ def largest_neighbour(
     tl.store(argmax + at, winner, mask=here)
 
 
-@triton.jit(do_not_specialize=["num_rows"])
+@jit(do_not_specialize=["num_rows"])
 def sum_of_neighbours(
-    x, neighbours, argmax, y, num_rows, num_offsets, num_channels, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
-    WIDE: tl.constexpr, TAKEN: tl.constexpr,
-):  # fmt: skip
+    x: tl.tensor, neighbours: tl.tensor, argmax: tl.tensor, y: tl.tensor, num_rows: tl.tensor, num_offsets: tl.tensor,
+    num_channels: tl.tensor, ROWS: tl.constexpr, COLUMNS: tl.constexpr, WIDE: tl.constexpr, TAKEN: tl.constexpr,
+) -> None:  # fmt: skip
     """The sum over neighbours; with ``TAKEN`` of those alone whose maximum came from this row."""
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)

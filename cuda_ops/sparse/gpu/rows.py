@@ -6,14 +6,17 @@ import torch
 import triton
 import triton.language as tl
 
-from cuda_ops.sparse.gpu.launch import accumulator, block_of, launch
+from cuda_ops.sparse.gpu.launch import accumulator, block_of, jit, launch
 
 ELEMENTS = 2048  # of a tile
 MOST_COLUMNS = 128
 
 
-@triton.jit(do_not_specialize=["num_rows"])
-def copy_rows(x, index, y, num_rows, num_columns, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+@jit(do_not_specialize=["num_rows"])
+def copy_rows(
+    x: tl.tensor, index: tl.tensor, y: tl.tensor, num_rows: tl.tensor, num_columns: tl.tensor, ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+) -> None:  # fmt: skip
     """y[r] = x[index[r]]."""
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
@@ -23,11 +26,12 @@ def copy_rows(x, index, y, num_rows, num_columns, ROWS: tl.constexpr, COLUMNS: t
     tl.store(y + rows.to(tl.int64)[:, None] * num_columns + columns[None, :], value, mask=here)
 
 
-@triton.jit(do_not_specialize=["num_entries"])
+@jit(do_not_specialize=["num_entries"])
 def add_runs(
-    y, targets, order, rows, weight, num_entries, num_columns, entries_a_row, ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr, WIDE: tl.constexpr, WEIGHTED: tl.constexpr,
-):  # fmt: skip
+    y: tl.tensor, targets: tl.tensor, order: tl.tensor, rows: tl.tensor, weight: tl.tensor, num_entries: tl.tensor,
+    num_columns: tl.tensor, entries_a_row: tl.tensor, ROWS: tl.constexpr, COLUMNS: tl.constexpr, WIDE: tl.constexpr,
+    WEIGHTED: tl.constexpr,
+) -> None:  # fmt: skip
     """Adds entries, sorted by target, to y; who sees a run's first entry adds the whole run, in order.
 
     Entry e is row ``order[e] // entries_a_row`` of ``rows``, times ``weight[order[e]]`` if ``WEIGHTED``.

@@ -10,15 +10,18 @@ import torch
 import triton
 import triton.language as tl
 
-from cuda_ops.sparse.gpu.launch import accumulator, block_of, launch
+from cuda_ops.sparse.gpu.launch import accumulator, block_of, jit, launch
 
 MOST_COLUMNS = 64
 LONG = 32  # mean rows of a segment from which on it has a program of its own
 SHARE_ROWS, MOST_SHARES = 256, 64  # mean rows of a share; shares of a segment
 
 
-@triton.jit
-def bounds(starts, lengths, segments, exists, share, num_shares):
+@jit
+def bounds(
+    starts: tl.tensor, lengths: tl.tensor, segments: tl.tensor, exists: tl.tensor, share: tl.tensor,
+    num_shares: tl.tensor,
+) -> tuple[tl.tensor, tl.tensor]:  # fmt: skip
     """First row and number of rows of a share of each segment."""
     length = tl.load(lengths + segments, mask=exists, other=0)
     part = (length + num_shares - 1) // num_shares
@@ -26,11 +29,11 @@ def bounds(starts, lengths, segments, exists, share, num_shares):
     return tl.load(starts + segments, mask=exists, other=0) + skipped, tl.minimum(part, length - skipped)
 
 
-@triton.jit(do_not_specialize=["num_segments"])
+@jit(do_not_specialize=["num_segments"])
 def add_segments(
-    x, starts, lengths, y, num_segments, num_channels, SEGMENTS: tl.constexpr, ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr, WIDE: tl.constexpr,
-):  # fmt: skip
+    x: tl.tensor, starts: tl.tensor, lengths: tl.tensor, y: tl.tensor, num_segments: tl.tensor, num_channels: tl.tensor,
+    SEGMENTS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, WIDE: tl.constexpr,
+) -> None:  # fmt: skip
     """The sum of a share."""
     segments = tl.program_id(0) * SEGMENTS + tl.arange(0, SEGMENTS)
     columns = tl.program_id(2) * COLUMNS + tl.arange(0, COLUMNS)
@@ -50,11 +53,11 @@ def add_segments(
     )
 
 
-@triton.jit(do_not_specialize=["num_segments"])
+@jit(do_not_specialize=["num_segments"])
 def largest_of_segments(
-    x, starts, lengths, y, argmax, num_segments, num_channels, SEGMENTS: tl.constexpr, ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr, WIDE: tl.constexpr,
-):  # fmt: skip
+    x: tl.tensor, starts: tl.tensor, lengths: tl.tensor, y: tl.tensor, argmax: tl.tensor, num_segments: tl.tensor,
+    num_channels: tl.tensor, SEGMENTS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, WIDE: tl.constexpr,
+) -> None:  # fmt: skip
     """The largest value of a share and its row; without rows -infinity and -1.  The first NaN wins."""
     segments = tl.program_id(0) * SEGMENTS + tl.arange(0, SEGMENTS)
     columns = tl.program_id(2) * COLUMNS + tl.arange(0, COLUMNS)
@@ -82,11 +85,11 @@ def largest_of_segments(
     tl.store(argmax + at, tl.where(row == 2147483647, -1, row), mask=here)
 
 
-@triton.jit(do_not_specialize=["num_segments"])
+@jit(do_not_specialize=["num_segments"])
 def expand_segments(
-    y, starts, lengths, x, num_segments, num_channels, SEGMENTS: tl.constexpr, ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-):  # fmt: skip
+    y: tl.tensor, starts: tl.tensor, lengths: tl.tensor, x: tl.tensor, num_segments: tl.tensor, num_channels: tl.tensor,
+    SEGMENTS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+) -> None:  # fmt: skip
     """A segment's row, written to each row of a share."""
     segments = tl.program_id(0) * SEGMENTS + tl.arange(0, SEGMENTS)
     columns = tl.program_id(2) * COLUMNS + tl.arange(0, COLUMNS)

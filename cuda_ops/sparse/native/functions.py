@@ -51,7 +51,8 @@ class Library:
         """Every parameter of every function is a pointer or an int64."""
         function = getattr(self._loaded, name)
         function.argtypes, function.restype = (ctypes.c_int64,) * count, ctypes.c_int64
-        return function  # type: ignore[no-any-return]
+        found: Callable[..., int] = function
+        return found
 
 
 def _address(tensor: Tensor) -> int:

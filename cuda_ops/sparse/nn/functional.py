@@ -111,13 +111,14 @@ def avg_pool3d(input: SparseTensor, kernel_size: Size, stride: Size | None = Non
 def global_avg_pool(input: SparseTensor) -> Tensor:
     """(samples, channels): each sample's mean over its sites, 0 for an empty one."""
     segments = input.segments
-    sums = torch.ops.halopipe.segment_sum(input.feats, segments.starts, segments.lengths)
+    sums: Tensor = torch.ops.halopipe.segment_sum(input.feats, segments.starts, segments.lengths)
     return sums / segments.lengths.clamp(min=1).unsqueeze(1)
 
 
 def global_max_pool(input: SparseTensor) -> Tensor:
     """(samples, channels): each sample's largest over its sites, 0 for an empty one."""
     segments = input.segments
+    largest: Tensor
     largest, _ = torch.ops.halopipe.segment_max(input.feats, segments.starts, segments.lengths)
     return largest
 
@@ -136,7 +137,8 @@ def group_norm(
         sums = torch.ops.halopipe.segment_sum(values, segments.starts, segments.lengths)
         means = sums.view(-1, num_groups, size).sum(2, keepdim=True) / count
         spread = means.expand(-1, -1, size).reshape(-1, channels)
-        return torch.ops.halopipe.segment_expand(spread, segments.starts, segments.lengths, rows)
+        expanded: Tensor = torch.ops.halopipe.segment_expand(spread, segments.starts, segments.lengths, rows)
+        return expanded
 
     centred = input.feats - sample_means(input.feats)
     feats = centred * torch.rsqrt(sample_means(centred * centred) + eps)
@@ -162,7 +164,8 @@ def batch_norm(
     feats = input.feats
     if torch.compiler.is_compiling():
         if guard_or_true(feats.shape[0] > 1):
-            torch._check(feats.shape[0] > 1)  # aten asks whether there are none, which a traced graph cannot know
+            # aten asks whether there are none, which a traced graph cannot know
+            torch._check(feats.shape[0] > 1)  # type: ignore[no-untyped-call]  # torch's has no types
     elif training:
         if feats.shape[0] == 0:
             return input

@@ -25,7 +25,7 @@ def sample_mean(values: Tensor, segments: Segments, weights: Tensor | None = Non
         weights: (sites,) of the mean over sites; None: 1 each.
     """
     columns = values.unsqueeze(1) if weights is None else torch.stack((values * weights, weights), 1)
-    sums = torch.ops.halopipe.segment_sum(columns, segments.starts, segments.lengths)
+    sums: Tensor = torch.ops.halopipe.segment_sum(columns, segments.starts, segments.lengths)
     totals = segments.lengths.clamp(min=1) if weights is None else sums[:, 1]
     means = sums[:, 0] / (totals if weights is None else torch.where(totals > 0, totals, torch.ones_like(totals)))
     return means.mean()

@@ -85,7 +85,8 @@ def devoxelise(input: SparseTensor, points: Tensor, *, mode: Literal["trilinear"
     padding = 8 - rows.shape[1]
     rows = torch.nn.functional.pad(rows, (0, padding), value=-1)
     weights = torch.nn.functional.pad(weights, (0, padding))
-    return torch.ops.halopipe.interpolate(input.feats, rows, weights.to(input.feats.dtype))
+    feats: Tensor = torch.ops.halopipe.interpolate(input.feats, rows, weights.to(input.feats.dtype))
+    return feats
 
 
 def rows_of(input: SparseTensor, batch: Tensor, places: Tensor) -> Tensor:

@@ -29,8 +29,9 @@ class Pointwise:
     def forward(self, input: Value) -> Value:
         """See the class."""
         if isinstance(input, SparseTensor):
-            return input.with_feats(super().forward(input.feats))  # type: ignore[misc]
-        return super().forward(input)  # type: ignore[misc]
+            return input.with_feats(super().forward(input.feats))  # type: ignore[misc]  # torch's module, behind it
+        plain: Tensor = super().forward(input)  # type: ignore[misc]  # torch's module, behind it
+        return plain
 
 
 class ReLU(Pointwise, nn.ReLU):
@@ -82,7 +83,9 @@ class Linear(Pointwise, nn.Linear):
 class BatchNorm(nn.BatchNorm1d):
     """Batch normalisation over all sites of all samples, with the parameters and buffers of torch's BatchNorm1d."""
 
-    def forward(self, input: SparseTensor) -> SparseTensor:
+    def forward(  # type: ignore[override]  # every module of torch's may take what it likes; its stub says tensors
+        self, input: SparseTensor
+    ) -> SparseTensor:
         """See the class.
 
         Raises:

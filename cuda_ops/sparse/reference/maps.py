@@ -77,7 +77,8 @@ def _spread(keys: Tensor, kernel: Triple, stride: Triple, dilation: Triple, reac
             found, there = reached(values, offset, stride[axis])
             parts.append(with_coordinate(keys[there], axis, found[there]))
         keys = parts[0] if len(parts) == 1 else torch.unique(torch.cat(parts))
-    return torch.unique(keys)
+    sites: Tensor = torch.unique(keys)
+    return sites
 
 
 def kernel_map(

@@ -102,7 +102,7 @@ def solve(problem: Problem, progress: Progress | None = None) -> Plan:
     proven = bound_s >= step_s * (1 - ROUNDING)
     search = Search(
         method=METHOD,
-        solver="suffix-dp",
+        solver="best-first",
         status="within gap" if outcome.status == "proven" and not proven else outcome.status,
         bound_s=bound_s,
         gap=step_s / bound_s - 1 if bound_s > 0 else 0.0,

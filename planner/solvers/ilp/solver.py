@@ -96,7 +96,7 @@ def solve(problem: Problem, progress: Progress | None = None) -> Plan:
 
     if problem.objective != THROUGHPUT:
         raise UsageError(
-            f"span-ilp cannot minimise {problem.objective}", ["it knows the step alone"], ["use --solver suffix-dp"]
+            f"span-ilp cannot minimise {problem.objective}", ["it knows the step alone"], ["use --solver best-first"]
         )
     evaluator = Evaluator(problem, PriceBook(problem.profile))
     constraints = Constraints.of(problem)
@@ -189,7 +189,7 @@ def priced_schedules(problem: Problem) -> tuple[str, ...]:
         raise UsageError(
             f"span-ilp knows no schedule of {', '.join(names)}",
             ["it prices synchronous schedules with one stage a rank"],
-            ["use --solver suffix-dp, or --schedule 1f1b"],
+            ["use --solver best-first, or --schedule 1f1b"],
         )
     return found
 

@@ -16,7 +16,7 @@ CASE = "VGG-16, 4, 1.25 GB/s"
 @pytest.fixture(scope="module")
 def found() -> tuple[Case, Plan]:
     case = next(cases((64,), 20.0, frozenset({CASE})))
-    plan, seconds = timed("suffix-dp", case)
+    plan, seconds = timed("best-first", case)
     assert plan is not None
     assert seconds > 0
     return case, plan
@@ -37,7 +37,7 @@ def test_a_faster_baseline_and_an_open_gap_are_misses(found: tuple[Case, Plan]) 
     case, plan = found
     open_gap = replace(plan, search=replace(plan.search, gap=0.1, status="time limit"))
     step_s = {"pipedream": 0.9 * plan.prediction.step_s}
-    result = Result(case, open_gap, step_s, dict.fromkeys(("suffix-dp", *baselines()), 1.0))
+    result = Result(case, open_gap, step_s, dict.fromkeys(("best-first", *baselines()), 1.0))
     misses = {row.name for row in (*result.rows(), *summary([result])) if not row.holds}
     assert misses == {
         f"{CASE}: gap",
@@ -49,7 +49,7 @@ def test_a_faster_baseline_and_an_open_gap_are_misses(found: tuple[Case, Plan]) 
 
 def test_a_baseline_without_a_plan_is_not_beaten(found: tuple[Case, Plan]) -> None:
     case, plan = found
-    result = Result(case, plan, {}, dict.fromkeys(("suffix-dp", *baselines()), 1.0))
+    result = Result(case, plan, {}, dict.fromkeys(("best-first", *baselines()), 1.0))
     rows = {row.name: row for row in (*result.rows(), *summary([result]))}
     assert not [name for name in rows if "/ ours" in name]
     assert rows["pipedream: plans found"].value == 0

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, fx, nn
 
-from cuda_ops.device.gpus import move, on_device, tensors_of
+from cuda_ops.device.placing import move, on_device, tensors_of
 from tests.without_memory import META, on_meta
 
 

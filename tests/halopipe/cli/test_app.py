@@ -115,7 +115,7 @@ def test_json_stands_alone_on_stdout(folder: Path, arguments: list[str]) -> None
         (["plan", "broken.json"], 3, "error[H302] broken.json is not JSON"),
         (["plan", "by_hand.json"], 3, "it is a halopipe plan file"),
         (["plan", "profile.json", "--schedule", "1b1f"], 2, "1f1b (did you mean that?)"),
-        (["plan", "profile.json", "--solver", "sufix-dp"], 2, "suffix-dp (did you mean that?)"),
+        (["plan", "profile.json", "--solver", "best-frst"], 2, "best-first (did you mean that?)"),
         (["plan", "profile.json", "--memory", "2 giga"], 2, "error[H200] '2 giga' is not a size"),
         (["plan", "profile.json", "--memory", "1MiB"], 4, "error[H401]"),
         (["plan", "profile.json", "--ranks", "9"], 2, "error[H205] 9 ranks are asked for"),

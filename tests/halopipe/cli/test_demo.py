@@ -11,7 +11,7 @@ import pytest
 from halopipe.cli import demo
 from planner.ir.codec import load
 from planner.ir.errors import MissingFileError
-from planner.ir.plan import Plan
+from planner.ir.plan import Plan, Prediction
 from planner.ir.timeline import TimelineFile
 
 HOME = Path(__file__).resolve().parents[3]
@@ -23,8 +23,9 @@ def test_the_quick_demonstration_goes_from_profile_to_a_loss_that_falls(tmp_path
     environment = {**os.environ, "PYTHONPATH": str(HOME)}
     result = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
-    titles = ["1. Profile", "2. Plan", "3. Explain", "4. Compare", "5. Check", "6. Run", "Done"]
-    assert [line.strip("= ") for line in result.stdout.splitlines() if line.startswith("== ")] == titles
+    titles = [line.strip("= ") for line in result.stdout.splitlines() if line.startswith("== ")]
+    assert titles[:6] == ["1. Profile", "2. Plan", "3. Explain", "4. Compare", "5. Check", "6. Run"]
+    assert titles[6:] == ["7. Run the best rival", "Done"] or "there is no rival to run" in result.stdout
     files = {path.name for path in (tmp_path / "out").iterdir()}
     assert files == {"plan.json", "profile.json", "step.svg", "timeline.json", "trace.json"}
     losses = load(tmp_path / "out" / "timeline.json", TimelineFile).losses
@@ -40,3 +41,16 @@ def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(MissingFileError, match="cannot make the folder"):
         demo.travel(tmp_path / "file" / "inside", demo.SMALL)
+
+
+def prediction(step_s: float, spread: float = 0.0) -> Prediction:
+    ends = (step_s * (1 - spread), step_s * (1 + spread)) if spread else (0.0, 0.0)
+    return Prediction(step_s, 1 / step_s, 0.0, (), "measured", *ends)
+
+
+@pytest.mark.parametrize(("spread", "verdict"), [(0.0, "predicted 1.10 times as fast"), (0.2, "predicted a tie")])
+def test_a_gain_within_the_predicted_ranges_is_a_tie(spread: float, verdict: str) -> None:
+    text = demo.gain("plan.json", (prediction(1.0, spread), 0.9), "gpipe", (prediction(1.1, spread), 1.08))
+    assert verdict in text
+    assert text.endswith("measured 1.20 times as fast")
+    assert [line.split()[0] for line in text.splitlines() if line.strip()][:3] == ["plan", "plan.json", "gpipe"]

@@ -11,7 +11,7 @@ from tests.planner.factories import chain_decision, chain_profile, plan_of
 PROFILE = chain_profile(6, latency_s=1e-4, parameter_bytes=2**20, activation_bytes=2**16, update_s=5e-4)
 SEARCH = Search(
     method="best-first over cuts",
-    solver="suffix-dp",
+    solver="best-first",
     status="time limit",
     bound_s=0.080,
     gap=0.15,

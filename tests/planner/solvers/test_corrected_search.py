@@ -32,7 +32,7 @@ def test_the_plan_is_the_best_of_all_plans(first: int, make: Callable[[int], Pro
         problem = corrected(make(seed), seed)
         best, _ = best_by_exhaustion(problem)
         try:
-            plan = solver("suffix-dp")(problem, None)
+            plan = solver("best-first")(problem, None)
         except InfeasibleError:
             assert best is None, seed
             continue
@@ -53,7 +53,7 @@ def test_no_bound_lies_above_the_simulated_step(seed: int, make: Callable[[int],
 def test_both_exact_searches_agree(seed: int) -> None:
     problem = corrected(random_problem(seed), seed)
     found = []
-    for name in ("suffix-dp", "span-ilp"):
+    for name in ("best-first", "span-ilp"):
         try:
             found.append(solver(name)(problem, None).prediction.step_s)
         except InfeasibleError:

@@ -22,7 +22,7 @@ from tests.planner.factories import chain_profile
 from tests.planner.networks import priced, residual
 from tests.planner.solvers.instances import random_problem
 
-OURS = "suffix-dp"
+OURS = "best-first"
 
 
 def disobeyed(plan: Plan, problem: Problem) -> Iterator[str]:

@@ -69,10 +69,10 @@ def test_with_a_divided_optimiser_the_plan_is_the_best_of_all_plans(make: Callab
 
 def test_the_optimiser_is_divided_where_nothing_else_fits() -> None:
     problem = replace(with_adam(heavy()), fix=(parse_rule("l*=replicas:2"),), shard="auto")
-    whole, divided = (solver("suffix-dp")(replace(problem, shard=way)) for way in ("never", "always"))
+    whole, divided = (solver("best-first")(replace(problem, shard=way)) for way in ("never", "always"))
     assert peak_bytes(divided) < peak_bytes(whole)
-    roomy = solver("suffix-dp")(replace(problem, memory_bytes=peak_bytes(whole)))
-    tight = solver("suffix-dp")(replace(problem, memory_bytes=peak_bytes(divided)))
+    roomy = solver("best-first")(replace(problem, memory_bytes=peak_bytes(whole)))
+    tight = solver("best-first")(replace(problem, memory_bytes=peak_bytes(divided)))
     assert not any(stage.sharded for stage in roomy.decision.stages)
     assert all(stage.sharded for stage in tight.decision.stages)
 

@@ -70,7 +70,7 @@ def test_micro_batches_of_a_loss_over_the_whole_batch_are_refused(name: str) -> 
 
 def test_the_checker_finds_micro_batches_of_a_loss_over_the_whole_batch() -> None:
     problem = joining_problem()
-    plan = solver("suffix-dp")(problem)
+    plan = solver("best-first")(problem)
     cut = replace(plan, decision=replace(plan.decision, micro_batches=(4, 4)))
     assert any("needs the whole batch, which is in 2 micro-batches" in fault for fault in check(cut, problem.profile))
 
@@ -87,9 +87,13 @@ def test_the_registry_knows_solvers_and_baselines() -> None:
         "tarnawski",
     }
     assert set(baselines()) == {"data-parallel", "even-split", "one-device", *published}
-    assert set(names()) == {*baselines(), "span-ilp", "suffix-dp"}
+    assert set(names()) == {*baselines(), "span-ilp", "best-first"}
     with pytest.raises(UnknownNameError, match="no solver 'magic'"):
         solver("magic")
+
+
+def test_the_name_of_older_releases_still_finds_the_search() -> None:
+    assert solver("suffix-dp")(golden_problem()).search.solver == "best-first"
 
 
 def test_one_device_takes_the_fastest() -> None:
@@ -137,7 +141,7 @@ def golden_problem() -> Problem:
 
 
 def test_a_whole_plan_is_what_it_was() -> None:
-    plan = solver("suffix-dp")(golden_problem())
+    plan = solver("best-first")(golden_problem())
     golden = load(GOLDEN, Plan)
     assert plan.decision == golden.decision
     assert plan.inputs == golden.inputs

@@ -16,7 +16,7 @@ from planner.ir.errors import InfeasibleError
 from planner.ir.graph import Graph
 from planner.ir.plan import Plan
 from planner.ir.problem import CHANNEL_DIMS, SAMPLE_DIMS, SPATIAL_DIMS, Problem, Rule
-from planner.solvers.best_first import solver as suffix_dp
+from planner.solvers.best_first import solver as best_first
 from planner.solvers.ilp import solver as span_ilp
 from tests.planner.factories import chain_decision, plan_of
 from tests.planner.solvers.instances import best_by_exhaustion
@@ -48,7 +48,7 @@ def sparse_problem(seed: int) -> Problem:
 
 
 @pytest.mark.parametrize("seed", range(12))
-@pytest.mark.parametrize("solver", [suffix_dp, span_ilp], ids=lambda solver: solver.__name__)
+@pytest.mark.parametrize("solver", [best_first, span_ilp], ids=lambda solver: solver.__name__)
 def test_no_plan_beats_the_one_found(solver: object, seed: int) -> None:
     problem = sparse_problem(seed)
     best, _ = best_by_exhaustion(problem)
@@ -72,15 +72,15 @@ def test_every_solver_plans_a_sparse_network(name: str) -> None:
 def test_ranks_share_one_large_cloud() -> None:
     """One sample, two ranks: a stage along sites alone is shared, one that sees samples is not."""
     profile = sparse_profile(segmenter(sites=20_000), (1.0, 1.0), sizes=(1, 2), preparation_s=0.0)
-    plan = suffix_dp.solve(Problem(profile, 1))
+    plan = best_first.solve(Problem(profile, 1))
     assert plan.decision.stages[0].ranks == (0, 1)
     points = plan.decision.layout_of(0).cuts["sample"]
     assert points[1] * 2 == points[2] != 1
     assert check(plan, profile) == ()
-    alone = suffix_dp.solve(Problem(profile, 1, forbid=(Rule("*", "replicas", "2"),)))
+    alone = best_first.solve(Problem(profile, 1, forbid=(Rule("*", "replicas", "2"),)))
     assert plan.prediction.step_s < 0.6 * alone.prediction.step_s
     parted = sparse_profile(classifier(sites=20_000), (1.0, 1.0), sizes=(1, 2), preparation_s=0.0)
-    found = suffix_dp.solve(Problem(parted, 1))
+    found = best_first.solve(Problem(parted, 1))
     for number, stage in enumerate(found.decision.stages):
         kinds = {layer.kind for layer in parted.graph.layers if layer.name in found.decision.layers_of(number)}
         assert len(stage.ranks) == 1 or not kinds & {"segment", "linear", "loss"}
@@ -99,11 +99,11 @@ def test_a_stage_that_sees_samples_cannot_be_cut_inside_them() -> None:
 
 def test_unequal_devices_get_unequal_parts_of_the_sites() -> None:
     profile = sparse_profile(segmenter(sites=20_000), (3.0, 1.0), sizes=(1, 2), preparation_s=0.0, halo_rows=1)
-    plan = suffix_dp.solve(Problem(profile, 1))
+    plan = best_first.solve(Problem(profile, 1))
     assert plan.decision.layout_of(0).cuts["sample"] == (0, 750, 1000)
 
 
-@pytest.mark.parametrize("name", ["suffix-dp", "dryden"])
+@pytest.mark.parametrize("name", ["best-first", "dryden"])
 def test_layers_over_sites_are_cut_along_nothing_but_samples(name: str) -> None:
     profile = sparse_profile(segmenter(), (1.0, 1.0))
     allow = (SAMPLE_DIMS, SPATIAL_DIMS, CHANNEL_DIMS)
@@ -135,7 +135,7 @@ def test_sparsepipe_prepares_when_features_have_arrived() -> None:
     plan = sparsepipe.solve(problem)
     assert late(plan)
     assert check(plan, profile) == ()
-    ours = suffix_dp.solve(problem)
+    ours = best_first.solve(problem)
     assert not late(ours)
     assert ours.prediction.step_s < plan.prediction.step_s
     for number, stage in enumerate(plan.decision.stages):
@@ -146,6 +146,6 @@ def test_sparsepipe_prepares_when_features_have_arrived() -> None:
 def test_preparing_late_is_what_sparsepipe_loses_if_its_stages_are_ours() -> None:
     profile = sparse_profile(classifier(), (1.0,), preparation_s=5e-3, device="gpu")
     plan = sparsepipe.solve(Problem(profile, 4, micro_batch_sizes=(1,)))
-    ahead = suffix_dp.solve(Problem(profile, 4, ("1f1b",), micro_batch_sizes=(1,)))
+    ahead = best_first.solve(Problem(profile, 4, ("1f1b",), micro_batch_sizes=(1,)))
     assert len(plan.decision.stages) == len(ahead.decision.stages) == 1
     assert predict(profile, ahead.decision)[0].step_s < predict(profile, plan.decision)[0].step_s

@@ -152,8 +152,8 @@ def measured_alone(profile: Profile) -> LayoutPrices:
 def test_without_parts_nothing_changes() -> None:
     profile = priced(*residual(), speeds=(1.0, 1.0))
     problem = Problem(profile, 4, allow=EVERYTHING, micro_batch_sizes=(4,))
-    made = solver("suffix-dp")(problem)
-    again = solver("suffix-dp")(replace(problem, profile=replace(profile, parts={KIND: ()})))
+    made = solver("best-first")(problem)
+    again = solver("best-first")(replace(problem, profile=replace(profile, parts={KIND: ()})))
     assert codec.canonical(made.decision) == codec.canonical(again.decision)
     assert made.prediction == again.prediction
     assert '"parts"' not in codec.dumps(profile)
@@ -170,7 +170,7 @@ def test_parts_survive_their_file() -> None:
 def best(profile: Profile, allow: tuple[str, ...]) -> Plan:
     """The best plan of a single stage on all ranks."""
     problem = Problem(profile, 2, allow=allow, micro_batch_sizes=(2,), max_stages=1)
-    found = solver("suffix-dp")(problem)
+    found = solver("best-first")(problem)
     assert check(found, profile) == ()
     return found
 
