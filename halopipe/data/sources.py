@@ -37,7 +37,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
 
-from cuda_ops.device.host import seed_generators, seeded
+from cuda_ops.device.seeding import seed_generators, seeded
 from planner.ir.errors import DifferentDataError, FactoryError, HalopipeError, UsageError
 from profiler.source.model import LoadedModel
 from profiler.source.source import find_factory, where

@@ -46,7 +46,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from cuda_ops.device.host import seed_generators, seeded
+from cuda_ops.device.seeding import seed_generators, seeded
 from planner.ir.errors import FactoryError, ModelNotFoundError
 from planner.ir.profile import ModelSource
 from profiler.source.clouds import is_clouds, load_clouds

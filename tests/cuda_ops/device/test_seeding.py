@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from cuda_ops.device.host import seeded
+from cuda_ops.device.seeding import seeded
 
 
 def draw() -> tuple[float, float, float]:
