@@ -1,8 +1,8 @@
 """The house itself: how large its rooms are, how many of them a reader of ``plan`` and ``run`` enters, what it costs.
 
-Files *entered* are those of ours of which any function runs, in all processes of a command (``sys.setprofile``, put there
-by a ``sitecustomize`` on the path); modules *loaded* are those of ours in ``sys.modules`` when a worker ends.  The whole
-benchmark also installs a fresh clone, and runs its tests and its demonstration.
+Files *entered* are those of ours of which any function runs, in all processes of a command (``sys.setprofile``, put
+there by a ``sitecustomize`` on the path); modules *loaded* are those of ours in ``sys.modules`` when a worker ends.  The
+whole benchmark also installs a fresh clone, and runs its tests and its demonstration.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tests.test_architecture import CODE, complaints, read_sources
 HOME = Path(__file__).parents[1]
 NETWORK = ("profiler.models.resnet:resnet18", "--input", "8,3,32,32", "--arg", "width=16", "--arg", "num_classes=10")
 
-WATCH = '''
+WATCH = """
 import atexit, os, sys, threading
 
 HOME, OUT = os.environ["HOUSE_HOME"] + os.sep, os.environ["HOUSE_OUT"]
@@ -47,7 +47,7 @@ def tell():
 atexit.register(tell)
 threading.setprofile(note)
 sys.setprofile(note)
-'''
+"""
 
 
 def measure(quick: bool) -> list[Row]:
