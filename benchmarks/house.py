@@ -1,8 +1,8 @@
 """The house itself: how large its rooms are, how many of them a reader of ``plan`` and ``run`` enters, what it costs.
 
-Files *entered* are those of ours of which any function runs, in all processes of a command (``sys.setprofile``, put
-there by a ``sitecustomize`` on the path); modules *loaded* are those of ours in ``sys.modules`` when a worker ends.  The
-whole benchmark also installs a fresh clone, and runs its tests and its demonstration.
+Files *entered* are those of ours of which any function runs, in all processes of a command: ``sys.setprofile``, put
+there by a ``sitecustomize`` on the path.  Modules *loaded* are those of ours in ``sys.modules`` when a worker ends.
+The whole benchmark also installs a fresh clone, and runs its tests and its demonstration.
 """
 
 from __future__ import annotations
