@@ -45,8 +45,7 @@ def test_random_exchanges_equal_those_by_messages(tmp_path):
             if stage not in collectives:
                 continue
             x = torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
-            plain_group = PeerGroup(transport, STAGES[stage], 20.0)
-            wires = plain_group, CollectivePeerGroup(collectives[stage], STAGES[stage], 20.0)
+            wires = (
                 PeerGroup(transport, STAGES[stage], 20.0),
                 CollectivePeerGroup(collectives[stage], STAGES[stage], 20.0),
             )
