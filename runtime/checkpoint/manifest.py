@@ -211,7 +211,7 @@ def to_text(manifest: Manifest) -> str:
         "torch_version": manifest.torch_version,
         "fingerprints": dict(manifest.fingerprints),
     }
-    sections = {
+    sections: dict[str, dict[str, object]] = {
         "folders": {name: [files.metadata_sha256, files.data_bytes] for name, files in manifest.folders.items()},
         "numbers": {key: _spell(number) for key, number in manifest.numbers.items()},
         "tensors": {key: _spell_entry(entry) for key, entry in manifest.tensors.items()},

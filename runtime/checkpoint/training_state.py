@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import reduce
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -35,9 +36,10 @@ def named_state(residents: Mapping[int, Resident], model: CapturedModel, module:
         model: whose parameters and buffers are those of ``module``.
     """
     here: dict[int, Tensor] = {}
+    captured: Any = model.graph_module
     for resident in residents.values():
         for name, tensor in (*resident.parameters.items(), *resident.buffers.items()):
-            original: Tensor = reduce(getattr, name.split("."), model.graph_module)
+            original: Tensor = reduce(getattr, name.split("."), captured)
             here[id(original)] = tensor
     everything = {**module.state_dict(keep_vars=True), **_of_loss(residents, model)}
     return {name: here[id(tensor)] for name, tensor in everything.items() if id(tensor) in here}
@@ -53,7 +55,8 @@ def _of_loss(residents: Mapping[int, Resident], model: CapturedModel) -> dict[st
         for name in (*resident.parameters, *(changing & resident.buffers.keys()))
         if name.startswith(_LOSS)
     ]
-    return {name: reduce(getattr, name.split("."), model.graph_module) for name in sorted(names)}
+    captured: Any = model.graph_module
+    return {name: reduce(getattr, name.split("."), captured) for name in sorted(names)}
 
 
 def named_parts(residents: Mapping[int, Resident], named: Mapping[str, Tensor]) -> dict[str, Part]:

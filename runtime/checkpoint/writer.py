@@ -7,12 +7,12 @@ import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import BinaryIO
+from typing import IO, BinaryIO, cast
 
 import torch
 from torch import Tensor
-from torch.distributed.checkpoint import DefaultSavePlanner, FileSystemWriter
-from torch.distributed.checkpoint.filesystem import _StorageInfo
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+from torch.distributed.checkpoint.filesystem import FileSystemWriter, _StorageInfo
 from torch.distributed.checkpoint.metadata import StorageMeta
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
 from torch.distributed.checkpoint.storage import WriteResult
@@ -87,10 +87,11 @@ class _HashingWriter(FileSystemWriter):
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         results, offset = [], 0
-        with open(self.path / DATA_FILE, "xb") as file:
+        with open(Path(self.path) / DATA_FILE, "xb") as file:
             for item in plan.items:
                 stream = _HashingStream(file)
-                torch.save(_compact(planner.resolve_data(item)), stream)
+                tensor = cast(Tensor, planner.resolve_data(item))  # nothing else is planned
+                torch.save(_compact(tensor), cast(IO[bytes], stream))  # of which torch calls write and flush alone
                 stream.check()
                 location = _StorageInfo(DATA_FILE, offset, stream.length)
                 results.append(WriteResult(index=item.index, size_in_bytes=stream.length, storage_data=location))

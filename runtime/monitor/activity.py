@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import TypeVar
 
-import torch.distributed as dist
+from torch.distributed.distributed_c10d import Store
 
 INTERVAL_S = 0.5
 PATIENCE_S = 1.5
@@ -102,7 +102,7 @@ class Heartbeat:
         store: a client of its own: one that waits for something would keep the beats back.
     """
 
-    def __init__(self, store: dist.Store, rank: int, activity: Activity, interval_s: float = INTERVAL_S) -> None:
+    def __init__(self, store: Store, rank: int, activity: Activity, interval_s: float = INTERVAL_S) -> None:
         self._store, self._rank, self._activity = store, rank, activity
         self.interval_s = interval_s
         self._number = 0
@@ -140,7 +140,7 @@ class Heartbeat:
             self.publish()
 
 
-def read_board(store: dist.Store, num_ranks: int) -> Mapping[int, Beat]:
+def read_board(store: Store, num_ranks: int) -> Mapping[int, Beat]:
     """What each rank said last; ranks that said nothing, or a board that is gone, are left out."""
     beats = {}
     try:
@@ -152,7 +152,7 @@ def read_board(store: dist.Store, num_ranks: int) -> Mapping[int, Beat]:
     return beats
 
 
-def fresh_board(store: dist.Store, num_ranks: int, patience_s: float) -> Mapping[int, Beat]:
+def fresh_board(store: Store, num_ranks: int, patience_s: float) -> Mapping[int, Beat]:
     """The board once every rank has spoken again, or after ``patience_s``: what a rank said before is out of date."""
     start_s = time.monotonic()
     before = read_board(store, num_ranks)

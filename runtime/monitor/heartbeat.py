@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from types import TracebackType
 
-import torch.distributed as dist
+from torch.distributed.distributed_c10d import Store
 
 from planner.ir.plan import Decision
 from runtime.monitor.activity import INTERVAL_S, PATIENCE_S, Activity, Heartbeat, describe, fresh_board, within
@@ -23,7 +23,7 @@ class Voice:
         activity: what this rank does, for the engine to write.
     """
 
-    def __init__(self, board: dist.Store, decision: Decision, rank: int, deadline_s: float, setup_s: float) -> None:
+    def __init__(self, board: Store, decision: Decision, rank: int, deadline_s: float, setup_s: float) -> None:
         self._board, self._rank, self._num_ranks = board, rank, decision.num_ranks
         self._waits = Waits(decision.rows(), [stage.ranks for stage in decision.stages])
         self.activity = Activity(deadline_s=setup_s)

@@ -16,7 +16,8 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Protocol
 
-import torch.distributed as dist
+from torch._C._distributed_c10d import TCPStore
+from torch.distributed.distributed_c10d import Store
 
 from planner.ir.errors import DeadlineError, HalopipeError, TransportError
 from runtime.monitor.activity import Beat, describe, read_board
@@ -76,15 +77,15 @@ class Workers(Protocol):
         ...
 
 
-def host_store(address: str = LOOPBACK) -> tuple[dist.TCPStore, int]:
+def host_store(address: str = LOOPBACK) -> tuple[TCPStore, int]:
     """A store on a free port of one address of this host, and its port; by itself torch listens on every interface."""
     listener = socket.create_server((address, 0), family=_family(address))
     port = listener.getsockname()[1]
-    store = dist.TCPStore(address, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())
+    store = TCPStore(address, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())
     return store, port
 
 
-def host_store_at(host: str, port: int) -> dist.TCPStore:
+def host_store_at(host: str, port: int) -> TCPStore:
     """The store at one address and port of this host, for those that were told where it is.
 
     Raises:
@@ -101,17 +102,17 @@ def host_store_at(host: str, port: int) -> dist.TCPStore:
             ["set MASTER_ADDR to an address of the host of rank 0, and MASTER_PORT to a free port"],
         ) from error
     fd = listener.detach()
-    return dist.TCPStore(host, port, is_master=True, wait_for_workers=False, master_listen_fd=fd)
+    return TCPStore(host, port, is_master=True, wait_for_workers=False, master_listen_fd=fd)
 
 
-def join_store(host: str, port: int, timeout_s: float = CONNECT_S) -> dist.TCPStore:
+def join_store(host: str, port: int, timeout_s: float = CONNECT_S) -> TCPStore:
     """One more client of a store.
 
     Raises:
         TransportError: nobody answers there within ``timeout_s``.
     """
     try:
-        store = dist.TCPStore(host, port, is_master=False, timeout=timedelta(seconds=timeout_s))
+        store = TCPStore(host, port, is_master=False, timeout=timedelta(seconds=timeout_s))
     except RuntimeError as error:
         raise TransportError(
             f"no store answers at {host}, port {port}",
@@ -122,7 +123,7 @@ def join_store(host: str, port: int, timeout_s: float = CONNECT_S) -> dist.TCPSt
     return store
 
 
-def meet(store: dist.Store, rank: int, num_ranks: int, timeout_s: float = SETUP_S) -> str:
+def meet(store: Store, rank: int, num_ranks: int, timeout_s: float = SETUP_S) -> str:
     """The prefix of what ``store`` holds of this attempt of the job, once all of its ranks are there.
 
     A store may outlive the ranks: torchrun's holds the keys of every attempt before a restart, and attempts are not
@@ -158,7 +159,7 @@ def meet(store: dist.Store, rank: int, num_ranks: int, timeout_s: float = SETUP_
 def run_workers(
     workers: Sequence[Workers],
     titles: Mapping[int, str],
-    store: dist.Store,
+    store: Store,
     watch: Callable[[Mapping[int, Beat]], None] = lambda beats: None,
     waits: Waits | None = None,
 ) -> dict[int, str]:
@@ -188,7 +189,7 @@ def run_workers(
 class _Crew:
     workers: Sequence[Workers]
     titles: Mapping[int, str]
-    store: dist.Store
+    store: Store
     watch: Callable[[Mapping[int, Beat]], None]
     waits: Waits
     beats: Mapping[int, Beat] = field(default_factory=dict)
@@ -272,7 +273,7 @@ class _Crew:
         return died(self.titles[rank], ended.code, str(beat) if beat else "", ended.output)
 
 
-def _until(store: dist.Store, key: str, end_s: float, whom: str, rank: int) -> None:
+def _until(store: Store, key: str, end_s: float, whom: str, rank: int) -> None:
     while not store.check([key]):
         if time.monotonic() > end_s:
             raise _nobody(whom, rank)

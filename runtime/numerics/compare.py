@@ -162,7 +162,7 @@ class Sketch:
         flat = tensor.detach().to("cpu", torch.float64).flatten()
         buckets = torch.zeros(NUM_BUCKETS, dtype=torch.float64)
         generator = torch.Generator().manual_seed(flat.numel())
-        for part in flat.split(_CHUNK):
+        for part in torch.split(flat, _CHUNK):
             signs = torch.randint(0, 2, (part.numel(),), dtype=torch.int8, generator=generator).mul_(2).sub_(1)
             signed = torch.nn.functional.pad(part * signs, (0, -part.numel() % NUM_BUCKETS))
             buckets += signed.view(-1, NUM_BUCKETS).sum(0)
@@ -170,7 +170,8 @@ class Sketch:
 
     def distance(self, other: Sketch) -> float:
         """The norm of the difference of the two tensors, about."""
-        return torch.linalg.vector_norm(self.buckets - other.buckets).item()
+        norm: float = torch.linalg.vector_norm(self.buckets - other.buckets).item()
+        return norm
 
 
 _CHUNK = 1 << 20

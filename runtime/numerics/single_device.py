@@ -60,7 +60,7 @@ def serial_step(
         )
     starts = [sum(micro_batches[:number]) for number in range(len(micro_batches))]
     parts = [
-        tuple(in_rows(tensors, first, rows, global_batch) for tensors in (inputs, targets))
+        (in_rows(inputs, first, rows, global_batch), in_rows(targets, first, rows, global_batch))
         for first, rows in zip(starts, micro_batches, strict=True)
     ]
     return serial_step_each(loss_of, optimizer, parts, micro_batches, draw, answers=answers, weights=weights)
@@ -91,7 +91,7 @@ def serial_step_each(
         with answers.given(cut or (count,), microbatch) if answers is not None else nullcontext():
             loss = loss_of(inputs, targets)
             if weight:  # else it may be a mean of nothing, which is not a number
-                (loss * weight).backward()  # where numbers drawn again, by checkpointing, are noticed
+                torch.autograd.backward(loss * weight)  # where numbers drawn again, by checkpointing, are noticed
                 total += loss.item() * weight
     optimizer.step()
     return total

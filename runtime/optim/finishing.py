@@ -107,7 +107,7 @@ class Finishing:
         norms[self._transport.rank] = get_total_norm(gradients, self._norm_type).item() if gradients else 0.0
         everyone = tuple(range(self._transport.world_size))
         self._transport.all_reduce(norms, everyone, self._deadline_s)  # one rank's number and zeros, at each place
-        norm = torch.linalg.vector_norm(norms, self._norm_type).item()
+        norm: float = torch.linalg.vector_norm(norms, self._norm_type).item()
         if self._strict and not torch.isfinite(torch.tensor(norm)):
             raise StageFailedError(
                 f"the norm of all gradients is {norm}",

@@ -30,6 +30,9 @@ Bucket = tuple[nn.Parameter, ...]
 StartSum = Callable[[torch.Tensor], Pending]
 """Starts to replace a tensor by its sum over the ranks of a stage."""
 
+Hook = Callable[[torch.Tensor], None]
+"""Told of a parameter whose gradient autograd has accumulated."""
+
 
 class GradientBuckets:
     """The gradients of ``parameters``, whose order must be the same on all ranks of the stage.
@@ -61,9 +64,11 @@ class GradientBuckets:
         found.sort(key=lambda each: -order[each[0][-1]])
         self.buckets = tuple(bucket for bucket, _ in found)
         self._start_sum = [start for _, start in found]
-        self._bucket_of = {parameter: index for index, bucket in enumerate(self.buckets) for parameter in bucket}
-        self.put_off: Container[torch.Tensor] = ()
-        self._awaited: set[nn.Parameter] | None = None
+        self._bucket_of: dict[torch.Tensor, int] = {
+            parameter: index for index, bucket in enumerate(self.buckets) for parameter in bucket
+        }
+        self.put_off: Container[torch.Tensor | None] = ()
+        self._awaited: set[torch.Tensor] | None = None
         self._num_missing = [0] * len(self.buckets)
         self._num_started = 0
         self._pending: list[Pending] = []
@@ -81,11 +86,10 @@ class GradientBuckets:
             return
         self._awaited = set(self._bucket_of) if awaited is None else {p for p in awaited if p in self._bucket_of}
         self._num_missing = [sum(p in self._awaited for p in bucket) for bucket in self.buckets]
-        hooked = (parameter.register_post_accumulate_grad_hook(self._accumulated) for parameter in self._awaited)
-        self._hooks = list(hooked)
+        self._hooks = [self._hooked(parameter) for parameter in self._awaited]
         self._start_complete()
 
-    def note(self, parameter: nn.Parameter) -> None:
+    def note(self, parameter: torch.Tensor) -> None:
         """The gradient of ``parameter`` is complete; without effect before :meth:`arm` and for what is not summed here.
 
         Raises:
@@ -101,7 +105,11 @@ class GradientBuckets:
             self._num_missing[index] -= 1
             self._start_complete()
 
-    def _accumulated(self, parameter: nn.Parameter) -> None:
+    def _hooked(self, parameter: torch.Tensor) -> RemovableHandle:
+        register: Callable[[Hook], RemovableHandle] = parameter.register_post_accumulate_grad_hook
+        return register(self._accumulated)
+
+    def _accumulated(self, parameter: torch.Tensor) -> None:
         """Autograd is done with a parameter, also where it was given nothing to accumulate."""
         if parameter not in self.put_off:
             self.note(parameter)
@@ -155,6 +163,6 @@ def flat_gradients(bucket: Bucket) -> torch.Tensor:
         return bucket[0].grad.view(-1)
     flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
     del gradients
-    for parameter, part in zip(bucket, flat.split([p.numel() for p in bucket]), strict=True):
+    for parameter, part in zip(bucket, torch.split(flat, [p.numel() for p in bucket]), strict=True):
         parameter.grad = part.view(parameter.shape)
     return flat

@@ -133,8 +133,8 @@ def updates_of(
     reduction: GradientBuckets | ShardedParameters | None = None
     shards = None
     if sharded and len(ranks) > 1:
-        over = {"ranks": ranks, "deadline_s": deadline_s}
-        scatter, gather = (partial(each, **over) for each in (transport.reduce_scatter, transport.all_gather))
+        scatter = partial(transport.reduce_scatter, ranks=ranks, deadline_s=deadline_s)
+        gather = partial(transport.all_gather, ranks=ranks, deadline_s=deadline_s)
         reduction = shards = ShardedParameters(own, ranks.index(rank), len(ranks), scatter, gather)
     elif len(ranks) > 1:
         sums = _Sums(transport, deadline_s)

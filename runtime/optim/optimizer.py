@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import nn
@@ -117,9 +117,11 @@ def maker_of(spec: Optimizer) -> MakeOptimizer:
     if not isinstance(cls, type) or not issubclass(cls, torch.optim.Optimizer):
         raise UnknownNameError(f"torch.optim has no optimiser {spec.name!r}", [f"torch is {torch.__version__}"])
 
+    construct: Callable[..., torch.optim.Optimizer] = cls
+
     def make(parameters: Iterable[Any]) -> torch.optim.Optimizer:
         try:
-            return cls(parameters, **spec.arguments)
+            return construct(parameters, **spec.arguments)
         except (TypeError, ValueError) as error:
             arguments = ", ".join(f"{name}={value:g}" for name, value in spec.arguments.items())
             raise UsageError(f"torch.optim.{spec.name}({arguments}) cannot be made", [str(error)]) from error
@@ -139,9 +141,11 @@ def scheduler_maker_of(name: str, arguments: Mapping[str, Any]) -> MakeScheduler
         known = [key for key, value in vars(torch.optim.lr_scheduler).items() if key[0] != "_" and _is_schedule(value)]
         raise UnknownNameError(f"torch.optim.lr_scheduler has no schedule {name!r}", [f"known: {', '.join(known)}"])
 
+    construct: Callable[..., LRScheduler] = cls
+
     def make(optimizer: torch.optim.Optimizer) -> LRScheduler:
         try:
-            return cls(optimizer, **arguments)
+            return construct(optimizer, **arguments)
         except (TypeError, ValueError) as error:
             shown = ", ".join(f"{key}={value}" for key, value in arguments.items())
             raise UsageError(f"torch.optim.lr_scheduler.{name}({shown}) cannot be made", [str(error)]) from error
@@ -149,7 +153,7 @@ def scheduler_maker_of(name: str, arguments: Mapping[str, Any]) -> MakeScheduler
     return make
 
 
-def _is_schedule(value: object) -> bool:
+def _is_schedule(value: object) -> TypeGuard[type[LRScheduler]]:
     return isinstance(value, type) and issubclass(value, LRScheduler) and value is not LRScheduler
 
 
@@ -171,7 +175,7 @@ def _takes_names(make: MakeOptimizer) -> bool:
         return False
 
 
-def _require_usable(optimizer: torch.optim.Optimizer, names: Mapping[torch.Tensor, str]) -> None:
+def _require_usable(optimizer: torch.optim.Optimizer, names: Mapping[nn.Parameter, str]) -> None:
     name = type(optimizer).__name__
     closure = inspect.signature(optimizer.step).parameters.get("closure")
     if closure is not None and closure.default is inspect.Parameter.empty:

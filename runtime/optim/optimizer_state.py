@@ -13,7 +13,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import torch
 
@@ -217,7 +217,7 @@ def _filled(fresh: Any, path: _Path, read: Callable[[_Path, int | None], Number]
 
 
 def _like(fresh: Any, number: Number) -> Any:
-    return torch.full_like(fresh, number) if isinstance(fresh, torch.Tensor) else number
+    return torch.full_like(fresh, cast(float, number)) if isinstance(fresh, torch.Tensor) else number
 
 
 def _read(source: StateSource, head: str, names: Sequence[str], path: _Path, group: int | None) -> Number:

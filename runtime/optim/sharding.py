@@ -65,7 +65,7 @@ class _Shards:
     def move_to(self, flat: torch.Tensor) -> None:
         """Parameters and slices become views of ``flat``."""
         self.flat = flat
-        for parameter, part in zip(self.bucket, flat.split([p.numel() for p in self.bucket]), strict=True):
+        for parameter, part in zip(self.bucket, torch.split(flat, [p.numel() for p in self.bucket]), strict=True):
             parameter.data = part.view(parameter.shape)
         for each, place in self.slices.values():
             each.view.data = flat[place]
@@ -140,7 +140,7 @@ class ShardedParameters:
                     whole[place] = part.view.grad
             self._all_gather(whole, shards.counts)
             sizes = [parameter.numel() for parameter in shards.bucket]
-            for parameter, gradient in zip(shards.bucket, whole.split(sizes), strict=True):
+            for parameter, gradient in zip(shards.bucket, torch.split(whole, sizes), strict=True):
                 found[self._names[parameter]] = gradient.view(parameter.shape)
         return found
 

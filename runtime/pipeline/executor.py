@@ -229,6 +229,7 @@ class Executor:
         stage, microbatch, plumbing = action.stage, _microbatch(action), self._plumbing
         resident = self._residents[stage]
         pieces = self._post.take(FORWARD, stage, microbatch)
+        assert self._batch is not None  # since prepare()
         values = self._ahead.take(stage, microbatch) or resident.feed(self._batch, microbatch)
         if self._around.device.type != "cpu":
             values = {name: part.to(self._around.device, non_blocking=True) for name, part in values.items()}
@@ -246,6 +247,7 @@ class Executor:
 
     def _prepare(self, action: Action) -> None:
         stage, microbatch = action.stage, _microbatch(action)
+        assert self._batch is not None  # since prepare()
         self._ahead.make(stage, microbatch, partial(self._residents[stage].feed, self._batch, microbatch))
 
     def _judged(self, stage: int, microbatch: int, outputs: Mapping[str, Tensor]) -> dict[str, Piece]:

@@ -90,7 +90,7 @@ class Weighing:
                 table[m] = torch.cat([found.double().flatten() for found in counting.of(count, parts)])
         if len(resident.ranks) > 1:
             resident.add(table)
-        columns = zip(counting.weighed, table.split(sizes, 1), shapes, strict=True)
+        columns = zip(counting.weighed, torch.split(table, sizes, 1), shapes, strict=True)
         return {one.layer: column.reshape(-1, *shape) for one, column, shape in columns}
 
     def _own(self, stage: int, resident: Resident, microbatch: int, rows: int) -> tuple[int, int]:

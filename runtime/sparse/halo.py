@@ -7,17 +7,22 @@ result does not depend on who was faster.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import accumulate
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import FunctionCtx, once_differentiable
+from torch.autograd.function import once_differentiable
 
 from cuda_ops.sparse import operators
 from cuda_ops.sparse.local import Halo, LocalMap
 from cuda_ops.sparse.registrations import in_its_dtype
 from runtime.spatial.exchange import PeerGroup
 from runtime.transport import Pending
+
+_OfSamples = Callable[[Tensor, tuple[int, ...], PeerGroup], Tensor]
+"""What the functions of samples that ranks share take: a table, the shares and the way to the others."""
 
 
 def shared_conv(x: Tensor, weight: Tensor, local: LocalMap, wire: PeerGroup) -> Tensor:
@@ -33,19 +38,19 @@ def shared_conv(x: Tensor, weight: Tensor, local: LocalMap, wire: PeerGroup) -> 
     device = x.device.type
     x, weight = in_its_dtype(device, x, weight)
     with torch.autocast(device, enabled=False):  # both are in its dtype, and so must be what flows back
-        found: Tensor = _Conv.apply(x, weight, local, wire)
-    return found
+        convolve: Callable[[Tensor, Tensor, LocalMap, PeerGroup], Tensor] = _Conv.apply
+        return convolve(x, weight, local, wire)
 
 
 def with_halo(x: Tensor, local: LocalMap, wire: PeerGroup) -> Tensor:
     """``x`` (own inputs, channels) and behind it the rows of others that ``local`` reads."""
-    found: Tensor = _WithHalo.apply(x, local, wire)
-    return found
+    extend: Callable[[Tensor, LocalMap, PeerGroup], Tensor] = _WithHalo.apply
+    return extend(x, local, wire)
 
 
 class _Conv(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: FunctionCtx, x: Tensor, weight: Tensor, local: LocalMap, wire: PeerGroup) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, local: LocalMap, wire: PeerGroup) -> Tensor:
         halo, pending = _start(x, local.halo, wire)
         own = local.of_own
         y = operators.sparse_conv(x, weight, own.neighbours, own.reverse)
@@ -58,7 +63,7 @@ class _Conv(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: FunctionCtx, dy: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         x, halo, weight = ctx.saved_tensors
         local: LocalMap = ctx.local
         dy, transposed, own = dy.contiguous(), weight.transpose(1, 2), local.of_own
@@ -78,7 +83,7 @@ class _Conv(torch.autograd.Function):
 
 class _WithHalo(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: FunctionCtx, x: Tensor, local: LocalMap, wire: PeerGroup) -> Tensor:
+    def forward(ctx: Any, x: Tensor, local: LocalMap, wire: PeerGroup) -> Tensor:
         ctx.local, ctx.wire = local, wire
         halo, pending = _start(x, local.halo, wire)
         pending.wait()
@@ -86,7 +91,7 @@ class _WithHalo(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: FunctionCtx, drows: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, drows: Tensor) -> tuple[Tensor | None, ...]:
         own = ctx.local.num_own
         back = _start_back(drows[own:].contiguous(), ctx.local.halo, ctx.wire)
         return _added(drows[:own].clone(), ctx.local.halo, *back), None, None
@@ -100,45 +105,45 @@ class SampleSums:
 
     def sum(self, parts: Tensor) -> Tensor:
         """Of (samples, channels), this rank's part of each sum, the sums of its own samples."""
-        found: Tensor = _Scatter.apply(parts, self._shares, self._wire)
-        return found
+        scatter: _OfSamples = _Scatter.apply
+        return scatter(parts, self._shares, self._wire)
 
     def largest(self, parts: Tensor) -> Tensor:
         """Of (samples, channels), this rank's largest values, -inf where it has none, those of its own samples."""
-        found: Tensor = _Largest.apply(parts, self._shares, self._wire)
-        return found
+        largest: _OfSamples = _Largest.apply
+        return largest(parts, self._shares, self._wire)
 
     def whole(self, own: Tensor) -> Tensor:
         """Of (own samples, channels), all samples: the adjoint of :meth:`sum`."""
-        found: Tensor = _Gather.apply(own, self._shares, self._wire)
-        return found
+        gather: _OfSamples = _Gather.apply
+        return gather(own, self._shares, self._wire)
 
 
 class _Scatter(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: FunctionCtx, parts: Tensor, shares: tuple[int, ...], wire: PeerGroup) -> Tensor:
+    def forward(ctx: Any, parts: Tensor, shares: tuple[int, ...], wire: PeerGroup) -> Tensor:
         ctx.how = shares, wire
         return _table(parts, shares, wire).sum(0)
 
     @staticmethod
-    def backward(ctx: FunctionCtx, dy: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         return SampleSums(*ctx.how).whole(dy), None, None
 
 
 class _Gather(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: FunctionCtx, own: Tensor, shares: tuple[int, ...], wire: PeerGroup) -> Tensor:
+    def forward(ctx: Any, own: Tensor, shares: tuple[int, ...], wire: PeerGroup) -> Tensor:
         ctx.how = shares, wire
         return _all_samples(own, shares, wire)
 
     @staticmethod
-    def backward(ctx: FunctionCtx, dy: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         return SampleSums(*ctx.how).sum(dy), None, None
 
 
 class _Largest(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: FunctionCtx, parts: Tensor, shares: tuple[int, ...], wire: PeerGroup) -> Tensor:
+    def forward(ctx: Any, parts: Tensor, shares: tuple[int, ...], wire: PeerGroup) -> Tensor:
         table = _table(parts, shares, wire)
         values, winners = table.max(0)  # of equal ones the first
         ctx.how = shares, wire
@@ -147,7 +152,7 @@ class _Largest(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: FunctionCtx, dy: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         (winners,) = ctx.saved_tensors
         shares, wire = ctx.how
         both = _all_samples(torch.cat([dy, winners.to(dy.dtype)], 1), shares, wire)
@@ -176,13 +181,13 @@ def _added(dx: Tensor, halo: Halo, coming: dict[int, Tensor], pending: Pending) 
 
 
 def _by_position(rows: Tensor, halo: Halo) -> dict[int, Tensor]:
-    parts = rows.split([halo.receives[position] for position in sorted(halo.receives)])
+    parts = torch.split(rows, [halo.receives[position] for position in sorted(halo.receives)])
     return dict(zip(sorted(halo.receives), parts, strict=False))
 
 
 def _table(parts: Tensor, shares: tuple[int, ...], wire: PeerGroup) -> Tensor:
     """(ranks, own samples, channels): every rank's part of this rank's samples."""
-    cuts = parts.contiguous().split(list(shares))
+    cuts = torch.split(parts.contiguous(), list(shares))
     me = wire.position
     table = parts.new_empty(len(shares), shares[me], *parts.shape[1:])
     table[me] = cuts[me]
@@ -196,7 +201,7 @@ def _all_samples(own: Tensor, shares: tuple[int, ...], wire: PeerGroup) -> Tenso
     """(samples, channels) of every rank's own samples."""
     me, ends = wire.position, list(accumulate(shares))
     found = own.new_empty(ends[-1], *own.shape[1:])
-    parts = found.split(list(shares))
+    parts = torch.split(found, list(shares))
     own = own.contiguous()
     parts[me].copy_(own)
     others = [position for position in range(len(shares)) if position != me]

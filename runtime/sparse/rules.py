@@ -131,7 +131,7 @@ def _keeps_sites(layer: Layer, read: Sequence[tuple[str, ...]]) -> bool:
     kind, attributes = layer.kind, layer.attributes
     if kind not in _KEEP_SITES and (kind != _OPAQUE or attributes.get(MIXES_SAMPLES)):
         return False
-    along = attributes.get("dims" if kind == "reduce" else "dim") if kind in _ALONG_A_DIM else ()
+    along: Any = attributes.get("dims" if kind == "reduce" else "dim") if kind in _ALONG_A_DIM else ()
     dims = layer.outputs[0].dims if kind == "concat" else read[0]  # stacked tensors have the dim only then
     if any(is_sites(dims[dim]) for dim in (along if isinstance(along, tuple) else (along,))):
         return False

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate
-from typing import Any
+from typing import Any, Protocol, Self, TypeVar
 
 import torch
 from torch import Tensor
@@ -18,6 +18,14 @@ from planner.ir.plan import Decision
 from planner.layers.boundary import Boundaries
 from runtime.pipeline.messages import CPU
 from runtime.sparse.batch import ArrangedClouds, PreparedBatch
+
+
+class _Movable(Protocol):
+    def to(self, device: torch.device) -> Self:
+        """The same on a device."""
+
+
+M = TypeVar("M", bound=_Movable)
 
 
 class SiteShare:
@@ -83,8 +91,8 @@ class SiteShare:
         start = list(accumulate(self.shares, initial=0))[self._position]
         return whole[start : start + self.shares[self._position]]
 
-    def _at(self, make: Callable[[str], Any], name: str, device: torch.device) -> Any:
-        found = self._made.get((name, device))
+    def _at(self, make: Callable[[str], M], name: str, device: torch.device) -> M:
+        found: M | None = self._made.get((name, device))
         if found is None:
             found = make(name) if device == CPU else self._at(make, name, CPU).to(device)
             self._made[name, device] = found

@@ -5,9 +5,12 @@ Whole tensors from the parts that the ranks of a stage have, for whoever asks fo
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 from torch import Tensor
-from torch.autograd.function import FunctionCtx, once_differentiable
+from torch.autograd.function import once_differentiable
 
 from planner.ir.box import volume, whole
 from runtime.pipeline.messages import assemble
@@ -39,8 +42,8 @@ def summed(step: Step, term: Tensor) -> Tensor:
 
     Backward adds up what flows back on the ranks, since each has the gradient of its own copy of the sum.
     """
-    total: Tensor = _Summed.apply(term, step)
-    return total
+    apply: Callable[[Tensor, Step], Tensor] = _Summed.apply
+    return apply(term, step)
 
 
 def sum_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -50,13 +53,13 @@ def sum_dtype(dtype: torch.dtype) -> torch.dtype:
 
 class _Summed(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: FunctionCtx, term: Tensor, step: Step) -> Tensor:
+    def forward(ctx: Any, term: Tensor, step: Step) -> Tensor:
         ctx.step = step
         return start_sum(step, term).wait().sum(0).view(term.shape).to(term.dtype)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: FunctionCtx, gradient: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         step: Step = ctx.step
         table = start_sum(step, gradient)
         if step.later is not None:
@@ -76,7 +79,7 @@ def gathered(tensor: Tensor, part: Part | None, transport: Transport, deadline_s
     boxes = [part.at(rank) for rank in ranks]
     counts = [volume(box) if first else 0 for box, first in boxes]
     flat = tensor.new_empty(sum(counts))
-    pieces = flat.split(counts)
+    pieces = torch.split(flat, counts)
     own = ranks.index(transport.rank)
     if counts[own]:
         pieces[own].copy_(tensor.reshape(-1))

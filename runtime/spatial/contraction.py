@@ -13,10 +13,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import prod
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import FunctionCtx, once_differentiable
+from torch.autograd.function import once_differentiable
 
 from planner.ir.box import Box, Interval, Transfer
 from planner.ir.graph import TensorSpec
@@ -102,13 +103,14 @@ def contract(step: Step, x: Tensor, weight: Tensor, run: Run) -> Tensor:
     dim = sharing.weight_filters
     if sharing.exchange.is_local:
         return _run(run, x, weight, shape_of(step.own))
-    before, own, after = weight.split((sharing.before, sharing.own, sharing.after), dim)
+    before, own, after = torch.split(weight, [sharing.before, sharing.own, sharing.after], dim)
     rest = before if not sharing.after else after if not sharing.before else torch.cat((before, after), dim)
     theirs = _run(run, x, rest, sharing.others())
     sums = _Sums(sharing)
-    token: Tensor = _Send.apply(theirs, sums)
-    kept: Tensor = _Keep.apply(_run(run, x, own, shape_of(step.own)), token, sums)
-    return kept
+    send: Callable[[Tensor, _Sums], Tensor] = _Send.apply
+    keep: Callable[[Tensor, Tensor, _Sums], Tensor] = _Keep.apply
+    token = send(theirs, sums)
+    return keep(_run(run, x, own, shape_of(step.own)), token, sums)
 
 
 @dataclass(slots=True)
@@ -124,7 +126,7 @@ class _Send(torch.autograd.Function):
     """Starts to send partial sums; backward waits for the gradients of what was sent."""
 
     @staticmethod
-    def forward(ctx: FunctionCtx, theirs: Tensor, sums: _Sums) -> Tensor:
+    def forward(ctx: Any, theirs: Tensor, sums: _Sums) -> Tensor:
         sharing = sums.sharing
         pieces = [theirs[sharing.within_others(box)] for _, box in sharing.exchange.receives]
         sums.arriving = sharing.exchange.start_adjoint(pieces, theirs)
@@ -133,7 +135,7 @@ class _Send(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: FunctionCtx, token: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: Any, token: Tensor) -> tuple[Tensor, None]:
         sums: _Sums = ctx.sums
         found = token.new_empty(ctx.shape)
         returning, sums.returning = sums.returning, None
@@ -146,7 +148,7 @@ class _Keep(torch.autograd.Function):
     """Adds the partial sums that came; backward starts to send the gradient to those that made them."""
 
     @staticmethod
-    def forward(ctx: FunctionCtx, own: Tensor, token: Tensor, sums: _Sums) -> Tensor:
+    def forward(ctx: Any, own: Tensor, token: Tensor, sums: _Sums) -> Tensor:
         ctx.sums = sums
         arriving, sums.arriving = sums.arriving, None
         pieces = [piece for _, piece in (() if arriving is None else arriving.wait())]
@@ -154,7 +156,7 @@ class _Keep(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: FunctionCtx, dy: Tensor) -> tuple[Tensor, Tensor, None]:
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, Tensor, None]:
         sums: _Sums = ctx.sums
         if ctx.needs_input_grad[1]:
             sums.returning = sums.sharing.exchange.start(dy)

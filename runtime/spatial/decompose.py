@@ -175,11 +175,12 @@ class DividedStage:
             if layer is None or node.op != "call_function" or node.target is operator.getitem:
                 return function
             call = Call.of(node, self._layers[layer], self._value_of_node)
+            target: Any = node.target
             if self._main.get(layer) == node.name:
-                return self._formed(call, layer, function or node.target, training)
+                return self._formed(call, layer, function or target, training)
             if not call.integers:
                 return function
-            return self._helper(call, layer, function or node.target, training)
+            return self._helper(call, layer, function or target, training)
 
         return rule
 

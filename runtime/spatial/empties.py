@@ -8,12 +8,12 @@ Nothing flows along such an edge: autograd passes on that there is no gradient, 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import FunctionCtx, once_differentiable
+from torch.autograd.function import once_differentiable
 
 from planner.ir.errors import StageFailedError
 from runtime.spatial.parts import shape_of
@@ -25,8 +25,8 @@ def connected(result: Tensor, *tensors: Tensor) -> Tensor:
     loose = [tensor for tensor in tensors if tensor.requires_grad]
     if not loose or not torch.is_grad_enabled() or not (result.is_floating_point() or result.is_complex()):
         return result
-    found: Tensor = _Connected.apply(result, *loose)
-    return found
+    connect: Callable[..., Tensor] = _Connected.apply
+    return connect(result, *loose)
 
 
 def connected_to_all(step: Step, result: Any, found: Mapping[str, Any]) -> Any:
@@ -90,11 +90,11 @@ def _shape(step: Step, output: int) -> tuple[int, ...]:
 
 class _Connected(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: FunctionCtx, result: Tensor, *tensors: Tensor) -> Tensor:
+    def forward(ctx: Any, result: Tensor, *tensors: Tensor) -> Tensor:
         ctx.nothing = (None,) * len(tensors)
         return result.view_as(result)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: FunctionCtx, gradient: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         return gradient, *ctx.nothing

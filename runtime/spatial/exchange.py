@@ -10,12 +10,13 @@ are added up where they came from.  Halos, gathers of channels and changes of la
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import FunctionCtx, once_differentiable
+from torch.autograd.function import once_differentiable
 
 from planner.ir.box import Box, Transfer, intersect, volume
 from runtime.pipeline.messages import Cuts, cuts_of, narrowed, slices
@@ -99,7 +100,7 @@ class _Mail:
         """The pieces in ``came``."""
         if len(self.boxes) == 1:
             return [came]
-        parts = came.split([volume(box) for box in self.boxes])
+        parts = torch.split(came, [volume(box) for box in self.boxes])
         return [part.view([len(interval) for interval in box]) for part, box in zip(parts, self.boxes, strict=True)]
 
 
@@ -219,13 +220,13 @@ def redistribute(x: Tensor, exchange: Exchange, box: Box | None = None) -> Tenso
             return x
         if exchange.kept:
             return narrowed(x, cuts_of(exchange.kept[0], exchange.held))
-    found: Tensor = _Redistribute.apply(x, exchange, box)
-    return found
+    moved: Callable[[Tensor, Exchange, Box], Tensor] = _Redistribute.apply
+    return moved(x, exchange, box)
 
 
 class _Redistribute(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: FunctionCtx, x: Tensor, exchange: Exchange, box: Box) -> Tensor:
+    def forward(ctx: Any, x: Tensor, exchange: Exchange, box: Box) -> Tensor:
         ctx.exchange, ctx.box = exchange, box
         arriving = exchange.start(x)
         shape = [len(interval) for interval in box]
@@ -238,7 +239,7 @@ class _Redistribute(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: FunctionCtx, gradient: Tensor) -> tuple[Tensor, None, None]:
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
         exchange: Exchange = ctx.exchange
         box: Box = ctx.box
         arriving = exchange.start_adjoint([gradient[slices(part, box)] for _, part in exchange.receives], gradient)

@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import reduce
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, fx, nn
@@ -59,7 +59,8 @@ def uses_of(model: CapturedModel, division: Division) -> dict[str, tuple[Use, ..
                 readers.setdefault(str(node.target), {}).setdefault(layer, []).append(reader)
     found: dict[str, tuple[Use, ...]] = {}
     for name, by_layer in readers.items():
-        tensor = reduce(getattr, name.split("."), model.graph_module)
+        module: Any = model.graph_module
+        tensor = reduce(getattr, name.split("."), module)
         if not isinstance(tensor, Tensor):
             continue  # a graph that an operator calls
         uses = []
@@ -182,7 +183,8 @@ def parts_of(model: CapturedModel, decision: Decision, stage: int, rank: int) ->
     tied = _tied(model.graph, decision, stage)
     found: dict[str, Part] = {}
     for name, uses in uses_of(model, division).items():
-        shape = tuple(reduce(getattr, name.split("."), model.graph_module).shape)
+        module: Any = model.graph_module
+        shape = tuple(reduce(getattr, name.split("."), module).shape)
         boxes = _agreed(name, shape, uses, stage, name in tied)
         found[name] = Part(shape, boxes, ranks, ranks.index(rank))
     return found

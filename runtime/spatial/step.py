@@ -34,7 +34,12 @@ from runtime.spatial.exchange import Exchange, PeerGroup, redistribute
 def depends(value: Any) -> bool:
     """Whether an argument is, or holds, an integer that the graph computes."""
     found: list[bool] = []
-    fx.map_arg(value, lambda node: found.append(_is_integer(node)) or node)
+
+    def look(node: fx.Node) -> fx.Node:
+        found.append(_is_integer(node))
+        return node
+
+    fx.map_arg(value, look)
     return any(found)
 
 

@@ -18,10 +18,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, fx
-from torch.autograd.function import FunctionCtx, once_differentiable
+from torch.autograd.function import once_differentiable
 
 from planner.ir.errors import StageFailedError
 from runtime.stage.cut import Rule, arguments_of
@@ -34,6 +35,9 @@ _CHUNK_BYTES = 4 * 2**20
 
 Counted = tuple[slice, ...] | None
 """The part of a tensor that makes statistics: () is all of it, None nothing."""
+
+Correction = tuple[Tensor, Tensor, Tensor, Tensor, bool, float, float, bool]
+"""What ``torch.batch_norm`` takes behind its input."""
 
 Meanwhile = Callable[[], None]
 """Something else to do while ranks tell each other."""
@@ -99,8 +103,8 @@ def synchronised_batch_norm(
         StageFailedError: the group has one value a channel, hence no variance.
     """
     statistics = _Statistics(running_mean, running_var, momentum, eps, tell, counted, meanwhile, num_values)
-    normalised: Tensor = _Normalise.apply(x, weight, bias, statistics)
-    return normalised
+    normalise: Callable[[Tensor, Tensor | None, Tensor | None, _Statistics], Tensor] = _Normalise.apply
+    return normalise(x, weight, bias, statistics)
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,9 +140,7 @@ class _Statistics:
 
 class _Normalise(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: FunctionCtx, x: Tensor, weight: Tensor | None, bias: Tensor | None, statistics: _Statistics
-    ) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, statistics: _Statistics) -> Tensor:
         mean, variance, num_values = statistics.of(x)
         dtype = _statistics_dtype(x, weight)
         mean, variance = mean.to(dtype), variance.to(dtype)
@@ -148,7 +150,7 @@ class _Normalise(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: FunctionCtx, dy: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, mean, variance = ctx.saved_tensors
         how: _Statistics = ctx.statistics
         sums = _local_sums(dy, x, weight, mean, variance, how.eps)
@@ -167,12 +169,11 @@ class _Normalise(torch.autograd.Function):
         return dx, sums[0] if needs_weight else None, sums[1] if needs_bias else None, None
 
 
-def _input_gradient(dy: Tensor, x: Tensor, scale: Tensor, counted: Counted, correction: tuple[object, ...]) -> Tensor:
+def _input_gradient(dy: Tensor, x: Tensor, scale: Tensor, counted: Counted, correction: Correction) -> Tensor:
     """``scale dy``, and for what is counted ``slope x^ + offset``, which is itself one pass of batch normalisation."""
     scale = scale.to(dy.dtype).view(1, -1, *[1] * (x.dim() - 2))
     if counted == ():
-        dx: Tensor = torch.batch_norm(x, *correction)
-        return dx.addcmul_(dy, scale)
+        return torch.batch_norm(x, *correction).addcmul_(dy, scale)
     dx = dy * scale
     if counted is not None:
         dx[counted] += torch.batch_norm(x[counted], *correction)
@@ -197,7 +198,7 @@ def _combined(table: Tensor, num_values: Tensor | int) -> tuple[Tensor, Tensor]:
     if len(table) == 1:
         return moments[0, :channels], moments[0, channels:]
     shares = table[:, 0] / num_values
-    mean, within = torch.mv(moments.t(), shares).split(channels)
+    mean, within = torch.split(torch.mv(moments.t(), shares), channels)
     distances = moments[:, :channels] - mean
     return mean, torch.addmv(within, distances.square_().t(), shares)
 
@@ -217,7 +218,7 @@ def _moments(values: Tensor) -> tuple[Tensor, Tensor]:
     mean = values.mean(dims)
     if step >= values.shape[1]:
         return mean, (values - mean.view(shape)).square_().mean(dims)
-    chunks = zip(values.split(step, 1), mean.split(step), strict=True)
+    chunks = zip(torch.split(values, step, 1), torch.split(mean, step), strict=True)
     return mean, torch.cat([(part - center.view(shape)).square_().mean(dims) for part, center in chunks])
 
 

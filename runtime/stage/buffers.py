@@ -71,7 +71,9 @@ def stages_using(model: CapturedModel, decision: Decision) -> dict[str, set[int]
     users: dict[str, set[int]] = {}
     for node in model.graph_module.graph.nodes:
         layer = model.layer_of_node.get(node.name)
-        for argument in node.all_input_nodes if layer is not None else ():
+        if layer is None:
+            continue
+        for argument in node.all_input_nodes:
             if argument in behind:
                 users.setdefault(behind[argument], set()).add(decision.layers[layer].stage)
     return users

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial, reduce
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -201,7 +202,8 @@ class Builder:
         return DrawnPlaces(step, self._model.graph.by_name(), self._decision.layers)
 
     def _attribute(self, name: str) -> Tensor:
-        found: Tensor = reduce(getattr, name.split("."), self._model.graph_module)
+        module: Any = self._model.graph_module
+        found: Tensor = reduce(getattr, name.split("."), module)
         return found
 
     def _divided(self, stage: int) -> DividedStage | None:

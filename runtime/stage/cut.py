@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial, reduce
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import fx, nn
@@ -66,7 +66,7 @@ def _written_inside(node: fx.Node, behind: Mapping[fx.Node, str]) -> frozenset[s
     inner = node.args[1]
     if module is None or not isinstance(inner, fx.Node):
         return frozenset()
-    graph = module.get_submodule(str(inner.target)).graph
+    graph = cast(fx.GraphModule, module.get_submodule(str(inner.target))).graph
     outer = {
         place: behind[argument]
         for place, argument in zip(
@@ -215,9 +215,10 @@ class _Cut:
         for node in body:
             changed = written(node, behind)
             mutated |= changed
+            target: Any = node.target
             function = replace(node)
             if function is None and changed and writes_in_place(node):
-                function = partial(_without_gradient, node.target)
+                function = partial(_without_gradient, target)
             if function is None:
                 copies[node] = graph.node_copy(node, copies.__getitem__)
             else:
@@ -272,7 +273,8 @@ class _Cut:
         return node.name in self._own or (node.op == "call_function" and node.name not in self._layer_of_node)
 
     def _attribute(self, name: str) -> torch.Tensor:
-        found: torch.Tensor = reduce(getattr, name.split("."), self._module)
+        module: Any = self._module
+        found: torch.Tensor = reduce(getattr, name.split("."), module)
         return found
 
 

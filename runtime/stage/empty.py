@@ -27,16 +27,17 @@ def without_rows(rule: Rule) -> Rule:
 
     def found(node: fx.Node) -> Callable[..., Any] | None:
         function = rule(node)
+        target: Any = node.target
         if node.op == "call_function" and _is_reduction(node):
-            return partial(_nothing, function or node.target)
+            return partial(_nothing, function or target)
         if function is not None or node.op != "call_function":
             return function
         if is_user_function(node):
-            return partial(_several, node.target, [_without_rows(each) for each in node.meta["val"]])
+            return partial(_several, target, [_without_rows(each) for each in node.meta["val"]])
         shape = _shape_without_rows(node)
         if shape is None:
             return None
-        return partial(_call, node.target, shape, node.target not in _BACKWARD_FAILS)
+        return partial(_call, target, shape, target not in _BACKWARD_FAILS)
 
     return found
 

@@ -77,7 +77,8 @@ def weighing(inner: Rule, weighed: Mapping[str, Weighed]) -> Rule:
         function, one = inner(node), weighed.get(node.name)
         if one is None:
             return function
-        operator = function or node.target
+        target: Any = node.target
+        operator = function or target
         if one.reduction == SUM:
             return partial(_scaled, operator)
         if one.reduction == TERMS:
@@ -110,7 +111,8 @@ def _of_whole_batch(factor: Tensor, *args: Any, **kwargs: Any) -> Tensor:
 
 
 def _place_of(argument: str, node: fx.Node) -> int:
-    return [each.name for each in node.target._schema.arguments].index(argument)
+    operator: Any = node.target
+    return [each.name for each in operator._schema.arguments].index(argument)
 
 
 @torch.no_grad()
@@ -252,7 +254,8 @@ def _counted(node: fx.Node, one: Weighed) -> tuple[Callable[..., Tensor], tuple[
     """What is counted for a layer, as a function and what it is called with."""
     if one.reduction != TERMS:
         return _float64, (node,)
-    schema = node.target._schema.arguments
+    operator: Any = node.target
+    schema = operator._schema.arguments
     given = {argument.name: argument.default_value for argument in schema if argument.has_default_value()}
     given.update(zip((argument.name for argument in schema), node.args, strict=False))
     given.update(node.kwargs)

@@ -8,7 +8,7 @@ Where samples lie in what the nodes of a captured graph make, nodes inside a lay
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 from typing import Any
@@ -226,9 +226,10 @@ class SampleDims:
             value = next((each for each in value if isinstance(each, Tensor)), None)
         if not isinstance(value, Tensor):
             return []
+        sizes: Sequence[int | torch.SymInt] = value.shape
         return [
             (dim, _factor(size.node.expr, self._symbols))
-            for dim, size in enumerate(value.shape)
+            for dim, size in enumerate(sizes)
             if isinstance(size, torch.SymInt) and self._symbols & size.node.expr.free_symbols
         ]
 

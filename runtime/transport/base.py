@@ -185,7 +185,7 @@ def parts(flat: torch.Tensor, counts: Sequence[int], ranks: tuple[int, ...]) -> 
             f"parts of {list(counts)} elements for ranks {ranks} do not make up a tensor of shape {tuple(flat.shape)}",
             ["expected a contiguous tensor of one dim, and a count for each rank"],
         )
-    return flat.split(list(counts))
+    return torch.split(flat, list(counts))
 
 
 @dataclass(frozen=True, slots=True)

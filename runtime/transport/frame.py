@@ -15,6 +15,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
+from typing import Any
 
 import torch
 
@@ -118,7 +119,7 @@ class Frame:
         self.layout = layout
         self.message = torch.empty(layout.total_bytes + spare_bytes, dtype=torch.uint8) if message is None else message
         self.tensors = views(self.message, layout)
-        self._header = memoryview(self.message.numpy())[:HEADER_BYTES]
+        self._header = self.message.numpy().data[:HEADER_BYTES]
 
     def write(self, key: Key, tensors: Iterable[torch.Tensor], number: int = 0, taken: int = 0) -> None:
         """Copy the tensors in, under the name ``key``; those that travel alone are left out."""
@@ -167,7 +168,7 @@ def unpack(message: torch.Tensor, key: Key, source: int, layout: Layout) -> tupl
     Raises:
         TransportError: as :meth:`Frame.check`.
     """
-    check(memoryview(message.numpy())[:HEADER_BYTES], key, source, layout)
+    check(message.numpy().data[:HEADER_BYTES], key, source, layout)
     return tuple(views(message, layout))
 
 
@@ -220,7 +221,7 @@ def header_of(key: Key, layout: Layout, number: int, taken: int) -> bytes:
     )
 
 
-def _faults(key: Key, expected: tuple[bytes | int, ...], came: tuple[bytes | int, ...]) -> list[str]:
+def _faults(key: Key, expected: tuple[Any, ...], came: tuple[Any, ...]) -> list[str]:
     """One line for each part of the header that differs; nothing behind a wrong magic number can be trusted."""
     if came[:2] != expected[:2]:
         return [f"magic and version: expected {expected[:2]}, came {came[:2]}"]

@@ -18,6 +18,7 @@ from functools import partial
 
 import torch
 import torch.distributed as dist
+from torch.distributed.distributed_c10d import Store
 
 from planner.ir.errors import TransportError
 from runtime.transport.base import Deadline, Key, Spec, gone
@@ -175,7 +176,7 @@ def _times_written(tensor: torch.Tensor) -> int:
 def open_gloo(
     rank: int | None = None,
     world_size: int | None = None,
-    store: dist.Store | None = None,
+    store: Store | None = None,
     timeout_s: float = 600.0,
     groups: Iterable[Sequence[int]] = (),
 ) -> GlooTransport:

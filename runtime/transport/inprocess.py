@@ -386,4 +386,4 @@ class _Delivery:
 
 
 def _gathered(counts: Sequence[int], terms: list[torch.Tensor]) -> torch.Tensor:
-    return torch.cat([term.split(list(counts))[index] for index, term in enumerate(terms)])
+    return torch.cat([torch.split(term, list(counts))[index] for index, term in enumerate(terms)])

@@ -15,6 +15,7 @@ from functools import partial
 
 import torch
 import torch.distributed as dist
+from torch.distributed.distributed_c10d import Store
 
 from planner.ir.errors import TransportError
 from planner.ir.program import Program
@@ -297,7 +298,7 @@ def open_nccl(
     channels: Iterable[Channel],
     rank: int | None = None,
     world_size: int | None = None,
-    store: dist.Store | None = None,
+    store: Store | None = None,
     timeout_s: float = 600.0,
     groups: Iterable[Sequence[int]] = (),
     host_kinds: Collection[str] = (),

@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from datetime import timedelta
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import torch.distributed as dist
+from torch.distributed.distributed_c10d import PrefixStore, Store
+from torch.distributed.rendezvous import rendezvous
 
 from planner.ir.errors import TransportError
 
@@ -18,7 +20,7 @@ def join(
     backend: str,
     rank: int | None,
     world_size: int | None,
-    store: dist.Store | None,
+    store: Store | None,
     timeout_s: float,
     make: Callable[[], T],
 ) -> T:
@@ -35,10 +37,11 @@ def join(
     try:
         if store is None:
             given = (-1 if rank is None else rank, -1 if world_size is None else world_size)
-            store, rank, world_size = next(dist.rendezvous("env://", *given, timeout=timeout))
+            store, rank, world_size = next(rendezvous("env://", *given, timeout=timeout))
             # A restarted job finds the keys of its predecessor in torchrun's store: each attempt has its own.
-            store = dist.PrefixStore(f"halopipe/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
-        dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=timeout)
+            store = PrefixStore(f"halopipe/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
+        mine, size = cast(int, rank), cast(int, world_size)  # who gives a store gives these as well
+        dist.init_process_group(backend, store=store, rank=mine, world_size=size, timeout=timeout)
         return make()
     except (RuntimeError, ValueError) as error:
         place = "a rank from the environment" if rank is None else f"rank {rank} of {world_size}"

@@ -27,13 +27,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives  # says what the operators below give, without data
 from torch import Tensor
-from torch.autograd.function import FunctionCtx, once_differentiable
+from torch.autograd.function import once_differentiable
 
 from planner.ir.box import Box, Transfer
 from runtime.spatial.exchange import Arriving, Exchange, PeerGroup
@@ -152,6 +152,10 @@ class CollectivePeerGroup(PeerGroup):
     """
 
     __slots__ = ()
+    if TYPE_CHECKING:  # the constructor is inherited
+
+        def __init__(self, transport: Collectives, ranks: tuple[int, ...], deadline_s: float) -> None: ...
+
     transport: Collectives  # type: ignore[assignment]  # which has what exchanges and forms use of one
 
     def start(self, sent: dict[int, Tensor], received: dict[int, Tensor], key: int | None = None) -> Pending:
@@ -304,7 +308,8 @@ def _nothing_of(tensor: Tensor) -> Tensor:
 def _put(tensors: list[Tensor], places: list[int], function: type[torch.autograd.Function], order: Order) -> None:
     """Replaces some of ``tensors`` by what ``function`` makes of them together."""
     if places:
-        made = function.apply(order, *(tensors[place] for place in places))
+        apply: Callable[..., tuple[Tensor, ...]] = function.apply
+        made = apply(order, *(tensors[place] for place in places))
         for place, tensor in zip(places, made, strict=True):
             tensors[place] = tensor
 
@@ -313,14 +318,14 @@ class _Enter(torch.autograd.Function):
     """The inputs; backward comes when all their gradients are there."""
 
     @staticmethod
-    def forward(ctx: FunctionCtx, order: Order, *tensors: Tensor) -> tuple[Tensor, ...]:
+    def forward(ctx: Any, order: Order, *tensors: Tensor) -> tuple[Tensor, ...]:
         ctx.order = order
         ctx.set_materialize_grads(False)
         return tuple(tensor.view_as(tensor) for tensor in tensors)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: FunctionCtx, *gradients: Tensor | None) -> tuple[Any, ...]:
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Any, ...]:
         found = ctx.order.tied(gradients)
         ctx.order.end()
         return None, *found
@@ -330,7 +335,7 @@ class _Leave(torch.autograd.Function):
     """The outputs; backward comes before everything else's."""
 
     @staticmethod
-    def forward(ctx: FunctionCtx, order: Order, *tensors: Tensor) -> tuple[Tensor | None, ...]:
+    def forward(ctx: Any, order: Order, *tensors: Tensor) -> tuple[Tensor | None, ...]:
         ctx.order = order
         ctx.set_materialize_grads(False)
         tied = order.tied(tensors)
@@ -340,6 +345,6 @@ class _Leave(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: FunctionCtx, *gradients: Tensor | None) -> tuple[Any, ...]:
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Any, ...]:
         ctx.order.begin(gradients)
         return None, *gradients

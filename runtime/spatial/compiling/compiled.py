@@ -114,7 +114,8 @@ class _BySize:
         def at_size(*tensors: Tensor) -> tuple[Tensor, ...]:
             return order.watched(run, tensors)
 
-        recorded = torch.compiler.allow_in_graph(at_size)
+        allow: Callable[[Run], Run] = torch.compiler.allow_in_graph
+        recorded = allow(at_size)
 
         def call(*tensors: Tensor) -> tuple[Tensor, ...]:
             return recorded(*tensors)

@@ -101,7 +101,8 @@ def box_with_zeros(window: Window, outputs: Box, needed: Box, exchange: Exchange
         return wanted
     box: list[Interval] = list(wanted)
     for dim in range(2, len(box)):
-        alone = Window(*((numbers[dim - 2],) for numbers in _numbers(window)))
+        kernel, stride, padding, dilation = ((numbers[dim - 2],) for numbers in _numbers(window))
+        alone = Window(kernel, stride, padding, dilation)
         term = main_term(alone, (*wanted[:2], wanted[dim]), (*outputs[:2], outputs[dim]))
         if term is None or not term.is_whole:
             box[dim] = needed[dim]

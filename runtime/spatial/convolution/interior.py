@@ -10,12 +10,13 @@ piece put together of held and received rows.  Kept beside the overlapped form, 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import FunctionCtx, once_differentiable
+from torch.autograd.function import once_differentiable
 
 from planner.ir.box import Box, Interval, intersect
 from runtime.pipeline.messages import Cuts, cuts_of, narrowed
@@ -58,8 +59,8 @@ class InteriorConv:
 
     def __call__(self, x: Tensor, weight: Tensor, bias: Tensor | None, put: Put | None = None) -> Tensor:
         """The outputs; differentiable."""
-        y: Tensor = _InteriorConv.apply(x, weight, bias, self)
-        return y
+        convolve: Callable[[Tensor, Tensor, Tensor | None, InteriorConv], Tensor] = _InteriorConv.apply
+        return convolve(x, weight, bias, self)
 
 
 def interior_conv(window: Window, outputs: Box, exchange: Exchange) -> InteriorConv | None:
@@ -87,7 +88,7 @@ def interior_conv(window: Window, outputs: Box, exchange: Exchange) -> InteriorC
 
 class _InteriorConv(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: FunctionCtx, x: Tensor, weight: Tensor, bias: Tensor | None, conv: InteriorConv) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, conv: InteriorConv) -> Tensor:
         arriving = conv.exchange.start(x)
         y = x.new_empty(conv.shape)
         interior, *boundary = conv.regions
@@ -103,7 +104,7 @@ class _InteriorConv(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: FunctionCtx, dy: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         conv: InteriorConv = ctx.conv
         mask = ctx.needs_input_grad[:3]
         weight, *saved = ctx.saved_tensors

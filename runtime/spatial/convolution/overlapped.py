@@ -20,16 +20,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from math import prod
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import FunctionCtx
 
 from planner.ir.box import Box
 from runtime.pipeline.messages import Cuts, cuts_of
 from runtime.spatial.convolution.call import Call
 from runtime.spatial.convolution.terms import LEADING, Term, Window, main_term, piece_term
-from runtime.spatial.exchange import Exchange, Pieces
+from runtime.spatial.exchange import Arriving, Exchange, Pieces
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,15 +137,18 @@ class LocalConv:
         Args:
             slabs: what of each piece is convolved; those that no output sees have none.
         """
-        gradients, parts = [] if len(slabs) == len(self.pieces) else self.no_gradients(dy), []
+        gradients = [] if len(slabs) == len(self.pieces) else self.no_gradients(dy)
+        parts: list[TapsGradient] = []
         rest = iter(slabs)
         for entry, call in enumerate(self.pieces):
             if call is None:
                 continue
             dpiece, dtaps, _ = call.gradients(dy, next(rest), weight, (needs_x, needs_weight, False))
             if needs_weight:
+                assert dtaps is not None  # it was asked for
                 parts.append((call.term.taps, dtaps))
             if needs_x:
+                assert dpiece is not None  # it was asked for
                 gradients[entry : entry + 1] = [dpiece]
         return gradients, parts
 
@@ -173,6 +176,7 @@ class LocalConv:
         """Gradients of weight and bias, of all parts."""
         _, dweight, dbias = self.main.gradients(dy, x, weight, (False, *wanted))
         if wanted[0]:
+            assert dweight is not None  # it was asked for
             add_taps(dweight, self.piece_gradients(dy, weight, slabs, False, True)[1])
         return dweight, dbias
 
@@ -211,15 +215,13 @@ def halo_conv(x: Tensor, weight: Tensor, bias: Tensor | None, local: LocalConv, 
         weight, bias: of this rank's filters.
         put: where the gradients of weight and bias are left, if they are leaves; backward then gives none.
     """
-    y: Tensor = _HaloConv.apply(x, weight, bias, local, put)
-    return y
+    convolve: Callable[[Tensor, Tensor, Tensor | None, LocalConv, Put | None], Tensor] = _HaloConv.apply
+    return convolve(x, weight, bias, local, put)
 
 
 class _HaloConv(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: FunctionCtx, x: Tensor, weight: Tensor, bias: Tensor | None, local: LocalConv, put: Put | None
-    ) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, local: LocalConv, put: Put | None) -> Tensor:
         exchange, main = local.exchange, local.main
         arriving = None if exchange is None else exchange.start(x)
         source = main.cut(x)
@@ -236,7 +238,7 @@ class _HaloConv(torch.autograd.Function):
         return y
 
     @staticmethod
-    def backward(ctx: FunctionCtx, dy: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         if torch.is_grad_enabled():  # as once_differentiable, which costs microseconds
             raise RuntimeError("a convolution over cut space cannot be differentiated twice")
         local: LocalConv = ctx.local
@@ -245,7 +247,9 @@ class _HaloConv(torch.autograd.Function):
         exchange, targets = local.exchange, ctx.targets
         if targets is not None:
             wanted, needs_weight, needs_bias = (needs_weight, needs_bias), False, False
-        parts, arriving, returned = [], None, local.returned
+        parts: list[TapsGradient] = []
+        arriving: Arriving | None = None
+        returned = local.returned
         sends_dx = needs_x and exchange is not None and returned is None
         if returned is not None and needs_x:
             arriving = returned.exchange.start(dy)
@@ -253,20 +257,22 @@ class _HaloConv(torch.autograd.Function):
             gradients, parts = local.piece_gradients(dy, weight, slabs, sends_dx, needs_weight)
         elif sends_dx:
             gradients = local.no_gradients(dy)
-        if sends_dx:
+        if sends_dx and exchange is not None:
             arriving = exchange.start_adjoint(gradients, dy)
         dx, dweight, dbias = local.main.gradients(dy, x, weight, (needs_x, needs_weight, needs_bias))
         if needs_weight:
+            assert dweight is not None  # it was asked for
             add_taps(dweight, parts)
         if targets is not None:
             leaves = tuple(each if wants else None for each, wants in zip(targets, wanted, strict=True))
             ctx.put(leaves, partial(local.weight_gradients, dy, x, weight, slabs, wanted))
         if arriving is not None:
+            assert dx is not None  # nothing comes where it is not asked for
             local.add_returned(dx, arriving.wait(), weight)
         return dx, dweight, dbias, None, None
 
 
-def add_taps(dweight: Tensor | None, parts: Sequence[TapsGradient]) -> None:
+def add_taps(dweight: Tensor, parts: Sequence[TapsGradient]) -> None:
     """Adds what pieces contribute to the gradient of the weight."""
     for cuts, part in parts:
         place = dweight

@@ -105,7 +105,7 @@ def _maxima(x: Tensor, bins: Sequence[_Bins]) -> tuple[Tensor, Tensor]:
 
 def _spread(x: Tensor, dim: int, index: Tensor) -> Tensor:
     """``x`` with the rows of each bin in a dim behind ``dim``."""
-    return x.index_select(dim, index.flatten()).unflatten(dim, index.shape)
+    return torch.unflatten(x.index_select(dim, index.flatten()), dim, index.shape)
 
 
 def _picking(bins: _Bins, device: torch.device) -> Tensor:

@@ -69,7 +69,8 @@ def _of_elements(step: Step, op: Callable[..., Any], found: dict[str, Any], is_m
     else:
         total = op(**{**found, "reduction": _SUM})
     shapes = (spec.shape for spec in step.division.inputs)
-    return total / prod(torch.broadcast_shapes(*shapes)) if is_mean else total
+    broadcast: Callable[..., torch.Size] = torch.broadcast_shapes
+    return total / prod(broadcast(*shapes)) if is_mean else total
 
 
 def _of_places(step: Step, op: Callable[..., Any], found: dict[str, Any], is_mean: bool) -> Tensor:

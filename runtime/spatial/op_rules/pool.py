@@ -160,14 +160,14 @@ def _name(step: Step) -> str:
 
 
 def _windows(step: Step) -> tuple[_Window, ...]:
-    attributes = step.layer.attributes
+    attributes: Any = step.layer.attributes
     numbers = [attributes[name] for name in ("kernel", "stride", "padding", "dilation")]
     count = len(numbers[0])
     shape, available = step.division.inputs[0].shape, step.exchange(0).wanted
     return tuple(
-        _Window(*each, outputs, extent, rows)
-        for each, outputs, extent, rows in zip(
-            zip(*numbers, strict=True),
+        _Window(kernel, stride, padding, dilation, outputs, extent, rows)
+        for kernel, stride, padding, dilation, outputs, extent, rows in zip(
+            *numbers,
             step.done[-count:],
             shape[-count:],
             available[-count:],

@@ -182,16 +182,25 @@ def _taps(step: Step, like: Tensor) -> list[Any] | None:
     is_native = all(side.is_whole or side.resampling.whole_factor for side in sides)
     if not sides[0].resampling.mode.startswith("nearest"):
         return None if is_native else [side.resampling.taps(like) for side in sides]
-    numbers = zip(
-        *((each.inputs, each.outputs, each.factor) for each in (side.resampling for side in sides)), strict=True
+    wholes = [side.resampling for side in sides]
+    rows = nearest(
+        _operator(step),
+        [each.inputs for each in wholes],
+        [each.outputs for each in wholes],
+        [each.factor for each in wholes],
+        like,
     )
-    rows = nearest(_operator(step), *numbers, like)
     taken = [
         each[side.resampling.done.start : side.resampling.done.stop] for each, side in zip(rows, sides, strict=True)
     ]
     if is_native:
-        parts = ((len(side.available), side.num_made, side.factor) for side in sides)
-        local = nearest(_operator(step), *zip(*parts, strict=True), like)
+        local = nearest(
+            _operator(step),
+            [len(side.available) for side in sides],
+            [side.num_made for side in sides],
+            [side.factor for side in sides],
+            like,
+        )
         pairs = zip(local, taken, sides, strict=True)
         if all(_agree(here, there, side) for here, there, side in pairs):
             return None
@@ -237,8 +246,8 @@ def _found(step: Step) -> list[_Side]:
         factors = [numerator / denominator for numerator, denominator in ratios]
     is_aligned = bool(attributes.get("align_corners"))
     return [
-        _Side(Resampling(attributes["mode"], *numbers, is_aligned, factor, done), rows)
-        for *numbers, factor, done, rows in zip(
+        _Side(Resampling(attributes["mode"], come, made, is_aligned, factor, done), rows)
+        for come, made, factor, done, rows in zip(
             inputs[-space:],
             outputs[-space:],
             factors,

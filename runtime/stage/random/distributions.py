@@ -58,7 +58,8 @@ def normal(noise: Noise, mean: Any, std: Any = 1.0, *, generator: object = None)
     """Normal numbers about ``mean``, at least one of the arguments a tensor; neither has a gradient by them."""
     mean, std = (each.detach() if isinstance(each, Tensor) else each for each in (mean, std))
     like = mean + std
-    return mean + std * _like(noise, like, lambda t, g: t.normal_(generator=g))
+    found: Tensor = mean + std * _like(noise, like, lambda t, g: t.normal_(generator=g))
+    return found
 
 
 def normal_numbers(

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import FunctionCtx, once_differentiable
+from torch.autograd.function import once_differentiable
 
 from runtime.stage.random.distributions import NUMBERS, Noise, uniform
 
@@ -29,8 +29,8 @@ def dropout(noise: Noise, input: Tensor, p: float, train: bool, index: int = 0) 
         return input * 0
     if input.device.type == "cpu":
         return input * _kept(noise, input, p, input.dtype, index).div_(1 - p)
-    mask: Tensor = _Masked.apply(input, _kept(noise, input, p, torch.bool, index), 1 / (1 - p))
-    return mask
+    masked: Callable[[Tensor, Tensor, float], Tensor] = _Masked.apply
+    return masked(input, _kept(noise, input, p, torch.bool, index), 1 / (1 - p))
 
 
 def feature_dropout(noise: Noise, input: Tensor, p: float, train: bool) -> Tensor:
@@ -68,7 +68,8 @@ def rrelu(
 ) -> Tensor:
     """A leaky ReLU of random slopes."""
     if not training:
-        return _ATEN.rrelu.default(input, lower, upper, False)
+        even: Tensor = _ATEN.rrelu.default(input, lower, upper, False)
+        return even
     slopes = uniform(noise, input, lower, upper)
     return torch.where(input <= 0, input * slopes, input)
 
@@ -152,7 +153,7 @@ class _Masked(torch.autograd.Function):
     """``x * mask * scale`` in one kernel, which keeps one byte a number for backward."""
 
     @staticmethod
-    def forward(ctx: FunctionCtx, x: Tensor, mask: Tensor, scale: float) -> Tensor:
+    def forward(ctx: Any, x: Tensor, mask: Tensor, scale: float) -> Tensor:
         ctx.save_for_backward(mask)
         ctx.scale = scale
         y: Tensor = _ATEN.native_dropout_backward.default(x, mask, scale)
@@ -160,7 +161,7 @@ class _Masked(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: FunctionCtx, dy: Tensor) -> tuple[Tensor, None, None]:
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, None, None]:
         return _ATEN.native_dropout_backward.default(dy, *ctx.saved_tensors, ctx.scale), None, None
 
 

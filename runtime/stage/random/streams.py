@@ -204,8 +204,8 @@ class Noise:
         if self.place is not None:
             place = self.place()
             if place.box is not None:
-                generator = partial(self._generator, device, index)
-                return drawn_part(place, dim, dtype, device, filled, generator, num_dims)
+                generators = partial(self._generator, device, index)
+                return drawn_part(place, dim, dtype, device, filled, generators, num_dims)
             start, count, total = place.start, place.count, place.total
         if not all(shape):
             return torch.empty(shape, dtype=dtype, device=device)
@@ -281,7 +281,8 @@ class Draws:
             parts = num_ranks if places is None else places.parts_of_samples(layer)
             place = None if places is None else partial(places.place, layer, node.name in self._main)
             noise = Noise(draw, node.name, self._dims.of(node, layer, parts), place)
-            return partial(noise.run, node.target) if drawn is None else partial(drawn, noise)
+            target: Any = node.target
+            return partial(noise.run, target) if drawn is None else partial(drawn, noise)
 
         return rule
 
@@ -298,7 +299,8 @@ def is_random(node: fx.Node) -> bool:
     switches = [arguments[name] for name in ("train", "training") if name in arguments]
     if node.target is torch.ops.aten.rrelu.default and not switches:
         return False  # off unless it is said to train
-    names = {argument.name for argument in node.target._schema.arguments} & {"dropout", "dropout_p"}
+    operator: Any = node.target
+    names = {argument.name for argument in operator._schema.arguments} & {"dropout", "dropout_p"}
     is_dropout = names or "dropout" in str(node.target)
     rates = [arguments[name] for name in (*names, "p") if name in arguments]
     return False not in switches and not (is_dropout and not any(rates))

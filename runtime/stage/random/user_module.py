@@ -55,7 +55,7 @@ class _Expected:
     is_transposed: bool = False
 
     def is_answered_by(self, name: str) -> bool:
-        packet = self.node.target.overloadpacket
+        packet = _packet(self.node)
         if packet in _BY_MASK | _BY_CHANNEL | _RECURRENT:
             return name in ("bernoulli_", "native_dropout")
         if packet is _ATEN.rrelu:
@@ -105,12 +105,12 @@ class Answers:
 
     @property
     def _recurs(self) -> bool:
-        return any(each.node.target.overloadpacket in _RECURRENT for each in self._expected)
+        return any(_packet(each.node) in _RECURRENT for each in self._expected)
 
 
-class _Answering(TorchDispatchMode):
+class _Answering(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's __init_subclass__ has no types
     def __init__(self, expected: Sequence[_Expected], draw: Draw, portions: Sequence[MicrobatchSlice]) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]  # torch's constructor has no types
         self._expected, self._draw, self._portions, self._count = expected, draw, portions, 0
 
     def require_all(self) -> None:
@@ -139,7 +139,7 @@ class _Answering(TorchDispatchMode):
     def _answer(self, expected: _Expected, func: Any, name: str, args: Any, kwargs: dict[str, Any]) -> Any:
         noise = _Joined(expected.noise, self._draw, self._portions, expected)
         operator = OPERATORS.get(expected.node.target)
-        if name == "bernoulli_" and operator is not None and expected.node.target.overloadpacket is not _ATEN.bernoulli:
+        if name == "bernoulli_" and operator is not None and _packet(expected.node) is not _ATEN.bernoulli:
             kept: Tensor = args[0]
             rate = args[1] if len(args) > 1 else kwargs.get("p", 0.5)
             return kept.copy_(
@@ -201,7 +201,7 @@ class _Joined:
 
 def _calls(node: fx.Node, noise: Noise) -> Iterator[_Expected]:
     arguments = arguments_of(node)
-    packet = node.target.overloadpacket
+    packet = _packet(node)
     rate = next((arguments[name] for name in ("p", "dropout_p", "dropout") if name in arguments), None)
     if packet in _BY_MASK | _BY_CHANNEL | _RECURRENT and rate == 1:
         return  # nothing is left to chance
@@ -235,6 +235,12 @@ def _rrelu(
     slopes = OPERATORS[_ATEN.rrelu.default](noise, torch.full_like(x, -1.0), lower, upper, True).neg_()
     kept.copy_(torch.where(x <= 0, slopes, torch.ones_like(x)))
     return x * kept
+
+
+def _packet(node: fx.Node) -> Any:
+    """The operator of ``node``, whatever its overload."""
+    operator: Any = node.target
+    return operator.overloadpacket
 
 
 def _name(operator: Any) -> str:
