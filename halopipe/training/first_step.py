@@ -22,11 +22,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, fx
-from torch import distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -48,6 +47,9 @@ from runtime.stage.captured import CapturedModel, captured_model
 from runtime.stage.modes import MicrobatchSlice
 from runtime.stage.random.streams import Draw, Draws
 from runtime.stage.random.user_module import Answers
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import Store
 
 PATIENCE_S = SETUP_S / 2
 """Longest wait for one device."""
@@ -149,14 +151,14 @@ def read_when_written(path: Path) -> Reference:
     return Reference.from_bytes(path.read_bytes())
 
 
-def _publish(store: dist.Store, key: str, data: bytes) -> None:
+def _publish(store: Store, key: str, data: bytes) -> None:
     parts = [data[first : first + _PART] for first in range(0, len(data), _PART)]
     for number, part in enumerate(parts):
         store.set(f"{key}/{number}", part.hex())
     store.set(key, str(len(parts)))
 
 
-def _published(store: dist.Store, key: str) -> bytes:
+def _published(store: Store, key: str) -> bytes:
     count = int(store.get(key).decode())
     return b"".join(bytes.fromhex(store.get(f"{key}/{number}").decode()) for number in range(count))
 
