@@ -133,7 +133,12 @@ def _work_with(job: Job, seat: Seat, num_ranks: int, progress: Progress | None) 
 def _explained(board: Store, rank: int, num_ranks: int, error: Exception) -> Exception:
     """Tell the others what happened here, hear what happened there, and return what came first."""
     mine = write_error(error)
-    within(PATIENCE_S, lambda: (board.set(f"error/{rank}", mine), board.set(_FAILED, "")), None)
+
+    def tell() -> None:
+        board.set(f"error/{rank}", mine)
+        board.set(_FAILED, "")
+
+    within(PATIENCE_S, tell, None)
     time.sleep(_FAREWELL_S)  # also because rank 0 may host the store
     failures = {rank: read_error(mine)}
     for other in range(num_ranks):

@@ -201,7 +201,7 @@ def _in_the_graph(terms: Terms, model: LoadedModel, captured: Captured, item: It
     for number, (rows, inputs, targets) in enumerate(_micro_batches(item, decision)):
         trace = _Trace()
         with trace, Answers(found, draw).given((rows,), number):  # answers come first, and need not be looked at
-            loss_of(inputs, targets).backward()
+            loss_of(inputs, targets).backward()  # type: ignore[no-untyped-call]  # torch does not type it
         draw.at(MicrobatchSlice(number, rows, 0, rows))
         run = _Run(found, draw)
         with nullcontext() if model.autocast is None else torch.autocast(inputs[0].device.type, model.autocast):
@@ -221,11 +221,11 @@ def _in_the_graph(terms: Terms, model: LoadedModel, captured: Captured, item: It
     return ""
 
 
-class _Trace(TorchDispatchMode):
+class _Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch does not type it
     """All that the operators of a module make, forward and backward."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]  # torch does not type it
         self._made: dict[int, list[Sketch]] = defaultdict(list)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -263,7 +263,11 @@ class _Run(fx.Interpreter):
             self.values[value] = Sketch.of(found)
             if found.requires_grad:
                 self.gradients[value] = self.values[value]  # keeps the forward's order
-                found.register_hook(lambda gradient: self.gradients.update({value: Sketch.of(gradient)}))
+
+                def note(gradient: Tensor) -> None:
+                    self.gradients[value] = Sketch.of(gradient)
+
+                found.register_hook(note)  # type: ignore[no-untyped-call]  # torch does not type it
         return found
 
 

@@ -255,7 +255,8 @@ def _digest(tensor: Tensor) -> str:
         tensor = tensor.to_dense()
     flat = tensor.detach().cpu().contiguous().flatten()
     norm = torch.linalg.vector_norm(flat.to(torch.float64 if not flat.is_complex() else torch.complex128)).item()
-    return f"{_hashed(memoryview(flat.view(torch.uint8).numpy()) if flat.numel() else b'')}, norm {norm:.9g}"
+    numbers: Any = flat.view(torch.uint8).numpy() if flat.numel() else b""  # numpy types its buffer from 3.12 on
+    return f"{_hashed(memoryview(numbers))}, norm {norm:.9g}"
 
 
 def _hashed(data: bytes | memoryview) -> str:
