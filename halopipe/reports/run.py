@@ -7,7 +7,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from halopipe.planning import solve
-from halopipe.reports import explain
+from halopipe.reports.predicted_vs_measured import timeline_table
 from halopipe.terminal import console, tables, units
 from halopipe.terminal.console import Reporter
 from planner.ir.codec import plain
@@ -59,7 +59,7 @@ def report(plan: Plan, result: RunResult, predicted: Timeline) -> str:
     steps = units.count(len(result.losses), "step")
     lines = [
         f"{steps}, {units.seconds(measured.step_s)} a step (median), {units.rate(samples_per_s)} samples/s",
-        explain.timeline_table(
+        timeline_table(
             predicted,
             file.measured,
             measured.step_s,

@@ -3,6 +3,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from halopipe.reports import explain
+from halopipe.reports.predicted_vs_measured import timeline_table
 from planner.ir.plan import Alternative, Measured, Plan, RankPrediction, Rejected, Search
 from planner.ir.profile import ModelSource
 from planner.ir.timeline import Span, Timeline
@@ -105,14 +106,14 @@ def test_what_was_measured_stands_beside() -> None:
 def test_predicted_and_measured_are_compared_by_stage() -> None:
     predicted = Timeline("predicted", 1.1, (Span(0, "0F0", 0.0, 0.4), Span(0, "0B0", 0.4, 1.0)))
     measured = Timeline("measured", 1.3, (Span(0, "0F0", 0.0, 0.5), Span(0, "0B0", 0.5, 1.1)))
-    lines = explain.timeline_table(predicted, measured, 1.32, [(0,)]).splitlines()
+    lines = timeline_table(predicted, measured, 1.32, [(0,)]).splitlines()
     assert [line.split()[-2:] for line in lines[1:4]] == [["+20", "%"], ["+25", "%"], ["+0.0", "%"]]
     assert lines[4].split() == ["stage", "0", "compute", "1.00", "s", "1.10", "s", "+10", "%"]
     assert lines[5].split() == ["stage", "0", "idle", "100", "ms", "200", "ms", "+100", "%"]
-    unknown = explain.timeline_table(Timeline("predicted", 1.0, ()), measured, 1.2, [(0,)]).splitlines()
+    unknown = timeline_table(Timeline("predicted", 1.0, ()), measured, 1.2, [(0,)]).splitlines()
     assert unknown[2].split() == ["stage", "0", "forward", "–", "500", "ms", "–"]
     said = (RankPrediction(0, 0.9, 0.06, 0.0, 1, 1, 0.04),)
-    lines = explain.timeline_table(Timeline("predicted", 1.0, ()), measured, 1.2, [(0,)], said).splitlines()
+    lines = timeline_table(Timeline("predicted", 1.0, ()), measured, 1.2, [(0,)], said).splitlines()
     assert [line.split()[:5] for line in lines[4:]] == [
         ["stage", "0", "compute", "900", "ms"],
         ["stage", "0", "communication", "60.0", "ms"],
