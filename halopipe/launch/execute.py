@@ -164,7 +164,7 @@ def _of_example(model: nn.Module, example: tuple[Any, Tensors], loss: Loss) -> L
 
 def _users(module: nn.Module) -> nn.Module:
     """The user's own module."""
-    return cast("nn.Module", module.network) if isinstance(module, PreparedNetwork) else module
+    return module.network if isinstance(module, PreparedNetwork) else module
 
 
 def _maker(optimizer: str | torch.optim.Optimizer | MakeOptimizer) -> MakeOptimizer:
