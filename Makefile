@@ -15,7 +15,7 @@ help:
 	@echo "make demo       profile this machine, plan, run; predicted beside measured"
 	@echo "make test       lint, types and the test suite: a few cases of every kind"
 	@echo "make test-all   the same with every case, for a release and for what you changed"
-	@echo "make lint       ruff check, ruff format --check, mypy planner"
+	@echo "make lint       ruff check, ruff format --check, mypy"
 	@echo "make format     ruff's fixes and format, applied"
 	@echo "make notebooks  execute notebooks/*.ipynb again and save them"
 	@echo "make clean      remove .venv and the tools' caches"
@@ -32,7 +32,7 @@ test-all: lint
 lint: $(VENV)/.installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy planner
+	$(BIN)/mypy
 
 format: $(VENV)/.installed
 	$(BIN)/ruff check --fix .

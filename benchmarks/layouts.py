@@ -64,7 +64,7 @@ QUICK = (Case(16, 16, SPACE), Case(4, 1, EVERYTHING))
 def graph_of(source: ModelSource) -> Graph:
     """The network as the profiler captures it."""
     from profiler import load_model
-    from profiler.capture import graph as capture
+    from profiler.capture.graph import capture
 
     return capture(load_model(source)).graph
 

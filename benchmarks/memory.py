@@ -26,8 +26,7 @@ from planner.ir.cluster import WITHIN_HOST, Cluster, DeviceSpec, Link
 from planner.ir.problem import Problem
 from planner.ir.profile import Measurement, Optimizer, ParameterCost, Profile, Provenance
 from profiler import load_model
-from profiler.capture import graph as capture
-from profiler.capture.graph import Captured
+from profiler.capture.graph import Captured, capture
 from profiler.measure.memory import footprints
 from profiler.source.model import LoadedModel, example_of
 from runtime.engine import Engine

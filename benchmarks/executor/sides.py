@@ -34,7 +34,7 @@ from planner.layers.boundary import Boundaries
 from planner.passes import lower
 from planner.schedules import positions, schedule
 from profiler import load_model
-from profiler.capture import graph as capture
+from profiler.capture.graph import capture
 from runtime import Engine
 from runtime.stage.captured import CapturedModel
 from runtime.transport import Transport

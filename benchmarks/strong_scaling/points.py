@@ -18,7 +18,7 @@ from planner.ir.cluster import DATASHEET
 from planner.ir.graph import Graph, TensorSpec
 from planner.ir.profile import Measurement, ModelSource, Optimizer, ParameterCost, Profile, Provenance
 from profiler import load_model
-from profiler.capture import graph as capture
+from profiler.capture.graph import capture
 
 GOAL_ERROR = 0.10
 KINDS = ("conv", "batch_norm")

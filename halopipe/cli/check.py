@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from halopipe.cli.options import ClusterOption, Json, PlanPath, ProfileOption
+
+if TYPE_CHECKING:
+    from planner.ir.profile import Profile
 
 
 def check(plan: PlanPath, profile: ProfileOption = None, cluster: ClusterOption = None, json: Json = False) -> None:
@@ -13,6 +18,7 @@ def check(plan: PlanPath, profile: ProfileOption = None, cluster: ClusterOption 
     from planner.ir.errors import PlanCheckError
 
     found = solve.load_plan(plan)
+    source: Profile | None
     if profile is not None:  # of whatever profile: the checker says itself if it is another one
         source = solve.load_profile(profile, cluster=cluster)
     else:

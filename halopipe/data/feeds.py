@@ -284,7 +284,8 @@ class SentFeed:
 
     def __init__(self, consumer: Consumer, own: OwnFeed | None, start: Position) -> None:
         self._consumer, self._own = consumer, own
-        self.position, self.agreement = start, None
+        self.position = start
+        self.agreement: Agreement | None = None
 
     def take(self) -> Batch | None:
         turn = next(self._consumer.turns)
@@ -345,7 +346,9 @@ class SentFeed:
         return PartialBatch(consumer, rows, shapes, dict(zip(wanted, parts, strict=True)))
 
     def _shapes(self, numbers: list[int]) -> tuple[tuple[int, ...], list[Shapes]]:
-        rows, shapes, left = [], [], iter(numbers)
+        rows: list[int] = []
+        shapes: list[Shapes] = []
+        left = iter(numbers)
         for _ in self._consumer.decision.micro_batches:
             rows.append(next(left))
             shapes.append({name: tuple(next(left) for _ in spec.shape) for name, spec in self._specs.items()})

@@ -152,7 +152,8 @@ def height_above_ground(places: Numbers, cell_m: float) -> Numbers:
     x, y = lowest.shape
     around = [lowest[i : x - 2 + i, j : y - 2 + j] for i in range(3) for j in range(3)]
     ground = np.minimum.reduce(around)
-    return places[:, 2] - ground[cells[:, 0] - 1, cells[:, 1] - 1]
+    above: Numbers = places[:, 2] - ground[cells[:, 0] - 1, cells[:, 1] - 1]
+    return above
 
 
 def _rows_by_tile(places: Numbers, tile_m: float) -> Iterator[tuple[tuple[int, int], Rows]]:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from math import pi, sqrt
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -103,14 +104,18 @@ class Shapes(Dataset[CloudSample]):
         surface = _posed(solid(int(_POINTS_A_VOXEL * wanted) + 1, generator), generator)
         edge = sqrt(_VOXELS_AN_AREA * 4 * pi / wanted)
         for _ in range(_NUM_CORRECTIONS):
-            found = sparse_quantize(surface, edge)
+            found = _voxels(surface, edge)
             edge *= sqrt(len(found) / wanted)
-        coordinates = sparse_quantize(surface, edge)
+        coordinates = _voxels(surface, edge)
         if len(coordinates) > self._points:  # rare: counting did not settle
             kept = torch.randperm(len(coordinates), generator=generator)[: self._points].sort().values
             coordinates = coordinates[kept]
         places = (coordinates + 0.5) * edge
         return coordinates - coordinates.amin(0), places / surface.norm(dim=1).max()
+
+
+def _voxels(points: Tensor, edge: float) -> Tensor:
+    return cast("Tensor", sparse_quantize(points, edge))  # it gives several tensors only where it is asked for them
 
 
 Solid = Callable[[int, torch.Generator], Tensor]
@@ -121,12 +126,14 @@ def _posed(points: Tensor, generator: torch.Generator) -> Tensor:
     """Stretched along each axis by its own factor, then turned at random (QR of a normal matrix: Stewart 1980)."""
     stretched = points * (0.7 + 0.6 * torch.rand(3, generator=generator))
     turn, upper = torch.linalg.qr(torch.randn(3, 3, generator=generator))
-    return stretched @ (turn * upper.diagonal().sign())
+    posed: Tensor = stretched @ (turn * upper.diagonal().sign())
+    return posed
 
 
 def _sphere(count: int, generator: torch.Generator) -> Tensor:
     found = torch.randn(count, 3, generator=generator)
-    return found / found.norm(dim=1, keepdim=True)
+    on_sphere: Tensor = found / found.norm(dim=1, keepdim=True)
+    return on_sphere
 
 
 def _circle(angle: Tensor) -> Tensor:

@@ -189,7 +189,7 @@ class Loader:
     def _begin(self, epoch: int) -> None:
         found: Any = self._found
         batches = getattr(found, "batch_sampler", None)
-        owners = found, getattr(found, "sampler", None), batches, getattr(batches, "sampler", None)
+        owners: tuple[Any, ...] = found, getattr(found, "sampler", None), batches, getattr(batches, "sampler", None)
         for owner in {id(each): each for each in (*owners, getattr(found, "dataset", None))}.values():
             if callable(getattr(owner, "set_epoch", None)):
                 owner.set_epoch(epoch)
@@ -263,7 +263,8 @@ class Samples:
 
 def digest(tensor: Tensor) -> int:
     """32 bits that follow from the dtype, shape and bytes of a tensor."""
-    bytes_ = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+    flat = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+    bytes_: Any = flat.numpy()  # numpy types its buffer from Python 3.12 on
     return zlib.crc32(bytes_, zlib.crc32(f"{tensor.dtype}{tuple(tensor.shape)}".encode()))
 
 
@@ -297,8 +298,8 @@ def open_data(name: str, model: LoadedModel, global_batch: int, seed: int, *, sh
         return Samples(found, global_batch, seed, form, shuffled=shuffled)
     with form.told(), seeded(seed):
         iterator = iter(found) if not isinstance(found, DataLoader) else None
-    if iterator is found:
-        return Stream(found, make, seed, form)
+    if iterator is not None and iterator is found:
+        return Stream(iterator, make, seed, form)
     return Loader(found, seed, form)
 
 

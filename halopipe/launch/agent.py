@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from halopipe.launch.interfaces import interface_towards, interfaces, is_loopback
 from halopipe.launch.processes import Ended, Member, Processes, worker_environment
@@ -76,7 +77,7 @@ class Order:
                 [f"launcher: {record['version']}", f"{os.uname().nodename}: {version()}"],
                 ["install one release on all of them"],
             )
-        tuples = {name: tuple(record.pop(name)) for name in ("ranks", "paths")}
+        tuples: dict[str, Any] = {name: tuple(record.pop(name)) for name in ("ranks", "paths")}
         plan, options = loads(record.pop("plan"), Plan), RunOptions(**record.pop("options"))
         return cls(plan, options, **tuples, **record)
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -145,7 +145,8 @@ def _loaded(
         loss = Loss(loss_fn or mean_of_squares, unpacked=loss_fn is not None and isinstance(example[1], Tensor))
         return _of_example(model, example, loss)
     made = load_model(plan.inputs.model)
-    loss = made.loss_fn if loss_fn is None else Loss(loss_fn, made.loss_fn.unpacked)
+    own = cast("Loss", made.loss_fn)  # of what a factory gives, ``load_model`` makes one
+    loss = own if loss_fn is None else Loss(loss_fn, own.unpacked)
     if example is not None:
         return _of_example(_users(made.module), example, loss)
     if model is not None and made.clouds is not None:

@@ -89,8 +89,8 @@ class Processes:
         for rank, process in self._processes.items():
             code = process.poll()
             if code is not None and rank not in self._ended:
-                found = (_text(path(self._folder, rank)) for path in (result_path, error_path))
-                self._ended[rank] = Ended(code, *found, _text(self._output(rank)))
+                result, error = (_text(path(self._folder, rank)) for path in (result_path, error_path))
+                self._ended[rank] = Ended(code, result, error, _text(self._output(rank)))
         return self._ended
 
     def end(self) -> None:

@@ -6,6 +6,7 @@ import json
 import os
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from halopipe.version import version
 from planner.ir.codec import plain
@@ -81,5 +82,5 @@ class ProfileOrder:
         return replace(self, parent=parent)
 
 
-def _tuples(record: dict[str, object]) -> dict[str, object]:
+def _tuples(record: dict[str, Any]) -> dict[str, Any]:
     return {name: tuple(value) if isinstance(value, list) else value for name, value in record.items()}

@@ -26,7 +26,7 @@ from planner.ir.files import write_text
 from planner.ir.profile import Profile
 
 if TYPE_CHECKING:
-    from torch import distributed as dist
+    from torch._C._distributed_c10d import Store
 
     from runtime.monitor.activity import Activity
 
@@ -55,7 +55,7 @@ def main(arguments: Sequence[str]) -> int:
 
 def _measured(order: ProfileOrder, rank: int) -> str:
     """The profile of this rank's host as text, on its first rank, with the links of all on rank 0; else ``{}``."""
-    from torch.distributed import PrefixStore
+    from torch.distributed import PrefixStore  # type: ignore[attr-defined]  # public, but not by torch's types
 
     from runtime.monitor.watch import join_store
 
@@ -85,7 +85,7 @@ def _heard(order: ProfileOrder, rank: int) -> Iterator[Activity]:
         beating.stop()
 
 
-def _model(order: ProfileOrder, store: dist.Store) -> Profile:
+def _model(order: ProfileOrder, store: Store) -> Profile:
     """What the model costs here, measured when it is this host's turn."""
     from halopipe.planning.measure import measure
 
@@ -122,7 +122,7 @@ def _cluster(order: ProfileOrder) -> Cluster:
     )
 
 
-def _linked(order: ProfileOrder, rank: int, store: dist.Store, cluster: Cluster, activity: Activity) -> Cluster:
+def _linked(order: ProfileOrder, rank: int, store: Store, cluster: Cluster, activity: Activity) -> Cluster:
     """The cluster, on rank 0 with the links between the ranks of all hosts, which they measure together."""
     import torch.distributed as dist
 

@@ -20,7 +20,7 @@ from planner.ir.program import Program
 
 if TYPE_CHECKING:
     import torch
-    from torch import distributed as dist
+    from torch._C._distributed_c10d import Store
 
     from runtime.transport import Transport
 
@@ -138,7 +138,7 @@ def opened(
     seat: Seat,
     device: torch.device | None,
     num_ranks: int,
-    store: dist.Store,
+    store: Store,
     groups: tuple[tuple[int, ...], ...],
     program: Callable[[], Program],
     timeout_s: float,

@@ -12,7 +12,7 @@ import subprocess
 import tempfile
 import threading
 from collections.abc import Mapping, Sequence
-from typing import IO, Protocol
+from typing import IO, Any, Protocol
 
 from halopipe.launch.agent import MARK
 from halopipe.launch.processes import Ended
@@ -133,12 +133,12 @@ class RemoteWorkers:
                 if text.startswith(MARK):
                     self._note(json.loads(text.removeprefix(MARK)))
 
-    def _note(self, event: dict[str, object]) -> None:
+    def _note(self, event: dict[str, Any]) -> None:
         if "failed" in event:
             self._failed = str(event["failed"])
             return
         rank = int(str(event.pop("rank")))
-        self._ended[rank] = Ended(**event)  # type: ignore[arg-type]
+        self._ended[rank] = Ended(**event)
 
     def _nothing_started(self, details: Sequence[str]) -> str:
         remedies = ["try by hand to run a command there in the same way", "see --launcher"]

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from torch import distributed as dist
 
@@ -32,6 +33,9 @@ from runtime.monitor.activity import Beat
 from runtime.monitor.waits import Waits
 from runtime.monitor.watch import Workers, host_store, run_workers
 from runtime.numerics.compare import Difference, NumericsReport, report
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import Store
 
 
 def combine(plan: Plan, options: RunOptions, results: list[RankResult], progress: Progress | None) -> RunResult:
@@ -150,7 +154,8 @@ def one_device(job: Job) -> Iterator[None]:
         return
     workers = Processes(members_of(job.folder, {REFERENCE_RANK: REFERENCE}), job.folder, environment_of((), ""))
     if job.options.check_numerics:
-        run_workers([workers], {REFERENCE_RANK: "the run on one device"}, dist.HashStore())
+        store = dist.HashStore()  # type: ignore[attr-defined]  # public, but not by torch's types
+        run_workers([workers], {REFERENCE_RANK: "the run on one device"}, store)
         yield
         return
     with watched_reference(workers, job):
@@ -158,7 +163,7 @@ def one_device(job: Job) -> Iterator[None]:
 
 
 def _watched(
-    job: Job, workers: Sequence[Workers], store: dist.Store, titles: Mapping[int, str], progress: Progress | None
+    job: Job, workers: Sequence[Workers], store: Store, titles: Mapping[int, str], progress: Progress | None
 ) -> list[RankResult]:
     """The result of each rank."""
     last = 0

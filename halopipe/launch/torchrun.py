@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
+from typing import TYPE_CHECKING
 
 from torch import distributed as dist
 
@@ -32,6 +33,9 @@ from runtime.monitor.activity import PATIENCE_S, within
 from runtime.monitor.failure import cause, read_error, write_error
 from runtime.monitor.watch import SETUP_S, host_store_at, join_store, meet
 from runtime.transport import Transport
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import Store
 
 _POLL_S = 0.05
 _FAREWELL_S = 1.0
@@ -64,7 +68,7 @@ def join(plan: Plan, options: RunOptions, progress: Progress | None) -> RunResul
     return combine(plan, options, results, None) if rank == 0 else None
 
 
-def job_stores(rank: int, num_ranks: int) -> tuple[dist.Store, dist.Store]:
+def job_stores(rank: int, num_ranks: int) -> tuple[Store, Store]:
     """Two clients of the store of this attempt of the job, once all ranks are there: one to wait with, one to talk.
 
     Raises:
@@ -83,7 +87,8 @@ def job_stores(rank: int, num_ranks: int) -> tuple[dist.Store, dist.Store]:
     store = host_store_at(_own(address), int(port)) if hosted else join_store(address, int(port), SETUP_S)
     board = join_store(_own(address) if hosted else address, int(port))
     attempt = meet(store, rank, num_ranks)
-    return dist.PrefixStore(attempt, store), dist.PrefixStore(attempt, board)
+    prefixed = dist.PrefixStore  # type: ignore[attr-defined]  # public, but not by torch's types
+    return prefixed(attempt, store), prefixed(attempt, board)
 
 
 def _own(address: str) -> str:
@@ -125,10 +130,15 @@ def _work_with(job: Job, seat: Seat, num_ranks: int, progress: Progress | None) 
     return [RankResult.from_json(_result(store, other)) for other in range(num_ranks)]
 
 
-def _explained(board: dist.Store, rank: int, num_ranks: int, error: Exception) -> Exception:
+def _explained(board: Store, rank: int, num_ranks: int, error: Exception) -> Exception:
     """Tell the others what happened here, hear what happened there, and return what came first."""
     mine = write_error(error)
-    within(PATIENCE_S, lambda: (board.set(f"error/{rank}", mine), board.set(_FAILED, "")), None)
+
+    def tell() -> None:
+        board.set(f"error/{rank}", mine)
+        board.set(_FAILED, "")
+
+    within(PATIENCE_S, tell, None)
     time.sleep(_FAREWELL_S)  # also because rank 0 may host the store
     failures = {rank: read_error(mine)}
     for other in range(num_ranks):
@@ -140,7 +150,7 @@ def _explained(board: dist.Store, rank: int, num_ranks: int, error: Exception) -
 
 
 @contextlib.contextmanager
-def _ended_if_it_hangs(board: dist.Store) -> Iterator[None]:
+def _ended_if_it_hangs(board: Store) -> Iterator[None]:
     """Ends this process where another rank has failed and this one neither fails nor succeeds.
 
     torchrun ends such a rank itself, Slurm only if it was told to.
@@ -165,7 +175,7 @@ def _ended_if_it_hangs(board: dist.Store) -> Iterator[None]:
         over.set()
 
 
-def _result(store: dist.Store, rank: int) -> str:
+def _result(store: Store, rank: int) -> str:
     """What a rank found, or its error."""
     end_s = time.monotonic() + SETUP_S
     while time.monotonic() < end_s:
@@ -179,5 +189,5 @@ def _result(store: dist.Store, rank: int) -> str:
     raise TransportError(f"rank {rank} left no result")
 
 
-def _read(store: dist.Store, key: str) -> str:
+def _read(store: Store, key: str) -> str:
     return store.get(key).decode() if store.check([key]) else ""

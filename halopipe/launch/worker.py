@@ -49,7 +49,7 @@ def _reference(job: Job, seat: Seat) -> str:
 def _rank(job: Job, seat: Seat) -> str:
     device = device_of(seat)
 
-    from torch.distributed import PrefixStore
+    from torch.distributed import PrefixStore  # type: ignore[attr-defined]  # public, but not by torch's types
 
     from halopipe.training.work import work
     from runtime.monitor.watch import SETUP_S, join_store

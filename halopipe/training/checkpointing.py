@@ -12,9 +12,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
-from torch import distributed as dist
 
 from halopipe.data.sources import Position
 from halopipe.run_spec.options import RunOptions
@@ -39,6 +39,9 @@ from runtime.engine import Engine
 from runtime.monitor.failure import read_error, write_error
 from runtime.transport import Transport
 
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import Store
+
 _CHOSEN = "resume"
 """The store's key for the step that a run goes on from."""
 
@@ -46,7 +49,7 @@ SAVE_S = 600.0
 """Longest time until a checkpoint is on disk."""
 
 
-def resumed(options: RunOptions, graph: Graph, store: dist.Store, rank: int) -> Saved | None:
+def resumed(options: RunOptions, graph: Graph, store: Store, rank: int) -> Saved | None:
     """The checkpoint to go on from, which rank 0 chooses for all; None where the run begins anew.
 
     Raises:
@@ -72,7 +75,7 @@ def resumed(options: RunOptions, graph: Graph, store: dist.Store, rank: int) -> 
     return saved
 
 
-def _chosen(options: RunOptions, store: dist.Store, rank: int) -> int:
+def _chosen(options: RunOptions, store: Store, rank: int) -> int:
     """The step of the checkpoint that rank 0 found; what it raises, all raise: the others would wait for its word."""
     if rank == 0:
         try:

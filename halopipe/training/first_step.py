@@ -22,11 +22,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, fx
-from torch import distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -48,6 +47,9 @@ from runtime.stage.captured import CapturedModel, captured_model
 from runtime.stage.modes import MicrobatchSlice
 from runtime.stage.random.streams import Draw, Draws
 from runtime.stage.random.user_module import Answers
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import Store
 
 PATIENCE_S = SETUP_S / 2
 """Longest wait for one device."""
@@ -149,14 +151,14 @@ def read_when_written(path: Path) -> Reference:
     return Reference.from_bytes(path.read_bytes())
 
 
-def _publish(store: dist.Store, key: str, data: bytes) -> None:
+def _publish(store: Store, key: str, data: bytes) -> None:
     parts = [data[first : first + _PART] for first in range(0, len(data), _PART)]
     for number, part in enumerate(parts):
         store.set(f"{key}/{number}", part.hex())
     store.set(key, str(len(parts)))
 
 
-def _published(store: dist.Store, key: str) -> bytes:
+def _published(store: Store, key: str) -> bytes:
     count = int(store.get(key).decode())
     return b"".join(bytes.fromhex(store.get(f"{key}/{number}").decode()) for number in range(count))
 
@@ -199,7 +201,7 @@ def _in_the_graph(terms: Terms, model: LoadedModel, captured: Captured, item: It
     for number, (rows, inputs, targets) in enumerate(_micro_batches(item, decision)):
         trace = _Trace()
         with trace, Answers(found, draw).given((rows,), number):  # answers come first, and need not be looked at
-            loss_of(inputs, targets).backward()
+            loss_of(inputs, targets).backward()  # type: ignore[no-untyped-call]  # torch does not type it
         draw.at(MicrobatchSlice(number, rows, 0, rows))
         run = _Run(found, draw)
         with nullcontext() if model.autocast is None else torch.autocast(inputs[0].device.type, model.autocast):
@@ -219,11 +221,11 @@ def _in_the_graph(terms: Terms, model: LoadedModel, captured: Captured, item: It
     return ""
 
 
-class _Trace(TorchDispatchMode):
+class _Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch does not type it
     """All that the operators of a module make, forward and backward."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]  # torch does not type it
         self._made: dict[int, list[Sketch]] = defaultdict(list)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -261,7 +263,11 @@ class _Run(fx.Interpreter):
             self.values[value] = Sketch.of(found)
             if found.requires_grad:
                 self.gradients[value] = self.values[value]  # keeps the forward's order
-                found.register_hook(lambda gradient: self.gradients.update({value: Sketch.of(gradient)}))
+
+                def note(gradient: Tensor) -> None:
+                    self.gradients[value] = Sketch.of(gradient)
+
+                found.register_hook(note)  # type: ignore[no-untyped-call]  # torch does not type it
         return found
 
 

@@ -14,14 +14,15 @@ from collections import deque
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any
-
-from torch import distributed as dist
+from typing import TYPE_CHECKING, Any
 
 from halopipe.run_spec.options import Score
 from planner.ir.errors import MissingFileError
 from planner.ir.files import write_text
 from runtime.engine import StepResult
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import Store
 
 _PATIENCE_S = 2.0
 """How long the last losses may take to come."""
@@ -47,7 +48,7 @@ class Metrics:
         MissingFileError: the file cannot be written.
     """
 
-    def __init__(self, path: str, store: dist.Store, rank: int, teller: int, first_step: int) -> None:
+    def __init__(self, path: str, store: Store, rank: int, teller: int, first_step: int) -> None:
         self._path, self._store = Path(path), store
         self._writes = bool(path) and rank == 0
         self._tells = bool(path) and rank == teller

@@ -13,11 +13,10 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch import distributed as dist
 
 from cuda_ops.memory import MemoryMeter
 from halopipe.data.feeds import Consumer, consumer_of
@@ -41,6 +40,9 @@ from runtime.spatial.compiling.compiled import Compiler
 from runtime.stage.builder import check_layers, groups_of
 from runtime.stage.captured import captured_model
 from runtime.transport import Transport
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import Store
 
 OpenTransport = Callable[[tuple[tuple[int, ...], ...], Callable[[], Program]], Transport]
 """Joins the ranks, with these groups, for this program."""
@@ -82,7 +84,7 @@ class Place:
 
     rank: int
     num_ranks: int
-    store: dist.Store
+    store: Store
     open_transport: OpenTransport
     activity: Activity
     others: Callable[[], str] = str
@@ -253,7 +255,8 @@ def _digest(tensor: Tensor) -> str:
         tensor = tensor.to_dense()
     flat = tensor.detach().cpu().contiguous().flatten()
     norm = torch.linalg.vector_norm(flat.to(torch.float64 if not flat.is_complex() else torch.complex128)).item()
-    return f"{_hashed(memoryview(flat.view(torch.uint8).numpy()) if flat.numel() else b'')}, norm {norm:.9g}"
+    numbers: Any = flat.view(torch.uint8).numpy() if flat.numel() else b""  # numpy types its buffer from 3.12 on
+    return f"{_hashed(memoryview(numbers))}, norm {norm:.9g}"
 
 
 def _hashed(data: bytes | memoryview) -> str:

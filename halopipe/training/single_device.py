@@ -17,7 +17,7 @@ import io
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -298,14 +298,14 @@ def _run(terms: Terms, model: LoadedModel, captured: Captured, items: Sequence[I
     if not trains(terms.plan):
         return _evaluated(terms, model, items[:1])
     parameters, buffers = _named(model, "parameters"), _named(model, "buffers")
-    optimizer = _Optimizer(terms, parameters)
+    optimizer = cast("torch.optim.Optimizer", _Optimizer(terms, parameters))  # has what a step calls
     dtype = next(iter(_float_dtypes(model)), None)
     losses: list[float] = []
-    first: dict[str, dict[str, Sketch]] = {}
+    first: dict[str, Any] = {}
     for step, item in enumerate(items):
         draw.step = step
         parts, rows = parts_of(item, decision.micro_batches)
-        parts = [tuple(_cast(tensors, dtype) for tensors in part) for part in parts]  # type: ignore[misc]
+        parts = [(_cast(inputs, dtype), _cast(targets, dtype)) for inputs, targets in parts]
         if isinstance(item, list):
             losses.append(serial_step_each(loss_of, optimizer, parts, rows, answers=answers))
         elif whole:
@@ -352,7 +352,8 @@ class _Optimizer:
 
     def __init__(self, terms: Terms, parameters: Mapping[str, Tensor]) -> None:
         self._parameters = {name: each for name, each in _once(parameters).items() if each.requires_grad}
-        self._optimizer = StageOptimizer(self._parameters, terms.optimizer)  # type: ignore[arg-type]
+        own = cast("dict[str, torch.nn.Parameter]", self._parameters)  # parameters all, which are tensors elsewhere
+        self._optimizer = StageOptimizer(own, terms.optimizer)
         if terms.scheduler is not None:
             self._optimizer.schedule(terms.scheduler)
         self._clip_norm, self._accumulate, self._number = terms.clip_norm, terms.accumulate, 0

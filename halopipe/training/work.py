@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import torch
-from torch import distributed as dist
 
 from cuda_ops.memory import meter_of
 from halopipe.data.sharded_feed import Supply
@@ -36,14 +36,17 @@ from runtime.monitor.watch import SETUP_S
 from runtime.numerics.compare import Difference
 from runtime.stage.modes import cannot_evaluate
 
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import Store
+
 __all__ = ["OpenTransport", "work"]
 
 
 def work(
     job: Job,
     rank: int,
-    store: dist.Store,
-    board: dist.Store,
+    store: Store,
+    board: Store,
     open_transport: OpenTransport,
     after_step: AfterStep = lambda step, result: None,
     *,

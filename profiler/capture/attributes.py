@@ -10,7 +10,7 @@ Rules as in ``profiler.capture.attributes``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from itertools import accumulate
 from math import prod
 from typing import Any
@@ -20,7 +20,7 @@ from torch import Tensor, fx
 
 from planner.ir.graph import MIXES_SAMPLES, Attribute
 from planner.layers.loss import ELEMENTS, PLACES
-from profiler.capture.operators import MEANS_OVER_ELEMENTS, MEANS_OVER_PLACES, PERMUTATIONS, operation
+from profiler.capture.operators import MEANS_OVER_ELEMENTS, MEANS_OVER_PLACES, PERMUTATIONS, function_called, operation
 
 Arguments = Mapping[str, Any]
 Attributes = dict[str, Attribute]
@@ -140,7 +140,7 @@ def dim(node: fx.Node, arguments: Arguments) -> Attributes | None:
 def recurrence(node: fx.Node, arguments: Arguments) -> Attributes | None:
     """Layers and directions."""
     names = ("bidirectional", "batch_first")
-    return {name: bool(arguments[name]) for name in names} | {"num_layers": int(arguments["num_layers"])}
+    return {**{name: bool(arguments[name]) for name in names}, "num_layers": int(arguments["num_layers"])}
 
 
 def loss(node: fx.Node, arguments: Arguments) -> Attributes | None:
@@ -160,7 +160,7 @@ def _space(node: fx.Node) -> int:
 
 def _each(value: Any, space: int) -> tuple[int, ...]:
     """One number a dim of space, as the operator reads it: a single number stands for all."""
-    numbers: Sequence[Any] = tuple(value) if isinstance(value, (list, tuple)) else (value,)
+    numbers: tuple[Any, ...] = tuple(value) if isinstance(value, (list, tuple)) else (value,)
     return tuple(int(number) for number in (numbers * space if len(numbers) == 1 else numbers))
 
 
@@ -235,7 +235,7 @@ def reshape(node: fx.Node, arguments: Arguments) -> Attributes | None:
 def _moved(node: fx.Node, rank: int) -> tuple[int, ...]:
     """Of a permutation, which is tried on a tensor whose extents are all different."""
     extents = torch.empty(tuple(range(2, rank + 2)), device="meta")
-    return tuple(size - 2 for size in node.target(extents, *node.args[1:], **node.kwargs).shape)
+    return tuple(size - 2 for size in function_called(node)(extents, *node.args[1:], **node.kwargs).shape)
 
 
 def _expanded(source: Tensor, result: Tensor) -> tuple[int, ...]:
@@ -246,7 +246,7 @@ def _expanded(source: Tensor, result: Tensor) -> tuple[int, ...]:
 
 def _viewed(source: Tensor, result: Tensor) -> tuple[int, ...]:
     """A dim is left alone by a view if it is as long as before and as many elements lie between its neighbours."""
-    places = {}
+    places: dict[tuple[str, str], int] = {}
     for place, size in enumerate(source.shape):
         places.setdefault((str(size), _inner(source, place)), place)
     found = []

@@ -18,13 +18,21 @@ from __future__ import annotations
 import operator
 from collections.abc import Collection, Iterable, Mapping
 from itertools import pairwise
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, fx
 
 from planner.ir.errors import UnsupportedModelError
-from profiler.capture.operators import RESHAPES, operation, place
+from profiler.capture.operators import (
+    RESHAPES,
+    function_called,
+    name_read,
+    node_argument,
+    operation,
+    overload_of,
+    place,
+)
 
 _aten = torch.ops.aten
 _SELF_INVERSE = frozenset(["swapaxes", "swapdims", "t", "transpose"])
@@ -76,7 +84,7 @@ class Views:
         maker, whole = self._maker[view], written[self._whole[view]]
         if maker.target is not operator.getitem:
             return graph.node_copy(maker, lambda node: whole if node is maker.args[0] else node)
-        split = maker.args[0]
+        split = node_argument(maker, 0)
         parts = graph.node_copy(split, lambda node: whole if node is split.args[0] else node)
         with graph.inserting_after(parts):
             return graph.node_copy(maker, lambda node: parts)
@@ -95,8 +103,8 @@ def _shows(node: fx.Node, source: fx.Node) -> bool:
         return False
     mine, others = node.meta.get("val"), source.meta.get("val")
     if isinstance(mine, Tensor) and isinstance(others, Tensor):
-        return mine.untyped_storage()._cdata == others.untyped_storage()._cdata
-    maker = node.args[0] if node.target is operator.getitem else node
+        return bool(mine.untyped_storage()._cdata == others.untyped_storage()._cdata)
+    maker = node_argument(node, 0) if node.target is operator.getitem else node
     if not isinstance(maker.target, torch._ops.OpOverload):
         return False
     return any(result.alias_info is not None for result in maker.target._schema.returns)
@@ -105,7 +113,8 @@ def _shows(node: fx.Node, source: fx.Node) -> bool:
 def _undone(graph: fx.Graph, maker: fx.Node, whole: fx.Node, part: fx.Node) -> fx.Node | None:
     if maker.target is operator.getitem:
         return _joined(graph, maker, whole, part)
-    name, rest = operation(maker), maker.args[1:]
+    name = operation(maker)
+    rest: tuple[Any, ...] = maker.args[1:]
     if name in _SAME:
         return part
     if name == "slice":
@@ -118,10 +127,10 @@ def _undone(graph: fx.Graph, maker: fx.Node, whole: fx.Node, part: fx.Node) -> f
     if name == "diagonal":
         return graph.call_function(_aten.diagonal_scatter.default, (whole, part, *rest), maker.kwargs)
     if name in _SELF_INVERSE:
-        return graph.call_function(maker.target, (part, *rest), maker.kwargs)
+        return graph.call_function(function_called(maker), (part, *rest), maker.kwargs)
     if name == "permute":
         order = [dim % len(rest[0]) for dim in rest[0]]
-        return graph.call_function(maker.target, (part, [order.index(dim) for dim in range(len(order))]))
+        return graph.call_function(function_called(maker), (part, [order.index(dim) for dim in range(len(order))]))
     if name in RESHAPES - _UNSUPPORTED:
         return graph.call_function(_aten.reshape_as.default, (part, whole))
     return None
@@ -129,9 +138,9 @@ def _undone(graph: fx.Graph, maker: fx.Node, whole: fx.Node, part: fx.Node) -> f
 
 def _joined(graph: fx.Graph, maker: fx.Node, whole: fx.Node, part: fx.Node) -> fx.Node | None:
     """For one of several parts that a tensor was divided into."""
-    split, index = maker.args
-    name, arguments = operation(split), split.target._schema.arguments
-    dim = next((value for value, about in zip(split.args, arguments, strict=False) if about.name == "dim"), 0)
+    split, index = cast("tuple[fx.Node, int]", maker.args)
+    name, arguments = operation(split), overload_of(split)._schema.arguments
+    dim: Any = next((value for value, about in zip(split.args, arguments, strict=False) if about.name == "dim"), 0)
     dim = split.kwargs.get("dim", dim)
     if name == "unbind":
         return graph.call_function(_aten.select_scatter.default, (whole, part, dim, index))
@@ -171,13 +180,13 @@ def rewrite_in_place(graph: fx.Graph, attributes: Mapping[str, Any]) -> None:
             node.target = torch.ops.aten.detach.default
             _replace_later(node.args[0], node, node)
             views.alias(node, node.args[0])
-        elif root.op == "get_attr" and not _is_trained(attributes[root.target]):
+        elif root.op == "get_attr" and not _is_trained(attributes[name_read(root)]):
             views.alias(node, node.args[0])
             buffers.append(node)
         else:
             _rewrite(graph, node, views)
-    written = {part for node in buffers for part in views.chain(node.args[0])}
-    roots = {node: views.chain(node.args[0])[-1] for node in buffers}
+    written = {part for node in buffers for part in views.chain(node_argument(node, 0))}
+    roots = {node: views.chain(node_argument(node, 0))[-1] for node in buffers}
     for node in buffers:
         again = [other for other in buffers if other is not node and roots[other] is roots[node]]
         _copy_for_readers(graph, node, written, again)
@@ -218,7 +227,7 @@ def _is_trained(value: Any) -> bool:
 
 def _rewrite(graph: fx.Graph, node: fx.Node, views: Views) -> None:
     """``node`` is given its twin; what is read later of the tensor that it wrote to is made again behind it."""
-    write, target = node.args[0], node.target
+    write, target = node_argument(node, 0), node.target
     chain = views.chain(write)
     others = [view for view in views.under(chain[-1]) if view not in chain]
     reader = _late_reader((*chain[1:], *others), node)
@@ -246,10 +255,11 @@ def _rewrite(graph: fx.Graph, node: fx.Node, views: Views) -> None:
 
 def _make_functional(graph: fx.Graph, node: fx.Node) -> fx.Node:
     """Gives ``node`` the twin of its operator; the node whose value has the dtype of what was written to."""
-    written, *others = node.args
-    name = node.target._schema.name.removeprefix("aten::")
+    written, others = node_argument(node, 0), list[Any](node.args[1:])
+    own = overload_of(node)
+    name = own._schema.name.removeprefix("aten::")
     packet = getattr(torch.ops.aten, name[:-1], None) if name.endswith("_") else None
-    overload = _TWINS.get(node.target) or getattr(packet, node.target._overloadname, None)
+    overload = _TWINS.get(own) or getattr(packet, own._overloadname, None)
     if overload is None:
         raise UnsupportedModelError(
             f"{node.target} has no twin that is not in place", [f"in {place(node)}"], ["use an operator that returns"]
@@ -271,7 +281,7 @@ def _make_functional(graph: fx.Graph, node: fx.Node) -> fx.Node:
 
 def _left_out(node: fx.Node, twin: torch._ops.OpOverload) -> dict[str, Any]:
     """Arguments that ``node`` leaves to their defaults, where ``twin`` has none."""
-    own = {each.name: each.default_value for each in node.target._schema.arguments if each.has_default_value()}
+    own = {each.name: each.default_value for each in overload_of(node)._schema.arguments if each.has_default_value()}
     rest = (each for each in twin._schema.arguments[len(node.args) :] if not each.has_default_value())
     return {each.name: own[each.name] for each in rest if each.name in own}
 

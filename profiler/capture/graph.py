@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, fx, nn
@@ -17,7 +17,7 @@ from planner.ir.graph import MIXES_SAMPLES, NEEDS_WHOLE_BATCH, SAMPLE, Attribute
 from profiler.capture.dims import output_names, specify, specify_input
 from profiler.capture.kinds import ELEMENTWISE, LOSS, NO_RULES, OPAQUE, Rules, arguments_of, kind_of
 from profiler.capture.layers import Group, groups, is_output_of, tensor_arguments
-from profiler.capture.operators import layer_names
+from profiler.capture.operators import layer_names, name_read
 from profiler.capture.sample_independence import Dependence, dependence
 from profiler.capture.trace import Traced, attribute, trace
 from profiler.capture.user_module import untouched
@@ -177,7 +177,7 @@ def _value_names(traced: Traced, found: tuple[Group, ...], names: tuple[str, ...
         values[group.main] = name
         for node in group.nodes:
             if is_output_of(node) and node.args[0] is group.main:
-                values[node] = value_name(name, node.args[1])
+                values[node] = value_name(name, cast("int", node.args[1]))
     return values
 
 
@@ -210,7 +210,7 @@ def _layer(
     others = [node for node in group.nodes if node is not group.main]
     arguments = [argument for node in (group.main, *others) for argument in tensor_arguments(node)]
     inputs = [values[a] for a in arguments if a.op != "get_attr" and a not in group.nodes]
-    attributes = list(dict.fromkeys(a.target for a in arguments if a.op == "get_attr"))
+    attributes = list(dict.fromkeys(name_read(a) for a in arguments if a.op == "get_attr"))
     parameters = tuple(target for target in attributes if target in traced.parameters)
     buffers = [attribute(traced.module, target) for target in attributes if target not in traced.parameters]
     read = tuple(specs[value] for value in inputs)

@@ -16,7 +16,7 @@ from planner.ir.errors import UnknownNameError
 from planner.layers import kind as layer_kind
 from profiler.capture import attributes
 from profiler.capture.attributes import Arguments, Attributes, Rule, rank_of
-from profiler.capture.operators import LOSSES, POINTWISE, REDUCTIONS, RESHAPES, operation
+from profiler.capture.operators import LOSSES, POINTWISE, REDUCTIONS, RESHAPES, nodes_in, operation, overload_of
 
 OPAQUE = "opaque"
 ELEMENTWISE = "pointwise"
@@ -48,7 +48,7 @@ class Rules:
 
     def of(self, node: fx.Node) -> tuple[str, Rule] | None:
         """What they say about the operator that ``node`` calls."""
-        name = node.target._schema.name
+        name = overload_of(node)._schema.name
         return (ELEMENTWISE, attributes.nothing) if name in self.elementwise else self.kinds.get(name)
 
 
@@ -78,14 +78,14 @@ def _known(node: fx.Node, arguments: Arguments) -> tuple[str, Rule]:
         return "reduce", attributes.reduction
     if name in RESHAPES:
         return RESHAPE, attributes.reshape
-    if name in POINTWISE or torch.Tag.pointwise in node.target.tags:
+    if name in POINTWISE or torch.Tag.pointwise in overload_of(node).tags:
         return ELEMENTWISE, attributes.nothing
     return OPAQUE, attributes.nothing
 
 
 def arguments_of(node: fx.Node) -> dict[str, Any]:
     """Arguments by the names of the operator's schema, defaults filled in."""
-    schema = node.target._schema.arguments
+    schema = overload_of(node)._schema.arguments
     found = {argument.name: argument.default_value for argument in schema if argument.has_default_value()}
     found.update((argument.name, value) for argument, value in zip(schema, node.args, strict=False))
     found.update(node.kwargs)
@@ -94,12 +94,10 @@ def arguments_of(node: fx.Node) -> dict[str, Any]:
 
 def _varies(arguments: Arguments) -> bool:
     """Whether an argument is a size that varies, so that the attributes would hold for the example alone."""
-    found: list[fx.Node] = []
-    fx.node.map_arg(tuple(arguments.values()), lambda node: found.append(node) or node)
     return any(
         isinstance(node.meta.get("val"), (int, float, torch.SymInt, torch.SymFloat))
         or (node.op == "placeholder" and node.meta.get("val") is None)  # the number of samples, for one
-        for node in found
+        for node in nodes_in(tuple(arguments.values()))
     )
 
 

@@ -17,7 +17,7 @@ from torch import Tensor, fx
 
 from profiler.capture.functional import is_write
 from profiler.capture.kinds import NO_RULES, RESHAPE, Rules, kind_of
-from profiler.capture.operators import place
+from profiler.capture.operators import nodes_in, place
 from profiler.capture.trace import Traced
 
 
@@ -64,8 +64,7 @@ def is_output_of(node: fx.Node) -> bool:
 
 def tensor_arguments(node: fx.Node) -> Iterator[fx.Node]:
     """The tensors that ``node`` reads, in the order of its arguments, as often as it reads them."""
-    found: list[fx.Node] = []
-    fx.node.map_arg((node.args, node.kwargs), lambda argument: found.append(argument) or argument)
+    found = nodes_in((node.args, node.kwargs))
     return (argument for argument in found if argument.op == "get_attr" or _is_tensor_source(argument))
 
 

@@ -21,7 +21,7 @@ from torch import Tensor, fx
 
 from profiler.capture.functional import is_write
 from profiler.capture.kinds import arguments_of
-from profiler.capture.operators import MEANS_OVER_PLACES, RESHAPES, operation
+from profiler.capture.operators import MEANS_OVER_PLACES, RESHAPES, nodes_in, operation, overload_of
 from profiler.capture.sizes import NUM_SAMPLES
 from profiler.capture.trace import Traced
 
@@ -132,7 +132,7 @@ def all_count(node: fx.Node) -> bool:
 
 def summed(node: fx.Node) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """The arguments of a loss, but with ``reduction="sum"``."""
-    names = [argument.name for argument in node.target._schema.arguments]
+    names = [argument.name for argument in overload_of(node)._schema.arguments]
     place = names.index("reduction")
     if place < len(node.args):
         return (*node.args[:place], 2, *node.args[place + 1 :]), dict(node.kwargs)
@@ -167,9 +167,7 @@ def is_linear(node: fx.Node, reduced: set[fx.Node]) -> bool:
 
 
 def _reads(value: Any, nodes: set[fx.Node]) -> bool:
-    found: list[fx.Node] = []
-    fx.map_arg((value,), lambda node: found.append(node) or node)
-    return any(node in nodes for node in found)
+    return any(node in nodes for node in nodes_in((value,)))
 
 
 def is_divided_by_samples(node: fx.Node, traced: Traced) -> bool:

@@ -11,8 +11,10 @@ Names of operators of one kind each, without namespace, overload and underscores
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, cast
 
+import torch
 from torch import fx
 
 from cuda_ops.dense.user_functions import function_of, is_user_function
@@ -20,12 +22,44 @@ from cuda_ops.dense.user_functions import function_of, is_user_function
 LOSS = "loss"
 
 
+def overload_of(node: fx.Node) -> torch._ops.OpOverload:
+    """The operator that ``node`` calls, which is known to be one of torch's dispatcher."""
+    return cast("torch._ops.OpOverload", node.target)
+
+
+def function_called(node: fx.Node) -> Callable[..., Any]:
+    """What ``node`` calls, which is known to call a function."""
+    return cast("Callable[..., Any]", node.target)
+
+
+def name_read(node: fx.Node) -> str:
+    """The name that ``node``, known to be a placeholder or to read an attribute, has for what it stands for."""
+    return cast("str", node.target)
+
+
+def node_argument(node: fx.Node, index: int) -> fx.Node:
+    """An argument of ``node`` that is known to be a node."""
+    return cast("fx.Node", node.args[index])
+
+
+def nodes_in(value: Any) -> list[fx.Node]:
+    """The nodes inside of an argument, or of several, as often as they are there."""
+    found: list[fx.Node] = []
+
+    def note(node: fx.Node) -> fx.Node:
+        found.append(node)
+        return node
+
+    fx.map_arg(value, note)
+    return found
+
+
 def place(node: fx.Node) -> str:
     """Path of the user's module that ``node`` belongs to: empty for the outermost, ``loss`` for the loss function."""
     stack = node.meta.get("nn_module_stack")
     if not stack:
         return ""
-    path = next(reversed(stack.values()))[0]
+    path: str = next(reversed(stack.values()))[0]
     if path.startswith("_empty_nn_module_stack"):
         return ""
     if path == "" or path.split(".")[0] == "loss_fn":

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, fx
@@ -23,7 +23,7 @@ from planner.ir.graph import INTERLEAVES_SAMPLES, MIXES_SAMPLES
 from profiler.capture import loss_reduction
 from profiler.capture.kinds import OPAQUE, kind_of
 from profiler.capture.layers import Group
-from profiler.capture.operators import operation
+from profiler.capture.operators import function_called, name_read, operation
 from profiler.capture.trace import Traced
 from profiler.capture.verify_capture import module_loss
 from profiler.source.model import LoadedModel, example_of, fed_example, is_alike
@@ -134,7 +134,7 @@ def _keeps_rows(node: fx.Node, run: _Run) -> bool:
         return value[: rows // 2] if per_row else value
 
     try:
-        part = node.target(*fx.map_arg(node.args, first), **fx.map_arg(node.kwargs, first))
+        part = function_called(node)(*fx.map_arg(node.args, first), **fx.map_arg(node.kwargs, first))
     except RuntimeError:
         return False
     return is_alike(part, whole[: rows // 2])
@@ -225,6 +225,8 @@ class _Numbers:
             self.reductions[node] = reduction
         if of_inputs:
             return self._go_on_as_the_pair(node, "")
+        whole: Any
+        alone: list[Any]
         whole, *alone = (run.values.get(node) for run in self._runs)
         if not is_known or whole is None or any(value is None for value in alone):
             return ""
@@ -294,13 +296,14 @@ def _mixes_gradients(node: fx.Node, runs: list[_Run], traced: Traced) -> bool:
 
     Notes in ``node.meta`` whether it is linear: where it is not, it needs the gradient that one device has.
     """
-    tensors, integers, name = node.args
+    tensors, integers, name = cast("tuple[list[fx.Node], Any, str]", node.args)
+    function = function_called(node)
     values = [[run.values[each] for each in tensors] for run in runs]
     numbers = [fx.node.map_arg(integers, run.values.__getitem__) for run in runs]
 
     def gradients(of: int, seeds: list[Tensor]) -> list[Tensor]:
         given = [_leaf(value) for value in values[of]]
-        outputs = node.target(given, numbers[of], name)
+        outputs = function(given, numbers[of], name)
         pairs = [(out, seed) for out, seed in zip(outputs, seeds, strict=True) if out.requires_grad]
         wanted = [each for each in given if each.requires_grad]
         if not pairs or not wanted:
@@ -312,7 +315,7 @@ def _mixes_gradients(node: fx.Node, runs: list[_Run], traced: Traced) -> bool:
 
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
-        outputs = node.target(values[0], numbers[0], name)
+        outputs = function(values[0], numbers[0], name)
 
     def seeds() -> list[Tensor]:
         drawn = [torch.randn(out.shape, generator=generator).to(out.device) for out in outputs]
@@ -381,19 +384,21 @@ class _Run:
 
     def execute(self, node: fx.Node) -> None:
         if node.op == "placeholder":
-            self.values[node] = self.given[node.target]
+            self.values[node] = self.given[name_read(node)]
         elif node.op == "get_attr":
             value: Any = self.traced.module
-            for part in node.target.split("."):
+            for part in name_read(node).split("."):
                 value = getattr(value, part)
             is_state = isinstance(value, Tensor) and node.target not in self.traced.parameters
             self.values[node] = value.clone() if is_state else value
         else:
             arguments = fx.node.map_arg(_calm(node), self.values.__getitem__)
-            self.values[node] = node.target(*arguments, **fx.node.map_arg(node.kwargs, self.values.__getitem__))
+            self.values[node] = function_called(node)(
+                *arguments, **fx.node.map_arg(node.kwargs, self.values.__getitem__)
+            )
             if loss_reduction.is_over_terms(node):
                 args, kwargs = loss_reduction.summed(node)
-                self.summed[node] = node.target(
+                self.summed[node] = function_called(node)(
                     *fx.map_arg(args, self.values.get), **fx.map_arg(kwargs, self.values.get)
                 )
             if operation(node) in _UNFILLED:  # whatever was in memory would tell the runs apart
@@ -463,7 +468,9 @@ def _gives_parts(node: fx.Node, runs: list[_Run], traced: Traced) -> bool:
         dims = _sample_dims(meta, traced)
         if dims and traced.symbols.per_sample(meta.shape[dims[0]]) != 1:
             return False
-        halves = together.split(1, dims[0]) if dims else (together, together)
+        halves = (together, together)
+        if dims:
+            halves = together.split(1, dims[0])  # type: ignore[no-untyped-call]  # torch does not type it
         for part, half in zip(parts, halves, strict=True):
             part.append(half)
     for run, part in zip(runs[1:], parts, strict=True):
@@ -502,7 +509,8 @@ def _with_samples(together: Tensor, alone: list[Tensor], dim: int) -> tuple[str,
     """The samples' parts of the pair's value: halves, or every other of several pieces."""
     rows = together.shape[dim] // _PAIR
     for pieces in (number for number in range(1, rows + 1) if rows % number == 0):
-        apart = together.unflatten(dim, (pieces, _PAIR, rows // pieces))
+        shape = (pieces, _PAIR, rows // pieces)
+        apart: Tensor = together.unflatten(dim, shape)  # type: ignore[no-untyped-call]  # torch does not type it
         halves = [apart.select(dim + 1, sample).flatten(dim, dim + 1).contiguous() for sample in range(_PAIR)]
         if all(is_alike(half, value) for half, value in zip(halves, alone, strict=True)):
             return (INTERLEAVES_SAMPLES if pieces > 1 else ""), halves

@@ -16,7 +16,7 @@ import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import sympy
 import torch
@@ -89,6 +89,11 @@ class Symbols:
         return self.names.get(next(iter(found))) if len(found) == 1 else None
 
 
+def _extents(value: Tensor) -> tuple[Any, ...]:
+    """The shape of a traced tensor: numbers, and symbols, of which torch's types do not know."""
+    return tuple(value.shape)
+
+
 def read_symbols(inputs: Mapping[str, Tensor], varying: Mapping[str, Places], extents: Mapping[str, int]) -> Symbols:
     """The symbols of an exported graph.
 
@@ -104,7 +109,7 @@ def read_symbols(inputs: Mapping[str, Tensor], varying: Mapping[str, Places], ex
     own = {
         symbol
         for name, value in inputs.items()
-        for dim, size in enumerate(value.shape)
+        for dim, size in enumerate(_extents(value))
         if isinstance(size, torch.SymInt) and (name, dim) not in places
         for symbol in size.node.expr.free_symbols
     }
@@ -116,7 +121,7 @@ def read_symbols(inputs: Mapping[str, Tensor], varying: Mapping[str, Places], ex
     for name, found in varying.items():
         for tensor, dim in found:
             require_free(name, inputs[tensor], tensor, dim, extents[name])
-        expressions[name] = [inputs[tensor].shape[dim].node.expr for tensor, dim in found]
+        expressions[name] = [_extents(inputs[tensor])[dim].node.expr for tensor, dim in found]
         symbols = [each for each in expressions[name] if each.is_Symbol and each not in names and each not in own]
         if symbols:
             names[symbols[0]] = name
@@ -196,7 +201,7 @@ class SizeNodes:
             factor = expression.coeff(samples)
             if factor.is_Integer and (expression - factor * samples).expand() == 0:
                 return self._graph.call_function(operator.mul, (self._made[samples], int(factor)))
-        return sympy_interp(PythonReferenceAnalysis, known, expression).node
+        return cast("fx.Proxy", sympy_interp(PythonReferenceAnalysis, known, expression)).node
 
 
 _TORCH = Path(torch.__file__).parent
@@ -221,7 +226,7 @@ def require_free(name: str, value: Tensor, tensor: str, dim: int, extent: int) -
         value: of ``tensor`` in the exported graph.
         extent: in the example.
     """
-    size = value.shape[dim]
+    size = _extents(value)[dim]
     if isinstance(size, torch.SymInt) and size.node.expr.free_symbols:
         return
     raise UnsupportedModelError(

@@ -18,19 +18,19 @@ import operator
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, fx, nn
 from torch._higher_order_ops.wrap import wrap_with_set_grad_enabled
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
-from cuda_ops.dense.data_dependent import join
+from cuda_ops.dense.data_dependent import Unit, join
 from cuda_ops.dense.recurrent import recurrence_by_shape
 from planner.ir.errors import UnsupportedModelError
 from profiler.capture.functional import is_write, rewrite_in_place
 from profiler.capture.kinds import arguments_of
-from profiler.capture.operators import operation, place
+from profiler.capture.operators import name_read, node_argument, operation, overload_of, place
 from profiler.capture.sizes import NUM_SAMPLES, FixedSamplesError, Places, SizeNodes, Symbols, read_symbols, require
 from profiler.capture.user_module import kept_functions, refuse_hooks
 from profiler.source.model import LoadedModel, graph_inputs
@@ -64,7 +64,7 @@ def _is_fixed(shape: tuple[Any, ...]) -> bool:
 
 def _fill(node: fx.Node) -> tuple[Any, ...]:
     """What ``full`` is full of."""
-    names = [argument.name for argument in node.target._schema.arguments]
+    names = [argument.name for argument in overload_of(node)._schema.arguments]
     if "fill_value" not in names:
         return ()
     place = names.index("fill_value")
@@ -175,11 +175,11 @@ def trace(model: LoadedModel) -> Traced:
             raise
         lines = str(error).strip().splitlines()
         reason = [*lines[:2], *[line.strip() for line in lines[2:] if line.lstrip().startswith('File "')][-1:]]
-        names = ", ".join(model.varying)
+        sizes = ", ".join(model.varying)
         raise UnsupportedModelError(
-            "the model cannot be captured" + (f" with sizes that vary: {names}" if names else ""),
+            "the model cannot be captured" + (f" with sizes that vary: {sizes}" if sizes else ""),
             [f"torch.export: {type(error).__name__}", *reason],
-            [*([f"leave out of what varies: {names}"] if names else []), *_remedies(str(error))],
+            [*([f"leave out of what varies: {sizes}"] if sizes else []), *_remedies(str(error))],
         ) from error
 
 
@@ -270,6 +270,7 @@ class _Copying:
 
     def all_of(self, module: fx.GraphModule, prefix: str) -> fx.Node:
         """Copies the nodes of ``module``, whose own attributes are called ``prefix``...; its output node."""
+        node: fx.Node
         for node in module.graph.nodes:
             if node.op in ("placeholder", "call_module"):  # the only module called is that of the guards
                 continue
@@ -277,7 +278,7 @@ class _Copying:
                 self._attribute(module, node, prefix)
             elif node.op == "output":
                 return node
-            elif node.target is wrap_with_set_grad_enabled and not _writes(attribute(module, node.args[1].target)):
+            elif node.target is wrap_with_set_grad_enabled and not _writes(_inner(module, node)):
                 self._in_grad_mode(module, node)
             elif _is_size(node):
                 self.copies[node] = self.sizes.node(node.meta["val"])
@@ -286,8 +287,9 @@ class _Copying:
         raise AssertionError("a graph has an output")
 
     def _attribute(self, module: fx.GraphModule, node: fx.Node, prefix: str) -> None:
-        value = attribute(module, node.target)
-        target = self.canonical.get(id(value), prefix + node.target.removeprefix(_PREFIX))
+        name = name_read(node)
+        value = attribute(module, name)
+        target = self.canonical.get(id(value), prefix + name.removeprefix(_PREFIX))
         if self.attributes.setdefault(target, value) is not value:
             target = f"{target}_constant"
             self.attributes[target] = value
@@ -296,18 +298,19 @@ class _Copying:
 
     def _in_grad_mode(self, module: fx.GraphModule, node: fx.Node) -> None:
         """What a ``torch.no_grad()`` in the model's code holds, as operators whose results are detached."""
-        is_enabled, inner, *arguments = node.args
-        found: fx.GraphModule = attribute(module, inner.target)
+        is_enabled, inner, *arguments = cast("tuple[Any, ...]", node.args)
+        found = _inner(module, node)
         places = [each for each in found.graph.nodes if each.op == "placeholder"]
         for place_, argument in zip(places, arguments, strict=True):
             if isinstance(argument, fx.Node):
                 self.copies[place_] = self.copies[argument]
+        results: Any
         (results,) = self.all_of(found, f"{inner.target}.").args
         several = results if isinstance(results, (tuple, list)) else (results,)
         made = [each if is_enabled or each is None else self._detached(each) for each in several]
         for user in node.users:
             if user.target is operator.getitem:
-                result = made[user.args[1]]
+                result = made[cast("int", user.args[1])]
                 self.copies[user] = self.copies.get(result, result)
 
     def _detached(self, node: fx.Node) -> fx.Node:
@@ -317,6 +320,11 @@ class _Copying:
         made = self.graph.call_function(torch.ops.aten.detach.default, (self.copies[node],))
         made.meta = dict(node.meta)
         return made
+
+
+def _inner(module: fx.GraphModule, node: fx.Node) -> fx.GraphModule:
+    """What ``node`` of ``module`` runs in another grad mode."""
+    return cast("fx.GraphModule", attribute(module, name_read(node_argument(node, 1))))
 
 
 def _writes(module: fx.GraphModule) -> bool:
@@ -340,7 +348,7 @@ def _join_data_dependent(graph: fx.Graph) -> None:
         UnsupportedModelError: there is something among them that is run otherwise under a plan than as it is.
     """
     for node in join(graph, _is_data_dependent):
-        inside = node.target.module.graph.nodes
+        inside = cast("Unit", node.target).module.graph.nodes
         changed = next((each for each in inside if _is_run_otherwise(each)), None)
         if changed is not None:
             raise UnsupportedModelError(

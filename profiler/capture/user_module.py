@@ -16,7 +16,8 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from types import FrameType
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -162,7 +163,9 @@ def _described(hooks: Mapping[int, Any]) -> str:
 @contextmanager
 def kept_functions() -> Iterator[None]:
     """Within it a trace of this thread keeps user's Functions, and what it registers on its tensors' gradients."""
-    thread, own, register = threading.get_ident(), _SingleLevelFunction.__dict__.get("apply"), Tensor.register_hook
+    functions: Any = _SingleLevelFunction  # both as classes that one may change: torch's types do not know of it
+    tensors: Any = Tensor
+    thread, own, register = threading.get_ident(), functions.__dict__.get("apply"), tensors.register_hook
 
     def is_traced() -> bool:
         return threading.get_ident() == thread and get_proxy_mode() is not None
@@ -184,16 +187,16 @@ def kept_functions() -> Iterator[None]:
             "forward registers a hook on the gradient of a tensor", [users_line()], [_AS_FUNCTION]
         )
 
-    _SingleLevelFunction.apply = classmethod(captured)  # type: ignore[method-assign, assignment]
-    Tensor.register_hook = hooked  # type: ignore[method-assign, assignment]
+    functions.apply = classmethod(captured)
+    tensors.register_hook = hooked
     try:
         yield
     finally:
-        Tensor.register_hook = register  # type: ignore[method-assign]
+        tensors.register_hook = register
         if own is None:
-            del _SingleLevelFunction.apply
+            del functions.apply
         else:
-            _SingleLevelFunction.apply = own  # type: ignore[method-assign]
+            functions.apply = own
 
 
 def _captured(cls: type[torch.autograd.Function], arguments: tuple[Any, ...]) -> Any:
@@ -213,7 +216,7 @@ def _captured(cls: type[torch.autograd.Function], arguments: tuple[Any, ...]) ->
     with disable_proxy_modes_tracing(), _NoDraws(cls):
         given = [tensor.clone() for tensor in tensors]
         versions = [tensor._version for tensor in given]
-        returned = apply(cls, *call.arguments(given, integers))
+        returned = apply(cls, *call.arguments(given, cast("list[int]", integers)))
     found = list(returned) if isinstance(returned, tuple) else [returned]
     written = [place for place, tensor in enumerate(given) if tensor._version != versions[place]]
     results = [place for place, value in enumerate(found) if isinstance(value, Tensor)]
@@ -248,11 +251,11 @@ def _require_plain(cls: type[torch.autograd.Function], leaf: Any) -> None:
         )
 
 
-class _NoDraws(TorchDispatchMode):
+class _NoDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch does not type it
     """Refuses random numbers inside a Function, which a plan cannot draw as one device does."""
 
     def __init__(self, cls: type[torch.autograd.Function]) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]  # torch does not type it
         self._name = cls.__qualname__
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -267,7 +270,7 @@ class _NoDraws(TorchDispatchMode):
 
 def users_line() -> str:
     """The innermost line of the user's code that is being run."""
-    frame = sys._getframe(1)
+    frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         name, file = str(frame.f_globals.get("__name__", "")), frame.f_code.co_filename
         is_ours = name.split(".")[0] in _OUTSIDE and not name.startswith(_MODELS)

@@ -283,7 +283,7 @@ def _result(model: LoadedModel, loss_of: Callable[[], Tensor]) -> _Result:
         buffers = {name: b.detach().clone() for module in modules for name, b in module.named_buffers()}
         if not isinstance(loss, Tensor) or not loss.requires_grad or loss.numel() != 1:
             return _Result(loss, None, buffers, loss_of())
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]  # torch does not type it
         gradients = {name: _dense(p.grad) for name, p in _trained(model) if p.grad is not None}
         again = loss_of().detach()
     return _Result(loss.detach(), gradients, buffers, again)

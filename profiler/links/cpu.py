@@ -19,6 +19,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch.distributed as dist
 
@@ -28,6 +29,9 @@ from profiler.links.collectives import gradients, of_statistics
 from profiler.links.host_pairs import measure_across, measure_fully, rounded
 from profiler.links.messages import FULL, QUICK, Effort, Points
 from profiler.measure.child_process import Child, Report
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import Store
 
 SILENCE_S = 300.0
 _EVERY_SIZE = 4  # all world sizes up to here are measured
@@ -77,7 +81,8 @@ def in_processes(
             try:
                 what, seconds = next(first)
             except StopIteration as stop:
-                return stop.value
+                found: LinkCosts = stop.value
+                return found
             if progress is not None:
                 progress(what, seconds)
 
@@ -89,7 +94,7 @@ def num_measurements(num_workers: int) -> int:
 
 def measure_rank(report: Report, rank: int, num_workers: int, meeting: str, quick: bool) -> LinkCosts:
     """One rank's part, in its own process; all ranks call it together, rank 0's answer counts."""
-    store = dist.FileStore(meeting, num_workers)
+    store = dist.FileStore(meeting, num_workers)  # type: ignore[attr-defined]  # public, but not by torch's types
     timeout = timedelta(seconds=SILENCE_S)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=num_workers, timeout=timeout)
     try:
@@ -98,7 +103,7 @@ def measure_rank(report: Report, rank: int, num_workers: int, meeting: str, quic
         dist.destroy_process_group()
 
 
-def measure_together(store: dist.Store, hosts: Sequence[str], effort: Effort, report: Report) -> LinkCosts:
+def measure_together(store: Store, hosts: Sequence[str], effort: Effort, report: Report) -> LinkCosts:
     """One rank's part in the default process group; all ranks call it together, rank 0's answer counts.
 
     Args:
@@ -153,7 +158,7 @@ def _neighbours(hosts: Sequence[str]) -> tuple[int, int] | None:
     return None
 
 
-def _told(store: dist.Store, what: str, points: Points, teller: int) -> Points:
+def _told(store: Store, what: str, points: Points, teller: int) -> Points:
     """The points of one rank, on all."""
     if dist.get_rank() == teller:
         store.set(f"halopipe/{what}", json.dumps(points))

@@ -56,7 +56,7 @@ def measure_rank(report: Report, rank: int, num_gpus: int, meeting: str, quick: 
     """One rank's part, in its own process; all ranks call it together, rank 0's answer counts."""
     device = torch.device("cuda", rank)
     torch.cuda.set_device(device)
-    store = dist.FileStore(meeting, num_gpus)
+    store = dist.FileStore(meeting, num_gpus)  # type: ignore[attr-defined]  # public, but not by torch's types
     timeout = timedelta(seconds=SILENCE_S)
     dist.init_process_group("nccl", store=store, rank=rank, world_size=num_gpus, timeout=timeout, device_id=device)
     try:

@@ -11,13 +11,16 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from itertools import combinations
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 
 from planner.ir.cluster import MEASURED, Link, PairLink
 from profiler.links.interference import CoreCosts, measure_cores
 from profiler.links.messages import GLANCE, Effort, OneWay, PairCosts, PeerLink, Points, measure_pair
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import Store
 
 DIFFERS = 1.1
 """A pair whose rate, or whose seconds at a size, are further from its class is stated by itself."""
@@ -29,7 +32,7 @@ Ends = tuple[int, int]
 """Two ranks, from one to the other."""
 
 
-def measure_across(store: dist.Store, hosts: Sequence[str], effort: Effort) -> tuple[Link, tuple[PairLink, ...]]:
+def measure_across(store: Store, hosts: Sequence[str], effort: Effort) -> tuple[Link, tuple[PairLink, ...]]:
     """The class of links across hosts, and the pairs of hosts that are not as it says; on all ranks.
 
     Args:
@@ -46,7 +49,7 @@ def measure_across(store: dist.Store, hosts: Sequence[str], effort: Effort) -> t
     return usual, apart
 
 
-def measure_fully(store: dist.Store, pairs: Sequence[Ends], effort: Effort) -> dict[Ends, Link]:
+def measure_fully(store: Store, pairs: Sequence[Ends], effort: Effort) -> dict[Ends, Link]:
     """The links of pairs, each there and back; on all ranks."""
     found = {}
     for pair in pairs:
@@ -64,7 +67,7 @@ def differ(link: Link, usual: Link) -> bool:
     return any(max(ratio, 1 / ratio) > DIFFERS for ratio in ratios)
 
 
-def _glance(store: dist.Store, pair: Ends) -> list[float]:
+def _glance(store: Store, pair: Ends) -> list[float]:
     """Bytes a second there and back, then seconds of a few messages."""
     return list(_by_two(store, pair, "glance", _glance_record))
 
@@ -114,7 +117,7 @@ def _shared(wire: PeerLink, points: Points) -> Points:
     return tuple((round(wire.agree(size)), wire.agree(seconds)) for size, seconds in padded)
 
 
-def _by_two(store: dist.Store, pair: Ends, what: str, measure: Callable[[PeerLink], Any]) -> Any:
+def _by_two(store: Store, pair: Ends, what: str, measure: Callable[[PeerLink], Any]) -> Any:
     """What the first rank of the pair makes of it together with the second; on all ranks."""
     rank, key = dist.get_rank(), f"halopipe/{what}/{pair[0]}/{pair[1]}"
     dist.barrier()

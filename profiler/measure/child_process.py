@@ -14,7 +14,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Generator
 from multiprocessing.connection import Connection
 from types import TracebackType
 from typing import Any
@@ -68,7 +68,7 @@ class Child:
         self._pipe.close()
         self._printed.close()
 
-    def reports(self, deadline_s: float) -> Iterator[Any]:
+    def reports(self, deadline_s: float) -> Generator[Any, None, Any]:
         """What the function reports; the generator's value, at its end, is what the function returns.
 
         Raises:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -104,11 +105,11 @@ def _timed(preparation: Preparation, raw: tuple[Tensor, ...]) -> dict[str, float
     geometry: BuiltGeometry = made[0].geometry
     for route, word in preparation.size_of.items():
         if route:
-            timed(word, lambda route=route: geometry.keys(route))
+            timed(word, partial(geometry.keys, route))
     for index, spec in enumerate(preparation.recipe.maps):
-        timed(f"map_{index}", lambda spec=spec: geometry.map(spec))
+        timed(f"map_{index}", partial(geometry.map, spec))
     for index, route in enumerate(preparation.recipe.segments):
-        timed(f"segments_{index}", lambda route=route: geometry.segments(route))
+        timed(f"segments_{index}", partial(geometry.segments, route))
     return seconds
 
 

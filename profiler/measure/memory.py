@@ -12,6 +12,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, fx
@@ -51,7 +53,8 @@ def recorded_workspace(parts: Sequence[Segment], run: SegmentedPass) -> dict[str
 
 def _peaks(watched: profile) -> dict[str, tuple[int, int]]:
     """For every range recorded: how far memory rose above its start, and how much more there was at its end."""
-    events = watched.kineto_results.events()
+    assert watched.kineto_results is not None  # it has been left
+    events: list[Any] = watched.kineto_results.events()  # ``nbytes`` is missing in torch's types of them
     changes = sorted((event.start_ns(), event.nbytes()) for event in events if event.name() == "[memory]")
     ranges = sorted(
         (event.start_ns(), event.start_ns() + event.duration_ns(), event.name())
@@ -173,13 +176,13 @@ def workspace_bytes(parts: Sequence[Segment], run: SegmentedPass) -> dict[str, i
         return recorded_workspace(parts, run)
     found = {}
     for part in parts:
-        rise, more = _rise(meter, lambda part=part: run.forward(part))
+        rise, more = _rise(meter, partial(run.forward, part))
         found[part.name] = rise - max(0, more)
     run.start_backward()
     for part in reversed(parts):
         given = sum(gradient.nbytes for gradient in run.gradients_of(part)[1])
         new = [parameter for parameter in part.parameters if parameter.grad is None]
-        rise, _ = _rise(meter, lambda part=part: run.backward(part))
+        rise, _ = _rise(meter, partial(run.backward, part))
         made = sum(parameter.nbytes for parameter in new if parameter.grad is not None)
         found[part.name] = max(0, found[part.name], given + rise - made)
     return found
@@ -220,7 +223,7 @@ class _Watched:
             parameter.grad = None  # first gradients are not added to any
         for layer, part in zip(self.layers, self._parts, strict=True):
             with self._counter.hooks():
-                layer.forward, more = _rise(self._meter, lambda part=part: self._pass.forward(part))
+                layer.forward, more = _rise(self._meter, partial(self._pass.forward, part))
             layer.workspace = layer.forward - max(0, more)
             layer.saved, self._counter.found = self._counter.found, {}
             results = {_address(value): _size(value) for value in map(self._pass.value, part.results)}

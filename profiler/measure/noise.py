@@ -105,14 +105,18 @@ class CudaClock:
         torch.cuda.synchronize(self._device)
 
     def seconds(self, lap: _Lap) -> float:
-        device_s = lap.start.elapsed_time(lap.stop) / 1e3  # CUDA says milliseconds
+        device_s: float = lap.start.elapsed_time(lap.stop) / 1e3  # CUDA says milliseconds
         self._spare += (lap.start, lap.stop)
         return max(device_s, lap.host_s)
 
     def _recorded(self) -> torch.cuda.Event:
-        event = self._spare.pop() if self._spare else torch.cuda.Event(enable_timing=True)
+        event = self._spare.pop() if self._spare else _timing_event()
         event.record(torch.cuda.current_stream(self._device))
         return event
+
+
+def _timing_event() -> torch.cuda.Event:
+    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]  # torch does not type its constructor
 
 
 def clock_for(device: torch.device | str = "cpu") -> Clock:

@@ -9,6 +9,7 @@ import difflib
 import gc
 import inspect
 from collections.abc import Callable, Iterable, Mapping
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -89,7 +90,7 @@ def iteration_s(
     update = still_optimizer(optimizer, parameters) if parameters else None
 
     def step() -> None:
-        model.loss_of_taken(inputs, targets).backward()
+        model.loss_of_taken(inputs, targets).backward()  # type: ignore[no-untyped-call]  # torch does not type it
         if update is not None:
             update.step()
             update.zero_grad(set_to_none=True)
@@ -126,10 +127,11 @@ def _accumulate_s(parts: Mapping[str, tuple[nn.Parameter, ...]], num_runs: int, 
     times: dict[str, list[float]] = {name: [] for name in parts}
     for _ in range(num_runs + 1):
         laps = {}
-        for name in reversed(parts):  # the order of backward
+        for name in reversed(list(parts)):  # the order of backward
+            sums = [cast("Tensor", parameter.grad) for parameter in parts[name]]  # each has one: parameter_costs
             started = clock.start()
-            for parameter, gradient in zip(parts[name], fresh[name], strict=True):
-                parameter.grad.add_(gradient)
+            for total, gradient in zip(sums, fresh[name], strict=True):
+                total.add_(gradient)
             laps[name] = clock.stop(started)
         clock.settle()
         for name, lap in laps.items():

@@ -20,6 +20,7 @@ from cuda_ops.dense.deferred_gradients import Current, WeightGradients, deferred
 from cuda_ops.dense.recurrent import autocast
 from profiler.capture.graph import Captured
 from profiler.capture.layers import is_output_of, makes_tensors, tensor_arguments
+from profiler.capture.operators import function_called
 from profiler.capture.sizes import NUM_SAMPLES
 from profiler.capture.trace import attribute
 from profiler.measure.noise import Clock, ThreadClock
@@ -130,7 +131,8 @@ class SegmentedPass:
     @property
     def loss(self) -> Tensor:
         """The loss, once every segment has run."""
-        return self._values[self._loss]
+        loss: Tensor = self._values[self._loss]
+        return loss
 
     def times(self) -> dict[str, tuple[float, BackwardTimes]]:
         """Seconds of each segment's forward and backward, as far as they were run; asked once, after the pass."""
@@ -155,7 +157,7 @@ class SegmentedPass:
         with autocast(self._device, self._autocast):
             for node in segment.calls:
                 arguments, keywords = fx.node.map_arg(node.args, read), fx.node.map_arg(node.kwargs, read)
-                function = (deferred(node, self._current) if self._split else None) or node.target
+                function = (deferred(node, self._current) if self._split else None) or function_called(node)
                 if is_output_of(node):
                     self._values[node] = function(*arguments, **keywords)
                     continue

@@ -30,7 +30,7 @@ class AdditiveAttention(nn.Module):
     def forward(self, queries: Tensor, memory: Tensor) -> Tensor:
         """Queries (sample, target time, width) and memory (sample, source time, width) to one context a query."""
         energy = torch.tanh(self.query(queries).unsqueeze(2) + self.key(memory).unsqueeze(1))
-        weights = self.score(energy).squeeze(3).softmax(dim=2)
+        weights: Tensor = self.score(energy).squeeze(3).softmax(dim=2)
         return weights @ memory
 
 
@@ -46,6 +46,7 @@ class Encoder(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         """(sample, time) to (sample, time, width)."""
+        x: Tensor
         x, _ = self.bidirectional(self.embedding(tokens))
         x, _ = self.second(x)
         for layer in self.residual:
@@ -74,7 +75,8 @@ class Decoder(nn.Module):
         for layer in self.residual:
             y, _ = layer(torch.cat((x, context), dim=2))
             x = x + y
-        return self.classifier(x)
+        logits: Tensor = self.classifier(x)
+        return logits
 
 
 class GNMT(nn.Module):
@@ -89,7 +91,8 @@ class GNMT(nn.Module):
 
     def forward(self, source: Tensor, target_in: Tensor) -> Tensor:
         """Tokens (sample, source time) and (sample, target time) to logits (sample, target time, vocabulary)."""
-        return self.decoder(target_in, self.encoder(source))
+        logits: Tensor = self.decoder(target_in, self.encoder(source))
+        return logits
 
 
 def gnmt(

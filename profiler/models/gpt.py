@@ -28,11 +28,13 @@ class CausalSelfAttention(nn.Module):
         """(sample, time, width) to the same."""
         query, key, value = (self._split(layer(x)) for layer in (self.query, self.key, self.value))
         y = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
-        return self.out(y.transpose(1, 2).flatten(2))
+        result: Tensor = self.out(y.transpose(1, 2).flatten(2))
+        return result
 
     def _split(self, x: Tensor) -> Tensor:
         """(sample, time, width) to (sample, head, time, width / heads)."""
-        return x.unflatten(2, (self.num_heads, -1)).transpose(1, 2)
+        heads: Tensor = x.unflatten(2, (self.num_heads, -1))  # type: ignore[no-untyped-call]  # torch does not type it
+        return heads.transpose(1, 2)
 
 
 class Block(nn.Module):
@@ -50,7 +52,8 @@ class Block(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """(sample, time, width) to the same."""
         x = x + self.attention(self.norm1(x))
-        return x + self.contract(self.gelu(self.expand(self.norm2(x))))
+        x = x + self.contract(self.gelu(self.expand(self.norm2(x))))
+        return x
 
 
 class GPT(nn.Module):
@@ -73,7 +76,8 @@ class GPT(nn.Module):
         """(sample, time) to logits (sample, time, vocabulary)."""
         positions = torch.arange(tokens.shape[1], device=tokens.device)
         x = self.token(tokens) + self.position(positions)
-        return self.head(self.norm(self.blocks(x)))
+        logits: Tensor = self.head(self.norm(self.blocks(x)))
+        return logits
 
 
 def gpt(

@@ -53,7 +53,8 @@ class ConvReluNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(sample, in_channels, height, width) to (sample, out_channels, height / stride, width / stride)."""
-        return self.bn(self.relu(self.conv(x)))
+        y: Tensor = self.bn(self.relu(self.conv(x)))
+        return y
 
 
 class MeshTangling(nn.Module):
@@ -81,7 +82,8 @@ class MeshTangling(nn.Module):
 
     def forward(self, states: Tensor) -> Tensor:
         """(sample, 18, height, width) to probabilities (sample, s * s, height / s, width / s), s the down-sampling."""
-        return self.sigmoid(self.head(self.features(states)))
+        probabilities: Tensor = self.sigmoid(self.head(self.features(states)))
+        return probabilities
 
 
 def mesh_tangling_1k(*, input_shape: tuple[int, ...] = (2, 18, 1024, 1024), width: float = 1.0) -> Example:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import cast
 
 from torch import nn
 
@@ -68,9 +69,11 @@ class MinkUNet(nn.Module):
             x = down(x)
             levels.append(x)
         levels.pop()
-        for up, refine in self.ups:
+        for level in self.ups:
+            up, refine = cast("nn.ModuleList", level)
             x = refine(spnn.cat([up(x), levels.pop()]))
-        return self.head(x)
+        logits: SparseTensor = self.head(x)
+        return logits
 
 
 def minkunet(

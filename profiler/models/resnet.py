@@ -30,7 +30,8 @@ class BasicBlock(nn.Module):
         """(sample, in_channels, height, width) to (sample, channels, height / stride, width / stride)."""
         y = self.relu(self.bn1(self.conv1(x)))
         y = self.bn2(self.conv2(y))
-        return self.relu(y + self.shortcut(x))
+        result: Tensor = self.relu(y + self.shortcut(x))
+        return result
 
 
 class Bottleneck(nn.Module):
@@ -55,7 +56,8 @@ class Bottleneck(nn.Module):
         y = self.relu(self.bn1(self.conv1(x)))
         y = self.relu(self.bn2(self.conv2(y)))
         y = self.bn3(self.conv3(y))
-        return self.relu(y + self.shortcut(x))
+        result: Tensor = self.relu(y + self.shortcut(x))
+        return result
 
 
 class ResNet(nn.Module):
@@ -98,7 +100,8 @@ class ResNet(nn.Module):
         """(sample, channel, height, width) to logits (sample, class)."""
         x = self.maxpool(self.relu(self.bn1(self.conv1(images))))
         x = self.avgpool(self.stages(x))
-        return self.fc(x.flatten(1))
+        logits: Tensor = self.fc(x.flatten(1))
+        return logits
 
 
 def resnet50(

@@ -52,7 +52,8 @@ def _surface(sites: int, seed: int) -> Tensor:
     radius = 1 + int(sites**0.5)
     while True:  # the voxels of a surface grow with the square of its radius
         points = torch.randn(40 * sites + 400, 3, generator=generator, device="cpu")
-        voxels = (points / points.norm(dim=1, keepdim=True) * squeeze * radius).round().to(torch.int32).unique(dim=0)
+        ball = points / points.norm(dim=1, keepdim=True)
+        voxels: Tensor = (ball * squeeze * radius).round().to(torch.int32).unique(dim=0)
         if len(voxels) >= sites:
             return voxels[:sites] + radius
         radius *= 2
@@ -93,4 +94,5 @@ class ResidualBlock(nn.Module):
 
     def forward(self, x: SparseTensor) -> SparseTensor:
         """The same sites."""
-        return self.relu(self.main(x) + self.shortcut(x))
+        result: SparseTensor = self.relu(self.main(x) + self.shortcut(x))
+        return result

@@ -68,7 +68,8 @@ class SparseVGG16(nn.Module):
 
     def forward(self, x: SparseTensor) -> Tensor:
         """Logits (sample, class)."""
-        return self.classifier(self.pool(self.features(x)))
+        logits: Tensor = self.classifier(self.pool(self.features(x)))
+        return logits
 
 
 def sparse_vgg16(

@@ -35,7 +35,8 @@ class ConvPair(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """(sample, in_channels, depth, height, width) to (sample, out_channels, depth, height, width)."""
         x = self.relu(self.bn1(self.conv1(x)))
-        return self.relu(self.bn2(self.conv2(x)))
+        x = self.relu(self.bn2(self.conv2(x)))
+        return x
 
 
 class Up(nn.Module):
@@ -48,7 +49,8 @@ class Up(nn.Module):
 
     def forward(self, coarse: Tensor, fine: Tensor) -> Tensor:
         """(sample, coarse channels, half the size) and (sample, fine channels, size) to the shape of the latter."""
-        return self.pair(torch.cat((fine, self.up(coarse)), dim=1))
+        joined: Tensor = self.pair(torch.cat((fine, self.up(coarse)), dim=1))
+        return joined
 
 
 class UNet3D(nn.Module):
@@ -74,7 +76,8 @@ class UNet3D(nn.Module):
             x = pair(self.pool(x))
         for up in self.up:
             x = up(x, skipped.pop())
-        return self.head(x)
+        logits: Tensor = self.head(x)
+        return logits
 
 
 def unet3d(

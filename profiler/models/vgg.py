@@ -43,12 +43,14 @@ class VGG16(nn.Module):
         for module in self.features:
             if isinstance(module, nn.Conv2d):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+                assert module.bias is not None  # made above, with one
                 nn.init.zeros_(module.bias)
 
     def forward(self, images: Tensor) -> Tensor:
         """(sample, channel, height, width) to logits (sample, class)."""
         x = self.avgpool(self.features(images))
-        return self.classifier(x.flatten(1))
+        logits: Tensor = self.classifier(x.flatten(1))
+        return logits
 
 
 def vgg16(

@@ -13,7 +13,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, fx, nn
@@ -26,6 +26,7 @@ from planner.ir.profile import PartShape
 from profiler.capture.graph import Captured
 from profiler.capture.kinds import arguments_of
 from profiler.capture.layers import is_output_of
+from profiler.capture.operators import node_argument, overload_of
 from profiler.measure.noise import Clock
 from profiler.measure.segments import Segment, SegmentedPass, segments
 from profiler.shards.arguments import INPUT, PARAMETER, NoPieceError, Operand, Pieces, ValueOf, local_arguments
@@ -76,7 +77,7 @@ def local_part(
 
 def _main(segment: Segment) -> fx.Node | None:
     """The operator that makes the outputs, if it needs no other of its layer (others only count batches, say)."""
-    made = {node.args[0] if is_output_of(node) else node for node in segment.results}
+    made = {node_argument(node, 0) if is_output_of(node) else node for node in segment.results}
     main = made.pop() if made else None
     if made or main is None or not isinstance(main.target, torch._ops.OpOverload):
         return None
@@ -90,13 +91,13 @@ def _made(captured: Captured, segment: Segment, main: fx.Node, pieces: Pieces) -
         return None
     attributes = {**pieces.layer.attributes, **{name: _plain(changed[name]) for name in _ATTRIBUTES & changed.keys()}}
     args, keywords = fx.node.map_arg((main.args, dict(main.kwargs)), pieces.operand)
-    names = [argument.name for argument in main.target._schema.arguments]
-    given = {**dict(zip(names, args, strict=False)), **keywords}
+    names = [argument.name for argument in overload_of(main)._schema.arguments]
+    given: dict[str, Any] = {**dict(zip(names, args, strict=False)), **keywords}
     args = tuple(changed.pop(name) if name in changed else value for name, value in zip(names, args, strict=False))
     keywords = {**keywords, **changed}
-    target: Callable[..., Any] = main.target
+    target: Callable[..., Any] = overload_of(main)
     if isinstance(arguments.get("padding"), str):
-        target = main.target.overloadpacket.default  # ``same`` and ``valid`` as numbers
+        target = overload_of(main).overloadpacket.default  # ``same`` and ``valid`` as numbers
     if pieces.layer.kind == "conv" and captured.autocast is None:
         tensors, options = [given["input"], given["weight"]], [attributes[name] for name in _OPTIONS]
         if runs_in_a_loop(*(each.value for each in tensors), *options):
@@ -230,8 +231,9 @@ class _Builder:
         main = self.nodes.call_function(part.target, args, keywords)
         self._made(main, part.main, name, None if part.outputs else 0)
         for output in part.outputs:
-            picked = self.nodes.call_function(operator.getitem, (main, output.args[1]))
-            self._made(picked, output, name, output.args[1])
+            index = cast("int", output.args[1])
+            picked = self.nodes.call_function(operator.getitem, (main, index))
+            self._made(picked, output, name, index)
         inputs = tuple(str(node.target) for each, node in given.items() if each.role == INPUT)
         parameters = tuple(str(node.target) for each, node in given.items() if each.role == PARAMETER)
         self.layers.append(replace(part.layer, name=name, inputs=inputs, parameters=parameters))

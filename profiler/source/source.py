@@ -81,7 +81,8 @@ def find_factory(text: str) -> Callable[..., Any]:
         raise ModelNotFoundError(
             f"{name!r} of {place} is no factory", [f"it is a {type(value).__name__}"], ["a function or a class"]
         )
-    return value
+    factory: Callable[..., Any] = value
+    return factory
 
 
 def _append_to_path(folder: str) -> None:

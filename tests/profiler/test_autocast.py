@@ -16,7 +16,7 @@ from cuda_ops.dense.recurrent import RECURRENT_SHAPES, autocast
 from planner.ir.errors import UnsupportedModelError
 from planner.ir.profile import ModelSource, Optimizer
 from profiler import Captured, LoadedModel
-from profiler.capture import graph as capture
+from profiler.capture.graph import capture
 from profiler.capture.verify_capture import _own_result
 from profiler.measure.segments import SegmentedPass, segments
 from profiler.measure.worker import Job, measure_model

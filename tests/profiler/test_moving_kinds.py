@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from planner.ir.errors import UnknownNameError, UnsupportedModelError
 from planner.ir.graph import Graph, Layer
 from profiler import LoadedModel, mean_of_squares
-from profiler.capture import graph as capture
+from profiler.capture.graph import capture
 from profiler.capture.kinds import NO_RULES, Rules
 from profiler.source.model import Loss
 

@@ -17,7 +17,7 @@ from planner.ir.timeline import Span
 from planner.layers.boundary import Boundaries
 from planner.passes import validate
 from profiler import load_model
-from profiler.capture import graph as capture
+from profiler.capture.graph import capture
 from runtime.transport import Transport
 
 SMALL = {case.schedule: replace(case, width=8, rows=2, num_microbatches=4, num_layers=16) for case in REAL}

@@ -29,7 +29,7 @@ from planner.costs.stages.stage_cost import stage_cost
 from planner.ir.graph import Graph
 from planner.ir.profile import ModelSource, Profile
 from profiler import load_model
-from profiler.capture import graph as capture
+from profiler.capture.graph import capture
 
 MESH = "profiler.models.mesh_tangling:mesh_tangling_128"
 SOURCE = ModelSource(MESH, {"width": "0.0625"}, (2, 18, 32, 32))

@@ -18,7 +18,7 @@ from planner.ir.errors import RankCountError, StaleFileError, UsageError
 from planner.ir.plan import Plan
 from planner.ir.profile import ModelSource, Optimizer
 from profiler import load_model
-from profiler.capture import graph as capture
+from profiler.capture.graph import capture
 from runtime.numerics.single_device import serial_step
 from tests.halopipe import cloudy
 from tests.planner.factories import chain_decision, chain_profile, plan_of

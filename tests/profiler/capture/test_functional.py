@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from planner.ir.errors import UnsupportedModelError
-from profiler.capture import graph as capture
+from profiler.capture.graph import capture
 from tests.profiler.capture.test_trace import checked, model_of
 
 

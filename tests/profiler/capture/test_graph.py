@@ -16,7 +16,7 @@ from torch import Tensor, fx, nn
 from planner.ir.graph import TensorSpec
 from planner.layers import kind, kinds
 from profiler import Captured, LoadedModel
-from profiler.capture import graph as capture
+from profiler.capture.graph import capture
 from profiler.source.model import Loss
 from tests.profiler.test_models import TINY, as_tuple, tiny
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from planner.ir.graph import Layer
 from planner.layers import check_samples_apart
 from profiler import LoadedModel, mean_of_squares
-from profiler.capture import graph as capture
+from profiler.capture.graph import capture
 from profiler.source.model import Loss
 
 IMAGE, SEQUENCE = (2, 4, 9, 9), (2, 5, 4)

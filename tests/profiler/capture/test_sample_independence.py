@@ -9,8 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from profiler import LoadedModel, mean_of_squares
-from profiler.capture import graph as capture
-from profiler.capture.graph import Captured
+from profiler.capture.graph import Captured, capture
 from profiler.source.model import Loss
 
 

@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from planner.ir.errors import UnsupportedModelError
 from profiler import Captured, LoadedModel
-from profiler.capture import graph as capture
+from profiler.capture.graph import capture
 from profiler.capture.sizes import require
 from profiler.measure.segments import SegmentedPass, segments
 from tests.profiler.varying_models import MODELS, VaryingModel, model_of

@@ -12,8 +12,8 @@ from torch import Tensor, fx, nn
 
 from planner.ir.errors import UnsupportedModelError
 from profiler import Captured, LoadedModel, mean_of_squares
-from profiler.capture import graph as capture
 from profiler.capture.functional import rewrite_in_place
+from profiler.capture.graph import capture
 from profiler.source.model import Loss
 
 

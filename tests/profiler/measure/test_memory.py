@@ -12,7 +12,7 @@ from cuda_ops.memory import available, meter_of
 from planner.costs.memory.levels import Course, course
 from planner.ir.profile import Levels, ModelSource
 from profiler import Captured, LoadedModel, load_model
-from profiler.capture import graph as capture
+from profiler.capture.graph import capture
 from profiler.capture.sizes import NUM_SAMPLES
 from profiler.measure.memory import footprints
 from profiler.source.model import example_of

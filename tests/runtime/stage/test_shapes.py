@@ -15,7 +15,7 @@ from torch import Tensor, fx, nn
 from planner.ir.errors import UnsupportedModelError
 from planner.ir.graph import Graph
 from profiler import LoadedModel
-from profiler.capture import graph as capture
+from profiler.capture.graph import capture
 from runtime.stage.captured import CapturedModel, captured_model
 from runtime.stage.cut import StageFunction, cut_stage
 from runtime.stage.shapes import graph_at, varying_dims, without_data
