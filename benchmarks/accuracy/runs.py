@@ -19,8 +19,7 @@ from planner.ir.plan import Decision
 from planner.ir.profile import ModelSource
 from planner.ir.timeline import Span
 from profiler import load_model
-from profiler.capture import graph
-from profiler.capture.graph import Captured
+from profiler.capture.graph import Captured, capture
 from profiler.source.model import LoadedModel
 from runtime.engine import Engine
 from runtime.memory import storage_bytes
@@ -46,7 +45,7 @@ class Runner:
     def __init__(self, source: ModelSource) -> None:
         torch.set_num_threads(1)  # an OpenMP team does not survive a fork
         self.model: LoadedModel = load_model(source)
-        self.captured: Captured = graph(self.model)
+        self.captured: Captured = capture(self.model)
 
     def run(
         self,

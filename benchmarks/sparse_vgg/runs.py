@@ -19,8 +19,7 @@ from planner.ir.plan import Decision
 from planner.ir.profile import ModelSource
 from planner.sites.partition import Level
 from profiler import load_model
-from profiler.capture import graph
-from profiler.capture.graph import Captured
+from profiler.capture.graph import Captured, capture
 from profiler.source.model import LoadedModel
 from runtime.engine import Engine
 from runtime.pipeline.microbatches import Batch as RawBatch
@@ -43,7 +42,7 @@ class Network:
     def __init__(self, source: ModelSource, factors: Sequence[float]) -> None:
         torch.set_num_threads(1)  # an OpenMP team does not survive a fork
         self.model: LoadedModel = load_model(source)
-        self.captured: Captured = graph(self.model)
+        self.captured: Captured = capture(self.model)
         self._factors = tuple(factors)
 
     def run(self, case: Case, batches: Sequence[Batch], warm_up: int = WARM_UP) -> list[Step]:

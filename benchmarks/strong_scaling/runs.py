@@ -16,8 +16,7 @@ from benchmarks.devices.ranks import on_ranks, sgd
 from planner.ir.plan import Decision
 from planner.ir.profile import ModelSource
 from profiler import load_model
-from profiler.capture import graph
-from profiler.capture.graph import Captured
+from profiler.capture.graph import Captured, capture
 from profiler.source.model import LoadedModel
 from runtime.engine import Engine
 from runtime.stage.builder import groups_of
@@ -73,7 +72,7 @@ class Network:
     def __init__(self, source: ModelSource) -> None:
         torch.set_num_threads(1)  # an OpenMP team does not survive a fork
         self.model: LoadedModel = load_model(source)
-        self.captured: Captured = graph(self.model)
+        self.captured: Captured = capture(self.model)
 
     def run(self, decision: Decision, steps: int, timed_steps: int = 0) -> Measured:
         """``steps`` training steps on ranks of their own, then ``timed_steps`` in which every layer is timed."""
