@@ -67,7 +67,7 @@ FLOORS = {
     "halopipe": floor(" ".join(CODE[1:]), DEPENDENCIES),
     "halopipe.guard": floor(),
     "benchmarks": floor(" ".join(CODE), f"{DEPENDENCIES} highspy networkx pulp scipy spconv timm transformers triton"),
-    "benchmarks.house": floor(third_party="tests"),  # reads this table
+    "benchmarks.house": floor("benchmarks", "tests"),  # reads this table
     "benchmarks.robustness": floor(" ".join(CODE), f"{DEPENDENCIES} tests"),  # its networks are those of tests/zoo
 }
 FACES = ("planner",)  # of these floors, only the package's own __init__: a new sub-package needs a line in the table
