@@ -21,6 +21,7 @@ from planner.ir.graph import BYTES_PER_ELEMENT, Layer, TensorSpec, producer
 from planner.ir.plan import Placement
 from planner.ir.profile import Profile
 from planner.ir.schedule import Op
+from planner.layers import is_convolution
 from planner.layers.backward_halo import backward_halo
 from planner.layers.division import LayerDivision
 
@@ -88,7 +89,7 @@ class Moving:
     ) -> float | None:
         """Seconds of a convolution's halo of dy; None where that of dx is what moves backward."""
         names = [name for name in reader.layer.inputs if producer(name) == maker.layer.name]
-        if reader.layer.kind not in ("conv", "transposed_conv") or len(names) > 1:
+        if not is_convolution(reader.layer.kind) or len(names) > 1:
             return None
         placement = self.placements[reader.layer.name]
         division = LayerDivision.of(reader.layer, reader.inputs, reader.parameters, placement, self.samples)

@@ -21,7 +21,14 @@ from planner.ir.errors import CorruptFileError, operator_of, remedies
 from planner.ir.graph import BYTES_PER_ELEMENT, SAMPLE, Graph, Layer, TensorSpec, producer
 from planner.ir.plan import Decision, Placement
 from planner.ir.profile import Profile
-from planner.layers import batch_wide_layers, check_samples_apart, kind, over_sites, require_whole_batches
+from planner.layers import (
+    batch_wide_layers,
+    check_samples_apart,
+    is_convolution,
+    kind,
+    over_sites,
+    require_whole_batches,
+)
 from planner.layers.contraction import contracted_dims
 
 REPLICA = "replica"
@@ -319,7 +326,7 @@ class LaidOut:
             values = [c for c in self.moving.crossings if (c.maker, c.reader) == (maker, reader)]
             moved = [sum(c.forward_s for c in values), sum(c.backward_s for c in values)]
             layer = self.parts[reader].layer
-            if layer.kind in ("conv", "transposed_conv") and all(crossing.is_halo for crossing in values):
+            if is_convolution(layer.kind) and all(crossing.is_halo for crossing in values):
                 hidden = [self._slowest(layer, what) for what in ("forward_s", "backward_s")]
                 moved = [max(0.0, seconds - computing) for seconds, computing in zip(moved, hidden, strict=True)]
             found.append((moved[0], moved[1]))

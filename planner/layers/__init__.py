@@ -14,11 +14,13 @@ A kind's module has these functions, all pure; boxes are in global coordinates o
 and ``REDUCTION``: what boxes do not cover: ``""``, ``"sum"`` (parts are partial sums) or ``"statistics"`` (a
 normalisation over the samples of all ranks).  ``HALO`` is true where a layer also reads rows of other ranks that depend
 on the data (neighbours of sites): boxes then say what a rank holds, and :func:`has_halo` that it receives more.
+``CONVOLUTION`` is true of weighted sums over windows: halos of theirs travel while they compute, their channels may be
+contracted by several ranks, and which back end runs them is asked of torch.
 """
 
 from __future__ import annotations
 
-from planner.layers._kinds import Kind, has_halo, kind, kinds
+from planner.layers._kinds import Kind, has_halo, is_convolution, kind, kinds
 from planner.layers._samples import batch_wide_layers, check_samples_apart, require_whole_batches
 from planner.layers._sites import over_sites, prepared_inputs, throughout_sites
 
@@ -27,6 +29,7 @@ __all__ = [
     "batch_wide_layers",
     "check_samples_apart",
     "has_halo",
+    "is_convolution",
     "kind",
     "kinds",
     "over_sites",

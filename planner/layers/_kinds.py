@@ -58,6 +58,11 @@ def has_halo(name: str) -> bool:
     return bool(getattr(kind(name), "HALO", False))
 
 
+def is_convolution(name: str) -> bool:
+    """Whether a layer of that kind sums weighted windows of its input: a halo of it hides behind what it computes."""
+    return bool(getattr(kind(name), "CONVOLUTION", False))
+
+
 _ABOUT_STAGES = ("backward_halo", "boundary", "contraction", "division", "fitting")
 """Modules that put relations to use."""
 

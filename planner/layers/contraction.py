@@ -22,7 +22,7 @@ from planner.ir.box import Box, Interval, Transfer, volume
 from planner.ir.errors import UnsupportedModelError
 from planner.ir.graph import Layer, TensorSpec
 from planner.ir.layout import Layout, scaled_intervals
-from planner.layers import kind
+from planner.layers import is_convolution, kind
 
 Specs = tuple[TensorSpec, ...]
 Boxes = tuple[Box, ...]
@@ -73,7 +73,7 @@ def contracted_dims(layer: Layer, inputs: Specs, parameters: Specs) -> Contracte
         found = ContractedDims(len(output) - 1, len(data) - 1, 0, 1)
         return found if weight == (output[-1], data[-1]) else None
     kernel = layer.attributes.get("kernel")
-    if layer.kind not in ("conv", "transposed_conv") or not isinstance(kernel, tuple):
+    if not is_convolution(layer.kind) or not isinstance(kernel, tuple):
         return None
     filters, channels = len(output) - len(kernel) - 1, len(data) - len(kernel) - 1
     of_weight = (0, 1) if layer.kind == "conv" else (1, 0)

@@ -26,6 +26,7 @@ from planner.layers._rules import (
 )
 
 REDUCTION = ""
+CONVOLUTION = True
 work = first_output
 
 

@@ -28,6 +28,7 @@ from cuda_ops.device.gpus import gpu_clocks, gpu_descriptions, num_gpus, why_no_
 from cuda_ops.device.placing import move, on_device, tensors_of
 from planner.ir.cluster import DeviceSpec
 from planner.ir.errors import MissingDeviceError, UsageError
+from planner.layers import is_convolution
 from profiler.capture.graph import Captured, capture
 from profiler.capture.kinds import NO_RULES, Rules, arguments_of
 from profiler.measure.child_process import Child, Report
@@ -48,7 +49,7 @@ def back_end_keys(captured: Captured, samples: int) -> dict[str, str]:
         layer = kinds.get(captured.layer_of_node.get(node.name, ""))
         if layer is not None and node.target is onednn_convolution:
             keys[layer.name] = "Mkldnn"
-        elif layer is not None and layer.kind in ("conv", "transposed_conv") and "conv" in str(node.target):
+        elif layer is not None and is_convolution(layer.kind) and "conv" in str(node.target):
             spec = values[layer.inputs[0]].at(samples, captured.graph.samples)
             dtype = captured.autocast or getattr(torch, spec.dtype)
             transposed = layer.kind == "transposed_conv"

@@ -28,9 +28,7 @@ from planner.costs.shards.option import Shards
 from planner.ir.cluster import STATISTICS, Cluster
 from planner.ir.graph import BYTES_PER_ELEMENT, Graph
 from planner.ir.profile import Profile, SiteHalo
-from planner.layers import has_halo
-
-_KINDS = frozenset({"conv", "transposed_conv"})
+from planner.layers import has_halo, is_convolution
 
 
 def halo_of_dy(maker: Shards, output: int, of_maker: int, reader: Shards, of_reader: int) -> Counts | None:
@@ -42,7 +40,7 @@ def halo_of_dy(maker: Shards, output: int, of_maker: int, reader: Shards, of_rea
     """
     layer, option = reader.sized.layer, reader.options[of_reader]
     kernel = layer.attributes.get("kernel")
-    if layer.kind not in _KINDS or not isinstance(kernel, tuple) or option.margin or option.ways > 1:
+    if not is_convolution(layer.kind) or not isinstance(kernel, tuple) or option.margin or option.ways > 1:
         return None
     held, own, needed = maker.held[output][of_maker], reader.work[of_reader], reader.needed[0][of_reader]
     leading = own.shape[1] - len(kernel)

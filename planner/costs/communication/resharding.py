@@ -21,6 +21,7 @@ from planner.costs.shards.boxes import Boxes, Counts, moved
 from planner.costs.shards.device_mesh import SPACE
 from planner.costs.shards.option import Shards
 from planner.ir.graph import BYTES_PER_ELEMENT
+from planner.layers import is_convolution
 
 Array = NDArray[np.float64]
 
@@ -179,10 +180,6 @@ def _cheapest(seconds: Array, number: NDArray[np.int64], shape: tuple[int, int])
     return found
 
 
-HIDING = frozenset({"conv", "transposed_conv"})
-"""Kinds of layer that compute while their halo travels."""
-
-
 def exposed(crossing: Crossing, kind: str, forward_s: Array, backward_s: Array) -> tuple[Array, Array]:
     """Seconds that ranks wait for a crossing, forward and backward, ``[options of the maker, options of the reader]``.
 
@@ -190,7 +187,7 @@ def exposed(crossing: Crossing, kind: str, forward_s: Array, backward_s: Array) 
         kind: of the reader.
         forward_s, backward_s: the reader's compute, ``[options, ranks]``.
     """
-    if kind not in HIDING:
+    if not is_convolution(kind):  # which computes while its halo travels
         return crossing.forward_s, crossing.backward_s
     pairs = ((crossing.forward_s, forward_s), (crossing.backward_s, backward_s))
     forward, backward = (
