@@ -122,10 +122,10 @@ def test_a_rank_whose_result_will_not_come_is_an_error_at_once() -> None:
 
 HANGING = """
 import sys, time, torch.distributed as dist
-from halopipe import joining
-joining._WATCH_S = joining._HANGING_S = 0.2
+from halopipe.launch import torchrun
+torchrun._WATCH_S = torchrun._HANGING_S = 0.2
 store = dist.HashStore()
-with joining._ended_if_it_hangs(store):
+with torchrun._ended_if_it_hangs(store):
     if "fail" in sys.argv:
         store.set("failed", "")
         time.sleep(600)

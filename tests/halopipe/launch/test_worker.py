@@ -159,7 +159,6 @@ SCRIPT = """
 import signal
 import sys
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a parent in the background may have had it ignored
-from halopipe import crew
 from halopipe.launch.run import RunOptions, run_plan
 from planner.ir.codec import load
 from planner.ir.plan import Plan

@@ -64,7 +64,7 @@ def test_errors_keep_their_type_and_others_say_where_they_arose() -> None:
     with pytest.raises(InfeasibleError) as caught:
         run("refuse")
     assert (caught.value.details, caught.value.remedies) == (("too large",), ("a smaller one",))
-    with pytest.raises(WorkerError, match=r"raised KeyError: 'lost'[\s\S]*test_child.py") as other:
+    with pytest.raises(WorkerError, match=r"raised KeyError: 'lost'[\s\S]*test_child_process.py") as other:
         run("fail")
     assert type(other.value) is WorkerError
 
