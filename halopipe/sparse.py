@@ -12,7 +12,7 @@ any other; what a loss is a mean over should be samples (:class:`SiteCrossEntrop
 
 from __future__ import annotations
 
-from cuda_ops.sparse.keys import SparseImplementationError, SparseInputError
+from cuda_ops.sparse.errors import SparseImplementationError, SparseInputError
 from cuda_ops.sparse.nn import (
     ELU,
     GELU,

@@ -9,6 +9,6 @@ reference, native, gpu   the implementations; dispatch chooses
 
 from __future__ import annotations
 
-from cuda_ops.sparse.keys import SparseImplementationError, SparseInputError
+from cuda_ops.sparse.errors import SparseImplementationError, SparseInputError
 
 __all__ = ["SparseImplementationError", "SparseInputError"]

@@ -16,7 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cuda_ops.sparse.keys import COORDINATE_BITS, SparseInputError, Triple, check_coordinates, check_rows, check_triple
+from cuda_ops.sparse.errors import SparseInputError
+from cuda_ops.sparse.keys import COORDINATE_BITS, Triple, check_coordinates, check_rows, check_triple
 from cuda_ops.sparse.seen import Seen
 
 _ENTRIES = "entries of a map (offsets times rows)"

@@ -20,7 +20,7 @@ from typing import Any
 
 from cuda_ops.sparse import gpu, native, reference
 from cuda_ops.sparse.adapters import backends
-from cuda_ops.sparse.keys import SparseImplementationError
+from cuda_ops.sparse.errors import SparseImplementationError
 
 VARIABLE = "HALOPIPE_SPARSE"
 _LOGGER = logging.getLogger(__name__)

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from cuda_ops.sparse import keys, operators  # the latter registers torch.ops.halopipe
-from cuda_ops.sparse.keys import SparseInputError
+from cuda_ops.sparse.errors import SparseInputError
 
 Triple = tuple[int, int, int]
 

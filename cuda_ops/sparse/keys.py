@@ -1,9 +1,4 @@
-"""What goes wrong in the hands of a user of sparse tensors.
-
-SparseInputError(ValueError)              coordinates, features or maps that do not fit together or in their range
-SparseImplementationError(RuntimeError)   an implementation that was asked for by name cannot be had here
-
-Packed coordinates: a site is one int64, so that sites sort, search and travel as plain numbers.
+"""Packed coordinates: a site is one int64, so that sites sort, search and travel as plain numbers.
 
     bit   62 ... 54 | 53 ... 36 | 35 ... 18 | 17 ... 0
           batch       x           y           z            x, y, z biased by 2^17
@@ -21,26 +16,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
-
-class SparseInputError(ValueError):
-    """Coordinates, features or maps that do not fit.
-
-    Attributes:
-        what: is wrong, in a few words.
-        where: the operator or function that was called.
-        found: the number (or shape, or dtype) that was met.
-        expected: the one that it disagrees with.
-        remedy: what to do about it.
-    """
-
-    def __init__(self, what: str, *, where: str, found: object, expected: object, remedy: str) -> None:
-        super().__init__(f"{where}: {what}: found {found}, expected {expected}; {remedy}")
-        self.what, self.where, self.found, self.expected, self.remedy = what, where, found, expected, remedy
-
-
-class SparseImplementationError(RuntimeError):
-    """The implementation that HALOPIPE_SPARSE names cannot be had for this device."""
-
+from cuda_ops.sparse.errors import SparseInputError
 
 COORDINATE_BITS = 18
 BATCH_BITS = 9

@@ -23,8 +23,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from cuda_ops.sparse.errors import SparseInputError
 from cuda_ops.sparse.geometry import BuiltGeometry, KernelMap, MapSpec, Route, Segments, Triple, geometry_of, stride_of
-from cuda_ops.sparse.keys import SparseInputError
 from cuda_ops.sparse.recipe import Recipe
 
 SITES = "sites"

@@ -12,16 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cuda_ops.sparse.keys import (
-    HIGHEST,
-    LOWEST,
-    MAX_BATCHES,
-    SparseInputError,
-    check_coordinates,
-    check_rows,
-    pack,
-    unpack,
-)
+from cuda_ops.sparse.errors import SparseInputError
+from cuda_ops.sparse.keys import HIGHEST, LOWEST, MAX_BATCHES, check_coordinates, check_rows, pack, unpack
 from cuda_ops.sparse.nn.tensor import SparseTensor
 
 Array = TypeVar("Array", Tensor, "np.ndarray[Any, Any]")

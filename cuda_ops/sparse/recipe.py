@@ -19,8 +19,8 @@ from typing import Any, Protocol, TypeVar
 import torch
 from torch import Tensor, nn
 
+from cuda_ops.sparse.errors import SparseInputError
 from cuda_ops.sparse.geometry import BuiltGeometry, KernelMap, MapSpec, Route, Segments
-from cuda_ops.sparse.keys import SparseInputError
 from cuda_ops.sparse.nn.tensor import SparseTensor
 
 Asked = TypeVar("Asked")

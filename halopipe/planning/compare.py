@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from halopipe.terminal import tables as text
 from halopipe.terminal import units
-from planner.export.tables import PlanRow, in_flight, layout_text, plan_rows
+from planner.export.rows import PlanRow, in_flight, layout_text, plan_rows
 from planner.ir.plan import Decision, Plan
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from typing import Any
 
 from halopipe.planning import calibration, solve
 from halopipe.terminal import tables, units
-from planner.export.tables import StageRow, stage_rows
+from planner.export.rows import StageRow, stage_rows
 from planner.ir.cluster import DATASHEET, FAMILY, INTERPOLATED
 from planner.ir.codec import plain
 from planner.ir.plan import Measured, Plan, Prediction, RankPrediction, Search

@@ -10,7 +10,7 @@ from typing import Any
 
 from halopipe.terminal import tables, units
 from halopipe.terminal import units as suggest
-from planner.export.tables import layout_text
+from planner.export.rows import layout_text
 from planner.ir.constraints import FAMILIES
 from planner.ir.graph import producer
 from planner.ir.plan import Decision, Plan

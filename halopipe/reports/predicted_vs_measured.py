@@ -31,7 +31,7 @@ def timeline_table(
         ranks: of each stage.
         known: what the plan says of its ranks; used where ``predicted`` is a length without actions.
     """
-    from planner.export.tables import stage_seconds
+    from planner.export.rows import stage_seconds
 
     lines: list[tuple[str, float | None, float | None]] = [("step", predicted.step_s or None, step_s)]
     for stage, of_stage in enumerate(ranks):

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from cuda_ops.sparse.keys import SparseInputError
+from cuda_ops.sparse.errors import SparseInputError
 from cuda_ops.sparse.nn.tensor import SparseTensor
 from cuda_ops.sparse.preparation import Preparation, padded
 from cuda_ops.sparse.recipe import PreparedNetwork, Recipe, record

@@ -7,7 +7,7 @@ import signal
 import traceback
 from collections.abc import Iterable, Mapping
 
-from cuda_ops.sparse.keys import SparseInputError
+from cuda_ops.sparse.errors import SparseInputError
 from planner.ir import errors
 from planner.ir.errors import DeadlineError, HalopipeError, TransportError, WorkerDiedError, WorkerError
 

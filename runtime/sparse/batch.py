@@ -21,8 +21,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from cuda_ops.sparse.errors import SparseInputError
 from cuda_ops.sparse.geometry import KernelMap, MapSpec, Route, Segments
-from cuda_ops.sparse.keys import SparseInputError
 from cuda_ops.sparse.local import Owned, local_segments
 from cuda_ops.sparse.preparation import SITES, Clouds, Preparation
 from cuda_ops.sparse.recipe import HALVES

@@ -28,9 +28,7 @@ def factories(module: ModuleType) -> dict[str, Factory]:
 
 
 ORIGINS: Mapping[str, Mapping[str, Factory]] = {
-    "transformers": {
-        name: factory for module in (text, text, text, pictures) for name, factory in factories(module).items()
-    },
+    "transformers": {name: factory for module in (text, pictures) for name, factory in factories(module).items()},
     "timm": factories(timm_networks),
     "profiler.models": factories(reference),
 }

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from cuda_ops.sparse.adapters import weights
 from cuda_ops.sparse.adapters.weights import Layout
-from cuda_ops.sparse.keys import SparseInputError
+from cuda_ops.sparse.errors import SparseInputError
 from cuda_ops.sparse.nn import Conv3d, SparseTensor
 
 Order = Literal["zyx", "xyz"]

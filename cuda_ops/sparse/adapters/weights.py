@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
+from cuda_ops.sparse.errors import SparseInputError
 from cuda_ops.sparse.geometry import Triple
-from cuda_ops.sparse.keys import SparseInputError
 from cuda_ops.sparse.nn import Conv3d
 
 Change = Callable[[Tensor], Tensor]

@@ -6,7 +6,7 @@ A tensor is `SparseTensor(feats, coords)` with coords int32 (sites, 4), batch fi
 
 from __future__ import annotations
 
-from cuda_ops.sparse.keys import SparseInputError
+from cuda_ops.sparse.errors import SparseInputError
 from cuda_ops.sparse.nn import functional
 from cuda_ops.sparse.nn.conv import AvgPool3d, Conv3d, GlobalAvgPool, GlobalMaxPool, MaxPool3d
 from cuda_ops.sparse.nn.loss import SampleMean, SiteCrossEntropy, sample_mean, site_cross_entropy

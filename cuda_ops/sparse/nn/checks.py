@@ -9,8 +9,8 @@ from typing import NoReturn
 import torch
 from torch import Tensor
 
+from cuda_ops.sparse.errors import SparseInputError
 from cuda_ops.sparse.geometry import Triple
-from cuda_ops.sparse.keys import SparseInputError
 
 _WHOLE_NUMBERS = (torch.int32, torch.int64, torch.int16, torch.int8, torch.uint8)
 

@@ -10,8 +10,8 @@ import math
 import torch
 from torch import Tensor, nn
 
+from cuda_ops.sparse.errors import SparseInputError
 from cuda_ops.sparse.geometry import Triple
-from cuda_ops.sparse.keys import SparseInputError
 from cuda_ops.sparse.nn import functional
 from cuda_ops.sparse.nn.checks import triple, volume
 from cuda_ops.sparse.nn.functional import Size, conv3d

@@ -17,8 +17,8 @@ from torch import Tensor
 from torch.fx.experimental.symbolic_shapes import guard_or_true
 from torch.nn import functional
 
+from cuda_ops.sparse.errors import SparseInputError
 from cuda_ops.sparse.geometry import KernelMap, MapSpec, Route, Step, Triple, stride_of
-from cuda_ops.sparse.keys import SparseInputError
 from cuda_ops.sparse.nn.checks import require_channels, triple, volume
 from cuda_ops.sparse.nn.tensor import SparseTensor
 

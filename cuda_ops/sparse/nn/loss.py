@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from cuda_ops.sparse.errors import SparseInputError
 from cuda_ops.sparse.geometry import Segments
-from cuda_ops.sparse.keys import SparseInputError
 from cuda_ops.sparse.nn.tensor import SparseTensor
 
 

@@ -11,7 +11,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from cuda_ops.sparse.keys import MAX_BATCHES, SparseInputError, in_range, pack
+from cuda_ops.sparse.errors import SparseInputError
+from cuda_ops.sparse.keys import MAX_BATCHES, in_range, pack
 from cuda_ops.sparse.nn.checks import require_finite
 from cuda_ops.sparse.nn.tensor import SparseTensor
 

@@ -15,7 +15,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
-from cuda_ops.sparse.keys import SparseInputError
+from cuda_ops.sparse.errors import SparseInputError
 from cuda_ops.sparse.nn import functional
 from cuda_ops.sparse.nn.checks import require_channels, triple
 from cuda_ops.sparse.nn.tensor import SparseTensor

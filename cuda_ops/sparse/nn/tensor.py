@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from cuda_ops.sparse import operators
+from cuda_ops.sparse.errors import SparseInputError
 from cuda_ops.sparse.geometry import BuiltGeometry, Geometry, Route, Segments, Triple, geometry_of, stride_of
-from cuda_ops.sparse.keys import SparseInputError
 from cuda_ops.sparse.nn.checks import require_channels, require_finite, require_rows, triple, whole_coordinates
 
 

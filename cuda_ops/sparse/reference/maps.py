@@ -7,12 +7,12 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from cuda_ops.sparse.errors import SparseInputError
 from cuda_ops.sparse.keys import (
     BATCH_SHIFT,
     HIGHEST,
     LOWEST,
     SHIFTS,
-    SparseInputError,
     Triple,
     axis_offsets,
     check_coordinates,

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from cuda_ops.sparse.keys import SparseInputError
+from cuda_ops.sparse.errors import SparseInputError
 from cuda_ops.sparse.nn.tensor import SparseTensor
 from cuda_ops.sparse.quantize import sparse_collate, sparse_collate_fn
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from cuda_ops.sparse import dispatch, operators, reference
-from cuda_ops.sparse.keys import SparseImplementationError
+from cuda_ops.sparse.errors import SparseImplementationError
 from tests.cuda_ops.sparse.clouds import cloud
 
 

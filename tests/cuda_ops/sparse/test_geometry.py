@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from cuda_ops.sparse.errors import SparseInputError
 from cuda_ops.sparse.geometry import BuiltGeometry, KernelMap, MapSpec, Step, geometry_of, stride_of
-from cuda_ops.sparse.keys import SparseInputError
 
 torch.set_num_threads(1)
 HALF = Step("strided", (2, 2, 2), (2, 2, 2))

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from cuda_ops.sparse import keys
-from cuda_ops.sparse.keys import SparseInputError
+from cuda_ops.sparse.errors import SparseInputError
 
 LIMITS = [[b, x, y, z] for b, x, y, z in product((0, 1, 511), *[(keys.LOWEST, -1, 0, keys.HIGHEST)] * 3)]
 

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from cuda_ops.sparse import operators
-from cuda_ops.sparse.keys import HIGHEST, LOWEST, SparseInputError, kernel_offsets, pack, unpack
+from cuda_ops.sparse.errors import SparseInputError
+from cuda_ops.sparse.keys import HIGHEST, LOWEST, kernel_offsets, pack, unpack
 from tests.cuda_ops.sparse.clouds import KERNELS, ONES, Triple, cloud, maps, sites
 
 pytestmark = pytest.mark.usefixtures("implementation")

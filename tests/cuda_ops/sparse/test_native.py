@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from cuda_ops.sparse import native, reference
-from cuda_ops.sparse.keys import HIGHEST, LOWEST, SparseInputError, pack
+from cuda_ops.sparse.errors import SparseInputError
+from cuda_ops.sparse.keys import HIGHEST, LOWEST, pack
 from cuda_ops.sparse.native.functions import NativeOperators
 from tests.cuda_ops.sparse.clouds import ONES, Triple, cloud, random
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from cuda_ops.sparse import operators
-from cuda_ops.sparse.keys import SparseInputError
+from cuda_ops.sparse.errors import SparseInputError
 from tests.cuda_ops.sparse.clouds import random
 
 pytestmark = pytest.mark.usefixtures("implementation")

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from cuda_ops.sparse.errors import SparseInputError
 from cuda_ops.sparse.geometry import MapSpec, Step
-from cuda_ops.sparse.keys import SparseInputError
 from cuda_ops.sparse.preparation import Preparation, padded
 from cuda_ops.sparse.recipe import Recipe
 

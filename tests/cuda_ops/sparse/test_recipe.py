@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from cuda_ops.sparse import nn as spnn
+from cuda_ops.sparse.errors import SparseInputError
 from cuda_ops.sparse.geometry import BuiltGeometry, MapSpec, Step
-from cuda_ops.sparse.keys import SparseInputError
 from cuda_ops.sparse.nn import SparseTensor
 from cuda_ops.sparse.recipe import GivenGeometry, PreparedNetwork, Recipe, record
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from planner.export.tables import in_flight, layout_text, stage_layouts
+from planner.export.rows import in_flight, layout_text, stage_layouts
 from planner.ir.plan import Placement
 from tests.planner.factories import chain_decision, chain_profile
 

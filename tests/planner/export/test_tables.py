@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 
 from planner.export import tables
-from planner.export.tables import handovers, program_of, stage_rows, stage_seconds
+from planner.export.rows import handovers, program_of, stage_rows, stage_seconds
 from planner.ir.plan import Measured
 from planner.ir.timeline import Span, Timeline
 from tests.planner.factories import chain_decision, chain_profile, plan_of

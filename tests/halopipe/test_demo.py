@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from halopipe.cli import demo
+from halopipe import demo
 from planner.ir.codec import load
 from planner.ir.errors import MissingFileError
 from planner.ir.plan import Plan, Prediction
 from planner.ir.timeline import TimelineFile
 
-HOME = Path(__file__).resolve().parents[3]
+HOME = Path(__file__).resolve().parents[2]
 
 
 @pytest.mark.timeout(300)

@@ -1,0 +1,229 @@
+"""The demonstration: profile a network, plan, explain, compare, train on real digits, predicted beside measured."""
+
+from __future__ import annotations
+
+import shutil
+import textwrap
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from halopipe.planning import measure, search_progress, solve
+from halopipe.planning import problem as problems
+from halopipe.planning.compare import Comparison
+from halopipe.reports import explain, figures, run
+from halopipe.run_spec.options import RunOptions
+from halopipe.terminal import tables, units
+from halopipe.terminal.console import emit
+from halopipe.terminal.output_files import claimed
+from planner.export.chrome_trace import chrome_trace
+from planner.ir.codec import dump
+from planner.ir.errors import MissingFileError
+from planner.ir.files import write_text
+from planner.ir.plan import Plan, Prediction
+from planner.ir.profile import Profile
+
+_NUM_WORKERS = 2
+_STEPS = 20
+_RIVAL_STEPS = 10
+_COMPARED_STEPS = 2  # later ones differ by rounding that training itself magnifies
+_DATA = "halopipe.data:digits"
+
+
+@dataclass(frozen=True, slots=True)
+class Network:
+    """What the demonstration trains.
+
+    Attributes:
+        input_shape: of a micro-batch at most.
+        optimizer: with SGD at usual rates, ResNet-50 learns nothing in 20 steps of 32 images.
+    """
+
+    factory: str
+    input_shape: tuple[int, ...]
+    arguments: Mapping[str, Any]
+    optimizer: str
+    global_batch: int = 32
+    quick: bool = False
+
+
+RESNET50 = Network("profiler.models.resnet:resnet50", (8, 3, 64, 64), {"num_classes": 10}, "AdamW:lr=0.0003")
+SMALL = Network(
+    "profiler.models.resnet:resnet18",
+    (8, 3, 32, 32),
+    {"num_classes": 10, "width": 16},
+    "AdamW:lr=0.001",
+    quick=True,
+)
+
+
+def travel(folder: Path, network: Network) -> None:
+    """The journey; every file it makes stays in ``folder``.
+
+    Raises:
+        HalopipeError: a step of it failed; the text says which and why.
+    """
+    start_s = time.monotonic()
+    _make(folder)
+    with claimed(folder / name for name in ("profile.json", "plan.json", "timeline.json", "trace.json")):
+        profile = _profile(folder, network)
+        plan = _plan(folder, profile, network)
+        _explain(plan, profile)
+        rivals = _compare(plan, profile)
+        _check(plan)
+        measured_s = _run(folder, plan, profile)
+        if measured_s is not None:
+            _run_rival(plan, measured_s, rivals)
+    _heading("Done", f"in {units.seconds(time.monotonic() - start_s)}; the files are in {folder}")
+    emit(_next_steps(folder))
+
+
+def _profile(folder: Path, network: Network) -> Profile:
+    source = measure.source_of(network.factory, network.input_shape, network.arguments, "float32")
+    _heading(
+        "1. Profile",
+        f"What does every layer of {explain.model_text(source)} cost on {_NUM_WORKERS} CPU cores? "
+        "Forward, backward and memory are measured, and so is the link between the cores.",
+        f"halopipe profile {source.factory} --input {','.join(map(str, source.input_shape))} "
+        f"{' '.join(f'--arg {key}={value}' for key, value in source.arguments.items())} "
+        f"--optimizer {network.optimizer}",
+    )
+    profile = measure.measure(source, num_workers=_NUM_WORKERS, optimizer=network.optimizer, quick=network.quick)
+    dump(profile, folder / "profile.json")
+    emit(measure.summary(profile))
+    return profile
+
+
+def _plan(folder: Path, profile: Profile, network: Network) -> Plan:
+    _heading(
+        "2. Plan",
+        "Which layers on which core, in which order? The search knows a lower bound, so it can prove its answer.",
+        f"halopipe plan profile.json --global-batch {network.global_batch}",
+    )
+    problem = problems.make_problem(profile, global_batch=network.global_batch)
+    plan = search_progress.solve(problem, solve.DEFAULT_SOLVER)
+    dump(plan, folder / "plan.json")
+    emit(explain.headline(plan))
+    return plan
+
+
+def _explain(plan: Plan, profile: Profile) -> None:
+    _heading("3. Explain", "Why this plan?", "halopipe explain plan.json")
+    emit(explain.explain(plan, profile))
+
+
+def _compare(plan: Plan, profile: Profile) -> Mapping[str, Plan]:
+    _heading(
+        "4. Compare",
+        "How would the published strategies do?",
+        "halopipe compare plan.json --baselines",
+    )
+    solved = solve.solve_baselines(problems.problem_of(plan, profile))
+    emit(Comparison({"plan.json": plan, **solved.plans}, solved.infeasible).render())
+    return solved.plans
+
+
+def _check(plan: Plan) -> None:
+    _heading(
+        "5. Check",
+        "Does the plan compute what one device computes? The first steps are done both ways in float64, where rounding "
+        "cannot hide a mistake; losses, gradients, parameters and buffers must agree.",
+        f"halopipe run plan.json --steps {_COMPARED_STEPS} --data {_DATA} --check-numerics --dtype float64",
+    )
+    options = RunOptions(steps=_COMPARED_STEPS, warmup=0, data=_DATA, check_numerics=True, dtype="float64")
+    result = run.train(plan, options)
+    if result is not None:
+        emit(f"numerics: {result.numerics}")
+
+
+def _run(folder: Path, plan: Plan, profile: Profile) -> float | None:
+    """The measured step in seconds; None if the ranks belong to somebody else's job."""
+    _heading(
+        "6. Run",
+        f"{_STEPS} steps on handwritten digits by the plan, one process a core. What was predicted stands beside what "
+        "was measured.",
+        f"halopipe run plan.json --steps {_STEPS} --data {_DATA} --update --trace trace.json",
+    )
+    result = run.train(plan, RunOptions(steps=_STEPS, data=_DATA, check_first_step=False))
+    if result is None:
+        return None
+    predicted = solve.predict_again(plan, profile)[1]
+    file = result.timeline_file(predicted)
+    dump(file, folder / "timeline.json")
+    dump(replace(plan, measured=result.measured(plan.prediction)), folder / "plan.json")
+    write_text(folder / "trace.json", chrome_trace((file.predicted, file.measured), solve.device_names(plan)))
+    figures.save(figures.gantt(file.predicted, file.measured, devices=solve.device_names(plan)), folder / "step.svg")
+    emit(run.report(plan, result, predicted))
+    return result.measured(plan.prediction).step_s
+
+
+def _run_rival(plan: Plan, measured_s: float, rivals: Mapping[str, Plan]) -> None:
+    """Runs the best published strategy that is another plan, so that the gain is measured as well."""
+    others = {name: rival for name, rival in rivals.items() if rival.decision != plan.decision}
+    if not others:
+        emit("Every published strategy that fits found the same plan: there is no rival to run.")
+        return
+    name = min(others, key=lambda rival: others[rival].prediction.step_s)
+    rival = others[name]
+    _heading(
+        "7. Run the best rival",
+        f"{_RIVAL_STEPS} steps by the plan of {name}, the fastest of the published strategies, so that the gain is "
+        "measured and not only predicted.",
+        f"halopipe plan profile.json --solver {name} --global-batch {plan.decision.global_batch} -o rival.json && "
+        f"halopipe run rival.json --steps {_RIVAL_STEPS} --data {_DATA}",
+    )
+    result = run.train(rival, RunOptions(steps=_RIVAL_STEPS, data=_DATA, check_first_step=False))
+    if result is not None:
+        rival_s = result.measured(rival.prediction).step_s
+        emit(gain("plan.json", (plan.prediction, measured_s), name, (rival.prediction, rival_s)))
+
+
+def gain(ours: str, our_step: tuple[Prediction, float], name: str, rival_step: tuple[Prediction, float]) -> str:
+    """Two plans side by side, and by how much the first is faster.
+
+    Args:
+        ours, name: what the plans are called.
+        our_step, rival_step: of each plan, what was predicted, and the step that was measured in seconds.
+    """
+    (predicted, measured_s), (rival, rival_s) = our_step, rival_step
+    rows = [
+        (each, units.seconds(said.step_s), units.seconds(step_s))
+        for each, (said, step_s) in ((ours, our_step), (name, rival_step))
+    ]
+    found = tables.table(("plan", "predicted step", "measured step"), rows)
+    said = rival.step_s / predicted.step_s
+    if predicted.p90_s and rival.p10_s and predicted.p90_s >= rival.p10_s:
+        verdict = (
+            f"predicted a tie: our step lies between {units.seconds(predicted.p10_s)} and "
+            f"{units.seconds(predicted.p90_s)}, theirs between {units.seconds(rival.p10_s)} and "
+            f"{units.seconds(rival.p90_s)}"
+        )
+    else:
+        verdict = f"predicted {said:.2f} times as fast as {name}"
+    return f"{found}\n{verdict}; measured {rival_s / measured_s:.2f} times as fast"
+
+
+def _heading(title: str, words: str, command: str = "") -> None:
+    width = min(96, shutil.get_terminal_size((96, 24)).columns)
+    lines = ["", f"== {title} ".ljust(width, "="), *textwrap.wrap(words, width)]
+    emit("\n".join([*lines, *([f"$ {command}"] if command else []), ""]))
+
+
+def _next_steps(folder: Path) -> str:
+    return "\n".join(
+        [
+            f"  {folder}/step.svg shows the predicted and the measured step; for every message, open",
+            f"  {folder}/trace.json at https://ui.perfetto.dev",
+            f"  halopipe explain {folder}/plan.json --why-not schedule=gpipe",
+            "  halopipe profile path/to/your_model.py:factory --input 8,3,64,64",
+        ]
+    )
+
+
+def _make(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise MissingFileError(f"cannot make the folder {folder}", [error.strerror or str(error)]) from None
