@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -229,8 +230,8 @@ class Executor:
         stage, microbatch, plumbing = action.stage, _microbatch(action), self._plumbing
         resident = self._residents[stage]
         pieces = self._post.take(FORWARD, stage, microbatch)
-        assert self._batch is not None  # since prepare()
-        values = self._ahead.take(stage, microbatch) or resident.feed(self._batch, microbatch)
+        batch = cast(Batch, self._batch)  # since prepare()
+        values = self._ahead.take(stage, microbatch) or resident.feed(batch, microbatch)
         if self._around.device.type != "cpu":
             values = {name: part.to(self._around.device, non_blocking=True) for name, part in values.items()}
         for value in resident.received:
@@ -247,8 +248,8 @@ class Executor:
 
     def _prepare(self, action: Action) -> None:
         stage, microbatch = action.stage, _microbatch(action)
-        assert self._batch is not None  # since prepare()
-        self._ahead.make(stage, microbatch, partial(self._residents[stage].feed, self._batch, microbatch))
+        batch = cast(Batch, self._batch)  # since prepare()
+        self._ahead.make(stage, microbatch, partial(self._residents[stage].feed, batch, microbatch))
 
     def _judged(self, stage: int, microbatch: int, outputs: Mapping[str, Tensor]) -> dict[str, Piece]:
         """What the loss is computed from, and where it lies; of copies on several ranks, those of the first."""

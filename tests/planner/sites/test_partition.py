@@ -69,7 +69,7 @@ def test_thirds_of_a_bar_are_bars() -> None:
 
 
 def test_the_picture() -> None:
-    text = next(part for part in str(module.__doc__).split("\n\n") if re.match(r"\s*work +", part))
+    text = next(part for part in str(module.__doc__).split("\n\n") if re.match(r"\s*work +\d", part))
     numbers = np.array([re.findall(r"\d+", line)[:8] for line in text.splitlines()], np.int64)  # x to the right, y down
     work, places = numbers[:, :4], numbers[:, 4:]
     order = bisection(grid(4, 4, 1), work.T.ravel())
