@@ -21,6 +21,9 @@ os.environ.setdefault("MPLBACKEND", "Agg")
 settings.register_profile("suite", deadline=None, derandomize=True)
 settings.load_profile("suite")
 
+LONG = ("tests/test_notebooks.py", "tests/benchmarks/", "tests/halopipe/", "tests/testbed/", "tests/profiler/")
+"""Where tests start processes: they come first, so that no core waits for another one at the end."""
+
 MOST_CASES = 6
 """Of one test function that ``make test`` runs."""
 
@@ -37,6 +40,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         kept = set(few_cases([item for item in items if item.get_closest_marker("exhaustive") is None]))
         config.hook.pytest_deselected(items=[item for item in items if item not in kept])
         items[:] = [item for item in items if item in kept]
+    items.sort(key=lambda item: not item.nodeid.startswith(LONG))
     marked = [item for item in items if item.get_closest_marker("cuda")]
     if not marked:
         return

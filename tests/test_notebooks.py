@@ -33,7 +33,13 @@ def copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("name", [path.name for path in NOTEBOOKS])
+QUICK = ("02", "04", "05")
+LONG = pytest.mark.exhaustive("it measures, trains or plans many cases: a minute each")
+
+
+@pytest.mark.parametrize(
+    "name", [path.name if path.name[:2] in QUICK else pytest.param(path.name, marks=LONG) for path in NOTEBOOKS]
+)
 def test_a_notebook_runs_from_top_to_bottom(name: str, copy: Path) -> None:
     notebook = executor().execute(copy / name)
     assert all(cell.execution_count for cell in notebook.cells if cell.cell_type == "code")

@@ -100,6 +100,7 @@ def run(document: str, folder: Path) -> list[str]:
     return []
 
 
+@pytest.mark.exhaustive("every command of every document, as a newcomer types them: minutes")
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
 def test_what_a_document_shows_works(path: Path, tmp_path: Path) -> None:

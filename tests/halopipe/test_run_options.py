@@ -98,6 +98,7 @@ def test_a_wrong_use_ends_before_any_process_starts(folder: Path, options: str, 
     assert message in result.stderr
 
 
+@pytest.mark.exhaustive("a run is ended many times")
 def test_a_run_that_is_ended_while_it_saves_leaves_only_whole_checkpoints(folder: Path) -> None:
     command = f"run two.json --steps 100000 --data {DATA} --checkpoint saved --checkpoint-every 1 --metrics m.jsonl"
     process = subprocess.Popen(

@@ -37,6 +37,7 @@ def command(testbed: Testbed, job: Path, slots: tuple[int, ...]) -> tuple[str, .
     return (sys.executable, "-m", "halopipe", "profile", MODEL, *OPTIONS, *hosts, "-o", "profile.json")
 
 
+@pytest.mark.exhaustive("two hosts measure a model and their links")
 def test_two_hosts_become_one_profile(build: Build, tmp_path: Path) -> None:
     testbed = build()
     launcher = start(testbed, 0, tmp_path, *command(testbed, tmp_path, (2, 1)))
@@ -55,6 +56,7 @@ def test_two_hosts_become_one_profile(build: Build, tmp_path: Path) -> None:
     assert planned.returncode == 0, planned.stderr
 
 
+@pytest.mark.exhaustive("hosts of the testbed")
 def test_a_host_that_cannot_measure_is_named(build: Build, tmp_path: Path) -> None:
     testbed = build()
     words = [word.replace(MODEL, "no_such:net") for word in command(testbed, tmp_path, (1, 1))]

@@ -124,6 +124,7 @@ def test_a_plan_runs_on_the_hosts_of_a_file_and_nothing_stays_there(build: Build
     assert list((job / "tmp").glob("halopipe-*")) == []
 
 
+@pytest.mark.exhaustive("hosts of the testbed, and what ends them")
 def test_ranks_on_other_hosts_end_with_a_launcher_that_is_killed(build: Build, job: Path) -> None:
     testbed = build()
     launcher = start(testbed, 0, job, *script(job, steps=100_000), *host_file(testbed, job))
@@ -137,6 +138,7 @@ def test_ranks_on_other_hosts_end_with_a_launcher_that_is_killed(build: Build, j
     assert wait_until(lambda: on_host(testbed, 1) == [], 20.0)
 
 
+@pytest.mark.exhaustive("hosts of the testbed, and what ends them")
 def test_an_interrupt_ends_the_ranks_on_all_hosts(build: Build, job: Path) -> None:
     testbed = build()
     launcher = start(testbed, 0, job, *script(job, steps=100_000), *host_file(testbed, job))
@@ -146,6 +148,7 @@ def test_an_interrupt_ends_the_ranks_on_all_hosts(build: Build, job: Path) -> No
     assert [on_host(testbed, host) for host in range(2)] == [[], []]
 
 
+@pytest.mark.exhaustive("hosts of the testbed, and what ends them")
 def test_a_rank_that_is_killed_ends_all_and_is_named_with_its_host(build: Build, job: Path) -> None:
     testbed = build()
     dump(on_two_hosts(mined(2, "kill")), job / "plan.json")
@@ -157,6 +160,7 @@ def test_a_rank_that_is_killed_ends_all_and_is_named_with_its_host(build: Build,
     assert [on_host(testbed, host) for host in range(2)] == [[], []]
 
 
+@pytest.mark.exhaustive("hosts of the testbed, and what ends them")
 def test_a_cut_cable_is_a_deadline_that_names_who_is_gone(build: Build, job: Path) -> None:
     testbed = build()
     launcher = start(testbed, 0, job, *script(job, 100_000, 3.0), *host_file(testbed, job))
@@ -200,6 +204,7 @@ def test_slurm_needs_no_other_words(build: Build, job: Path) -> None:
     assert len(tasks[0].output.split("losses")[1].split()) == 3
 
 
+@pytest.mark.exhaustive("hosts of the testbed, and what ends them")
 def test_in_a_job_of_slurm_all_ranks_tell_the_error_of_the_one_that_failed(build: Build, job: Path) -> None:
     testbed = build()
     dump(on_two_hosts(mined(2, "raise")), job / "plan.json")

@@ -20,13 +20,18 @@ LEAST = 40
 """Networks that must have come out equal."""
 
 
+LONG = pytest.mark.exhaustive("a profile and two runs of a network: half a minute each")
+
+
 @pytest.fixture(autouse=True)
 def _one_thread() -> None:
     torch.set_num_threads(1)
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("name", ["bert", "mixtral", "clip_contrast", "resnet18"])
+@pytest.mark.parametrize(
+    "name", ["bert", *(pytest.param(name, marks=LONG) for name in ("mixtral", "clip_contrast", "resnet18"))]
+)
 def test_a_network_goes_through_profile_plan_and_run(name: str) -> None:
     found = next(networks.outcomes([name]))
     assert found.failure == ""

@@ -38,6 +38,7 @@ def free_port() -> int:
         return int(listener.getsockname()[1])
 
 
+@pytest.mark.exhaustive("torchrun waits before it starts again")
 def test_a_restart_by_torchrun_works_although_its_store_remembers_the_dead(tmp_path: Path) -> None:
     dump(mined(2, "raise"), tmp_path / "plan.json")
     (tmp_path / "restarted.py").write_text(RESTARTED)

@@ -26,6 +26,7 @@ def outputs(world_size: int, cap_bytes: int, folder: Path) -> list[str]:
     return found.stdout.split("\n")[:-1]
 
 
+@pytest.mark.exhaustive("four ranks at a hard limit of memory")
 @pytest.mark.skipif(sys.platform != "linux", reason="the limit is Linux's")
 def test_a_sample_too_large_for_one_process_is_trained_on_four(tmp_path: Path) -> None:
     cap_bytes = 150 * MIB
