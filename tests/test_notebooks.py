@@ -32,11 +32,11 @@ def copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return Path(shutil.copytree(HOME / "notebooks", tmp_path / "notebooks"))
 
 
-@pytest.mark.timeout(300)
 QUICK = ("02", "04", "05")
 LONG = pytest.mark.exhaustive("it measures, trains or plans many cases: a minute each")
 
 
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     "name", [path.name if path.name[:2] in QUICK else pytest.param(path.name, marks=LONG) for path in NOTEBOOKS]
 )
