@@ -2,7 +2,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-PYTEST := $(BIN)/python -m pytest --numprocesses auto --dist loadfile --no-loadscope-reorder
+PYTEST := $(BIN)/python -m pytest --numprocesses auto --dist loadfile --no-loadscope-reorder --durations=30
 NOTEBOOKS := $(sort $(wildcard notebooks/*.ipynb))
 
 # Many short processes import torch: let the first of them keep what it compiled (pip did not, see --no-compile).

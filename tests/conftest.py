@@ -24,7 +24,7 @@ settings.load_profile("suite")
 LONG = ("tests/test_notebooks.py", "tests/benchmarks/", "tests/halopipe/", "tests/testbed/", "tests/profiler/")
 """Where tests start processes: they come first, so that no core waits for another one at the end."""
 
-MOST_CASES = 6
+MOST_CASES = 4
 """Of one test function that ``make test`` runs."""
 
 
