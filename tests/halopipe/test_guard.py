@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -65,7 +66,8 @@ def test_a_file_later_on_the_path_hides_nothing(tmp_path: Path) -> None:
 
 def test_a_module_of_the_users_that_is_already_loaded_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "runtime.py").touch()
-    monkeypatch.delitem(sys.modules, "runtime", raising=False)
+    monkeypatch.setitem(sys.modules, "runtime", ModuleType("runtime"))  # so that what was there comes back
+    del sys.modules["runtime"]
     monkeypatch.syspath_prepend(tmp_path)
     __import__("runtime")
     monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry != str(tmp_path)])
