@@ -1,8 +1,4 @@
-"""What ranks do together, done by one alone: it gets what it would get if the others had what it has.
-
-So a rank does its part of a stage that it shares without any other, and never waits amid it.  Nothing is sent.
-
-Processor time of every layer inside a running stage, forward and backward, as the stage runs it.
+"""Processor time of every layer inside a running stage, forward and backward, as the stage runs it.
 
 Each operator of the captured graph is called through a function that reads the clock; the nodes that it leaves in
 autograd's graph read it before and after they run.  What a backward puts off (``runtime.spatial.deferred``) counts
@@ -11,6 +7,10 @@ for the layer that put it, wherever it is done.  Time belongs to the innermost l
 The clock is this thread's processor time, so that waiting for another rank is not counted; packing and unpacking of
 messages, sums over ranks and Python's own time in a layer's local form are.  A profile has none of these three in a
 layer's seconds.
+
+What ranks do together, done by one alone: it gets what it would get if the others had what it has.
+
+So a rank does its part of a stage that it shares without any other, and never waits amid it.  Nothing is sent.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Cores that never sleep while something is measured.
+"""Fresh processes on this machine, forked from one that has done nothing yet: as separate as workers, there at once.
+
+Cores that never sleep while something is measured.
 
 The cores of a virtual machine are threads of its host.  One that sleeps is put to rest, and where it wakes is up to the
 host: perhaps beside this machine's other core, on one physical core, where both compute at little more than half their
@@ -10,8 +12,6 @@ that their layers took a quarter longer than the same layers in a profile.
 So a process spins on every core that this one may use.  It has the policy ``SCHED_IDLE``: whatever else wants the core
 has it at once.  That holds within one group of the scheduler, hence sessions are not given groups meanwhile
 (``kernel.sched_autogroup_enabled``), which takes root; without it cores are left as they are.
-
-Fresh processes on this machine, forked from one that has done nothing yet: as separate as workers, there at once.
 
 Steps of a plan on ranks that are virtual devices, timed.
 """

@@ -1,6 +1,6 @@
-"""Batches of clouds of varied sizes, the same whoever asks for them.
+"""The plans that are compared: ours, SparsePipe's, and two for orientation.
 
-The plans that are compared: ours, SparsePipe's, and two for orientation.
+Batches of clouds of varied sizes, the same whoever asks for them.
 """
 
 from __future__ import annotations

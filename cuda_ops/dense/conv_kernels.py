@@ -1,11 +1,11 @@
-"""A convolution by the kernel that this house would choose, as one differentiable call.
-
-The kernel that runs one term of a convolution, forward and backward.
+"""The kernel that runs one term of a convolution, forward and backward.
 
 torch chooses by the size of the tensor.  In 3-D a shard of one sample soon falls below its threshold and runs in a
 plain loop, some ten times slower than oneDNN's kernel (one core, 16 -> 16 channels at 16 x 64 x 64: 103 ms against 9 ms
 forward, 233 ms against 34 ms backward); dilated ones fare alike.  Then oneDNN's is called by its name, but for the
 smallest, which calling it would not pay for.
+
+A convolution by the kernel that this house would choose, as one differentiable call.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
-"""Whether the ranks read the same data: they compare digests of what each of them read of a batch.
+"""How a rank comes by its batches: it reads the data itself, or rank 0 reads and sends everyone its part.
+
+Rank 0 sends the shapes of a batch to every rank, and rows of inputs to those whose stages read them.  How ranks share
+a Dataset is told in :mod:`halopipe.data.sharded_feed`.
+
+Whether the ranks read the same data: they compare digests of what each of them read of a batch.
 
 A rank notes 32 bits for each tensor of a batch (zlib's CRC, some GB/s), or of each sample where ranks share a Dataset.
 What was noted is exchanged before each of the first steps, then at growing intervals, and before a checkpoint is
 written; every batch since the last exchange is compared, so that none is left out.
-
-How a rank comes by its batches: it reads the data itself, or rank 0 reads and sends everyone its part.
-
-Rank 0 sends the shapes of a batch to every rank, and rows of inputs to those whose stages read them.  How ranks share
-a Dataset is told in :mod:`halopipe.data.sharded_feed`.
 """
 
 from __future__ import annotations

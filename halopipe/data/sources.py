@@ -1,10 +1,10 @@
-"""What user code gives as data, checked: batches and micro-batches.
-
-What a data factory gave, epoch after epoch: an iterator, an iterable such as a DataLoader, or a Dataset.
+"""What a data factory gave, epoch after epoch: an iterator, an iterable such as a DataLoader, or a Dataset.
 
 What is drawn from the global generators of torch, numpy and ``random`` (the order of samples, augmentations) follows
 from the seed, the epoch and the place in it alone: every rank, every plan and a run that goes on later gets the same
 batches.  Workers of a DataLoader are seeded by torch, from a number drawn here, anew each epoch.
+
+What user code gives as data, checked: batches and micro-batches.
 
 The batches that a run trains on, in order.
 

@@ -1,6 +1,6 @@
-"""The results of all ranks as one.
+"""The ranks of a run, spawned on this host or on the hosts of a file, and watched until all have ended.
 
-The ranks of a run, spawned on this host or on the hosts of a file, and watched until all have ended.
+The results of all ranks as one.
 """
 
 from __future__ import annotations

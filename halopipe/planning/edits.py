@@ -1,6 +1,4 @@
-"""Clusters with one thing changed: more devices, more hosts, a faster link.
-
-Changes to a problem as people write them: ``stages=4,schedule=gpipe``, ``n1/gpu0.memory=32GiB``, ``devices=8``.
+"""Changes to a problem as people write them: ``stages=4,schedule=gpipe``, ``n1/gpu0.memory=32GiB``, ``devices=8``.
 
 schedule= micro-batch= ranks= stages= dp= recompute= shard= allow= objective= memory= global-batch= gap= solver=
     what a plan must be, or is asked for; stages and dp are exact, memory is the most on any device
@@ -12,6 +10,8 @@ devices=8, hosts=2
     the first ones; further ones are like the last one
 link within-host.bandwidth=25GB/s, link across-hosts.latency=5us, link within-host.speed=2
     a bandwidth, a latency, or how many times as fast everything on the link is
+
+Clusters with one thing changed: more devices, more hosts, a faster link.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""The folder of a job: there while it runs, gone afterwards whatever happens.
+"""What the launcher tells a worker, and what a worker answers, as JSON in the job's folder.
 
-What the launcher tells a worker, and what a worker answers, as JSON in the job's folder.
+The folder of a job: there while it runs, gone afterwards whatever happens.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Progress on stderr: a bar on a terminal, a line every ten seconds elsewhere, nothing on ranks other than 0.
-
-Where words go: results to stdout, progress and remarks to stderr.
+"""Where words go: results to stdout, progress and remarks to stderr.
 
 Names come from files, and a terminal obeys control characters: what is not a character to be seen is written as its
 escape of JSON, here and nowhere else.
+
+Progress on stderr: a bar on a terminal, a line every ten seconds elsewhere, nothing on ranks other than 0.
 
 How a verb ends: what it raises becomes text on stderr and an exit code.
 

@@ -1,6 +1,6 @@
-"""Names that people type: known ones pass, others are answered with the nearest.
+"""Quantities as people write and read them: seconds, bytes, shares, shapes.  Inside, everything is in base units.
 
-Quantities as people write and read them: seconds, bytes, shares, shapes.  Inside, everything is in base units.
+Names that people type: known ones pass, others are answered with the nearest.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Quantities as data sheets write them: ``16GiB``, ``900GB/s``, ``25Gbit/s``, ``15.7TFLOP/s``, ``5us``.
+"""YAML as strictly as JSON: no key twice, no unknown key, no value of another type; all faults in one go.
+
+Quantities as data sheets write them: ``16GiB``, ``900GB/s``, ``25Gbit/s``, ``15.7TFLOP/s``, ``5us``.
 
 Base units inside: bytes, bytes a second, floating-point operations a second, seconds.
-
-YAML as strictly as JSON: no key twice, no unknown key, no value of another type; all faults in one go.
 """
 
 from __future__ import annotations

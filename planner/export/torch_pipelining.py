@@ -1,14 +1,4 @@
-"""Where stages begin, as marks on the user's modules: what ``torch.distributed.pipelining.pipeline`` splits at.
-
-torch splits before or after the call of a module, so a cut between two layers can be told to it where the first layer
-behind it begins a module, or the last one before it ends one.  Layers carry the paths of modules, but a layer such as
-``relu`` may as well be an operator that a larger module calls itself; only what is certain counts:
-
-- a layer that uses the parameters ``PATH.weight``, ``PATH.bias`` is the call of the module ``PATH``;
-- a layer whose last name is not that of its operator (``features.1`` is ``relu``) is the call of a module;
-- a module calls an operator itself, or a part named like it, where a layer is called ``PATH.operator``.
-
-A plan for ``torch.distributed.pipelining``: where the model is split, and what each rank does in which order.
+"""A plan for ``torch.distributed.pipelining``: where the model is split, and what each rank does in which order.
 
 Two files.  The CSV has a row a rank, the actions that compute in the plan's order, in the format that torch itself
 reads and writes; torch adds the messages, so receives are announced where *it* sees fit.  The JSON says the rest:
@@ -25,6 +15,16 @@ reads and writes; torch adds the messages, so receives are announced where *it* 
 Whether it can be written at all: torch runs a stage on one rank, hands values to the next stage alone, knows one
 version of the weights and one shape of micro-batch, feeds the model's inputs to the first stage and computes the loss
 from the output of the last.  (As of torch 2.13.)
+
+Where stages begin, as marks on the user's modules: what ``torch.distributed.pipelining.pipeline`` splits at.
+
+torch splits before or after the call of a module, so a cut between two layers can be told to it where the first layer
+behind it begins a module, or the last one before it ends one.  Layers carry the paths of modules, but a layer such as
+``relu`` may as well be an operator that a larger module calls itself; only what is certain counts:
+
+- a layer that uses the parameters ``PATH.weight``, ``PATH.bias`` is the call of the module ``PATH``;
+- a layer whose last name is not that of its operator (``features.1`` is ``relu``) is the call of a module;
+- a module calls an operator itself, or a part named like it, where a layer is called ``PATH.operator``.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""The actions of a program as integers, so that rules are looked up once for all micro-batches.
+"""Lowering: from the order of compute to a program with every message, reduction and update explicit.
+
+The actions of a program as integers, so that rules are looked up once for all micro-batches.
 
 A *kind* is (stage, op, peer); the number of an action is ``kind * span + micro-batch``, with a place of its own for
 actions of the whole step.  ``dependencies`` asks the same for every micro-batch, so it is asked once a kind, at
 micro-batch 0, and its answer shifted.
-
-Lowering: from the order of compute to a program with every message, reduction and update explicit.
 """
 
 from __future__ import annotations

@@ -1,16 +1,16 @@
-"""Views in a traced graph, and what a write to a view makes of the tensor that it shows.
-
-    v = x[:, 0]; v += 1; y = x * 2    ->    w = x[:, 0] + 1; z = select_scatter(x, w, 1, 0); y = z * 2
-
-Whoever reads ``x``, or another view of it, before the write reads what it was.
-
-In-place operators become their functional twins, so that every value has one maker and may be kept or sent.
+"""In-place operators become their functional twins, so that every value has one maker and may be kept or sent.
 
     y = relu_(x)    ->    y = relu(x), and later uses of x read y
 
 A write to a part of a tensor (``x[:, 0] += 1``) makes a new tensor as well, which later uses of the old one and of its
 other views read (:mod:`profiler.capture.functional`).  Updates of buffers (running statistics) stay in place: they are
 state.
+
+Views in a traced graph, and what a write to a view makes of the tensor that it shows.
+
+    v = x[:, 0]; v += 1; y = x * 2    ->    w = x[:, 0] + 1; z = select_scatter(x, w, 1, 0); y = z * 2
+
+Whoever reads ``x``, or another view of it, before the write reads what it was.
 """
 
 from __future__ import annotations

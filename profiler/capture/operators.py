@@ -1,12 +1,12 @@
-"""Names of layers: the path of the user's module that computes them, unique and the same in every process.
+"""Names of operators of one kind each, without namespace, overload and underscores: see ``profiler.capture.kinds``.
+
+Names of layers: the path of the user's module that computes them, unique and the same in every process.
 
 conv1             the module does one thing
 relu, relu_2      ... and is called twice
 blocks.0.add      the module does several things, or has parts that do others
 lstm              ... of which one uses its parameters
 loss, loss.mul    what the loss function does; its result is ``loss``
-
-Names of operators of one kind each, without namespace, overload and underscores: see ``profiler.capture.kinds``.
 """
 
 from __future__ import annotations

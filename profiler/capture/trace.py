@@ -1,8 +1,4 @@
-"""Constants that are made beside a tensor, ``x.new_ones(3, 3)``, take its dtype and device and read nothing of it.
-
-They become ``ones(3, 3)``, so that nobody has to send ``x`` for them.  Those as long as there are samples stay.
-
-From a module and its loss to one clean operator graph, by ``torch.export``.
+"""From a module and its loss to one clean operator graph, by ``torch.export``.
 
 ``torch.export(strict=False)`` takes what symbolic tracing and hooks do not (33 of 33 models tried, gradients equal to
 the bit).  It is asked for a graph in which the number of samples is a symbol, and each size that the factory says
@@ -10,6 +6,10 @@ varies; where the model's own code fixes the number of samples, the graph holds 
 are dropped: the callers keep shapes straight (for what stays of them see ``profiler.capture.sizes``).  Under autocast
 the model sees the dtypes that its values have then; the graph holds its operators, which cast when they are run under
 it.
+
+Constants that are made beside a tensor, ``x.new_ones(3, 3)``, take its dtype and device and read nothing of it.
+
+They become ``ones(3, 3)``, so that nobody has to send ``x`` for them.  Those as long as there are samples stay.
 """
 
 from __future__ import annotations

@@ -1,10 +1,4 @@
-"""Messages between two ranks, framed as a run frames them, and what both of them agree on meanwhile.
-
-A message is a frame with a header and a small tensor, which is copied into it, or a header and a large tensor behind it
-that is sent from where it lies (``runtime.transport.gloo``).  Receives are posted before sends: gloo serialises a send
-and a later receive with the same peer (1.99 times as long).
-
-What messages between two ranks cost, each way, measured by both of them together.
+"""What messages between two ranks cost, each way, measured by both of them together.
 
     points        there and back over two; where the directions differ, there and a short answer back, after silence
     sending       the call that sends, in the same messages
@@ -17,6 +11,12 @@ What messages between two ranks cost, each way, measured by both of them togethe
 Times are wall-clock: the least of the medians of three rounds over all sizes, since what other programs do can only add
 to them, and does so for a while.  Sizes are powers of two, and halfway between where the table bends.  Slow links are
 not asked for large messages; every measurement is bounded in time.
+
+Messages between two ranks, framed as a run frames them, and what both of them agree on meanwhile.
+
+A message is a frame with a header and a small tensor, which is copied into it, or a header and a large tensor behind it
+that is sent from where it lies (``runtime.transport.gloo``).  Receives are posted before sends: gloo serialises a send
+and a later receive with the same peer (1.99 times as long).
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Which implementation a convolution uses: costs are interpolated inside one only.
-
-The kinds of devices that can be profiled: one record a torch backend.
+"""The kinds of devices that can be profiled: one record a torch backend.
 
 Everything else in the profiler asks ``torch.device``: tensors are made where the model is, and
 :mod:`profiler.measure.noise` times by its type.
+
+Which implementation a convolution uses: costs are interpolated inside one only.
 
 A model on the device that it is measured on.
 

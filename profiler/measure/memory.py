@@ -1,11 +1,11 @@
-"""The memory that layers need while they run, from torch's profiler: where nothing counts allocations.
-
-What each layer keeps between forward and backward, and how high memory rises while it runs.
+"""What each layer keeps between forward and backward, and how high memory rises while it runs.
 
 Two passes over the layers, one with whole backwards and one with backwards in halves, are watched allocation by
 allocation (:mod:`cuda_ops.memory`).  What a call allocates is exact.  What else is there at that moment is worked out:
 in a pass all values stay alive, in training they go with their last reader, and what autograd keeps goes with the first
 layer that saved it, as that one's backward comes last.
+
+The memory that layers need while they run, from torch's profiler: where nothing counts allocations.
 """
 
 from __future__ import annotations

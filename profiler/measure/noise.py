@@ -1,4 +1,6 @@
-"""Clocks: how long a stretch of work took, on the processor or on a GPU.
+"""How quiet the machine was: a fixed kernel, how long this process waited for its core, and a GPU's clock.
+
+Clocks: how long a stretch of work took, on the processor or on a GPU.
 
 On a GPU the work goes on after the call that started it.  So a lap is only noted while a pass runs, and its seconds are
 read once the clock has settled, at the end of the pass: timing a layer does not make the next one wait for it.
@@ -9,8 +11,6 @@ read once the clock has settled, at the end of the pass: timing a layer does not
     ...                           more laps
     clock.settle()
     clock.seconds(lap)
-
-How quiet the machine was: a fixed kernel, how long this process waited for its core, and a GPU's clock.
 
 The processor's clock, as far as the operating system tells it.
 """

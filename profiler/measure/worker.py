@@ -1,8 +1,8 @@
-"""What a measuring process is asked for.
-
-What runs in a measuring process: the model is built, captured, and every layer measured at the sizes that matter.
+"""What runs in a measuring process: the model is built, captured, and every layer measured at the sizes that matter.
 
 Parts of layers come after the whole ones, so that what these say does not depend on whether parts are asked for.
+
+What a measuring process is asked for.
 """
 
 from __future__ import annotations

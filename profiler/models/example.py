@@ -1,6 +1,6 @@
-"""The loss of the sequence networks.
+"""What every factory here returns, and the example tensors and shape checks that they share.
 
-What every factory here returns, and the example tensors and shape checks that they share.
+The loss of the sequence networks.
 """
 
 from __future__ import annotations

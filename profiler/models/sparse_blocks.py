@@ -1,9 +1,9 @@
-"""Example clouds for the sparse networks: voxelised shapes.
+"""Blocks that the sparse networks share, with the parameter names of `torchsparse.backbones.modules`.
+
+Example clouds for the sparse networks: voxelised shapes.
 
 A sample is a ball's surface, squeezed by its own factor along each axis and cut to the number of voxels asked for, so
 that sites have the neighbours that scanned surfaces have.
-
-Blocks that the sparse networks share, with the parameter names of `torchsparse.backbones.modules`.
 """
 
 from __future__ import annotations

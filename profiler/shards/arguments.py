@@ -1,6 +1,4 @@
-"""The pieces of tensors that a part of a layer reads and uses.
-
-What an operator is called with to do a part of its layer, on inputs that hold just what the part reads.
+"""What an operator is called with to do a part of its layer, on inputs that hold just what the part reads.
 
 convolution, pool       no padding along dims that are cut: what the window reads is there, zeros where it was padding
 transposed convolution  padding that cuts the part out of what its inputs reach
@@ -8,6 +6,8 @@ grouped convolution     the groups of its filters
 adaptive pool, upsample the part's output size
 view                    the part's shape
 any other               as for the whole
+
+The pieces of tensors that a part of a layer reads and uses.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The example of a model for other numbers of samples, and when two results of it are one.
+"""A model with its example and its loss, as a factory describes it.
+
+The example of a model for other numbers of samples, and when two results of it are one.
 
 What a factory says about sizes that vary from batch to batch, checked against its example.
-
-A model with its example and its loss, as a factory describes it.
 """
 
 from __future__ import annotations

@@ -1,6 +1,4 @@
-"""Finds the factory that a MODEL string names.
-
-From a MODEL string to a module with example inputs and a loss.
+"""From a MODEL string to a module with example inputs and a loss.
 
 MODEL is ``pkg.mod:factory`` or ``path/file.py:factory``.  A factory is called with keyword arguments and returns one of
 
@@ -25,6 +23,8 @@ is a size called ``time``, the extent of dim 1 of the inputs and of dim 1 of the
 ``inputs``, ``inputs_2``, ... and ``targets``, ``targets_2``, ..., as in the profile.  Within a batch all places of a
 name have one extent, and the example has at least 2 there.  Names are those of dims; ``time``, ``height``, ``width``
 and ``depth`` are known to the planner.  Dims not named here have the example's extent in every batch.
+
+Finds the factory that a MODEL string names.
 """
 
 from __future__ import annotations

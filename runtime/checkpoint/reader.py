@@ -1,9 +1,9 @@
-"""Where tensors lie in the data file of a rank's folder, read from torch's ``.metadata`` without running its code.
+"""A complete checkpoint, read piece by piece: nothing is trusted before its hash has been compared.
+
+Where tensors lie in the data file of a rank's folder, read from torch's ``.metadata`` without running its code.
 
 ``.metadata`` is a pickle, and a pickle may name any function and call it.  Here it may name only what torch 2.13
 writes there, and not even that is called: each name stands for a record of this module that remembers what it is given.
-
-A complete checkpoint, read piece by piece: nothing is trusted before its hash has been compared.
 """
 
 from __future__ import annotations

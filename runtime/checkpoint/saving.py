@@ -1,6 +1,4 @@
-"""Which old checkpoints may go once there is a new one.
-
-Saving: every rank writes its folder, then rank 0 makes it a checkpoint, or nobody does.
+"""Saving: every rank writes its folder, then rank 0 makes it a checkpoint, or nobody does.
 
     rank 0          rank 1 ...
     empty folder
@@ -11,6 +9,8 @@ Saving: every rank writes its folder, then rank 0 makes it a checkpoint, or nobo
     ------------ barrier ------------
 
 A rank that fails still comes to the barriers: no other waits for it, and all of them raise.
+
+Which old checkpoints may go once there is a new one.
 
 Saving while training goes on: a copy in memory is written by a thread, and the next save waits for the last.
 """

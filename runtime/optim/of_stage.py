@@ -1,10 +1,10 @@
-"""Parameters that layers of several stages use: an embedding that is the output's weight as well.
+"""How the parameters of one stage are updated: over which ranks gradients are summed, and what steps them.
+
+Parameters that layers of several stages use: an embedding that is the output's weight as well.
 
 Every rank of every such stage has a copy, and a gradient that is its part of the whole.  Their sum over all these
 ranks, once a step, is the gradient of one device; with it, and with equal optimisers, the copies stay equal.  A rank
 that runs several of the stages has one copy, which the optimiser of the lowest of them updates.
-
-How the parameters of one stage are updated: over which ranks gradients are summed, and what steps them.
 """
 
 from __future__ import annotations

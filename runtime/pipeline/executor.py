@@ -1,10 +1,10 @@
-"""Errors of a step, told with where they happened: rank, device, stage, step, micro-batch and direction.
-
-Executes one rank's row of a program, action by action, and notes when each of them ran.
+"""Executes one rank's row of a program, action by action, and notes when each of them ran.
 
 What is computed and sent, and in which order, is the program's decision.  The executor adds two things: a stage is told
 before the last action that adds to its gradients, so that their sum can start behind it; and the step is finished
 (:mod:`runtime.optim.finishing`) before the first of the updates that end it.
+
+Errors of a step, told with where they happened: rank, device, stage, step, micro-batch and direction.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Cutting tensors into the pieces that messages carry, and putting pieces together again.
-
-What one rank sends, receives and keeps for every edge and micro-batch, worked out once.
+"""What one rank sends, receives and keeps for every edge and micro-batch, worked out once.
 
 The messages are the program's own (:mod:`planner.layers.boundary`); here they become indices into tensors.
+
+Cutting tensors into the pieces that messages carry, and putting pieces together again.
 """
 
 from __future__ import annotations

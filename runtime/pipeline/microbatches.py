@@ -1,15 +1,15 @@
-"""What a rank's host makes of micro-batches ahead of their forward passes: maps of sparse networks.
-
-On a core of the host that is work like any other.  Beside an accelerator a thread does it, one thing after another,
-while the rank starts the kernels of the micro-batch before.
-
-What a step trains on: micro-batches, of which every rank asks for the parts that its stages read.
+"""What a step trains on: micro-batches, of which every rank asks for the parts that its stages read.
 
     whole batch of 10 rows, planned as 4 + 4 + 4 + 4        ->  4 + 4 + 2 + 0: the last batch of an epoch
     micro-batches given one by one                          ->  each with its own rows, lengths, numbers of points
 
 Whoever makes a batch decides where the numbers come from: the whole batch in this process, a dataset of which only the
 needed rows are read, or another rank.  All ranks must agree on the rows and shapes of every micro-batch.
+
+What a rank's host makes of micro-batches ahead of their forward passes: maps of sparse networks.
+
+On a core of the host that is work like any other.  Beside an accelerator a thread does it, one thing after another,
+while the rank starts the kernels of the micro-batch before.
 """
 
 from __future__ import annotations

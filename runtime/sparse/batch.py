@@ -1,12 +1,12 @@
-"""What is wrong with a user's clouds, told as an error of the run.
+"""A batch of clouds as the graph's inputs: prepared when they are asked for, micro-batch by micro-batch.
+
+What is wrong with a user's clouds, told as an error of the run.
 
 A micro-batch of clouds whose rows, on every level, are in one order that any stage may cut into intervals.
 
 Sites come sorted by their keys.  Where some stage has several ranks, the rows of all site sets follow the order of the
 blocks that they lie in (:mod:`planner.sites.arrangement`): the rank of a site is then the same function of its
 coordinates on every level, and what a rank has of a tensor is an interval of its rows.
-
-A batch of clouds as the graph's inputs: prepared when they are asked for, micro-batch by micro-batch.
 """
 
 from __future__ import annotations

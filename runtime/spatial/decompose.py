@@ -1,9 +1,4 @@
-"""Which random numbers the layers of a divided stage draw, from what each rank does of them.
-
-An elementwise layer draws for its part, attention for the weights of its part's queries; any other layer draws for its
-samples all that they have, of which its form cuts a part.
-
-Runs the layers of a stage divided: puts a local form in place of the operator of each layer.
+"""Runs the layers of a stage divided: puts a local form in place of the operator of each layer.
 
     captured:  x -> [conv] -> [bn] -> [relu] -> ...
     divided:   x -> conv's form (exchange, convolution of the part) -> bn's form (sums over ranks) -> relu's form -> ...
@@ -11,6 +6,11 @@ Runs the layers of a stage divided: puts a local form in place of the operator o
 The graph stays as it was captured, with the same parameters and buffers; what each form moves and computes follows from
 the division of the stage for the micro-batch that is being run (:class:`planner.layers.division.Division`), which may
 have another number of samples each time.
+
+Which random numbers the layers of a divided stage draw, from what each rank does of them.
+
+An elementwise layer draws for its part, attention for the weights of its part's queries; any other layer draws for its
+samples all that they have, of which its form cuts a part.
 """
 
 from __future__ import annotations

@@ -1,9 +1,4 @@
-"""Which layers of a divided stage use which part of a parameter, buffer or constant, and whether they read it directly.
-
-A layer's operator can run on a part of what it reads directly.  What it reads through another operator, such as a view
-or the norm of a weight, has to be whole.
-
-A rank's part of each parameter and buffer of a divided stage, and the ranks that share its gradient.
+"""A rank's part of each parameter and buffer of a divided stage, and the ranks that share its gradient.
 
     filters [0, 8) of conv1.weight over 4 ranks, samples x channel = 2 x 2
     rank 0, 2   [0, 4)        a group: their gradients are partial sums of the same part
@@ -11,6 +6,11 @@ A rank's part of each parameter and buffer of a divided stage, and the ranks tha
 
 What a layer uses of its parameters is its access relation's (:class:`planner.layers.division.LayerDivision`).  A rank
 keeps that part alone, as a parameter of its own; one that is whole is the user's own object.
+
+Which layers of a divided stage use which part of a parameter, buffer or constant, and whether they read it directly.
+
+A layer's operator can run on a part of what it reads directly.  What it reads through another operator, such as a view
+or the norm of a weight, has to be whole.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Integers of a captured graph that follow from the number of samples and other sizes, for one layer's own rows.
+"""One layer of a divided stage, as its local form sees it: this rank's part, and how it gets what it reads.
+
+Integers of a captured graph that follow from the number of samples and other sizes, for one layer's own rows.
 
 In a divided stage layers may have different numbers of samples on one rank, so no integer holds for all of them: each
 layer's are worked out from its own.
-
-One layer of a divided stage, as its local form sees it: this rank's part, and how it gets what it reads.
 
 The arguments of an operator with all that this rank's part reads of them.
 

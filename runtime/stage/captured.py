@@ -1,6 +1,6 @@
-"""Which layer compares what a model answers with what is right.
+"""A captured model, as the runtime takes it.
 
-A captured model, as the runtime takes it.
+Which layer compares what a model answers with what is right.
 """
 
 from __future__ import annotations

@@ -1,6 +1,4 @@
-"""Which nodes of a graph share memory with a parameter or buffer, and which of them write it.
-
-Cutting one stage out of the captured graph: a function of its inputs, its state and the number of samples.
+"""Cutting one stage out of the captured graph: a function of its inputs, its state and the number of samples.
 
         captured:  x -> [conv] -> [bn] -> [relu] -> [fc] -> loss          stage 1 = {relu, fc, loss}
         stage 1:   (num_samples, bn, targets; fc.weight, fc.bias) -> (loss,)
@@ -9,6 +7,8 @@ The nodes of the stage's layers are copied as they are, but for those that a rul
 from the number of samples, and from other sizes that vary) belong to no layer and are copied wherever they are read.
 Parameters, buffers and constants become arguments, so that the function holds no state and a rank keeps alive only what
 its own stages use.
+
+Which nodes of a graph share memory with a parameter or buffer, and which of them write it.
 """
 
 from __future__ import annotations

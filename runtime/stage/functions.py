@@ -1,6 +1,6 @@
-"""Calling the functions of a stage: in training or evaluation, with and without gradients, under autocast.
+"""A stage's functions on one rank: in training and evaluation, with and without rows.
 
-A stage's functions on one rank: in training and evaluation, with and without rows.
+Calling the functions of a stage: in training or evaluation, with and without gradients, under autocast.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""The weight gradients that a backward for the input leaves, and when each parameter's is complete.
-
-One stage on one rank: forward and backward of micro-batches, in whatever order the program says.
+"""One stage on one rank: forward and backward of micro-batches, in whatever order the program says.
 
 F keeps the graph of autograd; with recompute its inputs only, and without a backward in the program nothing.
 B makes the gradients of inputs and parameters.
 I makes those of the inputs, and of the parameters of operators that cannot be halved; the others are left to W.
+
+The weight gradients that a backward for the input leaves, and when each parameter's is complete.
 """
 
 from __future__ import annotations

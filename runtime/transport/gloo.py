@@ -1,12 +1,12 @@
-"""Messages between this rank and one other over gloo.
+"""Ranks that are processes: messages over torch.distributed with gloo, on the CPU.
+
+Messages between this rank and one other over gloo.
 
 Four properties of gloo (torch 2.13) shape this file.  A send ends only when the peer has posted its receive.  Whether
 it has ended, gloo says only to those who wait for it; hence each message tells, in its header, how many came the other
 way, and buffers are used again as soon as that is known.  Messages with one tag are matched by order, so the tensors of
 a message that travel alone follow its frame under the same tag.  And a message longer than the receive buffer aborts
 the process, therefore buffers have room to spare in which the frame can be judged.
-
-Ranks that are processes: messages over torch.distributed with gloo, on the CPU.
 """
 
 from __future__ import annotations

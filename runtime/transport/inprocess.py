@@ -1,9 +1,9 @@
-"""What ranks that are threads of one process share: mailboxes, meetings, and who waits for whom.
-
-Ranks that are threads of one process: tests without processes, with the semantics of real messages.
+"""Ranks that are threads of one process: tests without processes, with the semantics of real messages.
 
 Messages are packed, matched by tag and unpacked exactly as over gloo.  A :class:`~runtime.transport.inprocess.Hub` sees
 every rank, hence knows at once what a network only learns by waiting: that all ranks wait for one another.
+
+What ranks that are threads of one process share: mailboxes, meetings, and who waits for whom.
 """
 
 from __future__ import annotations

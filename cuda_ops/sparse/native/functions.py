@@ -1,11 +1,11 @@
-"""Calls into the compiled library: plain C functions of pointers and numbers.
+"""The operators of the compiled library, which take and give what the reference's do.
+
+The tensors fit together: the operators have looked.  Dtypes that the library does not compute go to the reference.
+
+Calls into the compiled library: plain C functions of pointers and numbers.
 
 The library knows nothing of torch but its loop over threads, a function of torch's stable C interface, which it is
 handed when it is loaded; so its sources include no header of torch, and compile in a tenth of the time.
-
-The operators of the compiled library, which take and give what the reference's do.
-
-The tensors fit together: the operators have looked.  Dtypes that the library does not compute go to the reference.
 """
 
 from __future__ import annotations

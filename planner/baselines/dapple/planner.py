@@ -1,16 +1,4 @@
-"""DAPPLE's three ways to take devices for a stage, on hosts of like devices.
-
-Fan et al., "DAPPLE: A Pipelined Data Parallel Approach for Training Large Models", PPoPP 2021, section 4 (device
-assignment):
-
-* *fresh first*: from hosts of which nothing is taken, so that a stage's replicas are close to one another;
-* *append first*: from hosts of which something is taken already, so that no host is left in pieces;
-* *scatter first*: evenly from the hosts that are taken already, or from all if all are fresh, or full.
-
-Hosts of which equally much is taken are alike, so what is taken is kept sorted, most first; :func:`real_hosts` gives
-them their names back.
-
-DAPPLE's planner: the shortest latency of a synchronous pipeline of replicated stages, with its three phases.
+"""DAPPLE's planner: the shortest latency of a synchronous pipeline of replicated stages, with its three phases.
 
 Fan et al., "DAPPLE: A Pipelined Data Parallel Approach for Training Large Models", PPoPP 2021, section 4.  A chain of
 layers, M micro-batches, hosts of like devices; every boundary between stages counts as a stage of its own, whose F and
@@ -36,6 +24,18 @@ its end, where the rule for Q needs nothing of what comes before: a suffix is kn
 
 none of which is ever better for being larger, so that of the suffixes that start alike only the Pareto-best are kept,
 and the optimum is exact.  Suffixes are dropped early by an upper bound (the best that a beam finds).
+
+DAPPLE's three ways to take devices for a stage, on hosts of like devices.
+
+Fan et al., "DAPPLE: A Pipelined Data Parallel Approach for Training Large Models", PPoPP 2021, section 4 (device
+assignment):
+
+* *fresh first*: from hosts of which nothing is taken, so that a stage's replicas are close to one another;
+* *append first*: from hosts of which something is taken already, so that no host is left in pieces;
+* *scatter first*: evenly from the hosts that are taken already, or from all if all are fresh, or full.
+
+Hosts of which equally much is taken are alike, so what is taken is kept sorted, most first; :func:`real_hosts` gives
+them their names back.
 """
 
 from __future__ import annotations

@@ -1,10 +1,4 @@
-"""Which parts of layers a planner would consider on up to so many ranks: what is worth measuring.
-
-Every grid of equally fast ranks that :func:`planner.costs.shards.device_mesh.candidate_layouts` offers, for groups of
-2, 4, 8, ... and of divisors of the number of ranks.  Other shares (of unequal devices, with margins, of groups of 3 of
-8) are read between those (``planner.costs.layers.shards``).
-
-What a part of a layer costs: as it was measured at its own shape, else by the model of its family, else a share.
+"""What a part of a layer costs: as it was measured at its own shape, else by the model of its family, else a share.
 
     measured (layer, samples, extents)        that measurement
     these extents at other samples            between those, as ``costs.layer`` reads whole layers
@@ -19,6 +13,12 @@ A shard's kernel may run at another speed than a share of the whole one (a 3-D c
 and 15 ms whole), so that a share is the last resort.  What is not known must not look better than what is: no part is
 cheaper, for its share of the work, than the whole at these samples or the cheapest part that was measured at them; nor
 is its forward alone, or with either backward.
+
+Which parts of layers a planner would consider on up to so many ranks: what is worth measuring.
+
+Every grid of equally fast ranks that :func:`planner.costs.shards.device_mesh.candidate_layouts` offers, for groups of
+2, 4, 8, ... and of divisors of the number of ranks.  Other shares (of unequal devices, with margins, of groups of 3 of
+8) are read between those (``planner.costs.layers.shards``).
 """
 
 from __future__ import annotations

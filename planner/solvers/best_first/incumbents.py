@@ -1,14 +1,14 @@
-"""Pipelines of several stages a position (interleaved, ZB-V, greedy): balanced, then improved cut by cut.
+"""Plans that are looked at before and beside the search, so that it never does worse than them.
+
+Everyday strategies come first: their steps are upper bounds.  Replicas on several kinds of devices or hosts, shared in
+proportion to speed, are not among the stages that the search builds; they are priced here, each with its own bound.
+
+Pipelines of several stages a position (interleaved, ZB-V, greedy): balanced, then improved cut by cut.
 
 Devices of the largest pool, one a position; v stages on each where the schedule leaves v open (``WAYS``).  The cuts
 balance the stages by a DP (least largest work of a stage), then move one at a time while the simulated step gets
 shorter.  Activations are computed again where that is asked for, or where it is left open and nothing else fits.  No
 proof comes with these plans but the bound that holds for all plans: all work over all devices.
-
-Plans that are looked at before and beside the search, so that it never does worse than them.
-
-Everyday strategies come first: their steps are upper bounds.  Replicas on several kinds of devices or hosts, shared in
-proportion to speed, are not among the stages that the search builds; they are priced here, each with its own bound.
 """
 
 from __future__ import annotations

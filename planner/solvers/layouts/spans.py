@@ -1,11 +1,4 @@
-"""Layouts by shortest paths: the search of Dryden et al. (IPDPS 2019, section V-C), exact on chains alone.
-
-A path through the network is a chain of layers, and the cheapest options along it are a shortest path in the graph of
-(layer, option).  Branches are handled one after another: the most expensive path (each layer at its cheapest) first;
-what it chose stays; then the most expensive path of the layers that are left, whose edges to layers already chosen
-count; and so on until every layer has an option.
-
-The least cost of every span [i, j) of a labelled graph at once, for a search over stages, by (min, +) products.
+"""The least cost of every span [i, j) of a labelled graph at once, for a search over stages, by (min, +) products.
 
 Nodes are in topological order.  Of the nodes before j those with an edge to j or later form the frontier; let
 T[i][x] be the least cost of the nodes of [i, j) whose frontier takes the options x.  Adding node j is
@@ -17,6 +10,13 @@ together, as rows of one table, in which a row does not depend on frontier nodes
 one product of a matrix with the edge's table; n nodes with k options and frontiers of w nodes take O(n^2 k^(w + 1)).
 
 Where stages may end at cut vertices alone, :func:`chain_of` first solves the blocks between them, equal blocks once.
+
+Layouts by shortest paths: the search of Dryden et al. (IPDPS 2019, section V-C), exact on chains alone.
+
+A path through the network is a chain of layers, and the cheapest options along it are a shortest path in the graph of
+(layer, option).  Branches are handled one after another: the most expensive path (each layer at its cheapest) first;
+what it chose stays; then the most expensive path of the layers that are left, whose edges to layers already chosen
+count; and so on until every layer has an option.
 """
 
 from __future__ import annotations

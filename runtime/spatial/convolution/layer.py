@@ -1,6 +1,6 @@
-"""Which form a rank's part of a convolution takes: overlapped where that pays, else gathered first.
+"""A convolution of the graph on one rank, transposed or not: from the operator's arguments to the form of its part.
 
-A convolution of the graph on one rank, transposed or not: from the operator's arguments to the form of its part.
+Which form a rank's part of a convolution takes: overlapped where that pays, else gathered first.
 """
 
 from __future__ import annotations

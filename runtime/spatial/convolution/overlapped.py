@@ -1,8 +1,4 @@
-"""Whether a rank's part of a convolution can be computed as a sum of terms, and whether that pays.  Pure integers.
-
-Who knows the boxes of all ranks can so tell what each of them does.
-
-Convolution of a tensor that is cut in space, exchanged and computed at the same time.
+"""Convolution of a tensor that is cut in space, exchanged and computed at the same time.
 
 forward     start the exchange; convolve what is held, with zeros around it; then add what each piece that came
             contributes (:mod:`runtime.spatial.convolution.terms`)
@@ -12,6 +8,10 @@ backward    the gradients of those pieces first, and start to send them back; th
 So messages travel while the large part is computed, nothing is copied but thin pieces, and the large part is one call
 of the ordinary kernel.  (Splitting into interior and boundary, as Dryden et al. 2019, section 4.2, computes most of the
 outputs in one call and the rest in several thin ones: :mod:`runtime.spatial.convolution.interior`.)
+
+Whether a rank's part of a convolution can be computed as a sum of terms, and whether that pays.  Pure integers.
+
+Who knows the boxes of all ranks can so tell what each of them does.
 """
 
 from __future__ import annotations

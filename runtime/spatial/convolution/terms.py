@@ -1,12 +1,4 @@
-"""Which filters of a rank belong to which groups of a convolution.  Pure integers.
-
-A cut along the filters may run through a group.  Then the filters fall into up to three calls, each of whole groups or
-of part of one:
-
-    3 groups of 4 filters       0 0 0 0  1 1 1 1  2 2 2 2
-    a rank's filters                [0 0][1 1 1 1][2]           part of group 0, group 1, part of group 2
-
-A convolution as a sum of terms, one for each part of its input.  Pure integers.
+"""A convolution as a sum of terms, one for each part of its input.  Pure integers.
 
 A convolution is linear in its input.  So the outputs of a rank are the sum of what the rows it holds contribute, as if
 there were zeros around them, and of what each piece that comes from other ranks contributes:
@@ -19,6 +11,14 @@ This holds for any kernel, stride, padding, dilation, number of groups and dims 
 side, an edge or a corner, or rows of several ranks.  Coordinates are global; per dim of space, output ``o`` reads the
 rows ``o stride - padding + dilation t`` for taps ``0 <= t < kernel``, and of a transposed convolution input ``i``
 reaches the outputs ``i stride - padding + dilation t``.
+
+Which filters of a rank belong to which groups of a convolution.  Pure integers.
+
+A cut along the filters may run through a group.  Then the filters fall into up to three calls, each of whole groups or
+of part of one:
+
+    3 groups of 4 filters       0 0 0 0  1 1 1 1  2 2 2 2
+    a rank's filters                [0 0][1 1 1 1][2]           part of group 0, group 1, part of group 2
 """
 
 from __future__ import annotations

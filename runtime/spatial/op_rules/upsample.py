@@ -1,9 +1,4 @@
-"""Interpolation of a part: which elements of the whole tensor each output reads, and with what weights.
-
-Positions are those of ``at::native::upsample_*``, from global indices and sizes; see ``planner.layers.upsample``.  They
-are computed in the dtype of the data, but in float32 for shorter ones.
-
-Interpolation: every output lies where it lies in the whole tensor, whichever rank makes it.
+"""Interpolation: every output lies where it lies in the whole tensor, whichever rank makes it.
 
 Along dims that are whole, or grow by a whole factor, torch's own operator does it: groups of as many outputs lie alike
 about every input, so that what the part reads is interpolated and the outputs of its outermost rows are cut off.
@@ -11,6 +6,11 @@ about every input, so that what the part reads is interpolated and the outputs o
     factor 2, output [4, 8) reads [1, 5):      [2, 10) is made, [4, 8) is kept
 
 Else rows are picked and weighted, dim by dim.
+
+Interpolation of a part: which elements of the whole tensor each output reads, and with what weights.
+
+Positions are those of ``at::native::upsample_*``, from global indices and sizes; see ``planner.layers.upsample``.  They
+are computed in the dtype of the data, but in float32 for shorter ones.
 """
 
 from __future__ import annotations

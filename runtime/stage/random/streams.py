@@ -1,12 +1,4 @@
-"""Which of a layer's random numbers a rank draws, where its stage is divided along other dims than samples.
-
-        micro-batch 2, node dropout_1, 4 samples of 6      011001 101110 | 010111 001011      in blocks of 2
-        a rank with samples [1, 3) and rows [2, 4)                  11       01               draws both blocks
-
-So ranks draw, whole along other dims, the samples of which they need a part, and keep their part: copies and halos get
-the numbers that their owner gets.
-
-Random numbers that depend on the seed, the step, the micro-batch and the node that draws them, and on nothing else.
+"""Random numbers that depend on the seed, the step, the micro-batch and the node that draws them, and on nothing else.
 
         micro-batch 2, node dropout_1, 6 rows      011 001 | 101 110 | 010 111      in blocks of 2
         rank 0 with 3 rows draws                   011 001 | 101                    the first two
@@ -14,6 +6,14 @@ Random numbers that depend on the seed, the step, the micro-batch and the node t
 
 So a plan draws what one device draws, whatever its stages, shares, schedule and recomputation.  Floats are drawn with
 32 bits whatever the model's dtype: a run in float64 is the exact twin of one in float32.
+
+Which of a layer's random numbers a rank draws, where its stage is divided along other dims than samples.
+
+        micro-batch 2, node dropout_1, 4 samples of 6      011001 101110 | 010111 001011      in blocks of 2
+        a rank with samples [1, 3) and rows [2, 4)                  11       01               draws both blocks
+
+So ranks draw, whole along other dims, the samples of which they need a part, and keep their part: copies and halos get
+the numbers that their owner gets.
 """
 
 from __future__ import annotations
