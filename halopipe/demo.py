@@ -94,7 +94,7 @@ def _profile(folder: Path, network: Network) -> Profile:
         "Forward, backward and memory are measured, and so is the link between the cores.",
         f"halopipe profile {source.factory} --input {','.join(map(str, source.input_shape))} "
         f"{' '.join(f'--arg {key}={value}' for key, value in source.arguments.items())} "
-        f"--optimizer {network.optimizer}",
+        f"--optimizer {network.optimizer}{' --quick' if network.quick else ''}",
     )
     profile = measure.measure(source, num_workers=_NUM_WORKERS, optimizer=network.optimizer, quick=network.quick)
     dump(profile, folder / "profile.json")

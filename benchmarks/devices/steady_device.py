@@ -7,8 +7,7 @@ waits amid an action, where it would lose its caches: what ranks do together the
 (:mod:`benchmarks.devices.layer_clock`).  Each piece of work (what is done between two words to other ranks) is timed:
 the thread's processor time.  From then on the ranks compute side by side, and each is held until its device would be
 done: the piece takes the device the mean of its rehearsals, of earlier runs too (without the least and the greatest
-    fifth, as
-in a profile), times the factor, whatever it takes here now.
+fifth, as in a profile), times the factor, whatever it takes here now.
 
     rehearsals   1.0 | 1.1 | 0.9
     afterwards   work 1.3, held 2.7 | send                factor 4

@@ -6,6 +6,7 @@ Samples to a batch: the sample's number becomes the first column of the coordina
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -17,7 +18,7 @@ from cuda_ops.sparse.keys import HIGHEST, LOWEST, MAX_BATCHES, check_coordinates
 from cuda_ops.sparse.nn.tensor import SparseTensor
 
 Array = TypeVar("Array", Tensor, "np.ndarray[Any, Any]")
-_WHERE = "sparse_quantize"
+_QUANTIZE = "sparse_quantize"
 
 
 def sparse_quantize(
@@ -44,7 +45,7 @@ def sparse_quantize(
     points = torch.from_numpy(np.ascontiguousarray(coords)) if isinstance(coords, np.ndarray) else coords.detach()
     if points.ndim != 2 or points.shape[1] != 3:
         _refuse("shape of points", list(points.shape), "[N, 3]", "give x, y and z per row, without a batch index")
-    check_rows(points.shape[0], _WHERE)
+    check_rows(points.shape[0], _QUANTIZE)
     keys = pack(torch.nn.functional.pad(_voxels(points, _sizes(voxel_size)), (1, 0)))
     ordered, order = torch.sort(keys, stable=True)
     is_first = torch.ones_like(ordered, dtype=torch.bool)
@@ -70,7 +71,7 @@ def _voxels(points: Tensor, sizes: tuple[float, ...]) -> Tensor:
     if points.is_complex() or points.dtype == torch.bool:
         _refuse("dtype of points", points.dtype, "whole or floating-point numbers", "convert them with .float()")
     wide = points.to(torch.float64)
-    refuse_infinite(wide, _WHERE, "coordinates")
+    refuse_infinite(wide, _QUANTIZE, "coordinates")
     voxels = torch.floor(wide / torch.tensor(sizes, dtype=torch.float64, device=points.device))
     outside = ((voxels < LOWEST) | (voxels > HIGHEST)).any(1).nonzero()
     if len(outside):
@@ -98,11 +99,12 @@ def refuse_infinite(values: Tensor, where: str, name: str) -> None:
         )
 
 
-def _refuse(what: str, found: object, expected: object, remedy: str) -> None:
-    raise SparseInputError(what, where=_WHERE, found=found, expected=expected, remedy=remedy)
+def _refuse(what: str, found: object, expected: object, remedy: str, where: str = _QUANTIZE) -> None:
+    raise SparseInputError(what, where=where, found=found, expected=expected, remedy=remedy)
 
 
-_COLLATE_WHERE = "sparse_collate"
+_COLLATE = "sparse_collate"
+_refuse_batch = partial(_refuse, where=_COLLATE)
 
 
 def sparse_collate(coords: Sequence[Any], feats: Sequence[Any] | None = None) -> Any:
@@ -121,7 +123,7 @@ def sparse_collate(coords: Sequence[Any], feats: Sequence[Any] | None = None) ->
             are NaN or infinite, no or too many samples.
     """
     if not 1 <= len(coords) <= MAX_BATCHES:
-        _collate_refuse(
+        _refuse_batch(
             "number of samples",
             len(coords),
             f"1..{MAX_BATCHES}",
@@ -130,11 +132,11 @@ def sparse_collate(coords: Sequence[Any], feats: Sequence[Any] | None = None) ->
     if feats is None:
         return _joined(coords)
     if len(feats) != len(coords):
-        _collate_refuse("lists of features", len(feats), f"{len(coords)}, one per cloud", "give one of each a sample")
+        _refuse_batch("lists of features", len(feats), f"{len(coords)}, one per cloud", "give one of each a sample")
     clouds = [_cloud(number, *pair) for number, pair in enumerate(zip(coords, feats, strict=True))]
     channels = [rows.shape[1] for _, rows in clouds]
     if len(set(channels)) > 1:
-        _collate_refuse(
+        _refuse_batch(
             "channels that differ", channels, "one number for all samples", "give all samples the same features"
         )
     return torch.cat([sites for sites, _ in clouds]), torch.cat([rows for _, rows in clouds])
@@ -162,18 +164,18 @@ def _collated(name: str, values: list[Any]) -> Any:
     shapes = sorted({tuple(value.shape) for value in values})
     if len(shapes) > 1:
         remedy = "make values per point the features of a SparseTensor, or lists"
-        _collate_refuse(f"shapes of {name!r} that differ", shapes[1], shapes[0], remedy)
+        _refuse_batch(f"shapes of {name!r} that differ", shapes[1], shapes[0], remedy)
     return torch.stack([torch.as_tensor(value) for value in values])
 
 
 def _cloud(number: int, coords: Any, feats: Any) -> tuple[Tensor, Tensor]:
     sites, rows = torch.as_tensor(coords), torch.as_tensor(feats)
-    where = f"{_COLLATE_WHERE}, sample {number}"
+    where = f"{_COLLATE}, sample {number}"
     if sites.ndim != 2 or sites.shape[1] != 3:
-        _collate_refuse("shape of coordinates", list(sites.shape), "[N, 3]", "the batch index is added here", where)
+        _refuse_batch("shape of coordinates", list(sites.shape), "[N, 3]", "the batch index is added here", where=where)
     if rows.ndim != 2 or rows.shape[0] != sites.shape[0]:
-        _collate_refuse(
-            "shape of features", list(rows.shape), f"[{sites.shape[0]}, C]", "give one row per coordinate", where
+        _refuse_batch(
+            "shape of features", list(rows.shape), f"[{sites.shape[0]}, C]", "give one row per coordinate", where=where
         )
     batched = torch.nn.functional.pad(sites, (1, 0))
     check_coordinates(batched, where)
@@ -189,11 +191,11 @@ def _joined(samples: Sequence[SparseTensor]) -> SparseTensor:
     for number, sample in enumerate(samples):
         if sample.stride != stride:
             remedy = "collate the tensors that the network reads"
-            _collate_refuse(f"stride of sample {number}", sample.stride, stride, remedy)
+            _refuse_batch(f"stride of sample {number}", sample.stride, stride, remedy)
         clouds.append(sample.coords + torch.tensor([first, 0, 0, 0], dtype=torch.int32, device=sample.device))
         first += sample.num_samples
     if first > MAX_BATCHES:
-        _collate_refuse("number of samples", first, f"at most {MAX_BATCHES}", "make smaller batches")
+        _refuse_batch("number of samples", first, f"at most {MAX_BATCHES}", "make smaller batches")
     feats = torch.cat([sample.feats for sample in samples])
     batch = SparseTensor(feats, torch.cat(clouds), stride, num_samples=first)
     batch.order = _order(samples)
@@ -209,7 +211,3 @@ def _order(samples: Sequence[SparseTensor]) -> Tensor | None:
         orders.append(sample.order + first)
         first += len(sample)
     return torch.cat(orders)
-
-
-def _collate_refuse(what: str, found: object, expected: object, remedy: str, where: str = _COLLATE_WHERE) -> None:
-    raise SparseInputError(what, where=where, found=found, expected=expected, remedy=remedy)

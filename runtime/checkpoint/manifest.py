@@ -146,15 +146,15 @@ def _fault_of_boxes(boxes: list[tuple[str, Box]], shape: tuple[int, ...]) -> str
         return "a rank has saved two boxes of it"
     for index, (folder, box) in enumerate(boxes):
         if len(box) != len(shape) or intersect(box, whole(shape)) != box:
-            return f"{_text(box)} by {folder} is no box of {shape}"
+            return f"{_box_text(box)} by {folder} is no box of {shape}"
         for other, another in boxes[:index]:
             if intersect(box, another):
-                return f"saved twice: {_text(box)} by {folder}, {_text(another)} by {other}"
+                return f"saved twice: {_box_text(box)} by {folder}, {_box_text(another)} by {other}"
     missing = math.prod(shape) - sum(volume(box) for _, box in boxes)
     return f"saved by nobody: {missing} of {math.prod(shape)}" if missing else ""
 
 
-def _text(box: Box) -> str:
+def _box_text(box: Box) -> str:
     return " x ".join(map(str, box))
 
 
@@ -304,8 +304,8 @@ def _manifest(root: dict[str, Any]) -> Manifest:
     return Manifest(
         _whole_number(root["step"], "step"),
         num_ranks,
-        _manifest_text_text(root["torch_version"], "torch_version"),
-        dict(_each(root["fingerprints"], "fingerprints", _manifest_text_text)),
+        _text(root["torch_version"], "torch_version"),
+        dict(_each(root["fingerprints"], "fingerprints", _text)),
         folders,
         dict(_each(root["numbers"], "numbers", _number)),
         dict(_each(root["tensors"], "tensors", entry)),
@@ -334,7 +334,7 @@ def _entry(value: object, where: str, folders: Mapping[str, RankFiles]) -> Entry
     sizes = tuple(_whole_number(size, where) for size in _list(shape, where))
     if math.prod(sizes) > _MOST_ELEMENTS:
         raise ValueError(f"{where}: shape {sizes} is too large")
-    if not isinstance(getattr(torch, _manifest_text_text(dtype, where), None), torch.dtype):
+    if not isinstance(getattr(torch, _text(dtype, where), None), torch.dtype):
         raise ValueError(f"{where}: {dtype!r} is no dtype of torch {torch.__version__}")
     entry = Entry(dtype, sizes, tuple(_part(part, where) for part in parts))
     if unknown := {part.folder for part in entry.parts} - folders.keys():
@@ -347,8 +347,8 @@ def _part(value: object, where: str) -> Part:
     if isinstance(start, list):
         box = _box(start, _list(stop, where, len(start)), where)
         return Part(
-            _manifest_text_text(folder, where),
-            _manifest_text_text(stored, where),
+            _text(folder, where),
+            _text(stored, where),
             0,
             volume(box),
             _sha256(sha256, where),
@@ -357,9 +357,7 @@ def _part(value: object, where: str) -> Part:
     first, last = _whole_number(start, where), _whole_number(stop, where)
     if first > last:
         raise ValueError(f"{where}: {first}:{last} is no range")
-    return Part(
-        _manifest_text_text(folder, where), _manifest_text_text(stored, where), first, last, _sha256(sha256, where)
-    )
+    return Part(_text(folder, where), _text(stored, where), first, last, _sha256(sha256, where))
 
 
 def _box(starts: list[Any], stops: list[Any], where: str) -> Box:
@@ -376,7 +374,7 @@ def _list(value: object, where: str, length: int | None = None) -> list[Any]:
     return value
 
 
-def _manifest_text_text(value: object, where: str) -> str:
+def _text(value: object, where: str) -> str:
     if not isinstance(value, str):
         raise ValueError(f"{where}: {value!r} is not text")
     return value

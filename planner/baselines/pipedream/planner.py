@@ -197,9 +197,7 @@ def best_in_order(
     seconds = float(found.seconds[used, -1])
     if seconds == inf:
         return infeasible()
-    return Answer(
-        seconds, seconds, OPTIMAL, {"machines": total, "stages": _pipedream_released_stages(states, found, used)}
-    )
+    return Answer(seconds, seconds, OPTIMAL, {"machines": total, "stages": _stages_in_order(states, found, used)})
 
 
 def _best(states: States, topology: _Topology, total: int, options: Options) -> _Best:
@@ -275,7 +273,7 @@ class _Prices:
         return seconds
 
 
-def _pipedream_released_stages(states: States, found: _Best, used: int) -> list[Json]:
+def _stages_in_order(states: States, found: _Best, used: int) -> list[Json]:
     stages: list[Json] = []
     passed, state = used, states.num_states - 1
     while state >= 0:

@@ -146,11 +146,11 @@ def convolve(
         dtype = torch.get_autocast_dtype(device)
         x, weight, bias = _cast(x, dtype), _cast(weight, dtype), _cast(bias, dtype)
         with torch.autocast(device, enabled=False):
-            return _layer_run(step, ready, x, weight, bias)
-    return _layer_run(step, ready, x, weight, bias)
+            return _convolved(step, ready, x, weight, bias)
+    return _convolved(step, ready, x, weight, bias)
 
 
-def _layer_run(step: Step, ready: Ready, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+def _convolved(step: Step, ready: Ready, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     form = ready.form
     if form is None:
         raise ValueError("the operator itself was to be called")
@@ -175,7 +175,7 @@ def _ready(
         return Ready(None, is_batch, (), ())
     if step.division.ways > 1:
         return Ready(shared_conv(step, window), is_batch, (), ())
-    returned = _layer_returned(step, window, channels, settings) if is_batch else None
+    returned = _exchange_of_dy(step, window, channels, settings) if is_batch else None
     form = local_form(Part(window, outputs, needed, channels), exchange, settings, returned)
     filters = (outputs[1].start, len(outputs[1]))
     is_all = len(outputs[1]) == channels[1] or (transposed and window.groups > 1)
@@ -191,7 +191,7 @@ def _may_wait(step: Step) -> bool:
     return not is_tied and any(kind(other.kind).REDUCTION == "statistics" for other in others)
 
 
-def _layer_returned(step: Step, window: Window, channels: tuple[int, int], settings: HaloSettings) -> Exchange | None:
+def _exchange_of_dy(step: Step, window: Window, channels: tuple[int, int], settings: HaloSettings) -> Exchange | None:
     """The exchange of dy, where its halo moves backward; the same answer on all ranks."""
     division, name = step.division, step.layer.name
     held, wanted = step.whole.held(step.layer.inputs[0]), step.whole.wanted(name, 0)

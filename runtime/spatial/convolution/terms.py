@@ -196,11 +196,11 @@ def _term(window: Window, part: Box, outputs: Box, is_main: bool) -> Term | None
     )
     return Term(
         options,
-        _terms_cuts([one.source for one in found]),
+        _cuts_of_space([one.source for one in found]),
         _pads([one.pad for one in found]),
-        _terms_cuts([one.taps for one in found]),
-        _terms_cuts([one.rows for one in found]),
-        _terms_cuts([one.place for one in found]),
+        _cuts_of_space([one.taps for one in found]),
+        _cuts_of_space([one.rows for one in found]),
+        _cuts_of_space([one.place for one in found]),
         prod(one.multiplications for one in found),
         _pads([one.source_pad for one in found]),
         _pads([one.rows_pad for one in found]),
@@ -298,7 +298,7 @@ def _unless(part: tuple[int, int], extent: int) -> tuple[int, int] | None:
     return None if part == (0, extent) else part
 
 
-def _terms_cuts(parts: Sequence[tuple[int, int] | None]) -> Cuts:
+def _cuts_of_space(parts: Sequence[tuple[int, int] | None]) -> Cuts:
     return tuple((LEADING + dim, *part) for dim, part in enumerate(parts) if part is not None)
 
 
