@@ -181,7 +181,7 @@ def peers() -> Iterator[Row]:
 
 
 def speed(name: str) -> list[Row]:
-    """One of ``planner_cases.large``, in a process of its own, so that memory is that search's alone."""
+    """One of ``cases.large``, in a process of its own, so that memory is that search's alone."""
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
         return pool.submit(_speed, name).result()
 

@@ -20,7 +20,7 @@ packing of messages, the sums of a batch normalisation and the local form's own 
 rank the two differ by neither, so that row shows how well the profile itself holds inside a network.
 
 Beyond four ranks devices are like those of this machine, on one host, with the links measured between two processes;
-parts are read between those measured (``costs.measured_parts``), and a row says how much of the compute was measured.
+parts are read between those measured (``costs.layers.shards``), and a row says how much of the compute was measured.
 The 1K mesh-tangling network, too large to be run here, is priced by rooflines on hosts of four V100.
 """
 

@@ -2,7 +2,7 @@
 
 Li et al., "PyTorch Distributed", VLDB 2020.  Shares are in proportion to speed, so that unequal devices end together,
 and as in everyday use the batch is cut into as few micro-batches as memory allows (gradient accumulation).  Sums
-run behind the last backward, bucket by bucket (``costs.gradient_sums``).
+run behind the last backward, bucket by bucket (``costs.stages.gradient_overlap``).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The independent checker: is a plan whole, legal, and what it says it is?  Shares no code with solvers.
 
 Read ``verdict``, which asks the others; ``coverage`` says what is checked of each field.  Without a profile:
-``structure``, ``statements``, ``request`` and ``order``.  With one, ``reckon`` goes through the step and the memory.
+``structure``, ``statements``, ``request`` and ``order``.  With one, ``recompute`` goes through the step and the memory.
 """
 
 from __future__ import annotations

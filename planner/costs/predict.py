@@ -57,7 +57,7 @@ def forecast(
     """As :func:`predict`, with prices that were looked up before, and memory by part.
 
     Args:
-        num_draws: of the step under noise (``costs.montecarlo``); 0: its deciles are not wanted.
+        num_draws: of the step under noise (``costs.uncertainty``); 0: its deciles are not wanted.
     """
     program = Boundaries.of_decision(book.profile.graph, decision).program(decision)
     validate(program)

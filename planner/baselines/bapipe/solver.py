@@ -1,6 +1,6 @@
 """BaPipe's planner (Zhao et al., 2020): balanced stages of one device each, the schedule that suits links and memory.
 
-``peers.bapipe`` is its programme: schedules 1F1B-SNO and 1F1B-SO, every micro-batch size, devices in the order of
+``bapipe.planner`` is its programme: schedules 1F1B-SNO and 1F1B-SO, every micro-batch size, devices in the order of
 their ranks, each as fast as the profile says, joined by the slowest link.  A stage here is of whole layers, so the
 intra-layer partition is left out; data parallelism is its fall-back.  Which schedule is best at which size BaPipe's
 closed form says; the simulator then chooses among the sizes.

@@ -1,8 +1,8 @@
 """DAPPLE's planner (Fan et al., PPoPP 2021): the shortest latency by its three phases, devices by its three policies.
 
-``peers.dapple`` is its programme, on like devices (the slowest kind's costs count) and like hosts; hosts with different
-numbers of devices count as one whose links are the slowest.  As in the paper the profile is first joined to few blocks.
-Its schedule is 1F1B (backward as early as can be).  Every micro-batch size is tried.
+``dapple.planner`` is its programme, on like devices (the slowest kind's costs count) and like hosts; hosts with
+different numbers of devices count as one whose links are the slowest.  As in the paper the profile is first joined to
+few blocks. Its schedule is 1F1B (backward as early as can be).  Every micro-batch size is tried.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """PipeDream's planner over levels (Narayanan et al., SOSP 2019, section 3.1): hosts as machines of machines.
 
-As ``solvers.pipedream``, but the machine of the upper level is a host with a pipeline on all of its devices, and a
-stage of the upper level may be replicated over hosts.  Hosts must have equally many devices; with one host it is the
-same.
+As ``baselines.pipedream.solver``, but the machine of the upper level is a host with a pipeline on all of its devices,
+and a stage of the upper level may be replicated over hosts.  Hosts must have equally many devices; with one host it is
+the same.
 """
 
 from __future__ import annotations

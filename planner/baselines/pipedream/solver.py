@@ -1,6 +1,6 @@
 """PipeDream's planner (Narayanan et al., SOSP 2019), flat: the shortest slowest stage of a replicated pipeline.
 
-``peers.pipedream`` is its programme.  As there all ranks are used and alike (the slowest kind's costs count), any two
+``pipedream.planner`` is its programme.  As there all ranks are used and alike (the slowest kind's costs count), any two
 are joined alike (the slowest link), micro-batches take the place of its mini-batches, and replicas have equal shares.
 Its schedule is 1F1B; ours is the synchronous one, where weights change once a step.  Every micro-batch size is tried,
 each with and without PipeDream's own count of memory.

@@ -2,11 +2,11 @@
 
 Tarnawski, Narayanan, Phanishayee, "Piper: multidimensional planner for DNN parallelization", NeurIPS 2021, section 5.
 
-    minimise    max over stages of time per micro-batch                                            (``piper_stages``)
+    minimise    max over stages of time per micro-batch                                            (``stages``)
     over        a chain of ideals: the layers of each stage; d replicas of t devices for each stage; an option for each
                 layer
-    subject to  sum of d t <= devices; d divides the micro-batches of a batch                       (``piper_sweep``)
-                memory of each stage, with the data degrees of all stages behind it in flight       (``piper_stages``)
+    subject to  sum of d t <= devices; d divides the micro-batches of a batch                       (``search``)
+                memory of each stage, with the data degrees of all stages behind it in flight       (``stages``)
 
 The state is (ideal of what is behind, devices, sum of data degrees).  With one tensor degree the second follows from
 the third, and one sweep over the ideals finds the smallest value.  With several, a sweep finds the fewest devices for

@@ -1,9 +1,9 @@
 """Piper (Tarnawski, Narayanan, Phanishayee, NeurIPS 2021): stages, data degrees and recomputation, within memory.
 
-``peers.piper`` is its programme, with tensor degree 1 alone.  As there all ranks are used as alike (the slowest kind's
-costs count), any two are joined alike (the slowest link), and data degrees divide the number of micro-batches.  Its
-replicas take whole micro-batches in turn; ours share the samples of each.  Recomputation, if the problem allows it, is
-chosen by layer there and by stage here: a stage of which some layers compute their activations again does so as a
+``piper.planner`` is its programme, with tensor degree 1 alone.  As there all ranks are used as alike (the slowest
+kind's costs count), any two are joined alike (the slowest link), and data degrees divide the number of micro-batches.
+Its replicas take whole micro-batches in turn; ours share the samples of each.  Recomputation, if the problem allows it,
+is chosen by layer there and by stage here: a stage of which some layers compute their activations again does so as a
 whole.
 """
 

@@ -15,9 +15,7 @@ than the best choice: the bound.
 Ideals hold what comes *behind*: a layer comes with its readers.  Every quantity of a stage is one of J minus one of I,
 also "what the first q layers of that order save", so that q is found by halving for all pairs at once.
 
-Piper's stages one by one: the plain way, for options of every kind and for checking what was found.
-
-``piper_stages`` has the model, and computes the same for all pairs of ideals at once where options are alike.
+Stages one by one (:class:`PlainPairs`): the plain way, for options of every kind and for checking what was found.
 """
 
 from __future__ import annotations

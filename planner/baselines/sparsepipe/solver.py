@@ -1,8 +1,8 @@
 """SparsePipe's planner: PipeDream's pipeline on unlike devices in a fixed order, a stage as slow as its slowest device.
 
-``peers.sparsepipe`` is its programme, here with the published restrictions (``fixed_order``).  As there any two devices
-are joined alike (the slowest link), and replicas have equal shares whatever their speed.  Its schedule is PipeDream's;
-ours is the synchronous 1F1B.  Every micro-batch size is tried.
+``sparsepipe.planner`` is its programme, here with the published restrictions (``fixed_order``).  As there any two
+devices are joined alike (the slowest link), and replicas have equal shares whatever their speed.  Its schedule is
+PipeDream's; ours is the synchronous 1F1B.  Every micro-batch size is tried.
 
 Of a sparse network each stage makes its kernel maps when the features have arrived, and not ahead of them; in its
 planner that is a part of the layers' time, of the first one that needs a map.

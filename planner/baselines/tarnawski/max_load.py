@@ -19,7 +19,7 @@ The smallest largest load of a pipeline: which ideals to cut at, and which devic
                 bytes of a stage on an accelerator within its memory; no CPU-only block there   (Loads.accelerator)
 
 :func:`direct` is the dynamic program over pairs of ideals, device by device, as published; it holds a table of all
-pairs.  :func:`search` is for large lattices: it asks "is there a chain of loads at most T?" (``max_load_walk``) for a T
+pairs.  :func:`search` is for large lattices: it asks "is there a chain of loads at most T?" (below) for a T
 just below the best known, and then for some between that and the lower bound.  What is found is first improved along
 an order of blocks that it follows (:func:`along`).
 

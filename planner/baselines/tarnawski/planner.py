@@ -5,8 +5,8 @@ operators", NeurIPS 2020, sections 4 and 5.1.  In pipelined execution the most l
 
     minimise    max over devices of its load                                     (``max_load``: compute, then send)
     over        the device of every node
-    subject to  nodes of one colour on one device, with their backward nodes     (``tarnawski_blocks``)
-                the forward nodes of a device between two ideals                 (``max_load_search``: contiguity)
+    subject to  nodes of one colour on one device, with their backward nodes     (below)
+                the forward nodes of a device between two ideals                 (``max_load.search``: contiguity)
                 bytes on an accelerator within its memory, unsupported nodes on CPUs
 
 Variants of the public code, each a row of its paper's tables:

@@ -34,12 +34,12 @@ class Crossing:
 
     Attributes:
         forward_s, backward_s: messages one way and their adjoint; of a convolution's halo backward that of dx or of
-            dy, whichever is smaller (``costs.backward_halo``).
+            dy, whichever is smaller (``costs.communication.halo``).
         received_bytes: ``[..., ranks]``: what each rank gets and keeps until the backward.
         moved_bytes: in all, forward, partial sums included.
         is_halo: whether both layers are cut alike and ranks lack rows of space alone, so that what moves is a rim of
             each part (or nothing).
-        ways: ranks that share the input channels in the cheapest contraction (``costs.contraction``).
+        ways: ranks that share the input channels in the cheapest contraction (``costs.shards.contraction``).
     """
 
     forward_s: Array

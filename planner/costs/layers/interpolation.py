@@ -5,7 +5,7 @@
     between two measured ones            a straight line in log-log, if both ran on the same back end (``key``)
     beyond, or across a change of key    the straight line through the two nearest of one key; for a part of a sample
                                          (its sites shared by ranks) no less than that part of the smaller of the two
-    no two of one key                    what layers like it say (``costs.families``), then a datasheet
+    no two of one key                    what layers like it say (``costs.layers.regression``), then a datasheet
 
 Convolutions change their back end with the batch and jump by a factor of two there, hence the keys.  Ignored: that a
 layer's time depends on what ran before it (caches).

@@ -1,7 +1,7 @@
 """What nobody measured, from what was: a model for each family of layers, held to the layer's own measurements.
 
     family        layers of one kind, operator and back end that all read, or do not read, the network's inputs alone
-    model         t = c0 + c1 flops + c2 bytes + c3 weights, c >= 0          ``costs.features``
+    model         t = c0 + c1 flops + c2 bytes + c3 weights, c >= 0          (features below)
                   minimises the sum of ((t - measured) / measured)^2 over all measurements, whole layers and parts
                   (Lawson and Hanson's non-negative least squares), and a ridge (most on c3) makes it unique
     held to       x the mean of measured / model over the layer's own measurements of that family, with weights
@@ -17,7 +17,7 @@ shares of whole layers missed parts by 40 %, this by 11-18 % where other parts w
 was (``benchmarks.unseen_shapes`` measures it again).  Ignored: caches, and that a shape may run
 on another back end than its neighbour.
 
-What a layer, or a part of one, does: the features that models of families are made of (``costs.families``).
+What a layer, or a part of one, does: the features that models of families are made of.
 
     1            a call
     flops        multiply-adds, counted as two                         planner.layers: ``forward_flops``

@@ -1,8 +1,8 @@
 """What a part of a layer costs: as it was measured at its own shape, else by the model of its family, else a share.
 
     measured (layer, samples, extents)        that measurement
-    these extents at other samples            between those, as ``costs.layer`` reads whole layers
-    others                                    seconds: what the family says (``costs.families``), held to the layer's
+    these extents at other samples            between those, as ``costs.layers.interpolation`` reads whole layers
+    others                                    seconds: what the family says (``regression``), held to the layer's
                                               own measurements, whole and in part, never better than these (below)
     no family, cut along dims as others are   at these samples, by the number of elements: in log-log between the two
                                               around it if both ran on one back end, else the nearer one's in proportion

@@ -25,7 +25,8 @@ class Option:
         margin: rows by which each rank works beyond its own part along the cut dims of space, so that the next layers
             need no halo (one wide exchange for several layers; the overlap is computed twice).
         recompute: whether what it saves is dropped after the forward and computed again before the backward.
-        ways: ranks that share the input channels of a contraction (``costs.contraction``); 0: as many as is cheapest.
+        ways: ranks that share the input channels of a contraction (``costs.shards.contraction``); 0: as many as is
+            cheapest.
     """
 
     cuts: tuple[tuple[str, tuple[int, ...]], ...] = ()

@@ -6,7 +6,7 @@ message by message, for the call that sends (``Link.sending``); a message starts
 message; a reduction starts when its last member has arrived.  A message that blocks holds its sender until it has left,
 and then its receiver for as long again (it is sent, then taken, by ranks that do nothing else meanwhile).  What is
 prepared of a micro-batch occupies its rank or, beside an accelerator, a thread of the host: one after another, from
-when the rank asks for it, and the forward waits (``costs.preparing``).  What must precede what comes from
+when the rank asks for it, and the forward waits (``costs.stages.input_pipeline``).  What must precede what comes from
 ``dependencies``, checked when the program was compiled.
 
 :func:`execute` runs a program whose messages share nothing but their channels;

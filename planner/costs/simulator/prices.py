@@ -14,9 +14,9 @@ call), so that what a core loses goes with the message's speed; several add.  ``
 that a device feels.
 
 Ignored: exchanges within a stage (statistics, halos), sums of gradients while their ranks still compute
-(``costs.gradient_sums``), those of layers with layouts of their own and those over several stages, gathers of updated
-parameters; switches and cables narrower than cards; that a card's buffer, or a token bucket's burst, is used up; and
-that sums of gradients cost cores anything beside their members' waiting.
+(``costs.stages.gradient_overlap``), those of layers with layouts of their own and those over several stages, gathers of
+updated parameters; switches and cables narrower than cards; that a card's buffer, or a token bucket's burst, is used
+up; and that sums of gradients cost cores anything beside their members' waiting.
 """
 
 from __future__ import annotations

@@ -4,14 +4,15 @@ F, B, I and W are the sums of the stage's layers at the rank's own number of sam
 stage that recomputes runs its forward once more in B or I.  Every backward but a rank's first also adds its gradients
 into those that are there.  On a stage of several ranks each normalisation over the batch exchanges statistics
 (``runtime.stage.batch_norm``: one all-reduce of 1 + 2 channels float64 numbers a rank forward, one of 2 channels
-backward), and each layer over sites its halo (``costs.site_exchanges``), so its ranks go at the pace of the slowest.
-What hosts prepare is in ``costs.preparing``.  Where layers have layouts of their own all ranks go at one pace,
-layer by layer, messages between layers included (``costs.staged``).  Where ranks divide the optimiser's state, the sum
-of gradients is a reduce-scatter and the update is of one part, then an all-gather: each half of an all-reduce (a ring
-is made of the two; Patarasuk and Yuan 2009).  Otherwise, on a stage cut along samples alone, sums run behind the last
-backward (``costs.gradient_sums``).  Gradients of parameters that several stages use are summed over all their
-ranks before the update, and priced with it.  What runs of plans corrected (``costs.corrected``) is in all of these; of
-compute, what differs between stages of one rank and shared ones is put on here.
+backward), and each layer over sites its halo (``costs.communication.halo``), so its ranks go at the pace of the
+slowest. What hosts prepare is in ``costs.stages.input_pipeline``.  Where layers have layouts of their own all ranks go
+at one pace, layer by layer, messages between layers included (``costs.stages.stage_cost``).  Where ranks divide the
+optimiser's state, the sum of gradients is a reduce-scatter and the update is of one part, then an all-gather: each half
+of an all-reduce (a ring is made of the two; Patarasuk and Yuan 2009).  Otherwise, on a stage cut along samples alone,
+sums run behind the last backward (``costs.stages.gradient_overlap``).  Gradients of parameters that several stages use
+are summed over all their ranks before the update, and priced with it.  What runs of plans corrected
+(``costs.calibration``) is in all of these; of compute, what differs between stages of one rank and shared ones is put
+on here.
 """
 
 from __future__ import annotations

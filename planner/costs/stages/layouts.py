@@ -1,6 +1,6 @@
 """What layers cost on a group of ranks under layouts: tables over options, each built once.
 
-    compute        the measured cost of the part that a rank does (``costs.measured_parts``); where none like it was
+    compute        the measured cost of the part that a rank does (``costs.layers.shards``); where none like it was
                    measured, of its samples x the share of a sample's work that it does; margins included
                                                                                        ``LayoutPrices.layer``
     statistics     a normalisation whose samples or space are cut sums over the ranks with equal channels
@@ -9,7 +9,7 @@
     messages       what a rank reads and does not hold comes from its owner, as ``planner.ir.box.transfers`` says, and
                    goes back in the backward pass (the adjoint); channels are contracted in the way that moves least
                                                                                        ``LayoutPrices.crossing``
-    overlap        a convolution's halo travels while it computes                      ``costs.overlap``
+    overlap        a convolution's halo travels while it computes                       ``resharding.exposed``
 
 The slowest rank counts, layer by layer.  Messages of a rank follow one another, and receiving overlaps sending where
 the link is duplex.  Ignored: traffic of several pairs on one cable.

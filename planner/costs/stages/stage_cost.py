@@ -34,7 +34,7 @@ class StageCost:
         paced_forward_s, paced_backward_s, paced_backward_input_s, paced_backward_weight_s, paced_update_s,
             paced_accumulate_s: sums over layers of the slowest rank's compute.
         exchange_forward_s, exchange_backward_s: statistics, and messages between layers as far as nothing is computed
-            meanwhile (``costs.overlap``), all ranks busy.
+            meanwhile (``costs.communication.resharding``), all ranks busy.
         reduction_s: once a step; gradients over ranks with equal weights.
         update_s, accumulate_s: by rank: once a step; for each micro-batch but the first.
         saved_bytes: by rank, kept for each micro-batch between forward and backward, what was received included.

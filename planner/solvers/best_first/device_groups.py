@@ -1,8 +1,8 @@
 """Which groups of devices a stage may have, and what then remains: the states of the suffix DP.
 
-Devices of one kind, host and memory size are a pool (``space.pools``).  A state says how many devices of each pool are
-unused; states that differ by an exchange of like hosts are one (``canonical``), and each option carries the exchange
-that makes what remains canonical, so that a group's hosts can be told from those of the next.
+Devices of one kind, host and memory size are a pool (``candidate.pools``).  A state says how many devices of each pool
+are unused; states that differ by an exchange of like hosts are one (``canonical``), and each option carries the
+exchange that makes what remains canonical, so that a group's hosts can be told from those of the next.
 
     2 hosts of 4      (4, 4) -- group (3, 0) --> (1, 4) ~ (4, 1)      the group is now called (0, 3)
 

@@ -5,7 +5,7 @@ For layers i ... j - 1 of the graph's order on one group of ranks, and M full mi
     step_s[i, j]   all F and B, additions, the sum of gradients, the update, the executor's overhead
     once_s[i, j]   one F and one B
 
-are the least over all choices of layouts (``inner.spans``: exact) and over samples shared as in any other plan, which
+are the least over all choices of layouts (``layouts.spans``: exact) and over samples shared as in any other plan, which
 is priced otherwise.  Memory is ignored.
 """
 

@@ -1,6 +1,6 @@
 """Pipelines of stretches of layers on groups of one pool each, by a bound that holds whatever their layouts.
 
-Of stages s = 0, 1, ... let W_s and o_s be the least of a step and of one F and B (``layout_tables``), and c_s a message
+Of stages s = 0, 1, ... let W_s and o_s be the least of a step and of one F and B (``layout_bound``), and c_s a message
 into stage s one way.  Stage s works M micro-batches off between the F of the first and the B of the last, after the F
 and before the B of what it reads from, so that
 

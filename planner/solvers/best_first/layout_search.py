@@ -1,7 +1,7 @@
 """The search beyond samples: stages whose layers are cut along space and channels as well.
 
 What the search over samples found goes on in two ways.  The stages of its best pipelines get the best layouts of their
-layers (``inner.stage``, exact for a stage alone).  And pipelines of stretches of layers are built by the least that
+layers (``layouts.stage``, exact for a stage alone).  And pipelines of stretches of layers are built by the least that
 stages take under any layouts (``layout_chains``), the one of least bound first, given the layouts of least time, and
 simulated; those that do not fit get layouts for the memory there is.
 

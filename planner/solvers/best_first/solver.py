@@ -1,17 +1,17 @@
 """The planner: the pipeline with the shortest simulated step, found by best-first search under an admissible bound.
 
 Given       the network as a DAG of layers; pools of like devices (kind, host, memory); a global batch.
-Choose      sizes of micro-batches, hence their number M                                   ``space.micro_batch_sizes``
-            a chain of ideals of the DAG: stage s holds what the s-th adds                  ``search.cuts``
-            for each stage a group of devices: of one host, of several hosts of a kind      ``search.devices``
+Choose      sizes of micro-batches, hence their number M                     ``candidate.micro_batch_sizes``
+            a chain of ideals of the DAG: stage s holds what the s-th adds                    ``graph_cuts``
+            for each stage a group of devices: of one host, of several hosts of a kind     ``device_groups``
             or, where there are few devices, of several kinds, each with its share of the
             samples by speed; pools in any order along the pipeline; devices may stay unused
-            a schedule for all of them, and where it has windows, W_s for each stage        ``search.leaves``
-            whether a stage computes its activations again, where that is allowed           ``Prices.versions``
-Minimise    the step, by ``costs.simulate``
-Subject to  memory on every rank, with the micro-batches in flight                          ``search.memory``
-            a sample of every micro-batch on every rank of a stage                          ``shares.usable``
-            side constraints                                                                ``candidates.rules``
+            a schedule for all of them, and where it has windows, W_s for each stage          ``leaf_bound``
+            whether a stage computes its activations again, where that is allowed        ``Prices.versions``
+Minimise    the step, by ``simulator.events``
+Subject to  memory on every rank, with the micro-batches in flight                          ``memory_bound``
+            a sample of every micro-batch on every rank of a stage                      ``candidate.usable``
+            side constraints                                                      ``candidates.constraints``
 
 The bound.  f_s, b_s are the shortest F and B of stage s, w_s all its work, u_s its reduction and update, c_s a message
 to the next stage, C_s all M of them on the channel where most goes, W_s the most micro-batches that memory lets it
@@ -26,21 +26,21 @@ and micro-batch m + W_s enters when m has left, so
 hold for every synchronous schedule (with backwards in two halves, b is the first and w without the second).  (For
 u = 0, c alike and no limits V(0) is max_s [R_s + M (f_s + b_s)], R_s the f, b and 2 c of the stages before.)
 The least values over all continuations, for each cut, devices left and first group, are a
-DP over suffixes                                                                             ``search.suffix``
+DP over suffixes                                                                                   ``bound``
 Where stage s + 1 need not read from s, only the step as a whole is bounded                  ``Labels.free``
 
-Prefixes of pipelines wait in a queue by the bound of their best continuation                ``search.frontier``
+Prefixes of pipelines wait in a queue by the bound of their best continuation                      ``queue``
 Complete ones are simulated many at once, never too slow, and exactly where members of groups are alike; those that may
-still be the best are simulated by the true simulator                                         ``search.leaves``
+still be the best are simulated by the true simulator                                         ``leaf_bound``
 The search ends with a proof when no bound in the queue is below the best step.
 
-Where layers may be cut along more than samples, the search goes on over layouts              ``search.layouts``
+Where layers may be cut along more than samples, the search goes on over layouts           ``layout_search``
 
 Objectives: ``throughput`` as above; ``latency`` the same with forward passes alone; ``memory`` the least limit under
-which a plan is found, by bisection to 0.1 %, and the fastest plan under it             ``search.leanest``
+which a plan is found, by bisection to 0.1 %, and the fastest plan under it                   ``infeasible``
 
-Not in the space: windows other than those of ``leaves.windows_to_try``, several stages on a position
-(``search.virtual`` tries some, without a proof), on large clusters what ``Devices.restrictions`` says.
+Not in the space: windows other than those of ``leaf_bound.windows_to_try``, several stages on a position
+(``incumbents`` tries some, without a proof), on large clusters what ``Devices.restrictions`` says.
 """
 
 from __future__ import annotations

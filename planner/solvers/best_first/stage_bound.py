@@ -155,7 +155,7 @@ class Group:
     Attributes:
         counts: devices by pool.
         ranks: its devices, the first ones of each pool; which ones does not matter.
-        orders: the pool of each member, in every order that may be meant; see ``devices.member_orders``.
+        orders: the pool of each member, in every order that may be meant; see ``device_groups.member_orders``.
         orders_known: whether these are all.
         shares: samples of each member in a full micro-batch.
         samples: of each member, by samples of the micro-batch.

@@ -366,7 +366,7 @@ def samples_of(shares: tuple[int, ...], rows: int) -> tuple[int, ...]:
 
 
 def parts_of(shares: tuple[int, ...], rows: int) -> tuple[float, ...]:
-    """The same where ranks share the sites of a stage: fractions of samples (``costs.placement.loads``)."""
+    """The same where ranks share the sites of a stage: fractions of samples (``costs.stages.placement.loads``)."""
     return tuple(rows * share / sum(shares) for share in shares)
 
 

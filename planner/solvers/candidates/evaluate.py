@@ -126,7 +126,7 @@ class Evaluator:
         return Constraints.of(self.problem)
 
     def unmet(self, candidate: Candidate) -> str:
-        """What was asked for and is not met (``candidates.request``); empty if the candidate may be an answer."""
+        """What was asked for and is not met (``candidates.feasibility``); empty if the candidate may be an answer."""
         return unmet(self.constraints, candidate)
 
     def takes_s(self, candidate: Candidate) -> float:

@@ -1,22 +1,22 @@
 """The integer program over spans: a second road to the best plan, for cross-checks and for side constraints.
 
-Given       layers in a row, cuts c_0 < ... < c_n where they may be cut                     ``space.cut_positions``
-            classes k of N_k devices that nothing tells apart; groups g of n_gk of them     ``ilp.groups``
-Choose      z[v] = 1 if span v = (cuts i < j, group, recompute) is a stage                  ``ilp.spans.Builder``
+Given       layers in a row, cuts c_0 < ... < c_n where they may be cut          ``candidate.cut_positions``
+            classes k of N_k devices that nothing tells apart; groups g of n_gk of them  ``ilp.device_groups``
+Choose      z[v] = 1 if span v = (cuts i < j, group, recompute) is a stage             ``ilp.spans.Builder``
             y[h] = 1 if at cut i group g hands over to group g'
 Minimise    T
-Subject to  a path: sum of z from c_0 is 1; at each inner cut and for each group            ``rows.path``
+Subject to  a path: sum of z from c_0 is 1; at each inner cut and for each group           ``formulas.path``
                 sum of z that end = sum of y that leave, sum of z that start = sum of y that arrive
             sum of n_gk z <= N_k, and of n_gk (w + u) z <= N_k T; like hosts in order;
-                at most S stages                                                            ``rows.resources``
-            memory: sum of z starting at i or later + sum of (S - d) z starting at i <= S   ``rows.depths``
-            side constraints: as a filter on spans (``candidates.rules.Constraints.mask``), and
-                stage:k of a layer as sum of z starting before its end = k + 1              ``rows.stage_numbers``
+                at most S stages                                                      ``formulas.resources``
+            memory: sum of z starting at i or later + sum of (S - d) z starting at i <= S  ``formulas.depths``
+            side constraints: as a filter on spans (``candidates.constraints.Constraints.mask``), and
+                stage:k of a layer as sum of z starting before its end = k + 1    ``formulas.stage_numbers``
             for every i, with Z(i) the z that have the layers behind c_i,
                 R(i) = sum of r z ending by i + sum of r y up to i, and F(i) the same of f
-                T >= R(i) + sum of t z in Z(i) + sum of u z starting at c_0                 ``chains.round_trips``
+                T >= R(i) + sum of t z in Z(i) + sum of u z starting at c_0         ``formulas.round_trips``
                 T >= R(i) + sum of m y at i (+ sum of r z starting at i) + the same
-                T >= F(i) + sum of (w + u) z in Z(i)                                        ``chains.forwards``
+                T >= F(i) + sum of (w + u) z in Z(i)                                   ``formulas.forwards``
 
 Of z, f is the shortest F of the stage and r the shortest F and B, w all its work and t the part that ends before its
 last B (all, unless backwards are split), u reduction and update.  Of y, f is a message and r one there and one back, m
@@ -31,8 +31,8 @@ behind that cut.  So T is below the simulated step of every synchronous schedule
 
 Sizes of micro-batches and schedules are enumerated outside, best bound first; every solution is simulated and then
 excluded (sum of its z <= number of its stages - 1), until no bound is below the best step: that is the proof
-                                                                                            ``ilp.enumeration``
-Tables are numpy, and what cannot be in a plan below the best step is left out before a variable exists  ``ilp.prune``
+                                                                                              ``ilp.solver``
+Tables are numpy, and what cannot be in a plan below the best step is left out before a variable exists  ``ilp.spans``
 
 Ignored: stages that are no stretches of the graph's order of layers, several stages on a rank, layers cut otherwise
 than by samples, windows other than a schedule's own; where compositions of devices are many (``FEW_COMPOSITIONS``),

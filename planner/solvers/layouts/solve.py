@@ -2,18 +2,18 @@
 
 By what there is:
 
-    no budget                      elimination: exact                                                   ``elimination``
-    a budget                       the Lagrangian dual; its assignments that fit are answers            ``lagrange``
+    no budget                      elimination: exact                                          ``variable_elimination``
+    a budget                       the Lagrangian dual; its assignments that fit are answers    ``branch_and_bound``
                                    if bound and answer differ, regions of options are bounded alike, freed of what
-                                   cannot be better, and solved as integer programs once they are small ``branching``
-    too wide to eliminate          the LP relaxation for a bound, then the integer program              ``linear``
+                                   cannot be better, and solved as integer programs once they are small
+    too wide to eliminate          the LP relaxation for a bound, then the integer program                ``milp``
 
 Workspace beside memory: what a choice takes is no sum, but the most that any one of its options needs.
 
     minimise    cost(x)    subject to    memory_r(x) + max over nodes v of w_v(x_v, r)  <=  budget_r   for every rank r
 
 A region keeps some options of each node and sets workspace aside: all its choices need at least so much.  With the
-rest as the budget the region is a labelled graph (``certified.minimise``), whose bound holds for the region.  If the
+rest as the budget the region is a labelled graph (:func:`minimise`), whose bound holds for the region.  If the
 best of it needs more on rank r than is set aside, namely a, the region is divided: options that need less than a there,
 and choices that take one that needs a or more, so that a is set aside (and on other ranks the least that goes with it).
 The region of least bound is next; when none is left whose bound is below the best choice, that is proved.

@@ -1,7 +1,7 @@
 """The best option of every layer of a stage: a labelled graph made of prices, solved, and priced again.
 
     nodes     the layers of the stage
-    options   grids of the group's ranks over sample, space and channel (``costs.grids``), margins of halos, recompute
+    options   grids of the group's ranks over sample, space and channel, margins of halos, recompute    ``device_mesh``
     c_v       M x (slowest rank's F + B + statistics) + (M - 1) x additions + reduction + update        ``_node_cost``
     c_uv      M x (messages forward and backward that are waited for; forward again if the reader is
               recomputed)                                                                               ``_edge_cost``
@@ -9,7 +9,7 @@
               for one micro-batch at a time                                                             ``_node_memory``
     m_uv      by rank: W x what is received, kept until the backward; an input of a recomputed layer whose maker is
               kept stays as well                                                                        ``_edge_memory``
-    w_v       by rank: workspace; the most that any layer needs is there beside the sums        ``inner.workspace``
+    w_v       by rank: workspace; the most that any layer needs is there beside the sums              ``layouts.solve``
 
 M micro-batches a step, W of them in flight.  Ignored: that an optimiser's time for a step could overlap messages; that
 recomputing a few layers at a time needs less than recomputing all recomputed ones at once.
