@@ -195,20 +195,13 @@ def gain(ours: str, our_step: tuple[Prediction, float], name: str, rival_step: t
     """
     (predicted, measured_s), (rival, rival_s) = our_step, rival_step
     rows = [
-        (each, units.seconds(said.step_s), units.seconds(step_s))
+        (each, units.seconds_within(said.step_s, said.p10_s, said.p90_s), units.seconds(step_s))
         for each, (said, step_s) in ((ours, our_step), (name, rival_step))
     ]
     found = tables.table(("plan", "predicted step", "measured step"), rows)
-    said = rival.step_s / predicted.step_s
-    if predicted.p90_s and rival.p10_s and predicted.p90_s >= rival.p10_s:
-        verdict = (
-            f"predicted a tie: our step lies between {units.seconds(predicted.p10_s)} and "
-            f"{units.seconds(predicted.p90_s)}, theirs between {units.seconds(rival.p10_s)} and "
-            f"{units.seconds(rival.p90_s)}"
-        )
-    else:
-        verdict = f"predicted {said:.2f} times as fast as {name}"
-    return f"{found}\n{verdict}; measured {rival_s / measured_s:.2f} times as fast"
+    is_tie = predicted.p90_s >= rival.p10_s > 0  # where ranges are known
+    said = "a tie" if is_tie else f"{rival.step_s / predicted.step_s:.2f} times as fast as {name}"
+    return f"{found}\npredicted {said}; measured {rival_s / measured_s:.2f} times as fast"
 
 
 def _heading(title: str, words: str, command: str = "") -> None:

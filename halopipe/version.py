@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import tomllib
 from importlib import metadata
 from pathlib import Path
+
+from planner.ir.errors import StaleFileError
 
 
 def version() -> str:
@@ -14,3 +17,13 @@ def version() -> str:
         found = tomllib.loads(project.read_text(encoding="utf-8"))["project"]["version"]
         return str(found)
     return metadata.version("halopipe")
+
+
+def require_same_release(theirs: str) -> None:
+    """Raises :class:`StaleFileError` where the launcher, whose release is ``theirs``, runs another than this host."""
+    if theirs != version():
+        raise StaleFileError(
+            "halopipe is not the same on all hosts",
+            [f"launcher: {theirs}", f"{os.uname().nodename}: {version()}"],
+            ["install one release on all of them"],
+        )

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from math import prod
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -42,27 +42,16 @@ def onednn_convolution(
     return apply(x, weight, bias, _options(stride, padding, dilation, groups))
 
 
-class _Context(Protocol):
-    """What both directions share, as torch makes it; torch's own type knows of no attributes."""
-
-    options: Options
-    saved_tensors: tuple[Tensor, ...]
-    needs_input_grad: tuple[bool, ...]
-
-    def save_for_backward(self, *tensors: Tensor) -> None:
-        """Keeps tensors as ``saved_tensors``."""
-
-
 class _Convolution(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: _Context, x: Tensor, weight: Tensor, bias: Tensor | None, options: Options) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, options: Options) -> Tensor:
         ctx.save_for_backward(x, weight)
         ctx.options = options
         return ONEDNN.forward(x, weight, bias, options)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: _Context, dy: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
         wanted = ctx.needs_input_grad
         return *ONEDNN.backward(dy, x, weight, ctx.options, (wanted[0], wanted[1], wanted[2])), None

@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, fx
@@ -134,26 +134,10 @@ def _apply(queue: WeightGradients, call: Call, x: Tensor, weight: Tensor, bias: 
     return call.after(apply(queue, call.operator, targets, call.before(x), weight, bias))
 
 
-class _Context(Protocol):
-    """What both directions share, as torch makes it; torch's own type knows of no attributes."""
-
-    queue: WeightGradients
-    operator: Operator
-    targets: tuple[Tensor, Tensor | None]
-    saved_tensors: tuple[Tensor, ...]
-    needs_input_grad: tuple[bool, ...]
-
-    def save_for_backward(self, *tensors: Tensor) -> None:
-        """Keeps tensors as ``saved_tensors``."""
-
-    def set_materialize_grads(self, value: bool) -> None:
-        """Whether a gradient that is missing comes as zeros."""
-
-
 class _Deferred(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: _Context,
+        ctx: Any,
         queue: WeightGradients,
         operator: Operator,
         targets: tuple[Tensor, Tensor | None],
@@ -168,7 +152,7 @@ class _Deferred(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: _Context, dy: Tensor | None) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, dy: Tensor | None) -> tuple[Tensor | None, ...]:
         if dy is None:
             return (None,) * 6
         x, weight = (tensor.detach() for tensor in ctx.saved_tensors)

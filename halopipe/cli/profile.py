@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from halopipe.cli.options import Json
+from halopipe.cli.options import InterfaceOption, Json, LauncherOption
 
 
 def profile(
@@ -67,13 +67,8 @@ def profile(
             metavar="FILE", help="Hosts to measure, and the links between them: 'host [slots=N]' a line, N workers."
         ),
     ] = None,
-    launcher: Annotated[
-        str,
-        typer.Option(metavar="COMMAND", help="Starts a command on a {host} of --hosts; 'ssh {host}' if not given."),
-    ] = "",
-    interface: Annotated[
-        str, typer.Option(metavar="NAME", help="Network interface, or address, that the hosts of --hosts meet at.")
-    ] = "",
+    launcher: LauncherOption = "",
+    interface: InterfaceOption = "",
     output: Annotated[Path, typer.Option("-o", "--output", help="File to write.")] = Path("profile.json"),
     json: Json = False,
 ) -> None:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from halopipe.cli.options import Json, PlanPath, ProfileOption, a_number
+from halopipe.cli.options import InterfaceOption, Json, LauncherOption, PlanPath, ProfileOption, a_number
 
 
 def run(
@@ -89,13 +89,8 @@ def run(
     hosts: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Hosts of the plan, in order: 'host [slots=N]' a line.")
     ] = None,
-    launcher: Annotated[
-        str,
-        typer.Option(metavar="COMMAND", help="Starts a command on a {host} of --hosts; 'ssh {host}' if not given."),
-    ] = "",
-    interface: Annotated[
-        str, typer.Option(metavar="NAME", help="Network interface, or address, that the hosts of --hosts meet at.")
-    ] = "",
+    launcher: LauncherOption = "",
+    interface: InterfaceOption = "",
     output: Annotated[Path, typer.Option("-o", "--output", help="Timeline file to write.")] = Path("timeline.json"),
     trace: Annotated[Path | None, typer.Option(metavar="FILE", help="Trace for ui.perfetto.dev to write too.")] = None,
     json: Json = False,

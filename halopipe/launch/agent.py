@@ -22,9 +22,9 @@ from halopipe.launch.interfaces import interface_towards, interfaces, is_loopbac
 from halopipe.launch.processes import Ended, Member, Processes, worker_environment
 from halopipe.run_spec.job import REFERENCE, REFERENCE_RANK, Job, failed_path, job_folder
 from halopipe.run_spec.options import RunOptions
-from halopipe.version import version
+from halopipe.version import require_same_release
 from planner.ir.codec import dumps, loads, plain
-from planner.ir.errors import HalopipeError, StaleFileError, UsageError
+from planner.ir.errors import HalopipeError, UsageError
 from planner.ir.files import write_text
 from planner.ir.plan import Plan
 
@@ -71,12 +71,7 @@ class Order:
             StaleFileError: another release of halopipe spelled it.
         """
         record = json.loads(text)
-        if record["version"] != version():
-            raise StaleFileError(
-                "halopipe is not the same on all hosts",
-                [f"launcher: {record['version']}", f"{os.uname().nodename}: {version()}"],
-                ["install one release on all of them"],
-            )
+        require_same_release(record["version"])
         tuples: dict[str, Any] = {name: tuple(record.pop(name)) for name in ("ranks", "paths")}
         plan, options = loads(record.pop("plan"), Plan), RunOptions(**record.pop("options"))
         return cls(plan, options, **tuples, **record)

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from halopipe.version import version
+from halopipe.version import require_same_release
 from planner.ir.codec import plain
-from planner.ir.errors import StaleFileError
 from planner.ir.profile import ModelSource, Optimizer
 
 
@@ -61,12 +59,7 @@ class ProfileOrder:
             StaleFileError: another release of halopipe spelled it.
         """
         record = json.loads(text)
-        if record["version"] != version():
-            raise StaleFileError(
-                "halopipe is not the same on all hosts",
-                [f"launcher: {record['version']}", f"{os.uname().nodename}: {version()}"],
-                ["install one release on all of them"],
-            )
+        require_same_release(record["version"])
         request = record.pop("request")
         source, optimizer = request.pop("source"), Optimizer(**request.pop("optimizer"))
         measured = ProfileRequest(ModelSource(**_tuples(source)), optimizer, **_tuples(request))

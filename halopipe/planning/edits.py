@@ -24,7 +24,7 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from halopipe.planning import problem as problems
-from halopipe.planning.solve import DEFAULT_SOLVER
+from halopipe.planning.solve import DEFAULT_SOLVER, known_solver
 from halopipe.terminal.units import require_known
 from planner.catalogue.reading import BYTES, BYTES_PER_S, SECONDS, parse_quantity
 from planner.ir.cluster import ACROSS_HOSTS, DATASHEET, WITHIN_HOST, Cluster, Collective, DeviceSpec, Link
@@ -200,10 +200,7 @@ def _apply(at: Changed, part: str) -> Changed:
     if name in _CHANGES:
         return replace(at, problem=_CHANGES[name](at.problem, value))
     if name == "solver":
-        from planner import solvers
-
-        require_known("solver", [solvers.current_name(value)], solvers.names())
-        return replace(at, solver=value)
+        return replace(at, solver=known_solver(value))
     if name in ("devices", "hosts"):
         grow = with_devices if name == "devices" else with_hosts
         return replace(at, problem=_on(at.problem, grow(at.problem.profile.cluster, _integer(name, value))))

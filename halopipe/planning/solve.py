@@ -40,14 +40,26 @@ def solve(problem: Problem, name: str = DEFAULT_SOLVER, progress: Progress | Non
     """
     from planner import solvers
 
-    require_known("solver", [solvers.current_name(name)], solvers.names())
-    plan = solvers.solver(name)(problem, progress)
+    plan = solvers.solver(known_solver(name))(problem, progress)
     unmet = _broken_rules(plan, problem)
     if unmet:
         raise InfeasibleError(
             f"solver {name} found no plan that keeps to the side constraints", unmet, [f"--solver {DEFAULT_SOLVER}"]
         )
     return plan
+
+
+def known_solver(name: str) -> str:
+    """What solver ``name`` is called now.
+
+    Raises:
+        UnknownNameError: there is none, and never was; the error says which name is nearest.
+    """
+    from planner import solvers
+
+    name = solvers.current_name(name)
+    require_known("solver", [name], solvers.names())
+    return name
 
 
 def _broken_rules(plan: Plan, problem: Problem) -> tuple[str, ...]:

@@ -1,6 +1,7 @@
-"""The planners of other papers, one folder a paper.
+"""The planners of other papers, and the strategies of everyday use.
 
-Its cost model, its search, its file format, and its plan as one of ours.
+A paper is a folder: ``planner`` is its own objective and search, ``format`` reads the files that it published,
+``solver`` turns a problem of ours into one of its own and its answer into a plan; ``common`` is what they share.
 """
 
 from __future__ import annotations

@@ -43,8 +43,7 @@ def untouched(*modules: nn.Module) -> Iterator[None]:
     parts = [part for module in modules for part in module.modules()]
     attributes = [(part, dict(part.__dict__), _contents(part)) for part in parts]
     gradients = [(p, p.grad, p.requires_grad) for module in modules for p in module.parameters()]
-    numpy: Any = sys.modules.get("numpy.random")
-    drawn = random.getstate(), None if numpy is None else numpy.get_state()
+    drawn = _generators()
     with torch.random.fork_rng(devices=[]), kept_buffers(*modules):
         try:
             yield
@@ -58,17 +57,20 @@ def untouched(*modules: nn.Module) -> Iterator[None]:
                 parameter.grad = gradient
                 parameter.requires_grad_(is_trained)
             random.setstate(drawn[0])
-            if numpy is not None:
-                numpy.set_state(drawn[1])
+            if drawn[1] is not None:
+                sys.modules["numpy.random"].set_state(drawn[1])
 
 
 def drawn_so_far() -> tuple[object, object]:
     """The states of the generators of Python and numpy, to be compared: user code between two of them may draw."""
+    python, numpy = _generators()
+    return python, None if numpy is None else (numpy[0], numpy[1].tobytes(), *numpy[2:])
+
+
+def _generators() -> tuple[Any, Any]:
+    """The states of the generators of Python and numpy; of the latter None while nobody has loaded it."""
     numpy: Any = sys.modules.get("numpy.random")
-    if numpy is None:
-        return random.getstate(), None
-    kind, keys, *rest = numpy.get_state()
-    return random.getstate(), (kind, keys.tobytes(), *rest)
+    return random.getstate(), None if numpy is None else numpy.get_state()
 
 
 @contextmanager

@@ -7,8 +7,6 @@ whole, by the first rank that has it, and read so by whoever needs which box.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import reduce
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +16,7 @@ from runtime.checkpoint.state import MODEL, BoxOf, Number, RankState, joined
 from runtime.optim.optimizer_state import StateSource, load_state, state_of
 from runtime.spatial.parameters import Part
 from runtime.stage.buffers import stages_using
-from runtime.stage.captured import CapturedModel
+from runtime.stage.captured import CapturedModel, attribute
 from runtime.stage.cut import attributes_behind, written
 from runtime.stage.local_stage import Resident
 
@@ -36,11 +34,9 @@ def named_state(residents: Mapping[int, Resident], model: CapturedModel, module:
         model: whose parameters and buffers are those of ``module``.
     """
     here: dict[int, Tensor] = {}
-    captured: Any = model.graph_module
     for resident in residents.values():
         for name, tensor in (*resident.parameters.items(), *resident.buffers.items()):
-            original: Tensor = reduce(getattr, name.split("."), captured)
-            here[id(original)] = tensor
+            here[id(attribute(model.graph_module, name))] = tensor
     everything = {**module.state_dict(keep_vars=True), **_of_loss(residents, model)}
     return {name: here[id(tensor)] for name, tensor in everything.items() if id(tensor) in here}
 
@@ -55,8 +51,7 @@ def _of_loss(residents: Mapping[int, Resident], model: CapturedModel) -> dict[st
         for name in (*resident.parameters, *(changing & resident.buffers.keys()))
         if name.startswith(_LOSS)
     ]
-    captured: Any = model.graph_module
-    return {name: reduce(getattr, name.split("."), captured) for name in sorted(names)}
+    return {name: attribute(model.graph_module, name) for name in sorted(names)}
 
 
 def named_parts(residents: Mapping[int, Resident], named: Mapping[str, Tensor]) -> dict[str, Part]:

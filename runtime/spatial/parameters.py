@@ -17,8 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import reduce
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import Tensor, fx, nn
@@ -30,7 +29,7 @@ from planner.ir.plan import Decision
 from planner.layers import kind
 from planner.layers.division import Division, LayerDivision, divides
 from runtime.pipeline.messages import slices
-from runtime.stage.captured import CapturedModel, main_nodes
+from runtime.stage.captured import CapturedModel, attribute, main_nodes
 
 _STATISTICS = "batch_norm"
 
@@ -59,8 +58,7 @@ def uses_of(model: CapturedModel, division: Division) -> dict[str, tuple[Use, ..
                 readers.setdefault(str(node.target), {}).setdefault(layer, []).append(reader)
     found: dict[str, tuple[Use, ...]] = {}
     for name, by_layer in readers.items():
-        module: Any = model.graph_module
-        tensor = reduce(getattr, name.split("."), module)
+        tensor = attribute(model.graph_module, name)
         if not isinstance(tensor, Tensor):
             continue  # a graph that an operator calls
         uses = []
@@ -183,8 +181,7 @@ def parts_of(model: CapturedModel, decision: Decision, stage: int, rank: int) ->
     tied = _tied(model.graph, decision, stage)
     found: dict[str, Part] = {}
     for name, uses in uses_of(model, division).items():
-        module: Any = model.graph_module
-        shape = tuple(reduce(getattr, name.split("."), module).shape)
+        shape = tuple(attribute(model.graph_module, name).shape)
         boxes = _agreed(name, shape, uses, stage, name in tied)
         found[name] = Part(shape, boxes, ranks, ranks.index(rank))
     return found

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from functools import partial, reduce
-from typing import Any
+from functools import partial
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -30,7 +30,7 @@ from runtime.spatial.exchange import PeerGroup
 from runtime.spatial.parameters import Parts, groups_of_parameters, parts_of, sliced
 from runtime.spatial.step import groups_in
 from runtime.stage.buffers import refuse_drifting_buffers, refuse_partial_gradients
-from runtime.stage.captured import CapturedModel
+from runtime.stage.captured import CapturedModel, attribute
 from runtime.stage.functions import StageCut, StageFunctions
 from runtime.stage.local_stage import Resident
 from runtime.stage.modes import Manner
@@ -202,9 +202,7 @@ class Builder:
         return DrawnPlaces(step, self._model.graph.by_name(), self._decision.layers)
 
     def _attribute(self, name: str) -> Tensor:
-        module: Any = self._model.graph_module
-        found: Tensor = reduce(getattr, name.split("."), module)
-        return found
+        return cast(Tensor, attribute(self._model.graph_module, name))
 
     def _divided(self, stage: int) -> DividedStage | None:
         if not divides(self._decision, stage, self._model.graph):

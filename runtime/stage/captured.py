@@ -8,7 +8,8 @@ from __future__ import annotations
 import operator
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from functools import reduce
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, fx
@@ -85,6 +86,12 @@ class Captured(Protocol):
     def raw(self) -> Mapping[str, TensorSpec]: ...
     @property
     def evaluation(self) -> str: ...
+
+
+def attribute(module: fx.GraphModule, name: str) -> Any:
+    """What a captured graph calls ``name``, with dots: a parameter, a buffer, a constant, or a graph inside."""
+    found: Any = module
+    return reduce(getattr, name.split("."), found)
 
 
 def captured_model(captured: Captured) -> CapturedModel:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial, reduce
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -23,6 +23,7 @@ from torch import fx, nn
 from torch._higher_order_ops.wrap import wrap_with_set_grad_enabled
 
 from planner.ir.errors import UnsupportedModelError
+from runtime.stage.captured import attribute
 
 _STATISTICS = {
     torch.ops.aten.batch_norm.default: "training",
@@ -273,9 +274,7 @@ class _Cut:
         return node.name in self._own or (node.op == "call_function" and node.name not in self._layer_of_node)
 
     def _attribute(self, name: str) -> torch.Tensor:
-        module: Any = self._module
-        found: torch.Tensor = reduce(getattr, name.split("."), module)
-        return found
+        return cast(torch.Tensor, attribute(self._module, name))
 
 
 @torch.no_grad()

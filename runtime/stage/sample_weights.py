@@ -17,14 +17,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial, reduce
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, fx
 
 from planner.ir.graph import producer
-from runtime.stage.captured import CapturedModel, main_nodes
+from runtime.stage.captured import CapturedModel, attribute, main_nodes
 from runtime.stage.cut import NUM_SAMPLES, Rule
 
 SUM, TERMS, WHOLE_SUM, WHOLE_MEAN = "sum", "terms", "whole sum", "whole mean"
@@ -157,7 +157,7 @@ class Counting:
             copies[node].meta.clear()
             if node.op == "get_attr":
                 target = str(node.target)
-                self._attributes[target] = reduce(getattr, target.split("."), model.graph_module)
+                self._attributes[target] = attribute(model.graph_module, target)
         graph.output(
             tuple(
                 graph.call_function(function, tuple(fx.map_arg(arguments, copies.__getitem__)))

@@ -10,7 +10,6 @@ from __future__ import annotations
 import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import reduce
 from typing import Any
 
 import torch
@@ -22,7 +21,7 @@ from cuda_ops.device.placing import on_device
 from planner.ir.errors import HalopipeError, UnsupportedModelError
 from planner.ir.graph import INTERLEAVES_SAMPLES, SAMPLE, Graph, Layer, TensorSpec, value_name
 from runtime.sparse.batch import POINTS
-from runtime.stage.captured import CapturedModel
+from runtime.stage.captured import CapturedModel, attribute
 from runtime.stage.cut import NUM_SAMPLES
 
 
@@ -57,7 +56,7 @@ def without_data(model: CapturedModel) -> CapturedModel:
     for node in graph.nodes:
         node.meta.clear()
         if node.op == "get_attr":
-            value = _attribute(model, str(node.target))
+            value = attribute(model.graph_module, str(node.target))
             attributes[str(node.target)] = torch.empty_like(value, device="meta") if _is_tensor(value) else value
     return replace(model, graph_module=fx.GraphModule(attributes, graph))
 
@@ -130,7 +129,7 @@ def _run(model: CapturedModel, sizes: _Sizes, shapes: Mapping[str, tuple[int, ..
                 dtype = getattr(torch, model.graph.inputs[node.target].dtype)
                 values[node] = torch.empty(tuple(shapes[node.target]), dtype=dtype)
             elif node.op == "get_attr":
-                value = _attribute(model, str(node.target))
+                value = attribute(model.graph_module, str(node.target))
                 values[node] = torch.empty(value.shape, dtype=value.dtype) if _is_tensor(value) else value
             elif node.op == "call_function":
                 values[node] = _call(model, node, values, shapes)
@@ -180,10 +179,6 @@ def _reshaped(model: CapturedModel, layer: Layer, tensors: Mapping[str, tuple[Te
 
 def _at(specs: tuple[TensorSpec, ...], rows: int, captured: int) -> tuple[TensorSpec, ...]:
     return tuple(spec.at(rows, captured) for spec in specs)
-
-
-def _attribute(model: CapturedModel, name: str) -> Any:
-    return reduce(getattr, name.split("."), model.graph_module)
 
 
 def _is_tensor(value: object) -> bool:

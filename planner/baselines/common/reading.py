@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -145,14 +145,35 @@ def whole_number(value: object) -> int | None:
     return int(found) if found is not None and found.is_integer() else None
 
 
-def require_no_cycle(at: Item, names: Sequence[str], edges: Sequence[tuple[int, int]]) -> None:
-    """Kahn's algorithm; what it cannot remove holds a cycle.
+def numbered_nodes(top: Item) -> tuple[Sequence[Item], dict[int, int]]:
+    """The items of ``nodes``, and where each stands by its ``id``.
 
     Raises:
-        FormatError: the edges make a cycle.
+        FormatError: there is none, or two have the same number.
     """
-    successors: list[list[int]] = [[] for _ in names]
-    missing = [0] * len(names)
+    found = top.items("nodes")
+    if not found:
+        raise top.fault("no nodes", ["'nodes' is empty"])
+    index: dict[int, int] = {}
+    for position, item in enumerate(found):
+        number = item.whole("id")
+        if index.setdefault(number, position) != position:
+            raise item.fault(f"id {number} appears twice", [f"also nodes[{index[number]}]"], ["give each node its id"])
+    return found, index
+
+
+def require_no_cycle(at: Item, names: Sequence[str], edges: Sequence[tuple[int, int]]) -> None:
+    """Raises :class:`FormatError` if the edges make a cycle."""
+    left = [names[node] for node in on_or_behind_cycles(len(names), edges)]
+    if left:
+        words = f"{len(left)} nodes lie on or behind it, such as {', '.join(left[:3])}"
+        raise at.fault("the edges make a cycle", [words], ["remove an edge of the cycle"])
+
+
+def on_or_behind_cycles(num_nodes: int, edges: Iterable[tuple[int, int]]) -> list[int]:
+    """The nodes that Kahn's algorithm cannot remove; none where there is no cycle."""
+    successors: list[list[int]] = [[] for _ in range(num_nodes)]
+    missing = [0] * num_nodes
     for src, dst in edges:
         successors[src].append(dst)
         missing[dst] += 1
@@ -162,10 +183,7 @@ def require_no_cycle(at: Item, names: Sequence[str], edges: Sequence[tuple[int, 
             missing[dst] -= 1
             if not missing[dst]:
                 ready.append(dst)
-    left = [names[node] for node, count in enumerate(missing) if count]
-    if left:
-        words = f"{len(left)} nodes lie on or behind it, such as {', '.join(left[:3])}"
-        raise at.fault("the edges make a cycle", [words], ["remove an edge of the cycle"])
+    return [node for node, count in enumerate(missing) if count]
 
 
 def shown(value: object) -> str:

@@ -21,7 +21,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from planner.baselines.common.reading import FileText, read_text
+from planner.baselines.common.reading import FileText, on_or_behind_cycles, read_text
 from planner.ir.errors import FormatError
 
 _SEPARATOR = " -- "
@@ -191,19 +191,7 @@ def _number(file: FileText, number: int, name: str, field: str, text: str) -> fl
 
 
 def _require_no_cycle(file: FileText, nodes: Sequence[Node], edges: Mapping[tuple[int, int], int]) -> None:
-    """Kahn's algorithm; what it cannot remove holds a cycle."""
-    successors: list[list[int]] = [[] for _ in nodes]
-    missing = [0] * len(nodes)
-    for src, dst in edges:
-        successors[src].append(dst)
-        missing[dst] += 1
-    ready = [index for index, count in enumerate(missing) if not count]
-    while ready:
-        for dst in successors[ready.pop()]:
-            missing[dst] -= 1
-            if not missing[dst]:
-                ready.append(dst)
-    left = {index for index, count in enumerate(missing) if count}
+    left = set(on_or_behind_cycles(len(nodes), edges))
     if left:
         (src, dst), number = next((edge, line) for edge, line in edges.items() if set(edge) <= left)
         where = f"through the edge {nodes[src].name} -- {nodes[dst].name}, or behind it"

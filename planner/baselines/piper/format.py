@@ -22,7 +22,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from planner.baselines.common.reading import FileText, Item, parse_object, read_text, require_no_cycle, whole_number
+from planner.baselines.common.reading import (
+    FileText,
+    Item,
+    numbered_nodes,
+    parse_object,
+    read_text,
+    require_no_cycle,
+    whole_number,
+)
 
 _MOST_DEVICES = 10_000
 """A larger tensor degree or number of devices is taken for a mistake, as in the original."""
@@ -110,14 +118,7 @@ def parse(text: str, source: str = "instance.json") -> Instance:
 
 def _parse(file: FileText) -> Instance:
     top = parse_object(file)
-    found = top.items("nodes")
-    if not found:
-        raise top.fault("no nodes", ["'nodes' is empty"])
-    index: dict[int, int] = {}
-    for position, item in enumerate(found):
-        number = item.whole("id")
-        if index.setdefault(number, position) != position:
-            raise item.fault(f"id {number} appears twice", [f"also nodes[{index[number]}]"], ["give each node its id"])
+    found, index = numbered_nodes(top)
     edges = _edges(top, index)
     reads: list[set[int]] = [set() for _ in found]
     readers: list[set[int]] = [set() for _ in found]

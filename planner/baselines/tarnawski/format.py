@@ -21,7 +21,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from planner.baselines.common.reading import FileText, Item, parse_object, read_text, require_no_cycle
+from planner.baselines.common.reading import FileText, Item, numbered_nodes, parse_object, read_text, require_no_cycle
 
 _SAME_COST = 1e-6
 """Costs of one node's edges may differ by this much, as in the original."""
@@ -94,14 +94,7 @@ def parse(text: str, source: str = "instance.json") -> Instance:
 
 def _parse(file: FileText) -> Instance:
     top = parse_object(file)
-    found = top.items("nodes")
-    if not found:
-        raise top.fault("no nodes", ["'nodes' is empty"])
-    index: dict[int, int] = {}
-    for position, item in enumerate(found):
-        number = item.whole("id")
-        if index.setdefault(number, position) != position:
-            raise item.fault(f"id {number} appears twice", [f"also nodes[{index[number]}]"], ["give each node its id"])
+    found, index = numbered_nodes(top)
     edges, costs = _edges(top, index)
     nodes = tuple(_node(item, costs.get(position, 0.0)) for position, item in enumerate(found))
     _require_order(top, nodes, edges)

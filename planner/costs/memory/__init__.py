@@ -1,6 +1,7 @@
-"""Memory: what the actions of a program hold, how high a stage rises while its layers run.
+"""Memory of a rank, action by action.
 
-The peak of each rank.
+Read ``activations`` (what the actions of a program keep), ``levels`` (how high memory rises while the layers of a stage
+run), then ``peak``, which joins the two.
 """
 
 from __future__ import annotations

@@ -1,6 +1,9 @@
 """The exact search.
 
-A queue of prefixes, bounds on their suffixes, what it starts from, and what to say where nothing fits.
+Read ``solver`` (the program it solves), ``search`` and ``queue``; what they ask: ``search_space``, ``graph_cuts`` and
+``device_groups``; the bounds: ``bound`` over suffixes, made of ``stage_bound``, ``message_bound`` and ``memory_bound``,
+and ``leaf_bound`` over complete pipelines.  ``incumbents`` and ``warm_start`` are what it starts from, ``infeasible``
+what is said where nothing fits, ``layout_search`` with its bound and chains the search beyond samples.
 """
 
 from __future__ import annotations

@@ -12,7 +12,12 @@ The registry is the folder's listing; names are those of ``planner.layers``.  A 
 
 and gives what covers ``step.done``.  It stays connected to its inputs in autograd also where that is empty, since
 exchanges must run backward on all ranks, in the same order.  Kinds without a module read all that they need and call
-their operator on it.
+their operator on it (``_default``).  By what they ask of a rank:
+
+    the same part of everything         pointwise, reshape, slice, concat, embedding
+    a halo, or a window                 conv, transposed_conv, pool, adaptive_pool, upsample, pad
+    sums over the ranks                 batch_norm, layer_norm, global_pool, linear, loss
+    all along a dim, or nothing divided attention, softmax, lstm, opaque
 """
 
 from __future__ import annotations
