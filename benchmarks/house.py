@@ -25,7 +25,7 @@ NETWORK = ("profiler.models.resnet:resnet18", "--input", "8,3,32,32", "--arg", "
 WATCH = """
 import atexit, os, sys, threading
 
-HOME, OUT = os.environ["HOUSE_HOME"] + os.sep, os.environ["HOUSE_OUT"]
+OURS, OUT = tuple(os.environ["HOUSE_OURS"].split(os.pathsep)), os.environ["HOUSE_OUT"]
 entered = set()
 
 
@@ -36,9 +36,9 @@ def note(frame, event, _):
 
 def tell():
     sys.setprofile(None)
-    ours = {name for name in entered if name.startswith(HOME)}
+    ours = {name for name in entered if name.startswith(OURS)}
     loaded = [name for name, module in list(sys.modules.items())
-              if (getattr(module, "__file__", None) or "").startswith(HOME)]
+              if (getattr(module, "__file__", None) or "").startswith(OURS)]
     with open(os.path.join(OUT, f"{os.getpid()}.{'worker' if 'halopipe.launch.worker' in sys.orig_argv else 'other'}"),
               "w") as file:
         file.write("\\n".join(["loaded " + name for name in loaded] + ["entered " + name for name in ours]))
@@ -96,7 +96,8 @@ def _entered() -> Iterable[Row]:
 def _watched(folder: Path, *arguments: str) -> tuple[set[str], list[int]]:
     """Files that a command enters, and how many modules each of its workers loads."""
     with tempfile.TemporaryDirectory() as out:
-        _halopipe(folder, {"HOUSE_HOME": str(HOME), "HOUSE_OUT": out, "PYTHONPATH": f"{folder}:{HOME}"}, *arguments)
+        ours = os.pathsep.join(f"{HOME / top}{os.sep}" for top in CODE)  # not HOME: an environment may lie in it
+        _halopipe(folder, {"HOUSE_OURS": ours, "HOUSE_OUT": out, "PYTHONPATH": f"{folder}:{HOME}"}, *arguments)
         told = {path: path.read_text().splitlines() for path in Path(out).iterdir()}
     entered = {line for lines in told.values() for line in lines if line.startswith("entered ")}
     workers = [lines for path, lines in told.items() if path.suffix == ".worker"]
