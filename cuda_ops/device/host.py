@@ -47,7 +47,7 @@ def prepare_process(core: int | Collection[int] | None, num_threads: int = 1) ->
         core: the only core this process may use, or those that it may use; None leaves it free.
         num_threads: of each torch operator.
     """
-    _keep_pages()
+    keep_pages()
     if core is not None and hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, {core} if isinstance(core, int) else set(core))
     os.environ["OMP_NUM_THREADS"] = str(num_threads)  # for what a library reads at its first use
@@ -95,7 +95,8 @@ def die_with_parent(parent: int) -> None:
         os._exit(1)
 
 
-def _keep_pages() -> None:
+def keep_pages() -> None:
+    """Freed memory stays with this process from here on; before torch is loaded, so that its tensors do as well."""
     with contextlib.suppress(OSError, AttributeError):
         mallopt = ctypes.CDLL(None).mallopt
         for parameter, value in _ALLOCATOR:

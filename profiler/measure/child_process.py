@@ -9,7 +9,6 @@ import importlib
 import multiprocessing
 import os
 import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -19,15 +18,13 @@ from multiprocessing.connection import Connection
 from types import TracebackType
 from typing import Any
 
-from cuda_ops import die_with_parent, prepare_process
+from cuda_ops import prepare_process
+from cuda_ops.device import fork_server
 from planner.ir.errors import DeadlineError, HalopipeError, WorkerDiedError, WorkerError
 
 Report = Callable[[object], None]
 """What a function in a child is given first: sends something to the parent while it runs."""
 
-_PROGRAM = (
-    "import sys; sys.path[:] = {path!r}; from profiler.measure.child_process import serve; serve({handle}, {parent})"
-)
 _MOST_LINES_SHOWN = 12
 
 
@@ -43,16 +40,12 @@ class Child:
         self._name = function
         self._printed = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115 - closed at exit
         self._pipe, far = multiprocessing.Pipe()
-        program = _PROGRAM.format(path=sys.path, handle=far.fileno(), parent=os.getpid())
         settings = {"OMP_NUM_THREADS": "1", "KINETO_LOG_LEVEL": "99", "GLOO_SOCKET_IFNAME": "lo"}
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", program],
-            stdin=subprocess.DEVNULL,
-            stdout=self._printed,
-            stderr=self._printed,
-            pass_fds=(far.fileno(),),
-            env={**os.environ, **settings},
-            start_new_session=True,  # Ctrl-C is for the parent, which then kills
+        self._process = fork_server.start(
+            "profiler.measure.child_process:serve",
+            environment={**os.environ, **settings},
+            output=self._printed.fileno(),
+            files=[far.fileno()],
         )
         far.close()
         self._pipe.send((function, arguments, core))
@@ -113,9 +106,8 @@ class Child:
         return self._printed.read().splitlines()[-_MOST_LINES_SHOWN:]
 
 
-def serve(handle: int, parent: int) -> None:
+def serve(handle: int) -> None:
     """The child's side: waits for a function, runs it, sends what came of it."""
-    die_with_parent(parent)
     pipe = Connection(handle)
     function, arguments, core = pipe.recv()
     prepare_process(core)

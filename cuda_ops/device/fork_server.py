@@ -1,0 +1,357 @@
+"""Processes that begin with torch loaded: forked from a server that has loaded it once.
+
+A process that imports torch and what ``torch.export`` needs spends 4-6 s of a core before it does anything; four ranks
+on two cores waited 12 s for it.  Here one process loads them for all that are started after it:
+
+    this process                      server, one for each environment         process
+    start(call, ...)  -- request -->  imports the module of the call,
+                                      forks  ------------------------------->  own session, output and environment:
+                      <-- its pid --                                           module:function(*arguments, *files)
+    wait(), poll()    <-- its code -- reaps it  <----------------------------  exits with what the function returns
+
+The server only imports: it has no thread, and has initialised neither autograd nor CUDA, where it forks.  It ends when
+this process does, and its processes with it.  Where the operating system has no file for a process (``pidfd_open``,
+Linux 5.3), and where the caller wants a process without a past, the interpreter is started anew.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import importlib
+import json
+import os
+import selectors
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import tempfile
+import threading
+import traceback
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from cuda_ops.device.host import die_with_parent, keep_pages
+
+OURS = ("cuda_ops", "halopipe", "planner", "profiler", "runtime")
+"""Packages whose modules the server imports itself; others are left to the process that asks for them."""
+
+CAPTURE = ("torch.export._trace",)
+"""What every process of ours loads to capture a model, most of the 4-6 s; torch loads it late."""
+
+_LATE = ("PYTHONPATH", "PYTEST_CURRENT_TEST", "OLDPWD", "PWD", "GLOO_SOCKET_IFNAME")
+"""Variables that are read when they are used: processes of one server may have different ones."""
+
+_CODE, _PID = struct.Struct("=i"), struct.Struct("=i")
+_MOST_FILES = 8
+_KILLED = -int(signal.SIGKILL)
+_SERVE = "import sys; sys.path[:] = {path!r}; from cuda_ops.device.fork_server import serve; serve({handle})"
+_CALL = "import sys; sys.path[:] = {path!r}; from cuda_ops.device.fork_server import answer; answer({handle}, {parent})"
+
+
+class Process(Protocol):
+    """A process that was started; ``subprocess.Popen`` is one.
+
+    Attributes:
+        pid: its number.
+    """
+
+    pid: int
+
+    def poll(self) -> int | None:
+        """Its exit code (negative: the signal that ended it), None while it runs."""
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Its exit code, once it has ended; subprocess.TimeoutExpired if it still runs after so many seconds."""
+
+    def kill(self) -> None:
+        """End it at once."""
+
+
+def start(
+    call: str,
+    arguments: Sequence[Any] = (),
+    *,
+    environment: Mapping[str, str],
+    output: int,
+    files: Sequence[int] = (),
+    path: Sequence[str] = (),
+    loads: Sequence[str] = CAPTURE,
+    afresh: bool = False,
+) -> Process:
+    """Start a process that calls ``module:function(*arguments, *files)`` and exits with the code that this returns.
+
+    It is in a session of its own (Ctrl-C does not reach it), reads nothing, and is killed when this process ends.
+
+    Args:
+        arguments: whatever JSON holds.
+        environment: all of it; its ``PYTHONPATH`` is looked at before ``path``.
+        output: the open file that its standard output and error go to.
+        files: open files that are given to the function, under numbers of the new process.
+        path: where modules are looked for; this process's ``sys.path`` if empty.
+        loads: modules that the function will need, which the server loads once for all.
+        afresh: a new interpreter, not a fork of the server.
+    """
+    known = [*filter(None, environment.get("PYTHONPATH", "").split(os.pathsep)), *(path or sys.path)]
+    paths = list(dict.fromkeys(known))
+    request = {"call": call, "loads": list(loads), "arguments": list(arguments), "environment": dict(environment), "path": paths}
+    request["folder"] = os.getcwd()
+    with tempfile.TemporaryFile() as written:
+        written.write(json.dumps(request).encode())
+        written.flush()
+        if afresh or not hasattr(os, "pidfd_open"):
+            return _anew(written.fileno(), environment, output, files, paths)
+        return _server_for(environment, paths).start([written.fileno(), output, *files])
+
+
+def _anew(request: int, environment: Mapping[str, str], output: int, files: Sequence[int], path: list[str]) -> Process:
+    os.lseek(request, 0, os.SEEK_SET)
+    handles = [request, *files]
+    return subprocess.Popen(
+        [sys.executable, "-c", _CALL.format(path=path, handle=handles, parent=os.getpid())],
+        env=dict(environment),
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=output,
+        pass_fds=handles,
+        start_new_session=True,
+    )
+
+
+def answer(handles: Sequence[int], parent: int) -> None:
+    """A process that was started anew: does what the request says, and exits."""
+    die_with_parent(parent)
+    request, *files = handles
+    _call(_read(request), files)
+
+
+@dataclass(slots=True, eq=False)
+class _Forked:
+    """A process of the server.
+
+    Attributes:
+        pid: its number.
+        told: where the server writes the exit code.
+        handle: the process as a file, which signals are sent through.
+    """
+
+    pid: int
+    told: int
+    handle: int
+    code: int | None = None
+
+    def poll(self) -> int | None:
+        return self._look(0.0)
+
+    def wait(self, timeout: float | None = None) -> int:
+        code = self._look(timeout)
+        if code is None:
+            raise subprocess.TimeoutExpired(f"process {self.pid}", timeout or 0.0)
+        return code
+
+    def kill(self) -> None:
+        if self.code is None:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self.handle, signal.SIGKILL)
+
+    def _look(self, timeout_s: float | None) -> int | None:
+        if self.code is None:
+            with selectors.DefaultSelector() as selector:
+                selector.register(self.told, selectors.EVENT_READ)
+                if not selector.select(timeout_s):
+                    return None
+            said = os.read(self.told, _CODE.size)
+            self.code = _CODE.unpack(said)[0] if said else _KILLED  # nothing: the server ended, and it with it
+            os.close(self.told)
+            os.close(self.handle)
+        return self.code
+
+    def __del__(self) -> None:
+        if self.code is None:
+            for file in (self.told, self.handle):
+                with contextlib.suppress(OSError):
+                    os.close(file)
+
+
+class _Server:
+    """This process's end of a server."""
+
+    def __init__(self, environment: Mapping[str, str], path: Sequence[str]) -> None:
+        self._socket, far = socket.socketpair()
+        self._lock = threading.Lock()
+        with far:
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", _SERVE.format(path=list(path), handle=far.fileno())],
+                env=dict(environment),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,  # what an import has to say, its process says again
+                pass_fds=(far.fileno(),),
+                start_new_session=True,
+            )
+
+    @property
+    def is_alive(self) -> bool:
+        return self._process.poll() is None
+
+    def start(self, files: Sequence[int]) -> Process:
+        """The process that the request in the first of ``files`` asks for."""
+        told, tells = os.pipe()
+        try:
+            with self._lock:
+                socket.send_fds(self._socket, [b"+"], [*files, tells])
+                said = self._socket.recv(_PID.size, socket.MSG_WAITALL)
+        except OSError:
+            said = b""
+        finally:
+            os.close(tells)
+        if len(said) < _PID.size:
+            os.close(told)
+            raise RuntimeError("the server of processes has ended")
+        pid = _PID.unpack(said)[0]
+        return _Forked(pid, told, os.pidfd_open(pid))
+
+    def end(self) -> None:
+        """End the server and all its processes."""
+        self._socket.close()
+        try:
+            self._process.wait(5.0)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+
+_servers: dict[frozenset[tuple[str, str]], _Server] = {}
+_owner = os.getpid()
+_lock = threading.Lock()
+
+
+def _server_for(environment: Mapping[str, str], path: Sequence[str]) -> _Server:
+    """The server that was started with these variables, but for those that are read late."""
+    global _owner
+    key = frozenset(item for item in environment.items() if item[0] not in _LATE)
+    with _lock:
+        if _owner != os.getpid():  # a fork of the process that the servers belong to
+            _servers.clear()
+            _owner = os.getpid()
+        if key not in _servers or not _servers[key].is_alive:
+            for other in [name for name, server in _servers.items() if not server.is_alive]:
+                _servers.pop(other).end()
+            _servers[key] = _Server(environment, path)
+        return _servers[key]
+
+
+def end_servers() -> None:
+    """End all servers of this process, and what they started."""
+    with _lock:
+        while _servers:
+            server = _servers.popitem()[1]
+            if _owner == os.getpid():
+                server.end()
+
+
+atexit.register(end_servers)
+
+
+def serve(handle: int) -> None:
+    """The server: forks a process for each request, and tells of its end, until the other side closes."""
+    keep_pages()
+    link = socket.socket(fileno=handle)
+    link.set_inheritable(False)
+    ends: dict[int, tuple[int, int]] = {}
+    with selectors.DefaultSelector() as selector:
+        selector.register(link, selectors.EVENT_READ)
+        while True:
+            for key, _ in selector.select():
+                if key.fileobj is link:
+                    said, files, _, _ = socket.recv_fds(link, 1, _MOST_FILES)
+                    if not said:
+                        _end(ends)
+                    pid, tells = _fork(files, [link.fileno(), *(file for file, _ in ends.values()), *ends])
+                    watched = os.pidfd_open(pid)
+                    ends[watched] = tells, pid
+                    selector.register(watched, selectors.EVENT_READ)
+                    link.sendall(_PID.pack(pid))
+                else:
+                    watched = key.fd
+                    tells, pid = ends.pop(watched)
+                    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+                    with contextlib.suppress(BrokenPipeError):
+                        os.write(tells, _CODE.pack(code))
+                    selector.unregister(watched)
+                    os.close(watched)
+                    os.close(tells)
+
+
+def _end(ends: Mapping[int, tuple[int, int]]) -> None:
+    for watched in ends:
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(watched, signal.SIGKILL)
+    os._exit(0)
+
+
+def _fork(handles: Sequence[int], private: Sequence[int]) -> tuple[int, int]:
+    request, output, *files, tells = handles
+    wanted = _read(request)
+    _import(wanted)
+    server = os.getpid()
+    pid = os.fork()
+    if pid:
+        for file in (request, output, *files):
+            os.close(file)
+        return pid, tells
+    try:
+        die_with_parent(server)
+        os.setsid()
+        for file in (request, tells, *private):
+            os.close(file)
+        for number in (1, 2):
+            os.dup2(output, number)
+        os.close(output)
+        os.environ.clear()
+        os.environ.update(wanted["environment"])
+        os.chdir(wanted["folder"])
+        sys.path[:] = wanted["path"]
+        importlib.invalidate_caches()
+        _call(wanted, files)
+    except BaseException:  # noqa: BLE001  # nothing of the server's may go on in this process
+        traceback.print_exc()
+    os._exit(1)
+
+
+def _import(wanted: Mapping[str, Any]) -> None:
+    """Load what a call needs for this process and all later ones; why that fails, the process says itself."""
+    called = wanted["call"].partition(":")[0]
+    ours = [called] if called.partition(".")[0] in OURS else []
+    for module in [*ours, *wanted["loads"]]:
+        if module not in sys.modules:
+            sys.path[:] = wanted["path"]
+            with contextlib.suppress(Exception):
+                importlib.import_module(module)
+
+
+def _read(request: int) -> dict[str, Any]:
+    os.lseek(request, 0, os.SEEK_SET)
+    with open(request, "rb", closefd=False) as file:
+        found: dict[str, Any] = json.loads(file.read())
+    return found
+
+
+def _call(wanted: Mapping[str, Any], files: Sequence[int]) -> None:
+    """Call what was asked for, and exit with its code: at once, whatever threads there are."""
+    code = 1
+    try:
+        module, _, name = wanted["call"].partition(":")
+        code = int(getattr(importlib.import_module(module), name)(*wanted["arguments"], *files) or 0)
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else int(end.code is not None)
+    except BaseException:  # noqa: BLE001  # shown, as the interpreter does
+        traceback.print_exc()
+    finally:
+        with contextlib.suppress(Exception):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(code)
