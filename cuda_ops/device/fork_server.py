@@ -42,7 +42,7 @@ OURS = ("cuda_ops", "halopipe", "planner", "profiler", "runtime")
 CAPTURE = ("torch.export._trace",)
 """What every process of ours loads to capture a model, most of the 4-6 s; torch loads it late."""
 
-_LATE = ("PYTHONPATH", "PYTEST_CURRENT_TEST", "OLDPWD", "PWD", "GLOO_SOCKET_IFNAME")
+_LATE = ("PYTHONPATH", "PYTEST_CURRENT_TEST", "OLDPWD", "PWD", "TMPDIR", "GLOO_SOCKET_IFNAME")
 """Variables that are read when they are used: processes of one server may have different ones."""
 
 _CODE, _PID = struct.Struct("=i"), struct.Struct("=i")
@@ -314,6 +314,7 @@ def _fork(handles: Sequence[int], private: Sequence[int]) -> tuple[int, int]:
         os.environ.clear()
         os.environ.update(wanted["environment"])
         os.chdir(wanted["folder"])
+        tempfile.tempdir = None  # found again in this environment
         sys.path[:] = wanted["path"]
         importlib.invalidate_caches()
         _call(wanted, files)
