@@ -97,7 +97,13 @@ def start(
     """
     known = [*filter(None, environment.get("PYTHONPATH", "").split(os.pathsep)), *(path or sys.path)]
     paths = list(dict.fromkeys(known))
-    request = {"call": call, "loads": list(loads), "arguments": list(arguments), "environment": dict(environment), "path": paths}
+    request = {
+        "call": call,
+        "loads": list(loads),
+        "arguments": list(arguments),
+        "environment": dict(environment),
+        "path": paths,
+    }
     request["folder"] = os.getcwd()
     with tempfile.TemporaryFile() as written:
         written.write(json.dumps(request).encode())

@@ -105,7 +105,7 @@ def serve(follow: Callable[[str, Path, threading.Event], None]) -> int:
 def members_of(folder: Path, names: Mapping[int, str]) -> list[Member]:
     """Workers of the job in ``folder``: by rank, what :mod:`halopipe.launch.worker` calls their part."""
     # -P: the working folder must not hide our packages; the model is looked for there all the same.
-    start = (str(folder / JOB),)
+    start = (sys.executable, "-P", "-m", "halopipe.launch.worker", str(folder / JOB))
     return [Member(rank, (*start, name)) for rank, name in names.items()]
 
 

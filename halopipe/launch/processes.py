@@ -6,15 +6,12 @@ Each worker leaves ``result-RANK.json`` or ``error-RANK.json`` in the job's fold
 from __future__ import annotations
 
 import os
+import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from cuda_ops.device import fork_server
 from halopipe.launch.interfaces import GLOO
-
-WORKER = "halopipe.launch.worker:main"
-LOADS = (*fork_server.CAPTURE, "halopipe.training.work")
 
 OUTPUT_BYTES = 64 * 1024
 """So much of the end of a worker's output is kept."""
@@ -66,7 +63,7 @@ class Processes:
 
     def __init__(self, members: Sequence[Member], folder: Path, environment: Mapping[str, str]) -> None:
         self._members, self._folder, self._environment = tuple(members), folder, dict(environment)
-        self._processes: dict[int, fork_server.Process] = {}
+        self._processes: dict[int, subprocess.Popen[bytes]] = {}
         self._ended: dict[int, Ended] = {}
 
     @property
@@ -78,9 +75,13 @@ class Processes:
         """Start all members."""
         for member in self._members:
             with self._output(member.rank).open("wb") as output:
-                self._processes[member.rank] = fork_server.start(
-                    WORKER, [list(member.command)], environment=self._environment, output=output.fileno(),
-                    loads=LOADS,
+                self._processes[member.rank] = subprocess.Popen(
+                    member.command,
+                    env=self._environment,
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=output,
+                    start_new_session=True,  # Ctrl-C is for the launcher, which then ends them all
                 )
 
     def ended(self) -> Mapping[int, Ended]:
@@ -118,7 +119,7 @@ def worker_environment(paths: Sequence[str], interface: str) -> dict[str, str]:
     }
     known = [*paths, *environment.get("PYTHONPATH", "").split(os.pathsep)]
     chosen = os.pathsep.join(dict.fromkeys(filter(None, known)))
-    return environment | {"PYTHONPATH": chosen, "OMP_NUM_THREADS": "1", "KINETO_LOG_LEVEL": "99"} | ({GLOO: interface} if interface else {})
+    return environment | {"PYTHONPATH": chosen, "OMP_NUM_THREADS": "1"} | ({GLOO: interface} if interface else {})
 
 
 def _text(path: Path) -> str:

@@ -22,6 +22,7 @@ from planner.ir.files import write_text
 def main(arguments: Sequence[str]) -> int:
     """Run one rank of a job that was spawned on this host; the exit code says whether it succeeded."""
     job = Job.read(Path(arguments[0]))
+    die_with_parent(job.parent)
     rank = REFERENCE_RANK if arguments[1] == REFERENCE else int(arguments[1])
     seat = seat_of(job.plan.decision, max(rank, 0), job.options.device)
     prepare(seat, rank if rank >= 0 else job.plan.decision.num_ranks)  # one device: on a core of its own, if there is

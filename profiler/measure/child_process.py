@@ -1,6 +1,7 @@
 """A function in a fresh process of its own: pinned, alone with its allocator, and gone when the parent goes.
 
-Nothing of the parent's state is inherited but its import path.  What the child prints is kept, and shown if it dies.
+Nothing of the parent's state is inherited but its import path; modules are loaded once for all such processes (see
+:mod:`cuda_ops.device.fork_server`).  What the child prints is kept, and shown if it dies.
 """
 
 from __future__ import annotations
@@ -9,7 +10,6 @@ import importlib
 import multiprocessing
 import os
 import signal
-import sys
 import tempfile
 import time
 import traceback
@@ -46,6 +46,7 @@ class Child:
             environment={**os.environ, **settings},
             output=self._printed.fileno(),
             files=[far.fileno()],
+            loads=[*fork_server.CAPTURE, function.partition(":")[0]],
         )
         far.close()
         self._pipe.send((function, arguments, core))
