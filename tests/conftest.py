@@ -13,6 +13,8 @@ from collections.abc import Sequence
 import pytest
 from hypothesis import settings
 
+from tests import sampling
+
 # Set before torch or matplotlib are imported, and inherited by every worker that a test spawns.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("MPLBACKEND", "Agg")
@@ -24,14 +26,17 @@ settings.load_profile("suite")
 LONG = ("tests/test_notebooks.py", "tests/benchmarks/", "tests/halopipe/", "tests/testbed/", "tests/profiler/")
 """Where tests start processes: they come first, so that no core waits for another one at the end."""
 
-MOST_CASES = 4
-"""Of one test function that ``make test`` runs."""
-
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
-        "--all-cases", action="store_true", help=f"every case of every test, not {MOST_CASES} of a function at most"
+        "--all-cases",
+        action="store_true",
+        help=f"every case of every test, not {sampling.MOST_CASES} of a function at most",
     )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    sampling.everything = config.getoption("--all-cases")
 
 
 @pytest.hookimpl(trylast=True)  # behind -k and -m
@@ -56,8 +61,4 @@ def few_cases(items: Sequence[pytest.Item]) -> list[pytest.Item]:
     cases: dict[str, list[pytest.Item]] = defaultdict(list)
     for item in items:
         cases[item.nodeid.partition("[")[0]].append(item)
-    kept: list[pytest.Item] = []
-    for of_function in cases.values():
-        most = min(MOST_CASES, len(of_function))
-        kept += [of_function[number * (len(of_function) - 1) // max(1, most - 1)] for number in range(most)]
-    return kept
+    return [item for of_function in cases.values() for item in sampling.few(of_function, sampling.MOST_CASES)]

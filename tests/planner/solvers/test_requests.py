@@ -21,6 +21,7 @@ from planner.solvers.candidates.evaluate import Evaluation, Evaluator
 from tests.planner.factories import chain_profile
 from tests.planner.networks import priced, residual
 from tests.planner.solvers.instances import random_problem
+from tests.sampling import some
 
 OURS = "best-first"
 
@@ -77,7 +78,8 @@ def asked(problem: Problem, draw: random.Random) -> Problem:
 def test_the_plan_of_every_solver_keeps_to_the_request_or_there_is_none() -> None:
     found: dict[str, int] = dict.fromkeys((OURS, *baselines()), 0)
     recomputed = 0
-    for seed in range(70):
+    seeds = some(range(70), 24)
+    for seed in seeds:
         problem = asked(random_problem(seed), random.Random(seed))
         for name in found:
             try:
@@ -87,9 +89,9 @@ def test_the_plan_of_every_solver_keeps_to_the_request_or_there_is_none() -> Non
             assert list(disobeyed(plan, problem)) == [], (name, seed)
             found[name] += 1
             recomputed += problem.recompute == "always"
-    assert found[OURS] > 20
-    assert min(found.values()) > 3, found
-    assert recomputed > 20
+    assert found[OURS] > len(seeds) / 4
+    assert min(found.values()) > len(seeds) / 24, found
+    assert recomputed > len(seeds) / 4
 
 
 @pytest.mark.parametrize("schedule", ["1f1b", "gpipe", "interleaved", "zb-v", "zb-h1", "greedy"])
@@ -101,7 +103,7 @@ def test_recompute_always_is_everywhere_under_every_schedule(schedule: str) -> N
 
 
 def test_no_baseline_is_faster_than_the_plan() -> None:
-    for seed in range(12):
+    for seed in some(range(12), 4):
         problem = replace(random_problem(seed), schedules=(), time_limit_s=10.0)
         steps = {name: step_or_nothing(problem, name) for name in baselines()}
         ours = step_or_nothing(problem)

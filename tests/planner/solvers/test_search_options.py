@@ -22,6 +22,7 @@ from planner.solvers.candidates.evaluate import Evaluator
 from planner.solvers.ilp.solver import solve as solve_by_ilp
 from tests.planner.solvers.best_first.test_solver import heavy
 from tests.planner.solvers.instances import best_by_exhaustion, branching_problem, plans, random_problem
+from tests.sampling import some
 
 MAKERS = pytest.mark.parametrize("make", [random_problem, branching_problem], ids=["chains", "branches"])
 
@@ -36,7 +37,7 @@ def step_or_nothing(problem: Problem) -> float | None:
 @MAKERS
 def test_with_recomputation_the_plan_is_the_best_of_all_plans(make: Callable[[int], Problem]) -> None:
     recomputed = 0
-    for seed in (700, 712, 729, 769, 785, 804, 811):
+    for seed in some((700, 712, 729, 769, 785, 804, 811), 3):
         problem = replace(make(seed), recompute="auto")
         best, _ = best_by_exhaustion(problem)
         found = step_or_nothing(problem)
@@ -50,7 +51,7 @@ def test_with_recomputation_the_plan_is_the_best_of_all_plans(make: Callable[[in
 @MAKERS
 def test_with_a_divided_optimiser_the_plan_is_the_best_of_all_plans(make: Callable[[int], Problem]) -> None:
     divided = 0
-    for seed in (0, 1, 3, 8, 11, 12, 13):
+    for seed in some((0, 1, 3, 8, 11, 12, 13), 3):
         problem = replace(with_adam(make(seed)), shard="always")
         best, _ = best_by_exhaustion(problem)
         for solve_it in (solve, solve_by_ilp) if make is random_problem else (solve,):
@@ -64,7 +65,7 @@ def test_with_a_divided_optimiser_the_plan_is_the_best_of_all_plans(make: Callab
             assert all(stage.sharded == (len(stage.ranks) > 1) for stage in plan.decision.stages)
             assert check(plan, problem.profile) == (), seed
             divided += any(stage.sharded for stage in plan.decision.stages)
-    assert divided > 2
+    assert divided > 0
 
 
 def test_the_optimiser_is_divided_where_nothing_else_fits() -> None:

@@ -28,6 +28,7 @@ from planner.solvers.candidates.candidate import (
 from planner.solvers.candidates.evaluate import Evaluation, Evaluator
 from tests.planner.networks import mesh_like, plain, priced, residual
 from tests.planner.solvers.laid_out_plans import EVERYTHING, plan_of_candidate
+from tests.sampling import everything, some
 
 FAMILIES = (("sample",), ("sample", "spatial"), EVERYTHING)
 
@@ -97,7 +98,7 @@ def _with_any_layouts(
 @pytest.mark.parametrize("first", range(0, 12, 6))
 def test_no_plan_is_better_than_the_bound_and_a_proven_one_is_the_best(first: int) -> None:
     num_proven = 0
-    for seed in range(first, first + 6):
+    for seed in some(range(first, first + 6), 3):
         problem = small_problem(seed)
         evaluator, found = searched(problem)
         best: Evaluation | None = None
@@ -115,7 +116,7 @@ def test_no_plan_is_better_than_the_bound_and_a_proven_one_is_the_best(first: in
             num_proven += 1
         if found.best is not None:
             assert found.bound_s <= found.best.step_s * (1 + 1e-9), seed
-    assert num_proven > 1
+    assert num_proven > 1 or not everything
 
 
 @pytest.mark.parametrize(

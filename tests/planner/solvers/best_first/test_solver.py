@@ -26,6 +26,7 @@ from tests.planner.solvers.instances import (
     random_problem,
     with_memory,
 )
+from tests.sampling import some
 
 
 @pytest.mark.parametrize(
@@ -34,7 +35,7 @@ from tests.planner.solvers.instances import (
 @pytest.mark.parametrize("first", range(0, 60, 20))
 def test_the_plan_is_the_best_of_all_plans(first: int, make: Callable[[int], Problem]) -> None:
     num_infeasible = num_saved = 0
-    for seed in range(first, first + 20):
+    for seed in some(range(first, first + 20), 5):
         problem = make(seed)
         best, num_plans = best_by_exhaustion(problem)
         try:
@@ -54,7 +55,7 @@ def test_the_plan_is_the_best_of_all_plans(first: int, make: Callable[[int], Pro
 
 def test_some_random_problems_are_infeasible_and_some_have_unlike_devices() -> None:
     problems = [random_problem(seed) for seed in range(120)]
-    assert any(best_by_exhaustion(problem)[0] is None for problem in problems[:60])
+    assert best_by_exhaustion(problems[15])[0] is None  # the first
     assert any(len({d.kind for d in problem.profile.cluster.devices}) > 1 for problem in problems)
 
 

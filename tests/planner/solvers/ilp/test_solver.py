@@ -27,6 +27,7 @@ from planner.solvers.ilp.spans import Instance, prune
 from planner.solvers.progress import SearchProgress
 from tests.planner.factories import chain_profile
 from tests.planner.solvers.instances import branching_problem, plans, random_problem
+from tests.sampling import everything, some
 
 PLAIN = ("1f1b", "gpipe")
 RULES = (
@@ -81,7 +82,7 @@ def without_twins(instance: Instance) -> Instance:
 @pytest.mark.parametrize("first", range(0, 160, 20))
 def test_the_program_is_solved_as_by_exhaustion(first: int, make: Callable[[int], Problem]) -> None:
     solved = 0
-    for seed in range(first, first + 20):
+    for seed in some(range(first, first + 20), 5):
         try:
             found = ways(plain(seed, make, rules=True))
         except (InfeasibleError, UnknownNameError):
@@ -97,7 +98,7 @@ def test_the_program_is_solved_as_by_exhaustion(first: int, make: Callable[[int]
             assert solution.value_s == pytest.approx(min(values), rel=1e-6)
             assert min(values) * (1 - 1e-5) <= solution.bound_s <= min(values)
             solved += 1
-    assert solved >= 10
+    assert solved >= (10 if everything else 2)
 
 
 @makes
@@ -196,7 +197,7 @@ def test_every_plan_that_fits_is_in_the_tables_with_a_bound_below_its_step(
 @pytest.mark.parametrize("first", range(400, 450, 10))
 def test_the_plan_is_the_best_of_all_plans_that_the_rules_allow(first: int) -> None:
     num_plans = 0
-    for seed in range(first, first + 10):
+    for seed in some(range(first, first + 10), 4):
         problem = plain(seed, rules=True)
         try:
             constraints = Constraints.of(problem)
