@@ -37,7 +37,7 @@ from halopipe.reports import explain, layer
 from halopipe.run_spec.options import RunOptions
 from halopipe.training.check_options import require_consistent
 from planner import check
-from planner.check.layouts import require_possible
+from planner.check.structure import require_possible
 from planner.export.chrome_trace import chrome_trace
 from planner.ir.codec import dumps, load
 from planner.ir.errors import HalopipeError

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from cuda_ops.memory import MemoryMeter
 from halopipe.data.feeds import Consumer, consumer_of
-from planner.check.layouts import require_possible
+from planner.check.structure import require_possible
 from planner.ir.codec import dumps
 from planner.ir.errors import HalopipeError, StaleFileError, UsageError
 from planner.ir.fingerprint import fingerprint, require_match

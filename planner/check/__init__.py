@@ -1,7 +1,8 @@
-"""The independent checker: is a plan whole, legal, and what it says it is?  Shares no code with solvers.
+"""The independent checker: is a plan whole, legal, and what it says it is?  Shares no code with solvers and simulator.
 
 Read ``verdict``, which asks the others; ``coverage`` says what is checked of each field.  Without a profile:
-``structure``, ``statements``, ``request`` and ``order``.  With one, ``recompute`` goes through the step and the memory.
+``structure``, ``statements``, ``request`` and ``order``.  With one, ``recompute`` goes through the step (``events``)
+and the ``memory``, at ``prices`` that are given; ``drawn`` is what only the simulator itself can say again.
 """
 
 from __future__ import annotations

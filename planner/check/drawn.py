@@ -1,7 +1,7 @@
 """What only the simulator can say again: the range of the step, and how well its prices are known.
 
 Deciles are of numbers drawn at random.  Others that are drawn have other deciles, so these are drawn as they were, by
-``planner.costs.uncertainty`` itself.  This is the one module of the checker that reads the costs of the planner.
+``planner.costs.uncertainty`` itself.  This is the one module of the checker that asks the planner's own simulator.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from planner.costs.cost_model import PriceBook
 from planner.costs.predict import forecast
 from planner.costs.uncertainty import DRAWS
 from planner.ir.plan import Plan
-from planner.ir.profile import Profile
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +23,7 @@ class Drawn:
     p90_s: float
 
 
-def drawn(plan: Plan, profile: Profile) -> Drawn:
+def drawn(plan: Plan, book: PriceBook) -> Drawn:
     """Of the plan's decision; no range where the plan states none.
 
     Raises:
@@ -32,6 +31,5 @@ def drawn(plan: Plan, profile: Profile) -> Drawn:
     """
     request, said = plan.inputs.request, plan.prediction
     num_draws = DRAWS if said.p10_s or said.p90_s else 0
-    book = PriceBook(profile)
     found = forecast(book, plan.decision, request.memory_margin, request.memory_bytes, num_draws).prediction
     return Drawn(found.evidence, found.p10_s, found.p90_s)

@@ -1,30 +1,33 @@
 """The length of a step for the checker: every rank is a coroutine that says what it waits for.
 
 The model is that of ``planner.costs.simulator.events`` and ``planner.costs.simulator.contention``; the form is not.
-There is one clock, and whatever comes next on it is looked for among all ranks and all that is under way.
-
-Where the time of each rank goes in a step, for the checker.
-
-The rules of ``planner.costs.simulator.breakdown``, by loops.
+There is one clock, and whatever comes next on it is looked for among all ranks and all that is under way.  How fast
+messages go that share network cards, and ranks whose cores they load, is as in ``planner.costs.simulator.prices``; here
+all rates rise together from nothing, level by level.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass, field
 from heapq import heappop, heappush
 
-from planner.check.preparing import prepares_beside
-from planner.check.reading import delay_s
-from planner.check.sharing import Moving, computing_rate, message, share, summed
-from planner.ir.profile import Profile
+from planner.costs.communication.links import Network
+from planner.costs.stages.input_pipeline import has_host_beside
+from planner.ir.cluster import Cluster
 from planner.ir.program import Message, Program
-from planner.ir.schedule import COMPUTE, RECEIVE, SEND, Action, Op
+from planner.ir.schedule import RECEIVE, SEND, Action, Op
 
 _DIGITS = 11
+_SLOWEST = 0.1
+_FULL = 1 + 1e-9
 Key = tuple[object, ...]
 Transfer = tuple[Key, int, int, int]
 """(name of the message, source rank, destination rank, bytes)."""
+Spans = Sequence[Sequence[tuple[float, float]]]
+"""When an action began and ended, by rank and place in its row."""
+Card = tuple[str, str]
+"""(host, ``out`` or ``in``)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,13 +95,13 @@ class Step:
 
     def __init__(
         self,
-        profile: Profile,
+        network: Network,
         program: Program,
         action_s: Callable[[int, Action, int], float],
         sum_of: Callable[[int], tuple[float, float]],
     ) -> None:
-        self.profile, self.program, self.action_s, self.sum_of = profile, program, action_s, sum_of
-        self.cluster = profile.cluster
+        self.network, self.program, self.action_s, self.sum_of = network, program, action_s, sum_of
+        self.cluster = network.cluster
         self.arrived: set[Key] = set()
         self.called: set[Key] = set()
         self.wires: dict[object, list[Transfer]] = {}
@@ -192,7 +195,7 @@ class Step:
             elif action.op is Op.REDUCE_GRAD:
                 now_s = yield Together(action.stage, action.microbatch)
                 now_s = yield Until(now_s + max(0.0, seconds - self._sum(action.stage).seconds))
-            elif action.op is Op.PREPARE and prepares_beside(self.profile, rank):
+            elif action.op is Op.PREPARE and has_host_beside(self.cluster.devices[rank]):
                 host_free_s = max(now_s, host_free_s) + seconds
                 ready_s[action.stage, action.microbatch] = host_free_s
                 self.spans[rank].append((now_s, now_s))  # nobody's time
@@ -210,7 +213,7 @@ class Step:
         self._begin(self._wire(move), now_s)
         if blocking:
             return now_s if key in self.arrived else (yield Arrival(key))
-        held_s = delay_s(self.cluster.link(src, dst).sending, size)
+        held_s = self.network.sending_s(src, dst, size)
         return (yield Until(now_s + held_s)) if held_s > 0 else now_s
 
     def _wire(self, move: Transfer) -> object:
@@ -218,14 +221,14 @@ class Step:
         return (src, dst) if self.cluster.link(src, dst).duplex else frozenset((src, dst))
 
     def _alone_s(self, moves: list[Transfer]) -> float:
-        return sum(message(self.cluster, src, dst, size).seconds for _, src, dst, size in moves)
+        return sum(self.network.transfer_s(src, dst, size) for _, src, dst, size in moves)
 
     def _begin(self, wire: object, now_s: float) -> None:
         """The first message in line travels, unless it does already or was not called yet."""
         line = self.wires[wire]
         while line and line[0][0] in self.called and line[0][0] not in self.under_way:
             key, src, dst, size = line[0]
-            moving = message(self.cluster, src, dst, size)
+            moving = message(self.network, src, dst, size)
             if moving.seconds > 0:
                 self._start(key, moving, now_s)
                 return
@@ -302,78 +305,78 @@ class Step:
                 self._expect(rank)
 
 
-Spans = Sequence[Sequence[tuple[float, float]]]
-"""When an action began and ended, by rank and place in its row."""
+@dataclass(slots=True, eq=False)
+class Moving:
+    """Something under way: a message, or the sum of a stage's gradients.
 
-
-@dataclass(frozen=True, slots=True)
-class Times:
-    """The four parts of a rank's step, as in :class:`planner.ir.plan.RankPrediction`."""
-
-    compute_s: float
-    communication_s: float
-    bubble_s: float
-    idle_s: float
-    is_used: bool
-
-
-def times_of(program: Program, spans: Spans, step_s: float, exchanged_s: Callable[[Action], float]) -> Iterator[Times]:
-    """The parts by rank.
-
-    Args:
-        exchanged_s: of a forward or backward, how long ranks exchange parts of tensors in it.
+    Attributes:
+        seconds: alone.
+        bytes_per_s: on each of its cards, alone.
+        losses: by rank, what it loses of its computing speed.
+        left_s, since_s, speed, ends_s: as of the last change of its speed.
     """
-    began: dict[Action, list[float]] = {}
-    for row, times in zip(program.rows, spans, strict=True):
-        for action, (start_s, _) in zip(row, times, strict=True):
-            if action.op in SEND or action.op is Op.REDUCE_GRAD:
-                began.setdefault(action, []).append(start_s)
-    for row, times in zip(program.rows, spans, strict=True):
-        compute_s = communication_s = bubble_s = end_s = 0.0
-        for action, (start_s, stop_s) in zip(row, times, strict=True):
-            bubble_s += max(0.0, start_s - end_s)
-            end_s = stop_s
-            if action.op in RECEIVE or action.op is Op.REDUCE_GRAD:
-                ready_s = _ready_s(action, began, stop_s)
-                waited_s = 0.0 if ready_s is None else min(max(ready_s, start_s), stop_s) - start_s
-                bubble_s += waited_s
-                communication_s += stop_s - start_s - waited_s
-            elif action.op in SEND:
-                communication_s += stop_s - start_s
-            else:
-                moved_s = min(exchanged_s(action), stop_s - start_s) if action.op in COMPUTE else 0.0
-                compute_s += stop_s - start_s - moved_s
-                communication_s += moved_s
-        yield Times(compute_s, communication_s, bubble_s, max(0.0, step_s - end_s), bool(row))
+
+    seconds: float
+    bytes_per_s: float = 0.0
+    cards: tuple[Card, ...] = ()
+    losses: dict[int, float] = field(default_factory=dict)
+    left_s: float = 0.0
+    since_s: float = 0.0
+    speed: float = 0.0
+    ends_s: float = 0.0
 
 
-def _ready_s(action: Action, began: dict[Action, list[float]], stop_s: float) -> float | None:
-    """When what is waited for began: the last member of a sum, the last sender that began in time."""
-    if action.op is Op.REDUCE_GRAD:
-        return max(began[action])
-    op = Op.SEND_FORWARD if action.op is Op.RECV_FORWARD else Op.SEND_BACKWARD
-    if action.peer is None:
-        return None
-    in_time = [
-        at_s for at_s in began.get(Action(action.peer, op, action.microbatch, action.stage), ()) if at_s <= stop_s
-    ]
-    return max(in_time, default=None)
+def message(network: Network, src: int, dst: int, size: int) -> Moving:
+    """A message between two ranks."""
+    ends, seconds = (network.cluster.devices[src], network.cluster.devices[dst]), network.transfer_s(src, dst, size)
+    if seconds <= 0:
+        return Moving(0.0)
+    hosts = [device.host for device in ends]
+    cards = ((hosts[0], "out"), (hosts[1], "in")) if hosts[0] != hosts[1] else ()
+    called_s, (sender_s, receiver_s) = network.sending_s(src, dst, size), network.core_s(src, dst, size)
+    behind_s = seconds - called_s if called_s < seconds else seconds
+    lost = {src: sender_s / behind_s * ends[0].core_share, dst: receiver_s / seconds * ends[1].core_share}
+    return Moving(seconds, size / seconds, cards, {rank: loss for rank, loss in lost.items() if loss > 0})
 
 
-def sum_of_gradients_s(row: Sequence[Action], spans: Sequence[tuple[float, float]]) -> tuple[float, float]:
-    """How long a rank is in sums of gradients that are made once a step: the longest, and the last."""
-    pairs = zip(row, spans, strict=True)
-    sums = [b - a for action, (a, b) in pairs if action.op is Op.REDUCE_GRAD and action.microbatch is None]
-    return max(sums, default=0.0), sums[-1] if sums else 0.0
+def summed(cluster: Cluster, ranks: Sequence[int], seconds: float, bytes_per_s: float) -> Moving:
+    """A sum over ranks: round a ring that crosses every card of its hosts once."""
+    hosts = {cluster.devices[rank].host for rank in ranks}
+    if len(hosts) < 2 or seconds <= 0 or bytes_per_s <= 0:
+        return Moving(0.0)
+    return Moving(seconds, bytes_per_s, tuple((host, way) for host in hosts for way in ("out", "in")))
 
 
-def adding_to_gradients(row: Sequence[Action]) -> Iterator[int]:
-    """Places of the backwards that add to gradients of an earlier micro-batch."""
-    made = set()
-    for index, action in enumerate(row):
-        if action.op is Op.UPDATE:
-            made.discard(action.stage)
-        elif action.op in (Op.BACKWARD, Op.BACKWARD_WEIGHT):
-            if action.stage in made:
-                yield index
-            made.add(action.stage)
+def share(cluster: Cluster, under_way: Sequence[Moving]) -> list[float]:
+    """The speeds of all that is under way, in its order."""
+    on: dict[Card, list[Moving]] = {}
+    for each in under_way:
+        for card in each.cards:
+            on.setdefault(card, []).append(each)
+    room = {}
+    for card, movers in on.items():
+        nic = cluster.nic_bytes_per_s(card[0])
+        own = [mover.bytes_per_s for mover in movers]
+        room[card] = max(*own, nic) if nic is not None else sum(own)
+        if sum(own) <= room[card] * _FULL:
+            room[card] = sum(own) * 2
+    rate: dict[Moving, float] = {}
+    rising = [each for each in under_way if each.cards]
+    while rising:
+        limits = {
+            card: (room[card] - sum(rate.get(m, 0.0) for m in movers)) / count
+            for card, movers in on.items()
+            if (count := sum(m not in rate for m in movers))
+        }
+        level = min([*limits.values(), *(each.bytes_per_s for each in rising)])
+        full = {card for card, limit in limits.items() if limit <= level}
+        for each in rising:
+            if each.bytes_per_s <= level or full.intersection(each.cards):
+                rate[each] = max(0.0, level)
+        rising = [each for each in rising if each not in rate]
+    return [min(1.0, rate[each] / each.bytes_per_s) if each.cards else 1.0 for each in under_way]
+
+
+def computing_rate(rank: int, under_way: Sequence[Moving]) -> float:
+    """The part of its speed that a rank computes at."""
+    return max(_SLOWEST, 1 - sum(each.losses.get(rank, 0.0) * each.speed for each in under_way))

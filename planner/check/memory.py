@@ -1,6 +1,7 @@
 """A second, plain account of what a rank holds: one loop over its row, in each action one over the stage's layers.
 
-Follows the same model as ``planner.costs.memory.peak`` (its docstring says what that is) but none of its code.
+Follows the same model as ``planner.costs.memory.peak`` (its docstring says what that is) but none of its code; what one
+layer saves and needs is a price, and given.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from dataclasses import dataclass, field
 
 from planner.ir.graph import Graph, Layer, producer
 from planner.ir.plan import Decision
-from planner.ir.profile import Levels, Measurement, Profile
+from planner.ir.profile import Profile
 from planner.ir.program import Message, Program, receive_window
 from planner.ir.schedule import RECEIVE, SEND, Action, Op
 from planner.layers import prepared_inputs
@@ -20,31 +21,35 @@ _COMPUTES = (Op.FORWARD, Op.BACKWARD, Op.BACKWARD_INPUT, Op.BACKWARD_WEIGHT)
 _SMALL, _SPARE, _BUCKET = 1 << 18, 1 << 20, 8 << 20
 
 
-@dataclass(frozen=True, slots=True)
-class Stage:
-    """What the account needs to know of a stage on a rank.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Holding:
+    """What the account needs to know of a stage on a rank, for one micro-batch.
 
     Attributes:
         layers: in order.
         saved, levels: by layer, of the rank's share of a micro-batch; no levels where they were not measured.
+        defers: by layer, whether its weight gradients can come later than those of its inputs.
         workspace: of the hungriest layer.
         left: inputs and gradients of outputs of layers whose weight gradients may come later.
         again: what is saved only once it is computed again, of a stage whose layers have layouts of their own.
         prepared: inputs that the host makes.
-        parameter_bytes: what the rank holds of parameters.
-        defers: by layer, whether its weight gradients can come later than those of its inputs.
+        samples: the rank's share.
+        parameter_bytes: what the rank holds of parameters; ``elsewhere``: of these whose state another rank holds.
     """
 
     layers: Sequence[Layer]
     saved: Sequence[float]
-    levels: Sequence[Sequence[float]] | None
+    levels: Sequence[Sequence[float]] | None = None
+    defers: Sequence[bool] = ()
     workspace: float
     left: float
-    again: float
+    again: float = 0.0
     prepared: int
+    samples: float
     parameter_bytes: int
+    elsewhere: int = 0
     recompute: bool
-    defers: Sequence[bool] = ()
+    has_layouts: bool = False
 
 
 @dataclass(slots=True)
@@ -71,8 +76,7 @@ class Account:
     """What one rank holds.
 
     Args:
-        stage: the stage of that number on that rank (rank, stage, micro-batch).
-        samples: its share of the micro-batch, alike.
+        holding: the stage of that number on that rank (rank, stage, micro-batch).
         places: where each action stands in the rows looked at, by rank; shared by the accounts of a program.
     """
 
@@ -82,14 +86,11 @@ class Account:
         decision: Decision,
         program: Program,
         rank: int,
-        stage: Callable[[int, int, int], Stage],
-        samples: Callable[[int, int, int], float],
+        holding: Callable[[int, int, int], Holding],
         places: dict[int, dict[Action, int]],
     ) -> None:
         self._profile, self._decision, self._program, self._rank = profile, decision, program, rank
-        self._row, self._samples = program.rows[rank], samples
-        self._stage_of = stage
-        self._places = places
+        self._row, self._holding, self._places = program.rows[rank], holding, places
         self._beside: dict[tuple[Op, int, int | None], list[Action]] = {}
         for action in self._row:
             self._beside.setdefault((action.op, action.stage, action.microbatch), []).append(action)
@@ -97,8 +98,23 @@ class Account:
         self._risen: dict[tuple[int, int, bool], _Rises] = {}
         self._trains = any(action.op in (*_ENDS, Op.BACKWARD_INPUT) for action in self._row)
 
-    def _stage(self, number: int, microbatch: int) -> Stage:
-        return self._stage_of(self._rank, number, microbatch)
+    def _stage(self, number: int, microbatch: int) -> Holding:
+        return self._holding(self._rank, number, microbatch)
+
+    def peak_bytes(self) -> int:
+        """The most that the rank holds: what is always there, and :meth:`most`."""
+        mine = [stage for stage, group in enumerate(self._program.ranks) if self._rank in group]
+        held, parameters = [self._stage(stage, 0) for stage in mine], self._profile.graph.parameters
+        names = {name for one in held if not one.has_layouts for layer in one.layers for name in layer.parameters}
+        weights = sum(parameters[name].num_bytes for name in names)
+        weights += sum(one.parameter_bytes for one in held if one.has_layouts)
+        with_state = weights - sum(one.elsewhere for one in held) if self._trains else 0
+        state = round(with_state * self._profile.optimizer.state_bytes_per_parameter_byte)
+        for stage, one in zip(mine, held, strict=True):  # older versions, that micro-batches under way still need
+            used = {name for layer in one.layers for name in layer.parameters}
+            weights += (self._versions.get(stage, 1) - 1) * sum(parameters[name].num_bytes for name in used)
+        buffers = sum(layer.buffer_bytes for one in held for layer in one.layers)
+        return weights + state + buffers + self.batch_bytes() + self.most()
 
     def most(self) -> int:
         """Beside parameters, optimiser state and buffers: the most at any action."""
@@ -178,7 +194,7 @@ class Account:
         now.gradients[action.stage] = stage.parameter_bytes
         return top
 
-    def _rises(self, stage: Stage, seeds: int, first: bool) -> _Rises:
+    def _rises(self, stage: Holding, seeds: int, first: bool) -> _Rises:
         key = (id(stage), seeds, first)  # stages of like micro-batches are one object
         if key not in self._risen:
             self._risen[key] = _Rises(stage, self._profile.graph, seeds, first)
@@ -228,20 +244,16 @@ class Account:
         if not alone or stage.levels is None or stage.recompute:
             return 1.0 if alone else 0.0
         graph, names = self._profile.graph, [layer.name for layer in stage.layers]
-        samples = self._share(number, microbatch)
         found = 0.0
         for place, layer in enumerate(stage.layers):
             readers = _readers(graph, layer.name)
             if all(reader in names for reader in readers):
                 continue
-            size = sum(spec.num_bytes for spec in layer.outputs) / graph.samples * samples
+            size = sum(spec.num_bytes for spec in layer.outputs) / graph.samples * stage.samples
             inside = [stage.saved[names.index(reader)] for reader in readers if reader in names]
             if not any(saved >= 0.99 * size for saved in inside):
                 found += max(0.0, size - stage.levels[place][5])
         return min(float(round(found)), alone) / alone
-
-    def _share(self, stage: int, microbatch: int) -> float:
-        return self._samples(self._rank, stage, microbatch)
 
     def _most_versions(self, stage: int) -> int:
         """How many versions of a stage's weights there are at once at most."""
@@ -270,7 +282,7 @@ class Account:
 class _Rises:
     """How high memory rises in the actions of a stage, above what there is without what the stage saved."""
 
-    def __init__(self, stage: Stage, graph: Graph, seeds: int, first: bool) -> None:
+    def __init__(self, stage: Holding, graph: Graph, seeds: int, first: bool) -> None:
         self._stage, self._seeds, self._first = stage, seeds, first
         self.saved = round(sum(stage.saved))
         self.left = round(max(sum(stage.saved), stage.left))
@@ -339,36 +351,7 @@ class _Rises:
         return round(most)
 
 
-def levels_at(measured: Sequence[Sequence[Measurement]], samples: float) -> list[list[float]] | None:
-    """The levels of layers, on the line through the two sizes around (or nearest to) ``samples``; None without.
-
-    Args:
-        measured: by layer.
-    """
-    sizes = sorted(set.intersection(*({m.samples for m in each if m.levels and not m.part} for each in measured)))
-    if not sizes:
-        return None
-    found = []
-    for each in measured:
-        of_size = {m.samples: _numbers(m.levels) for m in each if m.levels and not m.part}
-        if len(sizes) == 1:
-            low = high = sizes[0]
-            share, times = 0.0, samples / low
-        else:
-            high = next((size for size in sizes[1:] if size >= samples), sizes[-1])
-            low, times = sizes[sizes.index(high) - 1], 1.0
-            share = (samples - low) / (high - low)
-        pairs = zip(of_size[low], of_size[high], strict=True)
-        found.append([max(0.0, (a + share * (b - a)) * times) for a, b in pairs])
-    return found
-
-
-def _numbers(levels: Levels) -> tuple[int, ...]:
-    gone = levels.backward_input, levels.backward_weight, levels.left, levels.outputs_saved
-    return levels.forward, levels.backward, *gone
-
-
-def _made(stage: Stage, graph: Graph) -> list[float]:
+def _made(stage: Holding, graph: Graph) -> list[float]:
     """Gradients of parameters by layer; those that an earlier stage uses too come with the first layer."""
     names = [layer.name for layer in stage.layers]
     found = [0.0] * len(names)

@@ -12,8 +12,7 @@ from dataclasses import replace
 from itertools import zip_longest
 
 from planner import schedules
-from planner.check.layouts import has_layouts
-from planner.check.structure import is_in_parts
+from planner.check.structure import has_layouts, is_in_parts
 from planner.ir.errors import HalopipeError
 from planner.ir.plan import Decision
 from planner.ir.program import Message, Part, Program, Route

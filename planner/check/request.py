@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from planner import schedules
-from planner.check.layouts import REPLICA, has_layouts
+from planner.check.structure import has_layouts
+from planner.costs.shards.device_mesh import REPLICA
 from planner.ir.cluster import Cluster
 from planner.ir.constraints import FAMILIES, KIND, WHATS, Ways, broken
 from planner.ir.errors import HalopipeError

@@ -1,16 +1,41 @@
-"""Whether stages, layers, ranks and shares of a plan make sense together: what needs no profile, then what does."""
+"""Whether stages, layers, ranks and shares of a plan make sense together, and layers can be divided as it says.
+
+What needs no profile comes first, then what does; then the layouts of single layers, by their access relations.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import pairwise
 
 from planner import schedules
-from planner.check.layouts import has_layouts
-from planner.ir.graph import SAMPLE, Graph, producer
+from planner.costs.shards.device_mesh import AXES, REPLICA, SPACE
+from planner.costs.shards.shapes import SizedLayer
+from planner.ir.box import volume, whole
+from planner.ir.errors import CorruptFileError, operator_of, remedies
+from planner.ir.graph import SAMPLE, Graph, Layer, TensorSpec, producer
 from planner.ir.plan import Decision, Placement
 from planner.ir.profile import Profile
-from planner.layers import throughout_sites
+from planner.layers import (
+    batch_wide_layers,
+    check_samples_apart,
+    kind,
+    over_sites,
+    require_whole_batches,
+    throughout_sites,
+)
+from planner.layers.contraction import contracted_dims
+
+
+def has_layouts(decision: Decision, stage: int) -> bool:
+    """Whether the layers of ``stage`` are not all cut alike along samples."""
+    placed = [decision.layers[name] for name in decision.layers_of(stage)]
+    cuts = [tuple(each.cuts.items()) for each in placed]
+    return (
+        len(set(cuts)) > 1
+        or any(dim != SAMPLE for each in cuts for dim, _ in each)
+        or any(each.ways != 1 or each.margin for each in placed)
+    )
 
 
 def structure_faults(decision: Decision) -> Iterator[str]:
@@ -65,7 +90,7 @@ def _shares_a_position(decision: Decision, first: int, second: int) -> bool:
 
 
 def form_faults(decision: Decision) -> Iterator[str]:
-    """Of ``ways`` and ``margin`` what can be seen without the layers (:func:`planner.check.layouts.layer_faults`)."""
+    """Of ``ways`` and ``margin`` what can be seen without the layers (:func:`layer_faults`)."""
     for name, placed in decision.layers.items():
         yield from _placement_form_faults(name, placed)
 
@@ -108,6 +133,19 @@ def is_in_parts(decision: Decision, number: int) -> bool:
     """Whether the shares of a stage are none of samples, but parts of its sites."""
     points = decision.layers[decision.layers_of(number)[0]].cuts.get(SAMPLE, (0,))
     return len(points) > 2 and points[-1] != max(decision.micro_batches)
+
+
+def samples_of(decision: Decision, stage: int, rows: int, throughout: bool) -> tuple[float, ...]:
+    """How many samples of a micro-batch of ``rows`` each rank of a stage takes; of a part of one, a fraction.
+
+    Args:
+        throughout: whether all layers of the stage lie along sites alone.
+    """
+    layout = decision.layout_of(stage)
+    if throughout and is_in_parts(decision, stage):
+        points = layout.cuts[SAMPLE]
+        return tuple((b - a) * rows / points[-1] for a, b in pairwise(points))
+    return layout.samples(rows)
 
 
 def _share_faults(decision: Decision, number: int) -> Iterator[str]:
@@ -162,3 +200,136 @@ def device_faults(decision: Decision, profile: Profile) -> Iterator[str]:
                 yield f"{path}: stage {number} names rank {rank}, the cluster has {len(devices)} devices"
             elif devices[rank].name != name:
                 yield f"{path}: stage {number} has rank {rank} on {name}, in the cluster it is {devices[rank].name}"
+
+
+def require_possible(decision: Decision, graph: Graph) -> None:
+    """Refuses a decision that ``graph`` cannot be run by.
+
+    Raises:
+        UnsupportedModelError: the loss needs the whole batch, and the decision cuts it into micro-batches.
+        CorruptFileError: layers cannot be divided as the decision says.
+    """
+    require_whole_batches(decision, graph)
+    faults = list(layer_faults(decision, graph))
+    if faults:
+        raise CorruptFileError("the plan's layers cannot be divided so", faults[:20])
+
+
+def layer_faults(decision: Decision, graph: Graph) -> Iterator[str]:
+    """What is wrong with the layouts of single layers, in stages that give each layer its own."""
+    return (fault for _, fault in named_layer_faults(decision, graph))
+
+
+def named_layer_faults(decision: Decision, graph: Graph) -> Iterator[tuple[str, str]]:
+    """As :func:`layer_faults`, each with the layer's name."""
+    mixing, wide = frozenset(check_samples_apart(graph)), batch_wide_layers(graph)
+    if wide and len(decision.micro_batches) > 1:
+        yield wide[0], f"layer {wide[0]} needs the whole batch, which is in {len(decision.micro_batches)} micro-batches"
+    for stage in range(len(decision.stages)):
+        own = [name for name in decision.layers_of(stage) if name in mixing]
+        if own and _shares_samples(decision, stage):
+            yield own[0], f"layer {own[0]} mixes samples, and the ranks of stage {stage} share them out"
+    laid_out = [stage for stage in range(len(decision.stages)) if has_layouts(decision, stage)]
+    values, sites = graph.values(), over_sites(graph)
+    for layer in graph.layers:
+        placed = decision.layers[layer.name]
+        if placed.stage in laid_out and layer.name in sites:
+            text = f"layer {layer.name} is over sites, which ranks share as they do samples and nothing else"
+            yield layer.name, f"{text}: cut all layers of stage {placed.stage} alike, along samples"
+        elif placed.stage in laid_out:
+            found = _faults_of(decision, graph, layer, values, layer.name in mixing)
+            yield from ((layer.name, fault) for fault in found)
+
+
+def _faults_of(
+    decision: Decision, graph: Graph, layer: Layer, values: Mapping[str, TensorSpec], mixes: bool
+) -> Iterator[str]:
+    """Of a layer with a layout of its own; ``values``: of the graph."""
+    placed = decision.layers[layer.name]
+    if SAMPLE in _cut_dims(placed) and mixes:
+        yield f"layer {layer.name} mixes samples and is cut along them"
+    for samples in sorted(set(decision.micro_batches)):
+        sized = SizedLayer.of(graph, layer, values, samples, mixes_samples=False)  # which is said above
+        yield from _cut_faults(placed, sized)
+        ranks = decision.stages[placed.stage].ranks
+        empty = [
+            rank
+            for rank, box in zip(ranks, placed.layout.boxes(sized.work, samples), strict=True)
+            if not volume(box) and volume(whole(sized.work.shape))
+        ]
+        if empty:
+            yield f"layer {layer.name} leaves rank {empty[0]} none of a micro-batch of {samples}"
+    yield from _ways_faults(graph, layer, placed)
+    yield from _margin_faults(graph, layer, placed)
+
+
+def _shares_samples(decision: Decision, stage: int) -> bool:
+    """Whether the stage is on several ranks that have other samples, its layers cut alike."""
+    placed = decision.layers[decision.layers_of(stage)[0]]
+    return len(decision.stages[stage].ranks) > 1 and SAMPLE in placed.cuts and not has_layouts(decision, stage)
+
+
+def _cut_dims(placed: Placement) -> list[str]:
+    return [dim for dim, points in placed.cuts.items() if len(points) > 2 and not dim.startswith(REPLICA)]
+
+
+def _cut_faults(placed: Placement, sized: SizedLayer) -> Iterator[str]:
+    """Dims that the layer cannot be cut along."""
+    layer, dims = sized.layer, sized.work.dims
+    for dim in _cut_dims(placed):
+        if dim not in sized.divisible:
+            why = (
+                "and each part would do all of its work"
+                if dims.count(dim) == 1
+                else f"and has {', '.join(dims) or 'no dims'}"
+            )
+            helps = "; ".join(remedies(layer, dim))
+            yield f"layer {layer.name} is cut along {dim}, {why}: {operator_of(layer)} cannot be cut so ({helps})"
+
+
+def _ways_faults(graph: Graph, layer: Layer, placed: Placement) -> Iterator[str]:
+    """How many ranks share the input channels."""
+    ways = placed.ways
+    if ways == 1:
+        return
+    values, words = graph.values(), f"layer {layer.name} ({operator_of(layer)}) has ways {ways}"
+    inputs = tuple(values[name] for name in layer.inputs)
+    dims = contracted_dims(layer, inputs, tuple(graph.parameters[name] for name in layer.parameters))
+    if ways < 1:
+        yield f"{words}; it is 1 or more"
+    elif dims is None:
+        yield f"{words}, and is no linear layer or convolution of one group: it shares no input channels"
+    else:
+        name, channels = layer.outputs[0].dims[dims.filters], inputs[0].shape[dims.channels]
+        parts = len(placed.cuts.get(name, (0, 1))) - 1
+        if parts % ways:
+            yield f"{words}, which do not divide its {parts} parts along {name}"
+        elif ways > channels:
+            yield f"{words} to share {channels} input channels"
+        if placed.margin:
+            yield f"{words} and margin {placed.margin}; it can have one of them"
+
+
+def _margin_faults(graph: Graph, layer: Layer, placed: Placement) -> Iterator[str]:
+    """Rows beyond the part, which are the neighbour's."""
+    margin, words = placed.margin, f"layer {layer.name} has margin {placed.margin}"
+    if margin < 0:
+        yield f"{words}; it is 0 or more"
+    if margin <= 0:
+        return
+    values = graph.values()
+    inputs = tuple(values[name] for name in layer.inputs)
+    work, cut = kind(layer.kind).work(layer, inputs), _cut_dims(placed)
+    in_space = [dim for dim in cut if dim in SPACE and dim in work.dims]
+    channels = [dim for dim in cut if dim in AXES["channel"][1]]
+    if channels:
+        yield f"{words} and is cut along {channels[0]}: margins are for layers cut along space alone"
+    elif not in_space:
+        yield f"{words} and is not cut along space"
+    elif work != layer.outputs[0]:
+        yield f"{words}, and what its parts make is no part of its output"
+    else:
+        boxes = placed.layout.boxes(work, graph.samples)
+        least = min(len(box[work.dims.index(dim)]) for box in boxes for dim in in_space)
+        if margin > least:
+            yield f"{words}, and its smallest part has {least} rows"

@@ -6,12 +6,19 @@ from collections.abc import Iterator
 
 from planner import schedules
 from planner.check.drawn import drawn
-from planner.check.layouts import named_layer_faults
 from planner.check.order import program_faults, rows_of, schedule_order, stated_program
 from planner.check.recompute import Reckoning, reckon
 from planner.check.request import request_faults
 from planner.check.statements import binding_faults, close, statement_faults
-from planner.check.structure import device_faults, form_faults, model_faults, part_faults, structure_faults
+from planner.check.structure import (
+    device_faults,
+    form_faults,
+    model_faults,
+    named_layer_faults,
+    part_faults,
+    structure_faults,
+)
+from planner.costs.cost_model import PriceBook
 from planner.ir.errors import HalopipeError
 from planner.ir.fingerprint import fingerprint
 from planner.ir.plan import Alternative, Decision, Plan
@@ -56,9 +63,9 @@ def check(plan: Plan, profile: Profile | None) -> tuple[str, ...]:
         illegal = list(program_faults(decision, program))
         faults += illegal
         if not any("not legal" in fault for fault in illegal):
-            found = reckon(profile, decision, program)
-            faults += _prediction_faults(plan, profile, found)
-            faults += _alternative_faults(plan, profile, program)
+            book = PriceBook(profile)
+            faults += _prediction_faults(plan, book, reckon(book, decision, program))
+            faults += _alternative_faults(plan, book, program)
     except (ValueError, LookupError, HalopipeError) as error:
         faults.append(f"decision.program: the plan cannot be priced: {error}")
     return tuple(faults)
@@ -80,7 +87,7 @@ def _input_faults(plan: Plan, profile: Profile) -> Iterator[str]:
         yield f"inputs.optimizer: the plan names another optimiser: {plan.inputs.optimizer}, the profile {there}"
 
 
-def _prediction_faults(plan: Plan, profile: Profile, found: Reckoning) -> Iterator[str]:
+def _prediction_faults(plan: Plan, book: PriceBook, found: Reckoning) -> Iterator[str]:
     said = plan.prediction
     if not close(said.step_s, found.step_s):
         yield f"prediction.step_s: the predicted step is {said.step_s} s, recomputed {found.step_s} s"
@@ -89,7 +96,7 @@ def _prediction_faults(plan: Plan, profile: Profile, found: Reckoning) -> Iterat
         yield f"prediction.bubble_fraction: the predicted bubble is {said.bubble_fraction}, {again}"
     yield from _memory_faults(plan, found)
     yield from _time_faults(plan, found)
-    simulated = drawn(plan, profile)
+    simulated = drawn(plan, book)
     if said.evidence != simulated.evidence:
         yield f"prediction.evidence: the prediction is called {said.evidence!r}, its prices are {simulated.evidence!r}"
     for name in ("p10_s", "p90_s"):
@@ -121,7 +128,7 @@ def _time_faults(plan: Plan, found: Reckoning) -> Iterator[str]:
                 yield f"prediction.ranks[{rank}].{name}: {stated} s, recomputed {again} s"
 
 
-def _alternative_faults(plan: Plan, profile: Profile, program: Program) -> Iterator[str]:
+def _alternative_faults(plan: Plan, book: PriceBook, program: Program) -> Iterator[str]:
     """Other schedules of the same stages are reckoned as the plan itself is."""
     for number, other in enumerate(plan.alternatives):
         name = other.name.removeprefix("schedule ")
@@ -132,7 +139,7 @@ def _alternative_faults(plan: Plan, profile: Profile, program: Program) -> Itera
             yield f"{path}.name: {other.name!r} is no other schedule than {plan.decision.schedule}"
             continue
         decision, ordered = schedule_order(plan.decision, program, name)
-        found = reckon(profile, decision, ordered)
+        found = reckon(book, decision, ordered)
         yield from _reckoned_alternative_faults(plan, other, found, path, decision)
 
 

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from planner.check.layouts import require_possible
+from planner.check.structure import require_possible
 from planner.ir.errors import HalopipeError, WorkerError
 from planner.ir.graph import Graph
 from planner.ir.layout import cut_points

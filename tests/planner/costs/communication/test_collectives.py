@@ -6,8 +6,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from planner.check.communication import sum_s
-from planner.check.reading import delay_s, message_s
 from planner.costs.communication.collectives import collective_evidence, collective_s, read_delays, transfer_s
 from planner.ir.cluster import (
     ACROSS_HOSTS,
@@ -23,6 +21,7 @@ from planner.ir.cluster import (
     PairLink,
 )
 from planner.ir.cluster import DeviceSpec as Device
+from tests.planner.costs.plain_prices import delay_s, message_s, sum_s
 
 SHEET = Link(1e-3, 1e6)
 FAST = Link(0.0, 1e8, evidence=MEASURED)
@@ -98,7 +97,7 @@ def test_how_well_a_sum_is_known() -> None:
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_the_checker_reads_the_same(seed: int) -> None:
+def test_loops_over_the_tables_read_the_same(seed: int) -> None:
     draw = random.Random(seed)
     sizes = sorted(draw.sample(range(1, 10**6), 3))
     tables = [

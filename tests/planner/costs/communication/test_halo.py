@@ -5,12 +5,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from planner.check.communication import site_exchange_s
 from planner.costs.communication.halo import halo_rows, site_exchanges_s
 from planner.costs.cost_model import PriceBook
 from planner.costs.predict import predict
 from planner.ir.profile import SiteHalo
 from planner.ir.schedule import Op
+from tests.planner.costs.plain_prices import site_exchange_s
 from tests.planner.factories import chain_decision, chain_profile
 from tests.planner.sparse_networks import classifier, sparse_profile
 
@@ -63,7 +63,7 @@ def test_halos_make_a_shared_stage_slower() -> None:
 @pytest.mark.parametrize("measured", [True, False])
 @pytest.mark.parametrize(("ranks", "samples"), [((0, 1), 1), ((0, 1, 2), 1), ((0, 1, 2, 3), 4), ((1, 3), 3)])
 @pytest.mark.parametrize("duplex", [True, False])
-def test_the_checker_finds_the_same(ranks: tuple[int, ...], samples: int, measured: bool, duplex: bool) -> None:
+def test_layer_by_layer_it_is_the_same(ranks: tuple[int, ...], samples: int, measured: bool, duplex: bool) -> None:
     links = {name: replace(link, duplex=duplex) for name, link in PROFILE.cluster.links.items()}
     more = tuple(SiteHalo(halo.layer, 3, 1, 70) for halo in PROFILE.site_halos)
     halos = (*PROFILE.site_halos, *more) if measured else ()

@@ -1,6 +1,8 @@
-"""What hides behind compute: halos of convolutions, and nothing else."""
+"""What moves between layers, against loops over ranks and boxes; what hides behind compute: halos of convolutions."""
 
 from __future__ import annotations
+
+import random
 
 import numpy as np
 import pytest
@@ -10,9 +12,13 @@ from planner.costs.cost_model import PriceBook
 from planner.costs.shards.option import Option
 from planner.costs.stages.layouts import LayoutPrices
 from planner.costs.stages.stage_cost import stage_cost
+from planner.ir.problem import Problem
+from planner.solvers.candidates.candidate import decision_of
+from planner.solvers.candidates.evaluate import Evaluator
+from tests.planner.costs.communication.plain_exchange import Moving, part_of
 from tests.planner.networks import Named, Network, priced
+from tests.planner.solvers.laid_out_plans import EVERYTHING, random_candidate, random_network
 
-EVERYTHING = ("sample", "spatial", "channel")
 H2, S2, C2 = (Option(((dim, (0, 1, 2)),)) for dim in ("height", "sample", "channel"))
 S2H2 = Option((("sample", (0, 1, 2)), ("height", (0, 1, 2))))
 
@@ -75,3 +81,28 @@ def test_a_recomputed_layer_waits_once_more() -> None:
     again = stage_cost(prices, dict.fromkeys((0, 1), Option(H2.cuts, recompute=True)))
     waits = again.exchange_backward_s - once.exchange_backward_s
     assert waits == pytest.approx(once.exchange_forward_s)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_loops_over_ranks_and_boxes_move_the_same(seed: int) -> None:
+    draw = random.Random(seed)
+    problem = Problem(random_network(draw), 4, allow=EVERYTHING, halo_depth=draw.choice([0, 2]))
+    evaluator = Evaluator(problem, PriceBook(problem.profile))
+    decision = decision_of(problem, random_candidate(draw, evaluator))
+    layers, samples = problem.profile.graph.layers, max(decision.micro_batches)
+    placed, index = decision.layers, {layer.name: number for number, layer in enumerate(layers)}
+    for number, stage in enumerate(decision.stages):
+        mine = set(decision.layers_of(number))
+        parts = {x.name: part_of(problem.profile, x, placed[x.name], samples) for x in layers if x.name in mine}
+        moving = Moving(problem.profile, placed, stage.ranks, samples, parts)
+        prices = LayoutPrices(evaluator.book, stage.ranks, samples, EVERYTHING)
+        for maker, reader in {(one.maker, one.reader) for one in moving.crossings}:
+            plainly = [one for one in moving.crossings if (one.maker, one.reader) == (maker, reader)]
+            options = [(Option.placed(placed[name]),) for name in (maker, reader)]
+            found = prices.crossing(index[maker], index[reader], *options)
+            assert found.forward_s[0, 0] == pytest.approx(sum(one.forward_s for one in plainly), abs=1e-15)
+            assert found.backward_s[0, 0] == pytest.approx(sum(one.backward_s for one in plainly), abs=1e-15)
+            assert found.is_halo[0, 0] == all(one.is_halo for one in plainly)
+            for member, rank in enumerate(stage.ranks):
+                sizes = (size for one in plainly for (_, dst), size in one.pieces.items() if dst == rank)
+                assert found.received_bytes[0, 0, member] == sum(sizes)

@@ -1,4 +1,4 @@
-"""Models of families: exact where costs are what the model says, held to a layer's own; the checker says the same."""
+"""Models of families: exact where costs are what the model says, held to a layer's own; plain loops say the same."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from planner.check.layer_costs import Modelled
 from planner.costs.layers.cost_table import CostTables
 from planner.costs.layers.interpolation import QUANTITIES
 from planner.costs.layers.regression import Families, Features, fitted
 from planner.ir.cluster import DATASHEET, FAMILY, INTERPOLATED, MEASURED
 from planner.ir.errors import MissingMeasurementError
 from planner.ir.profile import Measurement, Profile
+from tests.planner.costs.plain_prices import Modelled
 from tests.planner.networks import mesh_like, plain, priced, residual
 
 KIND = "kind-1"
@@ -131,7 +131,7 @@ def test_a_range_is_wide_where_shapes_are_not_alike_and_narrow_where_they_are() 
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_the_checker_says_the_same_of_every_layer_and_quantity(seed: int) -> None:
+def test_plain_loops_say_the_same_of_every_layer_and_quantity(seed: int) -> None:
     draw = random.Random(seed)
     profile = priced(*draw.choice([mesh_like(height=32), residual(), plain(samples=4)]))
     measured = [

@@ -1,4 +1,4 @@
-"""What parts cost: as measured, read between measured ones, or a share; and the checker's own look-up says the same."""
+"""What parts cost: as measured, read between measured ones, or a share; and a plain look-up says the same."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from planner.check import check
-from planner.check.layer_costs import cost_of_part
 from planner.costs.cost_model import PriceBook
 from planner.costs.layers.interpolation import QUANTITIES
 from planner.costs.layers.shards import MeasuredParts
@@ -22,6 +21,7 @@ from planner.ir.plan import Plan
 from planner.ir.problem import Problem
 from planner.ir.profile import Measurement, Profile
 from planner.solvers import solver
+from tests.planner.costs.plain_prices import cost_of_part
 from tests.planner.networks import mesh_like, plain, priced, residual
 from tests.planner.parts import with_parts
 
@@ -106,7 +106,7 @@ def test_evidence_is_no_stronger_than_what_was_read() -> None:
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_the_checker_reads_all_quantities_alike(seed: int) -> None:
+def test_a_plain_look_up_reads_all_quantities_alike(seed: int) -> None:
     draw = random.Random(seed)
     extents = [(8, h, w) for h in (2, 4, 5, 8, 16) for w in (4, 8, 16) if (h, w) != (16, 16)]
     parts = tuple(

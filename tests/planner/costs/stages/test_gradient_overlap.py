@@ -2,15 +2,58 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planner.check.gradient_overlap import Made, waited_s
+from planner.costs.communication.links import Network
 from planner.costs.stages.gradient_overlap import Bucket, exposed_s, least_exposed_s
 from planner.ir.cluster import ALL_REDUCE, MEASURED, WITHIN_HOST, Cluster, Collective, DeviceSpec, Link
 from planner.ir.program import BUCKET_BYTES, in_buckets
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """A parameter's gradient: its bytes, and how much of the backward is left when it is complete."""
+
+    num_bytes: int
+    left_s: float
+
+
+def waited_s(
+    gradients: Sequence[Made],
+    sum_s: Callable[[int], float],
+    core_s: Callable[[int], float],
+) -> float:
+    """Seconds between the end of a backward and that of the last sum.
+
+    Args:
+        gradients: in the order of the model.
+        core_s: what moving so many bytes takes from the core that computes.
+    """
+    buckets: list[list[Made]] = []
+    for made in reversed(gradients):
+        fits = buckets and made.num_bytes + sum(other.num_bytes for other in buckets[-1]) <= BUCKET_BYTES
+        if fits:
+            buckets[-1].append(made)
+        else:
+            buckets.append([made])
+    sizes = [sum(made.num_bytes for made in bucket) for bucket in buckets]
+    if len(buckets) <= 1:
+        return sum(sum_s(size) for size in sizes)
+    # The end of the backward is at 0; a sum starts when its gradients are complete and the one before has ended.
+    starts = [-min(made.left_s for made in bucket) for bucket in buckets]
+    clock = starts[0]
+    for start, size in zip(starts, sizes, strict=True):
+        clock = max(clock, start) + sum_s(size)
+    total_s = sum(sum_s(size) for size in sizes)
+    moving_s = sum(core_s(size) for size in sizes)
+    hidden = min(1.0, -starts[0] / total_s) if total_s > 0 else 0.0
+    return max(0.0, clock) + moving_s * hidden
 
 
 def nothing(_: int) -> float:
@@ -68,8 +111,6 @@ def test_no_stage_waits_less_than_the_bound(layers: list[tuple[int, float]], sec
     devices = tuple(DeviceSpec(f"n0/cpu{rank}", "cpu", "n0", 1) for rank in range(2))
     link = Link(1e-4, 1e9, evidence=MEASURED)
     cluster = Cluster(devices, {WITHIN_HOST: link}, (Collective(ALL_REDUCE, 2, WITHIN_HOST, points),))
-    from planner.costs.communication.links import Network
-
     network = Network(cluster)
     sizes, backward = zip(*layers, strict=True)
     ends = np.concatenate(([0.0], np.cumsum(backward)))

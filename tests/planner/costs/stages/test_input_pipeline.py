@@ -5,7 +5,6 @@ from itertools import pairwise
 
 import pytest
 
-from planner.check.preparing import prepared_bytes, prepares_beside
 from planner.check.recompute import reckon
 from planner.costs.predict import predict
 from planner.costs.stages.input_pipeline import Preparations, closure, has_host_beside
@@ -114,7 +113,6 @@ def test_the_checker_reckons_shared_stages_alike(device: str, recompute: bool) -
 def test_maps_are_held_for_each_micro_batch_of_a_step() -> None:
     profile = sparse_profile(GRAPH, (1.0,))
     maps = Preparations(profile).num_bytes(ALL, 1)
-    assert maps == prepared_bytes(profile, GRAPH.layers, 1)
     of_all = sum(spec.num_bytes for name, spec in GRAPH.inputs.items() if name.startswith(("neighbours", "reverse")))
     assert maps == of_all // 4 + 2 * 8
     one, three = (
@@ -131,6 +129,3 @@ def test_only_cores_of_the_host_prepare_for_themselves() -> None:
     core = cluster((1.0,)).devices[0]
     gpu = replace(core, name="n0/gpu0")
     assert [has_host_beside(device) for device in (core, gpu)] == [False, True]
-    profile = sparse_profile(GRAPH, device="gpu")
-    assert prepares_beside(profile, 0)
-    assert not prepares_beside(sparse_profile(GRAPH), 0)

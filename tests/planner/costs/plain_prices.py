@@ -1,39 +1,108 @@
-"""What was not measured, by models of families, reckoned a second time.
+"""Prices of layers, messages, sums over ranks and halos of sites written a second time, by loops: an oracle for tests.
 
-The rules of ``planner.costs.layers.regression``.
-
-None of its code: least squares by trying every set of coefficients that may be above zero, and loops over measurements.
-
-What a part of a layer costs, looked up a second time for the checker: the rule of ``planner.costs.layers.shards``.
-
-None of its code: one loop over the measurements for every question.
-
-A profile under its corrections, written a second time for the checker (model.
-
-``planner.costs.calibration.apply_corrections``).
-
-Every figure is multiplied by the factor of its class; forward and backward by the smaller of their two factors, and
-what is left of the larger one where the stage is known (``remaining``).
+The rules are those of ``planner.costs.layers`` and ``planner.costs.communication``, with none of their code: one loop
+over the measurements for every question, least squares by trying every set of coefficients that may be above zero.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import combinations
+from itertools import combinations, pairwise
 
-from planner.check.reading import at_samples
+from planner.costs.layers.interpolation import QUANTITIES
 from planner.ir.box import Interval, intersect, volume, whole
-from planner.ir.cluster import ACROSS_HOSTS, ALL_REDUCE, STATISTICS, WITHIN_HOST, Link
+from planner.ir.cluster import ALL_REDUCE, Cluster, Collective, Link
 from planner.ir.graph import BYTES_PER_ELEMENT, SAMPLE, Layer, TensorSpec
-from planner.ir.profile import Calibration, Measurement, Profile
+from planner.ir.profile import Measurement, Profile
+from planner.ir.schedule import Op
 from planner.layers import kind
 
 Point = tuple[float, float, float, float]
 Name = tuple[object, ...]
 
-SECONDS = ("forward_s", "backward_s", "backward_input_s", "backward_weight_s")
+SECONDS = QUANTITIES[:4]
+
+
+def at_samples(measured: Sequence[Measurement], samples: float, what: str) -> float:
+    """The measurement, or the line through two of one key: log-log between neighbours, straight elsewhere.
+
+    Raises:
+        LookupError: there are no two.
+    """
+    for measurement in measured:
+        if measurement.samples == samples:
+            return float(getattr(measurement, what))
+    if samples == 0:
+        return 0.0
+    low = max((m for m in measured if m.samples < samples), key=lambda m: m.samples, default=None)
+    high = min((m for m in measured if m.samples > samples), key=lambda m: m.samples, default=None)
+    if low is not None and high is not None and low.key == high.key:
+        a, b = float(getattr(low, what)), float(getattr(high, what))
+        if a > 0 and b > 0:
+            share = math.log(samples / low.samples) / math.log(high.samples / low.samples)
+            return float(a * (b / a) ** share)
+        return _line(low, high, samples, what)
+    below = sorted((m for m in measured if low and m.samples <= low.samples and m.key == low.key), key=_samples)
+    above = sorted((m for m in measured if high and m.samples >= high.samples and m.key == high.key), key=_samples)
+    if len(below) > 1:
+        return _line(below[-2], below[-1], samples, what)
+    if len(above) > 1:
+        return _line(above[0], above[1], samples, what)
+    raise LookupError(f"no line to read {what} at {samples} samples")
+
+
+def _samples(measurement: Measurement) -> int:
+    return measurement.samples
+
+
+def _line(low: Measurement, high: Measurement, samples: float, what: str) -> float:
+    a, b = float(getattr(low, what)), float(getattr(high, what))
+    least = a * samples / low.samples if samples < 1 else 0.0  # a part of a sample takes that part of the time
+    return max(least, a + (b - a) * (samples - low.samples) / (high.samples - low.samples))
+
+
+def from_points(points: Sequence[tuple[int, float]], size: float, bytes_per_s: float | None = None) -> float:
+    """Log-log between the points, the first one's time below; beyond, the bytes that remain at a rate.
+
+    Args:
+        bytes_per_s: that rate; None: the one between the last two points.
+    """
+    if size <= points[0][0]:
+        return points[0][1]
+    for (x0, y0), (x1, y1) in pairwise(points):
+        if size <= x1:
+            return float(y0 * (y1 / y0) ** (math.log(size / x0) / math.log(x1 / x0)))
+    x1, y1 = points[-1]
+    if bytes_per_s is not None:
+        return y1 + (size - x1) / bytes_per_s
+    if len(points) == 1:
+        return y1 * size / x1
+    x0, y0 = points[-2]
+    return y1 + max(0.0, (size - x1) * (y1 - y0) / (x1 - x0))
+
+
+def message_s(link: Link, size: float) -> float:
+    """A message of ``size`` bytes on an idle link."""
+    if size <= 0:
+        return 0.0
+    if link.points:
+        return from_points(link.points, size, link.bandwidth_bytes_per_s)
+    return link.latency_s + size / link.bandwidth_bytes_per_s
+
+
+def delay_s(points: Sequence[tuple[int, float]], size: float) -> float:
+    """What a rank loses by a message: straight between the points, the first one's below, in proportion beyond."""
+    if size <= 0 or not points:
+        return 0.0
+    if size <= points[0][0]:
+        return points[0][1]
+    for (x0, y0), (x1, y1) in pairwise(points):
+        if size <= x1:
+            return y0 + (y1 - y0) * (size - x0) / (x1 - x0)
+    x1, y1 = points[-1]
+    return y1 / x1 * size
 
 
 @dataclass(eq=False)
@@ -317,86 +386,111 @@ def _is_cut(part: Part, whole: Part) -> list[bool]:
     return [mine < of_all for mine, of_all in zip(part, whole, strict=True)]
 
 
-_LAYERS = {
-    "forward": ("forward_s",),
-    "backward": ("backward_s", "backward_input_s", "backward_weight_s"),
-}
-
-
-def restated(profile: Profile) -> Profile:
-    """The profile with its corrections in its figures, those that depend on the stage as far as any stage has them."""
-    if not profile.calibration.corrections:
-        return profile
-
-    def measured(one: Measurement, device_kind: str) -> Measurement:
-        values = {
-            name: getattr(one, name) * min(_factor(profile, what, device_kind, s) for s in (False, True))
-            for what, names in _LAYERS.items()
-            for name in names
-        }
-        return replace(one, **values)
-
-    def link(found: Link, name: str) -> Link:
-        by = _factor(profile, "messages", name)
-        points = tuple((size, seconds * by) for size, seconds in found.points)
-        rate, latency = found.bandwidth_bytes_per_s / by, found.latency_s * by
-        return replace(found, latency_s=latency, bandwidth_bytes_per_s=rate, points=points)
-
-    sums = {ALL_REDUCE: "all-reduces", STATISTICS: "statistics"}
-    cluster = profile.cluster
-    tables = []
-    for table in cluster.collectives:
-        by = _factor(profile, sums[table.operation], table.link) if table.operation in sums else 1.0
-        tables.append(replace(table, points=tuple((size, seconds * by) for size, seconds in table.points)))
-    pairs = []
-    for pair in cluster.pairs:
-        name = WITHIN_HOST if pair.src_host == pair.dst_host else ACROSS_HOSTS
-        pairs.append(replace(pair, link=link(pair.link, name)))
-    parameters = {}
-    for device_kind, costs in profile.parameters.items():
-        adding = min(_factor(profile, "backward", device_kind, shared) for shared in (False, True))
-        updating = _factor(profile, "update", device_kind)
-        parameters[device_kind] = {
-            layer: replace(cost, accumulate_s=cost.accumulate_s * adding, update_s=cost.update_s * updating)
-            for layer, cost in costs.items()
-        }
-    return replace(
-        profile,
-        cluster=replace(
-            cluster,
-            links={name: link(found, name) for name, found in cluster.links.items()},
-            collectives=tuple(tables),
-            pairs=tuple(pairs),
-        ),
-        measurements={
-            kind: tuple(measured(one, kind) for one in found) for kind, found in profile.measurements.items()
-        },
-        parts={kind: tuple(measured(one, kind) for one in found) for kind, found in profile.parts.items()},
-        parameters=parameters,
-        action_overhead_s={
-            kind: seconds * _factor(profile, "overhead", kind) for kind, seconds in profile.action_overhead_s.items()
-        },
-        calibration=Calibration(),
-    )
-
-
-def remaining(profile: Profile, quantity: str, device_kind: str, num_ranks: int) -> float:
-    """What is left to multiply ``quantity`` (``forward_s``, ``accumulate_s``, ...) by on a stage of so many ranks.
+def site_exchange_s(
+    profile: Profile,
+    layer: Layer,
+    x: TensorSpec,
+    group: tuple[int, ...],
+    op: Op,
+    samples: int,
+    sum_s: Callable[[int], float],
+) -> float:
+    """Of one layer in a forward or backward (for inputs).
 
     Args:
-        profile: as it was given, not restated.
+        x: the layer's first input.
+        sum_s: seconds of a sum of so many bytes over the group.
     """
-    if quantity not in ("forward_s", "backward_s", "backward_input_s", "backward_weight_s", "accumulate_s"):
-        return 1.0
-    what = "forward" if quantity == "forward_s" else "backward"
-    both = [_factor(profile, what, device_kind, shared) for shared in (False, True)]
-    return both[num_ranks > 1] / min(both)
+    if layer.kind in ("segment", "segment_expand"):
+        spec = layer.outputs[0]
+        return sum_s(samples * spec.shape[-1] * BYTES_PER_ELEMENT[spec.dtype])
+    if layer.kind not in ("sparse_conv", "sparse_pool"):
+        return 0.0
+    if op is not Op.FORWARD and layer.inputs[0] in profile.graph.inputs:
+        return 0.0
+    cluster, others = profile.cluster, len(group) - 1
+    size = _rows(profile, layer, x, len(group), samples) * x.shape[-1] * BYTES_PER_ELEMENT[x.dtype] / others
+    if size <= 0:
+        return 0.0
+    between = cluster.group_link_class(group)
+    links = [cluster.link(a, b) for a in group for b in group if a != b and cluster.link_class(a, b) == between]
+    each = max(message_s(link, size) for link in links)
+    return others * each if all(link.duplex for link in links) else 2 * others * each
 
 
-def _factor(profile: Profile, what: str, where: str, shared: bool = False) -> float:
-    """Of the class; where there is none, of the same in stages of the other sort; else 1."""
-    for sort in (shared, not shared):
-        for one in profile.calibration.corrections:
-            if (one.of.what, one.of.where, one.of.shared) == (what, where, sort):
-                return one.factor
-    return 1.0
+def _rows(profile: Profile, layer: Layer, x: TensorSpec, parts: int, samples: int) -> float:
+    points = sorted((h.parts / h.samples, max(1e-9, h.rows)) for h in profile.site_halos if h.layer == layer.name)
+    if not points:
+        total = x.shape[0] * samples / profile.graph.samples
+        return float(min(total * (1 - 1 / parts), 6 * (total / parts) ** (2 / 3)))
+    cut = parts / samples
+    if cut <= points[0][0]:
+        return float(points[0][1])
+    for (a, low), (b, high) in pairwise(points):
+        if cut <= b:
+            return float(low * (high / low) ** (math.log(cut / a) / math.log(b / a)))
+    return float(points[-1][1] * (points[-1][0] / cut) ** (2 / 3))
+
+
+def sum_s(cluster: Cluster, operation: str, group: tuple[int, ...], size: float) -> float:
+    """Seconds of a sum of ``size`` bytes a rank over ``group``, all of whose ranks are there."""
+    if size <= 0 or len(group) < 2:
+        return 0.0
+    count, hosts = len(group), len({cluster.devices[rank].host for rank in group})
+    tables = _tables(cluster, operation, group)
+    for table in tables:
+        if table.num_ranks == count and table.num_hosts in (0, hosts):
+            return from_points(table.points, size)
+    smaller = [table for table in tables if table.num_ranks <= count]
+    larger = [table for table in tables if table.num_ranks >= count]
+    ratio = 1.0
+    if smaller:
+        low = max(smaller, key=lambda table: table.num_ranks)
+        ratio = _slowness(cluster, group, low, size)
+    if larger:
+        high = min(larger, key=lambda table: table.num_ranks)
+        above = _slowness(cluster, group, high, size)
+        if not smaller:
+            ratio = above
+        elif high.num_ranks > low.num_ranks:
+            ratio += (above - ratio) * (count - low.num_ranks) / (high.num_ranks - low.num_ranks)
+    return ratio * _ring_s(cluster, group, count, size)
+
+
+def moving_s(cluster: Cluster, group: tuple[int, ...], size: int) -> float:
+    """What the rank that loses most loses of its core by a sum: as much as by the messages of a ring."""
+    around, moved = sorted(group), round(2 * (len(group) - 1) / len(group) * size)
+    lost = [0.0] * len(around)
+    for position, rank in enumerate(around):
+        following = (position + 1) % len(around)
+        link = cluster.link(rank, around[following])
+        lost[position] += delay_s(link.sender_core, moved)
+        lost[following] += delay_s(link.receiver_core, moved)
+    return max(s * cluster.devices[rank].core_share for s, rank in zip(lost, around, strict=True))
+
+
+def _slowness(cluster: Cluster, group: tuple[int, ...], table: Collective, size: float) -> float:
+    found = from_points(table.points, size) / _ring_s(cluster, group, table.num_ranks, size)
+    return max(1.0, found) if table.num_ranks == 2 and len(group) > 2 else found
+
+
+def _ring_s(cluster: Cluster, group: tuple[int, ...], count: int, size: float) -> float:
+    """Each rank hands on a part of ``size`` 2 (n - 1) times, to the next rank by number."""
+    around = sorted(group)
+    is_split = len({cluster.devices[rank].host for rank in group}) > 1
+    slowest = 0.0
+    for position, rank in enumerate(around):
+        following = around[(position + 1) % len(around)]
+        if not is_split or cluster.devices[rank].host != cluster.devices[following].host:
+            slowest = max(slowest, message_s(cluster.link(rank, following), size / count))
+    return 2 * (count - 1) * slowest
+
+
+def _tables(cluster: Cluster, operation: str, group: tuple[int, ...]) -> Sequence[Collective]:
+    hosts, link = {cluster.devices[rank].host for rank in group}, cluster.group_link_class(group)
+    found = [each for each in cluster.collectives if each.operation == operation and each.link == link and each.points]
+    if not found and operation != ALL_REDUCE:
+        return _tables(cluster, ALL_REDUCE, group)
+    one_a_host = len(hosts) == len(group)
+    alike = [each for each in found if one_a_host == (each.num_hosts == 0 or each.num_hosts == each.num_ranks)]
+    return alike if alike else found

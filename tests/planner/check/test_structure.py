@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from planner.check import check
-from planner.check.layouts import layer_faults
+from planner.check.structure import layer_faults
 from planner.ir.codec import load
 from planner.ir.plan import Placement, Plan
 from planner.ir.problem import Problem
@@ -18,7 +18,7 @@ from planner.ir.profile import Profile
 from planner.solvers import solver
 from tests.planner.networks import Network, priced
 
-GOLDEN = Path(__file__).parents[1] / "data" / "golden" / "plan_cut_along_space.json"
+GOLDEN = Path(__file__).parents[2] / "data" / "golden" / "plan_cut_along_space.json"
 
 
 def made() -> Profile:

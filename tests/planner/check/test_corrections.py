@@ -8,7 +8,6 @@ from dataclasses import replace
 import pytest
 
 from planner.check import check
-from planner.check.layer_costs import remaining
 from planner.costs.cost_model import PriceBook
 from planner.ir.problem import Problem
 from planner.solvers import solver
@@ -40,13 +39,3 @@ def test_a_found_plan_is_reckoned_the_same(seed: int) -> None:
     problem = replace(problem, profile=problem.profile.corrected_by(corrections))
     plan = solver("best-first")(problem, None)
     assert check(plan, problem.profile) == ()
-
-
-def test_what_remains_is_of_compute_alone() -> None:
-    draw = random.Random(1)
-    profile = random_network(draw)
-    profile = profile.corrected_by(random_corrections(draw, profile, share=1.0))
-    kind = profile.cluster.devices[0].kind
-    assert remaining(profile, "saved_bytes", kind, 2) == 1.0
-    both = {remaining(profile, "forward_s", kind, count) for count in (1, 2)}
-    assert min(both) == 1.0 < max(both)

@@ -10,6 +10,7 @@ import pytest
 
 from planner.check import check
 from planner.costs.predict import predict
+from planner.ir.cluster import DATASHEET
 from planner.ir.errors import InfeasibleError
 from planner.ir.plan import Decision, Placement, Plan, RankPrediction, Stage
 from planner.ir.problem import ALWAYS, NEVER, Problem, Request
@@ -154,3 +155,18 @@ def test_the_checker_does_its_own_sums() -> None:
         assert check(plan, problem.profile) == (), seed
         num_checked += 1
     assert num_checked > 15
+
+
+def test_layers_that_a_datasheet_prices_are_checked_too() -> None:
+    """A layer measured at one size alone, of which no family is known."""
+    whole = chain_profile(3, 1)
+    devices = tuple(
+        replace(device, peak_flop_per_s={"float32": 1e12}, memory_bytes_per_s=1e11) for device in whole.cluster.devices
+    )
+    few = {kind: tuple(m for m in found if m.samples == 1) for kind, found in whole.measurements.items()}
+    sheet = replace(whole, cluster=replace(whole.cluster, devices=devices), measurements=few)
+    decision = chain_decision(sheet, micro_batches=(2,), schedule="gpipe")
+    prediction, _ = predict(sheet, decision)
+    assert prediction.evidence == DATASHEET
+    plan = replace(plan_of(sheet, decision), prediction=prediction)
+    assert check(replace(plan, search=replace(plan.search, bound_s=0.0, gap=0.0)), sheet) == ()

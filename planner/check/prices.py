@@ -1,0 +1,227 @@
+"""Prices that the checker takes as given: of layers and their parts, messages, sums over ranks, preparations.
+
+The cost model (:mod:`planner.costs`) says what one layer or one link costs.  What a stage, a rank and a step make of
+that is added up by the checker itself: here for stages whose layers have layouts of their own, else in ``recompute``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+
+import numpy as np
+
+from planner.costs.communication.resharding import Crossing, crossing, exposed, scattered_s
+from planner.costs.cost_model import PriceBook
+from planner.costs.layers.cost_table import Array
+from planner.costs.shards.option import Option, Shards, shards_of
+from planner.costs.shards.partial_sums import Sums, reduction_rate, sums_of
+from planner.costs.shards.shapes import SizedLayer
+from planner.ir.graph import Layer, producer
+from planner.ir.plan import Placement
+from planner.ir.profile import BACKWARD, FORWARD
+
+SECONDS = ("forward_s", "backward_s", "backward_input_s", "backward_weight_s")
+QUANTITIES = (*SECONDS, "saved_bytes", "workspace_bytes")
+
+
+class LayerPrices:
+    """What layers of a profile cost, by name."""
+
+    def __init__(self, book: PriceBook) -> None:
+        self.book = book
+        self.index = {layer.name: number for number, layer in enumerate(book.profile.graph.layers)}
+        self._columns: dict[tuple[str, float, bool], dict[str, Array]] = {}
+        self._exchanges: dict[tuple[tuple[int, ...], int], tuple[Array, Array]] = {}
+
+    def of(self, layer: Layer, kind: str, samples: float, shared: bool, what: str) -> float:
+        """Seconds or bytes (``what``) on a kind of device, in a stage of one rank or a shared one."""
+        return float(self.columns(kind, samples, shared)[what][self.index[layer.name]])
+
+    def columns(self, kind: str, samples: float, shared: bool) -> Mapping[str, Array]:
+        """By quantity, of all layers."""
+        key = (kind, samples, shared)
+        if key not in self._columns:
+            table = self.book.at(kind, samples, shared)
+            found = {what: np.maximum(0.0, np.diff(getattr(table, what))) for what in QUANTITIES[:-1]}
+            self._columns[key] = {**found, "workspace_bytes": table.workspace_bytes}
+        return self._columns[key]
+
+    def update_s(self, layer: Layer, kind: str) -> float:
+        """Of the update of the layer's parameters."""
+        return self._of_parameters(layer, self.book.tables.parameters(kind).update_s)
+
+    def accumulate_s(self, layer: Layer, kind: str, shared: bool) -> float:
+        """Of adding one more micro-batch's gradients."""
+        return self._of_parameters(layer, self.book.accumulate_s(kind, shared))
+
+    def exchange_s(self, layer: Layer, ranks: tuple[int, ...], samples: int, *, backward: bool) -> float:
+        """What ranks that share samples exchange in the layer: statistics, halos of sites."""
+        if len(ranks) < 2:
+            return 0.0
+        key = (ranks, samples)
+        if key not in self._exchanges:
+            forward_s, backward_s = self.book.exchanges_s(ranks, samples)
+            self._exchanges[key] = (np.diff(forward_s), np.diff(backward_s))
+        return float(self._exchanges[key][backward][self.index[layer.name]])
+
+    def _of_parameters(self, layer: Layer, sums: Array) -> float:
+        at = self.index[layer.name]
+        return float(sums[at + 1] - sums[at])
+
+
+@dataclass(frozen=True, eq=False)
+class LaidOut:
+    """A stage whose layers have layouts of their own, for micro-batches of ``samples``; all its ranks go at one pace.
+
+    Attributes:
+        layers: of the stage, in the graph's order.
+        placements: by layer.
+    """
+
+    prices: LayerPrices
+    layers: Sequence[Layer]
+    placements: Mapping[str, Placement]
+    ranks: tuple[int, ...]
+    samples: int
+    recompute: bool
+
+    def action_s(self, what: str, accumulates: bool) -> float:
+        """Seconds of a forward or backward (one of ``SECONDS``)."""
+        total = sum(self._slowest_s(layer, what) for layer in self.layers)
+        if what in ("backward_s", "backward_input_s") and self.recompute:
+            total += sum(self._slowest_s(layer, "forward_s") for layer in self.layers)
+        if accumulates:
+            added = partial(self.prices.accumulate_s, shared=len(self.ranks) > 1)
+            total += sum(self._by_bytes_s(layer, [added(layer, kind) for kind in self._kinds]) for layer in self.layers)
+        return total + self.exchanged_s(what)
+
+    def exchanged_s(self, what: str) -> float:
+        """The part of a forward or backward in which the ranks exchange something."""
+        if what == "backward_weight_s":
+            return 0.0
+        forward_s, backward_s = self._waited_s
+        if what == "forward_s":
+            return forward_s
+        return backward_s + (forward_s if self.recompute else 0.0)
+
+    def update_s(self) -> float:
+        """Seconds of the update."""
+        price = self.prices.update_s
+        return sum(self._by_bytes_s(layer, [price(layer, kind) for kind in self._kinds]) for layer in self.layers)
+
+    def reduction_s(self) -> float:
+        """Seconds of summing gradients over ranks that use equal parts."""
+        return sum(float(sums.reduction_s[0]) for sums in self._sums.values())
+
+    def parameter_bytes(self, member: int) -> float:
+        """Bytes of the parameters that a member uses."""
+        return sum(float(sums.held_bytes[0, member]) for sums in self._sums.values())
+
+    def saved_bytes(self, member: int) -> float:
+        """What layers of a member save for the backward, and what it received from its group."""
+        own = sum(float(cost["saved_bytes"][member]) for cost in self._costs.values())
+        return own + sum(float(one.received_bytes[0, 0, member]) for one in self._crossings.values())
+
+    def workspace_bytes(self, member: int) -> float:
+        """What the hungriest layer needs while it runs."""
+        return max(float(cost["workspace_bytes"][member]) for cost in self._costs.values())
+
+    @property
+    def _book(self) -> PriceBook:
+        return self.prices.book
+
+    @cached_property
+    def _kinds(self) -> list[str]:
+        return [self._book.kind(rank) for rank in self.ranks]
+
+    @cached_property
+    def _shards(self) -> dict[str, Shards]:
+        graph = self._book.profile.graph
+        values, found = graph.values(), {}
+        for layer in self.layers:
+            sized = SizedLayer.of(graph, layer, values, self.samples, mixes_samples=False)
+            found[layer.name] = shards_of(sized, (Option.placed(self.placements[layer.name]),))
+        return found
+
+    @cached_property
+    def _costs(self) -> dict[str, dict[str, Array]]:
+        """By layer and quantity, of each member's part: as measured or modelled, else its share of whole samples."""
+        found = {}
+        shared = len(self.ranks) > 1
+        for layer in self.layers:
+            shards, index = self._shards[layer.name], self.prices.index[layer.name]
+            cost = np.zeros((len(QUANTITIES), 1, len(self.ranks)))
+            for member, kind in enumerate(self._kinds):  # what corrections add comes after the parts that were measured
+                table = self._book.tables.at(kind, int(shards.samples[0, member]))
+                whole = [getattr(table, what)[index + 1] - getattr(table, what)[index] for what in QUANTITIES[:-1]]
+                share = float(shards.share[0, member])
+                cost[:, 0, member] = np.maximum(0.0, [*whole, table.workspace_bytes[index]]) * share
+            self._book.tables.parts.put_in(cost, layer.name, self._kinds, shards)
+            for member, kind in enumerate(self._kinds):
+                cost[0, 0, member] *= self._book.excess(FORWARD, kind, shared)
+                cost[1:4, 0, member] *= self._book.excess(BACKWARD, kind, shared)
+            found[layer.name] = dict(zip(QUANTITIES, cost[:, 0], strict=True))
+        return found
+
+    @cached_property
+    def _sums(self) -> dict[str, Sums]:
+        """By layer: its sums over ranks; a tied parameter is its first user's."""
+        graph, rate = self._book.profile.graph, partial(reduction_rate, self._book)
+        first: dict[str, str] = {}
+        for layer in graph.layers:
+            for name in layer.parameters:
+                first.setdefault(name, layer.name)
+        return {
+            layer.name: sums_of(
+                self._shards[layer.name],
+                tuple(first[name] == layer.name for name in layer.parameters),
+                self.ranks,
+                rate,
+                self._book.profile.cluster,
+            )
+            for layer in self.layers
+        }
+
+    @cached_property
+    def _crossings(self) -> dict[tuple[str, str], Crossing]:
+        """What passes between two layers of the stage, by (maker, reader)."""
+        values: dict[tuple[str, str], list[tuple[int, int]]] = {}
+        for reader in self.layers:
+            for position, name in enumerate(reader.inputs):
+                maker, _, output = name.partition(":")
+                if maker in self._shards and reader.inputs.index(name) == position:
+                    values.setdefault((maker, reader.name), []).append((int(output or 0), position))
+        return {
+            (maker, reader): crossing(
+                self._shards[maker], self._shards[reader], tuple(passing), self.ranks, self._book.network
+            )
+            for (maker, reader), passing in values.items()
+        }
+
+    @cached_property
+    def _waited_s(self) -> tuple[float, float]:
+        """What ranks wait for one another, forward and backward."""
+        kinds = {layer.name: layer.kind for layer in self.layers}
+        forward_s = sum(float(sums.statistics_s[0, 0]) for sums in self._sums.values())
+        backward_s = sum(float(sums.statistics_s[1, 0]) for sums in self._sums.values())
+        for (_, reader), moving in self._crossings.items():
+            computing = (self._costs[reader][what][None] for what in ("forward_s", "backward_s"))
+            there, back = exposed(moving, kinds[reader], *computing)
+            forward_s, backward_s = forward_s + float(there[0, 0]), backward_s + float(back[0, 0])
+        for layer in self.layers:  # partial sums of what is read from outside
+            if layer.inputs and producer(layer.inputs[0]) not in self._shards:
+                seconds = float(scattered_s(self._shards[layer.name], self.ranks, self._book.network)[0])
+                forward_s, backward_s = forward_s + seconds, backward_s + seconds
+        return forward_s, backward_s
+
+    def _slowest_s(self, layer: Layer, what: str) -> float:
+        return float(self._costs[layer.name][what].max())
+
+    def _by_bytes_s(self, layer: Layer, seconds: Sequence[float]) -> float:
+        """In proportion to the bytes held, on the slowest member; ``seconds``: by member, of all of the layer's own."""
+        sums, index = self._book.tables.graph.parameter_bytes, self.prices.index[layer.name]
+        own = float(sums[index + 1] - sums[index])
+        held = self._sums[layer.name].held_bytes[0]
+        return max(s * float(size) / own for s, size in zip(seconds, held, strict=True)) if own else 0.0
