@@ -1,9 +1,9 @@
-"""Schedules: one module a schedule, named by its ``NAME``.  The registry is the folder's listing.
+"""Schedules: one function each, ``order(pipeline) -> Schedule``, in a module for each family.
 
-A schedule is one pure function, ``order(pipeline) -> Schedule``: the order of compute on every position of the
-pipeline.  What follows from that order (messages, reductions, updates) is added by :func:`planner.passes.lower`.
-A module may also state ``TRAITS``; where its stages lie, ``positions(num_positions, stages_per_position)`` (stage s at
-position s mod p if not); and how old its weights are, ``staleness(pipeline)`` (never old if not).
+Such a function gives the order of compute on every position of the pipeline, and draws it.  What follows from that
+order (messages, reductions, updates) is added by :func:`planner.passes.lower`.  ``@registered`` above it puts it on the
+list (``_registry``): its name, its traits, where its stages lie and how old its weights are.  Read ``gpipe``, then
+``one_f_one_b``, ``zero_bubble``, ``interleaved``, ``pipedream``; ``greedy`` is computed from times (``_clock``).
 """
 
 from __future__ import annotations
@@ -11,22 +11,19 @@ from __future__ import annotations
 import functools
 import importlib
 import pkgutil
-from collections.abc import Callable, Mapping
-from types import ModuleType
+from collections.abc import Mapping
 
 from planner.ir.errors import UnknownNameError
-from planner.ir.schedule import Pipeline, Schedule, Traits
+from planner.ir.schedule import Pipeline, Traits
+from planner.schedules._registry import ENTRIES, Entry, Order
 
 __all__ = ["Order", "Traits", "default_names", "names", "positions", "schedule", "staleness", "traits"]
-
-Order = Callable[[Pipeline], Schedule]
-"""What a module in this folder provides as ``order``."""
 
 
 @functools.cache
 def names() -> tuple[str, ...]:
     """Names of all schedules, sorted."""
-    return tuple(sorted(_modules()))
+    return tuple(sorted(_entries()))
 
 
 @functools.cache
@@ -41,8 +38,7 @@ def schedule(name: str) -> Order:
     Raises:
         UnknownNameError: there is none.
     """
-    order: Order = _module(name).order
-    return order
+    return _entry(name).order
 
 
 def traits(name: str) -> Traits:
@@ -51,8 +47,7 @@ def traits(name: str) -> Traits:
     Raises:
         UnknownNameError: there is none.
     """
-    found: Traits = getattr(_module(name), "TRAITS", Traits())
-    return found
+    return _entry(name).traits
 
 
 def positions(name: str, num_positions: int, stages_per_position: int = 1) -> tuple[int, ...]:
@@ -61,7 +56,7 @@ def positions(name: str, num_positions: int, stages_per_position: int = 1) -> tu
     Raises:
         UnknownNameError: there is none of that name.
     """
-    found: Callable[[int, int], tuple[int, ...]] | None = getattr(_module(name), "positions", None)
+    found = _entry(name).positions
     if found is not None:
         return found(num_positions, stages_per_position)
     return tuple(range(num_positions)) * stages_per_position
@@ -73,18 +68,19 @@ def staleness(name: str, pipeline: Pipeline) -> tuple[int, ...]:
     Raises:
         UnknownNameError: there is none of that name.
     """
-    found: Callable[[Pipeline], tuple[int, ...]] | None = getattr(_module(name), "staleness", None)
+    found = _entry(name).staleness
     return (0,) * pipeline.stages.num_stages if found is None else found(pipeline)
 
 
-def _module(name: str) -> ModuleType:
-    if name not in _modules():
+def _entry(name: str) -> Entry:
+    if name not in _entries():
         raise UnknownNameError(f"no schedule {name!r}", [f"known: {', '.join(names())}"])
-    return _modules()[name]
+    return _entries()[name]
 
 
 @functools.cache
-def _modules() -> Mapping[str, ModuleType]:
-    files = [info.name for info in pkgutil.iter_modules(__path__) if not info.name.startswith("_")]
-    modules = [importlib.import_module(f"{__name__}.{file}") for file in files]
-    return {module.NAME: module for module in modules}
+def _entries() -> Mapping[str, Entry]:
+    for info in pkgutil.iter_modules(__path__):
+        if not info.name.startswith("_"):
+            importlib.import_module(f"{__name__}.{info.name}")
+    return ENTRIES

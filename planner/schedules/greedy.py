@@ -1,18 +1,4 @@
-"""Greedy: list scheduling from measured times; whatever can start first runs next, backwards before forwards.
-
-    0F0 0F1 0B0 0F2 0B1 0B2
-    1F0 1B0 1F1 1B1 1F2 1B2
-
-For any DAG of stages, any number of them on a position, unequal times and slow links, where no published order fits.
-At any time the action that can start first is appended to its position's row; at a tie a backward goes first, then the
-smaller micro-batch, then the later stage.  A stage starts no forward while it holds as many micro-batches as its
-window.  Without windows, W_s = a factor * round trip from s / time of the busiest position, rounded up: with 1 the way
-there and back does not limit the pace (1F1B where all times are equal and transfers free), with more there is slack for
-unequal waits.  The factor is that of ``FACTORS`` which ends first, the smallest of equals.
-
-Free of deadlock: of the smallest micro-batch that is not done, some action has all it needs, and its stage holds no
-other.
-"""
+"""A schedule computed from measured times."""
 
 from __future__ import annotations
 
@@ -21,10 +7,8 @@ from operator import itemgetter
 
 from planner.ir.schedule import Action, Op, Pipeline, Schedule, Traits
 from planner.schedules._clock import Clock
+from planner.schedules._registry import registered
 from planner.schedules._rows import Row, stages_by_position
-
-NAME = "greedy"
-TRAITS = Traits(stages_per_position=0, windowed=True, timed=True)
 
 Choice = tuple[float, bool, int, int, float]
 """(start, is a forward, micro-batch, minus the stage, when its needs are met); the smallest runs first."""
@@ -33,8 +17,24 @@ Choice = tuple[float, bool, int, int, float]
 FACTORS = (1.0, 1.25, 1.5, 2.0, 3.0)
 
 
-def order(pipeline: Pipeline) -> Schedule:
-    """The order in which a greedy list scheduler starts the actions."""
+@registered("greedy", Traits(stages_per_position=0, windowed=True, timed=True))
+def greedy(pipeline: Pipeline) -> Schedule:
+    """Greedy: list scheduling from measured times; whatever can start first runs next, backwards before forwards.
+
+        0F0 0F1 0B0 0F2 0B1 0B2
+        1F0 1B0 1F1 1B1 1F2 1B2
+
+    For any DAG of stages, any number of them on a position, unequal times and slow links, where no published order
+    fits. At any time the action that can start first is appended to its position's row; at a tie a backward goes
+    first, then the smaller micro-batch, then the later stage.  A stage starts no forward while it holds as many
+    micro-batches as its window.  Without windows, W_s = a factor * round trip from s / time of the busiest position,
+    rounded up: with 1 the way there and back does not limit the pace (1F1B where all times are equal and transfers
+    free), with more there is slack for unequal waits.  The factor is that of ``FACTORS`` which ends first, the
+    smallest of equals.
+
+    Free of deadlock: of the smallest micro-batch that is not done, some action has all it needs, and its stage holds no
+    other.
+    """
     if pipeline.windows:
         return Schedule(_scheduled(pipeline, pipeline.windows)[1])
     windows = dict.fromkeys(_windows(Clock(pipeline), factor) for factor in FACTORS)

@@ -1,27 +1,182 @@
-"""1F1B: a few forwards, then backward and forward in turn, so that few activations are kept (PipeDream-flush).
-
-    0F0 0F1 0B0 0F2 0B1 0B2
-    1F0 1B0 1F1 1B1 1F2 1B2
-
-Narayanan et al., "Memory-efficient pipeline-parallel DNN training", ICML 2021, section 2.2 (DAPPLE's early backward,
-PPoPP 2021, is the same).  The warm-up of a stage is the number of stages on the longest path from it to the end of the
-pipeline, itself included: in a chain of p stages, stage s keeps min(m, p - s) micro-batches at most.
-
-Free of deadlock on any DAG: F of micro-batch i waits, through B of i - w and the B of a successor (whose warm-up is
-smaller), for forwards of micro-batches before i alone.
-"""
+"""1F1B, which alternates after a warm-up, and what differs from it in the warm-up, in messages or in the late W."""
 
 from __future__ import annotations
 
-from planner.ir.schedule import Pipeline, Schedule, Traits
-from planner.schedules._rows import by_position, depths, in_turn
+from collections import deque
 
-NAME = "1f1b"
-TRAITS = Traits(by_default=True)
+from planner.ir.schedule import Action, Op, Pipeline, Schedule, Traits
+from planner.schedules._clock import Clock
+from planner.schedules._registry import registered
+from planner.schedules._rows import Row, by_position, clamped, depths, in_turn, split
 
 
-def order(pipeline: Pipeline) -> Schedule:
-    """Warm-up by the longest path downstream, then one backward, one forward."""
+@registered("1f1b", Traits(by_default=True))
+def one_f_one_b(pipeline: Pipeline) -> Schedule:
+    """1F1B: a few forwards, then backward and forward in turn, so that few activations are kept (PipeDream-flush).
+
+        0F0 0F1 0B0 0F2 0B1 0B2
+        1F0 1B0 1F1 1B1 1F2 1B2
+
+    Narayanan et al., "Memory-efficient pipeline-parallel DNN training", ICML 2021, section 2.2 (DAPPLE's early
+    backward, PPoPP 2021, is the same).  The warm-up of a stage is the number of stages on the longest path from it to
+    the end of the pipeline, itself included: in a chain of p stages, stage s keeps min(m, p - s) micro-batches at
+    most.
+
+    Free of deadlock on any DAG: F of micro-batch i waits, through B of i - w and the B of a successor (whose warm-up is
+    smaller), for forwards of micro-batches before i alone.
+    """
     stages = pipeline.stages
     rows = [in_turn(s, warm_up, stages.num_microbatches) for s, warm_up in enumerate(depths(stages))]
-    return Schedule(by_position(NAME, pipeline, rows))
+    return Schedule(by_position("1f1b", pipeline, rows))
+
+
+@registered("1f1b-so", Traits(by_default=True))
+def so(pipeline: Pipeline) -> Schedule:
+    """1F1B-SO: 1F1B with a doubled warm-up, so that messages travel while others compute (synchronous, overlapped).
+
+        0F0 0F1 0F2 0B0 0F3 0B1 0B2 0B3
+        1F0 1B0 1F1 1B1 1F2 1B2 1F3 1B3
+
+    BaPipe (Zhao et al., arXiv 2012.12544, 2020), its scheduling for devices that overlap.  In a chain of p stages,
+    stage s runs 2 (p - s) - 1 forwards before its first backward: for every hop downstream one more micro-batch is
+    under way, which hides transfers c up to (F + B) / 2.  With DAGs, p - s is the number of stages on the longest
+    path downstream, as in 1F1B, and it is free of deadlock for the same reason.
+    """
+    stages = pipeline.stages
+    rows = [in_turn(s, 2 * depth - 1, stages.num_microbatches) for s, depth in enumerate(depths(stages))]
+    return Schedule(by_position("1f1b-so", pipeline, rows))
+
+
+@registered("1f1b-sno", Traits(blocking=True))
+def sno(pipeline: Pipeline) -> Schedule:
+    """1F1B-SNO: 1F1B on devices that cannot compute while they send or receive (synchronous, not overlapped).
+
+        0F0 0F1 0B0 0F2 0B1 0B2
+        1F0 1B0 1F1 1B1 1F2 1B2
+
+    BaPipe (Zhao et al., arXiv 2012.12544, 2020), its scheduling for devices that do not overlap.  The order is that of
+    1F1B; its messages hold both of their ranks for as long as they travel: the sender first, then the receiver.  The
+    lowered actions say so (``0SEND_F0>1!``), so that the simulator prices it from the program alone.
+    """
+    stages = pipeline.stages
+    rows = [in_turn(s, warm_up, stages.num_microbatches) for s, warm_up in enumerate(depths(stages))]
+    return Schedule(by_position("1f1b-sno", pipeline, rows), blocking=True)
+
+
+@registered("1f1b-windowed", Traits(windowed=True, by_default=True))
+def windowed(pipeline: Pipeline) -> Schedule:
+    """Windowed 1F1B: the plan says how many forwards each stage runs before its first backward (W_s).
+
+        0F0 0F1 0F2 0B0 0F3 0B1 0B2 0B3
+        1F0 1F1 1F2 1B0 1F3 1B1 1B2 1B3
+        2F0 2B0 2F1 2B1 2F2 2B2 2F3 2B3
+
+    (Windows 3, 4, 1: the second is lowered to the first.)  With W_s = p - s this is 1F1B, with 2 (p - s) - 1 it is
+    1F1B-SO (BaPipe), with the number of micro-batches it is GPipe; between them W_s is what bounds both the
+    activations that stage s keeps and the period, since a micro-batch comes back after its round trip: a period is at
+    least round trip / W_s.  A window larger than that of a stage upstream is lowered to it, which makes any DAG free
+    of deadlock (proof in ``_rows.clamped``).  Without windows it is 1F1B.
+    """
+    stages = pipeline.stages
+    windows = clamped(pipeline.windows or depths(stages), stages)
+    rows = [in_turn(s, window, stages.num_microbatches) for s, window in enumerate(windows)]
+    return Schedule(by_position("1f1b-windowed", pipeline, rows))
+
+
+@registered("1f1b-2bp", Traits(splits_backward=True, windowed=True))
+def two_bp(pipeline: Pipeline) -> Schedule:
+    """1F1B with 2BP: all backwards for the weights at the end, or as late as a limit on memory lets them be.
+
+        0F0 0F1 0I0 0F2 0I1 0I2 0W0 0W1 0W2
+        1F0 1I0 1F1 1I1 1F2 1I2 1W0 1W1 1W2
+
+    Rae et al., "2BP: 2-stage backpropagation", arXiv 2405.18047, 2024, figure 1.  What a W needs is kept until it has
+    run, so that without a limit every stage keeps all micro-batches in the end.  With windows, W_s is the most that
+    stage s keeps between F and W: a W that was put off runs before a forward that would be one more, and the warm-up
+    is W_s where that is less than 1F1B's.  Windows are lowered as in windowed 1F1B.
+    """
+    stages = pipeline.stages
+    limits = pipeline.windows or (stages.num_microbatches,) * stages.num_stages
+    warm_ups = clamped(map(min, limits, depths(stages)), stages)
+    rows = [
+        split(in_turn(s, warm_up, stages.num_microbatches), held=max(limit, warm_up))
+        for s, (warm_up, limit) in enumerate(zip(warm_ups, limits, strict=True))
+    ]
+    return Schedule(by_position("1f1b-2bp", pipeline, rows))
+
+
+@registered("1f1b-2bp-fill", Traits(splits_backward=True, windowed=True, timed=True))
+def two_bp_fill(pipeline: Pipeline) -> Schedule:
+    """1F1B with 2BP, in which a backward for the weights also runs early where its stage would otherwise wait.
+
+        0F0 0F1 0I0 0F2 0I1 0W0 0I2 0W1 0W2
+        1F0 1I0 1F1 1I1 1F2 1I2 1W0 1W1 1W2
+
+    Rae et al., "2BP: 2-stage backpropagation", arXiv 2405.18047, 2024; W in gaps as in Qi et al., "Zero bubble
+    pipeline parallelism", ICLR 2024, section 3 (automatic scheduling).  Computed from ``Pipeline.times`` and
+    ``transfer``: the order of F and I is that of 1F1B; a W runs in a gap that it does not make longer, all others at
+    the end.  Windows are limits on memory as in 1F1B with 2BP.
+    """
+    stages = pipeline.stages
+    limits = pipeline.windows or (stages.num_microbatches,) * stages.num_stages
+    warm_ups = clamped(map(min, limits, depths(stages)), stages)
+    rows = [in_turn(s, warm_up, stages.num_microbatches) for s, warm_up in enumerate(warm_ups)]
+    held = [max(limit, warm_up) for limit, warm_up in zip(limits, warm_ups, strict=True)]
+    by_position("1f1b-2bp-fill", pipeline, rows)  # one stage each, or an error
+    return Schedule(by_position("1f1b-2bp-fill", pipeline, _Filling(pipeline, rows, held).rows()))
+
+
+class _Filling:
+    """The stages while they are filled: always the one that can start first is advanced, so that gaps are known."""
+
+    def __init__(self, pipeline: Pipeline, rows: list[Row], held: list[int]) -> None:
+        self.clock, self.most_held, self.num_held = Clock(pipeline), held, [0] * len(rows)
+        self.position = [pipeline.position(stage) for stage in range(len(rows))]
+        self.main = [[action for action in split(row) if action.op is not Op.BACKWARD_WEIGHT] for row in rows]
+        self.done: list[list[Action]] = [[] for _ in rows]
+        self.late: list[deque[int]] = [deque() for _ in rows]
+        self.near: list[set[int]] = [{stage} for stage in range(len(rows))]
+        for edge in pipeline.stages.edges:
+            self.near[edge.src].add(edge.dst)
+            self.near[edge.dst].add(edge.src)
+
+    def rows(self) -> list[Row]:
+        """The rows with their W in place."""
+        at = [0] * len(self.main)
+        starts = [self._next(stage, 0) for stage in range(len(at))]
+        for _ in range(sum(map(len, self.main))):
+            _, stage, ready = min(start for start in starts if start is not None)
+            self._advance(stage, self.main[stage][at[stage]], ready)
+            at[stage] += 1
+            for other in self.near[stage]:
+                starts[other] = self._next(other, at[other])
+        rest = ([Action(stage, Op.BACKWARD_WEIGHT, m) for m in late] for stage, late in enumerate(self.late))
+        return [(*row, *late) for row, late in zip(self.done, rest, strict=True)]
+
+    def _next(self, stage: int, index: int) -> tuple[float, int, float] | None:
+        """(start, stage, when its needs are met) of a stage's next F or I; None if that is not known yet."""
+        if index == len(self.main[stage]):
+            return None
+        action = self.main[stage][index]
+        ready = self.clock.ready(stage, action.op, action.microbatch or 0)
+        return None if ready is None else (max(ready, self.clock.free[self.position[stage]]), stage, ready)
+
+    def _advance(self, stage: int, action: Action, ready: float) -> None:
+        """Runs ``action`` after the W that fit before it, or must come before it."""
+        microbatch, lasts = action.microbatch or 0, self.clock.duration(stage, Op.BACKWARD_WEIGHT)
+        while self.late[stage] and ready - self.clock.free[self.position[stage]] >= lasts:
+            self._weights(stage)
+        while action.op is Op.FORWARD and self.late[stage] and self.num_held[stage] >= self.most_held[stage]:
+            self._weights(stage)
+        self.clock.run(stage, action.op, microbatch, ready)
+        self.done[stage].append(action)
+        if action.op is Op.FORWARD:
+            self.num_held[stage] += 1
+        else:
+            self.late[stage].append(microbatch)
+
+    def _weights(self, stage: int) -> None:
+        microbatch = self.late[stage].popleft()
+        self.clock.run(stage, Op.BACKWARD_WEIGHT, microbatch, 0.0)
+        self.done[stage].append(Action(stage, Op.BACKWARD_WEIGHT, microbatch))
+        self.num_held[stage] -= 1

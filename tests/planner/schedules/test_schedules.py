@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import sys
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -30,7 +29,7 @@ def pictures(name: str) -> Iterator[str]:
 
 
 def documentation(name: str) -> str:
-    return sys.modules[schedule(name).__module__].__doc__ or ""
+    return schedule(name).__doc__ or ""
 
 
 def random_stages(rng: random.Random, num_stages: int) -> StageGraph:
