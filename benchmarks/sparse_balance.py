@@ -25,8 +25,7 @@ import numpy as np
 
 from benchmarks.report import Row, at_most, run
 from planner.sites.arrangement import Order, Ownership, arrange, cut
-from planner.sites.balance import SiteMap, halo, imbalance, rank_work
-from planner.sites.baselines import equal_counts, equal_slabs, random_blocks
+from planner.sites.balance import SiteMap, equal_counts, equal_slabs, halo, imbalance, random_blocks, rank_work
 from planner.sites.keys import Ints, pack, unpack
 from planner.sites.partition import BlockWork, Level, Load, bisection, block_work, morton
 

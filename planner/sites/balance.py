@@ -5,6 +5,8 @@
 A convolution on rank dst waits for those rows, ``bytes_per_site`` each; backward the same number of gradient rows goes
 the other way.  The tables are those of an example cloud: the planner asks for the bytes of n parts before any
 micro-batch is drawn.  Ignored here: the keys that the inspector exchanges once a map.
+
+Last come other ways to give blocks to ranks, to compare with: any ownership is exact, few are balanced.
 """
 
 from __future__ import annotations
@@ -16,9 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.ir.errors import UsageError
-from planner.sites.arrangement import Ownership, Ranks
-from planner.sites.keys import AnyInts, Floats, Ints
-from planner.sites.partition import BlockWork, Level
+from planner.sites.arrangement import TOLERANCE, Ownership, Ranks, arrange, cut, ownership_of
+from planner.sites.keys import AnyInts, Floats, Ints, samples_of, unpack
+from planner.sites.partition import BlockWork, Level, Load, block_work
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -105,3 +107,58 @@ def halo_sites(source: Ranks, target: Ranks, neighbours: AnyInts, num_ranks: int
     counts = np.bincount(src * num_ranks + dst, minlength=num_ranks**2).reshape(num_ranks, num_ranks)
     np.fill_diagonal(counts, 0)
     return counts
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Estimate:
+    """A cloud divided.
+
+    Attributes:
+        work_s: [n], seconds of each rank, on a device of speed 1.
+        imbalance: the slowest rank's time over the mean, speeds considered.
+        halo: the rows that ranks receive.
+    """
+
+    work_s: Floats
+    imbalance: float
+    halo: Halo
+
+
+def estimate(
+    levels: Sequence[Level],
+    loads: Sequence[Load],
+    maps: Sequence[SiteMap],
+    speeds: Sequence[float],
+    tolerance: float = TOLERANCE,
+) -> Estimate:
+    """The micro-batch divided as :func:`planner.sites.arrangement.cut` would for ranks of ``speeds``.
+
+    Raises:
+        UsageError: what does not fit, as the parts say.
+    """
+    work = block_work(levels, loads)
+    owned = cut(arrange(work, speeds, tolerance), speeds, tolerance)
+    work_s = rank_work(owned, work)
+    return Estimate(work_s, imbalance(work_s, speeds), halo(owned, levels, maps))
+
+
+def equal_counts(keys: Ints, num_samples: int, num_ranks: int) -> Ownership:
+    """SparsePipe's split inside a batch: as many whole samples on each rank, in the order of their numbers."""
+    return ownership_of(num_ranks, keys, samples_of(keys) * num_ranks // max(num_samples, 1))
+
+
+def equal_slabs(keys: Ints, num_ranks: int) -> Ownership:
+    """Each sample's bounding box cut into slabs of equal width along its longest side, as dense grids are."""
+    samples, blocks = unpack(keys)
+    ranks = np.zeros(len(keys), np.int64)
+    for sample in np.unique(samples):
+        inside = samples == sample
+        low, high = blocks[inside].min(axis=0), blocks[inside].max(axis=0) + 1
+        axis = int(np.argmax(high - low))
+        ranks[inside] = (blocks[inside, axis] - low[axis]) * num_ranks // (high[axis] - low[axis])
+    return ownership_of(num_ranks, keys, ranks)
+
+
+def random_blocks(keys: Ints, num_ranks: int, seed: int = 0) -> Ownership:
+    """Every block to a rank by lot: the worst halo there is."""
+    return ownership_of(num_ranks, keys, np.random.default_rng(seed).integers(num_ranks, size=len(keys)))

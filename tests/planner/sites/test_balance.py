@@ -5,8 +5,7 @@ import pytest
 
 from planner.ir.errors import UsageError
 from planner.sites.arrangement import arrange, cut
-from planner.sites.balance import SiteMap, halo, halo_sites, imbalance, rank_work
-from planner.sites.baselines import random_blocks
+from planner.sites.balance import SiteMap, halo, halo_sites, imbalance, random_blocks, rank_work
 from planner.sites.partition import Level, Load, block_work
 from tests.planner.sites.clouds import blocks
 

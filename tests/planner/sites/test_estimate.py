@@ -3,8 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from planner.sites.balance import SiteMap
-from planner.sites.estimate import estimate
+from planner.sites.balance import SiteMap, estimate
 from planner.sites.partition import Level, Load
 
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from planner.ir.errors import CorruptFileError
 from planner.sites.arrangement import Ownership, arrange, cut, from_words, ownership_of
-from planner.sites.baselines import random_blocks
+from planner.sites.balance import random_blocks
 from planner.sites.keys import pack
 from planner.sites.partition import Level, Load, block_work
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planner.sites.samples import longest_first, sample_order
+from planner.sites.arrangement import longest_first, sample_order
 
 
 def longest(work: list[int], ranks: tuple[int, ...] | list[int], speeds: list[float]) -> float:

@@ -19,7 +19,7 @@ from torch import Tensor, fx
 from cuda_ops.sparse.geometry import BuiltGeometry, KernelMap, MapSpec, Route, Segments, geometry_of, stride_of
 from cuda_ops.sparse.local import LocalMap, Owned, local_map, local_segments
 from planner.sites.arrangement import Ownership, arrange, cut
-from planner.sites.baselines import random_blocks
+from planner.sites.balance import random_blocks
 from planner.sites.partition import Level, Load, bisection, block_work, morton
 from runtime.sparse.rules import SharedSites
 from runtime.spatial.exchange import PeerGroup
