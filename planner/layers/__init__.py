@@ -1,6 +1,7 @@
-"""Layer kinds: one module a kind, which states the kind's access relation.  The registry is the folder's listing.
+"""Layer kinds: one class a kind, which states the kind's access relation, in a module for each family.
 
-A kind's module has these functions, all pure; boxes are in global coordinates of a micro-batch:
+Read ``_kinds`` (the registry) and ``convolution``; then ``division`` and ``boundary``, which put relations to use.  A
+kind has these functions, all pure; boxes are in global coordinates of a micro-batch:
 
     work(layer, inputs) -> TensorSpec
         the space a layout divides: the output, or, for a reduction such as the loss, what it reduces over

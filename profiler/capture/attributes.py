@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, fx
 
 from planner.ir.graph import MIXES_SAMPLES, Attribute
-from planner.layers.loss import ELEMENTS, PLACES
+from planner.layers.elementwise import ELEMENTS, PLACES
 from profiler.capture.operators import MEANS_OVER_ELEMENTS, MEANS_OVER_PLACES, PERMUTATIONS, function_called, operation
 
 Arguments = Mapping[str, Any]

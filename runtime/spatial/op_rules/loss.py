@@ -20,7 +20,7 @@ from torch import Tensor
 
 from planner.ir.graph import SAMPLE
 from planner.layers import kind
-from planner.layers.loss import ELEMENTS, PLACES
+from planner.layers.elementwise import ELEMENTS, PLACES
 from runtime.spatial.collectives import start_sum, summed
 from runtime.spatial.empties import connected, tensors_in
 from runtime.spatial.parts import broadcast_part, within

@@ -9,8 +9,8 @@ Else rows are picked and weighted, dim by dim.
 
 Interpolation of a part: which elements of the whole tensor each output reads, and with what weights.
 
-Positions are those of ``at::native::upsample_*``, from global indices and sizes; see ``planner.layers.upsample``.  They
-are computed in the dtype of the data, but in float32 for shorter ones.
+Positions are those of ``at::native::upsample_*``, from global indices and sizes; see
+``planner.layers.data_movement``.  They are computed in the dtype of the data, but in float32 for shorter ones.
 """
 
 from __future__ import annotations

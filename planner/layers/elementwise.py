@@ -1,0 +1,123 @@
+"""What reads each place for itself: elementwise operations, the loss, and operators that nobody described."""
+
+from __future__ import annotations
+
+from planner.ir.box import Box, Interval, whole
+from planner.ir.graph import SAMPLE, Layer, TensorSpec, is_sites
+from planner.layers._kinds import Kind
+from planner.layers._rules import (
+    Boxes,
+    Specs,
+    all_apart,
+    broadcast,
+    empty_work_reads_nothing,
+    num_elements,
+    samples_apart,
+)
+from planner.layers._sites import own_rows
+
+
+class Pointwise(Kind, name="pointwise"):
+    """Elementwise operations: activations, sums, products, dropout, and what is broadcast in them."""
+
+    @staticmethod
+    @empty_work_reads_nothing
+    def input_boxes(layer: Layer, inputs: Specs, work_box: Box) -> Boxes:
+        """The same place in every input; whole along dims where the input has extent 1."""
+        return tuple(broadcast(layer.outputs[0], work_box, spec) for spec in inputs)
+
+    @staticmethod
+    def weight_boxes(layer: Layer, parameters: Specs, work_box: Box) -> Boxes:
+        """A parameter is broadcast like an input, but for PReLU's, which is one number or lies along the channels."""
+        output = layer.outputs[0]
+        if "prelu" in str(layer.attributes.get("op", "")):
+            return tuple(whole(spec.shape) if spec.shape in ((), (1,)) else (work_box[1],) for spec in parameters)
+        places = tuple(broadcast(output, work_box, spec) for spec in parameters)
+        return tuple(
+            tuple(
+                total if dim == SAMPLE or is_sites(dim) else interval
+                for dim, interval, total in zip(output.dims[-len(box) :], box, whole(spec.shape), strict=True)
+            )
+            if 0 < len(box) <= len(output.dims)
+            else whole(spec.shape)
+            for box, spec in zip(places, parameters, strict=True)
+        )
+
+    @staticmethod
+    def forward_flops(layer: Layer, inputs: Specs) -> int:
+        """One an element, whatever the function."""
+        return num_elements(layer.outputs[0])
+
+
+ELEMENTS, PLACES = "elements", "places"
+
+
+_CLASS = 1
+
+
+class Loss(Kind, name="loss"):
+    """The loss: a mean over samples of what its first input (the prediction) and the targets say.
+
+    Its output is one number, so what is divided is the prediction.  Parts are partial sums, weighted by their share.
+    Attribute ``terms`` says what the mean is over; without it samples alone are apart:
+
+        elements   every element of the prediction, with what is broadcast to it (squares, absolute values)
+        places     every sample and place ``[sample, class, *space]`` with all its classes (cross-entropy, also where
+                   classes weigh differently or are ignored); targets are classes ``[sample, *space]`` or
+                   probabilities of the prediction's shape
+    """
+
+    REDUCTION = "sum"
+
+    @staticmethod
+    def work(layer: Layer, inputs: Specs) -> TensorSpec:
+        """The prediction."""
+        return inputs[0]
+
+    @staticmethod
+    @empty_work_reads_nothing
+    def input_boxes(layer: Layer, inputs: Specs, work_box: Box) -> Boxes:
+        """Prediction and targets of the same terms."""
+        prediction, terms = inputs[0], layer.attributes.get("terms")
+        if terms == ELEMENTS:
+            return tuple(broadcast(prediction, work_box, spec) for spec in inputs)
+        if terms == PLACES and len(prediction.shape) > _CLASS:
+            classes = Interval(0, prediction.shape[_CLASS])
+            everything = (*work_box[:_CLASS], classes, *work_box[_CLASS + 1 :])
+            return everything, *(_targets(prediction, everything, spec) for spec in inputs[1:])
+        return tuple(samples_apart(prediction, work_box, spec) for spec in inputs)
+
+    @staticmethod
+    def forward_flops(layer: Layer, inputs: Specs) -> int:
+        """Five an element of the prediction, as for a softmax."""
+        return 5 * num_elements(inputs[0])
+
+
+def _targets(prediction: TensorSpec, box: Box, spec: TensorSpec) -> Box:
+    shape = prediction.shape
+    if spec.shape == shape:
+        return box
+    if spec.shape == (*shape[:_CLASS], *shape[_CLASS + 1 :]):
+        return (*box[:_CLASS], *box[_CLASS + 1 :])
+    return samples_apart(prediction, box, spec)
+
+
+class Opaque(Kind, name="opaque"):
+    """An operator without a rule of its own (attribute ``op`` names it): samples and sites are apart, else all is read.
+
+    The capture tries whether they are; where not, the layer is marked (``mixes_samples``).
+    """
+
+    @staticmethod
+    def input_boxes(layer: Layer, inputs: Specs, work_box: Box) -> Boxes:
+        """The samples of the work, and the rank's own sites."""
+        boxes = all_apart(layer, inputs, work_box)
+        return tuple(
+            own_rows(layer.outputs[0], work_box, spec) if spec.has_sites else box
+            for spec, box in zip(inputs, boxes, strict=True)
+        )
+
+    @staticmethod
+    def forward_flops(layer: Layer, inputs: Specs) -> int:
+        """One an output element: a guess."""
+        return sum(num_elements(spec) for spec in layer.outputs)
