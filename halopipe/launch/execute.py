@@ -11,6 +11,7 @@ The script builds the whole model in every process, under the same seed; a rank 
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -20,23 +21,18 @@ import torch
 from torch import Tensor, nn
 
 from cuda_ops.sparse.recipe import PreparedNetwork
-from halopipe.launch.rank_device import AS_PLANNED, device_of, opened, seat_of
 from halopipe.launch.slurm import job_variables
 from halopipe.launch.torchrun import job_stores
 from halopipe.training.optimizer_spec import make_optimizer_of, make_scheduler_of, parse_optimizer, parse_scheduler
-from halopipe.training.rank import Place, Terms, prepare_rank
+from halopipe.training.rank import Terms, open_rank
+from halopipe.training.rank_device import AS_PLANNED
 from halopipe.training.session import Execution, Kept, Tensors, WatchedSteps
 from planner.ir.errors import RankCountError, UsageError
 from planner.ir.plan import Plan
-from planner.ir.program import Program
 from profiler import LoadedModel, load_model
 from profiler.source.clouds import is_clouds, load_clouds
 from profiler.source.model import Loss, mean_of_squares, parse_varying
-from runtime.monitor.activity import Activity
-from runtime.monitor.heartbeat import Voice
-from runtime.monitor.watch import SETUP_S
 from runtime.optim.optimizer import MakeOptimizer, MakeScheduler
-from runtime.transport import Transport
 
 
 def execute(
@@ -86,8 +82,6 @@ def execute(
         IllegalProgramError: the plan's program was edited and does not end.
     """
     rank, num_ranks = _position(plan)
-    seat = seat_of(plan.decision, rank, device)
-    where = device_of(seat)
     terms = Terms(
         plan,
         _maker(optimizer) if optimizer is not None else make_optimizer_of(plan.inputs.optimizer),
@@ -104,18 +98,14 @@ def execute(
             "check_first_step": str(check_first_step),
         },
     )
-    prepared = prepare_rank(terms, where, Activity(), lambda: _loaded(plan, model, loss_fn, example))
-    kept = Kept.of(prepared, check=check_first_step) if rank == 0 else None  # before its parameters are moved
     store, board = job_stores(rank, num_ranks)
-    voice = Voice(board, plan.decision, rank, deadline_s, deadline_s)
-
-    def open_transport(groups: tuple[tuple[int, ...], ...], program: Callable[[], Program]) -> Transport:
-        return opened(seat, where, num_ranks, store, groups, program, SETUP_S)
-
-    place = Place(rank, num_ranks, store, open_transport, voice.activity, voice.others, where)
-    ready = prepared.open(place)
-    watched = WatchedSteps(terms, place, ready, kept) if check_first_step else None
-    return Execution(ready, _users(prepared.model.module), voice, seed, watched)
+    with contextlib.ExitStack() as stack:
+        own = stack.enter_context(open_rank(terms, rank, store, board, device=device, is_metered=False))
+        prepared = own.prepare(lambda: _loaded(plan, model, loss_fn, example))
+        kept = Kept.of(terms, prepared, check=check_first_step) if rank == 0 else None  # before parameters are moved
+        opened = own.open(prepared)
+        watched = WatchedSteps(terms, own.place, opened, kept) if check_first_step else None
+        return Execution(opened, _users(prepared.model.module), stack.pop_all().close, seed, watched)
 
 
 def _position(plan: Plan) -> tuple[int, int]:

@@ -18,10 +18,10 @@ from halopipe.launch.agent import JOB, ROOT, Order, environment_of, members_of, 
 from halopipe.launch.hosts import Hosts, is_here, place
 from halopipe.launch.interfaces import LOOPBACK, address_of, address_towards
 from halopipe.launch.processes import Processes
-from halopipe.launch.rank_device import require_devices, seats_of
 from halopipe.launch.remote import RemoteWorkers
 from halopipe.run_spec.job import REFERENCE, REFERENCE_RANK, Job, RankResult, job_folder
 from halopipe.run_spec.options import Progress, RunOptions, RunProgress, RunResult, stage_medians
+from halopipe.training.rank_device import require_devices, seats_of
 from halopipe.training.time_breakdown import ranks_measured, stage_once_s
 from halopipe.version import version
 from planner.ir.codec import plain

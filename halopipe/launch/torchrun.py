@@ -13,7 +13,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -21,18 +21,15 @@ from torch import distributed as dist
 
 from halopipe.launch.agent import JOB
 from halopipe.launch.interfaces import GLOO, address_of, choose_gloo_interface, is_loopback
-from halopipe.launch.rank_device import Seat, device_of, opened, prepare, seat_of
 from halopipe.launch.spawn import combine, one_device
 from halopipe.run_spec.job import Job, RankResult, job_folder
 from halopipe.run_spec.options import Progress, RunOptions, RunProgress, RunResult
 from planner.ir.errors import RankCountError, TransportError, UsageError
 from planner.ir.plan import Plan
-from planner.ir.program import Program
 from runtime.engine import StepResult
 from runtime.monitor.activity import PATIENCE_S, within
 from runtime.monitor.failure import cause, read_error, write_error
 from runtime.monitor.watch import SETUP_S, host_store_at, join_store, meet
-from runtime.transport import Transport
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
@@ -61,10 +58,8 @@ def join(plan: Plan, options: RunOptions, progress: Progress | None) -> RunResul
     with job_folder() as folder:
         job = Job(plan, options, folder, parent=os.getpid())
         job.write(folder / JOB)
-        seat = seat_of(plan.decision, rank, options.device)
         with one_device(job) if rank == 0 else contextlib.nullcontext():
-            prepare(seat, int(os.environ.get("LOCAL_RANK", rank)))
-            results = _work_with(job, seat, num_ranks, progress if rank == 0 else None)
+            results = _work(job, rank, num_ranks, progress if rank == 0 else None)
     return combine(plan, options, results, None) if rank == 0 else None
 
 
@@ -102,26 +97,20 @@ def _own(address: str) -> str:
     return found if is_alone or not is_loopback(found) else address_of(interface)
 
 
-def _work_with(job: Job, seat: Seat, num_ranks: int, progress: Progress | None) -> list[RankResult]:
-    """Work as the rank of ``seat``; the results of all ranks, on rank 0 alone."""
+def _work(job: Job, rank: int, num_ranks: int, progress: Progress | None) -> list[RankResult]:
+    """Work as ``rank``; the results of all ranks, on rank 0 alone."""
     from halopipe.training.work import work
-
-    rank = seat.rank
 
     def after_step(step: int, result: StepResult) -> None:
         if progress is not None:
             progress(RunProgress(step + 1, job.options.steps, result.loss, result.step_s))
 
     store, board = job_stores(rank, num_ranks)
-
-    def open_transport(groups: tuple[tuple[int, ...], ...], program: Callable[[], Program]) -> Transport:
-        return opened(seat, device, num_ranks, store, groups, program, SETUP_S)
-
     try:
         with _ended_if_it_hangs(board):
-            device = device_of(seat)
-            found = work(job, rank, store, board, open_transport, after_step, device=device)
-            store.set(f"result/{rank}", found.to_json())
+            local_rank = int(os.environ.get("LOCAL_RANK", rank))
+            own = work(job, rank, store, board, after_step=after_step, local_rank=local_rank)
+            store.set(f"result/{rank}", own.to_json())
     except Exception as error:
         raise _explained(board, rank, num_ranks, error) from error
     if rank != 0:

@@ -14,7 +14,6 @@ from pathlib import Path
 
 from cuda_ops.device.host import die_with_parent
 from halopipe.launch.processes import error_path, result_path
-from halopipe.launch.rank_device import Seat, device_of, opened, prepare, seat_of
 from halopipe.run_spec.job import REFERENCE, REFERENCE_RANK, Job
 from planner.ir.files import write_text
 
@@ -23,15 +22,13 @@ def main(arguments: Sequence[str]) -> int:
     """Run one rank of a job that was spawned on this host; the exit code says whether it succeeded."""
     job = Job.read(Path(arguments[0]))
     die_with_parent(job.parent)
-    rank = REFERENCE_RANK if arguments[1] == REFERENCE else int(arguments[1])
-    seat = seat_of(job.plan.decision, max(rank, 0), job.options.device)
-    prepare(seat, rank if rank >= 0 else job.plan.decision.num_ranks)  # one device: on a core of its own, if there is
+    is_reference = arguments[1] == REFERENCE
+    rank = REFERENCE_RANK if is_reference else int(arguments[1])
 
-    from runtime.monitor.failure import write_error  # late: it loads torch, and the process must be prepared before
+    from runtime.monitor.failure import write_error  # late: it loads torch, and the parent may be gone
 
     try:
-        text = _reference(job, seat) if arguments[1] == REFERENCE else _rank(job, seat)
-        write_text(result_path(job.folder, rank), text)
+        write_text(result_path(job.folder, rank), _reference(job) if is_reference else _rank(job, rank))
     except Exception as error:  # noqa: BLE001  # whatever it is, the launcher must hear of it
         write_text(error_path(job.folder, rank), write_error(error))
         traceback.print_exception(error)
@@ -39,32 +36,25 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
-def _reference(job: Job, seat: Seat) -> str:
+def _reference(job: Job) -> str:
+    from halopipe.training.rank_device import device_of, prepare, seat_of
     from halopipe.training.single_device import make_reference
 
+    seat = seat_of(job.plan.decision, 0, job.options.device)
+    prepare(seat, job.plan.decision.num_ranks)  # on a core of its own, if there is one
     make_reference(job, device_of(seat))
     return "{}"
 
 
-def _rank(job: Job, seat: Seat) -> str:
-    device = device_of(seat)
-
+def _rank(job: Job, rank: int) -> str:
     from torch.distributed import PrefixStore  # type: ignore[attr-defined]  # public, but not by torch's types
 
     from halopipe.training.work import work
-    from runtime.monitor.watch import SETUP_S, join_store
+    from runtime.monitor.watch import join_store
 
     board = join_store(job.address, job.port)
     store = PrefixStore("job", join_store(job.address, job.port))
-    num_ranks = job.plan.decision.num_ranks
-    return work(
-        job,
-        seat.rank,
-        store,
-        board,
-        lambda groups, program: opened(seat, device, num_ranks, store, groups, program, SETUP_S),
-        device=device,
-    ).to_json()
+    return work(job, rank, store, board, local_rank=rank).to_json()
 
 
 if __name__ == "__main__":

@@ -1,28 +1,34 @@
-"""One rank of a job, opened: its device, its model captured and checked, the other ranks met, its engine and its feed.
+"""One rank of a job, opened: its device, the other ranks, its model captured and checked, its engine and its feed.
 
-There is no other way to become a rank: workers, ranks of torchrun or Slurm, and scripts of one's own
-(:mod:`halopipe.launch.execute`) all go through :func:`prepare_rank`, so that no check is left out by one of them.
+There is no other way to become a rank: workers that were spawned, ranks of torchrun, and scripts of one's own all go
+through :func:`open_rank`, so that no check is left out by one of them.  They differ in where the number of the rank,
+the store and the options come from.
 
-        prepare_rank    captures the model, checks that it is the planned one and that the program ends
-        Prepared.open   meets the others, checks that all hold the same plan, options and weights, makes the stages
+        open_rank       the device, its cores and allocator; the heartbeat; at the end everything is closed
+        Rank.prepare    captures the model, checks that it is the planned one and that the program ends
+        Rank.open       checks that all hold the same plan, options and weights, joins the others, makes the stages
+        Rank.limited    steps within the memory that the rank may have
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from cuda_ops.memory import MemoryMeter
+from cuda_ops.memory import MemoryMeter, meter_of
 from halopipe.data.feeds import Consumer, consumer_of
+from halopipe.terminal.units import size
+from halopipe.training import rank_device
 from planner.check.structure import require_possible
 from planner.ir.codec import dumps
-from planner.ir.errors import HalopipeError, StaleFileError, UsageError
+from planner.ir.errors import HalopipeError, OutOfMemoryError, StaleFileError, UsageError
 from planner.ir.fingerprint import fingerprint, require_match
 from planner.ir.plan import Plan
 from planner.ir.program import Program
@@ -31,9 +37,12 @@ from planner.passes import validate
 from profiler.capture.graph import Captured
 from profiler.measure.devices import capture_for
 from profiler.source.model import LoadedModel
-from runtime.engine import Engine
+from runtime.engine import Engine, device_of
+from runtime.memory import limit_memory, out_of_memory
 from runtime.monitor.activity import Activity
-from runtime.monitor.failure import read_error, write_error
+from runtime.monitor.failure import also, read_error, write_error
+from runtime.monitor.heartbeat import Voice
+from runtime.monitor.watch import SETUP_S
 from runtime.optim.optimizer import MakeOptimizer, MakeScheduler
 from runtime.pipeline.messages import CPU
 from runtime.spatial.compiling.compiled import Compiler
@@ -46,6 +55,8 @@ if TYPE_CHECKING:
 
 OpenTransport = Callable[[tuple[tuple[int, ...], ...], Callable[[], Program]], Transport]
 """Joins the ranks, with these groups, for this program."""
+
+Load = Callable[[], LoadedModel]
 
 _HEX = 16
 _OTHER_MODEL = "profile and plan this model again, or run the plan with the model it was made for"
@@ -102,18 +113,96 @@ class Opened:
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A rank whose model is that of the plan.
+    """The model of a rank, which is that of the plan.
 
     Attributes:
         model: its module is the user's own.
     """
 
-    terms: Terms
     model: LoadedModel
     captured: Captured
 
-    def open(self, place: Place, seed: Callable[[], int] | None = None) -> Opened:
-        """Joins the others.
+
+@contextlib.contextmanager
+def open_rank(
+    terms: Terms,
+    rank: int,
+    store: Store,
+    board: Store,
+    *,
+    device: str | torch.device = rank_device.AS_PLANNED,
+    local_rank: int | None = None,
+    is_metered: bool = True,
+    open_transport: OpenTransport | None = None,
+) -> Iterator[Rank]:
+    """A rank with its device; while the context lasts, it tells the others what it does.
+
+    Args:
+        store: shared by all ranks of this job.
+        board: a client of its own of the same store, for the heartbeat.
+        device: where its stages compute: as planned, on the processor, or on a device that is there already.
+        local_rank: among the ranks of this host; the process is bound to the cores of its device.  None: it stays as it
+            is, since it is a program of the user's.
+        is_metered: whether its memory is counted.
+        open_transport: joins the ranks; None: by NCCL or gloo, whichever their devices allow.
+
+    Raises:
+        MissingDeviceError: the GPU that the plan names for this rank is not there.
+    """
+    decision = terms.plan.decision
+    seat = rank_device.seat_of(decision, rank, device if isinstance(device, str) else rank_device.AS_PLANNED)
+    if local_rank is not None:
+        rank_device.prepare(seat, local_rank)
+    where = rank_device.device_of(seat) if isinstance(device, str) else device
+
+    def join(groups: tuple[tuple[int, ...], ...], program: Callable[[], Program]) -> Transport:
+        return rank_device.opened(seat, where, decision.num_ranks, store, groups, program, SETUP_S)
+
+    with contextlib.ExitStack() as stack:
+        voice = stack.enter_context(Voice(board, decision, rank, terms.deadline_s, SETUP_S))
+        meter = meter_of(where or CPU) if is_metered else None
+        joins = open_transport or join
+        place = Place(rank, decision.num_ranks, store, joins, voice.activity, voice.others, where, meter)
+        yield Rank(terms, place, stack)
+
+
+@dataclass(frozen=True, slots=True)
+class Rank:
+    """A rank with a device, whom the others hear; made by :func:`open_rank`."""
+
+    terms: Terms
+    place: Place
+    _stack: contextlib.ExitStack
+
+    def prepare(
+        self, load: Callable[[], LoadedModel], load_to_run: Callable[[], LoadedModel] | None = None
+    ) -> Prepared:
+        """Its model, which is the planned one.
+
+        Args:
+            load: gives the model as it was planned.
+            load_to_run: the same in the dtype that is run; None: it is that of the plan.
+
+        Raises:
+            StaleFileError: the plan was made for another model.
+            CorruptFileError: the plan was edited and divides a layer as it cannot be.
+            IllegalProgramError: the plan's program was edited and does not end.
+        """
+        plan, activity, device = self.terms.plan, self.place.activity, self.place.device or CPU
+        activity.begin("loading the model")
+        model = load()
+        activity.begin("capturing the model")
+        model, captured = capture_for(model, device, whole=False)
+        require_match("model", plan.inputs.model_fingerprint, fingerprint(captured.graph), _OTHER_MODEL)
+        if load_to_run is not None:
+            model, captured = capture_for(load_to_run(), device, whole=False)
+        check_layers(plan.decision, captured.graph)
+        require_possible(plan.decision, captured.graph)
+        validate(Boundaries.of_decision(captured.graph, plan.decision).program(plan.decision))
+        return Prepared(model, captured)
+
+    def open(self, prepared: Prepared, seed: Callable[[], int] | None = None) -> Opened:
+        """Joins the others; left when the rank is closed.
 
         Args:
             seed: gives that of what layers draw, where a checkpoint says another; asked when the ranks agree.
@@ -122,72 +211,60 @@ class Prepared:
             StaleFileError: the ranks hold different plans or models.
             UsageError: they were told different things, or begin with different weights.
         """
-        terms, decision = self.terms, self.terms.plan.decision
-        graph, captured = self.captured.graph, captured_model(self.captured)
+        terms, place, decision = self.terms, self.place, self.terms.plan.decision
+        graph, captured = prepared.captured.graph, captured_model(prepared.captured)
         place.activity.begin("comparing plans with the others")
-        _agree(terms, place, self.captured)
+        _agree(terms, place, prepared.captured)
         drawn = terms.seed if seed is None else seed()
         place.activity.begin("meeting the others")
         transport = place.open_transport(
             groups_of(decision, graph), lambda: Boundaries.of_decision(graph, decision).program(decision)
         )
-        try:
-            consumer = consumer_of(decision, captured, transport, terms.deadline_s)
-            place.activity.begin("building the stages")
-            engine = Engine(
-                decision,
-                captured,
-                self.model.module,
-                transport,
-                terms.optimizer,
-                scheduler=terms.scheduler,
-                seed=drawn,
-                clip_norm=terms.clip_norm,
-                accumulate=terms.accumulate,
-                deadline_s=terms.deadline_s,
-                compiler=terms.compiler,
-                device=place.device,
-                meter=place.meter,
-                activity=place.activity,
-                others=place.others,
-            )
-        except BaseException:
-            transport.close()
-            raise
+        self._stack.callback(transport.close)
+        consumer = consumer_of(decision, captured, transport, terms.deadline_s)
+        place.activity.begin("building the stages")
+        engine = Engine(
+            decision,
+            captured,
+            prepared.model.module,
+            transport,
+            terms.optimizer,
+            scheduler=terms.scheduler,
+            seed=drawn,
+            clip_norm=terms.clip_norm,
+            accumulate=terms.accumulate,
+            deadline_s=terms.deadline_s,
+            compiler=terms.compiler,
+            device=place.device,
+            meter=place.meter,
+            activity=place.activity,
+            others=place.others,
+        )
         return Opened(engine, consumer)
 
+    @contextlib.contextmanager
+    def limited(self, limit_bytes: int) -> Iterator[None]:
+        """Within the memory that a rank may have (0: no limit); where it runs out, what was predicted is told.
 
-def prepare_rank(
-    terms: Terms,
-    device: torch.device | None,
-    activity: Activity,
-    load: Callable[[], LoadedModel],
-    load_to_run: Callable[[], LoadedModel] | None = None,
-) -> Prepared:
-    """The rank with its model, which is the planned one.
+        Raises:
+            OutOfMemoryError: it needs more.
+        """
+        plan, rank = self.terms.plan, self.place.rank
+        limit_memory(self.place.meter, limit_bytes)
+        try:
+            yield
+        except (torch.OutOfMemoryError, OutOfMemoryError) as error:
+            limit_memory(self.place.meter, 0)
+            known = error if isinstance(error, OutOfMemoryError) else self._between_actions(error)
+            ranks = {each.rank: each.peak_bytes for each in plan.prediction.ranks}
+            predicted = f"predicted for rank {rank}: {size(ranks.get(rank, 0))}"
+            raise also(known, [f"{predicted}, limit: {size(limit_bytes)}" if limit_bytes else predicted]) from error
+        limit_memory(self.place.meter, 0)
 
-    Args:
-        device: where its stages will compute; None: on the processor.
-        load: the model as it was planned.
-        load_to_run: the same in the dtype that is run; None: it is that of the plan.
-
-    Raises:
-        StaleFileError: the plan was made for another model.
-        CorruptFileError: the plan was edited and divides a layer as it cannot be.
-        IllegalProgramError: the plan's program was edited and does not end.
-    """
-    plan = terms.plan
-    activity.begin("loading the model")
-    model = load()
-    activity.begin("capturing the model")
-    model, captured = capture_for(model, device or CPU, whole=False)
-    require_match("model", plan.inputs.model_fingerprint, fingerprint(captured.graph), _OTHER_MODEL)
-    if load_to_run is not None:
-        model, captured = capture_for(load_to_run(), device or CPU, whole=False)
-    check_layers(plan.decision, captured.graph)
-    require_possible(plan.decision, captured.graph)
-    validate(Boundaries.of_decision(captured.graph, plan.decision).program(plan.decision))
-    return Prepared(terms, model, captured)
+    def _between_actions(self, error: torch.OutOfMemoryError) -> HalopipeError:
+        told, device = out_of_memory(error), device_of(self.terms.plan.decision, self.place.rank)
+        title = f"rank {self.place.rank} ({device}) ran out of memory between two actions"
+        return OutOfMemoryError(title, told.details if told else (), told.remedies if told else ())
 
 
 def _agree(terms: Terms, place: Place, captured: Captured) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,7 +28,6 @@ from profiler.source.clouds import samples_first
 from profiler.source.model import LoadedModel
 from runtime.engine import StepResult
 from runtime.monitor.failure import write_error
-from runtime.monitor.heartbeat import Voice
 from runtime.numerics.compare import Difference, NumericsReport, report
 from runtime.pipeline.messages import CPU
 
@@ -51,11 +50,11 @@ class Kept:
     reason: str = ""
 
     @classmethod
-    def of(cls, prepared: Prepared, *, check: bool) -> Kept:
+    def of(cls, terms: Terms, prepared: Prepared, *, check: bool) -> Kept:
         """A copy, where there is memory for it and one device has such a step."""
         if not check:
             return cls()
-        reason = why_not_compared(prepared.terms, torch.device("cpu"))
+        reason = why_not_compared(terms, torch.device("cpu"))
         if reason:
             return cls(reason=reason)
         try:
@@ -135,15 +134,19 @@ class Execution:
     numerics: NumericsReport | None
 
     def __init__(
-        self, opened: Opened, model: nn.Module, voice: Voice, seed: int, watched: WatchedSteps | None = None
+        self,
+        opened: Opened,
+        model: nn.Module,
+        leave: Callable[[], None],
+        seed: int,
+        watched: WatchedSteps | None = None,
     ) -> None:
-        self._engine, self._consumer, self._voice, self._seed = opened.engine, opened.consumer, voice, seed
+        self._engine, self._consumer, self._leave, self._seed = opened.engine, opened.consumer, leave, seed
         self._watched, self.numerics = watched, None
         transport = opened.consumer.transport
         self.model, self.rank, self.num_ranks = model, transport.rank, transport.world_size
         self._trained = agreement_of(opened.consumer, 0, is_script=True)
         self._evaluated = agreement_of(opened.consumer, 0, is_script=True, always=True)
-        voice.__enter__()
 
     def __enter__(self) -> Execution:
         return self
@@ -245,8 +248,7 @@ class Execution:
 
     def close(self) -> None:
         """Leaves the job."""
-        self._voice.__exit__(None, None, None)
-        self._engine.close()
+        self._leave()
 
     def _bound(self, batch: Batch, agreement: Agreement) -> runtime.pipeline.microbatches.Batch:
         """The batch, which all ranks were given, as the engine takes it."""

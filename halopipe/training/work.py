@@ -2,36 +2,29 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
 
-from cuda_ops.memory import meter_of
 from halopipe.data.sharded_feed import Supply
 from halopipe.data.sources import Position, batches, take
 from halopipe.run_spec.job import Job, RankResult
-from halopipe.terminal.units import size
 from halopipe.training.check_options import trains
 from halopipe.training.checkpointing import Checkpoints, Saved, resumed
 from halopipe.training.evaluate import loss_rank
 from halopipe.training.first_step import FirstStep, parting, read_when_written
 from halopipe.training.loop import AfterStep, Loop
 from halopipe.training.metrics import Metrics
-from halopipe.training.rank import Opened, OpenTransport, Place, Prepared, prepare_rank
+from halopipe.training.rank import Opened, OpenTransport, Place, Prepared, Rank, open_rank
 from halopipe.training.single_device import compare_losses, terms_of
-from planner.ir.errors import HalopipeError, OutOfMemoryError
 from planner.ir.graph import Graph
 from profiler.capture.graph import capture
 from profiler.source.model import LoadedModel
 from profiler.source.source import load_model
-from runtime.engine import device_of
-from runtime.memory import limit_memory, out_of_memory, with_peak
+from runtime.memory import with_peak
 from runtime.monitor.activity import Activity
-from runtime.monitor.failure import also
-from runtime.monitor.heartbeat import Voice
 from runtime.monitor.watch import SETUP_S
 from runtime.numerics.compare import Difference
 from runtime.stage.modes import cannot_evaluate
@@ -39,38 +32,40 @@ from runtime.stage.modes import cannot_evaluate
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
-__all__ = ["OpenTransport", "work"]
-
 
 def work(
     job: Job,
     rank: int,
     store: Store,
     board: Store,
-    open_transport: OpenTransport,
+    open_transport: OpenTransport | None = None,
     after_step: AfterStep = lambda step, result: None,
     *,
     device: torch.device | None = None,
+    local_rank: int | None = None,
 ) -> RankResult:
     """Do everything that ``rank`` does in ``job``.
 
     Args:
-        store: shared by all ranks of this job.
-        board: a client of its own of the same store, for the heartbeat.
+        store, board, open_transport, local_rank: as of :func:`halopipe.training.rank.open_rank`.
         after_step: told of each step.
-        device: where the rank's stages compute; None: on the processor.
+        device: instead of what the job says.
     """
-    with Voice(board, job.plan.decision, rank, job.options.deadline_s, SETUP_S) as voice:
-        meter = meter_of(device or torch.device("cpu"))
-        num_ranks = job.plan.decision.num_ranks
-        place = Place(rank, num_ranks, store, open_transport, voice.activity, voice.others, device, meter)
-        return _Work(job, place, after_step).run()
+    with open_rank(
+        terms_of(job),
+        rank,
+        store,
+        board,
+        device=job.options.device if device is None else device,
+        local_rank=local_rank,
+        open_transport=open_transport,
+    ) as opened:
+        return _Work(job, opened, after_step).run()
 
 
 class _Work:
-    def __init__(self, job: Job, place: Place, after_step: AfterStep) -> None:
-        self._job, self._place, self._after_step = job, place, after_step
-        self._terms = terms_of(job)
+    def __init__(self, job: Job, rank: Rank, after_step: AfterStep) -> None:
+        self._job, self._rank, self._place, self._after_step = job, rank, rank.place, after_step
 
     @property
     def _activity(self) -> Activity:
@@ -79,10 +74,7 @@ class _Work:
     def run(self) -> RankResult:
         job, place, options = self._job, self._place, self._job.options
         planned = job.plan.inputs.model
-        prepared = prepare_rank(
-            self._terms,
-            place.device,
-            self._activity,
+        prepared = self._rank.prepare(
             lambda: load_model(planned, options.seed),
             None if job.source == planned else lambda: load_model(job.source, options.seed),
         )
@@ -90,25 +82,21 @@ class _Work:
         if evaluation and (options.eval_data or not trains(job.plan)):
             raise cannot_evaluate(evaluation)
         resuming = _Resuming(job, place, prepared.captured.graph)
-        opened = prepared.open(place, resuming.seed)
+        opened = self._rank.open(prepared, resuming.seed)
         saved = resuming.saved
         seed = options.seed if saved is None else saved.seed(options.seed)
         position = Position() if saved is None else saved.position
-        transport = opened.consumer.transport
-        try:
-            self._activity.begin("opening the data")
-            supply = self._supply(opened, prepared, seed)
-            del prepared  # what other ranks train need not stay alive here
-            if saved is not None:
-                self._activity.begin("reading the checkpoint")
-                opened.engine.load_state(saved.checkpoint)
-            if options.warmup and place.meter is None:
-                with_peak(lambda: None)  # the profiler takes seconds to start
-            self._activity.begin("waiting for the others")
-            transport.barrier(SETUP_S)
-            return self._steps(opened, supply, position, seed)
-        finally:
-            transport.close()
+        self._activity.begin("opening the data")
+        supply = self._supply(opened, prepared, seed)
+        del prepared  # what other ranks train need not stay alive here
+        if saved is not None:
+            self._activity.begin("reading the checkpoint")
+            opened.engine.load_state(saved.checkpoint)
+        if options.warmup and place.meter is None:
+            with_peak(lambda: None)  # the profiler takes seconds to start
+        self._activity.begin("waiting for the others")
+        opened.consumer.transport.barrier(SETUP_S)
+        return self._steps(opened, supply, position, seed)
 
     def _supply(self, opened: Opened, prepared: Prepared, seed: int) -> Supply:
         return Supply(opened.consumer, self._job.options, prepared.model, seed)
@@ -130,17 +118,17 @@ class _Work:
             trains(self._job.plan),
         )
         if not self._job.is_compared:
-            with metrics, self._limited():
+            with metrics, self._rank.limited(options.memory_limit_bytes):
                 return loop.run()
         first = FirstStep(
-            self._terms,
+            self._rank.terms,
             place,
             lambda: read_when_written(self._job.reference_path),
             options.check_numerics,
             self._explain,
         )
         loop.compare = lambda losses: first.compare(opened, losses)
-        with metrics, self._limited():
+        with metrics, self._rank.limited(options.memory_limit_bytes):
             result = loop.run()
         reference = loop.reference
         if reference is not None and place.rank == teller and options.check_numerics:
@@ -153,27 +141,7 @@ class _Work:
         options, decision = self._job.options, self._job.plan.decision
         model: LoadedModel = load_model(self._job.source, options.seed)
         item = take(batches(options.data, model, decision.global_batch, options.seed), 0)
-        return parting(self._terms, model, capture(model), item, wrong)
-
-    @contextlib.contextmanager
-    def _limited(self) -> Iterator[None]:
-        """Within the memory that a rank may have; where it runs out, what was predicted is told."""
-        plan, limit = self._job.plan, self._job.options.memory_limit_bytes
-        limit_memory(self._place.meter, limit)
-        try:
-            yield
-        except (torch.OutOfMemoryError, OutOfMemoryError) as error:
-            limit_memory(self._place.meter, 0)
-            known = error if isinstance(error, OutOfMemoryError) else self._between_actions(error)
-            ranks = {rank.rank: rank.peak_bytes for rank in plan.prediction.ranks}
-            predicted = f"predicted for rank {self._place.rank}: {size(ranks.get(self._place.rank, 0))}"
-            raise also(known, [f"{predicted}, limit: {size(limit)}" if limit else predicted]) from error
-        limit_memory(self._place.meter, 0)
-
-    def _between_actions(self, error: torch.OutOfMemoryError) -> HalopipeError:
-        found, device = out_of_memory(error), device_of(self._job.plan.decision, self._place.rank)
-        title = f"rank {self._place.rank} ({device}) ran out of memory between two actions"
-        return OutOfMemoryError(title, found.details if found else (), found.remedies if found else ())
+        return parting(self._rank.terms, model, capture(model), item, wrong)
 
 
 class _Resuming:

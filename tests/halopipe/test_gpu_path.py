@@ -115,7 +115,7 @@ def test_the_memory_of_placed_stages_is_that_of_the_device_s_meter(
                 pytest.fail("nobody asked for a limit")
 
     meters = [Meter(), Meter()]
-    monkeypatch.setattr("halopipe.training.work.meter_of", lambda device: meters.pop())
+    monkeypatch.setattr("halopipe.training.rank.meter_of", lambda device: meters.pop())
     result = run_job(plan_of(MODEL, [0.5]), tmp_path, device=HERE, warmup=2, steps=3)
     assert all(peak > 1000 for peak in result.peak_bytes)
 

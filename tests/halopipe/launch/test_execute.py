@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from halopipe.launch import execute
 from planner.ir.codec import dump
@@ -204,6 +205,7 @@ def test_a_job_of_another_size_is_refused(plan: Plan, monkeypatch: pytest.Monkey
 def test_another_model_than_the_planned_one_is_refused(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setattr(execute, "job_stores", lambda rank, num_ranks: (dist.HashStore(), dist.HashStore()))
     wider = replace(plan.inputs.model, arguments={"width": "7"})
     with pytest.raises(StaleFileError, match="made for another model"):
         execute.execute(replace(plan, inputs=replace(plan.inputs, model=wider)))

@@ -51,7 +51,7 @@ def together(plan: Plan, do: Callable[[Execution], object], seed: int = 0, **opt
         optimizer = make_optimizer_of(parse_optimizer("SGD:lr=0.5"))
         engine = Engine(plan.decision, given, twin.module, end, optimizer, **made)
         opened = Opened(engine, consumer_of(plan.decision, given, end, 20.0))
-        with Execution(opened, twin.module, voice, seed) as execution:
+        with voice, Execution(opened, twin.module, engine.close, seed) as execution:
             return do(execution)
 
     return on_ranks(plan.decision.num_ranks, run, groups_of(plan.decision, original[1].graph))

@@ -8,10 +8,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from halopipe.launch import rank_device
-from halopipe.launch.rank_device import Seat, device_of, number_here, require_devices, seat_of, seats_of
 from halopipe.launch.run import run_plan
 from halopipe.run_spec.options import RunOptions
+from halopipe.training import rank_device
+from halopipe.training.rank_device import Seat, device_of, number_here, require_devices, seat_of, seats_of
 from planner.ir.errors import MissingDeviceError, UsageError
 from planner.ir.plan import Decision, Stage
 from tests.halopipe.plans import mined
