@@ -92,7 +92,7 @@ def verdict(row: Hostile, folder: Path) -> str:
 def rows() -> tuple[Hostile, ...]:
     """All classes."""
     found = (
-        *_profiles(), *_plans(), *_timelines(), *_texts(), *_paths(), *_clusters(), *_importers(), *_hosts(),
+        *_profiles(), *_plans(), *_timelines(), *_texts(), *_paths(), *_clusters(), *_importers(),
         *_options(), *_environments(), *_outputs(), *_checkpoints(),
     )  # fmt: skip
     return found
@@ -353,7 +353,6 @@ _READERS: Mapping[str, tuple[str, ...]] = {
     "timeline": ("export", "plan.json", "--to", "chrome-trace", "--timeline", "bad"),
     "cluster file": ("cluster", "bad"),
     "pipedream file": ("import", "bad", "-o", "out.json"),
-    "host file": ("run", "plan.json", "--hosts", "bad"),
 }
 """A command line for each format, that reads a file called ``bad``."""
 
@@ -413,7 +412,7 @@ def _paths() -> Iterator[Hostile]:
             "a pipe that nobody writes": (lambda folder: os.mkfifo(folder / "bad"), "bad"),
             "an endless device": (lambda folder: (folder / "bad").symlink_to("/dev/zero"), "it is a device"),
             "an empty device": (lambda folder: (folder / "bad").symlink_to("/dev/null"), "it is a device"),
-            "a link to itself": (loop, "cannot" if kind == "host file" else "bad"),
+            "a link to itself": (loop, "bad"),
             "a link to nothing": (dangling, "No such file or directory"),
             "a gigabyte": (gigabyte, "is too large"),
             "empty": (_writes("bad", ""), "bad"),
@@ -552,22 +551,6 @@ def _importers() -> Iterator[Hostile]:
         yield Hostile(f"pipedream: {name}", ("import", "graph.txt", *options), says, USAGE, write)
 
 
-def _hosts() -> Iterator[Hostile]:
-    found = {
-        "an option": ("-oProxyCommand=touch\n", "is no name of a host"),
-        "a command": ("a;touch owned\n", "is no name of a host"),
-        "slots of 0": ("a slots=0\n", "hosts.txt:1"),
-        "slots as text": ("a slots=many\n", "hosts.txt:1"),
-        "slots without end": (f"a slots={'9' * 5000}\n", "hosts.txt:1"),
-        "an unknown word": ("a speed=3\n", "hosts.txt:1"),
-        "comments alone": ("# nobody\n", "names no host"),
-        "an escape": ("\x1b[2J\n", "is no name of a host"),
-    }
-    for name, (text, says) in found.items():
-        arguments = ("run", "plan.json", "--hosts", "hosts.txt")
-        yield Hostile(f"host file: {name}", arguments, says, prepare=_writes("hosts.txt", text))
-
-
 def _options() -> Iterator[Hostile]:
     """Command lines; exit code 2 throughout."""
     plan, run, explain = ("plan", "profile.json"), ("run", "plan.json"), ("explain", "plan.json")
@@ -653,8 +636,8 @@ def _options() -> Iterator[Hostile]:
         (run, ("--checkpoint-every", "2"), "--checkpoint-every needs --checkpoint"),
         (run, ("--keep", "2"), "--keep needs --checkpoint"),
         (run, ("--resume",), "--resume needs --checkpoint"),
-        (run, ("--launcher", "ssh {host}"), "--launcher is for hosts of a file"),
-        (run, ("--interface", "eth0"), "--interface is for hosts of a file"),
+        (run, ("--hosts", "plan.json"), "torchrun starts the ranks of several hosts"),
+        (run, ("--hosts", "nowhere"), "torchrun starts the ranks of several hosts"),
         (run, ("-o", "plan.json"), "plan.json is read, and would be replaced"),
         (("profile", "x:y"), ("--input", "8,x"), "--input '8,x'"),
         (("profile", "x:y"), ("--input", "0,3"), "--input '0,3'"),
@@ -674,14 +657,10 @@ def _options() -> Iterator[Hostile]:
 def _environments() -> Iterator[Hostile]:
     """What launchers leave in the environment."""
     slurm = {"SLURM_PROCID": "0", "SLURM_NTASKS": "2", "SLURM_STEP_ID": "0", "SLURM_JOB_ID": "1"}
-    slurm |= {"SLURM_STEP_NUM_TASKS": "2", "SLURM_JOB_NODELIST": "a,b", "SLURM_STEP_NODELIST": "a,b"}
     torchrun = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
     for name, variables, says in (
-        ("Slurm: a list of hosts that does not end", {**slurm, "SLURM_STEP_NODELIST": "a[1-"}, "list of hosts"),
-        ("Slurm: a range turned round", {**slurm, "SLURM_STEP_NODELIST": "a[9-1]"}, "list of hosts"),
-        ("Slurm: a job that is no number", {**slurm, "SLURM_JOB_ID": "x"}, "SLURM_JOB_ID is 'x'"),
-        ("Slurm: a step that is no number", {**slurm, "SLURM_STEP_ID": "-1"}, "SLURM_STEP_ID is '-1'"),
-        ("Slurm: a rank that is no number", {**slurm, "SLURM_PROCID": "x"}, "x"),
+        ("Slurm: several tasks", slurm, "srun --ntasks-per-node 1 torchrun"),
+        ("Slurm: a number of tasks that is none", {**slurm, "SLURM_NTASKS": "x"}, "one of x tasks"),
         ("torchrun: a rank that is no number", {**torchrun, "RANK": "x"}, "RANK"),
         ("torchrun: a negative rank", {**torchrun, "RANK": "-1"}, "RANK"),
         ("torchrun: a rank beyond the world", {**torchrun, "RANK": "7"}, "RANK"),

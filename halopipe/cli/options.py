@@ -30,10 +30,5 @@ ClusterOption = Annotated[
     typer.Option("--cluster", metavar="FILE", help="Machines one does not have (YAML); see 'halopipe devices'."),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Write the result alone, as JSON, to stdout.")]
-LauncherOption = Annotated[
-    str,
-    typer.Option(metavar="COMMAND", help="Starts a command on a {host} of --hosts; 'ssh {host}' if not given."),
-]
-InterfaceOption = Annotated[
-    str, typer.Option(metavar="NAME", help="Network interface, or address, that the hosts of --hosts meet at.")
-]
+HostsOption = Annotated[Path | None, typer.Option("--hosts", hidden=True)]
+"""Of former times: answered with the commands of torchrun that take its place."""

@@ -1,13 +1,13 @@
-"""``halopipe profile``: measures a model on this machine, or on several hosts."""
+"""``halopipe profile``: measures a model on this machine, or on all hosts of a job of torchrun."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from halopipe.cli.options import InterfaceOption, Json, LauncherOption
+from halopipe.cli.options import HostsOption, Json
 
 
 def profile(
@@ -61,40 +61,40 @@ def profile(
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on with what an interrupted profile of the same job measured.")
     ] = False,
-    hosts: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE", help="Hosts to measure, and the links between them: 'host [slots=N]' a line, N workers."
-        ),
-    ] = None,
-    launcher: LauncherOption = "",
-    interface: InterfaceOption = "",
+    hosts: HostsOption = None,
     output: Annotated[Path, typer.Option("-o", "--output", help="File to write.")] = Path("profile.json"),
     json: Json = False,
 ) -> None:
-    """Measure what every layer, device and link costs -> profile.json."""
-    from halopipe.launch.hosts import named
+    """Measure what every layer, device and link costs -> profile.json; in a job of torchrun, on all of its hosts."""
+    from halopipe.launch.job_environment import hosts_refused, job_rank
     from halopipe.planning import measure
     from halopipe.terminal import console, units
     from halopipe.terminal.output_files import claimed
     from planner.ir.codec import dump, dumps
 
-    with claimed([output], [hosts, model.rpartition(":")[0] or None]):
+    if hosts is not None:
+        raise hosts_refused(hosts, f"profile {model} ...")
+    with claimed([output], [model.rpartition(":")[0] or None]):
         shape = units.parse_integers(input_shape, "--input", "8,3,64,64")
-        found = measure.measure(
-            measure.source_of(model, shape, units.parse_arguments(arg or []), dtype, autocast, elementwise or ()),
-            num_workers=workers,
-            device=device,
-            optimizer=optimizer,
-            sizes=units.parse_integers(sizes, "--sizes", "1,2,4,8"),
-            allow=[part.strip() for part in allow.split(",") if part.strip()],
-            num_ranks=ranks,
-            quick=quick,
-            num_processes=processes,
-            unfinished=measure.unfinished_file(output),
-            resume=resume,
-            hosts=named(hosts, launcher, interface),
-        )
+        source = measure.source_of(model, shape, units.parse_arguments(arg or []), dtype, autocast, elementwise or ())
+        options: dict[str, Any] = {
+            "device": device,
+            "optimizer": optimizer,
+            "sizes": units.parse_integers(sizes, "--sizes", "1,2,4,8"),
+            "allow": [part.strip() for part in allow.split(",") if part.strip()],
+            "num_ranks": ranks,
+            "quick": quick,
+            "num_processes": processes,
+            "resume": resume,
+        }
+        job = job_rank()
+        if job is not None:
+            found = measure.measure_in_job(job, source, **options)
+            if found is None:  # rank 0 writes for all
+                return
+        else:
+            kept = measure.unfinished_file(output)
+            found = measure.measure(source, num_workers=workers, unfinished=kept, **options)
         dump(found, output)
         measure.unfinished_file(output).unlink(missing_ok=True)
         console.emit(dumps(found) if json else measure.summary(found))

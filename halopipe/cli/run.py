@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from halopipe.cli.options import InterfaceOption, Json, LauncherOption, PlanPath, ProfileOption, a_number
+from halopipe.cli.options import HostsOption, Json, PlanPath, ProfileOption, a_number
 
 
 def run(
@@ -86,22 +86,18 @@ def run(
     memory_limit: Annotated[
         str, typer.Option(metavar="SIZE", help="Most memory of a rank's tensors, such as 2GiB; else H506.")
     ] = "",
-    hosts: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Hosts of the plan, in order: 'host [slots=N]' a line.")
-    ] = None,
-    launcher: LauncherOption = "",
-    interface: InterfaceOption = "",
+    hosts: HostsOption = None,
     output: Annotated[Path, typer.Option("-o", "--output", help="Timeline file to write.")] = Path("timeline.json"),
     trace: Annotated[Path | None, typer.Option(metavar="FILE", help="Trace for ui.perfetto.dev to write too.")] = None,
     json: Json = False,
 ) -> None:
-    """Train by the plan -> timeline.json; starts workers here or on --hosts, or joins its torchrun or Slurm job.
+    """Train by the plan -> timeline.json; starts workers on this host, or joins its torchrun job.
 
     A plan of forward passes alone (--schedule forward) is evaluated: its steps are timed, nothing is trained.
     """
     from dataclasses import replace
 
-    from halopipe.launch.hosts import named
+    from halopipe.launch.job_environment import hosts_refused
     from halopipe.planning import calibration, solve
     from halopipe.reports import run as training
     from halopipe.run_spec.options import RunOptions
@@ -111,8 +107,10 @@ def run(
     from planner.ir.codec import dump
     from planner.ir.files import write_text
 
-    with claimed([output, trace, made(metrics)], [plan, profile, hosts], folders=[checkpoint]):
+    with claimed([output, trace, made(metrics)], [plan, profile], folders=[checkpoint]):
         found = solve.load_plan(plan)
+        if hosts is not None:
+            raise hosts_refused(hosts, f"run {plan}", found.decision)
         predicted = training.predicted_timeline(found)
         source = solve.profile_of(found, plan, profile)
         if source is not None:
@@ -142,8 +140,8 @@ def run(
             device=device,
             check_first_step=check_first_step,
         )
-        result = training.train(found, options, named(hosts, launcher, interface))
-        if result is None:  # in a job of torchrun or Slurm, rank 0 reports for all
+        result = training.train(found, options)
+        if result is None:  # in a job of torchrun, rank 0 reports for all
             return
         file = result.timeline_file(predicted)
         dump(file, output)

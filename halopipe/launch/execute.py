@@ -1,4 +1,4 @@
-"""A plan inside a training script of one's own: every process that torchrun or Slurm starts is one rank of it.
+"""A plan inside a training script of one's own: every process that torchrun starts is one rank of it.
 
 The script builds the whole model in every process, under the same seed; a rank trains its own stages of it in place.
 
@@ -12,7 +12,6 @@ The script builds the whole model in every process, under the same seed; a rank 
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, cast
@@ -21,13 +20,13 @@ import torch
 from torch import Tensor, nn
 
 from cuda_ops.sparse.recipe import PreparedNetwork
-from halopipe.launch.slurm import job_variables
+from halopipe.launch.job_environment import JobRank, job_rank
 from halopipe.launch.torchrun import job_stores
 from halopipe.training.optimizer_spec import make_optimizer_of, make_scheduler_of, parse_optimizer, parse_scheduler
 from halopipe.training.rank import Terms, open_rank
 from halopipe.training.rank_device import AS_PLANNED
 from halopipe.training.session import Execution, Kept, Tensors, WatchedSteps
-from planner.ir.errors import RankCountError, UsageError
+from planner.ir.errors import UsageError
 from planner.ir.plan import Plan
 from profiler import LoadedModel, load_model
 from profiler.source.clouds import is_clouds, load_clouds
@@ -81,7 +80,8 @@ def execute(
         CorruptFileError: the plan was edited and divides a layer as it cannot be.
         IllegalProgramError: the plan's program was edited and does not end.
     """
-    rank, num_ranks = _position(plan)
+    job = _job(plan)
+    rank = job.rank_of(plan.decision)
     terms = Terms(
         plan,
         _maker(optimizer) if optimizer is not None else make_optimizer_of(plan.inputs.optimizer),
@@ -98,7 +98,7 @@ def execute(
             "check_first_step": str(check_first_step),
         },
     )
-    store, board = job_stores(rank, num_ranks)
+    store, board = job_stores(job.rank, job.num_ranks)
     with contextlib.ExitStack() as stack:
         own = stack.enter_context(open_rank(terms, rank, store, board, device=device, is_metered=False))
         prepared = own.prepare(lambda: _loaded(plan, model, loss_fn, example))
@@ -108,20 +108,17 @@ def execute(
         return Execution(opened, _users(prepared.model.module), stack.pop_all().close, seed, watched)
 
 
-def _position(plan: Plan) -> tuple[int, int]:
-    """Rank and number of ranks, from what torchrun or Slurm left in the environment."""
-    os.environ.update(job_variables(os.environ))
+def _job(plan: Plan) -> JobRank:
+    """What torchrun left in the environment."""
     needed = plan.decision.num_ranks
     command = f"torchrun --nproc-per-node {needed} your_script.py"
-    try:
-        rank, num_ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    except (KeyError, ValueError):
+    job = job_rank()
+    if job is None:
         raise UsageError(
             "this process is no rank of a job", ["RANK and WORLD_SIZE are not set"], [command, "halopipe run plan.json"]
-        ) from None
-    if num_ranks != needed:
-        raise RankCountError(f"the plan has {needed} ranks, the job {num_ranks}", [], [command])
-    return rank, num_ranks
+        )
+    job.require_size(plan.decision)
+    return job
 
 
 def _loaded(

@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from halopipe.launch.interfaces import GLOO
+from halopipe.launch.job_environment import GLOO
+from halopipe.run_spec.job import JOB
 
+ROOT = Path(__file__).resolve().parents[2]
 OUTPUT_BYTES = 64 * 1024
 """So much of the end of a worker's output is kept."""
 
@@ -103,6 +106,15 @@ class Processes:
 
     def _output(self, rank: int) -> Path:
         return self._folder / f"output-{rank}.txt"
+
+
+def workers_of(folder: Path, names: Mapping[int, str]) -> Processes:
+    """Workers of the job in ``folder``: by rank, what :mod:`halopipe.launch.worker` calls their part."""
+    # -P: the working folder must not hide our packages; the model is looked for there all the same.
+    start = (sys.executable, "-P", "-m", "halopipe.launch.worker", str(folder / JOB))
+    members = [Member(rank, (*start, name)) for rank, name in names.items()]
+    interface = "lo" if Path("/sys/class/net/lo").exists() else ""
+    return Processes(members, folder, worker_environment([str(ROOT)], interface))
 
 
 def worker_environment(paths: Sequence[str], interface: str) -> dict[str, str]:

@@ -1,54 +1,75 @@
-"""``profile --hosts``: the hosts of a file measure a model and the links between them; all becomes one profile."""
+"""A profile of several hosts: every process that torchrun starts measures, and rank 0 makes one profile of it all.
+
+torchrun --nnodes 2 --nproc-per-node 2 ... -m halopipe profile MODEL
+
+The first rank of each host measures the model; hosts that are one machine (network namespaces, containers) do so one
+after another.  Then all ranks measure the links together.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-from dataclasses import replace
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING
 
-from halopipe.launch.hosts import Hosts
-from halopipe.launch.profile_order import ProfileOrder, ProfileRequest
-from halopipe.launch.remote import RemoteWorkers
-from halopipe.launch.spawn import agent_command, store_address
+from cuda_ops.device.host import core_of, device_description, prepare_process
+from halopipe.launch.job_environment import JobRank
 from halopipe.terminal.console import Reporter
-from halopipe.version import version
-from planner.ir.cluster import Cluster
-from planner.ir.codec import loads
+from planner.ir.cluster import Cluster, DeviceSpec
+from planner.ir.codec import dumps, loads
+from planner.ir.errors import DeadlineError
 from planner.ir.profile import Profile
-from runtime.monitor.activity import Beat
-from runtime.monitor.watch import host_store, run_workers
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import Store
+
+    from runtime.monitor.activity import Activity, Beat
+
+SILENCE_S = 60.0
+"""A rank that says nothing for so long is gone, with its host or its link."""
+
+_LIMIT_S = 24 * 3600.0
+_LINKS_S = 300.0  # that ranks may wait for each other while they measure links
+_POLL_S = 0.2
 
 
-def profile_on(hosts: Hosts, request: ProfileRequest, quiet: bool = False) -> Profile:
-    """The profile of the hosts of a file, called ``n0``, ``n1``, ... in its order; ``slots`` are a host's workers.
+def profile_hosts(
+    job: JobRank, measure: Callable[[bool], Profile], quick: bool = False, quiet: bool = False
+) -> Profile | None:
+    """One rank's part; on rank 0, the profile of all hosts, called ``n0``, ``n1``, ... as torchrun numbers them.
+
+    Args:
+        measure: gives what the model costs on this host; called with whether to be silent.
 
     Raises:
-        UsageError: the interface or the launcher cannot be used.
-        WorkerDiedError: a host could not be reached.
         StaleFileError: the hosts do not measure the same model.
+        DeadlineError: a rank is gone.
+        HalopipeError: what another rank failed by.
     """
-    ranks_of = _ranks_of(hosts)
-    address = store_address(hosts, list(ranks_of))
-    store, port = host_store(address)
-    names = {host: f"n{number}" for number, host in enumerate(ranks_of)}
-    by_rank = tuple(names[host] for host, ranks in ranks_of.items() for _ in ranks)
-    paths = tuple(filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep)))
-    start = agent_command("halopipe.launch.profile_agent")
-    workers = []
-    for host, ranks in ranks_of.items():
-        order = ProfileOrder(request, ranks, by_rank, address, port, hosts.interface, os.getcwd(), paths, version())
-        workers.append(RemoteWorkers(host, hosts.command(host, start), order))
-    titles = {rank: f"rank {rank} on {host}" for host, ranks in ranks_of.items() for rank in ranks}
-    with Reporter("profiling", quiet=quiet) as reporter:
+    from halopipe.launch.torchrun import end_with_torchrun, gathered, job_stores, told_to_all  # loads torch
 
-        def watch(beats: Mapping[int, Beat]) -> None:
-            doing = ", ".join(
-                f"{host}: {beats[ranks[0]].what}" for host, ranks in ranks_of.items() if ranks[0] in beats
-            )
-            reporter.update(0, None, doing)
-
-        texts = run_workers(workers, titles, store, watch)
-    return together({host: loads(texts[ranks[0]], Profile, host) for host, ranks in ranks_of.items()})
+    end_with_torchrun()
+    store, board = job_stores(job.rank, job.num_ranks)
+    with told_to_all(board, job.rank, job.num_ranks), _heard(board, job.rank) as activity:
+        store.set(f"host/{job.rank}", f"n{job.host}")
+        hosts = tuple(store.get(f"host/{rank}").decode() for rank in range(job.num_ranks))
+        core, cluster = core_of(job.local_rank), _cluster(hosts, job)  # before this process takes one core
+        waiting = _Waiting(board, hosts, quiet or job.rank > 0)
+        profile = _model(job, hosts, store, waiting, measure) if job.local_rank == 0 else None
+        activity.begin("waiting for the others")
+        waiting.until(store, [_key(first) for first in _firsts(hosts)])
+        prepare_process(core)
+        cluster = _linked(job, hosts, quick, store, cluster, activity)
+        own = "{}" if profile is None else dumps(replace(profile, cluster=cluster))
+        texts = gathered(store, job.rank, job.num_ranks, own)
+        if job.rank:
+            return None
+        return together({hosts[first]: loads(texts[first], Profile, hosts[first]) for first in _firsts(hosts)})
 
 
 def together(found: Mapping[str, Profile]) -> Profile:
@@ -61,16 +82,137 @@ def together(found: Mapping[str, Profile]) -> Profile:
 
     links = next(iter(found.values())).cluster
     bare = [replace(profile, cluster=Cluster(profile.cluster.devices, {})) for profile in found.values()]
-    gathered = gather(bare, list(found))
-    cluster = replace(gathered.cluster, links=links.links, collectives=links.collectives, pairs=links.pairs)
-    return replace(gathered, cluster=cluster)
+    merged = gather(bare, list(found))
+    cluster = replace(merged.cluster, links=links.links, collectives=links.collectives, pairs=links.pairs)
+    return replace(merged, cluster=cluster)
 
 
-def _ranks_of(hosts: Hosts) -> dict[str, tuple[int, ...]]:
-    """The ranks of each host; one where it does not say how many."""
-    found: dict[str, tuple[int, ...]] = {}
-    total = 0
-    for host in hosts.hosts:
-        found[host.name] = tuple(range(total, total + (host.slots or 1)))
-        total += host.slots or 1
-    return found
+@contextmanager
+def _heard(board: Store, rank: int) -> Iterator[Activity]:
+    """The others hear what this rank does."""
+    from runtime.monitor.activity import Activity, Heartbeat
+
+    activity = Activity(deadline_s=_LIMIT_S)
+    activity.begin("measuring the model")
+    beating = Heartbeat(board, rank, activity)
+    beating.start()
+    try:
+        yield activity
+    finally:
+        beating.stop()
+
+
+@dataclass(slots=True)
+class _Waiting:
+    """Waits for what other ranks write, and sees which of them is gone.
+
+    Attributes:
+        hosts: of each rank.
+    """
+
+    board: Store
+    hosts: tuple[str, ...]
+    quiet: bool
+    _numbers: dict[int, int] = field(default_factory=dict)
+    _heard_s: dict[int, float] = field(default_factory=dict)
+
+    def until(self, store: Store, keys: list[str]) -> None:
+        """Until all keys are there.
+
+        Raises:
+            DeadlineError: a rank is silent, or the store is.
+            HalopipeError: what another rank failed by.
+        """
+        from halopipe.launch.torchrun import require_nobody_failed
+        from runtime.monitor.activity import PATIENCE_S, read_board, within
+
+        ranks = range(len(self.hosts))
+        self._heard_s = dict.fromkeys(ranks, time.monotonic())
+        with Reporter("profiling", quiet=self.quiet) as reporter:
+            while not within(PATIENCE_S, lambda: store.check(keys), False):
+                require_nobody_failed(self.board, len(self.hosts))
+                now_s = time.monotonic()
+                beats: Mapping[int, Beat] = within(PATIENCE_S, lambda: read_board(self.board, len(self.hosts)), {})
+                for rank, beat in beats.items():
+                    if self._numbers.get(rank) != beat.number:
+                        self._numbers[rank], self._heard_s[rank] = beat.number, now_s
+                silent = [rank for rank in ranks if now_s - self._heard_s[rank] > SILENCE_S]
+                if silent:
+                    raise self._gone(silent)
+                firsts = [rank for rank in _firsts(self.hosts) if rank in beats]
+                reporter.update(0, None, ", ".join(f"{self.hosts[rank]}: {beats[rank].what}" for rank in firsts))
+                time.sleep(_POLL_S)
+
+    def _gone(self, silent: list[int]) -> DeadlineError:
+        named = ", ".join(f"rank {rank} on {self.hosts[rank]}" for rank in silent)
+        return DeadlineError(
+            f"nothing was heard of {named} for {SILENCE_S:g} s",
+            ["its process has ended, or its host or link is gone"],
+            ["see what torchrun says on that host, and start all of them again"],
+        )
+
+
+def _model(
+    job: JobRank, hosts: tuple[str, ...], store: Store, waiting: _Waiting, measure: Callable[[bool], Profile]
+) -> Profile:
+    """What the model costs here, measured when it is this host's turn."""
+    machine = _machine()
+    store.set(f"machine/{job.rank}", machine)
+    before = [other for other in _firsts(hosts) if other < job.rank]
+    same = [other for other in before if store.get(f"machine/{other}").decode() == machine]
+    if same:
+        waiting.until(store, [_key(same[-1])])
+    profile = measure(waiting.quiet)
+    store.set(_key(job.rank), "")
+    return profile
+
+
+def _cluster(hosts: tuple[str, ...], job: JobRank) -> Cluster:
+    """The devices of this host."""
+    host, count = hosts[job.rank], hosts.count(hosts[job.rank])
+    device = device_description(count)
+    names = [f"{host}/cpu{number}" for number in range(count)]
+    return Cluster(tuple(DeviceSpec(name, device.processor, host, device.memory_bytes) for name in names), {})
+
+
+def _linked(
+    job: JobRank, hosts: tuple[str, ...], quick: bool, store: Store, cluster: Cluster, activity: Activity
+) -> Cluster:
+    """The cluster, on rank 0 with the links between the ranks of all hosts, which they measure together."""
+    import torch.distributed as dist
+
+    from profiler.links.cpu import measure_together
+    from profiler.links.messages import FULL, QUICK
+
+    def report(value: object) -> None:
+        activity.begin(f"measuring {value[0]}" if isinstance(value, tuple) else "measuring links")
+
+    if len(hosts) == 1:
+        return cluster
+    report(None)
+    timeout = timedelta(seconds=_LINKS_S)
+    dist.init_process_group("gloo", store=store, rank=job.rank, world_size=len(hosts), timeout=timeout)
+    try:
+        costs = measure_together(store, hosts, QUICK if quick else FULL, report)
+        dist.barrier()  # a rank that leaves early would break the connections of the others
+    finally:
+        dist.destroy_process_group()
+    if job.rank:
+        return cluster
+    return replace(cluster, links=costs.links, collectives=costs.collectives, pairs=costs.pairs)
+
+
+def _firsts(hosts: tuple[str, ...]) -> list[int]:
+    return [hosts.index(host) for host in dict.fromkeys(hosts)]
+
+
+def _key(first: int) -> str:
+    return f"measured/{first}"
+
+
+def _machine() -> str:
+    """The same text in all namespaces of one machine, another on each machine."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    except OSError:
+        return os.uname().nodename

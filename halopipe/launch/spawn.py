@@ -1,30 +1,23 @@
-"""The ranks of a run, spawned on this host or on the hosts of a file, and watched until all have ended.
-
-The results of all ranks as one.
-"""
+"""The ranks of a run, spawned on this host and watched until all have ended; the results of all ranks as one."""
 
 from __future__ import annotations
 
+import json
 import os
-import sys
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from torch import distributed as dist
 
-from halopipe.launch.agent import JOB, ROOT, Order, environment_of, members_of, watched_reference
-from halopipe.launch.hosts import Hosts, is_here, place
-from halopipe.launch.interfaces import LOOPBACK, address_of, address_towards
-from halopipe.launch.processes import Processes
-from halopipe.launch.remote import RemoteWorkers
-from halopipe.run_spec.job import REFERENCE, REFERENCE_RANK, Job, RankResult, job_folder
+from halopipe.launch.processes import Ended, Processes, workers_of
+from halopipe.run_spec.job import JOB, REFERENCE, REFERENCE_RANK, Job, RankResult, failed_path, job_folder
 from halopipe.run_spec.options import Progress, RunOptions, RunProgress, RunResult, stage_medians
 from halopipe.training.rank_device import require_devices, seats_of
 from halopipe.training.time_breakdown import ranks_measured, stage_once_s
-from halopipe.version import version
 from planner.ir.codec import plain
+from planner.ir.files import write_text
 from planner.ir.plan import Decision, Plan
 from planner.ir.schedule import Op
 from planner.ir.timeline import MemorySample, Timeline
@@ -36,6 +29,8 @@ from runtime.numerics.compare import Difference, NumericsReport, report
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
+
+_POLL_S = 0.02
 
 
 def combine(plan: Plan, options: RunOptions, results: list[RankResult], progress: Progress | None) -> RunResult:
@@ -110,36 +105,12 @@ def spawn(plan: Plan, options: RunOptions, progress: Progress | None) -> RunResu
     require_devices(seats_of(plan.decision, options.device))
     store, port = host_store()
     with job_folder() as folder:
-        job = Job(plan, options, folder, LOOPBACK, port, os.getpid())
+        job = Job(plan, options, folder, port, os.getpid())
         job.write(folder / JOB)
-        ranks = {rank: str(rank) for rank in range(plan.decision.num_ranks)}
-        workers = Processes(members_of(folder, ranks), folder, environment_of((), _loopback_interface()))
+        workers = workers_of(folder, {rank: str(rank) for rank in range(plan.decision.num_ranks)})
         with one_device(job):
-            results = _watched(job, [workers], store, _titles(plan.decision), progress)
+            results = _watched(job, [workers], store, progress)
         return combine(plan, options, results, progress)
-
-
-def spawn_on(hosts: Hosts, plan: Plan, options: RunOptions, progress: Progress | None) -> RunResult:
-    """Run the ranks on the hosts of a file; each is started there by an agent, and ended when this process ends.
-
-    Raises:
-        RankCountError: the plan's hosts are not those of the file.
-        UsageError: the interface or the launcher cannot be used.
-        WorkerDiedError: a host could not be reached.
-    """
-    ranks_of = place(plan.decision, hosts.hosts)
-    address = store_address(hosts, list(ranks_of))
-    store, port = host_store(address)
-    start = agent_command("halopipe.launch.agent")
-    paths = tuple(filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep)))
-    orders = {
-        host: Order(plan, options, ranks, address, port, hosts.interface, os.getcwd(), paths, version())
-        for host, ranks in ranks_of.items()
-    }
-    workers = [RemoteWorkers(host, hosts.command(host, start), order) for host, order in orders.items()]
-    job = Job(plan, options, Path())
-    results = _watched(job, workers, store, _titles(plan.decision, ranks_of), progress)
-    return combine(plan, options, results, progress)
 
 
 @contextmanager
@@ -152,19 +123,48 @@ def one_device(job: Job) -> Iterator[None]:
     if not job.is_compared:
         yield
         return
-    workers = Processes(members_of(job.folder, {REFERENCE_RANK: REFERENCE}), job.folder, environment_of((), ""))
+    workers = workers_of(job.folder, {REFERENCE_RANK: REFERENCE})
     if job.options.check_numerics:
         store = dist.HashStore()  # type: ignore[attr-defined]  # public, but not by torch's types
         run_workers([workers], {REFERENCE_RANK: "the run on one device"}, store)
         yield
         return
-    with watched_reference(workers, job):
+    with _beside(workers, job):
         yield
 
 
-def _watched(
-    job: Job, workers: Sequence[Workers], store: Store, titles: Mapping[int, str], progress: Progress | None
-) -> list[RankResult]:
+@contextmanager
+def _beside(one: Processes, job: Job) -> Iterator[None]:
+    """The run on one device, beside the ranks; it ends with them.  If it fails, why is written for rank 0."""
+
+    def watch() -> None:
+        while not over.wait(_POLL_S):
+            ended = one.ended().get(REFERENCE_RANK)
+            if ended is not None:
+                if not job.reference_path.exists():
+                    write_text(failed_path(job.reference_path), _why(ended))
+                return
+
+    over, watching = threading.Event(), threading.Thread(target=watch, name="one device", daemon=True)
+    one.start()
+    try:
+        watching.start()
+        yield
+    finally:
+        over.set()
+        watching.join()
+        one.end()
+
+
+def _why(ended: Ended) -> str:
+    """What a run on one device that failed left behind, as one line."""
+    if ended.error:
+        return f"one device could not run it: {json.loads(ended.error)['title']}"
+    how = f"signal {-ended.code}" if ended.code < 0 else f"exit code {ended.code}"
+    return f"the run on one device ended by {how} without a word"
+
+
+def _watched(job: Job, workers: Sequence[Workers], store: Store, progress: Progress | None) -> list[RankResult]:
     """The result of each rank."""
     last = 0
 
@@ -177,33 +177,14 @@ def _watched(
 
     decision = job.plan.decision
     waits = Waits(decision.rows(), [stage.ranks for stage in decision.stages])
-    texts = run_workers(workers, titles, store, watch, waits)
+    texts = run_workers(workers, _titles(decision), store, watch, waits)
     return [RankResult.from_json(texts[rank]) for rank in sorted(texts)]
 
 
-def _titles(decision: Decision, ranks_of: Mapping[str, Sequence[int]] | None = None) -> dict[int, str]:
-    """What errors call each rank: its device, its host where that is another name, its stages."""
-    host_of = {rank: f" on {host}" for host, ranks in (ranks_of or {}).items() for rank in ranks}
+def _titles(decision: Decision) -> dict[int, str]:
+    """What errors call each rank: its device and its stages."""
     titles = {}
     for rank in range(decision.num_ranks):
         numbers = [str(number) for number, stage in enumerate(decision.stages) if rank in stage.ranks]
-        where = f"{device_of(decision, rank)}{host_of.get(rank, '')}"
-        titles[rank] = f"rank {rank} ({where}, stage {', '.join(numbers) or 'none'})"
+        titles[rank] = f"rank {rank} ({device_of(decision, rank)}, stage {', '.join(numbers) or 'none'})"
     return titles
-
-
-def agent_command(module: str) -> tuple[str, ...]:
-    """What starts an agent on a host."""
-    return ("env", f"PYTHONPATH={ROOT}", sys.executable, "-P", "-m", module)
-
-
-def store_address(hosts: Hosts, used: Sequence[str]) -> str:
-    """Where the store listens: one address, which all hosts can reach."""
-    if hosts.interface:
-        return address_of(hosts.interface)
-    others = [host for host in used if not is_here(host)]
-    return address_towards(others[0].rpartition("@")[2]) if others else LOOPBACK
-
-
-def _loopback_interface() -> str:
-    return "lo" if Path("/sys/class/net/lo").exists() else ""

@@ -1,7 +1,7 @@
-"""One rank of a job that torchrun or Slurm started: where its ranks meet, and how rank 0 hears of all others.
+"""One rank of a job that torchrun started: where its ranks meet, and how each hears of what became of the others.
 
-torchrun hosts a store of its own, as it likes; in any other job rank 0 hosts it at ``MASTER_ADDR``, on that address and
-no other.
+torchrun hosts a store of its own, as it likes; where processes were started in another way, with the same variables,
+rank 0 hosts it at ``MASTER_ADDR``, on that address and no other.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from typing import TYPE_CHECKING
 
 from torch import distributed as dist
 
-from halopipe.launch.agent import JOB
-from halopipe.launch.interfaces import GLOO, address_of, choose_gloo_interface, is_loopback
+from cuda_ops.device.host import die_with_parent
+from halopipe.launch.job_environment import GLOO, JobRank, address_of, choose_gloo_interface, is_loopback
 from halopipe.launch.spawn import combine, one_device
-from halopipe.run_spec.job import Job, RankResult, job_folder
+from halopipe.run_spec.job import JOB, Job, RankResult, job_folder
 from halopipe.run_spec.options import Progress, RunOptions, RunProgress, RunResult
-from planner.ir.errors import RankCountError, TransportError, UsageError
+from planner.ir.errors import TransportError, UsageError
 from planner.ir.plan import Plan
 from runtime.engine import StepResult
 from runtime.monitor.activity import PATIENCE_S, within
@@ -46,21 +46,26 @@ _HANGING_S = 15.0
 _log = logging.getLogger(__name__)
 
 
-def join(plan: Plan, options: RunOptions, progress: Progress | None) -> RunResult | None:
-    """Be one rank of the job that torchrun or Slurm started; the result on rank 0, None elsewhere."""
-    rank, num_ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    if num_ranks != plan.decision.num_ranks:
-        raise RankCountError(
-            f"the plan is for {plan.decision.num_ranks} ranks, the job has {num_ranks}",
-            [f"WORLD_SIZE is {num_ranks}"],
-            [f"torchrun --nproc-per-node {plan.decision.num_ranks} -m halopipe run PLAN", "plan again with --ranks"],
-        )
-    with job_folder() as folder:
+def join(job_rank: JobRank, plan: Plan, options: RunOptions, progress: Progress | None) -> RunResult | None:
+    """Be one rank of the job that torchrun started; the result on rank 0, None elsewhere."""
+    job_rank.require_size(plan.decision)
+    end_with_torchrun()
+    store, board = job_stores(job_rank.rank, job_rank.num_ranks)
+    with told_to_all(board, job_rank.rank, job_rank.num_ranks), job_folder() as folder:
+        rank = job_rank.rank_of(plan.decision)
         job = Job(plan, options, folder, parent=os.getpid())
         job.write(folder / JOB)
         with one_device(job) if rank == 0 else contextlib.nullcontext():
-            results = _work(job, rank, num_ranks, progress if rank == 0 else None)
-    return combine(plan, options, results, None) if rank == 0 else None
+            own = _work(job, rank, job_rank.local_rank, store, board, progress if rank == 0 else None)
+            texts = gathered(store, job_rank.rank, job_rank.num_ranks, own.to_json())
+    results = sorted((RankResult.from_json(text) for text in texts), key=lambda result: result.rank)
+    return combine(plan, options, results, None) if results else None
+
+
+def end_with_torchrun() -> None:
+    """Has this process ended when torchrun, which started it, is killed: nothing stays behind on a host."""
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        die_with_parent(os.getppid())
 
 
 def job_stores(rank: int, num_ranks: int) -> tuple[Store, Store]:
@@ -76,7 +81,7 @@ def job_stores(rank: int, num_ranks: int) -> tuple[Store, Store]:
         raise UsageError(
             "this job does not say where its ranks meet",
             [f"MASTER_ADDR is {address!r}, MASTER_PORT is {port!r}"],
-            ["start with torchrun or srun, or set both to an address and a free port of the host of rank 0"],
+            ["start with torchrun, or set both to an address and a free port of the host of rank 0"],
         )
     hosted = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True" and rank == 0
     store = host_store_at(_own(address), int(port)) if hosted else join_store(address, int(port), SETUP_S)
@@ -97,26 +102,46 @@ def _own(address: str) -> str:
     return found if is_alone or not is_loopback(found) else address_of(interface)
 
 
-def _work(job: Job, rank: int, num_ranks: int, progress: Progress | None) -> list[RankResult]:
-    """Work as ``rank``; the results of all ranks, on rank 0 alone."""
+def _work(job: Job, rank: int, local_rank: int, store: Store, board: Store, progress: Progress | None) -> RankResult:
+    """Work as ``rank``."""
     from halopipe.training.work import work
 
     def after_step(step: int, result: StepResult) -> None:
         if progress is not None:
             progress(RunProgress(step + 1, job.options.steps, result.loss, result.step_s))
 
-    store, board = job_stores(rank, num_ranks)
+    return work(job, rank, store, board, after_step=after_step, local_rank=local_rank)
+
+
+@contextlib.contextmanager
+def told_to_all(board: Store, rank: int, num_ranks: int) -> Iterator[None]:
+    """What one rank raises inside, all raise: whatever came first.
+
+    A rank that hangs then is ended.
+    """
     try:
         with _ended_if_it_hangs(board):
-            local_rank = int(os.environ.get("LOCAL_RANK", rank))
-            own = work(job, rank, store, board, after_step=after_step, local_rank=local_rank)
-            store.set(f"result/{rank}", own.to_json())
+            yield
     except Exception as error:
         raise _explained(board, rank, num_ranks, error) from error
-    if rank != 0:
-        return []
-    # Rank 0 may host the store: it goes last, having read what all others wrote.
-    return [RankResult.from_json(_result(store, other)) for other in range(num_ranks)]
+
+
+def require_nobody_failed(board: Store, num_ranks: int) -> None:
+    """Raises what another rank said that it failed by."""
+    for other in range(num_ranks) if within(PATIENCE_S, partial(board.check, [_FAILED]), False) else ():
+        text = within(PATIENCE_S, partial(_read, board, f"error/{other}"), "")
+        if text:
+            raise read_error(text)
+
+
+def gathered(store: Store, rank: int, num_ranks: int, text: str) -> list[str]:
+    """The results of all ranks, on rank 0; it may host the store, and so goes last, having read what all others wrote.
+
+    Raises:
+        HalopipeError: what a rank failed by.
+    """
+    store.set(f"result/{rank}", text)
+    return [] if rank else [_result(store, other) for other in range(num_ranks)]
 
 
 def _explained(board: Store, rank: int, num_ranks: int, error: Exception) -> Exception:
@@ -142,7 +167,7 @@ def _explained(board: Store, rank: int, num_ranks: int, error: Exception) -> Exc
 def _ended_if_it_hangs(board: Store) -> Iterator[None]:
     """Ends this process where another rank has failed and this one neither fails nor succeeds.
 
-    torchrun ends such a rank itself, Slurm only if it was told to.
+    torchrun ends such a rank itself where both are on one host.
     """
     over = threading.Event()
 

@@ -50,10 +50,10 @@ def _rank(job: Job, rank: int) -> str:
     from torch.distributed import PrefixStore  # type: ignore[attr-defined]  # public, but not by torch's types
 
     from halopipe.training.work import work
-    from runtime.monitor.watch import join_store
+    from runtime.monitor.watch import LOOPBACK, join_store
 
-    board = join_store(job.address, job.port)
-    store = PrefixStore("job", join_store(job.address, job.port))
+    board = join_store(LOOPBACK, job.port)
+    store = PrefixStore("job", join_store(LOOPBACK, job.port))
     return work(job, rank, store, board, local_rank=rank).to_json()
 
 

@@ -26,7 +26,7 @@ from planner.ir.problem import SAMPLE_DIMS
 from planner.ir.profile import ModelSource, Optimizer, Profile
 
 if TYPE_CHECKING:
-    from halopipe.launch.hosts import Hosts
+    from halopipe.launch.job_environment import JobRank
     from profiler.measure.progress import ProfileProgress
 
 
@@ -78,7 +78,6 @@ def measure(
     unfinished: Path | None = None,
     resume: bool = False,
     quiet: bool = False,
-    hosts: Hosts | None = None,
 ) -> Profile:
     """The profile of ``source`` on this machine, with progress and remarks on stderr unless ``quiet``.
 
@@ -90,7 +89,6 @@ def measure(
         num_processes: that measure the same; 0: as many as :func:`profiler.session.profile` takes.
         unfinished: file that keeps what is finished; it stays until the caller has written the profile.
         resume: go on with what that file holds.
-        hosts: that measure, instead of this one alone; their slots are the workers.
 
     Raises:
         UsageError: a family of dims is not known.
@@ -98,20 +96,6 @@ def measure(
     """
     require_known("family of dims", allow, FAMILIES)
     maker = parse_optimizer(optimizer) if isinstance(optimizer, str) else optimizer
-    if hosts is not None:
-        from halopipe.launch.profile_hosts import profile_on
-        from halopipe.launch.profile_order import ProfileRequest
-
-        if device == "cuda":
-            raise UsageError(
-                "--hosts measures cores, not GPUs",
-                [],
-                ["profile on each host: --device cuda", "describe the GPUs of all hosts in a cluster file"],
-            )
-        if resume:
-            raise UsageError("--resume is for a profile of one host", ["--hosts names several"], ["leave one out"])
-        request = ProfileRequest(source, maker, sizes, tuple(allow), num_ranks, quick, num_processes)
-        return profile_on(hosts, request, quiet)
     from profiler.measure.devices import chosen
 
     kind, num_workers = chosen(device, num_workers)
@@ -143,6 +127,39 @@ def measure(
             say=None if quiet else console.remark,
         )
     return with_figures(found)
+
+
+def measure_in_job(
+    job: JobRank,
+    source: ModelSource,
+    *,
+    device: str = "cpu",
+    num_ranks: int = 0,
+    resume: bool = False,
+    quick: bool = False,
+    quiet: bool = False,
+    **options: Any,
+) -> Profile | None:
+    """As :func:`measure`, on all hosts of a job of torchrun, whose ranks are the workers; None but on rank 0.
+
+    Raises:
+        UsageError: GPUs are to be measured, or an interrupted profile is to go on.
+    """
+    if device == "cuda":
+        raise UsageError(
+            "a job of torchrun measures cores, not GPUs",
+            [],
+            ["profile on each host: --device cuda", "describe the GPUs of all hosts in a cluster file"],
+        )
+    if resume:
+        raise UsageError("--resume is for a profile of one host", ["torchrun started this one"], ["leave it out"])
+    from halopipe.launch.profile_hosts import profile_hosts
+
+    def here(is_quiet: bool) -> Profile:
+        ranks = num_ranks or job.num_ranks
+        return measure(source, num_workers=1, num_ranks=ranks, quick=quick, quiet=is_quiet, **options)
+
+    return profile_hosts(job, here, quick, quiet)
 
 
 def unfinished_file(output: str | Path) -> Path:

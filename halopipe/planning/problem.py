@@ -212,7 +212,10 @@ def _require_links(cluster: Cluster) -> None:
         raise MissingMeasurementError(
             f"the profile does not say what messages between {' and '.join(missing)} cost",
             [f"links: {', '.join(cluster.links) or 'none'}; hosts: {len({device.host for device in cluster.devices})}"],
-            ["measure them: halopipe profile --hosts FILE", "or say it in a cluster file: --cluster FILE"],
+            [
+                "measure them: torchrun --nnodes 2 ... -m halopipe profile ...",
+                "or say it in a cluster file: --cluster FILE",
+            ],
         )
 
 

@@ -16,15 +16,14 @@ from planner.ir.plan import Plan
 from planner.ir.timeline import Timeline
 
 if TYPE_CHECKING:
-    from halopipe.launch.hosts import Hosts
     from halopipe.run_spec.options import RunOptions, RunProgress, RunResult, Score
 
 _AVERAGED = 5
 """Steps whose losses are averaged, since one batch says little."""
 
 
-def train(plan: Plan, options: RunOptions, hosts: Hosts | None = None) -> RunResult | None:
-    """Runs the plan, on this host or on ``hosts``; None on ranks other than 0 of a job that torchrun or Slurm started.
+def train(plan: Plan, options: RunOptions) -> RunResult | None:
+    """Runs the plan, on this host; None on ranks other than 0 of a job that torchrun started.
 
     Raises:
         HalopipeError: what the workers raised.
@@ -38,7 +37,7 @@ def train(plan: Plan, options: RunOptions, hosts: Hosts | None = None) -> RunRes
             loss = "" if at.loss is None else f", loss {at.loss:.4g}"
             reporter.update(at.step, at.num_steps, f"step {at.step}{loss}, {units.seconds(at.step_s)}")
 
-        result = run_plan(plan, options, show, hosts)
+        result = run_plan(plan, options, show)
     if result is not None:
         _require_finite(result.losses, result.first_step)
         if result.numerics is not None and (result.numerics.skipped or result.numerics.hidden):

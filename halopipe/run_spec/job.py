@@ -15,7 +15,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import FrameType
 
-from halopipe.launch.interfaces import LOOPBACK
 from halopipe.run_spec.options import RunOptions, Score
 from planner.ir.codec import dumps, loads, plain
 from planner.ir.files import write_text
@@ -53,6 +52,9 @@ NUM_COMPARED = 5
 
 FLOAT32 = "float32"
 
+JOB = "job.json"
+"""Where the job is written, in its folder."""
+
 REFERENCE, REFERENCE_RANK = "reference", -1
 """In place of a rank: the worker that runs these steps on one device, and its number among the files of the job."""
 
@@ -63,14 +65,13 @@ class Job:
 
     Attributes:
         folder: for results and errors; removed by the launcher.
-        address, port: of the launcher's store; port 0 where the environment says where to meet.
+        port: of the launcher's store, on the loopback interface; 0 where the environment says where to meet.
         parent: process to die with.
     """
 
     plan: Plan
     options: RunOptions
     folder: Path
-    address: str = LOOPBACK
     port: int = 0
     parent: int = 0
 
@@ -95,7 +96,7 @@ class Job:
     def write(self, path: Path) -> None:
         """Write the job for a worker to read."""
         record = {"plan": dumps(self.plan), "options": plain(self.options), "folder": str(self.folder)}
-        where = {"address": self.address, "port": self.port, "parent": self.parent}
+        where = {"port": self.port, "parent": self.parent}
         write_text(path, json.dumps(record | where))
 
     @classmethod
@@ -103,7 +104,7 @@ class Job:
         """The job that :meth:`write` wrote."""
         record = json.loads(path.read_text(encoding="utf-8"))
         plan, options = loads(record["plan"], Plan), RunOptions(**record["options"])
-        return cls(plan, options, Path(record["folder"]), record["address"], record["port"], record["parent"])
+        return cls(plan, options, Path(record["folder"]), record["port"], record["parent"])
 
 
 def failed_path(reference: Path) -> Path:

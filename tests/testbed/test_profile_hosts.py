@@ -1,4 +1,4 @@
-"""A model and the links between several hosts, measured by one command."""
+"""A model and the links between several hosts, measured by a job of torchrun."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.devices.testbed import INTERFACE, RATES, Testbed
+from benchmarks.devices.testbed import RATES, Testbed
 from planner.ir.cluster import ACROSS_HOSTS, MEASURED, WITHIN_HOST
 from planner.ir.codec import load
 from planner.ir.profile import Profile
-from tests.testbed.test_run import ROOT, on_host, start
+from tests.testbed.test_run import ROOT, Running, on_host, torchrun
 
 pytestmark = pytest.mark.testbed
 Build = Callable[..., Testbed]
@@ -28,20 +28,19 @@ def net():
 """
 
 
-def command(testbed: Testbed, job: Path, slots: tuple[int, ...]) -> tuple[str, ...]:
-    lines = [f"{host.name} slots={count}\n" for host, count in zip(testbed.hosts, slots, strict=True)]
-    (job / "hosts.txt").write_text("".join(lines))
+def begin(testbed: Testbed, job: Path, counts: tuple[int, ...], model: str = MODEL) -> list[Running]:
+    """One torchrun on each host, of so many ranks."""
     (job / "tmp").mkdir()
     (job / "small.py").write_text(FACTORY)
-    hosts = ("--hosts", "hosts.txt", "--launcher", "ip netns exec {host}", "--interface", INTERFACE)
-    return (sys.executable, "-m", "halopipe", "profile", MODEL, *OPTIONS, *hosts, "-o", "profile.json")
+    words = ("-m", "halopipe", "profile", model, *OPTIONS, "-o", "profile.json")
+    return torchrun(testbed, job, counts, *words)
 
 
 @pytest.mark.exhaustive("two hosts measure a model and their links")
 def test_two_hosts_become_one_profile(build: Build, tmp_path: Path) -> None:
     testbed = build()
-    launcher = start(testbed, 0, tmp_path, *command(testbed, tmp_path, (2, 1)))
-    assert launcher.ended() == 0, launcher.output
+    hosts = begin(testbed, tmp_path, (2, 1))
+    assert [host.ended() for host in hosts] == [0, 0], [host.output for host in hosts]
     found = load(tmp_path / "profile.json", Profile)
     assert [device.name for device in found.cluster.devices] == ["n0/cpu0", "n0/cpu1", "n1/cpu0"]
     assert list(found.cluster.links) == [WITHIN_HOST, ACROSS_HOSTS]
@@ -50,6 +49,8 @@ def test_two_hosts_become_one_profile(build: Build, tmp_path: Path) -> None:
     assert link.bandwidth_bytes_per_s == pytest.approx(RATES["1gbit"].payload_bytes_per_s, rel=0.3)
     assert {(table.num_ranks, table.num_hosts) for table in found.cluster.collectives} == {(2, 1), (2, 2), (3, 2)}
     assert {process.host for process in found.provenance.processes} == {"n0", "n1"}
+    assert "wrote profile.json" in hosts[0].output
+    assert "wrote" not in hosts[1].output
     assert [on_host(testbed, host) for host in range(2)] == [[], []]
     plan = (sys.executable, "-m", "halopipe", "plan", "profile.json", "-o", "plan.json", "--time-limit", "5")
     planned = subprocess.run(plan, cwd=tmp_path, env={"PYTHONPATH": str(ROOT)}, capture_output=True, text=True)
@@ -59,8 +60,7 @@ def test_two_hosts_become_one_profile(build: Build, tmp_path: Path) -> None:
 @pytest.mark.exhaustive("hosts of the testbed")
 def test_a_host_that_cannot_measure_is_named(build: Build, tmp_path: Path) -> None:
     testbed = build()
-    words = [word.replace(MODEL, "no_such:net") for word in command(testbed, tmp_path, (1, 1))]
-    launcher = start(testbed, 0, tmp_path, *words)
-    assert launcher.ended() != 0
-    assert "no_such" in launcher.output
+    hosts = begin(testbed, tmp_path, (1, 1), "no_such:net")
+    assert 0 not in [host.ended() for host in hosts]
+    assert all("no_such" in host.output for host in hosts)
     assert [on_host(testbed, host) for host in range(2)] == [[], []]

@@ -15,10 +15,10 @@ from typing import Any
 
 import pytest
 
-from benchmarks.devices.testbed import INTERFACE, Testbed
+from benchmarks.devices.testbed import Testbed
 from planner.ir.codec import dump
 from planner.ir.plan import Plan
-from tests.halopipe.plans import mined
+from tests.halopipe.plans import RESNET, mined, plan_of
 
 pytestmark = pytest.mark.testbed
 Build = Callable[..., Testbed]
@@ -27,18 +27,15 @@ ROOT = Path(__file__).parents[2]
 LIMIT_S = 150.0
 SCRIPT = """
 import sys
-from pathlib import Path
-from halopipe.launch.hosts import named
 from halopipe.launch.run import RunOptions, run_plan
 from planner.ir.codec import load
 from planner.ir.errors import HalopipeError
 from planner.ir.plan import Plan
 
-plan, steps, deadline, data, *hosts = sys.argv[1:]
+plan, steps, deadline, data = sys.argv[1:]
 options = RunOptions(steps=int(steps), warmup=0, deadline_s=float(deadline), data=data, check_first_step=False)
-chosen = named(Path(hosts[0]), *hosts[1:]) if hosts else None
 try:
-    result = run_plan(load(plan, Plan), options, lambda at: print("step", at.step, flush=True), chosen)
+    result = run_plan(load(plan, Plan), options, lambda at: print("step", at.step, flush=True))
     print("losses", *(result.losses if result else ["elsewhere"]), flush=True)
 except HalopipeError as error:
     print(error, flush=True)
@@ -93,13 +90,17 @@ def start(testbed: Testbed, host: int, job: Path, *arguments: str, **variables: 
 
 
 def script(job: Path, steps: int = 3, deadline_s: float = 60.0, data: str = "") -> tuple[str, ...]:
-    return sys.executable, str(job / "script.py"), str(job / "plan.json"), str(steps), str(deadline_s), data
+    return str(job / "script.py"), str(job / "plan.json"), str(steps), str(deadline_s), data
 
 
-def host_file(testbed: Testbed, job: Path) -> tuple[str, ...]:
-    path = job / "hosts.txt"
-    path.write_text("".join(f"{host.name} slots=1\n" for host in testbed.hosts))
-    return str(path), "ip netns exec {host}", INTERFACE
+def torchrun(testbed: Testbed, job: Path, counts: tuple[int, ...], *words: str) -> list[Running]:
+    """One torchrun on each host, of so many ranks, that meet at the first host."""
+    master = ("--master-addr", testbed.hosts[0].address, "--master-port", "29500", "--monitor-interval", "0.1")
+    command = (sys.executable, "-m", "torch.distributed.run", "--nnodes", str(len(counts)), *master)
+    return [
+        start(testbed, host, job, *command, "--node-rank", str(host), "--nproc-per-node", str(count), *words)
+        for host, count in enumerate(counts)
+    ]
 
 
 def on_host(testbed: Testbed, host: int) -> list[int]:
@@ -115,103 +116,105 @@ def wait_until(happens: Callable[[], bool], limit_s: float = LIMIT_S) -> bool:
     return happens()
 
 
-def test_a_plan_runs_on_the_hosts_of_a_file_and_nothing_stays_there(build: Build, job: Path) -> None:
+def begin(testbed: Testbed, job: Path, *words: str) -> list[Running]:
+    """A rank on each of two hosts, which have come so far as step 2."""
+    hosts = torchrun(testbed, job, (1, 1), *words)
+    hosts[0].said("step 2")
+    return hosts
+
+
+def rank_on(testbed: Testbed, host: int) -> int:
+    """The rank there: the child of its torchrun."""
+    (rank,) = [
+        pid
+        for pid in on_host(testbed, host)
+        if b"torch.distributed.run" not in (command := Path(f"/proc/{pid}/cmdline").read_bytes())
+        and b"script.py" in command
+    ]
+    return rank
+
+
+def test_a_plan_runs_on_several_hosts_and_nothing_stays_there(build: Build, job: Path) -> None:
     testbed = build()
-    launcher = start(testbed, 0, job, *script(job), *host_file(testbed, job))
-    assert launcher.ended() == 0, launcher.output
-    assert len(launcher.output.split("losses")[1].split()) == 3
+    hosts = torchrun(testbed, job, (1, 1), *script(job))
+    assert [host.ended() for host in hosts] == [0, 0], [host.output for host in hosts]
+    assert len(hosts[0].output.split("losses")[1].split()) == 3
+    assert "losses elsewhere" in hosts[1].output
     assert [on_host(testbed, host) for host in range(2)] == [[], []]
     assert list((job / "tmp").glob("halopipe-*")) == []
 
 
-@pytest.mark.exhaustive("hosts of the testbed, and what ends them")
-def test_ranks_on_other_hosts_end_with_a_launcher_that_is_killed(build: Build, job: Path) -> None:
+@pytest.mark.exhaustive("hosts of the testbed")
+def test_ranks_run_on_the_hosts_of_their_devices_whatever_their_numbers(build: Build, job: Path) -> None:
+    """Of the plan's ranks 0, 1, 2 the first and the last are on one host."""
+    plan = plan_of(RESNET, [0.3, 0.6])
+    stages = zip(plan.decision.stages, ("n0/cpu0", "n1/cpu0", "n0/cpu1"), strict=True)
+    placed = tuple(replace(stage, devices=(device,)) for stage, device in stages)
+    dump(replace(plan, decision=replace(plan.decision, stages=placed)), job / "plan.json")
     testbed = build()
-    launcher = start(testbed, 0, job, *script(job, steps=100_000), *host_file(testbed, job))
-    launcher.said("step 2")
-    assert len(on_host(testbed, 1)) == 2  # the agent and its rank
-    (rank,) = [
-        pid for pid in on_host(testbed, 1) if b"halopipe.launch.worker" in Path(f"/proc/{pid}/cmdline").read_bytes()
-    ]
-    os.kill(rank, signal.SIGSTOP)  # it cannot see by itself that its connections are closed
-    launcher.process.kill()
+    hosts = torchrun(testbed, job, (2, 1), "-m", "halopipe", "run", "plan.json", "--steps", "2", "--check-numerics")
+    assert [host.ended() for host in hosts] == [0, 0], [host.output for host in hosts]
+    assert "numerics: " in hosts[0].output
+
+
+@pytest.mark.exhaustive("hosts of the testbed, and what ends them")
+def test_ranks_end_with_the_torchrun_of_their_host(build: Build, job: Path) -> None:
+    testbed = build()
+    hosts = begin(testbed, job, *script(job, steps=100_000, deadline_s=5.0))
+    assert len(on_host(testbed, 1)) == 2  # torchrun and its rank
+    os.kill(rank_on(testbed, 1), signal.SIGSTOP)  # it cannot see by itself that its connections are closed
+    hosts[1].process.kill()
     assert wait_until(lambda: on_host(testbed, 1) == [], 20.0)
+    assert hosts[0].ended() != 0
+    hosts[0].said(r"error\[H50\d\]")
+    assert on_host(testbed, 0) == []
 
 
 @pytest.mark.exhaustive("hosts of the testbed, and what ends them")
 def test_an_interrupt_ends_the_ranks_on_all_hosts(build: Build, job: Path) -> None:
     testbed = build()
-    launcher = start(testbed, 0, job, *script(job, steps=100_000), *host_file(testbed, job))
-    launcher.said("step 2")
-    launcher.process.send_signal(signal.SIGINT)
-    assert launcher.ended() == -signal.SIGINT, launcher.output
+    hosts = begin(testbed, job, *script(job, steps=100_000, deadline_s=5.0))
+    hosts[0].process.send_signal(signal.SIGINT)
+    assert 0 not in [host.ended() for host in hosts]
     assert [on_host(testbed, host) for host in range(2)] == [[], []]
 
 
 @pytest.mark.exhaustive("hosts of the testbed, and what ends them")
-def test_a_rank_that_is_killed_ends_all_and_is_named_with_its_host(build: Build, job: Path) -> None:
+def test_a_rank_that_is_killed_ends_all_and_is_named(build: Build, job: Path) -> None:
     testbed = build()
     dump(on_two_hosts(mined(2, "kill")), job / "plan.json")
-    command = script(job, 5, data="tests.halopipe.bombs:poison")
-    launcher = start(testbed, 0, job, *command, *host_file(testbed, job))
-    assert launcher.ended() == 5, launcher.output
-    launcher.said(r"error\[H501\] rank 1 \(n1/cpu0 on halopipe-\d+-n1, stage 1\) ended by signal SIGKILL")
-    launcher.said("stderr: about to be killed")
+    hosts = torchrun(testbed, job, (1, 1), *script(job, 5, 5.0, data="tests.halopipe.bombs:poison"))
+    assert 0 not in [host.ended() for host in hosts]
+    hosts[0].said(r"error\[H50\d\] .*rank 1")
+    hosts[1].said("about to be killed")
     assert [on_host(testbed, host) for host in range(2)] == [[], []]
+
+
+@pytest.mark.exhaustive("hosts of the testbed, and what ends them")
+def test_a_rank_that_raises_is_heard_of_by_all_hosts(build: Build, job: Path) -> None:
+    testbed = build()
+    dump(on_two_hosts(mined(2, "raise")), job / "plan.json")
+    hosts = torchrun(testbed, job, (1, 1), *script(job, 5, data="tests.halopipe.bombs:poison"))
+    assert 0 not in [host.ended() for host in hosts]
+    for host in hosts:
+        assert "error[H502] rank 1 (n1/cpu0, stage 1) stopped at step 2" in host.output
+        assert "the bomb went off" in host.output
 
 
 @pytest.mark.exhaustive("hosts of the testbed, and what ends them")
 def test_a_cut_cable_is_a_deadline_that_names_who_is_gone(build: Build, job: Path) -> None:
     testbed = build()
-    launcher = start(testbed, 0, job, *script(job, 100_000, 3.0), *host_file(testbed, job))
-    launcher.said("step 5")
+    hosts = torchrun(testbed, job, (1, 1), *script(job, 100_000, 3.0))
+    hosts[0].said("step 5")
     testbed.cut(1)
-    assert launcher.ended() == 5, launcher.output
-    # The rank that waits and the launcher, which hears nothing of the other, run out of patience about together.
-    launcher.said(r"error\[H503\] rank (0 \(n0/cpu0|1 \(n1/cpu0.* is silent in).* step \d+")
-    launcher.said(r"for rank 1 \(.*which has said nothing for .* it is stopped, or its host or link is gone")
-    assert [on_host(testbed, host) for host in range(2)] == [[], []]
+    assert hosts[0].ended() != 0, hosts[0].output
+    hosts[0].said(r"error\[H503\] rank 0 \(n0/cpu0.* step \d+")
+    hosts[0].said(r"for rank 1 \(.*which has said nothing for .* it is stopped, or its host or link is gone")
+    assert on_host(testbed, 0) == []
 
 
-def test_a_host_that_cannot_be_reached_is_named_with_what_was_tried(build: Build, job: Path) -> None:
-    testbed = build()
-    path, _, interface = host_file(testbed, job)
-    launcher = start(testbed, 0, job, *script(job), path, "ip netns exec {host}-nowhere", interface)
-    assert launcher.ended() == 5, launcher.output
-    assert "error[H501] no rank could be started on halopipe-" in launcher.output
-    assert "stderr: Cannot open network namespace" in launcher.output
-
-
-def test_torchrun_on_each_host_runs_a_plan(build: Build, job: Path) -> None:
-    testbed = build()
-    master = ("--master-addr", testbed.hosts[0].address, "--master-port", "29500")
-    command = (*script(job)[:1], "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "1", *master)
-    ranks = [start(testbed, host, job, *command, "--node-rank", str(host), *script(job)[1:]) for host in range(2)]
-    assert [rank.ended() for rank in ranks] == [0, 0], [rank.output for rank in ranks]
-    assert len(ranks[0].output.split("losses")[1].split()) == 3
-    assert "losses elsewhere" in ranks[1].output
-
-
-def test_slurm_needs_no_other_words(build: Build, job: Path) -> None:
-    testbed = build()
-    first, second = (host.address for host in testbed.hosts)
-    step = {"SLURM_NTASKS": "2", "SLURM_LOCALID": "0", "SLURM_JOB_NODELIST": f"{first},{second}", "SLURM_JOB_ID": "77"}
-    tasks = [
-        start(testbed, host, job, *script(job), SLURM_PROCID=str(host), SLURM_NODEID=str(host), **step)
-        for host in range(2)
-    ]
-    assert [task.ended() for task in tasks] == [0, 0], [task.output for task in tasks]
-    assert len(tasks[0].output.split("losses")[1].split()) == 3
-
-
-@pytest.mark.exhaustive("hosts of the testbed, and what ends them")
-def test_in_a_job_of_slurm_all_ranks_tell_the_error_of_the_one_that_failed(build: Build, job: Path) -> None:
-    testbed = build()
-    dump(on_two_hosts(mined(2, "raise")), job / "plan.json")
-    step = {"SLURM_NTASKS": "2", "SLURM_JOB_NODELIST": testbed.hosts[0].address, "SLURM_JOB_ID": "77"}
-    command = script(job, 5, data="tests.halopipe.bombs:poison")
-    tasks = [start(testbed, host, job, *command, SLURM_PROCID=str(host), **step) for host in range(2)]
-    assert [task.ended() for task in tasks] == [5, 5]
-    for task in tasks:
-        assert "error[H502] rank 1 (n1/cpu0, stage 1) stopped at step 2" in task.output
-        assert "the bomb went off" in task.output
+def test_tasks_of_slurm_are_told_to_start_torchrun(job: Path) -> None:
+    slurm = {"SLURM_NTASKS": "2", "SLURM_PROCID": "0", "SLURM_JOB_ID": "77", "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, *script(job)], env=os.environ | slurm, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "srun --ntasks-per-node 1 torchrun" in done.stdout

@@ -259,7 +259,7 @@ def test_a_run_writes_its_timeline_and_on_request_a_trace_and_the_plan(
 ) -> None:
     asked: list[run.RunOptions] = []
 
-    def run_plan(plan: Plan, options: run.RunOptions, progress: object, hosts: None) -> run.RunResult:
+    def run_plan(plan: Plan, options: run.RunOptions, progress: object) -> run.RunResult:
         asked.append(options)
         timeline = Timeline("measured", 0.011, (Span(0, "0F0", 0.0, 0.01),))
         return run.RunResult((2.3, 2.2), (0.012, 0.011), 1, timeline, (0.01, 0.0), (0.0, 0.0), (1, 1))

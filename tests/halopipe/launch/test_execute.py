@@ -198,7 +198,7 @@ def test_a_process_that_is_no_rank_is_told_the_command(plan: Plan, monkeypatch: 
 def test_a_job_of_another_size_is_refused(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "3")
-    with pytest.raises(RankCountError, match="the plan has 2 ranks, the job 3"):
+    with pytest.raises(RankCountError, match="the plan is for 2 ranks, the job has 3"):
         execute.execute(plan)
 
 

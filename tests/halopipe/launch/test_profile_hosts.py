@@ -1,33 +1,23 @@
 from __future__ import annotations
 
+import threading
 from dataclasses import replace
 
 import pytest
+import torch.distributed as dist
 
-from halopipe.launch.hosts import Host, Hosts
+from halopipe.launch import profile_hosts
+from halopipe.launch.job_environment import JobRank
 from halopipe.launch.profile_hosts import together
-from halopipe.launch.profile_order import ProfileOrder, ProfileRequest
-from halopipe.planning.measure import measure
-from halopipe.version import version
+from halopipe.planning.measure import measure_in_job
 from planner.ir.cluster import ACROSS_HOSTS, Cluster, Link, PairLink
-from planner.ir.errors import StaleFileError, UsageError
-from planner.ir.profile import ModelSource, Optimizer
+from planner.ir.errors import DeadlineError, StageFailedError, UsageError
+from planner.ir.profile import ModelSource
+from runtime.monitor.activity import Activity, Heartbeat
+from runtime.monitor.failure import write_error
 from tests.planner.factories import chain_profile
 
 SOURCE = ModelSource("small.py:net", {"width": "2"}, (2, 8), "float32", "", ("scale",))
-REQUEST = ProfileRequest(SOURCE, Optimizer("SGD", {"lr": 0.1}, 0.0), (1, 2), ("sample",), 3, True, 1)
-ORDER = ProfileOrder(REQUEST, (0, 1), ("n0", "n0", "n1"), "10.0.0.1", 29400, "eth0", "/somewhere", ("/lib",), version())
-
-
-def test_an_order_survives_its_line() -> None:
-    assert "\n" not in ORDER.to_json()
-    assert ProfileOrder.from_json(ORDER.to_json()) == ORDER
-    assert ProfileOrder.from_json(ORDER.by(7).to_json()).parent == 7
-
-
-def test_an_order_of_another_release_is_refused() -> None:
-    with pytest.raises(StaleFileError, match="not the same on all hosts"):
-        ProfileOrder.from_json(replace(ORDER, version="0.0").to_json())
 
 
 def test_hosts_become_one_profile_with_the_links_that_the_first_one_wrote() -> None:
@@ -36,12 +26,48 @@ def test_hosts_become_one_profile_with_the_links_that_the_first_one_wrote() -> N
     pairs = (PairLink("n1", "n0", replace(link, bandwidth_bytes_per_s=5e7)),)
     first = replace(profile, cluster=Cluster((devices[0],), {ACROSS_HOSTS: link}, (), pairs))
     other = replace(profile, cluster=Cluster((devices[1],), {}))
-    found = together({"node07": first, "node09": other}).cluster
+    found = together({"n0": first, "n1": other}).cluster
     assert [device.name for device in found.devices] == ["n0/cpu0", "n1/cpu0"]
     assert (dict(found.links), found.pairs) == ({ACROSS_HOSTS: link}, pairs)
     assert found.link(1, 0) == pairs[0].link
 
 
-def test_resuming_is_for_one_host() -> None:
-    with pytest.raises(UsageError, match="--resume is for a profile of one host"):
-        measure(SOURCE, num_workers=1, optimizer="SGD", resume=True, hosts=Hosts((Host("node07"),)))
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [({"resume": True}, "--resume is for a profile of one host"), ({"device": "cuda"}, "measures cores, not GPUs")],
+)
+def test_a_job_measures_cores_from_the_beginning(options: dict[str, object], why: str) -> None:
+    with pytest.raises(UsageError, match=why):
+        measure_in_job(JobRank(0, 2), SOURCE, optimizer="SGD", **options)
+
+
+def waiting(store: dist.Store, monkeypatch: pytest.MonkeyPatch) -> profile_hosts._Waiting:
+    """Of rank 0, for two hosts of which only its own speaks."""
+    monkeypatch.setattr(profile_hosts, "SILENCE_S", 0.5)
+    monkeypatch.setattr(profile_hosts, "_POLL_S", 0.01)
+    return profile_hosts._Waiting(store, ("n0", "n1"), True)
+
+
+def test_a_rank_that_is_gone_is_named_with_its_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = dist.HashStore()
+    beating = Heartbeat(store, 0, Activity(), 0.01)
+    beating.start()
+    with pytest.raises(DeadlineError, match=r"nothing was heard of rank 1 on n1 for 0\.5 s"):
+        waiting(store, monkeypatch).until(store, ["measured/1"])
+    beating.stop()
+
+
+def test_what_another_rank_failed_by_ends_the_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = dist.HashStore()
+    store.set("error/1", write_error(StageFailedError("the bomb")))
+    store.set("failed", "")
+    with pytest.raises(StageFailedError, match="the bomb"):
+        waiting(store, monkeypatch).until(store, ["measured/1"])
+
+
+def test_what_is_there_is_waited_for_no_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = dist.HashStore()
+    writing = threading.Timer(0.1, lambda: store.set("measured/1", ""))
+    writing.start()
+    waiting(store, monkeypatch).until(store, ["measured/1"])
+    writing.join()

@@ -1,4 +1,4 @@
-"""Ranks that torchrun or Slurm started: where they meet, also after a restart."""
+"""Ranks that torchrun started: where they meet, also after a restart."""
 
 from __future__ import annotations
 

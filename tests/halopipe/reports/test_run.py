@@ -61,7 +61,7 @@ def test_a_run_that_went_on_counts_all_steps_and_tells_its_evaluations() -> None
 
 
 def run_with(monkeypatch: pytest.MonkeyPatch, result: RunResult | None) -> RunResult | None:
-    def run_plan(plan: object, options: object, progress: launch_run.Progress, hosts: None) -> RunResult | None:
+    def run_plan(plan: object, options: object, progress: launch_run.Progress) -> RunResult | None:
         progress(RunProgress(0, 3, None, 0.0))
         progress(RunProgress(1, 3, 2.3, 0.011))
         return result

@@ -1,0 +1,267 @@
+"""What torchrun says to a process: its rank, and where ranks meet; which interface of this host leads there.
+
+RANK=2 WORLD_SIZE=3 LOCAL_RANK=0 LOCAL_WORLD_SIZE=1 GROUP_RANK=1 GROUP_WORLD_SIZE=2 MASTER_ADDR=node07 MASTER_PORT=29500
+
+Gloo connects to the address that a host's own name resolves to, which on many hosts is the loopback interface's; hence
+every process is told the interface that leads to the job's store.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import ipaddress
+import os
+import shlex
+import socket
+import struct
+from collections.abc import Mapping, MutableMapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from planner.ir.errors import RankCountError, UsageError
+from planner.ir.plan import Decision
+from planner.ir.validation import MOST_DEVICES
+
+LOOPBACK = "127.0.0.1"
+GLOO = "GLOO_SOCKET_IFNAME"
+PORT = 29500
+"""Where ranks meet, in the commands that we show."""
+
+_SRUN = (
+    "srun --ntasks-per-node 1 torchrun --nnodes $SLURM_NNODES --nproc-per-node N --rdzv-backend c10d "
+    f"--rdzv-endpoint FIRST_HOST:{PORT} --rdzv-id $SLURM_JOB_ID -m halopipe ..."
+)
+
+_SIOCGIFADDR = 0x8915  # <linux/sockios.h>
+_ANYWHERE = "192.0.2.1"  # for documentation (RFC 5737): nobody is there, and nothing is sent
+
+
+@dataclass(frozen=True, slots=True)
+class JobRank:
+    """One process of a job, as torchrun numbers them: host by host.
+
+    Attributes:
+        local_rank, num_local: among those of its host; 0: how many these are is not said.
+        host, num_hosts: number of its host.
+    """
+
+    rank: int
+    num_ranks: int
+    local_rank: int = 0
+    num_local: int = 0
+    host: int = 0
+    num_hosts: int = 1
+
+    def require_size(self, decision: Decision) -> None:
+        """Raises :class:`RankCountError` where the job has another number of ranks than the plan."""
+        hosts = ranks_by_host(decision)
+        if self.num_ranks != decision.num_ranks:
+            raise RankCountError(
+                f"the plan is for {decision.num_ranks} ranks, the job has {self.num_ranks}",
+                [f"WORLD_SIZE is {self.num_ranks}"],
+                [*torchrun_commands(list(hosts), [len(ranks) for ranks in hosts.values()]), "plan again with --ranks"],
+            )
+
+    def rank_of(self, decision: Decision) -> int:
+        """The rank of the plan that this process is.
+
+        Where the job has as many hosts as the plan, the plan's first host is the job's first: its ranks run there, in
+        order.  Else ranks are those of the job, as for a plan for several hosts that is tried on one.
+
+        Raises:
+            RankCountError: this host of the job has another number of ranks than the plan's.
+        """
+        hosts = ranks_by_host(decision)
+        if self.num_hosts == 1 or self.num_hosts != len(hosts):
+            return self.rank
+        name, ranks = list(hosts.items())[self.host]
+        if self.num_local != len(ranks):
+            raise RankCountError(
+                f"the plan has {len(ranks)} ranks on {name}, host {self.host} of the job has {self.num_local}",
+                [f"ranks {', '.join(map(str, ranks))}", f"LOCAL_WORLD_SIZE is {self.num_local}"],
+                [f"torchrun --nproc-per-node {len(ranks)} on that host", "plan for the devices that there are"],
+            )
+        return ranks[self.local_rank]
+
+
+def job_rank(environment: Mapping[str, str] = os.environ) -> JobRank | None:
+    """The rank that torchrun made of this process; None: it is no rank.
+
+    Raises:
+        UsageError: rank, size or port are no numbers that fit together; or Slurm started this process as one of several
+            tasks, without torchrun.
+    """
+    if not ("RANK" in environment and "WORLD_SIZE" in environment):
+        _require_no_slurm_task(environment)
+        return None
+    ranks = _number(environment, "WORLD_SIZE", 1, MOST_DEVICES)
+    rank = _number(environment, "RANK", 0, ranks - 1)
+    _number(environment, "MASTER_PORT", 0, 65_535, 0)
+    hosts = _number(environment, "GROUP_WORLD_SIZE", 1, ranks, 1)
+    return JobRank(
+        rank,
+        ranks,
+        _number(environment, "LOCAL_RANK", 0, ranks - 1, rank),
+        _number(environment, "LOCAL_WORLD_SIZE", 1, ranks, 0),
+        _number(environment, "GROUP_RANK", 0, hosts - 1, 0),
+        hosts,
+    )
+
+
+def ranks_by_host(decision: Decision) -> dict[str, tuple[int, ...]]:
+    """The plan's hosts in the order of their first ranks, each with its ranks; a rank without a device joins the last.
+
+    The host of device ``n0/cpu1`` is ``n0``.
+    """
+    device_of: dict[int, str] = {}
+    for stage in decision.stages:
+        for rank, device in zip(stage.ranks, stage.devices, strict=False):
+            device_of.setdefault(rank, device)
+    found: dict[str, list[int]] = {}
+    host = ""
+    for rank in range(decision.num_ranks):
+        host = device_of[rank].rpartition("/")[0] if rank in device_of else host
+        found.setdefault(host, []).append(rank)
+    return {name: tuple(ranks) for name, ranks in found.items()}
+
+
+def torchrun_commands(hosts: Sequence[str], num_ranks: Sequence[int], words: str = "run PLAN") -> list[str]:
+    """What starts a job of so many ranks on each of ``hosts``, a command for each."""
+    if len(hosts) == 1:
+        return [f"torchrun --nproc-per-node {num_ranks[0]} -m halopipe {words}"]
+    meeting = f"--master-addr {shlex.quote(hosts[0].rpartition('@')[2])} --master-port {PORT}"
+    return [
+        f"on {shlex.quote(host)}: torchrun --nnodes {len(hosts)} --node-rank {number} --nproc-per-node {count} "
+        f"{meeting} -m halopipe {words}"
+        for number, (host, count) in enumerate(zip(hosts, num_ranks, strict=True))
+    ]
+
+
+def hosts_refused(path: Path, words: str, decision: Decision | None = None) -> UsageError:
+    """What ``--hosts FILE`` is answered with: the commands that torchrun needs in its place.
+
+    Args:
+        words: of the command line, from the verb on.
+        decision: says how many ranks each host has; None: the file does, by ``slots=N``.
+    """
+    counts = [] if decision is None else [len(ranks) for ranks in ranks_by_host(decision).values()]
+    try:
+        lines = [line.partition("#")[0].split() for line in path.read_text(encoding="utf-8").splitlines()]
+        known = [(line[0], line[-1].removeprefix("slots=")) for line in lines if line]
+    except (OSError, UnicodeDecodeError):
+        known = []
+    names = [name for name, _ in known] or ["HOST0", "HOST1"]
+    if not counts:
+        counts = [int(slots) if slots.isdecimal() else 1 for _, slots in known] or [1, 1]
+    names += [f"HOST{number}" for number in range(len(names), len(counts))]
+    shown = torchrun_commands(names[: len(counts)], counts[: len(names)], words)
+    return UsageError("--hosts is no more: torchrun starts the ranks of several hosts", [], shown)
+
+
+def _require_no_slurm_task(environment: Mapping[str, str]) -> None:
+    """Raises where ``srun`` started several of this process; a batch script has the same variables, but no step."""
+    is_script = environment.get("ENVIRONMENT") == "BATCH" and "SLURM_STEP_ID" not in environment
+    tasks = environment.get("SLURM_STEP_NUM_TASKS") or environment.get("SLURM_NTASKS", "1")
+    if "SLURM_PROCID" in environment and not is_script and tasks != "1":
+        raise UsageError(
+            f"Slurm started this process as one of {tasks} tasks, and none of them knows the others",
+            [f"SLURM_PROCID is {environment['SLURM_PROCID']}, and RANK is not set"],
+            [f"start torchrun, once a host: {_SRUN}"],
+        )
+
+
+def _number(environment: Mapping[str, str], name: str, least: int, most: int, otherwise: int | None = None) -> int:
+    if otherwise is not None and name not in environment:
+        return otherwise
+    text = environment[name]
+    if not (text.isdecimal() and len(text) < 10 and least <= int(text) <= most):
+        told = f"a number from {least} to {most} is expected of torchrun"
+        raise UsageError(f"{name} is {text!r}", [told], [f"unset {name}, to run outside of a job"])
+    return int(text)
+
+
+def interfaces() -> dict[str, str]:
+    """IPv4 addresses by name of interface; those without one are left out."""
+    found = {}
+    for _, name in socket.if_nameindex():
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe, contextlib.suppress(OSError):
+            answer = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
+            found[name] = socket.inet_ntoa(answer[20:24])
+    return found
+
+
+def address_of(interface: str) -> str:
+    """The address to bind to: that of an interface of this host, or ``interface`` itself if it is such an address.
+
+    Raises:
+        UsageError: this host has no such interface.
+    """
+    known = interfaces()
+    if interface in known.values():
+        return interface
+    if interface not in known:
+        raise UsageError(
+            f"this host has no interface {interface}",
+            [f"it has {', '.join(f'{name} ({address})' for name, address in known.items())}"],
+            [f"name one of these: {GLOO}=..."],
+        )
+    return known[interface]
+
+
+def address_towards(host: str) -> str:
+    """The address of this host from which ``host`` is reached.
+
+    Raises:
+        UsageError: there is no such host, or no way to it.
+    """
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.connect((host, 9))  # chooses a route; a datagram socket sends nothing by that
+            return str(probe.getsockname()[0])
+    except OSError as error:
+        raise UsageError(
+            f"no way from this host to {host}",
+            [str(error)],
+            [f"name the interface that leads to the others: {GLOO}=eth0"],
+        ) from error
+
+
+def interface_towards(host: str, several_hosts: bool = False) -> str:
+    """The name of the interface that leads to ``host``; empty if it cannot be told.
+
+    Args:
+        several_hosts: the others are not all on this host, so that the loopback interface cannot be meant: a host's own
+            name often resolves to it.
+    """
+    for target in (host, _ANYWHERE):
+        with contextlib.suppress(UsageError):
+            address = address_towards(target)
+            if not (several_hosts and is_loopback(address)):
+                return _interface_with(address)
+    others = [name for name, address in interfaces().items() if not is_loopback(address)]
+    return others[0] if others else ""
+
+
+def choose_gloo_interface(environment: MutableMapping[str, str]) -> None:
+    """Tell gloo the interface that leads to ``MASTER_ADDR``, where the job's environment does not name one."""
+    master = environment.get("MASTER_ADDR", "")
+    if environment.get(GLOO) or not master:
+        return
+    found = interface_towards(master, several_hosts=_spans_hosts(environment))
+    if found:
+        environment[GLOO] = found
+
+
+def is_loopback(address: str) -> bool:
+    """Whether only this host can reach the address."""
+    return ipaddress.ip_address(address).is_loopback
+
+
+def _interface_with(address: str) -> str:
+    otherwise = "lo" if is_loopback(address) else ""  # 127.0.1.1 is on no list
+    return next((name for name, found in interfaces().items() if found == address), otherwise)
+
+
+def _spans_hosts(environment: Mapping[str, str]) -> bool:
+    return environment.get("LOCAL_WORLD_SIZE", "") not in ("", environment.get("WORLD_SIZE"))
