@@ -21,7 +21,8 @@ from torch import nn
 from benchmarks.report import Row, at_most, run
 from halopipe.launch.run import run_plan
 from halopipe.planning.calibration import calibrated
-from halopipe.run_spec.options import RunOptions, RunResult
+from halopipe.run_spec.options import RunOptions
+from halopipe.run_spec.result import RunResult
 from planner.costs.calibration.fit import errors_left
 from planner.costs.predict import predict
 from planner.ir.plan import Plan, Search

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from halopipe.planning.problem import Asked
     from halopipe.planning.shadow_prices import Prices
     from halopipe.planning.what_if import Answer
+    from halopipe.run_spec.options import ScriptOptions
     from halopipe.training.session import Execution
     from planner.ir.problem import Problem
     from planner.ir.profile import Optimizer
@@ -234,42 +235,19 @@ def execute(
     optimizer: Any = None,
     *,
     example: Any = None,
-    scheduler: str | Callable[..., Any] | None = None,
-    clip_norm: float = 0.0,
-    accumulate: int = 1,
-    seed: int = 0,
-    deadline_s: float = 120.0,
-    compiler: str | Callable[..., Any] | None = None,
-    check_first_step: bool = True,
+    **options: Unpack[ScriptOptions],
 ) -> Execution:
     """Joins the torchrun job as one rank of ``plan``; see :func:`halopipe.launch.execute.execute`.
 
     Args:
         optimizer: an optimiser of the model, a function that makes one, or text such as ``AdamW:lr=0.001``.
-        scheduler: a function that makes a schedule of an optimiser, or text such as ``CosineAnnealingLR:T_max=100``.
-        clip_norm: largest norm of all gradients together; 0: they are not clipped.
-        accumulate: steps whose gradients make up one update.
-        seed: of what layers draw, such as dropout.
-        deadline_s: the longest that this rank waits for another.
-        compiler: backend of torch.compile for the stages, such as ``inductor``; None: they are not compiled.
-        check_first_step: compare the first update with one device, where that fits into memory.
+        options: ``scheduler``, ``clip_norm``, ``accumulate``, ``seed``, ``deadline_s``, ``compiler``, ``device``,
+            ``check_first_step``: as of a run, see :class:`halopipe.run_spec.options.RunOptions`; scheduler and compiler
+            may be functions.
     """
     from halopipe.launch import execute as executing
 
-    return executing.execute(
-        plan,
-        model,
-        loss_fn,
-        optimizer,
-        example=example,
-        scheduler=scheduler,
-        clip_norm=clip_norm,
-        accumulate=accumulate,
-        seed=seed,
-        deadline_s=deadline_s,
-        compiler=compiler,
-        check_first_step=check_first_step,
-    )
+    return executing.execute(plan, model, loss_fn, optimizer, example=example, **options)
 
 
 def _problem(profile: Profile, cluster: str | Path | Cluster | None, memory: str | int, asked: Asked) -> Problem:

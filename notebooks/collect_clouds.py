@@ -33,7 +33,8 @@ from cuda_ops.sparse.recipe import Recipe
 from halopipe.data.laser_scans import ScanTiles
 from halopipe.data.point_clouds import Shapes
 from halopipe.launch.run import run_plan
-from halopipe.run_spec.options import RunOptions, RunResult
+from halopipe.run_spec.options import RunOptions
+from halopipe.run_spec.result import RunResult
 from planner.ir.codec import dump, load
 from planner.ir.plan import Plan
 from planner.ir.profile import Profile

@@ -16,7 +16,8 @@ from pathlib import Path
 
 import halopipe as hp
 from halopipe.launch.run import run_plan
-from halopipe.run_spec.options import RunOptions, RunResult
+from halopipe.run_spec.options import RunOptions
+from halopipe.run_spec.result import RunResult
 from planner.costs.predict import predict
 from planner.ir.codec import dump, load
 from planner.ir.plan import Plan, Search

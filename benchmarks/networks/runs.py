@@ -24,7 +24,8 @@ from cuda_ops.device.host import core_of, prepare_process
 from halopipe import api
 from halopipe.launch.spawn import combine
 from halopipe.run_spec.job import Job, RankResult, job_folder
-from halopipe.run_spec.options import RunOptions, RunResult
+from halopipe.run_spec.options import RunOptions
+from halopipe.run_spec.result import RunResult
 from halopipe.training.single_device import make_reference
 from halopipe.training.work import work
 from planner.ir.cluster import WITHIN_HOST, Cluster, DeviceSpec, Link

@@ -1,4 +1,7 @@
-"""``halopipe run``: executes a plan."""
+"""``halopipe run``: executes a plan.
+
+Its options are those of :class:`halopipe.run_spec.options.RunOptions`, and what to do with the result.
+"""
 
 from __future__ import annotations
 
@@ -7,85 +10,18 @@ from typing import Annotated
 
 import typer
 
-from halopipe.cli.options import HostsOption, Json, PlanPath, ProfileOption, a_number
+from halopipe.cli.options import HostsOption, Json, PlanPath, ProfileOption, with_run_options
+from halopipe.run_spec.options import RunOptions
 
 
+@with_run_options
 def run(
     plan: PlanPath,
-    steps: Annotated[int, typer.Option(min=1, help="Steps to train, those before a checkpoint included.")] = 20,
-    data: Annotated[
-        str,
-        typer.Option(
-            metavar="FACTORY",
-            help="Data, as 'pkg.mod:factory' that gives batches, a Dataset or a DataLoader; "
-            "the model's own example if not given.",
-        ),
-    ] = "",
-    data_from: Annotated[
-        str,
-        typer.Option(
-            metavar="WHO",
-            help="Who reads it: 'each' rank all, the 'first' for all, or they 'share' a Dataset's samples.",
-        ),
-    ] = "each",
-    optimizer: Annotated[
-        str, typer.Option(metavar="TEXT", help="Instead of the plan's: 'AdamW:lr=0.001', or a factory.")
-    ] = "",
-    scheduler: Annotated[
-        str,
-        typer.Option(metavar="TEXT", help="Learning rates: 'CosineAnnealingLR:T_max=100', or a factory."),
-    ] = "",
-    clip_norm: Annotated[
-        float, typer.Option(metavar="X", help="Largest norm of all gradients together; 0: they are not clipped.")
-    ] = 0.0,
-    accumulate: Annotated[int, typer.Option(min=1, metavar="K", help="Steps whose gradients make up one update.")] = 1,
-    compiler: Annotated[
-        str,
-        typer.Option("--compile", metavar="BACKEND", help="Compile the stages by torch.compile, such as 'inductor'."),
-    ] = "",
-    device: Annotated[
-        str, typer.Option(metavar="WHAT", help="cpu: compute there, whatever devices the plan names.")
-    ] = "",
-    eval_data: Annotated[
-        str, typer.Option(metavar="FACTORY", help="Data to evaluate on, as --data; at the end at least.")
-    ] = "",
-    eval_every: Annotated[int, typer.Option(min=0, metavar="N", help="Evaluate every N steps too.")] = 0,
-    eval_batches: Annotated[
-        int, typer.Option(min=0, metavar="N", help="Evaluate on N batches; 0: on all of the data.")
-    ] = 0,
-    metrics: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Gets a line of JSON a step: loss, rate, gradient norm, ...")
-    ] = None,
-    checkpoint: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="Folder of checkpoints, which all hosts share.")
-    ] = None,
-    checkpoint_every: Annotated[
-        int, typer.Option(min=0, metavar="N", help="Save every N steps; 0: at the end alone.")
-    ] = 0,
-    keep: Annotated[int, typer.Option(min=0, metavar="K", help="Keep the newest K checkpoints; 0: all.")] = 0,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Go on from the newest checkpoint, also of another plan.")
-    ] = False,
-    check_numerics: Annotated[
-        bool, typer.Option("--check-numerics", help="Compare losses and gradients of the first steps with one device.")
-    ] = False,
-    check_first_step: Annotated[
-        bool,
-        typer.Option(
-            "--check-first-step/--no-check-first-step",
-            help="Compare the first step with one device, where that fits into memory, and end if it differs.",
-        ),
-    ] = True,
+    options: RunOptions,
     update: Annotated[
         bool, typer.Option("--update", help="Write what was measured into the plan file, and teach the profile.")
     ] = False,
     profile: ProfileOption = None,
-    seed: Annotated[int, typer.Option(min=0, help="Of parameters and data.")] = 0,
-    dtype: Annotated[str, typer.Option(help="Instead of the plan's, such as float64.")] = "",
-    deadline: Annotated[float, typer.Option(min=1.0, callback=a_number, help="Seconds that a wait may last.")] = 120.0,
-    memory_limit: Annotated[
-        str, typer.Option(metavar="SIZE", help="Most memory of a rank's tensors, such as 2GiB; else H506.")
-    ] = "",
     hosts: HostsOption = None,
     output: Annotated[Path, typer.Option("-o", "--output", help="Timeline file to write.")] = Path("timeline.json"),
     trace: Annotated[Path | None, typer.Option(metavar="FILE", help="Trace for ui.perfetto.dev to write too.")] = None,
@@ -100,62 +36,42 @@ def run(
     from halopipe.launch.job_environment import hosts_refused
     from halopipe.planning import calibration, solve
     from halopipe.reports import run as training
-    from halopipe.run_spec.options import RunOptions
-    from halopipe.terminal import console, units
+    from halopipe.terminal import console
     from halopipe.terminal.output_files import claimed, made
     from planner.export.chrome_trace import chrome_trace
     from planner.ir.codec import dump
     from planner.ir.files import write_text
 
+    metrics, checkpoint = (Path(text) if text else None for text in (options.metrics, options.checkpoint))
     with claimed([output, trace, made(metrics)], [plan, profile], folders=[checkpoint]):
-        found = solve.load_plan(plan)
+        planned = solve.load_plan(plan)
         if hosts is not None:
-            raise hosts_refused(hosts, f"run {plan}", found.decision)
-        predicted = training.predicted_timeline(found)
-        source = solve.profile_of(found, plan, profile)
+            raise hosts_refused(hosts, f"run {plan}", planned.decision)
+        predicted = training.predicted_timeline(planned)
+        source = solve.profile_of(planned, plan, profile)
         if source is not None:
-            predicted = solve.predict_again(found, source)[1]
-        options = RunOptions(
-            steps=steps,
-            seed=seed,
-            data=data,
-            check_numerics=check_numerics,
-            dtype=dtype,
-            deadline_s=deadline,
-            data_from=data_from,
-            optimizer=optimizer,
-            scheduler=scheduler,
-            clip_norm=clip_norm,
-            accumulate=accumulate,
-            compiler=compiler,
-            eval_data=eval_data,
-            eval_every=eval_every,
-            eval_batches=eval_batches,
-            metrics=str(metrics.absolute()) if metrics is not None else "",
-            checkpoint=str(checkpoint.absolute()) if checkpoint is not None else "",
-            checkpoint_every=checkpoint_every,
-            keep=keep,
-            resume=resume,
-            memory_limit_bytes=units.parse_size(memory_limit) if memory_limit else 0,
-            device=device,
-            check_first_step=check_first_step,
-        )
-        result = training.train(found, options)
+            predicted = solve.predict_again(planned, source)[1]
+        result = training.train(planned, options)
         if result is None:  # in a job of torchrun, rank 0 reports for all
             return
         file = result.timeline_file(predicted)
         dump(file, output)
         if trace is not None:
             timelines = [timeline for timeline in (file.predicted, file.measured) if timeline.spans]
-            write_text(trace, chrome_trace(timelines, solve.device_names(found)))
+            write_text(trace, chrome_trace(timelines, solve.device_names(planned)))
         lesson = calibration.Lesson("")
         if update:
-            dump(replace(found, measured=result.measured(found.prediction)), plan)
-            lesson = calibration.teach(found, plan, profile, options, result)
+            dump(replace(planned, measured=result.measured(planned.prediction)), plan)
+            lesson = calibration.teach(planned, plan, profile, options, result)
             console.remark(lesson.text)
-        console.emit_json(training.data(found, result)) if json else console.emit(
-            training.report(found, result, predicted)
+        console.emit_json(training.data(planned, result)) if json else console.emit(
+            training.report(planned, result, predicted)
         )
         written = (output, trace, plan if update else None, lesson.path, metrics, checkpoint)
         for path in filter(None, written):
-            console.wrote(path)
+            console.wrote(_shown(path))
+
+
+def _shown(path: Path) -> Path:
+    """From here, where it lies below."""
+    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path

@@ -14,7 +14,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any, Unpack, cast
 
 import torch
 from torch import Tensor, nn
@@ -22,16 +22,17 @@ from torch import Tensor, nn
 from cuda_ops.sparse.recipe import PreparedNetwork
 from halopipe.launch.job_environment import JobRank, job_rank
 from halopipe.launch.torchrun import job_stores
+from halopipe.run_spec.options import FIELDS, ScriptOptions
+from halopipe.training.check_options import out_of_limits
 from halopipe.training.optimizer_spec import make_optimizer_of, make_scheduler_of, parse_optimizer, parse_scheduler
 from halopipe.training.rank import Terms, open_rank
-from halopipe.training.rank_device import AS_PLANNED
 from halopipe.training.session import Execution, Kept, Tensors, WatchedSteps
 from planner.ir.errors import UsageError
 from planner.ir.plan import Plan
 from profiler import LoadedModel, load_model
 from profiler.source.clouds import is_clouds, load_clouds
 from profiler.source.model import Loss, mean_of_squares, parse_varying
-from runtime.optim.optimizer import MakeOptimizer, MakeScheduler
+from runtime.optim.optimizer import MakeOptimizer
 
 
 def execute(
@@ -41,14 +42,7 @@ def execute(
     optimizer: str | torch.optim.Optimizer | MakeOptimizer | None = None,
     *,
     example: tuple[Tensors, Tensors] | None = None,
-    scheduler: str | MakeScheduler | None = None,
-    clip_norm: float = 0.0,
-    accumulate: int = 1,
-    seed: int = 0,
-    deadline_s: float = 120.0,
-    compiler: str | Callable[..., Any] | None = None,
-    device: str = AS_PLANNED,
-    check_first_step: bool = True,
+    **options: Unpack[ScriptOptions],
 ) -> Execution:
     """Joins the job that torchrun started, as the rank that it gave this process.
 
@@ -59,17 +53,10 @@ def execute(
             function that makes one of parameters; or text such as ``AdamW:lr=0.001``; None: the plan's.
         example: (inputs, targets) to capture the model with, of a sparse network (SparseTensor, targets); None: the
             factory's.
-        scheduler: a function that makes a schedule of an optimiser, or text such as ``CosineAnnealingLR:T_max=100``;
-            stepped once an update.
-        clip_norm: largest norm of all gradients together; 0: they are not clipped.
-        accumulate: steps whose gradients make up one update.
-        seed: of what layers draw, such as dropout: the same numbers under every plan.
-        deadline_s: the longest that this rank waits for another.
-        compiler: backend of torch.compile for the stages, such as ``inductor``; None: they are not compiled.
-        device: ``cpu``: compute there whatever devices the plan names; empty: on those.  What this rank trains is moved
-            to its GPU in place; ``model`` is otherwise left on the processor.
-        check_first_step: compare loss, gradients and state of the first step with one device, which rank 0 runs on a
-            copy of ``model``, where that fits into memory; :class:`NumericsError` on all ranks where they differ.
+        options: see :class:`halopipe.run_spec.options.ScriptOptions`; of ``device``: what this rank trains is moved to
+            its GPU in place, ``model`` is otherwise left on the processor.  ``check_first_step`` compares with one
+            device, which rank 0 runs on a copy of ``model``, where that fits into memory; :class:`NumericsError` on all
+            ranks where they differ.
 
     Raises:
         UsageError: this process was not started by torchrun, or the ranks were told different things (seed, optimiser,
@@ -82,14 +69,20 @@ def execute(
     """
     job = _job(plan)
     rank = job.rank_of(plan.decision)
+    chosen = cast("ScriptOptions", {name: FIELDS[name].default for name in ScriptOptions.__annotations__} | options)
+    for name in ScriptOptions.__annotations__:
+        for fault in out_of_limits(name, chosen[name]):  # type: ignore[literal-required]  # names of this very type
+            raise fault
+    scheduler, compiler = chosen["scheduler"] or None, chosen["compiler"] or None
+    check_first_step = chosen["check_first_step"]
     terms = Terms(
         plan,
         _maker(optimizer) if optimizer is not None else make_optimizer_of(plan.inputs.optimizer),
         make_scheduler_of(parse_scheduler(scheduler)) if isinstance(scheduler, str) else scheduler,
-        seed,
-        clip_norm,
-        accumulate,
-        deadline_s,
+        chosen["seed"],
+        chosen["clip_norm"],
+        chosen["accumulate"],
+        chosen["deadline_s"],
         compiler,
         {
             "optimizer": _text(optimizer),
@@ -100,12 +93,12 @@ def execute(
     )
     store, board = job_stores(job.rank, job.num_ranks)
     with contextlib.ExitStack() as stack:
-        own = stack.enter_context(open_rank(terms, rank, store, board, device=device, is_metered=False))
+        own = stack.enter_context(open_rank(terms, rank, store, board, device=chosen["device"], is_metered=False))
         prepared = own.prepare(lambda: _loaded(plan, model, loss_fn, example))
         kept = Kept.of(terms, prepared, check=check_first_step) if rank == 0 else None  # before parameters are moved
         opened = own.open(prepared)
         watched = WatchedSteps(terms, own.place, opened, kept) if check_first_step else None
-        return Execution(opened, _users(prepared.model.module), stack.pop_all().close, seed, watched)
+        return Execution(opened, _users(prepared.model.module), stack.pop_all().close, terms.seed, watched)
 
 
 def _job(plan: Plan) -> JobRank:

@@ -9,7 +9,8 @@ from __future__ import annotations
 import os
 
 from halopipe.launch.job_environment import job_rank
-from halopipe.run_spec.options import Progress, RunOptions, RunProgress, RunResult
+from halopipe.run_spec.options import RunOptions
+from halopipe.run_spec.result import Progress, RunProgress, RunResult
 from halopipe.training.check_options import require_consistent
 from planner.ir.plan import Plan
 

@@ -13,7 +13,8 @@ from torch import distributed as dist
 
 from halopipe.launch.processes import Ended, Processes, workers_of
 from halopipe.run_spec.job import JOB, REFERENCE, REFERENCE_RANK, Job, RankResult, failed_path, job_folder
-from halopipe.run_spec.options import Progress, RunOptions, RunProgress, RunResult, stage_medians
+from halopipe.run_spec.options import RunOptions
+from halopipe.run_spec.result import Progress, RunProgress, RunResult, stage_medians
 from halopipe.training.rank_device import require_devices, seats_of
 from halopipe.training.time_breakdown import ranks_measured, stage_once_s
 from planner.ir.codec import plain

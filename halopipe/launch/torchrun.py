@@ -23,7 +23,8 @@ from cuda_ops.device.host import die_with_parent
 from halopipe.launch.job_environment import GLOO, JobRank, address_of, choose_gloo_interface, is_loopback
 from halopipe.launch.spawn import combine, one_device
 from halopipe.run_spec.job import JOB, Job, RankResult, job_folder
-from halopipe.run_spec.options import Progress, RunOptions, RunProgress, RunResult
+from halopipe.run_spec.options import RunOptions
+from halopipe.run_spec.result import Progress, RunProgress, RunResult
 from planner.ir.errors import TransportError, UsageError
 from planner.ir.plan import Plan
 from runtime.engine import StepResult

@@ -6,7 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from halopipe.run_spec.options import RunOptions, RunResult
+from halopipe.run_spec.options import RunOptions
+from halopipe.run_spec.result import RunResult
 from halopipe.terminal import units
 from planner.ir.codec import dump, load
 from planner.ir.errors import InputFileError

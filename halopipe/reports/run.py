@@ -16,7 +16,8 @@ from planner.ir.plan import Plan
 from planner.ir.timeline import Timeline
 
 if TYPE_CHECKING:
-    from halopipe.run_spec.options import RunOptions, RunProgress, RunResult, Score
+    from halopipe.run_spec.options import RunOptions
+    from halopipe.run_spec.result import RunProgress, RunResult, Score
 
 _AVERAGED = 5
 """Steps whose losses are averaged, since one batch says little."""

@@ -15,7 +15,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import FrameType
 
-from halopipe.run_spec.options import RunOptions, Score
+from halopipe.run_spec.options import RunOptions
+from halopipe.run_spec.result import Score
 from planner.ir.codec import dumps, loads, plain
 from planner.ir.files import write_text
 from planner.ir.plan import Plan

@@ -1,196 +1,136 @@
-"""What to run, how far it is, and what came of it.
+"""What to run: the one list of options, from which the command line, the calls and the checks of limits take theirs.
 
-result = run_plan(plan, RunOptions(steps=20))
-result.losses, result.measured(plan.prediction)
+A new option is a field here, with the help that ``halopipe run`` shows, and is used where it acts.
 """
 
 from __future__ import annotations
 
-import statistics
-from collections.abc import Callable
+import dataclasses
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
-
-from planner.ir.plan import Measured, Prediction, RankMeasured
-from planner.ir.schedule import Action, Op
-from planner.ir.timeline import Timeline, TimelineFile
-
-if TYPE_CHECKING:
-    from runtime.numerics.compare import NumericsReport
-
+from typing import Any, TypedDict
 
 EACH, FIRST, SHARE = DATA_FROM = ("each", "first", "share")
 """Who reads the data of a run."""
 
+PATH, SIZE = "path", "size"
+_OPTION = "option"
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """How a field is asked for.
+
+    Attributes:
+        help: for the command line; empty: it is no option there.
+        metavar: stands for its value.
+        flag: on the command line; empty: the field's name.
+        least: limit of a number.
+        kind: ``path``: a file or folder, kept as absolute; ``size``: bytes, written such as ``2GiB``.
+    """
+
+    help: str
+    metavar: str = ""
+    flag: str = ""
+    least: float | None = None
+    kind: str = ""
+
+
+def _option(default: Any, help: str = "", metavar: str = "", **others: Any) -> Any:
+    return dataclasses.field(default=default, metadata={_OPTION: Option(help, metavar, **others)})
+
 
 @dataclass(frozen=True, slots=True)
 class RunOptions:
-    """What to run.
+    """What to run.  The help of each field says what it is; here is what is longer to say.
 
     Attributes:
-        steps: training steps in all, those before a checkpoint included.
-        warmup: the first of them that are run here, which no median counts; the last one of these is watched for its
+        warmup: the first steps that are run here, which no median counts; the last one of these is watched for its
             memory.
-        seed: of parameters and data; where a run goes on, that of the checkpoint counts.
         data: ``pkg.mod:factory``, called with (global_batch, input_shape, seed), gives batches, a Dataset or a
             DataLoader, see :mod:`halopipe.data.sources`; if empty, every batch is the model's own example, repeated to
             the global batch.
-        check_numerics: compare the losses of the first steps, and gradients and state of the first, with one device.
-        dtype: in place of the plan's.
+        data_from: ``each`` rank reads all of it, the ``first`` rank for all others, or the ranks ``share`` the samples
+            of a Dataset, each reading those that it needs.
+        optimizer: see :mod:`halopipe.training.optimizer_spec`.
+        scheduler: stepped once an update; empty for none.
+        eval_data: its mean loss is found at the end, and every ``eval_every`` steps unless that is 0.
+        resume: whatever plan the checkpoint was made under; its seed counts then.
         deadline_s: the longest that one rank may wait for another, or do one thing.
-        data_from: who reads the data: ``each`` rank all of it, the ``first`` rank for all others, or the ranks
-            ``share`` the samples of a Dataset, each reading those that it needs.
-        optimizer: in place of the plan's, see :mod:`halopipe.training.optimizer_spec`.
-        scheduler: of learning rates, stepped once an update; empty for none.
-        clip_norm: largest norm of all gradients together; 0: they are not clipped.
-        accumulate: steps whose gradients make up one update.
-        compiler: backend of torch.compile for the stages, such as ``inductor``; empty: they are not compiled.
-        eval_data: as ``data``; its mean loss is found at the end, and every ``eval_every`` steps unless that is 0.
-        eval_batches: of ``eval_data`` that are looked at each time; 0: all.
-        metrics: file that gets a line of JSON a step; empty for none.
-        checkpoint: folder of checkpoints; empty for none.
-        checkpoint_every: steps from one to the next; 0: one at the end alone.
-        keep: the newest so many checkpoints are kept, older ones deleted; 0: all.
-        resume: go on from the newest checkpoint in that folder, whatever plan it was made under.
-        memory_limit_bytes: the most that the tensors of a rank may take from its first step on; 0: no limit.
-        device: ``cpu``: compute there whatever devices the plan names; empty: on those.
-        check_first_step: compare the loss, gradients and state of the first step with one device, where that fits into
-            the memory that there is; the job ends before its second step where they differ.
+        memory_limit_bytes: from the first step on; 0: no limit.
+        device: empty: the devices that the plan names.
+        check_first_step: the job ends before its second step where they differ.
     """
 
-    steps: int = 20
-    warmup: int = 2
-    seed: int = 0
-    data: str = ""
-    check_numerics: bool = False
-    dtype: str = ""
-    deadline_s: float = 120.0
-    data_from: str = EACH
-    optimizer: str = ""
-    scheduler: str = ""
-    clip_norm: float = 0.0
-    accumulate: int = 1
-    compiler: str = ""
-    eval_data: str = ""
-    eval_every: int = 0
-    eval_batches: int = 0
-    metrics: str = ""
-    checkpoint: str = ""
-    checkpoint_every: int = 0
-    keep: int = 0
-    resume: bool = False
-    device: str = ""
-    memory_limit_bytes: int = 0
-    check_first_step: bool = True
-
-
-@dataclass(frozen=True, slots=True)
-class Score:
-    """What an evaluation showed.
-
-    Attributes:
-        step: training steps done before.
-        loss: the mean over all samples.
-        accuracy: share of right answers; None where the model does not classify.
-    """
-
-    step: int
-    loss: float
-    num_samples: int
-    accuracy: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class RunProgress:
-    """How far a run is.
-
-    Attributes:
-        step: complete steps, those before a checkpoint included.
-        loss: of the last one, where it is known already.
-        step_s: how long it took.
-    """
-
-    step: int
-    num_steps: int
-    loss: float | None
-    step_s: float
-
-
-Progress = Callable[[RunProgress], None]
-
-
-@dataclass(frozen=True, slots=True)
-class RunResult:
-    """What a run showed.
-
-    Attributes:
-        losses: by step.
-        step_seconds: by step, of the slowest rank.
-        warmup: how many of them are left out of medians.
-        timeline: the step of median length.
-        stage_forward_s, stage_backward_s: median per micro-batch, by stage.
-        peak_bytes: by rank, the most memory in use in one step: what stays between steps, and what torch allocated on
-            top in the last warm-up step; 0 where there was none.
-        numerics: how far the first steps were from one device's, or why that is not known; None if it was not asked.
-        first_step: steps done before, by a run that this one went on from.
-        scores: of the evaluations, in order.
-        trained: whether the steps were training steps; those of a plan of forward passes are not.
-        timed_steps: the last steps after warm-up, in order.
-        stage_update_s, stage_reduction_s, ranks: as of :class:`planner.ir.plan.Measured`.
-    """
-
-    losses: tuple[float, ...]
-    step_seconds: tuple[float, ...]
-    warmup: int
-    timeline: Timeline
-    stage_forward_s: tuple[float, ...]
-    stage_backward_s: tuple[float, ...]
-    peak_bytes: tuple[int, ...]
-    numerics: NumericsReport | None = None
-    first_step: int = 0
-    scores: tuple[Score, ...] = ()
-    trained: bool = True
-    timed_steps: tuple[Timeline, ...] = ()
-    stage_update_s: tuple[float, ...] = ()
-    stage_reduction_s: tuple[float, ...] = ()
-    ranks: tuple[RankMeasured, ...] = ()
-
-    @property
-    def timed_seconds(self) -> tuple[float, ...]:
-        """The steps after warm-up; all where there are no others."""
-        return self.step_seconds[self.warmup :] or self.step_seconds
-
-    def timeline_file(self, predicted: Timeline) -> TimelineFile:
-        """What is written to ``timeline.json``."""
-        return TimelineFile(predicted, self.timeline, self.step_seconds, self.losses)
-
-    def measured(self, prediction: Prediction) -> Measured:
-        """What is written into the plan, beside its prediction."""
-        timed = self.timed_seconds
-        step_s = statistics.median(timed)
-        quartiles = statistics.quantiles(timed, n=4) if len(timed) > 1 else [step_s] * 3
-        return Measured(
-            step_s=step_s,
-            spread=(quartiles[2] - quartiles[0]) / step_s,
-            num_steps=len(timed),
-            stage_forward_s=self.stage_forward_s,
-            stage_backward_s=self.stage_backward_s,
-            peak_bytes=self.peak_bytes,
-            error=step_s / prediction.step_s - 1 if prediction.step_s else 0.0,
-            stage_update_s=self.stage_update_s,
-            stage_reduction_s=self.stage_reduction_s,
-            ranks=self.ranks,
-        )
-
-
-def stage_medians(timelines: list[Timeline], num_stages: int, ops: tuple[Op, ...]) -> tuple[float, ...]:
-    """By stage, the median duration of actions of the given ops; several ops (``I`` and ``W``) add up."""
-    durations: dict[tuple[int, Op], list[float]] = {}
-    for timeline in timelines:
-        for span in timeline.spans:
-            action = Action.parse(span.action)
-            durations.setdefault((action.stage, action.op), []).append(span.stop_s - span.start_s)
-    return tuple(
-        sum(statistics.median(durations[stage, op]) for op in ops if (stage, op) in durations)
-        for stage in range(num_stages)
+    steps: int = _option(20, "Steps to train, those before a checkpoint included.", least=1)
+    warmup: int = _option(2, least=0)
+    data: str = _option(
+        "",
+        "Data, as 'pkg.mod:factory' that gives batches, a Dataset or a DataLoader; "
+        "the model's own example if not given.",
+        "FACTORY",
     )
+    data_from: str = _option(
+        EACH, "Who reads it: 'each' rank all, the 'first' for all, or they 'share' a Dataset's samples.", "WHO"
+    )
+    optimizer: str = _option("", "Instead of the plan's: 'AdamW:lr=0.001', or a factory.", "TEXT")
+    scheduler: str = _option("", "Learning rates: 'CosineAnnealingLR:T_max=100', or a factory.", "TEXT")
+    clip_norm: float = _option(0.0, "Largest norm of all gradients together; 0: they are not clipped.", "X", least=0.0)
+    accumulate: int = _option(1, "Steps whose gradients make up one update.", "K", least=1)
+    compiler: str = _option("", "Compile the stages by torch.compile, such as 'inductor'.", "BACKEND", flag="--compile")
+    device: str = _option("", "cpu: compute there, whatever devices the plan names.", "WHAT")
+    eval_data: str = _option("", "Data to evaluate on, as --data; at the end at least.", "FACTORY")
+    eval_every: int = _option(0, "Evaluate every N steps too.", "N", least=0)
+    eval_batches: int = _option(0, "Evaluate on N batches; 0: on all of the data.", "N", least=0)
+    metrics: str = _option("", "Gets a line of JSON a step: loss, rate, gradient norm, ...", "FILE", kind=PATH)
+    checkpoint: str = _option("", "Folder of checkpoints, which all hosts share.", "FOLDER", kind=PATH)
+    checkpoint_every: int = _option(0, "Save every N steps; 0: at the end alone.", "N", least=0)
+    keep: int = _option(0, "Keep the newest K checkpoints; 0: all.", "K", least=0)
+    resume: bool = _option(False, "Go on from the newest checkpoint, also of another plan.")
+    check_numerics: bool = _option(False, "Compare losses and gradients of the first steps with one device.")
+    check_first_step: bool = _option(
+        True, "Compare the first step with one device, where that fits into memory, and end if it differs."
+    )
+    seed: int = _option(0, "Of parameters and data.", least=0)
+    dtype: str = _option("", "Instead of the plan's, such as float64.")
+    deadline_s: float = _option(120.0, "Seconds that a wait may last.", flag="--deadline", least=1.0)
+    memory_limit_bytes: int = _option(
+        0,
+        "Most memory of a rank's tensors, such as 2GiB; else H506.",
+        "SIZE",
+        flag="--memory-limit",
+        least=0,
+        kind=SIZE,
+    )
+
+
+class ScriptOptions(TypedDict, total=False):
+    """Those of :class:`RunOptions` that ``hp.execute`` takes, of the same defaults and limits.
+
+    A scheduler may be a function that makes a schedule of an optimiser, a compiler whatever torch.compile takes; both
+    may be None.
+    """
+
+    scheduler: str | Callable[..., Any] | None
+    clip_norm: float
+    accumulate: int
+    seed: int
+    deadline_s: float
+    compiler: str | Callable[..., Any] | None
+    device: str
+    check_first_step: bool
+
+
+FIELDS: Mapping[str, dataclasses.Field[Any]] = {each.name: each for each in dataclasses.fields(RunOptions)}
+"""By name, in the order of the command line."""
+
+
+def option_of(name: str) -> Option:
+    """How the field is asked for."""
+    found: Option = FIELDS[name].metadata[_OPTION]
+    return found
+
+
+def flag_of(name: str) -> str:
+    """What the field is called on the command line."""
+    return option_of(name).flag or f"--{name.replace('_', '-')}"

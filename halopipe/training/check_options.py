@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
-from halopipe.run_spec.options import DATA_FROM, SHARE, RunOptions
+from halopipe.run_spec.options import DATA_FROM, FIELDS, SHARE, RunOptions, flag_of, option_of
 from halopipe.terminal import units
 from planner.ir.errors import UsageError
 from planner.ir.plan import Plan
@@ -37,14 +38,15 @@ def trains(plan: Plan) -> bool:
 
 
 def _numbers(options: RunOptions) -> Iterator[UsageError]:
-    for name, least in (("steps", 1), ("accumulate", 1), ("eval_every", 0), ("eval_batches", 0), ("keep", 0)):
-        value = getattr(options, name)
-        if value < least:
-            yield UsageError(f"{_flag(name)} is {value}", [f"the least is {least}"])
-    if options.checkpoint_every < 0:
-        yield UsageError(f"--checkpoint-every is {options.checkpoint_every}", ["the least is 0"])
-    if not options.clip_norm >= 0.0:
-        yield UsageError(f"--clip-norm is {options.clip_norm:g}", ["a norm is at least 0"])
+    for name in FIELDS:
+        yield from out_of_limits(name, getattr(options, name))
+
+
+def out_of_limits(name: str, value: Any) -> Iterator[UsageError]:
+    """What is wrong with the value of an option, if it is a number below its limit, or none."""
+    least = option_of(name).least
+    if least is not None and not value >= least:
+        yield UsageError(f"{flag_of(name)} is {value:g}", [f"the least is {least:g}"])
 
 
 def _lacking(options: RunOptions) -> Iterator[UsageError]:
@@ -57,7 +59,7 @@ def _lacking(options: RunOptions) -> Iterator[UsageError]:
         ("resume", "checkpoint", "checkpoints"),
     ):
         if getattr(options, name) and not getattr(options, needed):
-            yield UsageError(f"{_flag(name)} needs {_flag(needed)}", [], [f"{_flag(needed)} {example}"])
+            yield UsageError(f"{flag_of(name)} needs {flag_of(needed)}", [], [f"{flag_of(needed)} {example}"])
     if options.data_from == SHARE and not options.data:
         yield UsageError(
             "--data-from share needs --data", ["ranks share the samples of a Dataset"], ["--data FACTORY of a Dataset"]
@@ -87,9 +89,9 @@ def _at_odds(plan: Plan, options: RunOptions) -> Iterator[UsageError]:
         value = getattr(options, name)
         if options.checkpoint and value % options.accumulate:
             yield UsageError(
-                f"{_flag(name)} {value} is no multiple of --accumulate {options.accumulate}",
+                f"{flag_of(name)} {value} is no multiple of --accumulate {options.accumulate}",
                 ["a checkpoint between updates would lose the gradients gathered so far"],
-                [f"{_flag(name)} {value + options.accumulate - value % options.accumulate}"],
+                [f"{flag_of(name)} {value + options.accumulate - value % options.accumulate}"],
             )
     if not trains(plan):
         wrong = [
@@ -99,9 +101,9 @@ def _at_odds(plan: Plan, options: RunOptions) -> Iterator[UsageError]:
         ] + (["accumulate"] if options.accumulate > 1 else [])
         if wrong:
             yield UsageError(
-                f"{_flag(wrong[0])} is for training, this plan has forward passes alone",
+                f"{flag_of(wrong[0])} is for training, this plan has forward passes alone",
                 [f"its schedule is {plan.decision.schedule}: a run of it evaluates"],
-                [f"leave out {_flag(wrong[0])}", "halopipe plan --schedule 1f1b"],
+                [f"leave out {flag_of(wrong[0])}", "halopipe plan --schedule 1f1b"],
             )
 
 
@@ -132,7 +134,3 @@ def _require_new(folder: Path) -> None:
             [f"steps {', '.join(map(str, steps))}"],
             ["--resume, to go on from the newest", "another --checkpoint folder"],
         )
-
-
-def _flag(name: str) -> str:
-    return f"--{name.replace('_', '-')}"

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from halopipe.data.feeds import Consumer
-from halopipe.run_spec.options import Score
+from halopipe.run_spec.result import Score
 from planner.ir.errors import UsageError
 from planner.ir.graph import Graph, TensorSpec, producer
 from runtime.engine import Engine, Evaluation

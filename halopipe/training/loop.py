@@ -11,7 +11,8 @@ from halopipe.data.feeds import Consumer, Feed
 from halopipe.data.sharded_feed import Supply
 from halopipe.data.sources import ended
 from halopipe.run_spec.job import Compared, RankResult
-from halopipe.run_spec.options import RunOptions, Score
+from halopipe.run_spec.options import RunOptions
+from halopipe.run_spec.result import Score
 from halopipe.training.checkpointing import SAVE_S, Checkpoints
 from halopipe.training.evaluate import evaluate
 from halopipe.training.metrics import Metrics

@@ -16,7 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from halopipe.run_spec.options import Score
+from halopipe.run_spec.result import Score
 from planner.ir.errors import MissingFileError
 from planner.ir.files import write_text
 from runtime.engine import StepResult

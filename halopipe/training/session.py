@@ -15,7 +15,7 @@ import runtime.pipeline.microbatches
 from cuda_ops.sparse.nn.tensor import SparseTensor
 from halopipe.data.feeds import Agreement, agreement_of
 from halopipe.data.sources import Item, Pair, bound, tensors_of
-from halopipe.run_spec.options import Score
+from halopipe.run_spec.result import Score
 from halopipe.training.checkpointing import open_saved, save_now
 from halopipe.training.evaluate import evaluate
 from halopipe.training.first_step import FirstStep, parting

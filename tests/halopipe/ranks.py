@@ -10,7 +10,8 @@ import torch.distributed as dist
 
 from halopipe.launch.spawn import combine
 from halopipe.run_spec.job import Job, RankResult
-from halopipe.run_spec.options import RunOptions, RunResult
+from halopipe.run_spec.options import RunOptions
+from halopipe.run_spec.result import RunResult
 from halopipe.training.check_options import require_consistent
 from halopipe.training.single_device import make_reference
 from halopipe.training.work import work

@@ -88,7 +88,6 @@ def test_a_run_is_stopped_and_goes_on_under_another_plan(folder: Path) -> None:
         ("--data-from share", "--data-from share needs --data"),
         ("--data-from all", "no way to read data 'all'"),
         ("--optimizer AdamV", "no optimiser 'AdamV'"),
-        ("--clip-norm -1", "--clip-norm is -1"),
     ],
 )
 def test_a_wrong_use_ends_before_any_process_starts(folder: Path, options: str, message: str) -> None:

@@ -10,7 +10,8 @@ from torch.utils.data import default_collate
 
 from halopipe.launch.run import run_plan
 from halopipe.run_spec.job import Job
-from halopipe.run_spec.options import RunOptions, RunResult
+from halopipe.run_spec.options import RunOptions
+from halopipe.run_spec.result import RunResult
 from halopipe.training.session import Execution
 from halopipe.training.single_device import make_reference
 from planner.ir.errors import FactoryError, StageFailedError, UsageError

@@ -150,6 +150,8 @@ def test_json_stands_alone_on_stdout(folder: Path, arguments: list[str]) -> None
         (["export", "by_hand.json", "--to", "perfetto"], 2, "no export format 'perfetto'"),
         (["export", "alone/by_hand.json", "--to", "chrome-trace"], 2, "a trace needs a timeline"),
         (["run", "nowhere.json"], 3, "error[H301] cannot read nowhere.json"),
+        (["run", "by_hand.json", "--hosts", "x"], 2, "torchrun --nproc-per-node"),
+        (["profile", "a:b", "--hosts", "x"], 2, "on HOST1: torchrun --nnodes 2 --node-rank 1"),
         (["profile", "nowhere:factory", "-o", "x.json"], 2, "error[H201]"),
         (["profile", "profiler.models.resnet:resnet51", "-o", "x.json"], 2, "error[H201]"),
         (["profile", "profiler.models.resnet:resnet18", "--input", "8x3"], 2, "is not a list of positive integers"),
@@ -274,7 +276,7 @@ def test_a_run_writes_its_timeline_and_on_request_a_trace_and_the_plan(
     files = ["--update", "--trace", "t.json", "-o", "x.json", "--profile", "profile.json"]
     result = call("run", "by_hand.json", "--steps", "2", *options, *files, "--json")
     assert result.exit_code == 0, result.stderr
-    assert asked[1] == run.RunOptions(2, 2, 3, "a:b", True, "float64", 9.0)
+    assert asked[1] == run.RunOptions(2, seed=3, data="a:b", check_numerics=True, dtype="float64", deadline_s=9.0)
     assert json.loads(result.stdout)["losses"] == [2.3, 2.2]
     training = "--data-from first --optimizer Adam --scheduler StepLR:step_size=1 --clip-norm 2 --accumulate 3"
     evaluation = "--eval-data c:d --eval-every 4 --eval-batches 5 --metrics m.jsonl"

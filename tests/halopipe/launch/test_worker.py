@@ -15,7 +15,8 @@ import pytest
 
 from halopipe.launch import spawn
 from halopipe.launch.run import run_plan
-from halopipe.run_spec.options import RunOptions, RunProgress, RunResult
+from halopipe.run_spec.options import RunOptions
+from halopipe.run_spec.result import RunProgress, RunResult
 from planner.ir.codec import dump
 from planner.ir.errors import DeadlineError, RankCountError, StageFailedError, WorkerDiedError
 from planner.ir.plan import Plan

@@ -9,7 +9,8 @@ import pytest
 
 from halopipe.planning import calibration, problem, solve
 from halopipe.reports import explain
-from halopipe.run_spec.options import RunOptions, RunResult
+from halopipe.run_spec.options import RunOptions
+from halopipe.run_spec.result import RunResult
 from planner.check import check
 from planner.ir.codec import dump, load
 from planner.ir.plan import Plan

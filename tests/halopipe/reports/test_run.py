@@ -6,7 +6,8 @@ import pytest
 
 from halopipe.launch import run as launch_run
 from halopipe.reports import run
-from halopipe.run_spec.options import RunOptions, RunProgress, RunResult, Score
+from halopipe.run_spec.options import RunOptions
+from halopipe.run_spec.result import RunProgress, RunResult, Score
 from planner.ir.errors import NumericsError
 from planner.ir.timeline import Span, Timeline
 from tests.planner.factories import chain_decision, chain_profile, plan_of

@@ -4,11 +4,15 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer
 
+from halopipe.cli.app import app
 from halopipe.run_spec.job import Compared, Job, RankResult
-from halopipe.run_spec.options import RunOptions, RunResult, Score, stage_medians
+from halopipe.run_spec.options import FIELDS, RunOptions, ScriptOptions, flag_of, option_of
+from halopipe.run_spec.result import RunResult, Score, stage_medians
 from planner.ir.plan import Prediction
 from planner.ir.schedule import Op
 from planner.ir.timeline import Span, Timeline
@@ -86,3 +90,27 @@ def test_the_words_of_a_run_need_no_torch() -> None:
     code = "import halopipe.launch.run, halopipe.run_spec.job, sys; sys.exit('torch' in sys.modules)"
     root = Path(__file__).resolve().parents[3]
     assert subprocess.run([sys.executable, "-c", code], cwd=root, check=False).returncode == 0
+
+
+def test_every_option_is_one_of_the_command_line_with_its_help_default_and_limit() -> None:
+    root = click_command()
+    known = {option.name: option for option in root.params}
+    for name, field in FIELDS.items():
+        option = option_of(name)
+        if not option.help:
+            assert name not in known
+            continue
+        shown = known[name]
+        assert (shown.help, flag_of(name) in shown.opts) == (option.help, True)
+        if not option.kind:
+            assert shown.default == field.default
+        if option.least is not None and not option.kind:
+            assert shown.min == option.least
+
+
+def click_command() -> Any:
+    return typer.main.get_command(app).commands["run"]
+
+
+def test_what_a_script_may_ask_is_asked_of_a_run_as_well() -> None:
+    assert ScriptOptions.__annotations__.keys() <= FIELDS.keys()

@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from halopipe.run_spec.job import Job, failed_path
-from halopipe.run_spec.options import RunOptions, RunResult
+from halopipe.run_spec.options import RunOptions
+from halopipe.run_spec.result import RunResult
 from halopipe.training import first_step, single_device
 from halopipe.training import rank as opening
 from halopipe.training.first_step import parting

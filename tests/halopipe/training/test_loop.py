@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from halopipe.reports import run
-from halopipe.run_spec.options import RunResult, Score
+from halopipe.run_spec.result import RunResult, Score
 from halopipe.training.checkpointing import describe, write_state_dict
 from planner.ir.errors import MissingFileError, StaleFileError, UsageError
 from planner.ir.plan import Plan

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch.distributed as dist
 
-from halopipe.run_spec.options import Score
+from halopipe.run_spec.result import Score
 from halopipe.training.metrics import Metrics
 from planner.ir.errors import MissingFileError
 from runtime.engine import StepResult
