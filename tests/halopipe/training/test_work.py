@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from planner.ir.plan import Plan
 from planner.ir.profile import ModelSource
 from profiler.source.source import load_model
 from runtime.monitor.activity import read_board
-from runtime.transport import Hub, InProcessTransport
+from runtime.transport import Hub, InProcessTransport, Transport
 from tests.halopipe.plans import RESNET, mined, plan_of
 
 
@@ -62,6 +63,18 @@ def test_a_rank_with_another_plan_is_refused(tmp_path: Path) -> None:
     with pytest.raises(StaleFileError, match="rank 1 was given another plan than rank 0") as caught:
         work(job, 1, store, dist.HashStore(), lambda groups, program: InProcessTransport(Hub(2, groups), 1))
     assert caught.value.details[0] == "rank 0: sha256:0123456789abcdef"
+
+
+def test_a_rank_that_fails_while_it_is_opened_leaves_the_others_and_falls_silent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closed: list[Transport] = []
+    monkeypatch.setattr(InProcessTransport, "close", lambda end: closed.append(end))
+    monkeypatch.setattr("halopipe.training.rank.Engine", lambda *given, **named: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        do(plan_of(RESNET, []), tmp_path)
+    assert len(closed) == 1
+    assert "heartbeat" not in {thread.name for thread in threading.enumerate()}
 
 
 def test_an_edited_program_that_would_hang_is_refused_with_the_grid(tmp_path: Path) -> None:
