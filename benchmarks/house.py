@@ -39,7 +39,7 @@ def tell():
     ours = {name for name in entered if name.startswith(OURS)}
     loaded = [name for name, module in list(sys.modules.items())
               if (getattr(module, "__file__", None) or "").startswith(OURS)]
-    with open(os.path.join(OUT, f"{os.getpid()}.{'worker' if 'halopipe.launch.worker' in sys.orig_argv else 'other'}"),
+    with open(os.path.join(OUT, f"{os.getpid()}.{'worker' if 'halopipe.launch.worker' in sys.modules else 'other'}"),
               "w") as file:
         file.write("\\n".join(["loaded " + name for name in loaded] + ["entered " + name for name in ours]))
 

@@ -42,6 +42,9 @@ OURS = ("cuda_ops", "halopipe", "planner", "profiler", "runtime")
 CAPTURE = ("torch.export._trace",)
 """What every process of ours loads to capture a model, most of the 4-6 s; torch loads it late."""
 
+SETTINGS = {"OMP_NUM_THREADS": "1", "KINETO_LOG_LEVEL": "99"}
+"""Variables of such processes: one thread an operator, and a quiet profiler."""
+
 _LATE = ("PYTHONPATH", "PYTEST_CURRENT_TEST", "OLDPWD", "PWD", "TMPDIR", "GLOO_SOCKET_IFNAME")
 """Variables that are read when they are used: processes of one server may have different ones."""
 
@@ -110,7 +113,10 @@ def start(
         written.flush()
         if afresh or not hasattr(os, "pidfd_open"):
             return _anew(written.fileno(), environment, output, files, paths)
-        return _server_for(environment, paths).start([written.fileno(), output, *files])
+        try:
+            return _server_for(environment, paths).start([written.fileno(), output, *files])
+        except EOFError:  # it was killed; once more, by another
+            return _server_for(environment, paths).start([written.fileno(), output, *files])
 
 
 def _anew(request: int, environment: Mapping[str, str], output: int, files: Sequence[int], path: list[str]) -> Process:
@@ -216,7 +222,8 @@ class _Server:
             os.close(tells)
         if len(said) < _PID.size:
             os.close(told)
-            raise RuntimeError("the server of processes has ended")
+            self.end()
+            raise EOFError("the server of processes has ended")
         pid = _PID.unpack(said)[0]
         return _Forked(pid, told, os.pidfd_open(pid))
 

@@ -6,16 +6,18 @@ Each worker leaves ``result-RANK.json`` or ``error-RANK.json`` in the job's fold
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from cuda_ops.device import fork_server
 from halopipe.launch.job_environment import GLOO
 from halopipe.run_spec.job import JOB
 
 ROOT = Path(__file__).resolve().parents[2]
+WORKER = "halopipe.launch.worker:main"
+LOADS = (*fork_server.CAPTURE, "halopipe.training.work")
+
 OUTPUT_BYTES = 64 * 1024
 """So much of the end of a worker's output is kept."""
 
@@ -24,10 +26,16 @@ _FOREIGN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "G
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """One worker to start."""
+    """One worker to start.
+
+    Attributes:
+        call: ``module:function``, whose result is the worker's exit code.
+        arguments: of the function.
+    """
 
     rank: int
-    command: tuple[str, ...]
+    call: str
+    arguments: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,11 +70,22 @@ class Processes:
 
     Args:
         folder: for results, errors and the workers' output.
+        loads: modules that they need, loaded once for all.
+        afresh: whether each has an interpreter of its own.
     """
 
-    def __init__(self, members: Sequence[Member], folder: Path, environment: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        members: Sequence[Member],
+        folder: Path,
+        environment: Mapping[str, str],
+        *,
+        loads: Sequence[str] = (),
+        afresh: bool = False,
+    ) -> None:
         self._members, self._folder, self._environment = tuple(members), folder, dict(environment)
-        self._processes: dict[int, subprocess.Popen[bytes]] = {}
+        self._loads, self._afresh = tuple(loads), afresh
+        self._processes: dict[int, fork_server.Process] = {}
         self._ended: dict[int, Ended] = {}
 
     @property
@@ -78,13 +97,13 @@ class Processes:
         """Start all members."""
         for member in self._members:
             with self._output(member.rank).open("wb") as output:
-                self._processes[member.rank] = subprocess.Popen(
-                    member.command,
-                    env=self._environment,
-                    stdin=subprocess.DEVNULL,
-                    stdout=output,
-                    stderr=output,
-                    start_new_session=True,  # Ctrl-C is for the launcher, which then ends them all
+                self._processes[member.rank] = fork_server.start(
+                    member.call,
+                    [*member.arguments],
+                    environment=self._environment,
+                    output=output.fileno(),
+                    loads=self._loads,
+                    afresh=self._afresh,
                 )
 
     def ended(self) -> Mapping[int, Ended]:
@@ -108,13 +127,16 @@ class Processes:
         return self._folder / f"output-{rank}.txt"
 
 
-def workers_of(folder: Path, names: Mapping[int, str]) -> Processes:
-    """Workers of the job in ``folder``: by rank, what :mod:`halopipe.launch.worker` calls their part."""
-    # -P: the working folder must not hide our packages; the model is looked for there all the same.
-    start = (sys.executable, "-P", "-m", "halopipe.launch.worker", str(folder / JOB))
-    members = [Member(rank, (*start, name)) for rank, name in names.items()]
+def workers_of(folder: Path, names: Mapping[int, str], *, afresh: bool = False) -> Processes:
+    """Workers of the job in ``folder``: by rank, what :mod:`halopipe.launch.worker` calls their part.
+
+    Args:
+        afresh: as where they drive GPUs: CUDA shall not have been touched before a process is forked.
+    """
+    members = [Member(rank, WORKER, (str(folder / JOB), name)) for rank, name in names.items()]
     interface = "lo" if Path("/sys/class/net/lo").exists() else ""
-    return Processes(members, folder, worker_environment([str(ROOT)], interface))
+    environment = worker_environment([str(ROOT)], interface)
+    return Processes(members, folder, environment, loads=LOADS, afresh=afresh)
 
 
 def worker_environment(paths: Sequence[str], interface: str) -> dict[str, str]:
@@ -131,7 +153,8 @@ def worker_environment(paths: Sequence[str], interface: str) -> dict[str, str]:
     }
     known = [*paths, *environment.get("PYTHONPATH", "").split(os.pathsep)]
     chosen = os.pathsep.join(dict.fromkeys(filter(None, known)))
-    return environment | {"PYTHONPATH": chosen, "OMP_NUM_THREADS": "1"} | ({GLOO: interface} if interface else {})
+    settings = {"PYTHONPATH": chosen, **fork_server.SETTINGS}
+    return environment | settings | ({GLOO: interface} if interface else {})
 
 
 def _text(path: Path) -> str:

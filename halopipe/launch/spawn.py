@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -15,7 +14,7 @@ from halopipe.launch.processes import Ended, Processes, workers_of
 from halopipe.run_spec.job import JOB, REFERENCE, REFERENCE_RANK, Job, RankResult, failed_path, job_folder
 from halopipe.run_spec.options import RunOptions
 from halopipe.run_spec.result import Progress, RunProgress, RunResult, stage_medians
-from halopipe.training.rank_device import require_devices, seats_of
+from halopipe.training.rank_device import on_gpus, require_devices, seats_of
 from halopipe.training.time_breakdown import ranks_measured, stage_once_s
 from planner.ir.codec import plain
 from planner.ir.files import write_text
@@ -103,12 +102,13 @@ def spawn(plan: Plan, options: RunOptions, progress: Progress | None) -> RunResu
     Raises:
         MissingDeviceError: the plan's GPUs are not there.
     """
-    require_devices(seats_of(plan.decision, options.device))
+    seats = seats_of(plan.decision, options.device)
+    require_devices(seats)
     store, port = host_store()
     with job_folder() as folder:
-        job = Job(plan, options, folder, port, os.getpid())
+        job = Job(plan, options, folder, port)
         job.write(folder / JOB)
-        workers = workers_of(folder, {rank: str(rank) for rank in range(plan.decision.num_ranks)})
+        workers = workers_of(folder, {seat.rank: str(seat.rank) for seat in seats}, afresh=on_gpus(seats))
         with one_device(job):
             results = _watched(job, [workers], store, progress)
         return combine(plan, options, results, progress)
@@ -124,7 +124,8 @@ def one_device(job: Job) -> Iterator[None]:
     if not job.is_compared:
         yield
         return
-    workers = workers_of(job.folder, {REFERENCE_RANK: REFERENCE})
+    seats = seats_of(job.plan.decision, job.options.device)
+    workers = workers_of(job.folder, {REFERENCE_RANK: REFERENCE}, afresh=on_gpus(seats))
     if job.options.check_numerics:
         store = dist.HashStore()  # type: ignore[attr-defined]  # public, but not by torch's types
         run_workers([workers], {REFERENCE_RANK: "the run on one device"}, store)

@@ -54,7 +54,7 @@ def join(job_rank: JobRank, plan: Plan, options: RunOptions, progress: Progress 
     store, board = job_stores(job_rank.rank, job_rank.num_ranks)
     with told_to_all(board, job_rank.rank, job_rank.num_ranks), job_folder() as folder:
         rank = job_rank.rank_of(plan.decision)
-        job = Job(plan, options, folder, parent=os.getpid())
+        job = Job(plan, options, folder)
         job.write(folder / JOB)
         with one_device(job) if rank == 0 else contextlib.nullcontext():
             own = _work(job, rank, job_rank.local_rank, store, board, progress if rank == 0 else None)

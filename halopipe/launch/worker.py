@@ -1,31 +1,28 @@
 """What a worker process does: it becomes one device, then does one rank's work and leaves its result or its error.
 
-python -m halopipe.launch.worker JOB.json RANK          a rank of a job on this host
-python -m halopipe.launch.worker JOB.json reference     the first steps on one device, for the ranks to compare with
+main(JOB.json, RANK)            a rank of a job on this host
+main(JOB.json, "reference")     the first steps on one device, for the ranks to compare with
+
+The process begins with torch loaded and dies with its parent, see :mod:`cuda_ops.device.fork_server`.
 """
 
 from __future__ import annotations
 
-import os
-import sys
 import traceback
-from collections.abc import Sequence
 from pathlib import Path
 
-from cuda_ops.device.host import die_with_parent
 from halopipe.launch.processes import error_path, result_path
 from halopipe.run_spec.job import REFERENCE, REFERENCE_RANK, Job
 from planner.ir.files import write_text
 
 
-def main(arguments: Sequence[str]) -> int:
+def main(path: str, part: str) -> int:
     """Run one rank of a job that was spawned on this host; the exit code says whether it succeeded."""
-    job = Job.read(Path(arguments[0]))
-    die_with_parent(job.parent)
-    is_reference = arguments[1] == REFERENCE
-    rank = REFERENCE_RANK if is_reference else int(arguments[1])
+    job = Job.read(Path(path))
+    is_reference = part == REFERENCE
+    rank = REFERENCE_RANK if is_reference else int(part)
 
-    from runtime.monitor.failure import write_error  # late: it loads torch, and the parent may be gone
+    from runtime.monitor.failure import write_error  # late: it loads torch
 
     try:
         write_text(result_path(job.folder, rank), _reference(job) if is_reference else _rank(job, rank))
@@ -55,10 +52,3 @@ def _rank(job: Job, rank: int) -> str:
     board = join_store(LOOPBACK, job.port)
     store = PrefixStore("job", join_store(LOOPBACK, job.port))
     return work(job, rank, store, board, local_rank=rank).to_json()
-
-
-if __name__ == "__main__":
-    code = main(sys.argv[1:])
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)  # at once: a sum that another rank will never join must not keep the process

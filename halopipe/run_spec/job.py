@@ -67,14 +67,12 @@ class Job:
     Attributes:
         folder: for results and errors; removed by the launcher.
         port: of the launcher's store, on the loopback interface; 0 where the environment says where to meet.
-        parent: process to die with.
     """
 
     plan: Plan
     options: RunOptions
     folder: Path
     port: int = 0
-    parent: int = 0
 
     @property
     def source(self) -> ModelSource:
@@ -97,15 +95,14 @@ class Job:
     def write(self, path: Path) -> None:
         """Write the job for a worker to read."""
         record = {"plan": dumps(self.plan), "options": plain(self.options), "folder": str(self.folder)}
-        where = {"port": self.port, "parent": self.parent}
-        write_text(path, json.dumps(record | where))
+        write_text(path, json.dumps(record | {"port": self.port}))
 
     @classmethod
     def read(cls, path: Path) -> Job:
         """The job that :meth:`write` wrote."""
         record = json.loads(path.read_text(encoding="utf-8"))
         plan, options = loads(record["plan"], Plan), RunOptions(**record["options"])
-        return cls(plan, options, Path(record["folder"]), record["port"], record["parent"])
+        return cls(plan, options, Path(record["folder"]), record["port"])
 
 
 def failed_path(reference: Path) -> Path:

@@ -78,15 +78,20 @@ def seats_of(decision: Decision, on: str = AS_PLANNED) -> tuple[Seat, ...]:
     return tuple(found)
 
 
+def on_gpus(seats: Sequence[Seat]) -> bool:
+    """Whether a rank computes on a GPU."""
+    return any(seat.gpu is not None for seat in seats)
+
+
 def require_devices(seats: Sequence[Seat]) -> None:
     """Refuses seats of this host that it does not have.
 
     Raises:
         MissingDeviceError: torch finds no GPU, or too few.
     """
-    wanted = [seat for seat in seats if seat.gpu is not None]
-    if not wanted:
+    if not on_gpus(seats):
         return
+    wanted = [seat for seat in seats if seat.gpu is not None]
     remedies = ["--device cpu: the same plan on the processor", "plan for the devices of this host"]
     if why := why_no_gpu():
         raise MissingDeviceError(f"rank {wanted[0].rank} is to run on {wanted[0].name}", [why], remedies)

@@ -40,7 +40,7 @@ class Child:
         self._name = function
         self._printed = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115 - closed at exit
         self._pipe, far = multiprocessing.Pipe()
-        settings = {"OMP_NUM_THREADS": "1", "KINETO_LOG_LEVEL": "99", "GLOO_SOCKET_IFNAME": "lo"}
+        settings = {**fork_server.SETTINGS, "GLOO_SOCKET_IFNAME": "lo"}
         self._process = fork_server.start(
             "profiler.measure.child_process:serve",
             environment={**os.environ, **settings},

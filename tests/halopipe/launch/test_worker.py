@@ -23,6 +23,7 @@ from planner.ir.plan import Plan
 from planner.ir.timeline import Timeline
 from tests.halopipe.bombs import POISONED_STEP
 from tests.halopipe.plans import RESNET, mined, plan_of
+from tests.processes import writing_into
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -36,19 +37,7 @@ def nothing_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pa
     monkeypatch.setenv("TMPDIR", str(folder))
     yield folder
     assert list(folder.glob("halopipe-*")) == []  # torch itself leaves a cache here
-    assert workers_in(folder) == []
-
-
-def workers_in(folder: Path) -> list[int]:
-    found = []
-    for entry in Path("/proc").glob("[0-9]*"):
-        try:
-            command = (entry / "cmdline").read_bytes().decode(errors="replace")
-        except OSError:
-            continue
-        if "halopipe.launch.worker" in command and str(folder) in command:
-            found.append(int(entry.name))
-    return found
+    assert writing_into(folder) == []
 
 
 OPTIONS = {"steps": 5, "warmup": 0, "data": "tests.halopipe.bombs:poison", "check_first_step": False}
@@ -197,9 +186,9 @@ def test_an_interrupted_run_ends_its_workers_and_leaves_no_file(
     dump(mined(-1, ""), tmp_path / "plan.json")
     process = started(tmp_path / "plan.json", 100_000)
     end_s = time.monotonic() + 60
-    while len(workers_in(nothing_left)) < 2 and time.monotonic() < end_s:
+    while len(writing_into(nothing_left)) < 2 and time.monotonic() < end_s:
         time.sleep(0.05)
-    assert len(workers_in(nothing_left)) >= 2  # and one that computes the first step alone
+    assert len(writing_into(nothing_left)) >= 2  # and one that computes the first step alone
     process.send_signal(number)
     process.communicate(timeout=60)
     assert process.returncode == code

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 import threading
 import time
 from collections.abc import Mapping
@@ -19,6 +18,7 @@ from planner.ir.schedule import Action
 from runtime.monitor.activity import Beat
 from runtime.monitor.waits import Waits
 from runtime.monitor.watch import host_store, host_store_at, join_store, meet, run_workers
+from tests.processes import writing_into
 
 RESULT, ERROR = "RESULT", "ERROR"  # replaced by the worker's own paths
 FINE = f"open('{RESULT}', 'w').write('yes')"
@@ -34,25 +34,17 @@ def run(folder: Path, *scripts: str, store: dist.Store | None = None, **options:
     members = []
     for rank, script in enumerate(scripts):
         text = script.replace(RESULT, str(result_path(folder, rank))).replace(ERROR, str(error_path(folder, rank)))
-        members.append(Member(rank, (sys.executable, "-S", "-c", text)))
+        members.append(Member(rank, f"{__name__}:execute", (text,)))
     titles = {rank: f"rank {rank} (n0/cpu{rank}, stage {rank})" for rank in range(len(scripts))}
     try:
         return run_workers([Processes(members, folder, os.environ)], titles, store or dist.HashStore(), **options)
     finally:
-        assert running(folder) == []
+        assert writing_into(folder) == []
 
 
-def running(folder: Path) -> list[str]:
-    """Processes that have the folder in their command line."""
-    found = []
-    for entry in Path("/proc").glob("[0-9]*"):
-        try:
-            command = (entry / "cmdline").read_bytes().decode(errors="replace")
-        except OSError:
-            continue
-        if str(folder) in command and int(entry.name) != os.getpid():
-            found.append(command)
-    return found
+def execute(text: str) -> None:
+    """What a worker does."""
+    exec(text, {})
 
 
 def test_all_results_are_waited_for(tmp_path: Path) -> None:
