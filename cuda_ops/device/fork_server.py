@@ -51,7 +51,7 @@ _LATE = ("PYTHONPATH", "PYTEST_CURRENT_TEST", "OLDPWD", "PWD", "TMPDIR", "GLOO_S
 _CODE, _PID = struct.Struct("=i"), struct.Struct("=i")
 _MOST_FILES = 8
 _KILLED = -int(signal.SIGKILL)
-_SERVE = "import sys; sys.path[:] = {path!r}; from cuda_ops.device.fork_server import serve; serve({handle})"
+_SERVE = "import sys; sys.path[:] = {path!r}; from cuda_ops.device.fork_server import serve; serve({handle}, {loads})"
 _CALL = "import sys; sys.path[:] = {path!r}; from cuda_ops.device.fork_server import answer; answer({handle}, {parent})"
 
 
@@ -98,8 +98,7 @@ def start(
         loads: modules that the function will need, which the server loads once for all.
         afresh: a new interpreter, not a fork of the server.
     """
-    known = [*filter(None, environment.get("PYTHONPATH", "").split(os.pathsep)), *(path or sys.path)]
-    paths = list(dict.fromkeys(known))
+    paths = _paths(environment, path)
     request = {
         "call": call,
         "loads": list(loads),
@@ -117,6 +116,17 @@ def start(
             return _server_for(environment, paths).start([written.fileno(), output, *files])
         except EOFError:  # it was killed; once more, by another
             return _server_for(environment, paths).start([written.fileno(), output, *files])
+
+
+def warm(environment: Mapping[str, str], loads: Sequence[str] = CAPTURE) -> None:
+    """Let the server of such processes begin to load, while this process does something else."""
+    if hasattr(os, "pidfd_open"):
+        _server_for(environment, _paths(environment, ()), loads)
+
+
+def _paths(environment: Mapping[str, str], path: Sequence[str]) -> list[str]:
+    known = [*filter(None, environment.get("PYTHONPATH", "").split(os.pathsep)), *(path or sys.path)]
+    return list(dict.fromkeys(known))
 
 
 def _anew(request: int, environment: Mapping[str, str], output: int, files: Sequence[int], path: list[str]) -> Process:
@@ -191,12 +201,12 @@ class _Forked:
 class _Server:
     """This process's end of a server."""
 
-    def __init__(self, environment: Mapping[str, str], path: Sequence[str]) -> None:
+    def __init__(self, environment: Mapping[str, str], path: Sequence[str], loads: Sequence[str]) -> None:
         self._socket, far = socket.socketpair()
         self._lock = threading.Lock()
         with far:
             self._process = subprocess.Popen(
-                [sys.executable, "-c", _SERVE.format(path=list(path), handle=far.fileno())],
+                [sys.executable, "-c", _SERVE.format(path=list(path), handle=far.fileno(), loads=list(loads))],
                 env=dict(environment),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
@@ -242,7 +252,7 @@ _owner = os.getpid()
 _lock = threading.Lock()
 
 
-def _server_for(environment: Mapping[str, str], path: Sequence[str]) -> _Server:
+def _server_for(environment: Mapping[str, str], path: Sequence[str], loads: Sequence[str] = ()) -> _Server:
     """The server that was started with these variables, but for those that are read late."""
     global _owner
     key = frozenset(item for item in environment.items() if item[0] not in _LATE)
@@ -253,7 +263,7 @@ def _server_for(environment: Mapping[str, str], path: Sequence[str]) -> _Server:
         if key not in _servers or not _servers[key].is_alive:
             for other in [name for name, server in _servers.items() if not server.is_alive]:
                 _servers.pop(other).end()
-            _servers[key] = _Server(environment, path)
+            _servers[key] = _Server(environment, path, loads)
         return _servers[key]
 
 
@@ -269,11 +279,12 @@ def end_servers() -> None:
 atexit.register(end_servers)
 
 
-def serve(handle: int) -> None:
+def serve(handle: int, loads: Sequence[str]) -> None:
     """The server: forks a process for each request, and tells of its end, until the other side closes."""
     keep_pages()
     link = socket.socket(fileno=handle)
     link.set_inheritable(False)
+    _load(loads)
     ends: dict[int, tuple[int, int]] = {}
     with selectors.DefaultSelector() as selector:
         selector.register(link, selectors.EVENT_READ)
@@ -340,9 +351,13 @@ def _import(wanted: Mapping[str, Any]) -> None:
     """Load what a call needs for this process and all later ones; why that fails, the process says itself."""
     called = wanted["call"].partition(":")[0]
     ours = [called] if called.partition(".")[0] in OURS else []
-    for module in [*ours, *wanted["loads"]]:
+    sys.path[:] = wanted["path"]
+    _load([*ours, *wanted["loads"]])
+
+
+def _load(modules: Sequence[str]) -> None:
+    for module in modules:
         if module not in sys.modules:
-            sys.path[:] = wanted["path"]
             with contextlib.suppress(Exception):
                 importlib.import_module(module)
 

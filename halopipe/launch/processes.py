@@ -134,9 +134,16 @@ def workers_of(folder: Path, names: Mapping[int, str], *, afresh: bool = False) 
         afresh: as where they drive GPUs: CUDA shall not have been touched before a process is forked.
     """
     members = [Member(rank, WORKER, (str(folder / JOB), name)) for rank, name in names.items()]
-    interface = "lo" if Path("/sys/class/net/lo").exists() else ""
-    environment = worker_environment([str(ROOT)], interface)
-    return Processes(members, folder, environment, loads=LOADS, afresh=afresh)
+    return Processes(members, folder, _environment_here(), loads=LOADS, afresh=afresh)
+
+
+def warm_workers() -> None:
+    """Let what workers need be loaded while this process prepares their job."""
+    fork_server.warm(_environment_here(), LOADS)
+
+
+def _environment_here() -> dict[str, str]:
+    return worker_environment([str(ROOT)], "lo" if Path("/sys/class/net/lo").exists() else "")
 
 
 def worker_environment(paths: Sequence[str], interface: str) -> dict[str, str]:

@@ -9,9 +9,11 @@ from __future__ import annotations
 import os
 
 from halopipe.launch.job_environment import job_rank
+from halopipe.launch.processes import warm_workers
 from halopipe.run_spec.options import RunOptions
 from halopipe.run_spec.result import Progress, RunProgress, RunResult
 from halopipe.training.check_options import require_consistent
+from halopipe.training.rank_device import on_gpus, seats_of
 from planner.ir.plan import Plan
 
 __all__ = ["RunOptions", "RunProgress", "RunResult", "run_plan"]
@@ -38,6 +40,8 @@ def run_plan(plan: Plan, options: RunOptions | None = None, progress: Progress |
         from halopipe.launch.torchrun import join  # loads torch
 
         return join(job, plan, options, progress)
+    if not on_gpus(seats_of(plan.decision, options.device)):
+        warm_workers()
     from halopipe.launch.spawn import spawn  # loads torch
 
     return spawn(plan, options, progress)

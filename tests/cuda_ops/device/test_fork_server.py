@@ -65,6 +65,7 @@ def run(name: str, *arguments: object, **options: object) -> tuple[int, str]:
 
 def begin(name: str, arguments: Sequence[object], output: int, **options: object) -> Process:
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "GREETING": "again"}
+    options = {"loads": [], **options}
     return start(f"{THIS}:{name}", arguments, environment=environment, output=output, **options)  # type: ignore[arg-type]
 
 
@@ -119,7 +120,7 @@ def test_gradients_are_found_in_a_forked_process() -> None:
 
 def test_a_module_that_cannot_be_loaded_is_the_process_s_own_error() -> None:
     with tempfile.TemporaryFile("w+") as output:
-        process = start("halopipe.nowhere:main", environment=dict(os.environ), output=output.fileno())
+        process = start("halopipe.nowhere:main", environment=dict(os.environ), output=output.fileno(), loads=[])
         assert process.wait(60) == 1
         output.seek(0)
         assert "No module named 'halopipe.nowhere'" in output.read()
