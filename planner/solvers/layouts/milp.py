@@ -73,7 +73,7 @@ class Columns:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Rows:
-    """``lower <= sum of value x column <= upper``, one row an entry; ``row`` counts from 0."""
+    """``lower <= sum of value x column <= upper``: coefficients with their row (from 0) and column, limits by row."""
 
     row: Places
     column: Places
