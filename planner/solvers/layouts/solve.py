@@ -21,6 +21,7 @@ ResNet-50 on 16 devices, and HiGHS overruns its time there.  ``docs/decisions/00
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -33,6 +34,9 @@ PROVEN, WITHIN_GAP, TIME_LIMIT, INFEASIBLE = "proven", "within gap", "time limit
 
 CORES = (3_000, 12_000, 25_000)
 """Pairs of options, over all edges, of one core after another."""
+
+_SHARE = 0.75
+"""Of the time that is left, for a core that is not the whole graph."""
 
 _ROUNDS = 60
 
@@ -59,6 +63,7 @@ def minimise(graph: LabelledGraph, time_limit_s: float = 60.0, gap: float = 0.0)
     search = _Search(graph, time.monotonic() + time_limit_s, gap)
     order = order_of(graph)
     if not order.is_narrow:
+        search.bound = sum(float(table.min()) for table in (*graph.node_cost, *graph.edge_cost.values()))
         search.solve_part([np.arange(count) for count in graph.num_options], time_limit_s)
         return search.answer()
     free = eliminate(graph, order)
@@ -68,11 +73,10 @@ def minimise(graph: LabelledGraph, time_limit_s: float = 60.0, gap: float = 0.0)
     if search.is_done:
         return search.answer()
     search.graph = graph.without_slack_resources()
-    search.bound, marginals = lagrangian(search.graph, order, free, search.stops)
-    for pairs in CORES:
-        if search.is_done or time.monotonic() >= search.stops:
-            break
-        search.solve_core(marginals, pairs)
+    search.bound, marginals, met = lagrangian(search.graph, order, free, search.stops)
+    for found in met:
+        search.offer(found)
+    search.solve_cores(marginals)
     return search.answer()
 
 
@@ -106,13 +110,20 @@ class _Search:
         if cost < self.cost and self.graph.fits(found):
             self.best, self.cost = found, cost
 
-    def solve_core(self, marginals: tuple[Array, ...], pairs: int) -> None:
-        """Solves the core of at most so many pairs of options."""
-        most = min(_level(self.graph, marginals, pairs), self.cost)
-        kept = [np.flatnonzero(each <= most) for each in marginals]
-        beyond = min((float(np.min(each[each > most], initial=np.inf)) for each in marginals), default=np.inf)
-        left_s = self.stops - time.monotonic()
-        self.solve_part(kept, left_s if beyond >= self.cost or np.isinf(beyond) else left_s / 2, beyond)
+    def solve_cores(self, marginals: tuple[Array, ...]) -> None:
+        """Solves cores of more and more options, until the best is proven or time is up."""
+        took_s, last = 0.0, 0
+        for most_pairs in CORES:
+            level = min(_level(self.graph, marginals, most_pairs), self.cost)
+            kept = [np.flatnonzero(each <= max(level, float(each.min()))) for each in marginals]
+            beyond = min(float(np.min(each, initial=np.inf, where=each > level)) for each in marginals)
+            pairs, began = _num_pairs(self.graph, [len(options) for options in kept]), time.monotonic()
+            left_s = self.stops - began
+            # A larger core takes longer than the last, and HiGHS looks at its clock too rarely.
+            if self.is_done or left_s <= (took_s if pairs > last else 0.0):
+                return
+            self.solve_part(kept, left_s if beyond >= self.cost else _SHARE * left_s, beyond)
+            took_s, last = time.monotonic() - began, pairs
 
     def solve_part(self, kept: Kept, time_limit_s: float, beyond: float = float("inf")) -> None:
         """Solves the program of the options ``kept``; all others cost at least ``beyond``."""
@@ -130,20 +141,26 @@ class _Search:
         return Answer(self.best, self.cost, min(self.bound, self.cost), status)
 
 
-def _level(graph: LabelledGraph, marginals: tuple[Array, ...], pairs: int) -> float:
-    """The highest bound of an option in the core of so many pairs; each node has its best option at least."""
+def _level(graph: LabelledGraph, marginals: tuple[Array, ...], most_pairs: int) -> float:
+    """The highest bound of an option in the core of so many pairs."""
     levels = np.unique(np.concatenate(marginals))
-    levels = levels[np.isfinite(levels)]
-    low, high = int(np.searchsorted(levels, max(float(each.min()) for each in marginals))), len(levels) - 1
+    low, high = 0, int(np.isfinite(levels).sum()) - 1
     while low < high:
         middle = (low + high + 1) // 2
-        count = [int(np.sum(each <= levels[middle])) for each in marginals]
-        low, high = (middle, high) if sum(count[u] * count[v] for u, v in graph.edges) <= pairs else (low, middle - 1)
+        fits = _num_pairs(graph, [int(np.sum(each <= levels[middle])) for each in marginals]) <= most_pairs
+        low, high = (middle, high) if fits else (low, middle - 1)
     return float(levels[low])
 
 
-def lagrangian(graph: LabelledGraph, order: Order, free: Elimination, stops: float) -> tuple[float, tuple[Array, ...]]:
-    """A bound of what fits, infinity if nothing does; and by node, a bound of what fits and takes each option.
+def _num_pairs(graph: LabelledGraph, options: Sequence[int]) -> int:
+    """Pairs of options of neighbours, where each node has so many."""
+    return sum(options[u] * options[v] for u, v in graph.edges)
+
+
+def lagrangian(
+    graph: LabelledGraph, order: Order, free: Elimination, stops: float
+) -> tuple[float, tuple[Array, ...], tuple[Assignment, ...]]:
+    """A bound of what fits, infinity if nothing does; by node a bound of what takes each option; assignments met.
 
     With b what the budget leaves beside the least workspace, by cutting planes (Kelley 1960),
 
@@ -180,7 +197,7 @@ def lagrangian(graph: LabelledGraph, order: Order, free: Elimination, stops: flo
         if value > best:
             best, found, prices = value, asked, now
         if best > dearest * (1 + 1e-6):
-            return float("inf"), tuple(np.full(count, np.inf) for count in graph.num_options)
+            return float("inf"), tuple(np.full(count, np.inf) for count in graph.num_options), ()
         if -highest.fun <= best + ROUNDING * dearest:
             break
-    return best, tuple(each - float(prices @ graph.budget) for each in found.min_marginals())
+    return best, tuple(each - float(prices @ graph.budget) for each in found.min_marginals()), (*met, asked.assignment)
