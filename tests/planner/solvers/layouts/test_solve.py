@@ -59,6 +59,8 @@ def test_lagrangian_bounds_hold_for_all_that_fit_and_for_each_option(seed: int, 
     graph = graph_of(seed)
     order = order_of(graph)
     free = eliminate(graph, order)
+    if np.isinf(free.cost):
+        return  # all is forbidden, and nobody asks for prices
     bound, marginals, _ = lagrangian(graph, order, free, float("inf"))
     assert bound >= free.cost * (1 - 1e-9)
     for x in assignments(graph):
