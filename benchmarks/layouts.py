@@ -17,6 +17,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from benchmarks.report import Row, at_least, at_most, run
+from planner.baselines.dryden import by_shortest_paths
 from planner.costs.cost_model import PriceBook
 from planner.costs.layers.roofline import work_of
 from planner.costs.shards.option import Option
@@ -26,7 +27,6 @@ from planner.ir.graph import Graph
 from planner.ir.profile import Measurement, ModelSource, Optimizer, ParameterCost, Profile, Provenance
 from planner.solvers.layouts.factor_graph import LabelledGraph
 from planner.solvers.layouts.solve import minimise
-from planner.solvers.layouts.spans import by_shortest_paths
 from planner.solvers.layouts.stage import Question, labelled_graph, options_of
 
 FLOP_PER_S, BYTES_PER_S, CALL_S = 15.7e12, 9e11, 5e-6

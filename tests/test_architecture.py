@@ -55,7 +55,7 @@ FLOORS = {
     "planner.costs": floor(PLANNER, "numpy scipy"),
     "planner.solvers.progress": floor("planner.ir"),
     "planner.solvers.candidates": floor(f"{PLANNER} planner.costs planner.solvers.progress", "numpy"),
-    "planner.solvers.layouts": floor(f"{PLANNER} planner.costs {SEARCH}", "highspy numpy pulp scipy"),
+    "planner.solvers.layouts": floor(f"{PLANNER} planner.costs {SEARCH}", "numpy scipy"),
     "planner.baselines": floor(
         f"{PLANNER} planner.costs planner.solvers.layouts {SEARCH}", "highspy networkx numpy pulp scipy"
     ),

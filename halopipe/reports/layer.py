@@ -17,8 +17,7 @@ from planner.ir.plan import Decision, Plan
 from planner.ir.problem import Problem
 from planner.ir.profile import Profile
 from planner.ir.schedule import Op
-from planner.solvers.layouts.alternatives import Rival
-from planner.solvers.layouts.stage import LEAST, NONE, WHOLE, Question
+from planner.solvers.layouts.stage import LEAST, NONE, WHOLE, Question, Rival, rivals
 
 
 def describe_layer(plan: Plan, profile: Profile | None, name: str) -> str:
@@ -147,7 +146,6 @@ def splits_of(plan: Plan, profile: Profile, name: str) -> tuple[Split, ...]:
     from planner.costs.cost_model import PriceBook
     from planner.costs.shards.option import Option
     from planner.costs.stages.placement import LayoutBook
-    from planner.solvers.layouts.alternatives import rivals
 
     decision = plan.decision
     number = decision.layers[name].stage

@@ -2,9 +2,9 @@
 
 One stage over all devices; every layer has its own distribution over samples and space (its grid uses all ranks; what
 cannot be cut so far is held by several), found by shortest paths through (layer, distribution), the most expensive path
-of the network first, branches after it (``layouts.spans``).  Their performance model, on our measurements: a layer's
-compute on the slowest rank, halos hidden behind it as far as it lasts, a redistribution wherever distributions differ,
-an all-reduce of every weight's gradient.  As in their runs the batch is taken at once, or in the largest micro-batches
+of the network first, branches after it (section V-C).  Their performance model, on our measurements: a layer's compute
+on the slowest rank, halos hidden behind it as far as it lasts, a redistribution wherever distributions differ, an
+all-reduce of every weight's gradient.  As in their runs the batch is taken at once, or in the largest micro-batches
 that fit.  Ignored: that all-reduces hide behind the backward of earlier layers; limits of memory while searching.
 
 If samples alone may be cut (``Problem.allow``), or layers are over sites, this is sample parallelism on all ranks.
@@ -14,6 +14,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+
+import numpy as np
 
 from planner.baselines import data_parallel
 from planner.costs.cost_model import PriceBook
@@ -39,7 +41,7 @@ from planner.solvers.candidates.choose import best_of, no_schedule
 from planner.solvers.candidates.evaluate import Evaluation, Evaluator
 from planner.solvers.candidates.explain import heuristic_plan, infeasible
 from planner.solvers.candidates.feasibility import as_asked
-from planner.solvers.layouts.spans import by_shortest_paths
+from planner.solvers.layouts.factor_graph import Array, Assignment, LabelledGraph
 from planner.solvers.layouts.stage import Question, labelled_graph
 from planner.solvers.progress import Progress
 
@@ -95,6 +97,68 @@ def distributions(problem: Problem, book: PriceBook, size: int) -> Mapping[int, 
     question = Question(layers, problem.global_batch / size)
     picked = by_shortest_paths(labelled_graph(prices, question, options))
     return {index: each[k] for index, each, k in zip(layers, options, picked, strict=True)}
+
+
+def by_shortest_paths(graph: LabelledGraph) -> Assignment:
+    """An assignment of ``graph``, budgets ignored; the least cost on chains alone.
+
+    A path through the network is a chain of layers, and the cheapest options along it are a shortest path in the graph
+    of (layer, option).  The most expensive path (each layer at its cheapest) is first; what it chose stays; then the
+    most expensive path of the layers that are left, whose edges to layers already chosen count; and so on.
+    """
+    chosen: dict[int, int] = {}
+    while len(chosen) < graph.num_nodes:
+        path = _longest_path(graph, chosen)
+        chosen.update(zip(path, _shortest(graph, path, chosen), strict=True))
+    return tuple(chosen[node] for node in range(graph.num_nodes))
+
+
+def _longest_path(graph: LabelledGraph, chosen: dict[int, int]) -> list[int]:
+    """The most expensive path among nodes without an option, each at its cheapest; nodes are in topological order."""
+    length = [float(cost.min()) for cost in graph.node_cost]
+    before: dict[int, int] = {}
+    total: dict[int, float] = {}
+    edges: dict[int, list[int]] = {}
+    for u, v in graph.edge_cost:
+        edges.setdefault(v, []).append(u)
+    for node in range(graph.num_nodes):
+        if node in chosen:
+            continue
+        open_before = [u for u in edges.get(node, ()) if u not in chosen]
+        longest = max(open_before, key=lambda u: (total[u], -u), default=None)
+        total[node] = length[node]
+        if longest is not None:
+            before[node] = longest
+            total[node] += total[longest]
+    path = [max(total, key=lambda node: (total[node], node))]
+    while path[-1] in before:
+        path.append(before[path[-1]])
+    return path[::-1]
+
+
+def _shortest(graph: LabelledGraph, path: list[int], chosen: dict[int, int]) -> list[int]:
+    costs = [_with_neighbours(graph, node, chosen) for node in path]
+    came: list[Array] = []
+    least = costs[0]
+    for u, v, cost in zip(path, path[1:], costs[1:], strict=False):
+        table = least[:, None] + graph.edge_cost[u, v]
+        came.append(table.argmin(axis=0))
+        least = table.min(axis=0) + cost
+    found = [int(np.argmin(least))]
+    for step in reversed(came):
+        found.append(int(step[found[-1]]))
+    return found[::-1]
+
+
+def _with_neighbours(graph: LabelledGraph, node: int, chosen: dict[int, int]) -> Array:
+    """The node's costs, with its edges to nodes that have an option."""
+    cost = graph.node_cost[node].copy()
+    for (u, v), table in graph.edge_cost.items():
+        if v == node and u in chosen:
+            cost += table[chosen[u]]
+        elif u == node and v in chosen:
+            cost += table[:, chosen[v]]
+    return cost
 
 
 def _candidate(problem: Problem, layouts: LayoutBook, chosen: Mapping[int, Option], size: int) -> Candidate:

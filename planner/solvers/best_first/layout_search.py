@@ -2,7 +2,7 @@
 
 What the search over samples found goes on in two ways.  The stages of its best pipelines get the best layouts of their
 layers (``layouts.stage``, exact for a stage alone).  And pipelines of stretches of layers are built by the least that
-stages take under any layouts (``layout_chains``), the one of least bound first, given the layouts of least time, and
+stages take under any layouts (``layout_bound``), the one of least bound first, given the layouts of least time, and
 simulated; those that do not fit get layouts for the memory there is.
 
 The searched space is that of samples, and beside it: stages of stretches of the graph's order, each on ranks of one
@@ -33,8 +33,15 @@ from planner.layers import over_sites
 from planner.passes import in_flight
 from planner.schedules import traits
 from planner.solvers.best_first.bound import least_work_s
-from planner.solvers.best_first.layout_bound import GroupTable, TableMaker
-from planner.solvers.best_first.layout_chains import MOST_STATES, Chain, Chains, links_of, num_states
+from planner.solvers.best_first.layout_bound import (
+    MOST_STATES,
+    Chain,
+    Chains,
+    GroupTable,
+    TableMaker,
+    links_of,
+    num_states,
+)
 from planner.solvers.best_first.search import Outcome
 from planner.solvers.candidates.candidate import (
     Candidate,

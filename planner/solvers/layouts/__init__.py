@@ -1,8 +1,7 @@
 """The best option (layout, recompute) of every layer of a stage, exactly.
 
-Read ``stage`` (the prices as a factor graph), ``factor_graph`` and ``solve``, which chooses between
-``variable_elimination``, ``branch_and_bound`` and ``milp``.  ``spans`` has all stretches of layers at once,
-``alternatives`` what else a layer could do.
+Read ``stage`` (the prices as a labelled graph, and what else a layer could do), ``factor_graph``, and ``solve``, which
+chooses between ``variable_elimination`` (also of all stretches of layers at once) and ``milp``.
 """
 
 from __future__ import annotations

@@ -9,7 +9,9 @@
               for one micro-batch at a time                                                             ``_node_memory``
     m_uv      by rank: W x what is received, kept until the backward; an input of a recomputed layer whose maker is
               kept stays as well                                                                        ``_edge_memory``
-    w_v       by rank: workspace; the most that any layer needs is there beside the sums              ``layouts.solve``
+    w_v       by rank: workspace; the most that any layer needs is there beside the sums          ``workspace_bytes``
+
+``rivals`` has every other option of one layer, all others as they are: what each would cost in a step, by part.
 
 M micro-batches a step, W of them in flight.  Ignored: that an optimiser's time for a step could overlap messages; that
 recomputing a few layers at a time needs less than recomputing all recomputed ones at once.
@@ -17,6 +19,7 @@ recomputing a few layers at a time needs less than recomputing all recomputed on
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -26,9 +29,10 @@ from numpy.typing import NDArray
 from planner.costs.shards.option import Option
 from planner.costs.stages.layouts import BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT, FORWARD, LayerTable, LayoutPrices
 from planner.costs.stages.stage_cost import StageCost, stage_cost
+from planner.ir.errors import MissingMeasurementError
 from planner.ir.problem import ALWAYS, NEVER
 from planner.solvers.layouts.factor_graph import Array, LabelledGraph
-from planner.solvers.layouts.solve import Answer, minimise_with_workspace
+from planner.solvers.layouts.solve import Answer, minimise
 
 WHOLE, LEAST, NONE = "whole", "least", "none"
 
@@ -69,13 +73,11 @@ class StageLayouts:
         chosen: the option of each layer by index; empty if nothing fits.
         cost: of ``chosen``; None if nothing fits.
         answer: the search's own words: objective, bound, status.
-        needs_bytes: if nothing fits, what the leanest choice needs, by rank.
     """
 
     chosen: Mapping[int, Option]
     cost: StageCost | None
     answer: Answer
-    needs_bytes: tuple[int, ...] = ()
 
 
 def best_layouts(
@@ -94,18 +96,12 @@ def best_layouts(
         MissingMeasurementError: the profile says nothing about a number of samples that an option uses.
     """
     options = options or options_of(prices, question)
-    graph = labelled_graph(prices, question, options)
-    workspace = _workspace(prices, question, options) if graph.is_limited else ()
-    answer = minimise_with_workspace(graph, workspace, time_limit_s, gap)
-    picked = answer.assignment or answer.leanest
-    if picked is None:
-        return StageLayouts({}, None, answer)
-    chosen = {index: each[k] for index, each, k in zip(question.layers, options, picked, strict=True)}
-    cost = stage_cost(prices, chosen)
+    answer = minimise(labelled_graph(prices, question, options), time_limit_s, gap)
     if answer.assignment is None:
-        needs = cost.memory_bytes(question.in_flight, _state(prices))
-        return StageLayouts({}, None, answer, tuple(int(size) for size in needs))
-    return StageLayouts(chosen, cost, answer)
+        return StageLayouts({}, None, answer)
+    picked = zip(question.layers, options, answer.assignment, strict=True)
+    chosen = {index: each[k] for index, each, k in picked}
+    return StageLayouts(chosen, stage_cost(prices, chosen), answer)
 
 
 def options_of(prices: LayoutPrices, question: Question) -> tuple[Options, ...]:
@@ -118,13 +114,75 @@ def options_of(prices: LayoutPrices, question: Question) -> tuple[Options, ...]:
     return tuple(found)
 
 
-def _workspace(prices: LayoutPrices, question: Question, options: Sequence[Options]) -> tuple[Array, ...]:
-    """By layer asked about: ``[options, ranks]``."""
-    found = []
-    for index, each in zip(question.layers, options, strict=True):
-        plain = _distinct(each)
-        found.append(prices.layer(index, plain).workspace_bytes[_places(each, plain)])
-    return tuple(found)
+@dataclass(frozen=True, slots=True)
+class Rival:
+    """A way to divide the layer; seconds are those of a step, on the slowest rank.
+
+    Attributes:
+        messages_s: halos and redistributions, to the layer and from it to the others of its stage, as far as they are
+            waited for; ``statistics_s``: sums within the layer; ``reduction_s``: the sum of its gradients.
+        update_s: its update, and additions of gradients.
+        memory_bytes: of the fullest rank, all of the stage included.
+        fits: whether each rank stays within its limit.
+        is_chosen: whether the plan divides it so.
+    """
+
+    option: Option
+    compute_s: float
+    messages_s: float
+    statistics_s: float
+    reduction_s: float
+    update_s: float
+    memory_bytes: int
+    fits: bool
+    is_chosen: bool
+
+    @property
+    def total_s(self) -> float:
+        """What depends on how the layer is divided."""
+        return self.compute_s + self.messages_s + self.statistics_s + self.reduction_s + self.update_s
+
+
+def rivals(prices: LayoutPrices, chosen: Mapping[int, Option], index: int, question: Question) -> tuple[Rival, ...]:
+    """All options of layer ``index`` that can be priced, the least ``total_s`` first; the chosen one is among them.
+
+    Args:
+        chosen: the option of each layer of the stage.
+        question: about these layers, with a limit of memory.
+
+    Raises:
+        MissingMeasurementError: the profile does not say what the chosen option costs.
+    """
+    own = chosen[index]
+    options = _candidates(prices, index, own)
+    layers = question.layers
+    node = layers.index(index)
+    graph = labelled_graph(prices, question, [options if other == index else (chosen[other],) for other in layers])
+    table = prices.layer(index, tuple(replace(option, recompute=False) for option in options))
+    messages = np.zeros(len(options))
+    # of layer ``index`` [options, ranks], of all others [1, ranks]
+    memory: Array = sum(graph.node_memory) + functools.reduce(np.maximum, graph.workspace)
+    for (u, v), cost in graph.edge_cost.items():
+        messages += cost.reshape(-1) if node in (u, v) else 0.0
+        memory = memory + graph.edge_memory[u, v].reshape(-1, memory.shape[-1])
+    compute, sums, reduction, update = _parts(prices, question, index, table, own.recompute)
+    limit = np.array(question.memory_limit_bytes)
+    ways = _ways(prices, chosen, index, options)
+    found = [
+        Rival(
+            option=replace(option, ways=ways[k]),
+            compute_s=float(compute[k]),
+            messages_s=float(messages[k]),
+            statistics_s=float(sums[k]),
+            reduction_s=float(reduction[k]),
+            update_s=float(update[k]),
+            memory_bytes=round(float(memory[k].max())),
+            fits=bool(np.all(memory[k] <= limit + 0.5)),
+            is_chosen=k == 0,
+        )
+        for k, option in enumerate(options)
+    ]
+    return tuple(sorted(found, key=lambda rival: (rival.total_s, not rival.is_chosen)))
 
 
 def labelled_graph(prices: LayoutPrices, question: Question, options: Sequence[Options]) -> LabelledGraph:
@@ -169,6 +227,7 @@ def labelled_graph(prices: LayoutPrices, question: Question, options: Sequence[O
         memory if is_limited else (),
         edge_memory,
         limit if is_limited else np.zeros(0),
+        tuple(table.workspace_bytes[at] for table, at in zip(tables, place, strict=True)) if is_limited else (),
     )
 
 
@@ -220,3 +279,47 @@ def _distinct(options: Options) -> Options:
 def _places(options: Options, plain: Options) -> Places:
     number = {option: k for k, option in enumerate(plain)}
     return np.array([number[replace(option, recompute=False)] for option in options])
+
+
+def _candidates(prices: LayoutPrices, index: int, own: Option) -> Options:
+    """The chosen option, then all others that the profile knows enough about."""
+    found = [own]
+    for option in prices.options(index):
+        again = replace(option, recompute=own.recompute)
+        if (again.cuts, again.margin) == (own.cuts, own.margin):
+            continue
+        try:
+            prices.layer(index, (option,))
+        except MissingMeasurementError:
+            continue
+        found.append(again)
+    return tuple(found)
+
+
+def _parts(
+    prices: LayoutPrices, question: Question, index: int, table: LayerTable, again: bool
+) -> tuple[Array, Array, Array, Array]:
+    """(compute, sums within the layer, sum of gradients, update and additions) of a step, by option."""
+    slowest, apart = table.seconds.max(axis=-1), prices.apart_s(index, table.shards, question.layers)
+    compute, sums = slowest[FORWARD], table.statistics_s[0] + apart
+    if question.backward == NONE:
+        nothing = np.zeros_like(compute)
+        return question.micro_batches * compute, question.micro_batches * sums, nothing, nothing
+    halves, whole = slowest[BACKWARD_INPUT] + slowest[BACKWARD_WEIGHT], slowest[BACKWARD]
+    backward = whole if question.backward == WHOLE else np.minimum(whole, halves)
+    compute = question.micro_batches * ((1 + again) * compute + backward)
+    sums = question.micro_batches * ((1 + again) * sums + table.statistics_s[1] + apart)
+    more = max(0.0, question.micro_batches - 1)
+    update = table.update_s.max(axis=-1) + more * table.accumulate_s.max(axis=-1)
+    return compute, sums, table.reduction_s, update
+
+
+def _ways(prices: LayoutPrices, chosen: Mapping[int, Option], index: int, options: Options) -> list[int]:
+    """How many ranks share the input channels under each option."""
+    found = [option.ways or 1 for option in options]
+    for maker, reader in prices.edges(tuple(sorted(chosen))):
+        if reader == index:
+            plain = tuple(replace(option, recompute=False) for option in options)
+            ways = prices.crossing(maker, index, (replace(chosen[maker], recompute=False),), plain).ways[0]
+            found = [max(before, int(now)) for before, now in zip(found, ways, strict=True)]
+    return found

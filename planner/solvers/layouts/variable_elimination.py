@@ -8,12 +8,22 @@ which connects N.  Time and memory are exponential in the largest |N| alone (tre
 most 4 for recurrent and attention graphs), so the next node is always the one with the smallest table.  Read backwards,
 the tables give the options of the least cost; and with what the rest of the graph adds, every option's *min-marginal*:
 the least cost of any assignment that takes it.
+
+A search over stages asks for every span [i, j) of the graph at once (``all_spans``).  Nodes are in topological order.
+Of the nodes before j those with an edge to j or later form the frontier; let T[i][x] be the least cost of the nodes of
+[i, j) whose frontier takes the options x.  Adding node j is
+
+    T'[i][x, k] = T[i][x] + c_j(k) + sum of c_uj(x_u, k) over edges (u, j) with u >= i;   T'[j][k] = c_j(k)
+
+then what leaves the frontier is minimised away; the least entry of T'[i] is the cost of [i, j + 1).  All starts i move
+together, as rows of one table, in which a row does not depend on frontier nodes before its start.  On a chain a step is
+one product of a matrix with the edge's table; n nodes with k options and frontiers of w nodes take O(n^2 k^(w + 1)).
 """
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -80,12 +90,8 @@ class Elimination:
         return [last[node] for node in range(len(last))]
 
 
-def elimination_order(num_options: tuple[int, ...], edges: Iterable[Edge], last: Scope = ()) -> Order:
-    """The order that eliminates the node with the smallest table first (ties: the first node).
-
-    Args:
-        last: nodes to eliminate after all others.
-    """
+def elimination_order(num_options: tuple[int, ...], edges: Iterable[Edge]) -> Order:
+    """The order that eliminates the node with the smallest table first (ties: the first node)."""
     neighbours: list[set[int]] = [set() for _ in num_options]
     for u, v in edges:
         neighbours[u].add(v)
@@ -94,13 +100,13 @@ def elimination_order(num_options: tuple[int, ...], edges: Iterable[Edge], last:
     def size(node: int) -> int:
         return num_options[node] * prod(num_options[other] for other in neighbours[node])
 
-    waiting = [(node in last, size(node), node) for node in range(len(num_options))]
+    waiting = [(size(node), node) for node in range(len(num_options))]
     heapq.heapify(waiting)
-    sizes = {node: entries for _, entries, node in waiting}
+    sizes = {node: entries for entries, node in waiting}
     scopes: list[Scope] = []
     largest = 0
     while waiting:
-        _, entries, node = heapq.heappop(waiting)
+        entries, node = heapq.heappop(waiting)
         if sizes.get(node) != entries:
             continue
         del sizes[node]
@@ -112,13 +118,13 @@ def elimination_order(num_options: tuple[int, ...], edges: Iterable[Edge], last:
             neighbours[other].update(third for third in around if third != other)
         for other in around:
             sizes[other] = size(other)
-            heapq.heappush(waiting, (other in last, sizes[other], other))
+            heapq.heappush(waiting, (sizes[other], other))
     return Order(tuple(scopes), largest)
 
 
 def order_of(graph: LabelledGraph) -> Order:
     """The elimination order of ``graph``."""
-    return elimination_order(graph.num_options, {*graph.edge_cost, *graph.edge_memory})
+    return elimination_order(graph.num_options, graph.edges)
 
 
 def eliminate(graph: LabelledGraph, order: Order | None = None) -> Elimination:
@@ -130,34 +136,14 @@ def eliminate(graph: LabelledGraph, order: Order | None = None) -> Elimination:
     order = order or order_of(graph)
     if not order.is_narrow:
         raise MemoryError(f"a table of {order.largest_table} entries, at most {LARGEST_TABLE}")
-    tables, _, total = _forward(graph, order, len(order.scopes))
-    return Elimination(order, total, _read_back(order, tables), tuple(tables))
-
-
-def least_over(graph: LabelledGraph, keep: Scope) -> Array:
-    """The least cost by the options of ``keep`` (ascending nodes), an axis each.
-
-    Raises:
-        MemoryError: as for :func:`eliminate`.
-    """
-    order = elimination_order(graph.num_options, graph.edge_cost, keep)
-    if not order.is_narrow:
-        raise MemoryError(f"a table of {order.largest_table} entries, at most {LARGEST_TABLE}")
-    _, factors, total = _forward(graph, order, len(order.scopes) - len(keep))
-    return _summed(keep, factors, graph.num_options) + total
-
-
-def _forward(graph: LabelledGraph, order: Order, count: int) -> tuple[list[Array], list[tuple[Scope, Array]], float]:
-    """Eliminates the first ``count`` nodes: (their tables, what remains over the others, and the cost beside)."""
     position = {scope[-1]: index for index, scope in enumerate(order.scopes)}
     waiting: list[list[tuple[Scope, Array]]] = [[((scope[-1],), graph.node_cost[scope[-1]])] for scope in order.scopes]
     for (u, v), cost in graph.edge_cost.items():
         waiting[min(position[u], position[v])].append(((u, v), cost))
     tables: list[Array] = []
     total = 0.0
-    for index, scope in enumerate(order.scopes[:count]):
+    for index, scope in enumerate(order.scopes):
         table = _summed(scope, waiting[index], graph.num_options)
-        waiting[index] = []
         tables.append(table)
         message: Array = table.min(axis=-1)
         if len(scope) == 1:
@@ -165,7 +151,48 @@ def _forward(graph: LabelledGraph, order: Order, count: int) -> tuple[list[Array
         else:
             first = min(position[node] for node in scope[:-1])
             waiting[first].append((scope[:-1], message))
-    return tables, [factor for factors in waiting for factor in factors], total
+    return Elimination(order, total, _read_back(order, tables), tuple(tables))
+
+
+def all_spans(graph: LabelledGraph) -> Array:
+    """``[i, j]``: the least cost of nodes ``i ... j - 1``; 0 where empty, infinity where nothing is allowed (or i > j).
+
+    Raises:
+        MemoryError: the frontier's table is too large (the graph is not chain-like).
+    """
+    count = graph.num_nodes
+    cost = np.full((count + 1, count + 1), np.inf)
+    np.fill_diagonal(cost, 0.0)
+    last_reader = list(range(count))
+    earlier: list[list[int]] = [[] for _ in range(count)]
+    for u, v in graph.edge_cost:
+        last_reader[u] = max(last_reader[u], v)
+        earlier[v].append(u)
+    frontier: tuple[int, ...] = ()
+    table = np.zeros((0,))
+    for node in range(count):
+        table = np.concatenate([table, np.zeros((1, *table.shape[1:]))])
+        entries = table.size * graph.num_options[node]
+        if entries > LARGEST_TABLE:
+            raise MemoryError(f"{node + 1} spans at once: a table of {entries} entries, at most {LARGEST_TABLE}")
+        table = _added(graph, table, frontier, node, earlier[node])
+        frontier = (*frontier, node)
+        gone = tuple(axis + 1 for axis, u in enumerate(frontier) if last_reader[u] <= node)
+        if gone:
+            table = table.min(axis=gone)
+            frontier = tuple(u for u in frontier if last_reader[u] > node)
+        cost[: node + 1, node + 1] = table.reshape(len(table), -1).min(axis=1)
+    return cost
+
+
+def _added(graph: LabelledGraph, table: Array, frontier: Scope, node: int, earlier: Sequence[int]) -> Array:
+    """The table, row i of which starts at node i, with a last axis for ``node``."""
+    summed = table[..., None] + graph.node_cost[node]
+    for u in earlier:
+        shape = [1] * summed.ndim
+        shape[frontier.index(u) + 1], shape[-1] = graph.edge_cost[u, node].shape
+        summed[: u + 1] += graph.edge_cost[u, node].reshape(shape)
+    return summed
 
 
 def _summed(scope: Scope, factors: list[tuple[Scope, Array]], num_options: tuple[int, ...]) -> Array:

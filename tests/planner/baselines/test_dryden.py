@@ -16,7 +16,6 @@ from planner.ir.plan import Plan
 from planner.ir.problem import Problem
 from planner.solvers import baselines
 from planner.solvers.layouts.factor_graph import LabelledGraph
-from planner.solvers.layouts.spans import by_shortest_paths
 from planner.solvers.layouts.stage import Question, best_layouts
 from planner.solvers.layouts.variable_elimination import eliminate
 from tests.planner.networks import mesh_like, priced, residual
@@ -29,18 +28,18 @@ SPACE = ("sample", "spatial")
 def test_on_a_chain_the_shortest_path_is_optimal(seed: int) -> None:
     whole = random_graph(random.Random(seed), 7, density=1.0, forbidden=0.0)
     chain = LabelledGraph(whole.node_cost, {(k, k + 1): whole.edge_cost[k, k + 1] for k in range(6)})
-    assert chain.cost(by_shortest_paths(chain)) == eliminate(chain).cost
+    assert chain.cost(dryden.by_shortest_paths(chain)) == eliminate(chain).cost
 
 
 @pytest.mark.parametrize("seed", range(40))
 def test_with_branches_it_is_never_better_than_the_optimum(seed: int) -> None:
     graph = random_graph(random.Random(seed), 8, forbidden=0.0)
-    assert graph.cost(by_shortest_paths(graph)) >= eliminate(graph).cost
+    assert graph.cost(dryden.by_shortest_paths(graph)) >= eliminate(graph).cost
 
 
 def test_branches_are_where_it_loses() -> None:
     graphs = [random_graph(random.Random(seed), 8, forbidden=0.0) for seed in range(40)]
-    assert any(graph.cost(by_shortest_paths(graph)) > eliminate(graph).cost for graph in graphs)
+    assert any(graph.cost(dryden.by_shortest_paths(graph)) > eliminate(graph).cost for graph in graphs)
 
 
 def test_a_branch_counts_its_edges_to_what_was_chosen_before() -> None:
@@ -48,9 +47,9 @@ def test_a_branch_counts_its_edges_to_what_was_chosen_before() -> None:
     far = np.array([[0.0, 5.0], [5.0, 0.0]])
     edges = {(0, 1): far, (1, 3): far, (0, 2): far, (2, 3): far}
     graph = LabelledGraph(tuple(np.array(cost) for cost in ([9.0, 8.0], [9.0, 8.0], [1.0, 2.0], [9.0, 8.0])), edges)
-    assert by_shortest_paths(graph) == (1, 1, 1, 1)
+    assert dryden.by_shortest_paths(graph) == (1, 1, 1, 1)
     leaf = graph.part((0, 1, 2))
-    assert by_shortest_paths(leaf) == (1, 1, 1)
+    assert dryden.by_shortest_paths(leaf) == (1, 1, 1)
 
 
 def test_it_is_a_baseline() -> None:

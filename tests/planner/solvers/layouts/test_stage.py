@@ -10,15 +10,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from planner.baselines.dryden import by_shortest_paths
 from planner.costs.cost_model import PriceBook
 from planner.costs.shards.option import Option
 from planner.costs.stages.layouts import LayoutPrices
 from planner.costs.stages.stage_cost import stage_cost
 from planner.ir.profile import Profile
 from planner.solvers.layouts.solve import INFEASIBLE, PROVEN
-from planner.solvers.layouts.spans import all_spans, by_shortest_paths, chain_of
 from planner.solvers.layouts.stage import Question, best_layouts, labelled_graph, options_of
-from planner.solvers.layouts.variable_elimination import order_of
+from planner.solvers.layouts.variable_elimination import all_spans, order_of
 from tests.planner.networks import mesh_like, plain, priced, residual
 from tests.planner.solvers.laid_out_plans import MADE
 
@@ -81,8 +81,6 @@ def test_no_choice_that_fits_is_better(share: float, recompute: str) -> None:
     assert found.answer.status == (PROVEN if np.isfinite(best) else INFEASIBLE)
     if found.cost is not None:
         assert np.all(found.cost.memory_bytes(3, 0.0) <= limit * (1 + 1e-9))
-    else:
-        assert max(found.needs_bytes) > limit
 
 
 def test_the_best_choice_within_memory_and_workspace_is_the_best_of_all() -> None:
@@ -181,14 +179,10 @@ def test_every_span_of_layers_at_once(made: tuple) -> None:
     prices = prices_of(priced(*made), SPACE, made[0].samples)
     question = asked(prices)
     graph = labelled_graph(prices, question, options_of(prices, question))
-    spans, chain = all_spans(graph), chain_of(graph)
-    between = chain.spans()
+    spans = all_spans(graph)
     for first, last in ((0, 3), (2, 9), (5, graph.num_nodes)):
         alone = best_layouts(prices, Question(tuple(range(first, last)))).answer.cost
-        assert spans.cost[first, last] == pytest.approx(alone, rel=1e-12)
-    for first, last in ((0, len(chain.ends)), (1, 3)):
-        nodes = chain.nodes(first, last)
-        assert between[first, last] == pytest.approx(spans.cost[nodes.start, nodes.stop], rel=1e-12)
+        assert spans[first, last] == pytest.approx(alone, rel=1e-12)
 
 
 def test_networks_are_narrow() -> None:

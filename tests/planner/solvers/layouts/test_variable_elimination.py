@@ -1,4 +1,4 @@
-"""Elimination against all assignments."""
+"""Elimination against all assignments, and all spans at once against one elimination each."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from planner.solvers.layouts import variable_elimination
 from planner.solvers.layouts.factor_graph import LabelledGraph
-from planner.solvers.layouts.variable_elimination import eliminate, elimination_order, least_over, order_of
+from planner.solvers.layouts.variable_elimination import all_spans, eliminate, elimination_order, order_of
 from tests.planner.solvers.inner.random_graphs import assignments, least_cost, random_graph
 
 
@@ -34,18 +34,6 @@ def test_min_marginals_are_the_least_costs_with_each_option(seed: int) -> None:
             assert marginals[node][option] == min(costs)
 
 
-@pytest.mark.parametrize("seed", range(40))
-def test_the_least_cost_by_the_options_of_two_nodes(seed: int) -> None:
-    rng = random.Random(seed)
-    graph = random_graph(rng, rng.randint(2, 6))
-    first, last = 0, graph.num_nodes - 1
-    table = least_over(graph, (first, last))
-    for k in range(graph.num_options[first]):
-        for l in range(graph.num_options[last]):
-            costs = [graph.cost(x) for x in assignments(graph) if (x[first], x[last]) == (k, l)]
-            assert table[k, l] == min(costs)
-
-
 def test_a_chain_is_one_wide_and_a_ladder_two() -> None:
     chain = elimination_order((3,) * 9, [(k, k + 1) for k in range(8)])
     ladder = elimination_order((3,) * 9, [(k, k + step) for k in range(8) for step in (1, 2) if k + step < 9])
@@ -61,3 +49,20 @@ def test_a_graph_that_is_too_wide_is_refused(monkeypatch: pytest.MonkeyPatch) ->
     assert not order_of(graph).is_narrow
     with pytest.raises(MemoryError, match="81 entries"):
         eliminate(graph)
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_every_span_costs_what_it_costs_alone(seed: int) -> None:
+    rng = random.Random(seed)
+    graph = random_graph(rng, rng.randint(1, 8), density=rng.choice((0.2, 0.5)))
+    cost = all_spans(graph)
+    for last in range(graph.num_nodes + 1):
+        for first in range(last + 1):
+            assert cost[first, last] == eliminate(graph.part(range(first, last))).cost
+
+
+def test_spans_whose_table_would_be_too_large_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(variable_elimination, "LARGEST_TABLE", 80)
+    edges = {(u, v): np.zeros((3, 3)) for v in range(4) for u in range(v)}
+    with pytest.raises(MemoryError, match="81 entries"):
+        all_spans(LabelledGraph((np.zeros(3),) * 4, edges))

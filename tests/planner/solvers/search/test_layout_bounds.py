@@ -10,8 +10,7 @@ import pytest
 from planner.costs.cost_model import PriceBook
 from planner.ir.problem import Problem
 from planner.solvers.best_first.bound import least_work_s
-from planner.solvers.best_first.layout_bound import TableMaker
-from planner.solvers.best_first.layout_chains import Chains, links_of
+from planner.solvers.best_first.layout_bound import Chains, TableMaker, links_of
 from planner.solvers.candidates.candidate import Candidate, cut_positions, micro_batches, pools
 from planner.solvers.candidates.constraints import Constraints
 from planner.solvers.candidates.evaluate import Evaluator

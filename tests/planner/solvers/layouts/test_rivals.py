@@ -10,8 +10,7 @@ import pytest
 from planner.costs.cost_model import PriceBook
 from planner.costs.stages.layouts import LayoutPrices
 from planner.costs.stages.stage_cost import stage_cost, with_ways
-from planner.solvers.layouts.alternatives import rivals
-from planner.solvers.layouts.stage import NONE, Question, best_layouts
+from planner.solvers.layouts.stage import NONE, Question, best_layouts, rivals
 from tests.planner.networks import priced, residual
 from tests.planner.solvers.laid_out_plans import EVERYTHING, MADE
 
