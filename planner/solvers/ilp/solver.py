@@ -53,6 +53,7 @@ import numpy as np
 
 from planner.baselines import data_parallel, even_split, one_device
 from planner.costs.cost_model import PriceBook
+from planner.costs.memory.in_flight import fewest_kept
 from planner.costs.predict import forecast
 from planner.ir.constraints import format_rule
 from planner.ir.errors import InfeasibleError, MissingMeasurementError, UsageError
@@ -76,7 +77,7 @@ from planner.solvers.candidates.explain import binding, infeasible
 from planner.solvers.ilp.device_groups import assign, device_classes, groups
 from planner.solvers.ilp.formulas import INFEASIBLE, Program, cuts_of
 from planner.solvers.ilp.spans import Builder, Instance, prune
-from planner.solvers.ilp.stage_bound import Crossing, Messages, Pricing, in_flight, splits_backwards
+from planner.solvers.ilp.stage_bound import Crossing, Messages, Pricing
 from planner.solvers.progress import Progress, SearchProgress
 
 METHOD = "integer program over spans, its solutions simulated in order of their bound"
@@ -273,8 +274,8 @@ class Enumeration:
         """By whether they split backwards and by what they keep in flight, where times do not decide that."""
         found: dict[bool, dict[tuple[int, ...], tuple[str, ...]]] = {}
         for name in priced_schedules(self.evaluator.problem):
-            flight = (1,) * most if traits(name).timed else in_flight(name, most, count)
-            by_flight = found.setdefault(splits_backwards(name), {})
+            flight = (1,) * most if traits(name).timed else fewest_kept(name, most, count)
+            by_flight = found.setdefault(traits(name).splits_backward, {})
             by_flight[flight] = (*by_flight.get(flight, ()), name)
         return found
 

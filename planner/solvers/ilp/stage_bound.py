@@ -11,7 +11,6 @@ message; what later layers read is more, and depends on where the stage ends: it
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
@@ -25,9 +24,7 @@ from planner.costs.stages.gradient_overlap import least_exposed_s
 from planner.ir.box import intersect, volume, whole
 from planner.ir.cluster import ACROSS_HOSTS, ALL_REDUCE, WITHIN_HOST, Cluster, Link
 from planner.ir.graph import BYTES_PER_ELEMENT, Graph, Layer, TensorSpec, producer
-from planner.ir.schedule import Op, Pipeline, StageGraph
 from planner.layers import kind as kind_named
-from planner.schedules import schedule as schedule_named
 from planner.solvers.ilp.device_groups import DeviceClass, Group
 
 
@@ -217,30 +214,6 @@ def largest_between(by_layer: Array, cuts: tuple[int, ...]) -> Array:
     for a in range(len(cuts) - 1):
         found[a, a + 1 :] = np.maximum.accumulate(of_block[a:])
     return found
-
-
-@functools.lru_cache(maxsize=1024)
-def in_flight(schedule: str, most_stages: int, num_microbatches: int) -> tuple[int, ...]:
-    """The fewest micro-batches that a stage ever has in flight, by stages downstream (itself included) from 1.
-
-    Of all chains of at most ``most_stages`` stages.
-    """
-    fewest = [num_microbatches] * most_stages
-    for depth in range(1, most_stages + 1):
-        rows = schedule_named(schedule)(Pipeline(StageGraph.chain(depth, num_microbatches))).rows
-        for stage, row in enumerate(rows):
-            held = most = 0
-            for action in row:
-                held += {Op.FORWARD: 1, Op.BACKWARD: -1, Op.BACKWARD_WEIGHT: -1}.get(action.op, 0)
-                most = max(most, held)
-            fewest[depth - stage - 1] = min(fewest[depth - stage - 1], most)
-    return tuple(fewest)
-
-
-def splits_backwards(schedule: str) -> bool:
-    """Whether the schedule cuts backwards into I and W."""
-    rows = schedule_named(schedule)(Pipeline(StageGraph.chain(2, 2))).rows
-    return any(action.op is Op.BACKWARD_INPUT for row in rows for action in row)
 
 
 def _way_back(table: SizeTable, splits: bool, recompute: bool) -> Array:

@@ -10,6 +10,7 @@ import pytest
 
 from planner.costs.communication.collectives import transfer_s
 from planner.costs.cost_model import PriceBook
+from planner.costs.memory.in_flight import fewest_kept, kept_by
 from planner.ir.cluster import Link
 from planner.ir.problem import Problem
 from planner.ir.profile import Profile
@@ -17,7 +18,6 @@ from planner.solvers.best_first.graph_cuts import cuts_of
 from planner.solvers.best_first.leaf_bound import Leaves
 from planner.solvers.best_first.message_bound import least_link
 from planner.solvers.best_first.queue import Expansion, Frontier, Prefix
-from planner.solvers.best_first.search_space import most_in_flight
 from planner.solvers.best_first.warm_start import spaces
 from planner.solvers.candidates.evaluate import Evaluator
 from tests.planner.factories import chain_profile
@@ -101,8 +101,10 @@ def test_a_table_that_falls_is_flattened_from_behind() -> None:
 
 
 def test_schedules_are_known_by_what_they_keep() -> None:
-    assert [most_in_flight("gpipe", depth, 4) for depth in (1, 2, 3)] == [4, 4, 4]
-    assert [most_in_flight("1f1b", depth, 4) for depth in (1, 2, 3, 9)] == [1, 2, 3, 4]
+    assert [kept_by("gpipe", depth, 4) for depth in (1, 3)] == [(4,), (4, 4, 4)]
+    assert [kept_by("1f1b", depth, 4)[0] for depth in (1, 2, 3, 9)] == [1, 2, 3, 4]
+    assert fewest_kept("1f1b", 5, 4) == (1, 2, 3, 4, 4)
+    assert [kept_by("zb-h1", depth, 4)[0] for depth in (1, 2, 3)] == [1, 2, 3]
 
 
 def test_layers_that_cost_nothing_stay_with_a_neighbour() -> None:
