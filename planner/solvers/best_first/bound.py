@@ -18,11 +18,12 @@ import numpy as np
 
 from planner.costs.layers.cost_table import Array
 from planner.costs.layers.shards import MeasuredParts, part_of
+from planner.costs.stages.stage_bound import Stage
 from planner.ir.errors import MissingMeasurementError
 from planner.solvers.best_first.device_groups import Counts, Devices, Option
 from planner.solvers.best_first.graph_cuts import Flags, Numbers
 from planner.solvers.best_first.message_bound import Links
-from planner.solvers.best_first.stage_bound import Group, Prices, Stage
+from planner.solvers.best_first.priced_groups import Group, Prices
 from planner.solvers.candidates.evaluate import Evaluator
 from planner.solvers.layouts.stage import NONE, WHOLE
 

@@ -8,9 +8,6 @@ from __future__ import annotations
 import functools
 from dataclasses import dataclass
 
-import numpy as np
-
-from planner.costs.layers.cost_table import Array, SizeTable
 from planner.costs.memory.in_flight import kept_by
 from planner.ir.constraints import Ways
 from planner.ir.problem import ALWAYS, AUTO, SAMPLE_DIMS, Problem
@@ -67,21 +64,6 @@ class Freedom:
             Constraints.of(problem),
             problem.max_stages,
         )
-
-    def path_back(self, table: SizeTable) -> Array:
-        """By layer: the least backward on the way to the stage before."""
-        if not self.trains:
-            return np.zeros_like(np.diff(table.backward_s))
-        whole, half = np.diff(table.backward_s), np.diff(table.backward_input_s)
-        return np.minimum(whole, half) if self.splits else whole
-
-    def backward(self, table: SizeTable) -> Array:
-        """By layer: the least that all of a backward takes."""
-        if not self.trains:
-            return np.zeros_like(np.diff(table.backward_s))
-        whole = np.diff(table.backward_s)
-        halves = np.diff(table.backward_input_s) + np.diff(table.backward_weight_s)
-        return np.minimum(whole, halves) if self.splits else whole
 
     def allows(self, candidate: Candidate) -> bool:
         """Whether side constraints that concern the whole pipeline allow a complete one."""

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from planner.costs.communication.collectives import transfer_s
+from planner.costs.communication.handover import least_link
 from planner.costs.cost_model import PriceBook
 from planner.costs.memory.in_flight import fewest_kept, kept_by
 from planner.ir.cluster import Link
@@ -16,7 +17,6 @@ from planner.ir.problem import Problem
 from planner.ir.profile import Profile
 from planner.solvers.best_first.graph_cuts import cuts_of
 from planner.solvers.best_first.leaf_bound import Leaves
-from planner.solvers.best_first.message_bound import least_link
 from planner.solvers.best_first.queue import Expansion, Frontier, Prefix
 from planner.solvers.best_first.warm_start import spaces
 from planner.solvers.candidates.evaluate import Evaluator
