@@ -24,7 +24,7 @@ from planner.costs.layers.confidence import weakest
 from planner.costs.layers.cost_table import SizeTable, before, layers_of, span
 from planner.costs.stages.gradient_overlap import exposed_s
 from planner.costs.stages.placement import StagePlacement, placements
-from planner.costs.stages.stage_cost import StageCost
+from planner.costs.stages.stage_sums import exchange_s
 from planner.ir.cluster import Evidence
 from planner.ir.schedule import COMPUTE, Action, Op
 
@@ -134,7 +134,7 @@ class StageCosts:
     def _compute_s(self, stage: int, rank: int, op: Op, microbatch: int, accumulates: bool) -> float:
         placed = self.stages[stage]
         if placed.laid_out:
-            return _paced_s(placed.laid_out[self.micro_batches[microbatch]], op, accumulates)
+            return placed.laid_out[self.micro_batches[microbatch]].action_s(op, accumulates)
         exchanged_s = self._exchange_s(placed, op, microbatch)
         if not exchanged_s:
             return self._local_s(stage, placed.ranks.index(rank), op, microbatch, accumulates)
@@ -145,20 +145,19 @@ class StageCosts:
         """The part of a compute action in which its ranks exchange statistics, halos and other parts of tensors."""
         placed = self.stages[action.stage]
         if placed.laid_out:
-            known = action.microbatch is not None and action.op in COMPUTE
-            return (
-                _exchanged_s(placed.laid_out[self.micro_batches[action.microbatch or 0]], action.op) if known else 0.0
-            )
+            if action.microbatch is None or action.op not in COMPUTE:
+                return 0.0
+            return placed.laid_out[self.micro_batches[action.microbatch]].exchange_s(action.op)
         return self._exchange_s(placed, action.op, action.microbatch or 0)
 
     def _exchange_s(self, placed: StagePlacement, op: Op, microbatch: int) -> float:
-        if op not in (Op.FORWARD, Op.BACKWARD, Op.BACKWARD_INPUT) or len(placed.ranks) < 2:
+        if op not in COMPUTE or len(placed.ranks) < 2:
             return 0.0
         key = (id(placed), op, self.micro_batches[microbatch])
         found = self._exchanged.get(key)
         if found is None:
-            forward, backward = self.book.exchanges_s(placed.ranks, self.micro_batches[microbatch], placed.recompute)
-            found = span(forward if op is Op.FORWARD else backward, placed.runs)
+            sums = self.book.exchanges_s(placed.ranks, self.micro_batches[microbatch], placed.recompute)
+            found = exchange_s(op, *(span(way, placed.runs) for way in sums))
             self._exchanged[key] = found
         return found
 
@@ -172,27 +171,6 @@ class StageCosts:
             found = self.book.sums(kind, samples, shared, placed.recompute).action_s(op, placed.runs, accumulates)
             self._local[key] = found
         return found
-
-
-def _paced_s(cost: StageCost, op: Op, accumulates: bool) -> float:
-    """An action of a stage whose layers have layouts of their own: all ranks go at one pace."""
-    added_s = cost.paced_accumulate_s if accumulates and op in (Op.BACKWARD, Op.BACKWARD_WEIGHT) else 0.0
-    match op:
-        case Op.FORWARD:
-            compute_s = cost.paced_forward_s
-        case Op.BACKWARD_INPUT:
-            compute_s = cost.paced_backward_input_s
-        case Op.BACKWARD_WEIGHT:
-            compute_s = cost.paced_backward_weight_s
-        case _:
-            compute_s = cost.paced_backward_s
-    return compute_s + added_s + _exchanged_s(cost, op)
-
-
-def _exchanged_s(cost: StageCost, op: Op) -> float:
-    if op is Op.BACKWARD_WEIGHT:
-        return 0.0
-    return cost.exchange_forward_s if op is Op.FORWARD else cost.exchange_backward_s
 
 
 def _parameters_held(stage: StagePlacement, rank: int) -> int:
