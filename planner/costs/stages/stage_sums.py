@@ -51,7 +51,9 @@ def exchange_s(op: Op, forward_s: float, backward_s: float) -> float:
 
 def least_backward_s(whole_s: ArrayLike, input_s: ArrayLike, weight_s: ArrayLike, splits: bool) -> Array:
     """The least that all of a backward takes, elementwise: B, or I and W where backwards may be split."""
-    return np.asarray(np.minimum(whole_s, np.add(input_s, weight_s)) if splits else whole_s, dtype=np.float64)
+    return np.asarray(
+        np.minimum(whole_s, np.asarray(input_s) + np.asarray(weight_s)) if splits else whole_s, dtype=np.float64
+    )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
