@@ -64,6 +64,33 @@ def test_no_bound_lies_above_the_simulated_step(seed: int, recompute: str, make:
         assert max(*path, bound_s) <= step_s * (1 + 1e-9)
 
 
+@pytest.mark.parametrize("schedule", ["zb-h1", "gpipe-2bp"])
+def test_gradients_that_a_later_half_adds_hold_up_nobody(schedule: str) -> None:
+    """Where adding gradients takes long, and backwards are split: I adds none, and the stage before waits for I."""
+    seen = 0
+    for seed in (209, 221, 227):
+        problem = random_problem(seed)
+        profile = problem.profile
+        longest_s = {(k, m.layer): m.forward_s for k, found in profile.measurements.items() for m in found}
+        profile = replace(
+            profile,
+            parameters={
+                kind: {layer: replace(cost, accumulate_s=5 * longest_s[kind, layer]) for layer, cost in costs.items()}
+                for kind, costs in profile.parameters.items()
+            },
+            measurements={
+                kind: tuple(
+                    replace(m, backward_input_s=0.4 * m.backward_s, backward_weight_s=0.6 * m.backward_s) for m in found
+                )
+                for kind, found in profile.measurements.items()
+            },
+        )
+        for path, bound_s, step_s in pipelines(replace(problem, profile=profile, schedules=(schedule,))):
+            assert max(*path, bound_s) <= step_s * (1 + 1e-9)
+            seen += 1
+    assert seen > 50
+
+
 @MAKERS
 def test_all_work_over_all_devices_is_a_bound(make: Callable[[int], Problem]) -> None:
     for seed in range(220, 235):
