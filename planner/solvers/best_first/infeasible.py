@@ -13,7 +13,7 @@ import numpy as np
 
 from planner.costs.cost_model import PriceBook
 from planner.costs.layers.cost_table import Array
-from planner.costs.memory.in_flight import kept_by
+from planner.costs.memory.memory_bound import kept_by
 from planner.ir.constraints import format_rule
 from planner.ir.errors import HalopipeError, InfeasibleError, MissingMeasurementError
 from planner.ir.problem import THROUGHPUT, Problem

@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 from dataclasses import dataclass
 
-from planner.costs.memory.in_flight import kept_by
+from planner.costs.memory.memory_bound import kept_by
 from planner.ir.constraints import Ways
 from planner.ir.problem import ALWAYS, AUTO, SAMPLE_DIMS, Problem
 from planner.ir.schedule import Action, Op, Pipeline, StageGraph

@@ -17,7 +17,7 @@ import numpy as np
 
 from planner.baselines import data_parallel, even_split, one_device
 from planner.costs.cost_model import PriceBook
-from planner.costs.memory.in_flight import fewest_kept
+from planner.costs.memory.memory_bound import fewest_kept
 from planner.costs.predict import forecast
 from planner.ir.constraints import format_rule
 from planner.ir.errors import InfeasibleError, MissingMeasurementError, UsageError

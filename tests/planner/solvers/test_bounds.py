@@ -11,7 +11,7 @@ import pytest
 from planner.costs.communication.collectives import transfer_s
 from planner.costs.communication.handover import least_link
 from planner.costs.cost_model import PriceBook
-from planner.costs.memory.in_flight import fewest_kept, kept_by
+from planner.costs.memory.memory_bound import fewest_kept, kept_by
 from planner.ir.cluster import Link
 from planner.ir.problem import Problem
 from planner.ir.profile import Profile
