@@ -17,6 +17,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from benchmarks.report import Row, at_most, run
+from tests.planner.costs.test_one_rule import pricing_places
 from tests.test_architecture import CODE, complaints, read_sources
 
 HOME = Path(__file__).parents[1]
@@ -79,6 +80,7 @@ def _arrows() -> Iterable[Row]:
     cycles = [each for each in found if each.startswith("cycle")]
     yield at_most("import cycles", len(cycles), "", 0)
     yield at_most("upward arrows", len(found) - len(cycles), "", 0)
+    yield at_most("places that price a stage", len(pricing_places(read_sources(HOME))), "", 1)
 
 
 def _entered() -> Iterable[Row]:

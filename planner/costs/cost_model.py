@@ -10,10 +10,11 @@ from planner.costs.calibration.apply_corrections import Excess, Factors, correct
 from planner.costs.communication.collectives import collective_s
 from planner.costs.communication.halo import site_exchanges_s
 from planner.costs.communication.links import Network
-from planner.costs.layers.cost_table import Array, CostTables, Run, SizeTable, layers_of
+from planner.costs.layers.cost_table import Array, CostTables, Run, SizeTable, layers_of, running
 from planner.costs.memory.levels import LevelTables
 from planner.costs.stages.gradient_overlap import Bucket, buckets
 from planner.costs.stages.input_pipeline import Preparations
+from planner.costs.stages.stage_sums import StageSums
 from planner.ir.cluster import STATISTICS
 from planner.ir.profile import BACKWARD, FORWARD, Profile
 from planner.layers import over_sites
@@ -27,7 +28,7 @@ class PriceBook:
 
     Attributes:
         profile: with its corrections in its figures (:mod:`planner.costs.calibration.apply_corrections`).
-        excess: what they add where a stage is priced.
+        excess: what they add to layers of stages of one rank, or of stages that ranks share; put on here alone.
     """
 
     source: InitVar[Profile]
@@ -38,8 +39,11 @@ class PriceBook:
     network: Network = field(init=False)
     preparations: Preparations = field(init=False)
     has_sites: bool = field(init=False)
-    _sites: dict[tuple[object, int], tuple[Array, Array]] = field(init=False, default_factory=dict, repr=False)
+    _exchanges: dict[tuple[object, int, bool], tuple[Array, Array]] = field(
+        init=False, default_factory=dict, repr=False
+    )
     _sized: dict[tuple[str, float, bool], SizeTable] = field(init=False, default_factory=dict, repr=False)
+    _sums: dict[tuple[str, float, bool, bool], StageSums] = field(init=False, default_factory=dict, repr=False)
     _norms: dict[tuple[object, ...], tuple[Array, Array]] = field(init=False, default_factory=dict, repr=False)
 
     _buckets: dict[tuple[tuple[Run, ...], frozenset[str]], tuple[Bucket, ...]] = field(
@@ -66,48 +70,72 @@ class PriceBook:
             found = self._buckets[runs, apart] = buckets(self.profile.graph, layers_of(runs), apart)
         return found
 
+    def sums(self, kind: str, samples: float, shared: bool, recompute: bool) -> StageSums:
+        """What actions take on a rank with so many samples of a stage that computes activations again or not.
+
+        Raises:
+            MissingMeasurementError: as ``tables.at``.
+        """
+        key = (kind, samples, shared, recompute)
+        found = self._sums.get(key)
+        if found is None:
+            table, accumulate_s = self.at(kind, samples, shared), self.accumulate_s(kind, shared)
+            found = self._sums[key] = StageSums.of(table, accumulate_s, recompute)
+        return found
+
     def at(self, kind: str, samples: float, shared: bool) -> SizeTable:
         """``tables.at`` with what corrections add to layers of stages of one rank, or of stages that ranks share.
 
         Raises:
             MissingMeasurementError: as ``tables.at``.
         """
-        forward, backward = (self.excess(what, kind, shared) for what in (FORWARD, BACKWARD))
         table = self.tables.at(kind, samples)
-        if forward == backward == 1:
+        added = self.added(kind, shared)
+        if (added == 1).all():
             return table
         found = self._sized.get((kind, samples, shared))
         if found is None:
+            forward, backward, backward_input, backward_weight = added
             found = self._sized[kind, samples, shared] = replace(
                 table,
                 forward_s=table.forward_s * forward,
                 backward_s=table.backward_s * backward,
-                backward_input_s=table.backward_input_s * backward,
-                backward_weight_s=table.backward_weight_s * backward,
+                backward_input_s=table.backward_input_s * backward_input,
+                backward_weight_s=table.backward_weight_s * backward_weight,
             )
         return found
+
+    def added(self, kind: str, shared: bool) -> Array:
+        """By how much corrections lengthen F, B, I and W of such stages beyond the corrected profile."""
+        forward, backward = (self.excess(what, kind, shared) for what in (FORWARD, BACKWARD))
+        return np.array([forward, backward, backward, backward])
 
     def accumulate_s(self, kind: str, shared: bool) -> Array:
         """What adding into gradients takes: a running sum over layers."""
         return self.tables.parameters(kind).accumulate_s * self.excess(BACKWARD, kind, shared)
 
-    def exchanges_s(self, ranks: tuple[int, ...], samples: int) -> tuple[Array, Array]:
-        """All that ``ranks`` exchange inside a stage of a micro-batch of ``samples``, both ways: running sums.
+    def exchanges_s(self, ranks: tuple[int, ...], samples: int, recompute: bool = False) -> tuple[Array, Array]:
+        """All that ``ranks`` exchange inside a stage of a micro-batch of ``samples``, in F and in B: running sums.
 
-        Statistics of normalisations, and of layers over sites what :mod:`planner.costs.communication.halo` says.
+        Statistics of normalisations, and of layers over sites what :mod:`planner.costs.communication.halo` says; where
+        activations are computed again, B exchanges what F does once more.  W exchanges nothing.
         """
-        norms = self.norms_s(ranks)
-        if not self.has_sites:
-            return norms
-        key = (self.profile.cluster.group_alike(ranks), samples)
-        found = self._sites.get(key)
+        key = (self.profile.cluster.group_alike(ranks), samples, recompute)
+        found = self._exchanges.get(key)
         if found is None:
-            forward, backward = (
-                of_norms + np.concatenate(([0.0], np.cumsum(of_sites)))
-                for of_norms, of_sites in zip(norms, site_exchanges_s(self.profile, ranks, samples), strict=True)
-            )
-            found = self._sites[key] = (forward, backward)
+            found = self._exchanged(ranks, samples)
+            if recompute:
+                found = (found[0], found[1] + found[0])
+            self._exchanges[key] = found
         return found
+
+    def _exchanged(self, ranks: tuple[int, ...], samples: int) -> tuple[Array, Array]:
+        norms = self.norms_s(ranks)
+        if not self.has_sites or len(ranks) < 2:
+            return norms
+        sites = site_exchanges_s(self.profile, ranks, samples)
+        forward, backward = (of_norms + running(of_sites) for of_norms, of_sites in zip(norms, sites, strict=True))
+        return forward, backward
 
     def norms_s(self, ranks: tuple[int, ...]) -> tuple[Array, Array]:
         """Exchanges of statistics over ``ranks``, forward and backward: running sums over layers."""
@@ -117,8 +145,5 @@ class PriceBook:
             channels, element = self.tables.graph.norm_channels, self.tables.graph.norm_bytes
             sizes = (len(ranks) * (channels > 0) * (1 + 2 * channels) * _STATISTIC_BYTES, 2 * channels * element)
             forward, backward = (collective_s(self.profile.cluster, STATISTICS, ranks, size) for size in sizes)
-            found = self._norms[key] = (
-                np.concatenate(([0.0], np.cumsum(forward))),
-                np.concatenate(([0.0], np.cumsum(backward))),
-            )
+            found = self._norms[key] = running(forward), running(backward)
         return found

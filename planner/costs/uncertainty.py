@@ -43,7 +43,7 @@ from planner.costs.simulator.program import (
 from planner.costs.stages.action_costs import StageCosts
 from planner.costs.timeline import Trace
 from planner.ir.profile import Measurement, Profile
-from planner.ir.schedule import COMPUTE, Action
+from planner.ir.schedule import COMPUTE
 
 DRAWS = 200
 
@@ -134,7 +134,7 @@ def _factors(
             action = compiled.grid[rank][position]
             if action.op in COMPUTE and number in noises:
                 factor = drawn.factor(rank, costs.book.kind(rank), noises[number])
-                computing = _computing_part(costs, rank, action, prices.action_s[number])
+                computing = costs.computing_part(rank, action, prices.action_s[number])
                 found[rank, position] = 1 + computing * (factor - 1)
     return found
 
@@ -169,12 +169,6 @@ def _ranged(normal: Draws, low: float, high: float) -> Draws:
     down, up = -log(max(low, 1e-6)), log(max(high, 1.0))
     exponents: Draws = np.exp(normal / _DECILE * np.where(normal < 0, max(0.0, down), up))
     return exponents
-
-
-def _computing_part(costs: StageCosts, rank: int, action: Action, seconds: float) -> float:
-    """The part of an action in which layers compute: neither the executor nor messages."""
-    beside_s = costs.book.tables.overhead_s(costs.book.kind(rank)) + costs.exchange_s(action)
-    return max(0.0, 1 - beside_s / seconds) if seconds > 0 else 0.0
 
 
 class _Measured:

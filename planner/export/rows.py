@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from itertools import groupby, pairwise
 from statistics import median
 
+from planner import passes
 from planner.ir.graph import SAMPLE
 from planner.ir.layout import Layout
 from planner.ir.plan import Decision, Placement, Plan
@@ -255,16 +256,9 @@ def in_flight(decision: Decision, stage: int) -> int:
 
     0 if the rank's row cannot be read.
     """
-    most = now = 0
     rank = next(iter(decision.stages[stage].ranks), 0)
     try:
         row = [Action.parse(text) for text in decision.program[rank]]
+        return passes.in_flight([row], len(decision.stages))[stage]
     except (IndexError, ValueError):
         return 0
-    for action in row:
-        if action.stage == stage and action.op is Op.FORWARD:
-            now += 1
-            most = max(most, now)
-        elif action.stage == stage and action.op in (Op.BACKWARD, Op.BACKWARD_WEIGHT):
-            now -= 1
-    return most

@@ -1,4 +1,4 @@
-"""What messages cost: links, collectives, resharding between layers, and halos."""
+"""What messages cost: links, collectives, resharding between layers, halos, and the least that stages hand over."""
 
 from __future__ import annotations
 

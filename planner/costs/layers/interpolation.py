@@ -10,10 +10,8 @@
 Convolutions change their back end with the batch and jump by a factor of two there, hence the keys.  Ignored: that a
 layer's time depends on what ran before it (caches).
 
-The costs of all layers at once, where all were measured at the same sizes on one back end each.
-
-The same reading as :func:`planner.costs.layers.interpolation.layer_cost`, which a test compares it with, in one numpy
-expression: a long network is priced at many sizes.
+Where all layers were measured at the same sizes on one back end each, :class:`MeasuredAlike` reads them all at once by
+the same rule: a long network is priced at many sizes.
 """
 
 from __future__ import annotations
@@ -21,7 +19,6 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from math import exp, log
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,6 +27,8 @@ from planner.costs.layers.confidence import weakest
 from planner.ir.cluster import INTERPOLATED, MEASURED, Evidence
 from planner.ir.errors import MissingMeasurementError
 from planner.ir.profile import Measurement
+
+Array = NDArray[np.float64]
 
 QUANTITIES = ("forward_s", "backward_s", "backward_input_s", "backward_weight_s", "saved_bytes", "workspace_bytes")
 
@@ -121,13 +120,24 @@ def values_of(measurement: Measurement) -> tuple[float, ...]:
 
 def _read(line: Neighbours, samples: float) -> LayerCost:
     low, high = line.low, line.high
-    read = _log_log if line.inside else _affine
-    values = tuple(
-        read(low.samples, a, high.samples, b, samples) for a, b in zip(values_of(low), values_of(high), strict=True)
-    )
-    if samples < 1 and not line.inside:
-        values = tuple(max(a, b * samples / low.samples) for a, b in zip(values, values_of(low), strict=True))
-    return LayerCost(values, weakest((INTERPOLATED, low.evidence, high.evidence)))
+    values = read_line(low.samples, np.array(values_of(low)), high.samples, np.array(values_of(high)), samples)
+    return LayerCost(tuple(values.tolist()), weakest((INTERPOLATED, low.evidence, high.evidence)))
+
+
+def read_line(low: int, at_low: Array, high: int, at_high: Array, samples: float) -> Array:
+    """Figures at ``samples``, given those of two sizes: in log-log between them where both are positive, else straight.
+
+    None is below 0; of a part of a sample, none below that part of what the smaller size takes.
+    """
+    read = np.maximum(0.0, at_low + (at_high - at_low) * (samples - low) / (high - low))
+    if samples < 1:
+        return np.asarray(np.maximum(read, at_low * samples / low))
+    if low < samples < high:
+        positive = (at_low > 0) & (at_high > 0)
+        y0, y1 = np.log(np.where(positive, at_low, 1.0)), np.log(np.where(positive, at_high, 1.0))
+        share = (np.log(samples) - np.log(low)) / (np.log(high) - np.log(low))
+        read = np.where(positive, np.exp(y0 + (y1 - y0) * share), read)
+    return np.asarray(read)
 
 
 def _size(measurement: Measurement) -> int:
@@ -138,30 +148,17 @@ def _where(measurement: Measurement) -> str:
     return f"{measurement.samples} ({measurement.key})" if measurement.key else f"{measurement.samples}"
 
 
-def _affine(x0: int, y0: float, x1: int, y1: float, x: float) -> float:
-    return max(0.0, y0 + (y1 - y0) * (x - x0) / (x1 - x0))
-
-
-def _log_log(x0: int, y0: float, x1: int, y1: float, x: float) -> float:
-    if y0 <= 0 or y1 <= 0:
-        return _affine(x0, y0, x1, y1, x)
-    return exp(log(y0) + (log(y1) - log(y0)) * (log(x) - log(x0)) / (log(x1) - log(x0)))
-
-
-Array = NDArray[np.float64]
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class MeasuredAlike:
     """Measurements of all layers.
 
     Attributes:
-        sizes: samples, ascending, at least two.
+        first: of the first layer, at least two by growing size: those of other layers are at the same sizes.
         values: (size, layer, quantity).
         evidence: by size, then by layer.
     """
 
-    sizes: tuple[int, ...]
+    first: Sequence[Measurement]
     values: Array
     evidence: tuple[tuple[Evidence, ...], ...]
 
@@ -169,21 +166,15 @@ class MeasuredAlike:
         """(layer, quantity) at ``samples`` samples, and how well each layer's are known."""
         if samples == 0:
             return np.zeros_like(self.values[0]), (MEASURED,) * self.values.shape[1]
-        if samples in self.sizes:
-            position = self.sizes.index(int(samples))
+        exact = hit(self.first, samples)
+        if exact is not None:
+            position = self.first.index(exact)
             return self.values[position], self.evidence[position]
-        above = sum(size < samples for size in self.sizes)
-        high = min(max(above, 1), len(self.sizes) - 1)
-        low = high - 1
-        x0, x1, y0, y1 = self.sizes[low], self.sizes[high], self.values[low], self.values[high]
-        read = np.maximum(0.0, y0 + (y1 - y0) * (samples - x0) / (x1 - x0))
-        if samples < min(1, x0):
-            read = np.maximum(read, y0 * samples / x0)
-        if x0 < samples < x1:
-            positive = (y0 > 0) & (y1 > 0)
-            logs = np.log(np.where(positive, y0, 1.0)), np.log(np.where(positive, y1, 1.0))
-            share = (np.log(samples) - np.log(x0)) / (np.log(x1) - np.log(x0))
-            read = np.where(positive, np.exp(logs[0] + (logs[1] - logs[0]) * share), read)
+        line = neighbours(self.first, samples)
+        if line is None:
+            raise ValueError("of one size alone there is no line")
+        low, high = self.first.index(line.low), self.first.index(line.high)
+        read = read_line(line.low.samples, self.values[low], line.high.samples, self.values[high], samples)
         pairs = zip(self.evidence[low], self.evidence[high], strict=True)
         return read, tuple(weakest((INTERPOLATED, *pair)) for pair in pairs)
 
@@ -200,4 +191,4 @@ def measured_alike(by_layer: Sequence[Sequence[Measurement]]) -> tuple[MeasuredA
         [[[float(getattr(m, name)) for name in QUANTITIES] for m in found] for found in by_layer], dtype=np.float64
     )
     evidence = tuple(tuple(found[k].evidence for found in by_layer) for k in range(len(sizes)))
-    return (MeasuredAlike(sizes, values.transpose(1, 0, 2), evidence),)
+    return (MeasuredAlike(by_layer[0], values.transpose(1, 0, 2), evidence),)

@@ -31,7 +31,6 @@ from planner.costs.stages.action_costs import StageCosts
 from planner.costs.stages.input_pipeline import has_host_beside
 from planner.ir.cluster import Cluster
 from planner.ir.program import Program
-from planner.ir.schedule import Action, Op
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,9 +278,8 @@ def _sums(compiled: CompiledProgram, costs: StageCosts, number_of: Sequence[int]
         if number not in summed or len(hosts) < 2 or stage.once is not None:
             yield Flow(0.0)
             continue
-        rank, whole_s = stage.ranks[0], network.all_reduce_s(stage.ranks, stage.own_bytes)
-        overhead_s = costs.book.tables.overhead_s(costs.book.kind(rank))
-        waited_s = costs.action_s(rank, Action(number, Op.REDUCE_GRAD)) - overhead_s
+        whole_s = network.all_reduce_s(stage.ranks, stage.own_bytes)
+        waited_s = costs.waited_s(number)
         if waited_s <= 0 or whole_s <= 0:
             yield Flow(0.0)
             continue

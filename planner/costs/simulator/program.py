@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
+from planner.costs.stages.stage_sums import adds_gradients
 from planner.ir.errors import IllegalProgramError
 from planner.ir.program import Part, Program, Route
 from planner.ir.schedule import COMPUTE, MESSAGE, SEND, Action, Op, format_grid
@@ -181,7 +182,7 @@ class _Numbers:
             others = self.numbering.peers(rank, number)
             found = tuple(self._message(rank, other, action) for other in others)
             return (SEND_STEP if op in SEND else RECEIVE_STEP), slot, found
-        adds = op in (Op.BACKWARD, Op.BACKWARD_WEIGHT)
+        adds = adds_gradients(op)
         accumulates = adds and (rank, stage) in self._with_gradients
         if adds:
             self._with_gradients.add((rank, stage))

@@ -21,12 +21,11 @@ from dataclasses import dataclass, field
 
 from planner.costs.cost_model import PriceBook
 from planner.costs.layers.confidence import weakest
-from planner.costs.layers.cost_table import Array, SizeTable, before, layers_of, span
+from planner.costs.layers.cost_table import SizeTable, before, layers_of, span
 from planner.costs.stages.gradient_overlap import exposed_s
 from planner.costs.stages.placement import StagePlacement, placements
-from planner.costs.stages.stage_cost import StageCost
+from planner.costs.stages.stage_sums import exchange_s
 from planner.ir.cluster import Evidence
-from planner.ir.profile import BACKWARD, FORWARD
 from planner.ir.schedule import COMPUTE, Action, Op
 
 __all__ = ["PriceBook", "StageCosts", "StagePlacement", "placements"]
@@ -61,7 +60,7 @@ class StageCosts:
         if once is not None and action.op in (Op.REDUCE_GRAD, Op.UPDATE):
             return overhead + (once.reduction_s if action.op is Op.REDUCE_GRAD else once.paced_update_s)
         if action.op is Op.REDUCE_GRAD:
-            return overhead + self._reduce_s(action.stage) / (2 if stage.sharded else 1)
+            return overhead + self.waited_s(action.stage)
         if action.op is Op.UPDATE:
             update_s = span(self.book.tables.parameters(self.book.kind(rank)).update_s, stage.runs)
             ties_s = sum(
@@ -74,6 +73,15 @@ class StageCosts:
             return overhead + ties_s + update_s
         return overhead
 
+    def computing_part(self, rank: int, action: Action, seconds: float) -> float:
+        """The part of a compute action of ``seconds`` in which layers compute: neither the executor nor messages."""
+        beside_s = self.book.tables.overhead_s(self.book.kind(rank)) + self.exchange_s(action)
+        return max(0.0, 1 - beside_s / seconds) if seconds > 0 else 0.0
+
+    def waited_s(self, number: int) -> float:
+        """What the ranks of a stage that is cut along samples wait for the sum of its gradients."""
+        return self._reduce_s(number) / (2 if self.stages[number].sharded else 1)
+
     def _reduce_s(self, number: int) -> float:
         """Of a stage's gradients: what is left of their sums when its slowest rank ends its backward."""
         stage = self.stages[number]
@@ -81,10 +89,10 @@ class StageCosts:
             return self.book.network.all_reduce_s(stage.ranks, stage.own_bytes)
         found = self._reductions.get(number)
         if found is None:
-            tables = [self.table(number, member, len(self.micro_batches) - 1) for member in range(len(stage.ranks))]
+            samples = stage.samples[self.micro_batches[-1]]
             backward_s = [
-                table.backward_s * self.book.excess(BACKWARD, self.book.kind(rank), True)
-                for rank, table in zip(stage.ranks, tables, strict=True)
+                self.book.at(self.book.kind(rank), own, True).backward_s
+                for rank, own in zip(stage.ranks, samples, strict=True)
             ]
             slowest_s = max(backward_s, key=lambda sums: span(sums, stage.runs))
             exchanges_s = self.book.exchanges_s(stage.ranks, self.micro_batches[-1])[1]
@@ -126,7 +134,7 @@ class StageCosts:
     def _compute_s(self, stage: int, rank: int, op: Op, microbatch: int, accumulates: bool) -> float:
         placed = self.stages[stage]
         if placed.laid_out:
-            return _paced_s(placed.laid_out[self.micro_batches[microbatch]], op, accumulates)
+            return placed.laid_out[self.micro_batches[microbatch]].action_s(op, accumulates)
         exchanged_s = self._exchange_s(placed, op, microbatch)
         if not exchanged_s:
             return self._local_s(stage, placed.ranks.index(rank), op, microbatch, accumulates)
@@ -137,21 +145,19 @@ class StageCosts:
         """The part of a compute action in which its ranks exchange statistics, halos and other parts of tensors."""
         placed = self.stages[action.stage]
         if placed.laid_out:
-            known = action.microbatch is not None and action.op in COMPUTE
-            return (
-                _exchanged_s(placed.laid_out[self.micro_batches[action.microbatch or 0]], action.op) if known else 0.0
-            )
+            if action.microbatch is None or action.op not in COMPUTE:
+                return 0.0
+            return placed.laid_out[self.micro_batches[action.microbatch]].exchange_s(action.op)
         return self._exchange_s(placed, action.op, action.microbatch or 0)
 
     def _exchange_s(self, placed: StagePlacement, op: Op, microbatch: int) -> float:
-        if op not in (Op.FORWARD, Op.BACKWARD, Op.BACKWARD_INPUT) or len(placed.ranks) < 2:
+        if op not in COMPUTE or len(placed.ranks) < 2:
             return 0.0
         key = (id(placed), op, self.micro_batches[microbatch])
         found = self._exchanged.get(key)
         if found is None:
-            forward, backward = self.book.exchanges_s(placed.ranks, self.micro_batches[microbatch])
-            there_s = span(forward, placed.runs) if op is Op.FORWARD or placed.recompute else 0.0
-            found = there_s if op is Op.FORWARD else span(backward, placed.runs) + there_s
+            sums = self.book.exchanges_s(placed.ranks, self.micro_batches[microbatch], placed.recompute)
+            found = exchange_s(op, *(span(way, placed.runs) for way in sums))
             self._exchanged[key] = found
         return found
 
@@ -159,49 +165,12 @@ class StageCosts:
         key = (stage, member, op, self.micro_batches[microbatch], accumulates)
         found = self._local.get(key)
         if found is None:
-            runs, ranks = self.stages[stage].runs, self.stages[stage].ranks
-            table, kind, shared = self.table(stage, member, microbatch), self.book.kind(ranks[member]), len(ranks) > 1
-            found = span(_column(table, op), runs)
-            if accumulates and op in (Op.BACKWARD, Op.BACKWARD_WEIGHT):
-                found += span(self.book.tables.parameters(kind).accumulate_s, runs)
-            found *= self.book.excess(FORWARD if op is Op.FORWARD else BACKWARD, kind, shared)
-            if self.stages[stage].recompute and op in (Op.BACKWARD, Op.BACKWARD_INPUT):
-                found += span(table.forward_s, runs) * self.book.excess(FORWARD, kind, shared)
+            placed = self.stages[stage]
+            samples = placed.samples[self.micro_batches[microbatch]][member]
+            kind, shared = self.book.kind(placed.ranks[member]), len(placed.ranks) > 1
+            found = self.book.sums(kind, samples, shared, placed.recompute).action_s(op, placed.runs, accumulates)
             self._local[key] = found
         return found
-
-
-def _column(table: SizeTable, op: Op) -> Array:
-    match op:
-        case Op.FORWARD:
-            return table.forward_s
-        case Op.BACKWARD_INPUT:
-            return table.backward_input_s
-        case Op.BACKWARD_WEIGHT:
-            return table.backward_weight_s
-        case _:
-            return table.backward_s
-
-
-def _paced_s(cost: StageCost, op: Op, accumulates: bool) -> float:
-    """An action of a stage whose layers have layouts of their own: all ranks go at one pace."""
-    added_s = cost.paced_accumulate_s if accumulates and op in (Op.BACKWARD, Op.BACKWARD_WEIGHT) else 0.0
-    match op:
-        case Op.FORWARD:
-            compute_s = cost.paced_forward_s
-        case Op.BACKWARD_INPUT:
-            compute_s = cost.paced_backward_input_s
-        case Op.BACKWARD_WEIGHT:
-            compute_s = cost.paced_backward_weight_s
-        case _:
-            compute_s = cost.paced_backward_s
-    return compute_s + added_s + _exchanged_s(cost, op)
-
-
-def _exchanged_s(cost: StageCost, op: Op) -> float:
-    if op is Op.BACKWARD_WEIGHT:
-        return 0.0
-    return cost.exchange_forward_s if op is Op.FORWARD else cost.exchange_backward_s
 
 
 def _parameters_held(stage: StagePlacement, rank: int) -> int:

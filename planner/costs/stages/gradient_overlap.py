@@ -79,6 +79,20 @@ def exposed_s(
     return waited_s + moved_s * min(1.0, hidden_s / left_s if left_s > 0 else 0.0)
 
 
+def least_reduction_s(
+    cluster: Cluster, ranks: tuple[int, ...], num_bytes: Array, backward_s: Array, sharded: bool
+) -> Array:
+    """No stage on ``ranks`` takes less for the sum of so many bytes of gradients; elementwise.
+
+    Args:
+        backward_s: no rank's last backward is longer.
+        sharded: whether ranks divide the optimiser's state: then sums wait for the end of the backward.
+    """
+    if sharded:
+        return collective_s(cluster, ALL_REDUCE, ranks, num_bytes)
+    return least_exposed_s(cluster, ranks, num_bytes, backward_s)
+
+
 def least_exposed_s(cluster: Cluster, ranks: tuple[int, ...], num_bytes: Array, backward_s: Array) -> Array:
     """No stage on ``ranks`` with so many bytes of gradients waits less for their sums; elementwise.
 

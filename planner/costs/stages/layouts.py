@@ -31,7 +31,6 @@ from planner.costs.shards.device_mesh import axes_of, candidate_layouts, most_ma
 from planner.costs.shards.option import Option, Shards, shards_of
 from planner.costs.shards.partial_sums import Sums, reduction_rate, sums_of
 from planner.costs.shards.shapes import SizedLayer
-from planner.ir import profile
 from planner.ir.graph import BYTES_PER_ELEMENT, Layer, TensorSpec, producer
 from planner.ir.problem import SAMPLE_DIMS
 from planner.layers import check_samples_apart
@@ -232,12 +231,8 @@ class LayoutPrices:
                 found[:, rows, member] = whole[:, None] * shards.share[rows, member]
         self.parts.put_in(found, self.layers[index].name, [self.book.kind(rank) for rank in self.ranks], shards)
         for member, rank in enumerate(self.ranks):
-            found[FORWARD, :, member] *= self._excess(profile.FORWARD, rank)
-            found[BACKWARD:SAVED, :, member] *= self._excess(profile.BACKWARD, rank)
+            found[:SAVED, :, member] *= self.book.added(self.book.kind(rank), len(self.ranks) > 1)[:, None]
         return found
-
-    def _excess(self, what: str, rank: int) -> float:
-        return self.book.excess(what, self.book.kind(rank), len(self.ranks) > 1)
 
     def _column(self, kind: str, samples: int) -> Array:
         """``[6, layers]`` of a device kind at a number of samples."""
@@ -258,13 +253,13 @@ class LayoutPrices:
 
     def _parameter_costs(self, index: int, held_bytes: Array) -> tuple[Array, Array]:
         update, accumulate = np.zeros_like(held_bytes), np.zeros_like(held_bytes)
-        total = float(np.diff(self.book.tables.graph.parameter_bytes)[index])
+        total, shared = float(np.diff(self.book.tables.graph.parameter_bytes)[index]), len(self.ranks) > 1
         for member, rank in enumerate(self.ranks):
-            table = self.book.tables.parameters(self.book.kind(rank))
+            kind = self.book.kind(rank)
+            update_s, accumulate_s = (self.book.tables.parameters(kind).update_s, self.book.accumulate_s(kind, shared))
             share = held_bytes[:, member] / total if total else 0.0
-            update[:, member] = (table.update_s[index + 1] - table.update_s[index]) * share
-            accumulate[:, member] = (table.accumulate_s[index + 1] - table.accumulate_s[index]) * share
-            accumulate[:, member] *= self._excess(profile.BACKWARD, rank)
+            update[:, member] = (update_s[index + 1] - update_s[index]) * share
+            accumulate[:, member] = (accumulate_s[index + 1] - accumulate_s[index]) * share
         return update, accumulate
 
 

@@ -20,7 +20,9 @@ from planner.costs.communication.resharding import Crossing
 from planner.costs.layers.confidence import weakest
 from planner.costs.shards.option import Option
 from planner.costs.stages.layouts import BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT, FORWARD, LayerTable, LayoutPrices
+from planner.costs.stages.stage_sums import adds_gradients, exchange_s, of_op, with_recompute
 from planner.ir.cluster import INTERPOLATED, Evidence
+from planner.ir.schedule import Op
 
 Array = NDArray[np.float64]
 
@@ -65,6 +67,18 @@ class StageCost:
     moved_bytes: float
     evidence: Evidence
 
+    def action_s(self, op: Op, accumulates: bool) -> float:
+        """An action of the stage: all its ranks go at one pace."""
+        compute_s = of_op(
+            op, self.paced_forward_s, self.paced_backward_s, self.paced_backward_input_s, self.paced_backward_weight_s
+        )
+        added_s = self.paced_accumulate_s if accumulates and adds_gradients(op) else 0.0
+        return compute_s + added_s + self.exchange_s(op)
+
+    def exchange_s(self, op: Op) -> float:
+        """The part of it in which ranks exchange."""
+        return exchange_s(op, self.exchange_forward_s, self.exchange_backward_s)
+
     def step_s(self, micro_batches: float) -> float:
         """A step of the stage alone: the objective of the inner search (layer by layer, the slowest rank)."""
         once = self.paced_forward_s + self.paced_backward_s + self.exchange_forward_s + self.exchange_backward_s
@@ -94,16 +108,18 @@ def stage_cost(prices: LayoutPrices, chosen: Mapping[int, Option]) -> StageCost:
     repeated = _total([again[index] * table.seconds[FORWARD, 0] for index, table in tables.items()], (ranks,))
     paced = [sum(float(table.seconds[way, 0].max()) for table in tables.values()) for way in range(4)]
     paced_again = sum(again[index] * float(table.seconds[FORWARD, 0].max()) for index, table in tables.items())
+    backward, backward_input = with_recompute(compute[BACKWARD], compute[BACKWARD_INPUT], repeated)
+    paced_backward, paced_input = with_recompute(paced[BACKWARD], paced[BACKWARD_INPUT], paced_again)
     exchanged = _exchanged(prices, tables, crossings, again)
     saved, transient = _kept(prices, tables, crossings, again)
     return StageCost(
         forward_s=compute[FORWARD],
-        backward_s=compute[BACKWARD] + repeated,
-        backward_input_s=compute[BACKWARD_INPUT] + repeated,
+        backward_s=backward,
+        backward_input_s=backward_input,
         backward_weight_s=compute[BACKWARD_WEIGHT],
         paced_forward_s=paced[FORWARD],
-        paced_backward_s=paced[BACKWARD] + paced_again,
-        paced_backward_input_s=paced[BACKWARD_INPUT] + paced_again,
+        paced_backward_s=paced_backward,
+        paced_backward_input_s=paced_input,
         paced_backward_weight_s=paced[BACKWARD_WEIGHT],
         paced_update_s=sum(float(table.update_s[0].max()) for table in tables.values()),
         paced_accumulate_s=sum(float(table.accumulate_s[0].max()) for table in tables.values()),

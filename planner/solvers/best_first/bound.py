@@ -18,11 +18,13 @@ import numpy as np
 
 from planner.costs.layers.cost_table import Array
 from planner.costs.layers.shards import MeasuredParts, part_of
+from planner.costs.stages.stage_bound import Stage
+from planner.costs.stages.stage_sums import least_backward_s
 from planner.ir.errors import MissingMeasurementError
 from planner.solvers.best_first.device_groups import Counts, Devices, Option
 from planner.solvers.best_first.graph_cuts import Flags, Numbers
 from planner.solvers.best_first.message_bound import Links
-from planner.solvers.best_first.stage_bound import Group, Prices, Stage
+from planner.solvers.best_first.priced_groups import Group, Prices
 from planner.solvers.candidates.evaluate import Evaluator
 from planner.solvers.layouts.stage import NONE, WHOLE
 
@@ -314,9 +316,8 @@ def least_work_s(evaluator: Evaluator, size: int, backward: str) -> Array:
                 continue
             seconds = np.diff(table.forward_s)
             if backward != NONE:
-                whole = np.diff(table.backward_s)
-                halves = np.diff(table.backward_input_s) + np.diff(table.backward_weight_s)
-                seconds = seconds + (whole if backward == WHOLE else np.minimum(whole, halves))
+                whole, of_input = np.diff(table.backward_s), np.diff(table.backward_input_s)
+                seconds += least_backward_s(whole, of_input, np.diff(table.backward_weight_s), backward != WHOLE)
             least = np.minimum(least, np.maximum(seconds, 0.0) / samples)
         least = np.minimum(least, _least_of_parts(evaluator, size, backward, kind))
     return least * problem.global_batch if np.isfinite(least).all() else np.zeros(layers)
@@ -340,8 +341,8 @@ def _least_of_parts(evaluator: Evaluator, size: int, backward: str, kind: str) -
         share = math.prod(part) / max(1, math.prod(whole))
         for samples in (count for count in sizes if count <= size):
             for known in parts.cost(kind, name, samples, part, whole):
-                forward_s, whole_s, *halves_s = known.values[:4]
-                backward_s = whole_s if backward == WHOLE else min(whole_s, sum(halves_s))
-                seconds = forward_s + (0.0 if backward == NONE else backward_s)
+                forward_s, whole_s, input_s, weight_s = known.values[:4]
+                back_s = float(least_backward_s(whole_s, input_s, weight_s, backward != WHOLE))
+                seconds = forward_s + (0.0 if backward == NONE else back_s)
                 least[index[name]] = min(least[index[name]], seconds / (samples * share))
     return least

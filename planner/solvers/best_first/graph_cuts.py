@@ -14,11 +14,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from planner.costs.communication.handover import bytes_read
 from planner.costs.cost_model import PriceBook
 from planner.costs.layers.cost_table import Array
-from planner.ir.box import Box, intersect, volume, whole
-from planner.ir.graph import BYTES_PER_ELEMENT, Graph, Layer, TensorSpec, producer
-from planner.layers import kind as kind_named
+from planner.ir.graph import Graph, producer
 
 Flags = NDArray[np.bool_]
 Numbers = NDArray[np.int64]
@@ -280,7 +279,7 @@ def _read_bytes(graph: Graph) -> list[dict[str, float]]:
     values = graph.values()
     made = {layer.name for layer in graph.layers}
     return [
-        {value: size for value, size in _read(layer, values, graph.samples) if producer(value) in made}
+        {value: size for value, size in bytes_read(layer, values, graph.samples) if producer(value) in made}
         for layer in graph.layers
     ]
 
@@ -430,17 +429,6 @@ def _bits(found: int) -> Iterator[int]:
         lowest = found & -found
         yield lowest.bit_length() - 1
         found ^= lowest
-
-
-def _read(layer: Layer, values: Mapping[str, TensorSpec], samples: int) -> Iterator[tuple[str, float]]:
-    """The bytes per sample that ``layer`` reads of each of its inputs; 0 for what has no sample dim."""
-    inputs = tuple(values[name] for name in layer.inputs)
-    relation = kind_named(layer.kind)
-    work: Box = whole(relation.work(layer, inputs).shape)
-    for name, spec, box in zip(layer.inputs, inputs, relation.input_boxes(layer, inputs, work), strict=True):
-        inside = intersect(box, whole(spec.shape))
-        size = volume(inside) * BYTES_PER_ELEMENT[spec.dtype] if inside is not None else 0
-        yield name, size / samples if spec.has_samples else 0.0
 
 
 def _followers(graph: Graph, free: Sequence[bool]) -> dict[int, int]:

@@ -37,7 +37,7 @@ from planner.ir.problem import AUTO, Problem
 from planner.ir.schedule import Action, Op
 from planner.schedules import positions, traits
 from planner.solvers.best_first.graph_cuts import Numbers
-from planner.solvers.best_first.stage_bound import Prices
+from planner.solvers.best_first.priced_groups import Prices
 from planner.solvers.candidates.candidate import (
     Candidate,
     Pool,

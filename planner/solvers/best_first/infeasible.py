@@ -13,6 +13,7 @@ import numpy as np
 
 from planner.costs.cost_model import PriceBook
 from planner.costs.layers.cost_table import Array
+from planner.costs.memory.memory_bound import kept_by
 from planner.ir.constraints import format_rule
 from planner.ir.errors import HalopipeError, InfeasibleError, MissingMeasurementError
 from planner.ir.problem import THROUGHPUT, Problem
@@ -22,7 +23,6 @@ from planner.solvers.best_first.device_groups import Counts
 from planner.solvers.best_first.graph_cuts import Numbers
 from planner.solvers.best_first.queue import Frontier, Prefix
 from planner.solvers.best_first.search import Queue
-from planner.solvers.best_first.search_space import most_in_flight
 from planner.solvers.best_first.warm_start import Start, spaces
 from planner.solvers.candidates.evaluate import Evaluation, Evaluator
 from planner.solvers.candidates.explain import infeasible, size_text
@@ -110,7 +110,7 @@ class Leanest:
         prices = self.frontier.suffixes.prices
         count = len(prices.cuts.members)
         batches = len(prices.micro_batches)
-        kept = 1 if traits(self.schedule).windowed else most_in_flight(self.schedule, downstream, batches)
+        kept = 1 if traits(self.schedule).windowed else kept_by(self.schedule, downstream, batches)[0]
         first, last = np.arange(count)[:, None], np.arange(count)[None, :]
         best = np.full(count, np.inf)
         choice, cut = np.zeros(count, dtype=np.int64), np.zeros(count, dtype=np.int64)

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import functools
 from dataclasses import dataclass, field, fields
 
 import numpy as np
 
 from planner.costs.communication.collectives import transfer_s
-from planner.costs.communication.links import without_pairs
+from planner.costs.communication.handover import Piece, Pieces, least_links, pieces
 from planner.costs.layers.cost_table import Array
-from planner.ir.cluster import ACROSS_HOSTS, WITHIN_HOST, Link
+from planner.ir.cluster import Link
 from planner.solvers.best_first.graph_cuts import Handed
-from planner.solvers.best_first.stage_bound import Group, Prices
+from planner.solvers.best_first.priced_groups import Group, Prices
 
-Pieces = frozenset[tuple[str, float]]
-"""Messages by link class and samples; equal ones once."""
+PiecesOfOne = frozenset[Piece]
+"""Messages of one member; equal ones once."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -54,8 +53,7 @@ class Links:
     _known: dict[object, Handover] = field(init=False, default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
-        links = without_pairs(self.prices.book.profile.cluster).links
-        self._links = {name: least_link(link) for name, link in links.items()}
+        self._links = least_links(self.prices.book.profile.cluster)
 
     def between(self, source: Group, destination: Group) -> Handover:
         """Messages from ``source`` to ``destination``, and gradients back."""
@@ -82,12 +80,12 @@ class Links:
             found = self._handed[key] = (there, back)
         return found
 
-    def _slowest(self, pieces: Pieces, bytes_per_sample: float) -> float:
-        return max(float(transfer_s(self._links[link], bytes_per_sample * samples)) for link, samples in pieces)
+    def _slowest(self, own: PiecesOfOne, bytes_per_sample: float) -> float:
+        return max(float(transfer_s(self._links[link], bytes_per_sample * samples)) for link, samples in own)
 
     def _patterns(
         self, source: Group, first: tuple[int, ...], destination: Group, second: tuple[int, ...]
-    ) -> dict[int, _Pieces]:
+    ) -> dict[int, Pieces]:
         """Who hands what to whom, by samples of the micro-batch, if members are in the orders given."""
         hosts = [tuple(self.prices.pools[pool].host for pool in order) for order in (first, second)]
         if not (source.orders_known and destination.orders_known) and set(hosts[0]) & set(hosts[1]):
@@ -95,7 +93,7 @@ class Links:
         if len(set(hosts[0])) == len(set(hosts[1])) == 1 or not set(hosts[0]) & set(hosts[1]):
             hosts = [("",) * source.size, ("" if hosts[0][0] == hosts[1][0] else "other",) * destination.size]
         return {
-            rows: _pieces(source.samples[rows], destination.samples[rows], hosts[0], hosts[1])
+            rows: pieces(source.samples[rows], destination.samples[rows], hosts[0], hosts[1])
             for rows in set(self.prices.micro_batches)
         }
 
@@ -109,20 +107,20 @@ class Links:
         batches = self.prices.micro_batches
         overhead_s = source.prices.overhead_s + destination.prices.overhead_s
         by_size = self._patterns(source, first, destination, second)
-        receivers = frozenset(pieces for found in by_size.values() for pieces in found.by_receiver)
-        senders = frozenset(pieces for found in by_size.values() for pieces in found.by_sender)
-        full: Pieces = frozenset().union(*by_size[batches[0]].by_receiver)
+        receivers = frozenset[PiecesOfOne]().union(*(found.by_receiver for found in by_size.values()))
+        senders = frozenset[PiecesOfOne]().union(*(found.by_sender for found in by_size.values()))
+        full: PiecesOfOne = frozenset().union(*by_size[batches[0]].by_receiver)
         key = (receivers, senders, full, overhead_s)
         if key not in self._alike:
             self._alike[key] = self._price(receivers, senders, full, overhead_s)
         return self._alike[key]
 
     def _price(
-        self, receivers: frozenset[Pieces], senders: frozenset[Pieces], full: Pieces, overhead_s: float
+        self, receivers: frozenset[PiecesOfOne], senders: frozenset[PiecesOfOne], full: PiecesOfOne, overhead_s: float
     ) -> Handover:
         """Hand-overs of these pieces: those of each receiver, of each sender, and all of a full micro-batch."""
         batches = self.prices.micro_batches
-        every: Pieces = frozenset().union(*receivers)
+        every: PiecesOfOne = frozenset().union(*receivers)
         load_there = self._most(full, forward=True) * batches.count(batches[0])
         load_back = self._most(full, forward=False) * batches.count(batches[0])
         duplex = all(self._links[name].duplex for name, _ in every)
@@ -137,15 +135,15 @@ class Links:
             overhead=np.full_like(load_there, overhead_s),
         )
 
-    def _least_of_most(self, ranks: frozenset[Pieces], forward: bool) -> Array:
+    def _least_of_most(self, ranks: frozenset[PiecesOfOne], forward: bool) -> Array:
         """The least, over ranks, of the longest of a rank's pieces."""
-        return np.asarray(np.minimum.reduce([self._most(pieces, forward) for pieces in ranks]))
+        return np.asarray(np.minimum.reduce([self._most(own, forward) for own in ranks]))
 
-    def _most(self, pieces: Pieces, forward: bool) -> Array:
-        return np.asarray(np.maximum.reduce([self._of(link, samples, forward) for link, samples in pieces]))
+    def _most(self, own: PiecesOfOne, forward: bool) -> Array:
+        return np.asarray(np.maximum.reduce([self._of(link, samples, forward) for link, samples in own]))
 
-    def _least(self, pieces: Pieces, forward: bool) -> Array:
-        return np.asarray(np.minimum.reduce([self._of(link, samples, forward) for link, samples in pieces]))
+    def _least(self, own: PiecesOfOne, forward: bool) -> Array:
+        return np.asarray(np.minimum.reduce([self._of(link, samples, forward) for link, samples in own]))
 
     def _of(self, link: str, samples: float, forward: bool) -> Array:
         found = self._seconds.get((link, samples, forward))
@@ -154,38 +152,3 @@ class Links:
             per_sample = columns.forward_bytes if forward else columns.backward_bytes
             found = self._seconds[link, samples, forward] = transfer_s(self._links[link], per_sample * samples)
         return found
-
-
-@dataclass(frozen=True, slots=True)
-class _Pieces:
-    """The messages of one micro-batch: those of each receiver, and of each sender, equal ones once."""
-
-    by_receiver: frozenset[Pieces]
-    by_sender: frozenset[Pieces]
-
-
-@functools.lru_cache(maxsize=65536)
-def _pieces(
-    source: tuple[float, ...], destination: tuple[float, ...], sources: tuple[str, ...], destinations: tuple[str, ...]
-) -> _Pieces:
-    """The messages, given the samples of each member before and behind, and the hosts they are on."""
-    starts, ends = (np.round(np.cumsum([0, *shares]), 9) for shares in (source, destination))  # of whole samples exact
-    borders = np.union1d(starts, ends)
-    first = np.searchsorted(starts, borders[:-1], side="right") - 1
-    second = np.searchsorted(ends, borders[:-1], side="right") - 1
-    by_receiver: list[set[tuple[str, float]]] = [set() for _ in destination]
-    by_sender: list[set[tuple[str, float]]] = [set() for _ in source]
-    for i, j, size in zip(first.tolist(), second.tolist(), np.diff(borders).tolist(), strict=True):
-        piece = (WITHIN_HOST if sources[i] == destinations[j] else ACROSS_HOSTS, size)
-        by_receiver[j].add(piece)
-        by_sender[i].add(piece)
-    return _Pieces(frozenset(map(frozenset, by_receiver)), frozenset(map(frozenset, by_sender)))
-
-
-def least_link(link: Link) -> Link:
-    """The link with a table that never falls, below the measured one: what at least so many bytes take."""
-    if not link.points:
-        return link
-    seconds = np.minimum.accumulate([s for _, s in link.points][::-1])[::-1]
-    points = tuple((size, float(s)) for (size, _), s in zip(link.points, seconds, strict=True))
-    return Link(link.latency_s, link.bandwidth_bytes_per_s, points, link.duplex, link.evidence)

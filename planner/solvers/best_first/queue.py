@@ -8,11 +8,12 @@ from dataclasses import dataclass, field, fields
 import numpy as np
 
 from planner.costs.layers.cost_table import Array
+from planner.costs.stages.stage_bound import Stage
 from planner.solvers.best_first.bound import Choice, Labels, Suffixes
 from planner.solvers.best_first.device_groups import Counts, member_orders
 from planner.solvers.best_first.graph_cuts import Numbers
 from planner.solvers.best_first.message_bound import Handover
-from planner.solvers.best_first.stage_bound import Group, Stage
+from planner.solvers.best_first.priced_groups import Group
 from planner.solvers.candidates.candidate import Candidate
 
 

@@ -8,9 +8,7 @@ from __future__ import annotations
 import functools
 from dataclasses import dataclass
 
-import numpy as np
-
-from planner.costs.layers.cost_table import Array, SizeTable
+from planner.costs.memory.memory_bound import kept_by
 from planner.ir.constraints import Ways
 from planner.ir.problem import ALWAYS, AUTO, SAMPLE_DIMS, Problem
 from planner.ir.schedule import Action, Op, Pipeline, StageGraph
@@ -67,21 +65,6 @@ class Freedom:
             problem.max_stages,
         )
 
-    def path_back(self, table: SizeTable) -> Array:
-        """By layer: the least backward on the way to the stage before."""
-        if not self.trains:
-            return np.zeros_like(np.diff(table.backward_s))
-        whole, half = np.diff(table.backward_s), np.diff(table.backward_input_s)
-        return np.minimum(whole, half) if self.splits else whole
-
-    def backward(self, table: SizeTable) -> Array:
-        """By layer: the least that all of a backward takes."""
-        if not self.trains:
-            return np.zeros_like(np.diff(table.backward_s))
-        whole = np.diff(table.backward_s)
-        halves = np.diff(table.backward_input_s) + np.diff(table.backward_weight_s)
-        return np.minimum(whole, halves) if self.splits else whole
-
     def allows(self, candidate: Candidate) -> bool:
         """Whether side constraints that concern the whole pipeline allow a complete one."""
         if not self.constraints.rules:
@@ -96,9 +79,9 @@ class Freedom:
         Args:
             depth: stages downstream, itself included, at most.
         """
-        if any(traits(name).windowed for name in self.schedules):
+        if not self.trains or any(traits(name).windowed for name in self.schedules):
             return 1, num_microbatches
-        found = [most_in_flight(name, d, num_microbatches) for name in self.schedules for d in {1, depth}]
+        found = [kept_by(name, d, num_microbatches)[0] for name in self.schedules for d in {1, depth}]
         return min(found), max(found)
 
     def allowed(self, cuts: Cuts, ranks: tuple[int, ...], recompute: bool) -> Flags | None:
@@ -133,21 +116,6 @@ def range_of(schedule: str, fewest: int, most: int, num_microbatches: int) -> tu
         return None
     early, late = [window.early for window in firsts], [window.late for window in firsts]
     return Window(min(early), min(late)), Window(max(early), max(late))
-
-
-def most_in_flight(schedule: str, depth: int, num_microbatches: int) -> int:
-    """The most micro-batches that the schedule keeps on the first of ``depth`` stages."""
-    held = most = 0
-    for action in schedule_named(schedule)(Pipeline(StageGraph.chain(depth, num_microbatches))).rows[0]:
-        held += {Op.FORWARD: 1, Op.BACKWARD: -1, Op.BACKWARD_WEIGHT: -1}.get(action.op, 0)
-        most = max(most, held)
-    return most
-
-
-def splits_backwards(schedule: str) -> bool:
-    """Whether the schedule has backwards in two halves, so that the way back is no bound."""
-    rows = schedule_named(schedule)(Pipeline(StageGraph.chain(2, 2))).rows
-    return any(action.op is Op.BACKWARD_INPUT for row in rows for action in row)
 
 
 def _window(row: tuple[Action, ...], num_microbatches: int) -> Window | None:

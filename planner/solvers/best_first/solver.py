@@ -9,7 +9,7 @@ Choose      sizes of micro-batches, hence their number M                     ``c
             a schedule for all of them, and where it has windows, W_s for each stage          ``leaf_bound``
             whether a stage computes its activations again, where that is allowed        ``Prices.versions``
 Minimise    the step, by ``simulator.events``
-Subject to  memory on every rank, with the micro-batches in flight                          ``memory_bound``
+Subject to  memory on every rank, with the micro-batches in flight              ``costs.memory.memory_bound``
             a sample of every micro-batch on every rank of a stage                      ``candidate.usable``
             side constraints                                                      ``candidates.constraints``
 

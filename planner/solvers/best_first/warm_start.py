@@ -19,10 +19,10 @@ from planner.solvers.best_first.graph_cuts import Cuts, cuts_of, thinned
 from planner.solvers.best_first.incumbents import Replicas, mixed_replicas, strategies, virtual_pipelines
 from planner.solvers.best_first.leaf_bound import CAPS
 from planner.solvers.best_first.message_bound import Links
+from planner.solvers.best_first.priced_groups import Prices
 from planner.solvers.best_first.queue import Frontier
 from planner.solvers.best_first.search import Queue, Space
 from planner.solvers.best_first.search_space import Freedom
-from planner.solvers.best_first.stage_bound import Prices
 from planner.solvers.candidates.candidate import Pool, micro_batch_sizes, micro_batches, pools, schedule_names
 from planner.solvers.candidates.choose import Choice
 from planner.solvers.candidates.evaluate import Evaluation, Evaluator

@@ -1,15 +1,44 @@
-"""The integer program of :mod:`planner.solvers.ilp.solver`, solved by HiGHS.
+"""The mathematical program over spans: each constraint beside the function that adds it; solved by HiGHS.
 
-The variables of the integer program, and the few ways in which its rows are written.
+Given       layers in a row, cuts c_0 < ... < c_n where they may be cut          ``candidate.cut_positions``
+            classes k of N_k devices that nothing tells apart; groups g of n_gk of them  ``ilp.device_groups``
+Choose      z[v] = 1 if span v = (cuts i < j, group, recompute) is a stage             ``ilp.spans.Builder``
+            y[h] = 1 if at cut i group g hands over to group g'
+Minimise    T
+Subject to  a path: sum of z from c_0 is 1; at each inner cut and for each group           ``path``
+                sum of z that end = sum of y that leave, sum of z that start = sum of y that arrive
+            sum of n_gk z <= N_k, and of n_gk (w + u) z <= N_k T; like hosts in order;
+                at most S stages                                                      ``resources``
+            memory: sum of z starting at i or later + sum of (S - d) z starting at i <= S  ``depths``
+            side constraints: as a filter on spans (``candidates.constraints.Constraints.mask``), and
+                stage:k of a layer as sum of z starting before its end = k + 1    ``stage_numbers``
+            for every i, with Z(i) the z that have the layers behind c_i,
+                R(i) = sum of r z ending by i + sum of r y up to i, and F(i) the same of f
+                T >= R(i) + sum of t z in Z(i) + sum of u z starting at c_0         ``round_trips``
+                T >= R(i) + sum of m y at i (+ sum of r z starting at i) + the same
+                T >= F(i) + sum of (w + u) z in Z(i)                                   ``forwards``
 
-What makes a choice of spans a pipeline: the path, devices, memory, and the numbers of stages.
+Of z, f is the shortest F of the stage and r the shortest F and B, w all its work and t the part that ends before its
+last B (all, unless backwards are split), u reduction and update.  Of y, f is a message and r one there and one back, m
+what the other messages on that wire add.  d is the most stages downstream, the stage included, for which memory
+suffices with the micro-batches that the schedule then has in flight.  So T is
 
-T is at least what passes before a stage (or a message) and all its own work: one row for each cut.
+    max over stages s of  R_s + M (f_s + b_s) + u,    R_s = sum over earlier stages of (f + b) + 2 c
 
-Two chains pass: round trips (F and B, both messages) and forwards (F, message there).  Each begins at the start of the
-pipeline, and anew behind a stage from which the next need not read (a break).
+with unlike members, statistics and the sum of gradients told apart, and no big M: an F of a stage follows one of the
+stage before, and a B is followed by one there.  Where a stage need not read from the one before, all rows begin anew
+behind that cut.  So T is below the simulated step of every synchronous schedule with one stage a position.
 
-The objective of a given solution, reckoned stage by stage: what the integer program's rows must come to.
+Sizes of micro-batches and schedules are enumerated outside, best bound first; every solution is simulated and then
+excluded (sum of its z <= number of its stages - 1), until no bound is below the best step: that is the proof
+                                                                                              ``ilp.solver``
+Tables are numpy, and what cannot be in a plan below the best step is left out before a variable exists  ``ilp.spans``
+
+Ignored: stages that are no stretches of the graph's order of layers, several stages on a rank, layers cut otherwise
+than by samples, windows other than a schedule's own; where compositions of devices are many (``FEW_COMPOSITIONS``),
+groups of several kinds, or across hosts.
+
+``objective_s`` reckons the objective of a given solution stage by stage: what the rows must come to.
 """
 
 from __future__ import annotations

@@ -1,44 +1,8 @@
 """The integer program over spans: a second road to the best plan, for cross-checks and for side constraints.
 
-Given       layers in a row, cuts c_0 < ... < c_n where they may be cut          ``candidate.cut_positions``
-            classes k of N_k devices that nothing tells apart; groups g of n_gk of them  ``ilp.device_groups``
-Choose      z[v] = 1 if span v = (cuts i < j, group, recompute) is a stage             ``ilp.spans.Builder``
-            y[h] = 1 if at cut i group g hands over to group g'
-Minimise    T
-Subject to  a path: sum of z from c_0 is 1; at each inner cut and for each group           ``formulas.path``
-                sum of z that end = sum of y that leave, sum of z that start = sum of y that arrive
-            sum of n_gk z <= N_k, and of n_gk (w + u) z <= N_k T; like hosts in order;
-                at most S stages                                                      ``formulas.resources``
-            memory: sum of z starting at i or later + sum of (S - d) z starting at i <= S  ``formulas.depths``
-            side constraints: as a filter on spans (``candidates.constraints.Constraints.mask``), and
-                stage:k of a layer as sum of z starting before its end = k + 1    ``formulas.stage_numbers``
-            for every i, with Z(i) the z that have the layers behind c_i,
-                R(i) = sum of r z ending by i + sum of r y up to i, and F(i) the same of f
-                T >= R(i) + sum of t z in Z(i) + sum of u z starting at c_0         ``formulas.round_trips``
-                T >= R(i) + sum of m y at i (+ sum of r z starting at i) + the same
-                T >= F(i) + sum of (w + u) z in Z(i)                                   ``formulas.forwards``
-
-Of z, f is the shortest F of the stage and r the shortest F and B, w all its work and t the part that ends before its
-last B (all, unless backwards are split), u reduction and update.  Of y, f is a message and r one there and one back, m
-what the other messages on that wire add.  d is the most stages downstream, the stage included, for which memory
-suffices with the micro-batches that the schedule then has in flight.  So T is
-
-    max over stages s of  R_s + M (f_s + b_s) + u,    R_s = sum over earlier stages of (f + b) + 2 c
-
-with unlike members, statistics and the sum of gradients told apart, and no big M: an F of a stage follows one of the
-stage before, and a B is followed by one there.  Where a stage need not read from the one before, all rows begin anew
-behind that cut.  So T is below the simulated step of every synchronous schedule with one stage a position.
-
-Sizes of micro-batches and schedules are enumerated outside, best bound first; every solution is simulated and then
-excluded (sum of its z <= number of its stages - 1), until no bound is below the best step: that is the proof
-                                                                                              ``ilp.solver``
-Tables are numpy, and what cannot be in a plan below the best step is left out before a variable exists  ``ilp.spans``
-
-Ignored: stages that are no stretches of the graph's order of layers, several stages on a rank, layers cut otherwise
-than by samples, windows other than a schedule's own; where compositions of devices are many (``FEW_COMPOSITIONS``),
-groups of several kinds, or across hosts.
-
-Every way to cut the batch and every schedule around the integer program, best bound first.
+Every way to cut the batch and every schedule around the program of :mod:`planner.solvers.ilp.formulas`, best bound
+first.  Read ``device_groups`` (who may run a stage, and what groups hand to one another), ``spans`` (the tables),
+``formulas`` (the program), then this.
 """
 
 from __future__ import annotations
@@ -53,6 +17,7 @@ import numpy as np
 
 from planner.baselines import data_parallel, even_split, one_device
 from planner.costs.cost_model import PriceBook
+from planner.costs.memory.memory_bound import fewest_kept
 from planner.costs.predict import forecast
 from planner.ir.constraints import format_rule
 from planner.ir.errors import InfeasibleError, MissingMeasurementError, UsageError
@@ -73,10 +38,9 @@ from planner.solvers.candidates.choose import ROUNDING, better, cheapest_first, 
 from planner.solvers.candidates.constraints import Constraints
 from planner.solvers.candidates.evaluate import Evaluation, Evaluator
 from planner.solvers.candidates.explain import binding, infeasible
-from planner.solvers.ilp.device_groups import assign, device_classes, groups
+from planner.solvers.ilp.device_groups import Crossing, Messages, assign, device_classes, groups
 from planner.solvers.ilp.formulas import INFEASIBLE, Program, cuts_of
 from planner.solvers.ilp.spans import Builder, Instance, prune
-from planner.solvers.ilp.stage_bound import Crossing, Messages, Pricing, in_flight, splits_backwards
 from planner.solvers.progress import Progress, SearchProgress
 
 METHOD = "integer program over spans, its solutions simulated in order of their bound"
@@ -252,8 +216,19 @@ class Enumeration:
             found_groups = groups(problem, book, classes, batches)
             messages = Messages(book.profile.cluster, crossing, batches, overhead)
             for splits, by_flight in self._schedules(most, len(batches)).items():
-                pricing = Pricing(book, cuts, crossing, batches, splits, problem.shards(2))
-                builder = Builder(problem, self.constraints, pricing, messages, classes, found_groups, mixing)
+                builder = Builder(
+                    problem,
+                    book,
+                    self.constraints,
+                    cuts,
+                    crossing,
+                    messages,
+                    batches,
+                    splits,
+                    classes,
+                    found_groups,
+                    mixing,
+                )
                 handovers = builder.handovers()
                 for flight, names in by_flight.items():
                     whole = Instance(
@@ -273,8 +248,8 @@ class Enumeration:
         """By whether they split backwards and by what they keep in flight, where times do not decide that."""
         found: dict[bool, dict[tuple[int, ...], tuple[str, ...]]] = {}
         for name in priced_schedules(self.evaluator.problem):
-            flight = (1,) * most if traits(name).timed else in_flight(name, most, count)
-            by_flight = found.setdefault(splits_backwards(name), {})
+            flight = (1,) * most if traits(name).timed else fewest_kept(name, most, count)
+            by_flight = found.setdefault(traits(name).splits_backward, {})
             by_flight[flight] = (*by_flight.get(flight, ()), name)
         return found
 

@@ -21,14 +21,15 @@ from itertools import product
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.costs.layers.cost_table import Array, Flags
+from planner.costs.cost_model import PriceBook
+from planner.costs.layers.cost_table import Array, Flags, running
+from planner.costs.stages.stage_bound import Stage, StageBounds
 from planner.ir.constraints import Ways
 from planner.ir.errors import MissingMeasurementError
 from planner.ir.problem import ALWAYS, NEVER, Problem
 from planner.layers import throughout_sites
 from planner.solvers.candidates.constraints import Constraints
-from planner.solvers.ilp.device_groups import DeviceClass, Group
-from planner.solvers.ilp.stage_bound import Messages, Prices, Pricing
+from planner.solvers.ilp.device_groups import Crossing, DeviceClass, Group, Messages
 
 Indices = NDArray[np.int64]
 
@@ -43,7 +44,9 @@ class Spans:
         recompute: whether activations are computed again.
         there_s, round_s: F; F and B: with what its message takes beyond the least at that cut.
         pair_s: F and B alone.
-        turn_s, work_s, last_s: as in :class:`planner.solvers.ilp.stage_bound.Prices`.
+        turn_s: what the busiest member certainly does between the start of its first F and the end of its last B (I).
+        work_s: all of its F and B, or F, I and W.
+        last_s: reduction and update after the last of them.
         depth: most stages downstream, itself included, with which it fits in memory.
         linked, linked_back: whether the stage behind certainly reads from it, and sends a gradient back.
     """
@@ -121,13 +124,42 @@ class Instance:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Chain:
+    """The places between layers in a row where stages may begin and end: positions, both ends included."""
+
+    positions: tuple[int, ...]
+
+    def sums(self, by_layer: Array) -> Array:
+        """The sum over the layers before each cut."""
+        return np.asarray(running(by_layer)[list(self.positions)])
+
+    def largest(self, by_layer: Array) -> Array:
+        """[a, b] = the largest of the layers between cuts a and b."""
+        count = len(self.positions)
+        of_block = np.maximum.reduceat(by_layer, self.positions[:-1])
+        found = np.zeros((count, count))
+        for a in range(count - 1):
+            found[a, a + 1 :] = np.maximum.accumulate(of_block[a:])
+        return found
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Builder:
-    """Makes tables for one way to cut the batch; ``mixing``: layers that mix samples, by layer."""
+    """Makes tables for one way to cut the batch.
+
+    Attributes:
+        splits: whether backwards may be cut in two.
+        mixing: layers that mix samples, by layer.
+    """
 
     problem: Problem
+    book: PriceBook
     constraints: Constraints
-    pricing: Pricing
+    cuts: tuple[int, ...]
+    crossing: Crossing
     messages: Messages
+    micro_batches: tuple[int, ...]
+    splits: bool
     classes: tuple[DeviceClass, ...]
     groups: tuple[Group, ...]
     mixing: Flags
@@ -139,7 +171,7 @@ class Builder:
             for i in range(len(self.groups))
             for j in self._followers(i)
             for least in [self._least(self.groups[i], self.groups[j])]
-            for cut in range(1, len(self.pricing.cuts) - 1)
+            for cut in range(1, len(self.cuts) - 1)
         ]
         index = np.array([row[:3] for row in rows], dtype=np.int64).reshape(len(rows), 3)
         seconds = np.array([row[3:] for row in rows], dtype=np.float64).reshape(len(rows), 4)
@@ -151,58 +183,80 @@ class Builder:
         Args:
             in_flight: micro-batches by stages downstream, from 1; None: as if memory had no end.
         """
-        parts = [self._of_group(number, again, prices, in_flight) for number, again, prices in self._prices()]
+        parts = [self._of_group(number, again, stage, in_flight) for number, again, stage in self._stages()]
         empty = [np.zeros(0, dtype=kind) for kind in "lll?" + "dddddd" + "l??"]
         return Spans(*(np.concatenate(column) for column in zip(empty, *parts, strict=True)))
 
-    def _prices(self) -> Iterator[tuple[int, bool, Prices]]:
+    def _stages(self) -> Iterator[tuple[int, bool, Stage]]:
+        """All groups, with recompute or without, as stages between any two cuts."""
         options = {NEVER: (False,), ALWAYS: (True,)}.get(self.problem.recompute, (False, True))
+        fed, at = self._surely_fed(), np.arange(len(self.cuts))
+        received = np.where(fed, self.crossing.least(self.crossing.forward_bytes), 0.0)
+        bounds = StageBounds(self.book, Chain(self.cuts), self.micro_batches, True, self.splits, received)
+        sizes = (self.micro_batches[0], self.micro_batches[-1])
         for (number, group), again in product(enumerate(self.groups), options):
+            samples = zip(*map(group.samples, sizes), strict=True)
+            members = [(c.kind, c.memory_limit_bytes, own) for c, own in zip(group.classes, samples, strict=True)]
+            sharded = group.size > 1 and self.problem.shards(group.size)
             try:
-                yield number, again, self.pricing.of(group, again)
+                bound = bounds.of(group.ranks, members, again, sharded)
             except MissingMeasurementError:
                 continue
+            yield number, again, bound.stage(at[:, None], at[None, :], len(self.micro_batches))
+
+    def _surely_fed(self) -> Flags:
+        """By cut: whether whatever stage ends there feeds the one that starts there."""
+        at = np.arange(len(self.cuts))
+        before = at[:, None] < at[None, :]
+        return np.asarray((self.crossing.linked | ~before).all(axis=0)) & (at > 0)
 
     def _of_group(
-        self, number: int, again: bool, prices: Prices, in_flight: Sequence[int] | None
+        self, number: int, again: bool, stage: Stage, in_flight: Sequence[int] | None
     ) -> tuple[NDArray[np.generic], ...]:
-        group, crossing = self.groups[number], self.pricing.crossing
-        allowed = self.constraints.mask(self.pricing.cuts, group.ranks, again, Ways(sample=group.size))
+        group, crossing = self.groups[number], self.crossing
+        allowed = self.constraints.mask(self.cuts, group.ranks, again, Ways(sample=group.size))
+        chain = Chain(self.cuts)
         if group.size > 1:
-            mixing = np.concatenate(([0], np.cumsum(self.mixing)))[list(self.pricing.cuts)]
+            mixing = chain.sums(self.mixing.astype(np.float64))
             allowed &= mixing[None, :] == mixing[:, None]
         if group.by_parts:
             layers, along = self.problem.profile.graph.layers, throughout_sites(self.problem.profile.graph)
-            others = np.cumsum([0, *(layer.name not in along for layer in layers)])[list(self.pricing.cuts)]
+            others = chain.sums(np.array([layer.name not in along for layer in layers], dtype=np.float64))
             allowed &= others[None, :] == others[:, None]
-        depth = self._depth(prices, in_flight)
+        depth = self._depth(stage, in_flight)
         first, last = np.nonzero(allowed & (depth > 0))
         more_there, more_round = (matrix[first, last] for matrix in self._more(number))
         at = (first, last)
+        messages_s = self._overhead_s(group)[at]
         return (
             first.astype(np.int64),
             last.astype(np.int64),
             np.full(len(first), number, dtype=np.int64),
             np.full(len(first), again),
-            prices.forward_s[at] + more_there,
-            prices.forward_s[at] + prices.backward_s[at] + more_round,
-            prices.forward_s[at] + prices.backward_s[at],
-            prices.turn_s[at],
-            prices.work_s[at],
-            prices.last_s[at],
+            stage.head[at] + more_there,
+            stage.head[at] + stage.back[at] + more_round,
+            stage.head[at] + stage.back[at],
+            stage.work[at] + messages_s,
+            stage.all_work[at] + messages_s,
+            stage.tail[at],
             depth[at],
             crossing.linked[at],
             crossing.linked_back[at],
         )
 
-    def _depth(self, prices: Prices, in_flight: Sequence[int] | None) -> Indices:
+    def _overhead_s(self, group: Group) -> Array:
+        """Of all messages to the stage behind and back, by span."""
+        sends, receives = self.crossing.forward_bytes > 0, self.crossing.backward_bytes > 0
+        each = min(self.messages.overhead_s.get(member.kind, 0.0) for member in group.classes)
+        return np.asarray(len(self.micro_batches) * each * (sends.astype(np.float64) + receives))
+
+    def _depth(self, stage: Stage, in_flight: Sequence[int] | None) -> Indices:
         """The most stages downstream with which a span fits; 0 if it never does."""
-        found = np.zeros(prices.work_s.shape, dtype=np.int64)
+        found = np.zeros(stage.window.shape, dtype=np.int64)
         if in_flight is None:
             return found + len(self.problem.ranks)
         for downstream, count in enumerate(in_flight, start=1):
-            fits = [holding.fits(count, self.pricing.micro_batches) for holding in prices.holdings]
-            found[np.logical_and.reduce(fits)] = downstream
+            found[stage.window >= count] = downstream
         return found
 
     def _followers(self, number: int) -> Iterator[int]:
@@ -214,7 +268,7 @@ class Builder:
 
     def _least(self, source: Group, destination: Group) -> tuple[Array, Array, Array, Array]:
         """By cut: the least that any linked stage of ``source`` pays there, as in :class:`Handovers`."""
-        crossing, messages = self.pricing.crossing, self.messages
+        crossing, messages = self.crossing, self.messages
         there, back = messages.there_s(source, destination), messages.back_s(source, destination)
         wire, shared = messages.wires_s(source, destination)
         return (
@@ -226,7 +280,7 @@ class Builder:
 
     def _more(self, number: int) -> tuple[Array, Array]:
         """By span: what the message takes beyond :meth:`_least`, to whatever group it goes."""
-        crossing, source = self.pricing.crossing, self.groups[number]
+        crossing, source = self.crossing, self.groups[number]
         there, both = [], []
         for other in self._followers(number):
             destination = self.groups[other]
@@ -251,7 +305,7 @@ _ROUNDS = 3
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Chain:
+class _Path:
     """One of the two chains: what spans add to it, what they are as its end, and where it breaks."""
 
     pass_s: Array
@@ -281,11 +335,11 @@ def prune(instance: Instance, upper_s: float) -> tuple[Instance, float]:
     return instance, bound_s if len(instance.spans) else float("inf")
 
 
-def _chains(spans: Spans, handovers: Handovers) -> tuple[_Chain, _Chain]:
+def _chains(spans: Spans, handovers: Handovers) -> tuple[_Path, _Path]:
     wire_s, none_s = np.maximum(handovers.wire_s, handovers.shared_s), np.zeros(len(handovers))
     return (
-        _Chain(spans.round_s, spans.turn_s, handovers.round_s, wire_s, spans.linked_back),
-        _Chain(spans.there_s, spans.work_s + spans.last_s, handovers.there_s, none_s, spans.linked),
+        _Path(spans.round_s, spans.turn_s, handovers.round_s, wire_s, spans.linked_back),
+        _Path(spans.there_s, spans.work_s + spans.last_s, handovers.there_s, none_s, spans.linked),
     )
 
 
@@ -306,7 +360,7 @@ class _Behind:
     unlinked: Array
 
 
-def _before(instance: Instance, chain: _Chain) -> _Before:
+def _before(instance: Instance, chain: _Path) -> _Before:
     spans, handovers = instance.spans, instance.handovers
     shape = (len(instance.cuts), len(instance.groups))
     begun, ended = np.full(shape, np.inf), np.full(shape, np.inf)
@@ -322,7 +376,7 @@ def _before(instance: Instance, chain: _Chain) -> _Before:
     return _Before(begun, ended)
 
 
-def _behind(instance: Instance, chain: _Chain) -> _Behind:
+def _behind(instance: Instance, chain: _Path) -> _Behind:
     spans, handovers = instance.spans, instance.handovers
     shape = (len(instance.cuts), len(instance.groups))
     begins, linked, unlinked = (np.full(shape, np.inf) for _ in range(3))
@@ -340,7 +394,7 @@ def _behind(instance: Instance, chain: _Chain) -> _Behind:
     return _Behind(begins, linked, unlinked)
 
 
-def _least(instance: Instance, chain: _Chain, before: _Before, behind: _Behind) -> Array:
+def _least(instance: Instance, chain: _Path, before: _Before, behind: _Behind) -> Array:
     """By span: the least of a pipeline that has it."""
     spans = instance.spans
     at = spans.last, spans.group
@@ -349,7 +403,7 @@ def _least(instance: Instance, chain: _Chain, before: _Before, behind: _Behind) 
     return np.maximum(begun + chain.end_s, np.where(spans.last == instance.end, 0.0, follows))
 
 
-def _least_over(instance: Instance, chain: _Chain, before: _Before, behind: _Behind) -> Array:
+def _least_over(instance: Instance, chain: _Path, before: _Before, behind: _Behind) -> Array:
     """By hand-over: the least of a pipeline that has it; where a stage may end unlinked, its message is no bound."""
     handovers = instance.handovers
     ended = before.ended[handovers.cut, handovers.source]

@@ -9,15 +9,15 @@ import numpy as np
 import pytest
 
 from planner.costs.communication.collectives import transfer_s
+from planner.costs.communication.handover import least_link
 from planner.costs.cost_model import PriceBook
+from planner.costs.memory.memory_bound import fewest_kept, kept_by
 from planner.ir.cluster import Link
 from planner.ir.problem import Problem
 from planner.ir.profile import Profile
 from planner.solvers.best_first.graph_cuts import cuts_of
 from planner.solvers.best_first.leaf_bound import Leaves
-from planner.solvers.best_first.message_bound import least_link
 from planner.solvers.best_first.queue import Expansion, Frontier, Prefix
-from planner.solvers.best_first.search_space import most_in_flight
 from planner.solvers.best_first.warm_start import spaces
 from planner.solvers.candidates.evaluate import Evaluator
 from tests.planner.factories import chain_profile
@@ -64,6 +64,33 @@ def test_no_bound_lies_above_the_simulated_step(seed: int, recompute: str, make:
         assert max(*path, bound_s) <= step_s * (1 + 1e-9)
 
 
+@pytest.mark.parametrize("schedule", ["zb-h1", "gpipe-2bp"])
+def test_gradients_that_a_later_half_adds_hold_up_nobody(schedule: str) -> None:
+    """Where adding gradients takes long, and backwards are split: I adds none, and the stage before waits for I."""
+    seen = 0
+    for seed in (209, 221, 227):
+        problem = random_problem(seed)
+        profile = problem.profile
+        longest_s = {(k, m.layer): m.forward_s for k, found in profile.measurements.items() for m in found}
+        profile = replace(
+            profile,
+            parameters={
+                kind: {layer: replace(cost, accumulate_s=5 * longest_s[kind, layer]) for layer, cost in costs.items()}
+                for kind, costs in profile.parameters.items()
+            },
+            measurements={
+                kind: tuple(
+                    replace(m, backward_input_s=0.4 * m.backward_s, backward_weight_s=0.6 * m.backward_s) for m in found
+                )
+                for kind, found in profile.measurements.items()
+            },
+        )
+        for path, bound_s, step_s in pipelines(replace(problem, profile=profile, schedules=(schedule,))):
+            assert max(*path, bound_s) <= step_s * (1 + 1e-9)
+            seen += 1
+    assert seen > 50
+
+
 @MAKERS
 def test_all_work_over_all_devices_is_a_bound(make: Callable[[int], Problem]) -> None:
     for seed in range(220, 235):
@@ -101,8 +128,10 @@ def test_a_table_that_falls_is_flattened_from_behind() -> None:
 
 
 def test_schedules_are_known_by_what_they_keep() -> None:
-    assert [most_in_flight("gpipe", depth, 4) for depth in (1, 2, 3)] == [4, 4, 4]
-    assert [most_in_flight("1f1b", depth, 4) for depth in (1, 2, 3, 9)] == [1, 2, 3, 4]
+    assert [kept_by("gpipe", depth, 4) for depth in (1, 3)] == [(4,), (4, 4, 4)]
+    assert [kept_by("1f1b", depth, 4)[0] for depth in (1, 2, 3, 9)] == [1, 2, 3, 4]
+    assert fewest_kept("1f1b", 5, 4) == (1, 2, 3, 4, 4)
+    assert [kept_by("zb-h1", depth, 4)[0] for depth in (1, 2, 3)] == [1, 2, 3]
 
 
 def test_layers_that_cost_nothing_stay_with_a_neighbour() -> None:

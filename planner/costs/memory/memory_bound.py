@@ -1,19 +1,44 @@
-"""How many micro-batches a stage can keep at most, for any two cuts."""
+"""What a member of a stage holds at least, for any two cuts, and how many micro-batches it can keep at most.
+
+    resident     parameters, gradients, optimiser state (or a part of it), buffers
+    saved        for each micro-batch in flight, unless it is computed again; then of one at a time
+    workspace    of the hungriest layer, where levels of layers are not known (``planner.costs.memory.levels``); where
+                 they are, the first backward makes gradients as it lets go of what was saved: the lesser of the two
+                 need not be there with everything else
+    received     for each micro-batch in flight, where something surely comes in
+
+The exact reading, action by action, is :mod:`planner.costs.memory.peak`.
+
+How many micro-batches stages of a chain keep under a schedule is read off its order (``planner.passes.in_flight``).
+"""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from planner.costs.cost_model import PriceBook
 from planner.costs.layers.cost_table import Array
-from planner.ir.problem import Problem
-from planner.solvers.best_first.graph_cuts import Cuts, Numbers
+from planner.ir.schedule import Pipeline, StageGraph
+from planner.passes import in_flight
+from planner.schedules import schedule as schedule_named
 
-Workspace = NDArray[np.float64]
+Numbers = NDArray[np.int64]
+
+
+class Cuts(Protocol):
+    """Places where stages may begin and end, as bounds see them."""
+
+    def sums(self, by_layer: Array) -> Array:
+        """The sum over the layers before each cut."""
+
+    def largest(self, by_layer: Array) -> Array:
+        """The largest value of the layers between two cuts (first, last)."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -23,18 +48,20 @@ class Holder:
     Attributes:
         resident: parameters, gradients, optimiser state, buffers.
         saved, saved_rest: between F and B, for a full micro-batch and for the last one.
-        workspace: by first and last cut, of the hungriest layer; None: taken as 0.
-        gradients, once: of parameters, and what a full micro-batch saves, if the first backward is known to make the
-            ones as it lets go of the other; then the lesser of the two need not be there with everything else.
+        workspace: by first and last cut, of the hungriest layer; of what is computed again, one micro-batch.
+        gradients, once: of parameters, and what a full micro-batch saves, where the lesser need not count.
+        received, received_rest: by first cut, what surely comes in of a full micro-batch, and of the last one.
     """
 
     resident: Array
     saved: Array
     saved_rest: Array
-    workspace: Workspace | None
+    workspace: Array
     limit_bytes: int
     gradients: Array | None = None
     once: Array | None = None
+    received: Array | None = None
+    received_rest: Array | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -51,18 +78,20 @@ class Memory:
             free = holder.limit_bytes + rounding - self.needed(holder, first, last, 0)
             full = holder.saved[last] - holder.saved[first]
             rest = holder.saved_rest[last] - holder.saved_rest[first]
+            if holder.received is not None and holder.received_rest is not None:
+                full, rest = full + holder.received[first], rest + holder.received_rest[first]
             more = np.floor(np.maximum(free - rest, 0.0) / np.maximum(full, 1e-9))
             fitting = np.where(free < rest, 0, np.minimum(more + 1, num_microbatches))
             found = np.minimum(found, fitting.astype(np.int64))
         return found
 
     def needed(self, holder: Holder, first: Numbers, last: Numbers, kept: int) -> Array:
-        """Bytes that a stage holds with ``kept`` full micro-batches, at least."""
+        """Bytes that a stage holds with ``kept`` full micro-batches, at least; what it receives aside."""
         found = holder.resident[last] - holder.resident[first] + kept * (holder.saved[last] - holder.saved[first])
         if holder.gradients is not None and holder.once is not None:
             gradients = holder.gradients[last] - holder.gradients[first]
             found = found - np.minimum(gradients, holder.once[last] - holder.once[first])
-        return np.asarray(found if holder.workspace is None else found + holder.workspace[first, last])
+        return np.asarray(found + holder.workspace[first, last])
 
     def fullness(self, first: Numbers, last: Numbers, kept: int) -> Array:
         """The fullest member's share of its limit, with ``kept`` full micro-batches."""
@@ -74,22 +103,25 @@ def holder_of(
     book: PriceBook,
     cuts: Cuts,
     kind: str,
-    sizes: tuple[float, ...],
+    sizes: tuple[float, float],
     limit_bytes: int,
     trains: bool,
     recompute: bool,
     parts: int,
-    workspaces: dict[tuple[str, float, bool], Workspace],
+    workspaces: dict[tuple[str, float, bool], Array],
+    received: Array | None = None,
 ) -> Holder:
-    """What a member that gets ``sizes`` samples of the micro-batches holds.
+    """What a member that gets ``sizes`` samples of a full micro-batch and of the last one holds.
 
     Args:
         parts: among how many members the optimiser's state is divided.
         workspaces: those worked out before, by kind, samples and recompute; added to.
+        received: by cut, bytes a sample that surely come in there; None: nothing does.
     """
-    graph, full, rest = book.tables.graph, book.tables.at(kind, sizes[0]), book.tables.at(kind, sizes[-1])
-    state = 2 + book.profile.optimizer.state_bytes_per_parameter_byte / parts if trains else 1
-    resident = cuts.sums(state * np.diff(graph.parameter_bytes) + np.diff(graph.buffer_bytes))
+    graph, full, rest = book.tables.graph, book.tables.at(kind, sizes[0]), book.tables.at(kind, sizes[1])
+    resident = cuts.sums(
+        state_factor(book, trains, parts) * np.diff(graph.parameter_bytes) + np.diff(graph.buffer_bytes)
+    )
     keeps = trains and not recompute
     by_layer = book.levels.at(kind, sizes[0]) is not None
     once = cuts.sums(np.diff(full.saved_bytes))
@@ -99,27 +131,33 @@ def holder_of(
         workspaces[key] = cuts.largest(np.zeros_like(full.workspace_bytes) if by_layer else full.workspace_bytes)
         if recompute and trains:
             workspaces[key] = workspaces[key] + (once[None, :] - once[:, None])
-    nothing = np.zeros(len(cuts.members))
+    nothing = np.zeros_like(once)
     return Holder(
         resident,
-        cuts.sums(np.diff(full.saved_bytes)) if keeps else nothing,
+        once if keeps else nothing,
         cuts.sums(np.diff(rest.saved_bytes)) if keeps else nothing,
         workspaces[key],
         limit_bytes,
         cuts.sums(np.diff(graph.parameter_bytes)) if by_layer and trains else None,
         once if by_layer and trains else None,
+        None if received is None else received * sizes[0],
+        None if received is None else received * sizes[1],
     )
 
 
-def may_bind(problem: Problem, book: PriceBook, sizes: Iterable[tuple[str, float, int]], num_microbatches: int) -> bool:
+def state_factor(book: PriceBook, trains: bool, parts: int = 1) -> float:
+    """Bytes a byte of parameters: parameters, and where they are trained gradients and a part of the state."""
+    return 2 + book.profile.optimizer.state_bytes_per_parameter_byte / parts if trains else 1
+
+
+def may_bind(book: PriceBook, sizes: Iterable[tuple[str, float, int]], num_microbatches: int) -> bool:
     """Whether memory can matter at all: whether the whole network with all micro-batches overflows some device.
 
     Args:
         sizes: kind, samples and limit of each kind of member.
     """
     graph = book.tables.graph
-    state = 2 + problem.profile.optimizer.state_bytes_per_parameter_byte
-    always = state * graph.parameter_bytes[-1] + graph.buffer_bytes[-1]
+    always = state_factor(book, trains=True) * graph.parameter_bytes[-1] + graph.buffer_bytes[-1]
     for kind, samples, limit in sizes:
         table = book.tables.at(kind, samples)
         levels = book.levels.at(kind, samples)
@@ -128,3 +166,22 @@ def may_bind(problem: Problem, book: PriceBook, sizes: Iterable[tuple[str, float
         if most > limit:
             return True
     return False
+
+
+@functools.cache
+def kept_by(schedule: str, num_stages: int, num_microbatches: int) -> tuple[int, ...]:
+    """The most micro-batches that the schedule keeps on each of a chain's stages."""
+    rows = schedule_named(schedule)(Pipeline(StageGraph.chain(num_stages, num_microbatches))).rows
+    return in_flight(rows, num_stages)
+
+
+def fewest_kept(schedule: str, most_stages: int, num_microbatches: int) -> tuple[int, ...]:
+    """The fewest micro-batches that a stage ever keeps, by stages downstream (itself included) from 1.
+
+    Of all chains of at most ``most_stages`` stages.
+    """
+    found = [num_microbatches] * most_stages
+    for depth in range(1, most_stages + 1):
+        kept = reversed(kept_by(schedule, depth, num_microbatches))
+        found[:depth] = map(min, found, kept)
+    return tuple(found)

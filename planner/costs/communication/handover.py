@@ -1,0 +1,77 @@
+"""What a stage hands to the next one at least, before a plan says more: bytes of layers, pieces between members.
+
+For lower bounds; the messages of a plan are those of :mod:`planner.layers.boundary`.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from planner.costs.communication.collectives import Array
+from planner.costs.communication.links import without_pairs
+from planner.ir.box import intersect, volume, whole
+from planner.ir.cluster import ACROSS_HOSTS, WITHIN_HOST, Cluster, Link
+from planner.ir.graph import BYTES_PER_ELEMENT, Layer, TensorSpec
+from planner.layers import kind as kind_named
+
+Piece = tuple[str, float]
+"""A message by class of its link and samples."""
+
+
+def bytes_read(layer: Layer, values: Mapping[str, TensorSpec], samples: int) -> Iterator[tuple[str, float]]:
+    """The bytes per sample that ``layer`` reads of each of its inputs; 0 for what has no sample dim.
+
+    Args:
+        samples: that the graph was captured with.
+    """
+    inputs = tuple(values[name] for name in layer.inputs)
+    relation = kind_named(layer.kind)
+    work = whole(relation.work(layer, inputs).shape)
+    for name, spec, box in zip(layer.inputs, inputs, relation.input_boxes(layer, inputs, work), strict=True):
+        inside = intersect(box, whole(spec.shape))
+        size = volume(inside) * BYTES_PER_ELEMENT[spec.dtype] if inside is not None else 0
+        yield name, size / samples if spec.has_samples else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Pieces:
+    """The messages of one micro-batch: those of each receiver, and of each sender, equal ones once."""
+
+    by_receiver: frozenset[frozenset[Piece]]
+    by_sender: frozenset[frozenset[Piece]]
+
+
+@functools.lru_cache(maxsize=65536)
+def pieces(
+    source: tuple[float, ...], destination: tuple[float, ...], sources: tuple[str, ...], destinations: tuple[str, ...]
+) -> Pieces:
+    """The messages, given the samples of each member before and behind, and the hosts they are on."""
+    starts, ends = (np.round(np.cumsum([0, *shares]), 9) for shares in (source, destination))  # of whole samples exact
+    borders = np.union1d(starts, ends)
+    first = np.searchsorted(starts, borders[:-1], side="right") - 1
+    second = np.searchsorted(ends, borders[:-1], side="right") - 1
+    by_receiver: list[set[Piece]] = [set() for _ in destination]
+    by_sender: list[set[Piece]] = [set() for _ in source]
+    for i, j, size in zip(first.tolist(), second.tolist(), np.diff(borders).tolist(), strict=True):
+        piece = (WITHIN_HOST if sources[i] == destinations[j] else ACROSS_HOSTS, size)
+        by_receiver[j].add(piece)
+        by_sender[i].add(piece)
+    return Pieces(frozenset(map(frozenset, by_receiver)), frozenset(map(frozenset, by_sender)))
+
+
+def least_links(cluster: Cluster) -> dict[str, Link]:
+    """By class, a link on which no message takes longer than between any two devices, or than a larger one."""
+    return {name: least_link(link) for name, link in without_pairs(cluster).links.items()}
+
+
+def least_link(link: Link) -> Link:
+    """The link with a table that never falls, below the measured one: what at least so many bytes take."""
+    if not link.points:
+        return link
+    seconds: Array = np.minimum.accumulate([s for _, s in link.points][::-1])[::-1]
+    points = tuple((size, float(s)) for (size, _), s in zip(link.points, seconds, strict=True))
+    return Link(link.latency_s, link.bandwidth_bytes_per_s, points, link.duplex, link.evidence)

@@ -1,0 +1,265 @@
+"""The lower bound of what a stage costs on a group of devices, for any two cuts: differences of sums over layers.
+
+It takes its prices from where the simulator takes them (``PriceBook.sums``, ``exchanges_s``, ``gradient_overlap``), and
+is admissible for it: where members of the group or micro-batches differ, times on the way to another stage take the
+least and a rank's own work the most.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from planner.costs.cost_model import PriceBook
+from planner.costs.layers.cost_table import Array
+from planner.costs.memory.memory_bound import Cuts, Memory, Numbers, holder_of, may_bind
+from planner.costs.stages.gradient_overlap import least_reduction_s
+
+Member = tuple[str, int, tuple[float, float]]
+"""What tells members of a group apart: kind of device, memory limit, samples of a full micro-batch and of the last."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Spread:
+    """Running sums over the layers of each cut, of members (or micro-batches) that differ: (member, cut)."""
+
+    sums: Array
+
+    def least(self, first: Numbers, last: Numbers) -> Array:
+        """The least of all members, for stages between ``first`` and ``last`` (arrays that broadcast)."""
+        found: Array = self.sums[0][last] - self.sums[0][first]
+        for row in self.sums[1:]:
+            np.minimum(found, row[last] - row[first], out=found)
+        return found
+
+    def most(self, first: Numbers, last: Numbers) -> Array:
+        """The most of all members."""
+        found: Array = self.sums[0][last] - self.sums[0][first]
+        for row in self.sums[1:]:
+            np.maximum(found, row[last] - row[first], out=found)
+        return found
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Stage:
+    """What stages between given cuts take on a group, in seconds, elementwise.
+
+    Attributes:
+        head, back: the shortest F, and the shortest B (or I).
+        slow_head, slow_back: those of one and the same member, the slowest; the longest where members keep in step.
+        adds: what a B takes longer that finds gradients to add to.
+        work: of the slowest member from its first F to its last B (or I).
+        all_work: with the W that may come later.
+        tail: reduction and update.
+        window: the most micro-batches that memory lets it keep; 0 where it does not fit.
+    """
+
+    head: Array
+    back: Array
+    slow_head: Array
+    slow_back: Array
+    adds: Array
+    work: Array
+    all_work: Array
+    tail: Array
+    window: Numbers
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StageBound:
+    """What any stage costs at least on devices of given kinds, hosts apart; see :class:`Stage`.
+
+    Attributes:
+        turns: F and B (or I) of each member, running sums.
+        actions: compute actions of a micro-batch.
+        is_even: whether all micro-batches are of one size.
+        parameter_bytes: at each cut.
+        sharded: whether its ranks divide the optimiser's state among them.
+    """
+
+    book: PriceBook
+    ranks: tuple[int, ...]
+    heads: Spread
+    backs: Spread
+    whole_backs: Spread
+    turns: tuple[tuple[Array, Array], ...]
+    adds: Spread
+    works: Spread
+    all_works: Spread
+    exchange_forward: Array
+    exchange_backward: Array
+    updates: Spread
+    overhead_s: float
+    actions: int
+    is_even: bool
+    parameter_bytes: Array
+    sharded: bool
+    memory: Memory | None
+
+    def stage(self, first: Numbers, last: Numbers, num_microbatches: int) -> Stage:
+        """Stages between ``first`` and ``last``, arrays that broadcast."""
+        there = self.exchange_forward[last] - self.exchange_forward[first]
+        back = self.exchange_backward[last] - self.exchange_backward[first]
+        head, back_s = self.heads.least(first, last), self.backs.least(first, last)
+        slow_head, slow_back = head, back_s
+        if self.is_even and len(self.turns) > 1:  # else the most is of a full micro-batch, and says nothing of the last
+            in_step = there > 0  # an exchange of statistics makes members wait for the slowest
+            longest = self.heads.most(first, last), self.backs.most(first, last)
+            slowest = self._slowest(first, last)
+            slow_head, slow_back = (np.where(in_step, a, b) for a, b in zip(longest, slowest, strict=True))
+            head, back_s = (np.where(in_step, a, b) for a, b in zip(longest, (head, back_s), strict=True))
+        always = num_microbatches * (there + back + self.actions * self.overhead_s)
+        window = np.full(slow_head.shape, num_microbatches, dtype=np.int64)
+        if self.memory is not None:
+            window = self.memory.window(first, last, num_microbatches)
+        work = self.works.most(first, last) + always
+        return Stage(
+            head=head + (there + self.overhead_s),
+            back=back_s + (back + self.overhead_s),
+            slow_head=slow_head + (there + self.overhead_s),
+            slow_back=slow_back + (back + self.overhead_s),
+            adds=self.adds.least(first, last),
+            work=work,
+            all_work=work if self.all_works is self.works else self.all_works.most(first, last) + always,
+            tail=self._tail_s(first, last),
+            window=window,
+        )
+
+    def _tail_s(self, first: Numbers, last: Numbers) -> Array:
+        update_s = self.updates.most(first, last) + self.overhead_s
+        if len(self.ranks) < 2 or self.actions < 2:
+            return update_s
+        num_bytes = np.maximum(self.parameter_bytes[last] - self.parameter_bytes[first], 0.0)
+        back_s = self.whole_backs.most(first, last) + self.exchange_backward[last] - self.exchange_backward[first]
+        cluster = self.book.profile.cluster
+        return update_s + least_reduction_s(cluster, self.ranks, num_bytes, back_s, self.sharded) + self.overhead_s
+
+    def _slowest(self, first: Numbers, last: Numbers) -> tuple[Array, Array]:
+        """F and B (or I) of the member whose sum of the two is largest: another may have a longer F, another B."""
+        found: tuple[Array, Array] | None = None
+        for turn in self.turns:
+            head, back_s = (sums[last] - sums[first] for sums in turn)
+            if found is None:
+                found = head, back_s
+            else:
+                slower = head + back_s > found[0] + found[1]
+                found = np.where(slower, head, found[0]), np.where(slower, back_s, found[1])
+        if found is None:
+            raise ValueError("a stage has no member")
+        return found
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StageBounds:
+    """Makes bounds for one way to cut the batch.
+
+    Attributes:
+        micro_batches: samples of each, the last one perhaps fewer.
+        trains: whether there are backwards at all.
+        splits: whether backwards may be cut in two.
+        received: by cut, bytes a sample that surely come in there and are kept; None: nothing does.
+    """
+
+    book: PriceBook
+    cuts: Cuts
+    micro_batches: tuple[int, ...]
+    trains: bool
+    splits: bool
+    received: Array | None = None
+    _workspaces: dict[tuple[str, float, bool], Array] = field(init=False, default_factory=dict, repr=False)
+
+    def of(self, ranks: tuple[int, ...], members: Sequence[Member], recompute: bool, sharded: bool) -> StageBound:
+        """Of stages on ``ranks`` that compute activations again or not; members that are alike once are enough.
+
+        Raises:
+            MissingMeasurementError: a layer's cost at a member's sizes is not known.
+        """
+        tables, shared = self.book.tables, len(ranks) > 1
+        alike = list(dict.fromkeys((kind, samples) for kind, _, samples in members))
+        kinds = list(dict.fromkeys(kind for kind, _ in alike))
+        sized = {(kind, n): self.book.sums(kind, n, shared, recompute) for kind, samples in alike for n in samples}
+        forward = {key: sums.forward_s for key, sums in sized.items()}
+        first, later, whole = (
+            {key: self.trains * sums for key, sums in way.items()}
+            for way in (
+                {key: sums.path_back_s(self.splits) for key, sums in sized.items()},
+                {key: sums.path_back_s(self.splits, accumulates=True) for key, sums in sized.items()},
+                {key: sums.whole_back_s(self.splits) for key, sums in sized.items()},
+            )
+        )
+        adds = {kind: self.trains * self.book.accumulate_s(kind, shared) for kind in kinds}
+        parts = len(ranks) if sharded else 1
+        updates = {kind: self.trains * tables.parameters(kind).update_s / parts for kind in kinds}
+        smallest = min(self.micro_batches)
+        there, back = self.book.exchanges_s(ranks, smallest, recompute)
+        works = self._spread([self._work_s(forward, first, later, member) for member in alike])
+        with_adds = {key: sums + adds[key[0]] for key, sums in whole.items()}
+        all_works = self._spread([self._work_s(forward, whole, with_adds, member) for member in alike])
+        return StageBound(
+            book=self.book,
+            ranks=ranks,
+            heads=self._spread(list(forward.values())),
+            backs=self._spread(list(first.values())),
+            turns=tuple((self._sums(forward[key]), self._sums(first[key])) for key in sized),
+            whole_backs=self._spread([self.book.at(kind, n, shared).backward_s for kind, n in sized]),
+            adds=self._spread([adds[kind] for kind in kinds]),
+            works=works,
+            all_works=all_works if self.splits else works,
+            exchange_forward=self._sums(there),
+            exchange_backward=self._sums(self.trains * back),
+            updates=self._spread([updates[kind] for kind in kinds]),
+            overhead_s=min(tables.overhead_s(kind) for kind in kinds),
+            actions=2 if self.trains else 1,
+            is_even=self.micro_batches[0] == self.micro_batches[-1],
+            parameter_bytes=self._sums(tables.graph.parameter_bytes),
+            sharded=sharded,
+            memory=self._memory(members, recompute, parts),
+        )
+
+    def _work_s(
+        self,
+        forward: dict[tuple[str, float], Array],
+        first: dict[tuple[str, float], Array],
+        later: dict[tuple[str, float], Array],
+        member: tuple[str, tuple[float, float]],
+    ) -> Array:
+        """All forwards of a member, its first backward, and those that find gradients to add to."""
+        kind, (full, last) = member
+        count, rest = len(self.micro_batches), int(self.micro_batches[-1] != self.micro_batches[0])
+        if count == 1:
+            return forward[kind, full] + first[kind, full]
+        found = forward[kind, full] * (count - rest) + first[kind, full] + later[kind, full] * (count - rest - 1)
+        return found + (forward[kind, last] + later[kind, last] if rest else 0.0)
+
+    def _sums(self, running: Array) -> Array:
+        """At each cut."""
+        return self.cuts.sums(np.diff(running))
+
+    def _spread(self, rows: list[Array]) -> Spread:
+        found = {row.tobytes(): row for row in map(self._sums, rows)}  # members that are alike once
+        return Spread(np.array(list(found.values())))
+
+    def _memory(self, members: Sequence[Member], recompute: bool, parts: int) -> Memory | None:
+        """None where memory cannot matter."""
+        sizes = [(kind, max(samples), limit) for kind, limit, samples in members]
+        if not may_bind(self.book, sizes, len(self.micro_batches)):
+            return None
+        return Memory(
+            tuple(
+                holder_of(
+                    self.book,
+                    self.cuts,
+                    kind,
+                    samples,
+                    limit,
+                    self.trains,
+                    recompute,
+                    parts,
+                    self._workspaces,
+                    self.received,
+                )
+                for kind, limit, samples in dict.fromkeys(members)
+            )
+        )

@@ -1,0 +1,98 @@
+"""What the actions of a stage take: the one place where that is written, read exactly or as a lower bound.
+
+    F     forward
+    B     backward; where activations are computed again, F once more
+    I, W  the halves of a backward, for inputs and for weights; I has what B has to compute again
+    adds  what a B or a W takes longer that finds gradients to add to
+    exchange   of statistics, halos and other parts of tensors inside a stage: in F, in B and in I, not in W
+
+Exactly (``action_s``, ``exchange_s``): the layers of a stage and the action are known.  At least: whatever halves the
+schedule makes, ``StageSums.path_back_s`` is what a gradient passes through on its way to the stage before,
+``least_backward_s`` all of a backward.  What corrections add to layers that ranks share is in the sums
+(``PriceBook.sums``); the executor's overhead is added where an action (``action_costs``) or a bound (``stage_bound``)
+is put together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from planner.costs.layers.cost_table import Array, Run, SizeTable, running, span
+from planner.ir.schedule import Op
+
+_PLACE = {Op.FORWARD: 0, Op.BACKWARD: 1, Op.BACKWARD_INPUT: 2, Op.BACKWARD_WEIGHT: 3}
+_ADDS = frozenset({Op.BACKWARD, Op.BACKWARD_WEIGHT})
+
+T = TypeVar("T")
+Figures = TypeVar("Figures", float, Array)
+
+
+def of_op(op: Op, forward: T, backward: T, backward_input: T, backward_weight: T) -> T:
+    """That of F, B, I and W which ``op`` is."""
+    return (forward, backward, backward_input, backward_weight)[_PLACE[op]]
+
+
+def adds_gradients(op: Op) -> bool:
+    """Whether an action leaves gradients of parameters, or adds them to those that are there."""
+    return op in _ADDS
+
+
+def exchange_s(op: Op, forward_s: float, backward_s: float) -> float:
+    """What an action exchanges inside its stage, given what F and B do."""
+    if op is Op.FORWARD:
+        return forward_s
+    return backward_s if op in (Op.BACKWARD, Op.BACKWARD_INPUT) else 0.0
+
+
+def least_backward_s(whole_s: ArrayLike, input_s: ArrayLike, weight_s: ArrayLike, splits: bool) -> Array:
+    """The least that all of a backward takes, elementwise: B, or I and W where backwards may be split."""
+    return np.asarray(
+        np.minimum(whole_s, np.asarray(input_s) + np.asarray(weight_s)) if splits else whole_s, dtype=np.float64
+    )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StageSums:
+    """Running sums over the layers of a graph, on one kind of device at one number of samples."""
+
+    forward_s: Array
+    backward_s: Array
+    backward_input_s: Array
+    backward_weight_s: Array
+    accumulate_s: Array
+
+    @classmethod
+    def of(cls, table: SizeTable, accumulate_s: Array, recompute: bool) -> StageSums:
+        """Of a stage that computes its activations again or not."""
+        again = table.forward_s if recompute else np.zeros_like(table.forward_s)
+        whole, of_input = with_recompute(table.backward_s, table.backward_input_s, again)
+        return cls(table.forward_s, whole, of_input, table.backward_weight_s, accumulate_s)
+
+    def action_s(self, op: Op, runs: Iterable[Run], accumulates: bool) -> float:
+        """An action of a stage with the layers of ``runs``, on gradients that are there already or not."""
+        sums = of_op(op, self.forward_s, self.backward_s, self.backward_input_s, self.backward_weight_s)
+        return span(sums, runs) + (span(self.accumulate_s, runs) if accumulates and adds_gradients(op) else 0.0)
+
+    def path_back_s(self, splits: bool, accumulates: bool = False) -> Array:
+        """The least B, or I where backwards may be split: layer by layer the lesser, as a running sum."""
+        whole_s = self.backward_s + self.accumulate_s if accumulates else self.backward_s
+        return _lesser(whole_s, self.backward_input_s) if splits else whole_s
+
+    def whole_back_s(self, splits: bool) -> Array:
+        """The least B, or I and W where backwards may be split; on gradients that are not there yet."""
+        whole, of_input, of_weight = map(np.diff, (self.backward_s, self.backward_input_s, self.backward_weight_s))
+        return running(least_backward_s(whole, of_input, of_weight, splits)) if splits else self.backward_s
+
+
+def with_recompute(backward: Figures, backward_input: Figures, again: Figures) -> tuple[Figures, Figures]:
+    """B and I where what ``again`` takes is computed once more before them."""
+    return backward + again, backward_input + again
+
+
+def _lesser(one: Array, two: Array) -> Array:
+    return running(np.minimum(np.diff(one), np.diff(two)))

@@ -1,0 +1,186 @@
+"""Groups of devices as stages, each priced once for one way to cut the batch (``planner.costs.stages.stage_bound``)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from planner.costs.cost_model import PriceBook
+from planner.costs.layers.cost_table import Array
+from planner.costs.stages.stage_bound import Stage, StageBound, StageBounds
+from planner.ir.errors import MissingMeasurementError
+from planner.ir.problem import Problem
+from planner.layers import throughout_sites
+from planner.solvers.best_first.device_groups import Counts, first_ranks, member_orders, orders_known
+from planner.solvers.best_first.graph_cuts import Cuts, Flags, Numbers
+from planner.solvers.best_first.search_space import Freedom
+from planner.solvers.candidates.candidate import Pool, group_shares, parts_of, samples_of, site_shares, usable
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Group:
+    """Devices as one stage, for one way to cut the batch.
+
+    Attributes:
+        counts: devices by pool.
+        ranks: its devices, the first ones of each pool; which ones does not matter.
+        orders: the pool of each member, in every order that may be meant; see ``device_groups.member_orders``.
+        orders_known: whether these are all.
+        shares: samples of each member in a full micro-batch.
+        samples: of each member, by samples of the micro-batch.
+        version: whether its stage computes activations again, and whether members share its sites and not samples.
+        allowed: by first and last cut, what side constraints allow; None: everything.
+    """
+
+    counts: Counts
+    ranks: tuple[int, ...]
+    orders: tuple[tuple[int, ...], ...]
+    orders_known: bool
+    shares: tuple[int, ...]
+    samples: Mapping[int, tuple[float, ...]]
+    version: tuple[bool, bool]
+    prices: StageBound
+    owner: Prices
+    allowed: Flags | None
+
+    @property
+    def recompute(self) -> bool:
+        """Whether its stage computes activations again."""
+        return self.version[0]
+
+    @property
+    def size(self) -> int:
+        """Number of devices."""
+        return len(self.shares)
+
+    def stage(self, first: Numbers, last: Numbers) -> Stage:
+        """Bounds of stages between ``first`` and ``last``, arrays that broadcast."""
+        found = self.prices.stage(first, last, len(self.owner.micro_batches))
+        window = found.window
+        if self.size > 1:
+            window = np.where(self.owner.mixing[last] - self.owner.mixing[first] > 0, 0, window)
+        if self.allowed is not None:
+            window = np.where(self.allowed[first, last], window, 0)
+        return found if window is found.window else replace(found, window=window)
+
+    def fullness(self, first: Numbers, last: Numbers, kept: int) -> Array:
+        """The fullest member's share of its limit with ``kept`` micro-batches; infinite where no stage is possible."""
+        owner, memory = self.owner, self.prices.memory
+        possible = owner.cuts.inside[first, last]
+        if self.size > 1:
+            possible = possible & (owner.mixing[last] - owner.mixing[first] <= 0)
+        if self.allowed is not None:
+            possible = possible & self.allowed[first, last]
+        found = np.zeros(possible.shape) if memory is None else memory.fullness(first, last, kept)
+        return np.where(possible, found, np.inf)
+
+
+@dataclass(slots=True, eq=False)
+class Prices:
+    """The groups of one way to cut the batch, each priced once.
+
+    Attributes:
+        mixing: at each cut, layers that mix samples.
+        throughout: by first and last cut, whether a stage there lies along sites alone.
+    """
+
+    problem: Problem
+    book: PriceBook
+    pools: tuple[Pool, ...]
+    cuts: Cuts
+    micro_batches: tuple[int, ...]
+    freedom: Freedom
+    mixing: Array = field(init=False)
+    throughout: Flags = field(init=False)
+    _groups: dict[tuple[Counts, bool, bool], Group | None] = field(init=False, default_factory=dict, repr=False)
+    _prices: dict[object, StageBound] = field(init=False, default_factory=dict, repr=False)
+    _bounds: StageBounds = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        trains, splits = self.freedom.trains, self.freedom.splits
+        self._bounds = StageBounds(self.book, self.cuts, self.micro_batches, trains, splits)
+        layers = self.problem.profile.graph.layers
+        self.mixing = self.cuts.sums(
+            np.array([layer.name in self.freedom.mixing for layer in layers], dtype=np.float64)
+        )
+        along = throughout_sites(self.problem.profile.graph)
+        others = self.cuts.sums(np.array([layer.name not in along for layer in layers], dtype=np.float64))
+        self.throughout = self.cuts.inside & (others[None, :] - others[:, None] < 0.5)
+
+    def versions(self, counts: Counts) -> tuple[Group, ...]:
+        """The devices ``counts`` as a stage, without and with recompute as allowed; none if they cannot be priced.
+
+        Where a stage may lie along sites alone also one that shares these in other parts than whole samples.
+        """
+        parts = (False, True) if sum(counts) > 1 and self.throughout.any() else (False,)
+        found = (self._group(counts, again, by_parts) for by_parts in parts for again in self.freedom.recompute)
+        return tuple(group for group in found if group is not None)
+
+    def capacity_s(self) -> Array:
+        """The least device time of all micro-batches, by kind of device (in the order of pools) and layer."""
+        kinds = list(dict.fromkeys(pool.kind for pool in self.pools))
+        per_sample = np.full((len(kinds), len(self.problem.profile.graph.layers)), np.inf)
+        for number, kind in enumerate(kinds):
+            for samples in self._share_sizes():
+                try:
+                    step_s = self._least_s(kind, samples)
+                except MissingMeasurementError:
+                    continue
+                per_sample[number] = np.minimum(per_sample[number], step_s / samples)
+        return per_sample * sum(self.micro_batches)
+
+    def _least_s(self, kind: str, samples: float) -> Array:
+        """By layer: the least F, and all of a backward, whether ranks share the layer or not."""
+        both = [self.book.sums(kind, samples, shared, recompute=False) for shared in (False, True)]
+        backward_s = [self.freedom.trains * sums.whole_back_s(self.freedom.splits) for sums in both]
+        return np.asarray(np.minimum.reduce([np.diff(a.forward_s + b) for a, b in zip(both, backward_s, strict=True)]))
+
+    def _share_sizes(self) -> list[float]:
+        """Samples that a member of some group may have of a micro-batch; where it shares sites, also parts of one."""
+        largest = self.micro_batches[0]
+        if self.throughout.any():
+            return [1e-3, *range(1, largest + 1)]  # between, costs per sample lie between
+        if len({pool.kind for pool in self.pools}) > 1:
+            return list(range(1, largest + 1))
+        sizes = range(1, len(self.problem.ranks) + 1)
+        return sorted({n for rows in set(self.micro_batches) for m in sizes for n in (rows // m, -(-rows // m)) if n})
+
+    def _group(self, counts: Counts, recompute: bool, by_parts: bool) -> Group | None:
+        key = (counts, recompute, by_parts)
+        if key not in self._groups:
+            try:
+                self._groups[key] = self._make(counts, recompute, by_parts)
+            except MissingMeasurementError:
+                self._groups[key] = None
+        return self._groups[key]
+
+    def _make(self, counts: Counts, recompute: bool, by_parts: bool) -> Group | None:
+        orders = member_orders(self.pools, counts)
+        members = orders[0]
+        ranks = first_ranks(self.pools, members)
+        shares_of = site_shares if by_parts else group_shares
+        shares = shares_of(self.problem, self.book, ranks, self.micro_batches[0])
+        if not usable(self.problem, self.book, ranks, shares, self.micro_batches):
+            return None
+        kinds = tuple((self.pools[k].kind, self.pools[k].memory_limit_bytes) for k in members)
+        alike = (kinds, self.book.profile.cluster.group_alike(ranks), recompute, by_parts)
+        if alike not in self._prices:
+            sizes = (self.micro_batches[0], self.micro_batches[-1])
+            full, last = (self._samples_of(shares, rows) for rows in sizes)
+            alike_members = [
+                (*kind, samples) for kind, samples in zip(kinds, zip(full, last, strict=True), strict=True)
+            ]
+            self._prices[alike] = self._bounds.of(ranks, alike_members, recompute, self.problem.shards(len(ranks)))
+        allowed = self.freedom.allowed(self.cuts, ranks, recompute)
+        if by_parts:
+            allowed = self.throughout if allowed is None else self.throughout & allowed
+        known = orders_known(self.pools, counts)
+        samples = {rows: self._samples_of(shares, rows) for rows in set(self.micro_batches)}
+        version = (recompute, by_parts)
+        return Group(counts, ranks, orders, known, shares, samples, version, self._prices[alike], self, allowed)
+
+    def _samples_of(self, shares: tuple[int, ...], rows: int) -> tuple[float, ...]:
+        """Of each member: whole samples, or its part of the sites."""
+        return samples_of(shares, rows) if sum(shares) == self.micro_batches[0] else parts_of(shares, rows)
