@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, fx, nn
 
+from cuda_ops._torch import schema_of
 from planner.ir.box import whole
 from planner.ir.graph import Layer, TensorSpec
 from planner.ir.plan import Placement
@@ -193,7 +194,7 @@ def _with(
         if function is None or layer is None or kinds[layer] != "conv":
             return function
         operator: Any = node.target
-        names = [argument.name for argument in operator._schema.arguments]
+        names = [argument.name for argument in schema_of(operator).arguments]
 
         def by_name(**arguments: Any) -> Any:
             return operator(*arguments.values())  # they are in the operator's order

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from cuda_ops._torch import storage_id, times_written
 from cuda_ops.sparse.errors import SparseInputError
 from cuda_ops.sparse.keys import COORDINATE_BITS, Triple, check_coordinates, check_rows, check_triple
 from cuda_ops.sparse.seen import Seen
@@ -214,7 +215,7 @@ def _runs(where: str, x: Tensor, starts: Tensor, lengths: Tensor) -> None:
 
 def _require_runs(where: str, starts: Tensor, lengths: Tensor, rows: int) -> None:
     """Raises SparseInputError unless the segments lie within so many rows, and no two of them share one."""
-    runs = "runs", rows, lengths.untyped_storage()._cdata, lengths._version, lengths.storage_offset()
+    runs = "runs", rows, storage_id(lengths), times_written(lengths), lengths.storage_offset()
     if _SEEN.has(starts, runs) and _SEEN.has(lengths, runs):
         return
     _within(where, "starts", starts, 0, rows + 1)  # an empty segment may start behind the last row

@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils.flop_counter import register_flop_formula
 
+from cuda_ops._torch import FakeTensor
 from cuda_ops.sparse.schemas import NAMESPACE
 
 

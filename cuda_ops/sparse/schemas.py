@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._compile import _disable_dynamo
 
+from cuda_ops._torch import disable_dynamo
 from cuda_ops.sparse import checks
 from cuda_ops.sparse.dispatch import implementation
 
@@ -52,7 +52,7 @@ def _kernel(name: str) -> Callable[..., Any]:
         return implementation(name, first.device.type)(*ready)
 
     kernel.__name__ = name
-    return _disable_dynamo(kernel)  # the compiler sees the operator, not what runs behind it
+    return disable_dynamo(kernel)  # the compiler sees the operator, not what runs behind it
 
 
 def _plain(argument: Any) -> Any:

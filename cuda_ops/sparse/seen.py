@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from cuda_ops._torch import storage_id, times_written
+
 _MOST = 4096
 
 
@@ -34,14 +36,14 @@ class Seen:
 
     def has(self, tensor: Tensor, what: Hashable) -> bool:
         """Whether ``what`` was noted of these very numbers."""
-        if tensor.device.type == "cpu":
+        if not _is_counted(tensor):
             return False
         found = self._known.get(_key(tensor, what))
         return found is not None and not found.expired()
 
     def note(self, tensor: Tensor, what: Hashable) -> None:
         """``what`` is right of the tensor as it is now."""
-        if tensor.device.type == "cpu" or torch.compiler.is_compiling():
+        if not _is_counted(tensor) or torch.compiler.is_compiling():
             return
         if len(self._known) >= _MOST:
             self._known = {key: each for key, each in self._known.items() if not each.expired()}
@@ -50,6 +52,11 @@ class Seen:
         self._known[_key(tensor, what)] = _reference(tensor.untyped_storage())
 
 
+def _is_counted(tensor: Tensor) -> bool:
+    """Whether torch counts all that is written to it; in inference mode it counts nothing."""
+    return tensor.device.type != "cpu" and not tensor.is_inference()
+
+
 def _key(tensor: Tensor, what: Hashable) -> tuple[Hashable, ...]:
     place = tensor.storage_offset(), tuple(tensor.shape), tensor.stride()
-    return tensor.untyped_storage()._cdata, tensor._version, *place, tensor.dtype, what
+    return storage_id(tensor), times_written(tensor), *place, tensor.dtype, what

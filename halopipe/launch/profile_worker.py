@@ -26,8 +26,7 @@ from planner.ir.files import write_text
 from planner.ir.profile import Profile
 
 if TYPE_CHECKING:
-    from torch._C._distributed_c10d import Store
-
+    from cuda_ops._torch import Store
     from runtime.monitor.activity import Activity
 
 LIMIT_S = 24 * 3600.0

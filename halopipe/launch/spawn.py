@@ -35,7 +35,7 @@ from runtime.monitor.watch import Workers, host_store, run_workers
 from runtime.numerics.compare import Difference, NumericsReport, report
 
 if TYPE_CHECKING:
-    from torch._C._distributed_c10d import Store
+    from cuda_ops._torch import Store
 
 
 def combine(plan: Plan, options: RunOptions, results: list[RankResult], progress: Progress | None) -> RunResult:

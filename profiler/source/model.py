@@ -15,8 +15,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
 
+from cuda_ops._torch import tree_leaves
 from cuda_ops.dense.recurrent import autocast
 from cuda_ops.sparse.preparation import Preparation
 from planner.ir.errors import FactoryError

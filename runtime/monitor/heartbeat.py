@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from types import TracebackType
 
-from torch.distributed.distributed_c10d import Store
-
+from cuda_ops._torch import Store
 from planner.ir.plan import Decision
 from runtime.monitor.activity import INTERVAL_S, PATIENCE_S, Activity, Heartbeat, describe, fresh_board, within
 from runtime.monitor.waits import Waits

@@ -22,6 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from cuda_ops._torch import schema_of
 from planner.ir.box import Box
 from planner.ir.graph import Graph, Layer, producer
 from planner.ir.plan import Decision
@@ -219,7 +220,7 @@ class Call:
     @classmethod
     def of(cls, node: fx.Node, layer: Layer, value_of_node: Mapping[str, str]) -> Call:
         """The call of ``node``, of ``layer``; ``value_of_node`` says which values nodes are, by name."""
-        schema = getattr(node.target, "_schema", None)
+        schema = schema_of(node.target)
         known = () if schema is None else tuple(schema.arguments)
         names = tuple(argument.name for argument in known) or tuple(f"argument_{k}" for k in range(len(node.args)))
         keywords = frozenset(argument.name for argument in known if argument.kwarg_only)

@@ -20,8 +20,8 @@ from typing import Any, cast
 
 import torch
 from torch import fx, nn
-from torch._higher_order_ops.wrap import wrap_with_set_grad_enabled
 
+from cuda_ops._torch import schema_of, wrap_with_set_grad_enabled
 from planner.ir.errors import UnsupportedModelError
 from runtime.stage.captured import attribute
 
@@ -81,7 +81,7 @@ def _written_inside(node: fx.Node, behind: Mapping[fx.Node, str]) -> frozenset[s
 
 def writes_in_place(node: fx.Node) -> bool:
     """Whether a node's operator writes to an argument, as its schema tells."""
-    schema = getattr(node.target, "_schema", None)
+    schema = schema_of(node.target)
     return schema is not None and any(each.alias_info and each.alias_info.is_write for each in schema.arguments)
 
 
@@ -91,14 +91,14 @@ def arguments_of(node: fx.Node) -> dict[str, Any]:
 
 
 def _arguments(node: fx.Node) -> Iterator[tuple[Any, Any]]:
-    schema = getattr(node.target, "_schema", None)
+    schema = schema_of(node.target)
     arguments = () if schema is None else schema.arguments
     yield from zip(arguments, node.args, strict=False)
     yield from ((argument, node.kwargs[argument.name]) for argument in arguments if argument.name in node.kwargs)
 
 
 def _returns(node: fx.Node) -> tuple[Any, ...]:
-    schema = getattr(node.target, "_schema", None)
+    schema = schema_of(node.target)
     return () if schema is None else tuple(schema.returns)
 
 

@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
-from torch._subclasses.fake_tensor import FakeTensorMode
 
+from cuda_ops._torch import FakeTensorMode
 from cuda_ops.dense.recurrent import RECURRENT_SHAPES, autocast
 from cuda_ops.device.placing import on_device
 from planner.ir.errors import HalopipeError, UnsupportedModelError

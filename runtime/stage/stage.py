@@ -10,15 +10,15 @@ The weight gradients that a backward for the input leaves, and when each paramet
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 from torch import Tensor
-from torch.autograd import Variable
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
+from cuda_ops._torch import run_backward
 from cuda_ops.dense.backward_halves import Gradients
 from cuda_ops.dense.deferred_gradients import Current, WeightGradients, accumulate
 from runtime.stage.cut import StageFunction
@@ -313,15 +313,6 @@ class StageProgram:
         return tuple(
             tensor.detach().clone() if place in self._written else tensor for place, tensor in enumerate(state)
         )
-
-
-def run_backward(edges: Sequence[GradientEdge], gradients: Sequence[Tensor]) -> None:
-    """As ``torch.autograd.backward``, which first compares every gradient with its output: twice the engine's own time.
-
-    What comes here was cut to the outputs' shapes and dtypes by the plan's own boxes.
-    """
-    engine = Variable._execution_engine
-    engine.run_backward(tuple(edges), tuple(gradients), False, False, (), allow_unreachable=True, accumulate_grad=True)
 
 
 def _compact(gradient: Tensor) -> Tensor:

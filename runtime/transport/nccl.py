@@ -15,8 +15,8 @@ from functools import partial
 
 import torch
 import torch.distributed as dist
-from torch.distributed.distributed_c10d import Store
 
+from cuda_ops._torch import Store
 from planner.ir.errors import TransportError
 from planner.ir.program import Program
 from planner.ir.schedule import SEND, Op

@@ -8,9 +8,9 @@ from datetime import timedelta
 from typing import TypeVar, cast
 
 import torch.distributed as dist
-from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
+from cuda_ops._torch import PrefixStore, Store
 from planner.ir.errors import TransportError
 
 T = TypeVar("T")

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from cuda_ops._torch import attention_with_weights
 from runtime.stage.random.distributions import NUMBERS, Noise, uniform
 
 _ATEN = torch.ops.aten
@@ -90,7 +91,7 @@ def attention(
     if attn_mask is not None and attn_mask.dtype == torch.bool:  # the operator below would add ones
         attn_mask = torch.zeros_like(attn_mask, dtype=query.dtype).masked_fill_(~attn_mask, -math.inf)
     nothing = value[..., :0]  # the weights alone
-    _, weights = _ATEN._scaled_dot_product_attention_math.default(
+    _, weights = attention_with_weights(
         query, key, nothing, attn_mask, 0.0, is_causal, None, scale=scale, enable_gqa=enable_gqa
     )
     if enable_gqa:
