@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
@@ -27,7 +27,7 @@ from runtime.optim.optimizer import MakeScheduler
 from runtime.optim.optimizer_state import StateSource
 from runtime.pipeline.executor import Context, Executor, RowTrace, StepEnvironment
 from runtime.pipeline.messages import Piece
-from runtime.pipeline.microbatches import Batch, InputSpecs, MicroBatches, WholeBatch
+from runtime.pipeline.microbatches import Batch, InputSpecs, WholeBatch
 from runtime.pipeline.sample_weights import Weighing
 from runtime.pipeline.specialize import Binder, Binding
 from runtime.sparse.batch import Preparing
@@ -212,11 +212,6 @@ class Engine:
             StageFailedError, DeadlineError, TransportError: the step failed; the engine cannot be used any more.
         """
         return self.step_on(WholeBatch(self._inputs, (*inputs, *targets), self._decision.micro_batches))
-
-    def step_each(self, micro_batches: Sequence[tuple[tuple[Tensor, ...], tuple[Tensor, ...]]]) -> StepResult:
-        """One training step on micro-batches given one by one, as (inputs, targets), each of its own size and shape."""
-        tensors = [(*inputs, *targets) for inputs, targets in micro_batches]
-        return self.step_on(MicroBatches(self._inputs, tensors, len(self._decision.micro_batches)))
 
     def step_on(self, batch: Batch) -> StepResult:
         """One training step on ``batch``, which is the same on all ranks."""
