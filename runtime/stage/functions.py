@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor, fx
@@ -17,7 +17,6 @@ from cuda_ops.dense.deferred_gradients import Current, deferred
 from cuda_ops.dense.recurrent import autocast
 from cuda_ops.device.placing import move
 from planner.ir.errors import UnsupportedModelError
-from runtime.sparse.rules import SharedSites
 from runtime.spatial.decompose import DividedStage
 from runtime.stage.batch_norm import synchronise
 from runtime.stage.captured import CapturedModel
@@ -25,6 +24,10 @@ from runtime.stage.cut import Rule, StageFunction, cut_stage
 from runtime.stage.empty import without_rows
 from runtime.stage.modes import MicrobatchSlice, Mode, cannot_evaluate, in_evaluation
 from runtime.stage.sample_weights import Weighed, weighing
+
+if TYPE_CHECKING:
+    from runtime.sparse.rules import SharedSites
+
 
 Variant = Callable[[Mode], StageFunction]
 """A stage in another mode, with the same inputs, outputs, sizes and attributes."""
