@@ -21,10 +21,9 @@ from torch.autograd.function import once_differentiable
 
 from planner.ir.box import Box, Interval, intersect
 from runtime.pipeline.messages import Cuts, cuts_of, narrowed
-from runtime.spatial.convolution.call import Call
 from runtime.spatial.convolution.layer import HaloSettings
 from runtime.spatial.convolution.overlapped import Part, Put
-from runtime.spatial.convolution.terms import LEADING, Window, main_term, reads
+from runtime.spatial.convolution.terms import LEADING, Call, Window, main_term, reads
 from runtime.spatial.exchange import Exchange
 
 

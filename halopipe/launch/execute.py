@@ -33,7 +33,7 @@ from profiler import LoadedModel, load_model
 from profiler.source.clouds import is_clouds, load_clouds
 from profiler.source.model import Loss, mean_of_squares, parse_varying
 from runtime.monitor.activity import Activity
-from runtime.monitor.heartbeat import Voice
+from runtime.monitor.waits import Voice
 from runtime.monitor.watch import SETUP_S
 from runtime.optim.optimizer import MakeOptimizer, MakeScheduler
 from runtime.transport import Transport

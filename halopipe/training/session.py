@@ -28,7 +28,7 @@ from profiler.source.clouds import samples_first
 from profiler.source.model import LoadedModel
 from runtime.engine import StepResult
 from runtime.monitor.failure import write_error
-from runtime.monitor.heartbeat import Voice
+from runtime.monitor.waits import Voice
 from runtime.numerics.compare import Difference, NumericsReport, report
 from runtime.pipeline.messages import CPU
 

@@ -31,7 +31,7 @@ from runtime.engine import device_of
 from runtime.memory import limit_memory, out_of_memory, with_peak
 from runtime.monitor.activity import Activity
 from runtime.monitor.failure import also
-from runtime.monitor.heartbeat import Voice
+from runtime.monitor.waits import Voice
 from runtime.monitor.watch import SETUP_S
 from runtime.numerics.compare import Difference
 from runtime.stage.modes import cannot_evaluate

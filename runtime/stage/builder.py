@@ -19,8 +19,8 @@ from planner.ir.schedule import StageGraph
 from planner.layers import require_whole_batches
 from planner.layers.boundary import Boundaries
 from planner.layers.division import Division, divides
-from runtime.optim.gradient_sums import GradientBuckets
 from runtime.optim.of_stage import Tie, Updates, groups_of_ties, ties_of, updates_of
+from runtime.optim.sharding import GradientBuckets
 from runtime.spatial.compiling.collective import CollectivePeerGroup, Collectives, open_collectives
 from runtime.spatial.compiling.compiled import Compiler, compiled, refuse_draws, refuse_user_code
 from runtime.spatial.decompose import DividedStage, DrawnPlaces
@@ -28,8 +28,8 @@ from runtime.spatial.deferred import DeferredGradients
 from runtime.spatial.exchange import PeerGroup
 from runtime.spatial.parameters import Parts, groups_of_parameters, parts_of, sliced
 from runtime.spatial.step import groups_in
-from runtime.stage.buffers import refuse_drifting_buffers, refuse_partial_gradients
 from runtime.stage.captured import CapturedModel, attribute
+from runtime.stage.cut import refuse_drifting_buffers, refuse_partial_gradients
 from runtime.stage.functions import StageCut, StageFunctions
 from runtime.stage.local_stage import Resident
 from runtime.stage.modes import Manner

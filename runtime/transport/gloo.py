@@ -21,10 +21,9 @@ import torch.distributed as dist
 
 from cuda_ops._torch import Store, times_written
 from planner.ir.errors import TransportError
-from runtime.transport.base import Deadline, Key, Spec, gone
+from runtime.transport.base import Deadline, Key, Spec, default_group, gone, join
 from runtime.transport.collectives import PAIR_SUM_BYTES, Together
 from runtime.transport.frame import Frame, Layout, alone_buffer, layout_for, layout_of, tag, whole
-from runtime.transport.process_group import default_group, join
 from runtime.transport.works import Barrier, Works
 
 ALONE_BYTES = 256 * 1024

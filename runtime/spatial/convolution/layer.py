@@ -18,7 +18,6 @@ from planner.ir.box import Box, Interval
 from planner.layers import kind
 from planner.layers.backward_halo import backward_halo
 from runtime.pipeline.messages import Cuts, narrowed
-from runtime.spatial.convolution.call import Call
 from runtime.spatial.convolution.gathered import gathered_conv, shared_conv
 from runtime.spatial.convolution.overlapped import (
     LocalConv,
@@ -31,7 +30,7 @@ from runtime.spatial.convolution.overlapped import (
     linear_terms,
     pays,
 )
-from runtime.spatial.convolution.terms import Window, piece_term
+from runtime.spatial.convolution.terms import Call, Window, piece_term
 from runtime.spatial.exchange import Exchange
 from runtime.spatial.step import Step
 

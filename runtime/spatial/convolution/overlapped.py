@@ -27,8 +27,7 @@ from torch import Tensor
 
 from planner.ir.box import Box
 from runtime.pipeline.messages import Cuts, cuts_of
-from runtime.spatial.convolution.call import Call
-from runtime.spatial.convolution.terms import LEADING, Term, Window, main_term, piece_term
+from runtime.spatial.convolution.terms import LEADING, Call, Term, Window, main_term, piece_term
 from runtime.spatial.exchange import Arriving, Exchange, Pieces
 
 

@@ -36,8 +36,7 @@ from runtime.pipeline.messages import slices
 from runtime.stage.captured import CapturedModel, makers
 from runtime.stage.cut import Rule, arguments_of
 from runtime.stage.modes import MicrobatchSlice
-from runtime.stage.random.distributions import Filled
-from runtime.stage.random.layers import OPERATORS
+from runtime.stage.random.layers import OPERATORS, Filled
 from runtime.stage.shapes import SampleDims, cannot_share
 
 BLOCK = 1 << 14

@@ -23,8 +23,7 @@ from cuda_ops._torch import TorchDispatchMode, schema_of
 from runtime.stage.captured import CapturedModel
 from runtime.stage.cut import arguments_of
 from runtime.stage.modes import MicrobatchSlice
-from runtime.stage.random.distributions import Filled
-from runtime.stage.random.layers import OPERATORS
+from runtime.stage.random.layers import OPERATORS, Filled
 from runtime.stage.random.streams import Draw, Draws, Noise, is_random
 
 _ATEN = torch.ops.aten
