@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -27,16 +28,18 @@ from runtime.optim.optimizer import MakeScheduler
 from runtime.optim.optimizer_state import StateSource
 from runtime.pipeline.executor import Context, Executor, RowTrace, StepEnvironment
 from runtime.pipeline.messages import Piece
-from runtime.pipeline.microbatches import Batch, InputSpecs, MicroBatches, WholeBatch
+from runtime.pipeline.microbatches import Batch, InputSpecs, WholeBatch
 from runtime.pipeline.sample_weights import Weighing
 from runtime.pipeline.specialize import Binder, Binding
-from runtime.sparse.batch import Preparing
 from runtime.spatial.collectives import gathered, gathered_gradients
 from runtime.spatial.compiling.compiled import Compiler
 from runtime.stage.builder import Builder, MakeOptimizer, check_layers, ties_in
 from runtime.stage.captured import CapturedModel
 from runtime.stage.shapes import graph_at, varying_dims, without_data
 from runtime.transport import Transport
+
+if TYPE_CHECKING:
+    from runtime.sparse.batch import Preparing
 
 _MOST_KEPT = 64
 """Combinations of sizes whose executors are kept."""
@@ -172,7 +175,7 @@ class Engine:
         reshape = partial(graph_at, without_data(model)) if model.sizes and model.prepared is None else None
         self._weighing = Weighing(model, decision, transport.rank, updates_of(program))
         self._binder = Binder(decision, model, boundaries, program, transport.rank, reshape, self._weighing)
-        self._preparing = Preparing.of(decision, model)
+        self._preparing = preparing_of(decision, model)
         self._binder.require_possible(self._residents)
         self._around = StepEnvironment(
             transport,
@@ -212,11 +215,6 @@ class Engine:
             StageFailedError, DeadlineError, TransportError: the step failed; the engine cannot be used any more.
         """
         return self.step_on(WholeBatch(self._inputs, (*inputs, *targets), self._decision.micro_batches))
-
-    def step_each(self, micro_batches: Sequence[tuple[tuple[Tensor, ...], tuple[Tensor, ...]]]) -> StepResult:
-        """One training step on micro-batches given one by one, as (inputs, targets), each of its own size and shape."""
-        tensors = [(*inputs, *targets) for inputs, targets in micro_batches]
-        return self.step_on(MicroBatches(self._inputs, tensors, len(self._decision.micro_batches)))
 
     def step_on(self, batch: Batch) -> StepResult:
         """One training step on ``batch``, which is the same on all ranks."""
@@ -388,6 +386,15 @@ def _forward_only(binding: Binding) -> Binding:
 
 def _at_newest(action: Action) -> Action:
     return replace(action, version=0)
+
+
+def preparing_of(decision: Decision, model: CapturedModel) -> Preparing | None:
+    """What makes a sparse network's batches its graph's inputs; None where the model takes batches as they are."""
+    if model.prepared is None:
+        return None
+    from runtime.sparse.batch import Preparing
+
+    return Preparing.of(decision, model)
 
 
 def device_of(decision: Decision, rank: int) -> str:

@@ -160,6 +160,52 @@ def complaints(sources: Mapping[str, str]) -> list[str]:
     return problems
 
 
+PRIVATES = "cuda_ops._torch"  # the only module that may use private names of torch
+OF_PYTHON = {"_exit", "_getframe"}  # of os and sys, documented
+
+
+def torch_privates(sources: Mapping[str, str]) -> list[str]:
+    """Uses of private names that are torch's: imported from it, or attributes of names that nobody here defines."""
+    trees = {name: ast.parse(text) for name, text in sources.items()}
+    own = {name for tree in trees.values() for name in _defined(tree)} | OF_PYTHON
+    problems = []
+    for module, tree in trees.items():
+        if module == PRIVATES:
+            continue
+        for target, name, _, line in imports(module, tree):
+            parts = [*target.split("."), name]
+            if parts[0] == "torch" and ("distributed_c10d" in parts or any(_is_private(part) for part in parts)):
+                problems.append(f"{module}:{line}: {'.'.join(parts)}")
+        for node in ast.walk(tree):
+            name = node.attr if isinstance(node, ast.Attribute) else _asked(node)
+            if _is_private(name) and (name not in own or ast.unparse(node).startswith(("torch.", "dist."))):
+                problems.append(f"{module}:{getattr(node, 'lineno', 0)}: {ast.unparse(node)}")
+    return problems
+
+
+def _is_private(name: str) -> bool:
+    return name.startswith("_") and not name.startswith("__") and name != "_"
+
+
+def _asked(node: ast.AST) -> str:
+    """The name of a ``getattr(x, "name")``."""
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ("getattr", "hasattr"):
+        name = node.args[1]
+        return name.value if isinstance(name, ast.Constant) and isinstance(name.value, str) else ""
+    return ""
+
+
+def _defined(tree: ast.Module) -> Iterator[str]:
+    """Names of functions, classes, variables and attributes of ``self`` that a module makes."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            yield node.name
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            yield node.id
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and isinstance(node.value, ast.Name):
+            yield from [node.attr] if node.value.id in ("self", "cls") else []
+
+
 PROBE = """
 import sys
 code = sys.argv.pop()
@@ -183,6 +229,33 @@ def heavy_after(code: str, folder: Path) -> list[str]:
 
 def test_every_import_points_down_and_there_is_no_cycle() -> None:
     assert complaints(read_sources(HOME)) == []
+
+
+def test_private_names_of_torch_are_used_in_one_module_alone() -> None:
+    assert torch_privates(read_sources(HOME)) == []
+
+
+@pytest.mark.parametrize(
+    ("source", "use"),
+    [
+        ("import torch._dynamo", "torch._dynamo."),
+        ("def f():\n    from torch._C._distributed_c10d import Store", "torch._C._distributed_c10d.Store"),
+        ("from torch.utils import _pytree", "torch.utils._pytree"),
+        ("from torch.distributed.distributed_c10d import Store", "torch.distributed.distributed_c10d.Store"),
+        ("import torch\ntorch._C.anything", "torch._C"),
+        ("def f(x):\n    return x._version", "x._version"),
+        ("def f(x):\n    return getattr(x, '_schema', None)", "getattr(x, '_schema', None)"),
+    ],
+)
+def test_a_private_name_of_torch_is_named(source: str, use: str) -> None:
+    (problem,) = torch_privates({"runtime.engine": source})
+    assert problem.endswith(f": {use}")
+    assert torch_privates({PRIVATES: source}) == []
+
+
+def test_private_names_of_ours_are_not_torchs() -> None:
+    source = "class A:\n    def __init__(self):\n        self._mine = 1\n\ndef f(a):\n    return a._mine"
+    assert torch_privates({"runtime.engine": source}) == []
 
 
 def test_python_code_lies_in_the_known_top_level_folders_alone() -> None:

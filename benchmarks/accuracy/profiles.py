@@ -9,12 +9,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-import torch.distributed as dist
-
 from benchmarks.accuracy.cases import Network, Setting
 from benchmarks.devices.ranks import on_ranks
 from benchmarks.devices.testbed import INTERFACE, RATES, Testbed
 from benchmarks.devices.virtual_device import with_devices
+from cuda_ops._torch import default_store
 from planner.costs.layers.shards import part_shapes
 from planner.ir.cluster import Cluster, DeviceSpec
 from planner.ir.codec import dumps, loads
@@ -86,9 +85,7 @@ def on_hosts(setting: Setting, testbed: Testbed, quick: bool) -> LinkCosts:
     names = [f"n{host}" for host in setting.host_of]
 
     def work(_: Transport) -> LinkCosts:
-        return measure_together(
-            dist.distributed_c10d._get_default_store(), names, QUICK if quick else FULL, lambda _what: None
-        )
+        return measure_together(default_store(), names, QUICK if quick else FULL, lambda _what: None)
 
     return on_ranks(len(names), work, enter=entrance(setting.host_of, testbed))[0]
 

@@ -27,8 +27,8 @@ from unittest.mock import patch
 import torch
 from torch import Tensor, fx
 from torch.autograd.graph import Node
-from torch.utils._pytree import tree_leaves
 
+from cuda_ops._torch import tree_leaves
 from runtime.spatial.deferred import DeferredGradients
 from runtime.stage.cut import Rule, StageFunction
 from runtime.stage.functions import StageCut

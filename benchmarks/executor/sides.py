@@ -21,9 +21,9 @@ from torch.distributed.pipelining import (
     ScheduleInterleavedZeroBubble,
     ScheduleZBVZeroBubble,
 )
-from torch.distributed.pipelining.schedules import _Action, _PipelineScheduleRuntime
 
 from benchmarks.devices.ranks import sgd
+from cuda_ops._torch import pipeline_schedule
 from planner.ir.graph import Graph
 from planner.ir.plan import Decision, Placement, Stage
 from planner.ir.profile import ModelSource
@@ -182,13 +182,8 @@ class Theirs:
         elif case.schedule in MULTIPLE:
             self._schedule = MULTIPLE[case.schedule](stages, count, loss_fn)
         else:
-            self._schedule = _PipelineScheduleRuntime(stages, count, loss_fn)
-            self._schedule._prepare_schedule_with_comms(
-                {
-                    rank: [_Action.from_str(str(action)) for action in row if action.op in COMPUTE]
-                    for rank, row in enumerate(self._program.rows)
-                }
-            )
+            rows = [[str(action) for action in row if action.op in COMPUTE] for row in self._program.rows]
+            self._schedule = pipeline_schedule(stages, count, loss_fn, rows)
 
     def step(self) -> None:
         """One training step, in step with the other rank as the engine is."""

@@ -27,6 +27,7 @@ import torch
 
 from benchmarks.devices.ranks import on_ranks
 from benchmarks.report import Row, at_least, at_most, run
+from benchmarks.spatial.interior import INTERIOR
 from benchmarks.spatial.sides import (
     Case,
     Convolution,
@@ -39,7 +40,7 @@ from benchmarks.spatial.sides import (
     residual_stage,
     stem,
 )
-from runtime.spatial.convolution.layer import HaloSettings, Mode
+from runtime.spatial.convolution.layer import LINEAR, HaloSettings
 from runtime.stage.captured import CapturedModel
 from runtime.transport import Transport
 
@@ -51,7 +52,7 @@ CASES = [
     Case("ResNet's stem, synchronised batch norm, 4 samples", stem, (4, 3, 224, 224), 0.85),
 ]
 OVERHEAD = "overhead of a convolution, forward and backward"
-MODES: tuple[Mode, ...] = ("linear", "interior", "blocking")
+SETTINGS = {"linear": LINEAR, "interior": INTERIOR, "blocking": HaloSettings("blocking")}
 GOAL_US = 100.0
 _WARM_UP = 3
 
@@ -83,7 +84,7 @@ def shares(case: Case, found: Sequence[Raced]) -> list[Row]:
     """Shares of the ideal half."""
     half_s = max(each.wall_s["half"] for each in found)
     rows = [Row(f"{case.name}: ideal half", 1e3 * half_s, "ms")]
-    for mode in MODES:
+    for mode in SETTINGS:
         share = half_s / max(each.wall_s[mode] for each in found)
         name = f"{case.name}: {mode}"
         rows.append(at_least(name, share, "of ideal", case.goal) if mode == "linear" else Row(name, share, "of ideal"))
@@ -93,7 +94,7 @@ def shares(case: Case, found: Sequence[Raced]) -> list[Row]:
 def overheads(found: Sequence[Raced]) -> list[Row]:
     """CPU time above the ideal half's."""
     rows = []
-    for mode in MODES:
+    for mode in SETTINGS:
         above_us = max(each.cpu_s[mode] - each.cpu_s["half"] for each in found) * 1e6
         name = f"{OVERHEAD}: {mode}"
         rows.append(at_most(name, above_us, "us CPU", GOAL_US) if mode == "linear" else Row(name, above_us, "us CPU"))
@@ -108,7 +109,7 @@ def raced(case: Case, steps: int) -> list[Raced]:
 
 def race(case: Case, captured: CapturedModel, transport: Transport, steps: int) -> Raced:
     """All sides in turn, ``steps`` times after some to warm up."""
-    divided = {mode: Divided(case, captured, transport, HaloSettings(mode)) for mode in MODES}
+    divided = {mode: Divided(case, captured, transport, settings) for mode, settings in SETTINGS.items()}
     for each in divided.values():
         each.step()
     require_equal({mode: each.results for mode, each in divided.items()})
@@ -117,7 +118,7 @@ def race(case: Case, captured: CapturedModel, transport: Transport, steps: int) 
 
 def race_small(transport: Transport, steps: int) -> Raced:
     """A convolution alone, so small that what is around it counts."""
-    divided = {mode: Convolution(transport, mode) for mode in MODES}
+    divided = {mode: Convolution(transport, settings) for mode, settings in SETTINGS.items()}
     return timed({"half": Convolution(transport, None), **divided}, transport, steps)
 
 

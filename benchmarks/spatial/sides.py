@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, fx, nn
 
+from cuda_ops._torch import schema_of
 from planner.ir.box import whole
 from planner.ir.graph import Layer, TensorSpec
 from planner.ir.plan import Placement
@@ -16,7 +17,7 @@ from planner.layers.division import Division, LayerDivision, layer_division
 from profiler.capture.graph import capture
 from profiler.source.model import LoadedModel
 from runtime.pipeline.messages import slices
-from runtime.spatial.convolution.layer import LINEAR, HaloSettings, Mode, convolve, local_form
+from runtime.spatial.convolution.layer import LINEAR, HaloSettings, convolve, local_form
 from runtime.spatial.convolution.overlapped import Part
 from runtime.spatial.convolution.terms import Window
 from runtime.spatial.decompose import DividedStage
@@ -193,7 +194,7 @@ def _with(
         if function is None or layer is None or kinds[layer] != "conv":
             return function
         operator: Any = node.target
-        names = [argument.name for argument in operator._schema.arguments]
+        names = [argument.name for argument in schema_of(operator).arguments]
 
         def by_name(**arguments: Any) -> Any:
             return operator(*arguments.values())  # they are in the operator's order
@@ -211,10 +212,10 @@ class Convolution:
     """A convolution alone, of 8 channels and 32 x 32: so small that what is around it counts.
 
     Args:
-        mode: None: torch's own, without messages.
+        settings: of the convolution; None: torch's own, without messages.
     """
 
-    def __init__(self, transport: Transport, mode: Mode | None) -> None:
+    def __init__(self, transport: Transport, settings: HaloSettings | None) -> None:
         channels, size, rank = 8, 32, transport.rank
         placement = Placement(0, CUTS)
         spec = TensorSpec(("sample", "channel", "height", "width"), (1, channels, size, size), "float32")
@@ -231,7 +232,7 @@ class Convolution:
         )
         conv = divided["conv"]
         part = Part(Window((3, 3), (1, 1), (1, 1), (1, 1)), conv.done[rank], conv.needed[0][rank], (channels, channels))
-        self._form = None if mode is None else local_form(part, exchange, HaloSettings(mode, most_extra=1.0))
+        self._form = None if settings is None else local_form(part, exchange, replace(settings, most_extra=1.0))
         self._x, self._weight, self._bias = (
             torch.randn(shape).requires_grad_()
             for shape in ((1, channels, size // 2, size), (channels, channels, 3, 3), (channels,))

@@ -18,6 +18,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from cuda_ops._torch import conv_backend
+
 Numbers = Sequence[int]
 
 
@@ -125,10 +127,8 @@ def kernel_for(x: Tensor, weight: Tensor, options: Options) -> Kernel:
         return NATIVE
     if x.numel() // x.shape[1] * weight.numel() // prod(stride) < _FEWEST_MULTIPLICATIONS:
         return NATIVE
-    chosen = torch._C._select_conv_backend(
-        x, weight, None, stride, padding, dilation, transposed, output_padding, groups
-    )
-    return ONEDNN if chosen.name in _SLOW else NATIVE
+    chosen = conv_backend(x, weight, stride, padding, dilation, transposed, output_padding, groups)
+    return ONEDNN if chosen in _SLOW else NATIVE
 
 
 def _dense(gradient: Tensor | None) -> Tensor | None:

@@ -19,9 +19,9 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, fx
-from torch._ops import OpOverload
 from torch.autograd.function import once_differentiable
 
+from cuda_ops._torch import OpOverload, schema_of
 from cuda_ops.dense.backward_halves import READERS, Call, Gradients, Operator
 
 Add = Callable[[Tensor, Tensor], None]
@@ -163,7 +163,7 @@ class _Deferred(torch.autograd.Function):
 
 
 def _arguments(node: fx.Node, target: OpOverload[..., Tensor]) -> dict[str, Any]:
-    schema = target._schema.arguments
+    schema = schema_of(target).arguments
     found = {argument.name: argument.default_value for argument in schema}
     found.update((argument.name, value) for argument, value in zip(schema, node.args, strict=False))
     found.update(node.kwargs)

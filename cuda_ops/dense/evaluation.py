@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch import fx
 
+from cuda_ops._torch import schema_of
+
 _SWITCHES = ("training", "train", "use_input_stats")
 """Names under which operators take whether they train."""
 
@@ -31,7 +33,7 @@ def evaluated(node: fx.Node) -> Callable[..., Any] | None:
 
 def draws_in_any_mode(node: fx.Node) -> bool:
     """Whether the operator draws random numbers, and nothing tells whether it would in evaluation mode."""
-    schema = getattr(node.target, "_schema", None)
+    schema = schema_of(node.target)
     names = {argument.name for argument in schema.arguments} if schema is not None else set()
     is_switched = not names.isdisjoint((*_SWITCHES, "dropout_p"))
     return not is_switched and torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
@@ -39,7 +41,7 @@ def draws_in_any_mode(node: fx.Node) -> bool:
 
 def _arguments(node: fx.Node) -> dict[str, Any]:
     """By name; those left at their defaults are not there."""
-    schema = getattr(node.target, "_schema", None)
+    schema = schema_of(node.target)
     names = [argument.name for argument in schema.arguments] if schema is not None else []
     return {
         **dict(zip(names, node.args, strict=False)),
@@ -50,7 +52,7 @@ def _arguments(node: fx.Node) -> dict[str, Any]:
 def _with(node: fx.Node, changes: dict[str, Any]) -> Callable[..., Any]:
     """The node's operator, but with some arguments changed."""
     target: Any = node.target
-    names = [argument.name for argument in target._schema.arguments]
+    names = [argument.name for argument in schema_of(target).arguments]
     places = {names.index(name): value for name, value in changes.items()}
     by_place = {place: value for place, value in places.items() if place < len(node.args)}
     by_name = {names[place]: value for place, value in places.items() if place >= len(node.args)}

@@ -20,11 +20,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensor
-from torch.utils._python_dispatch import _disable_current_modes
+
+from cuda_ops._torch import COMPOSITE_KEYS, FakeTensor, clear_dispatch_cache, disable_current_modes
 
 _ATEN = torch.ops.aten
-_KEYS = (torch._C.DispatchKey.CompositeImplicitAutograd, torch._C.DispatchKey.Autograd)
 
 ShapeRule = Callable[..., tuple[Tensor, ...]]
 
@@ -88,16 +87,16 @@ def recurrence_by_shape() -> Iterator[None]:
     """
     before = {operator: dict(operator.py_kernels) for operator in RECURRENT_SHAPES}
     for operator, rule in RECURRENT_SHAPES.items():
-        for key in _KEYS:
+        for key in COMPOSITE_KEYS:
             operator.py_kernels[key] = _for_fakes(rule, before[operator].get(key) or operator.decompose)
-        operator._dispatch_cache.clear()
+        clear_dispatch_cache(operator)
     try:
         yield
     finally:
         for operator, kernels in before.items():
             operator.py_kernels.clear()
             operator.py_kernels.update(kernels)
-            operator._dispatch_cache.clear()
+            clear_dispatch_cache(operator)
 
 
 def _for_fakes(rule: ShapeRule, otherwise: Callable[..., Any]) -> Callable[..., Any]:
@@ -129,7 +128,7 @@ def lacks_lstm(dtype: torch.dtype) -> bool:
     if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]  # torch's has no types
         return False  # torch takes its own then
     size = 2
-    with _disable_current_modes(), torch.inference_mode(False), torch.enable_grad():
+    with disable_current_modes(), torch.inference_mode(False), torch.enable_grad():
         x, state, bias = torch.zeros(1, 1, size), torch.zeros(1, size), torch.zeros(4 * size)
         weight = torch.zeros(4 * size, size, requires_grad=True)
         tensors = [each.to(dtype) for each in (x, weight, weight, bias, bias, state, state)]

@@ -18,8 +18,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
-from torch.autograd.function import _SingleLevelFunction
-from torch.utils._pytree import TreeSpec, tree_unflatten
+
+from cuda_ops._torch import SingleLevelFunction, TreeSpec, tree_unflatten
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ class UserFunction:
 
 def apply(function: type[torch.autograd.Function], *arguments: Any) -> Any:
     """``function.apply``, also where a capture looks at such calls (it replaces the class method in between)."""
-    return super(_SingleLevelFunction, function).apply(*arguments)  # type: ignore[misc]  # torch's stub lacks it
+    return super(SingleLevelFunction, function).apply(*arguments)  # type: ignore[misc]  # torch's stub lacks it
 
 
 def registered(call: UserFunction) -> str:

@@ -5,8 +5,8 @@
     others    plain torch
 
 The environment variable HALOPIPE_SPARSE=torch|native|triton forces one; with TRITON_INTERPRET=1 triton runs on the
-CPU too.  HALOPIPE_SPARSE=torchsparse|spconv takes the kernels of those packages, where they are installed.  Operators
-that an implementation lacks come from :mod:`cuda_ops.sparse.reference`.
+CPU too.  HALOPIPE_SPARSE=spconv takes that package's kernels on either device.  Operators that an implementation lacks
+come from :mod:`cuda_ops.sparse.reference`.
 """
 
 from __future__ import annotations
@@ -25,9 +25,12 @@ from cuda_ops.sparse.errors import SparseImplementationError
 VARIABLE = "HALOPIPE_SPARSE"
 _LOGGER = logging.getLogger(__name__)
 _DEVICES = {"native": "cpu", "triton": "cuda"}
-_MODULES: dict[str, Any] = {"native": native, "triton": gpu}
-_PACKAGES = ("torchsparse", "spconv")
-_REMEDIES = {"native": "a C++ compiler and torch >= 2.10", "triton": "the package triton"}
+_MODULES: dict[str, Any] = {"native": native, "triton": gpu, "spconv": backends}
+_REMEDIES = {
+    "native": "a C++ compiler and torch >= 2.10",
+    "triton": "the package triton",
+    "spconv": "the package spconv",
+}
 
 
 def implementation(name: str, device: str) -> Callable[..., Any]:
@@ -40,7 +43,7 @@ def implementation(name: str, device: str) -> Callable[..., Any]:
 
 
 def chosen(device: str) -> str:
-    """``torch``, ``native``, ``triton`` or a package's name: what runs on a device of this type."""
+    """``torch``, ``native``, ``triton`` or ``spconv``: what runs on a device of this type."""
     return _chosen(device, os.environ.get(VARIABLE, ""))[0]
 
 
@@ -68,18 +71,11 @@ def _chosen(device: str, forced: str) -> tuple[str, Any]:
 def _forced(device: str, name: str) -> Any:
     if name == "torch":
         return reference
-    if name in _PACKAGES:
-        functions = backends.load(name)
-        if functions is None:
-            raise SparseImplementationError(
-                f"{VARIABLE}={name}: {name} is not installed; install it, or unset {VARIABLE}"
-            )
-        return functions
-    if name not in _DEVICES:
-        known = ", ".join(("torch", *_DEVICES, *_PACKAGES))
+    if name not in _REMEDIES:
+        known = ", ".join(("torch", *_REMEDIES))
         raise SparseImplementationError(f"{VARIABLE}={name}: there are {known}")
     interpreted = name == "triton" and os.environ.get("TRITON_INTERPRET") == "1"
-    if device != _DEVICES[name] and not interpreted:
+    if device != _DEVICES.get(name, device) and not interpreted:
         raise SparseImplementationError(
             f"{VARIABLE}={name} runs on {_DEVICES[name]}, the tensors are on {device}; unset it, or move them"
         )

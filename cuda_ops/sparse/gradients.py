@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cuda_ops.sparse.schemas import NAMESPACE
+from cuda_ops.sparse.registrations import NAMESPACE
 
 _OPS = getattr(torch.ops, NAMESPACE)
 

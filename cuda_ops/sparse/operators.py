@@ -19,7 +19,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from cuda_ops.sparse import fakes, gradients, registrations  # noqa: F401  # they complete the operators of schemas
+from cuda_ops.sparse import gradients, registrations  # noqa: F401  # they make the operators, and complete them
 
 _OPS = torch.ops.halopipe
 Triple = Sequence[int]

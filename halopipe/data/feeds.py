@@ -15,12 +15,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor
 
-from cuda_ops.sparse.preparation import Preparation
 from halopipe.data.rank_slices import Need, needs, whole_needs
 from halopipe.data.sources import Data, Position, bound, digest, read, tensors_of
 from planner.ir.errors import DifferentDataError, TransportError
@@ -32,6 +31,10 @@ from runtime.pipeline.sample_weights import inputs_counted
 from runtime.stage.captured import CapturedModel
 from runtime.stage.shapes import varying_dims
 from runtime.transport import Key, Transport
+
+if TYPE_CHECKING:
+    from cuda_ops.sparse.preparation import Preparation
+
 
 FIRST = 8
 """So many batches are compared before they are used."""

@@ -37,6 +37,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
 
+from cuda_ops._torch import forget_iterator
 from cuda_ops.device.seeding import seed_generators, seeded
 from planner.ir.errors import DifferentDataError, FactoryError, HalopipeError, UsageError
 from profiler.source.model import LoadedModel
@@ -194,7 +195,7 @@ class Loader:
             if callable(getattr(owner, "set_epoch", None)):
                 owner.set_epoch(epoch)
         if getattr(found, "persistent_workers", False):
-            found._iterator = None  # else they would go on drawing where the epoch before left them
+            forget_iterator(found)  # else they would go on drawing where the epoch before left them
         for owner in owners:
             generator = getattr(owner, "generator", None)
             if isinstance(generator, torch.Generator):

@@ -28,7 +28,7 @@ from runtime.monitor.watch import Workers, host_store, run_workers
 from runtime.numerics.compare import Difference, NumericsReport, report
 
 if TYPE_CHECKING:
-    from torch._C._distributed_c10d import Store
+    from cuda_ops._torch import Store
 
 _POLL_S = 0.02
 

@@ -33,7 +33,7 @@ from runtime.monitor.failure import cause, read_error, write_error
 from runtime.monitor.watch import SETUP_S, host_store_at, join_store, meet
 
 if TYPE_CHECKING:
-    from torch._C._distributed_c10d import Store
+    from cuda_ops._torch import Store
 
 _POLL_S = 0.05
 _FAREWELL_S = 1.0

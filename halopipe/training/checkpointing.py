@@ -40,7 +40,7 @@ from runtime.monitor.failure import read_error, write_error
 from runtime.transport import Transport
 
 if TYPE_CHECKING:
-    from torch._C._distributed_c10d import Store
+    from cuda_ops._torch import Store
 
 _CHOSEN = "resume"
 """The store's key for the step that a run goes on from."""

@@ -26,9 +26,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, fx
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
+from cuda_ops._torch import TorchDispatchMode, tree_leaves
 from halopipe.data.sources import Item
 from halopipe.run_spec.job import Compared, failed_path
 from halopipe.training.evaluate import loss_rank
@@ -49,7 +48,7 @@ from runtime.stage.random.streams import Draw, Draws
 from runtime.stage.random.user_module import Answers
 
 if TYPE_CHECKING:
-    from torch._C._distributed_c10d import Store
+    from cuda_ops._torch import Store
 
 PATIENCE_S = SETUP_S / 2
 """Longest wait for one device."""

@@ -22,7 +22,7 @@ from planner.ir.files import write_text
 from runtime.engine import StepResult
 
 if TYPE_CHECKING:
-    from torch._C._distributed_c10d import Store
+    from cuda_ops._torch import Store
 
 _PATIENCE_S = 2.0
 """How long the last losses may take to come."""

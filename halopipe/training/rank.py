@@ -51,7 +51,7 @@ from runtime.stage.captured import captured_model
 from runtime.transport import Transport
 
 if TYPE_CHECKING:
-    from torch._C._distributed_c10d import Store
+    from cuda_ops._torch import Store
 
 OpenTransport = Callable[[tuple[tuple[int, ...], ...], Callable[[], Program]], Transport]
 """Joins the ranks, with these groups, for this program."""

@@ -20,8 +20,8 @@ from planner.ir.program import Program
 
 if TYPE_CHECKING:
     import torch
-    from torch._C._distributed_c10d import Store
 
+    from cuda_ops._torch import Store
     from runtime.transport import Transport
 
 AS_PLANNED, ON_CPU = DEVICES = "", "cpu"

@@ -36,7 +36,7 @@ from profiler.capture.graph import Captured
 from profiler.measure.devices import capture_for, placed
 from profiler.source.model import LoadedModel
 from profiler.source.source import load_model
-from runtime.engine import Engine
+from runtime.engine import Engine, preparing_of
 from runtime.monitor.failure import write_error
 from runtime.numerics.compare import (
     TOLERANCES,
@@ -51,7 +51,6 @@ from runtime.numerics.compare import (
 from runtime.numerics.single_device import LossOf, in_rows, serial_step, serial_step_each
 from runtime.optim.optimizer import StageOptimizer
 from runtime.pipeline.microbatches import InputSpecs, WholeBatch, filled
-from runtime.sparse.batch import Preparing
 from runtime.stage.captured import captured_model
 from runtime.stage.cut import arguments_of, attributes_behind, written
 from runtime.stage.random.streams import Draw
@@ -263,7 +262,7 @@ def mixes(captured: Captured) -> bool:
 def losses_of(model: LoadedModel, captured: Captured, terms: Terms) -> LossOf:
     """The loss of a micro-batch by the user's own module, which is given the sites that the plan is given."""
     found = captured_model(captured)
-    preparing = Preparing.of(terms.plan.decision, found)
+    preparing = preparing_of(terms.plan.decision, found)
     if preparing is None or not Answers(found, Draw(terms.seed)):
         return model.loss
     dtype, device = next(iter(_float_dtypes(model))), model.inputs[0].device

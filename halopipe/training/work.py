@@ -30,7 +30,7 @@ from runtime.numerics.compare import Difference
 from runtime.stage.modes import cannot_evaluate
 
 if TYPE_CHECKING:
-    from torch._C._distributed_c10d import Store
+    from cuda_ops._torch import Store
 
 
 def work(

@@ -7,7 +7,19 @@ and the ``memory``, at ``prices`` that are given; ``drawn`` is what only the sim
 
 from __future__ import annotations
 
-from planner.check.coverage import needs_profile, not_checked
-from planner.check.verdict import check
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from planner.check.coverage import needs_profile, not_checked
+    from planner.check.verdict import check
 
 __all__ = ["check", "needs_profile", "not_checked"]
+
+
+def __getattr__(name: str) -> Any:
+    """Imported when first used: a rank asks ``layouts`` alone, and needs no cost model."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from planner.check import coverage, verdict
+
+    return getattr(verdict if name == "check" else coverage, name)

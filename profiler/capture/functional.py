@@ -23,6 +23,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, fx
 
+from cuda_ops._torch import OpOverload, overload_name, schema_of, storage_id
 from planner.ir.errors import UnsupportedModelError
 from profiler.capture.operators import (
     RESHAPES,
@@ -103,11 +104,11 @@ def _shows(node: fx.Node, source: fx.Node) -> bool:
         return False
     mine, others = node.meta.get("val"), source.meta.get("val")
     if isinstance(mine, Tensor) and isinstance(others, Tensor):
-        return bool(mine.untyped_storage()._cdata == others.untyped_storage()._cdata)
+        return bool(storage_id(mine) == storage_id(others))
     maker = node_argument(node, 0) if node.target is operator.getitem else node
-    if not isinstance(maker.target, torch._ops.OpOverload):
+    if not isinstance(maker.target, OpOverload):
         return False
-    return any(result.alias_info is not None for result in maker.target._schema.returns)
+    return any(result.alias_info is not None for result in schema_of(maker.target).returns)
 
 
 def _undone(graph: fx.Graph, maker: fx.Node, whole: fx.Node, part: fx.Node) -> fx.Node | None:
@@ -139,7 +140,7 @@ def _undone(graph: fx.Graph, maker: fx.Node, whole: fx.Node, part: fx.Node) -> f
 def _joined(graph: fx.Graph, maker: fx.Node, whole: fx.Node, part: fx.Node) -> fx.Node | None:
     """For one of several parts that a tensor was divided into."""
     split, index = cast("tuple[fx.Node, int]", maker.args)
-    name, arguments = operation(split), overload_of(split)._schema.arguments
+    name, arguments = operation(split), schema_of(overload_of(split)).arguments
     dim: Any = next((value for value, about in zip(split.args, arguments, strict=False) if about.name == "dim"), 0)
     dim = split.kwargs.get("dim", dim)
     if name == "unbind":
@@ -214,9 +215,9 @@ def _copy_for_readers(graph: fx.Graph, node: fx.Node, written: Collection[fx.Nod
 
 def is_write(node: fx.Node) -> bool:
     """Whether ``node`` writes to its first argument."""
-    if not isinstance(node.target, torch._ops.OpOverload) or not node.args or not isinstance(node.args[0], fx.Node):
+    if not isinstance(node.target, OpOverload) or not node.args or not isinstance(node.args[0], fx.Node):
         return False
-    arguments = node.target._schema.arguments
+    arguments = schema_of(node.target).arguments
     info = arguments[0].alias_info if arguments else None
     return info is not None and info.is_write
 
@@ -257,9 +258,9 @@ def _make_functional(graph: fx.Graph, node: fx.Node) -> fx.Node:
     """Gives ``node`` the twin of its operator; the node whose value has the dtype of what was written to."""
     written, others = node_argument(node, 0), list[Any](node.args[1:])
     own = overload_of(node)
-    name = own._schema.name.removeprefix("aten::")
+    name = schema_of(own).name.removeprefix("aten::")
     packet = getattr(torch.ops.aten, name[:-1], None) if name.endswith("_") else None
-    overload = _TWINS.get(own) or getattr(packet, own._overloadname, None)
+    overload = _TWINS.get(own) or getattr(packet, overload_name(own), None)
     if overload is None:
         raise UnsupportedModelError(
             f"{node.target} has no twin that is not in place", [f"in {place(node)}"], ["use an operator that returns"]
@@ -279,10 +280,10 @@ def _make_functional(graph: fx.Graph, node: fx.Node) -> fx.Node:
     return made
 
 
-def _left_out(node: fx.Node, twin: torch._ops.OpOverload) -> dict[str, Any]:
+def _left_out(node: fx.Node, twin: OpOverload) -> dict[str, Any]:
     """Arguments that ``node`` leaves to their defaults, where ``twin`` has none."""
-    own = {each.name: each.default_value for each in overload_of(node)._schema.arguments if each.has_default_value()}
-    rest = (each for each in twin._schema.arguments[len(node.args) :] if not each.has_default_value())
+    own = {each.name: each.default_value for each in schema_of(overload_of(node)).arguments if each.has_default_value()}
+    rest = (each for each in schema_of(twin).arguments[len(node.args) :] if not each.has_default_value())
     return {each.name: own[each.name] for each in rest if each.name in own}
 
 

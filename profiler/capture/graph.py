@@ -5,13 +5,12 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, fx, nn
 from torch.nn.parameter import is_lazy
 
-from cuda_ops.sparse.preparation import Preparation
 from planner.ir.errors import UnsupportedModelError
 from planner.ir.graph import MIXES_SAMPLES, NEEDS_WHOLE_BATCH, SAMPLE, Attribute, Graph, Layer, TensorSpec, value_name
 from profiler.capture.dims import output_names, specify, specify_input
@@ -28,6 +27,10 @@ from profiler.capture.verify_capture import (
     require_same_loss,
 )
 from profiler.source.model import LoadedModel
+
+if TYPE_CHECKING:
+    from cuda_ops.sparse.preparation import Preparation
+
 
 _NUM_DATA_INPUTS = {OPAQUE: 0, ELEMENTWISE: 0, "attention": 3}
 """Leading arguments that the kind's access relation takes for activations, where it is not one."""

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from cuda_ops._torch import OpOverload, schema_of
 from planner.ir.errors import UnknownNameError
 from planner.layers import kind as layer_kind
 from profiler.capture import attributes
@@ -48,7 +49,7 @@ class Rules:
 
     def of(self, node: fx.Node) -> tuple[str, Rule] | None:
         """What they say about the operator that ``node`` calls."""
-        name = overload_of(node)._schema.name
+        name = schema_of(overload_of(node)).name
         return (ELEMENTWISE, attributes.nothing) if name in self.elementwise else self.kinds.get(name)
 
 
@@ -58,7 +59,7 @@ NO_RULES = Rules()
 def kind_of(node: fx.Node, rules: Rules = NO_RULES) -> tuple[str, Attributes]:
     """The kind of the operator that ``node`` calls, and its attributes (``op`` among them)."""
     op: Attributes = {"op": str(node.target)}
-    if not isinstance(node.target, torch._ops.OpOverload):
+    if not isinstance(node.target, OpOverload):
         return OPAQUE, op
     arguments = arguments_of(node)
     kind, rule = rules.of(node) or _known(node, arguments)
@@ -85,7 +86,7 @@ def _known(node: fx.Node, arguments: Arguments) -> tuple[str, Rule]:
 
 def arguments_of(node: fx.Node) -> dict[str, Any]:
     """Arguments by the names of the operator's schema, defaults filled in."""
-    schema = overload_of(node)._schema.arguments
+    schema = schema_of(overload_of(node)).arguments
     found = {argument.name: argument.default_value for argument in schema if argument.has_default_value()}
     found.update((argument.name, value) for argument, value in zip(schema, node.args, strict=False))
     found.update(node.kwargs)

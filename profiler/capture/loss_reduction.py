@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from cuda_ops._torch import HigherOrderOperator, OpOverload, schema_of
 from profiler.capture.functional import is_write
 from profiler.capture.kinds import arguments_of
 from profiler.capture.operators import MEANS_OVER_PLACES, RESHAPES, nodes_in, operation, overload_of
@@ -85,10 +86,10 @@ def of_inputs_alone(traced: Traced) -> frozenset[fx.Node]:
 
 
 def _is_cheap(node: fx.Node) -> bool:
-    if isinstance(node.target, torch._ops.OpOverload):
+    if isinstance(node.target, OpOverload):
         is_drawn = torch.Tag.nondeterministic_seeded in node.target.tags
         return not is_drawn and not is_write(node) and not operation(node).startswith(_HEAVY)
-    return not isinstance(node.target, torch._ops.HigherOrderOperator)
+    return not isinstance(node.target, HigherOrderOperator)
 
 
 def _written(graph: fx.Graph) -> frozenset[str]:
@@ -132,7 +133,7 @@ def all_count(node: fx.Node) -> bool:
 
 def summed(node: fx.Node) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """The arguments of a loss, but with ``reduction="sum"``."""
-    names = [argument.name for argument in overload_of(node)._schema.arguments]
+    names = [argument.name for argument in schema_of(overload_of(node)).arguments]
     place = names.index("reduction")
     if place < len(node.args):
         return (*node.args[:place], 2, *node.args[place + 1 :]), dict(node.kwargs)
@@ -142,7 +143,7 @@ def summed(node: fx.Node) -> tuple[tuple[Any, ...], dict[str, Any]]:
 def likely(node: fx.Node) -> tuple[str, ...]:
     """What a reduction may be, by its operator, in the order in which it is tried; of our own making: either."""
     name, arguments = operation(node), arguments_of(node) if hasattr(node.target, "_schema") else {}
-    if not isinstance(node.target, torch._ops.OpOverload) or node.target.namespace != "aten":
+    if not isinstance(node.target, OpOverload) or node.target.namespace != "aten":
         return MEAN, SUM
     if "reduction" in arguments:
         return (MEAN,) if arguments["reduction"] == _BY_MEAN else (SUM,)

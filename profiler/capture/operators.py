@@ -14,17 +14,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, cast
 
-import torch
 from torch import fx
 
+from cuda_ops._torch import OpOverload, schema_of
 from cuda_ops.dense.user_functions import function_of, is_user_function
 
 LOSS = "loss"
 
 
-def overload_of(node: fx.Node) -> torch._ops.OpOverload:
+def overload_of(node: fx.Node) -> OpOverload:
     """The operator that ``node`` calls, which is known to be one of torch's dispatcher."""
-    return cast("torch._ops.OpOverload", node.target)
+    return cast("OpOverload", node.target)
 
 
 def function_called(node: fx.Node) -> Callable[..., Any]:
@@ -71,7 +71,7 @@ def operation(node: fx.Node) -> str:
     """The operator's name without its namespace and overload, ``conv2d``; of a user's Function its class's."""
     if is_user_function(node):
         return function_of(node).rpartition(".")[2]
-    schema = getattr(node.target, "_schema", None)
+    schema = schema_of(node.target)
     name = schema.name.rpartition("::")[2] if schema else getattr(node.target, "__name__", str(node.target))
     return name.strip("_").replace(":", "_")
 

@@ -18,6 +18,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, fx
 
+from cuda_ops._torch import OpOverload, schema_of
 from cuda_ops.dense.user_functions import LINEAR_BACKWARD, is_user_function
 from planner.ir.graph import INTERLEAVES_SAMPLES, MIXES_SAMPLES
 from profiler.capture import loss_reduction
@@ -422,10 +423,10 @@ def _distinct(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 def _calm(node: fx.Node) -> tuple[Any, ...]:
     """The node's arguments, with training switched off."""
-    if not isinstance(node.target, torch._ops.OpOverload):
+    if not isinstance(node.target, OpOverload):
         return node.args
     arguments = list(node.args)
-    for index, argument in enumerate(node.target._schema.arguments[: len(arguments)]):
+    for index, argument in enumerate(schema_of(node.target).arguments[: len(arguments)]):
         if argument.name in _OFF:
             arguments[index] = _OFF[argument.name]
     if node.target is torch.ops.aten.batch_norm.default and arguments[3] is None:
@@ -434,9 +435,9 @@ def _calm(node: fx.Node) -> tuple[Any, ...]:
 
 
 def _is_random(node: fx.Node) -> bool:
-    if not isinstance(node.target, torch._ops.OpOverload):
+    if not isinstance(node.target, OpOverload):
         return False
-    names = [argument.name for argument in node.target._schema.arguments]
+    names = [argument.name for argument in schema_of(node.target).arguments]
     if node.target is torch.ops.aten.batch_norm.default:
         return node.args[3] is None  # its values do depend on the others, by its statistics
     return torch.Tag.nondeterministic_seeded in node.target.tags and not _OFF.keys() & set(names)

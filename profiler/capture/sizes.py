@@ -21,9 +21,8 @@ from typing import Any, cast
 import sympy
 import torch
 from torch import Tensor, fx
-from torch.utils._sympy.interp import sympy_interp
-from torch.utils._sympy.reference import PythonReferenceAnalysis
 
+from cuda_ops._torch import sympy_interpreter
 from planner.ir.errors import UnsupportedModelError
 
 NUM_SAMPLES = "num_samples"
@@ -201,7 +200,8 @@ class SizeNodes:
             factor = expression.coeff(samples)
             if factor.is_Integer and (expression - factor * samples).expand() == 0:
                 return self._graph.call_function(operator.mul, (self._made[samples], int(factor)))
-        return cast("fx.Proxy", sympy_interp(PythonReferenceAnalysis, known, expression)).node
+        interpret, arithmetic = sympy_interpreter()
+        return cast("fx.Proxy", interpret(arithmetic, known, expression)).node
 
 
 _TORCH = Path(torch.__file__).parent

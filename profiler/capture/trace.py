@@ -22,9 +22,9 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, fx, nn
-from torch._higher_order_ops.wrap import wrap_with_set_grad_enabled
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
+from cuda_ops._torch import HigherOrderOperator, OpOverload, buffers_of, schema_of, wrap_with_set_grad_enabled
 from cuda_ops.dense.data_dependent import Unit, join
 from cuda_ops.dense.recurrent import recurrence_by_shape
 from planner.ir.errors import UnsupportedModelError
@@ -42,7 +42,7 @@ _MAKERS = {"ones": _aten.ones.default, "zeros": _aten.zeros.default, "full": _at
 def detach_constants(graph: fx.Graph) -> None:
     """Rewrites ``new_*`` and ``*_like`` of fixed shapes."""
     for node in list(graph.nodes):
-        if not isinstance(node.target, torch._ops.OpOverload) or not isinstance(node.meta.get("val"), Tensor):
+        if not isinstance(node.target, OpOverload) or not isinstance(node.meta.get("val"), Tensor):
             continue
         maker = _MAKERS.get(operation(node).removeprefix("new_").removesuffix("_like"))
         shape = tuple(node.meta["val"].shape)
@@ -64,7 +64,7 @@ def _is_fixed(shape: tuple[Any, ...]) -> bool:
 
 def _fill(node: fx.Node) -> tuple[Any, ...]:
     """What ``full`` is full of."""
-    names = [argument.name for argument in overload_of(node)._schema.arguments]
+    names = [argument.name for argument in schema_of(overload_of(node)).arguments]
     if "fill_value" not in names:
         return ()
     place = names.index("fill_value")
@@ -127,7 +127,7 @@ class _WithLoss(nn.Module):
             self.loss_fn = function  # registered, so that its buffers have names
 
     def forward(self, *tensors: Tensor) -> Tensor:
-        buffers = [(part, dict(part._buffers)) for part in self.module.modules()]
+        buffers = [(part, dict(buffers_of(part))) for part in self.module.modules()]
         output = self.module(*tensors[: self.num_inputs])
         for part, own in buffers:
             _write_back(part, own)
@@ -137,10 +137,10 @@ class _WithLoss(nn.Module):
 def _write_back(part: nn.Module, own: Mapping[str, Tensor | None]) -> None:
     """What ``part`` has put in place of its buffers is written to them, as which it is state of the graph."""
     for name, buffer in own.items():
-        value = part._buffers.get(name)
+        value = buffers_of(part).get(name)
         if value is not buffer and buffer is not None and value is not None and value.shape == buffer.shape:
             buffer.copy_(value.detach())
-            part._buffers[name] = buffer
+            buffers_of(part)[name] = buffer
 
 
 def trace(model: LoadedModel) -> Traced:
@@ -329,7 +329,7 @@ def _inner(module: fx.GraphModule, node: fx.Node) -> fx.GraphModule:
 
 def _writes(module: fx.GraphModule) -> bool:
     """Whether an operator of ``module`` writes to a tensor, which it may do without gradients alone."""
-    schemas = [getattr(node.target, "_schema", None) for node in module.graph.nodes]
+    schemas = [schema_of(node.target) for node in module.graph.nodes]
     arguments = (each for schema in schemas if schema is not None for each in schema.arguments)
     return any(each.alias_info is not None and each.alias_info.is_write for each in arguments)
 
@@ -366,7 +366,7 @@ def _is_data_dependent(node: fx.Node) -> bool:
 
 def _is_run_otherwise(node: fx.Node) -> bool:
     """Whether it draws random numbers, or computes statistics: what ranks do together."""
-    names = {argument.name for argument in getattr(getattr(node.target, "_schema", None), "arguments", ())}
+    names = {argument.name for argument in getattr(schema_of(node.target), "arguments", ())}
     is_off = "train" in names and arguments_of(node)["train"] is False
     is_random = torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()) and not is_off
     return is_random or "running_mean" in names or is_write(node)
@@ -380,7 +380,7 @@ def user_line_of(node: fx.Node) -> str:
 
 
 def _has_effects(node: fx.Node) -> bool:
-    return node.is_impure() or node.target is require or isinstance(node.target, torch._ops.HigherOrderOperator)
+    return node.is_impure() or node.target is require or isinstance(node.target, HigherOrderOperator)
 
 
 def _loss_function(model: LoadedModel) -> Callable[..., Any]:

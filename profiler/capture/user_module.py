@@ -21,12 +21,10 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import _SingleLevelFunction
 from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing, get_proxy_mode
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_flatten
 from torch.utils.checkpoint import CheckpointFunction
 
+from cuda_ops._torch import SingleLevelFunction, TorchDispatchMode, times_written, tree_flatten
 from cuda_ops.dense.user_functions import USER_FUNCTION, IntegerAt, TensorAt, UserFunction, apply, registered
 from planner.ir.errors import UnsupportedModelError
 
@@ -165,7 +163,7 @@ def _described(hooks: Mapping[int, Any]) -> str:
 @contextmanager
 def kept_functions() -> Iterator[None]:
     """Within it a trace of this thread keeps user's Functions, and what it registers on its tensors' gradients."""
-    functions: Any = _SingleLevelFunction  # both as classes that one may change: torch's types do not know of it
+    functions: Any = SingleLevelFunction  # both as classes that one may change: torch's types do not know of it
     tensors: Any = Tensor
     thread, own, register = threading.get_ident(), functions.__dict__.get("apply"), tensors.register_hook
 
@@ -217,10 +215,10 @@ def _captured(cls: type[torch.autograd.Function], arguments: tuple[Any, ...]) ->
     call = UserFunction(cls, tuple(template), structure, frozenset(), ())
     with disable_proxy_modes_tracing(), _NoDraws(cls):
         given = [tensor.clone() for tensor in tensors]
-        versions = [tensor._version for tensor in given]
+        versions = [times_written(tensor) for tensor in given]
         returned = apply(cls, *call.arguments(given, cast("list[int]", integers)))
     found = list(returned) if isinstance(returned, tuple) else [returned]
-    written = [place for place, tensor in enumerate(given) if tensor._version != versions[place]]
+    written = [place for place, tensor in enumerate(given) if times_written(tensor) != versions[place]]
     results = [place for place, value in enumerate(found) if isinstance(value, Tensor)]
     same = {k: place for k in results for place in written if found[k] is given[place]}
     kept = tuple(place for place in written if place not in same.values())

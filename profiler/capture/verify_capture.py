@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
+from cuda_ops._torch import BatchNormBase, DropoutBase, at_node
 from cuda_ops.dense.evaluation import draws_in_any_mode, evaluated
 from planner.ir.errors import UnsupportedModelError
 from profiler.capture.trace import Traced
@@ -154,7 +155,7 @@ class _Evaluating(fx.Interpreter):
         function = evaluated(n) if n.op == "call_function" else None
         if function is None:
             return super().run_node(n)
-        with self._set_current_node(n):
+        with at_node(self, n):
             arguments, keywords = self.fetch_args_kwargs_from_env(n)
             return function(*arguments, **keywords)
 
@@ -379,7 +380,7 @@ def _require_alike(traced: Traced, expected: Tensor, found: Tensor, given: Mappi
 @contextmanager
 def _calm(model: LoadedModel) -> Iterator[None]:
     """Modules that join samples, or draw, in training alone are in evaluation mode."""
-    quiet = (nn.modules.batchnorm._BatchNorm, nn.modules.dropout._DropoutNd)
+    quiet = (BatchNormBase, DropoutBase)
     changed = [module for module in model.module.modules() if isinstance(module, quiet) and module.training]
     for module in changed:
         module.training = False

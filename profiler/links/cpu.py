@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING
 import torch.distributed as dist
 
 from cuda_ops import core_of
+from cuda_ops._torch import FileStore
 from planner.ir.cluster import ACROSS_HOSTS, ALL_REDUCE, STATISTICS, WITHIN_HOST, Collective, Link, PairLink
 from profiler.links.collectives import gradients, of_statistics
 from profiler.links.host_pairs import measure_across, measure_fully, rounded
@@ -31,7 +32,7 @@ from profiler.links.messages import FULL, QUICK, Effort, Points
 from profiler.measure.child_process import Child, Report
 
 if TYPE_CHECKING:
-    from torch._C._distributed_c10d import Store
+    from cuda_ops._torch import Store
 
 SILENCE_S = 300.0
 _EVERY_SIZE = 4  # all world sizes up to here are measured
@@ -94,7 +95,7 @@ def num_measurements(num_workers: int) -> int:
 
 def measure_rank(report: Report, rank: int, num_workers: int, meeting: str, quick: bool) -> LinkCosts:
     """One rank's part, in its own process; all ranks call it together, rank 0's answer counts."""
-    store = dist.FileStore(meeting, num_workers)  # type: ignore[attr-defined]  # public, but not by torch's types
+    store = FileStore(meeting, num_workers)
     timeout = timedelta(seconds=SILENCE_S)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=num_workers, timeout=timeout)
     try:

@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 
 from cuda_ops import cores_beside
+from cuda_ops._torch import FileStore
 from planner.ir.cluster import ALL_REDUCE, MEASURED, STATISTICS, WITHIN_HOST, Collective, Link
 from profiler.links.cpu import SILENCE_S, LinkCosts, in_processes
 from profiler.measure.child_process import Report
@@ -56,7 +57,7 @@ def measure_rank(report: Report, rank: int, num_gpus: int, meeting: str, quick: 
     """One rank's part, in its own process; all ranks call it together, rank 0's answer counts."""
     device = torch.device("cuda", rank)
     torch.cuda.set_device(device)
-    store = dist.FileStore(meeting, num_gpus)  # type: ignore[attr-defined]  # public, but not by torch's types
+    store = FileStore(meeting, num_gpus)
     timeout = timedelta(seconds=SILENCE_S)
     dist.init_process_group("nccl", store=store, rank=rank, world_size=num_gpus, timeout=timeout, device_id=device)
     try:

@@ -20,7 +20,7 @@ from profiler.links.interference import CoreCosts, measure_cores
 from profiler.links.messages import GLANCE, Effort, OneWay, PairCosts, PeerLink, Points, measure_pair
 
 if TYPE_CHECKING:
-    from torch._C._distributed_c10d import Store
+    from cuda_ops._torch import Store
 
 DIFFERS = 1.1
 """A pair whose rate, or whose seconds at a size, are further from its class is stated by itself."""

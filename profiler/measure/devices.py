@@ -23,6 +23,7 @@ import torch
 from torch import Tensor, fx
 
 from cuda_ops import core_of, cores_beside, device_description
+from cuda_ops._torch import conv_backend
 from cuda_ops.dense.conv_kernels import onednn_convolution
 from cuda_ops.device.gpus import gpu_clocks, gpu_descriptions, num_gpus, why_no_gpu
 from cuda_ops.device.placing import move, on_device, tensors_of
@@ -68,18 +69,8 @@ def _back_end(
     weight = arguments_of(node)["weight"].meta["val"]
     data, filters = (_stand_in(extents, dtype, device) for extents in (shape, tuple(weight.shape)))
     padding = attributes["output_padding"] if transposed else (0,) * len(attributes["kernel"])
-    chosen = torch._C._select_conv_backend(
-        data,
-        filters,
-        None,
-        list(attributes["stride"]),
-        list(attributes["padding"]),
-        list(attributes["dilation"]),
-        transposed,
-        list(padding),
-        attributes["groups"],
-    )
-    return str(chosen).rpartition(".")[2]
+    numbers = attributes["stride"], attributes["padding"], attributes["dilation"]
+    return conv_backend(data, filters, *numbers, transposed, padding, attributes["groups"])
 
 
 def _stand_in(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:

@@ -38,18 +38,8 @@ All of them pass `torch.export.export(..., strict=False)` in training mode with 
 
 from __future__ import annotations
 
-from profiler.models import (
-    cosmoflow,
-    gnmt,
-    gpt,
-    mesh_tangling,
-    minkunet,
-    resnet,
-    sparse_resnet,
-    sparse_vgg,
-    unet3d,
-    vgg,
-)
+from importlib import import_module
+from types import ModuleType
 
 __all__ = [
     "cosmoflow",
@@ -63,3 +53,10 @@ __all__ = [
     "unet3d",
     "vgg",
 ]
+
+
+def __getattr__(name: str) -> ModuleType:
+    """A network's module is imported when it is first asked for."""
+    if name in __all__:
+        return import_module(f"{__name__}.{name}")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

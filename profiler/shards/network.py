@@ -18,6 +18,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, fx, nn
 
+from cuda_ops._torch import OpOverload, schema_of
 from cuda_ops.dense.conv_kernels import onednn_convolution, runs_in_a_loop
 from cuda_ops.dense.recurrent import autocast
 from planner.ir.box import volume, whole
@@ -79,7 +80,7 @@ def _main(segment: Segment) -> fx.Node | None:
     """The operator that makes the outputs, if it needs no other of its layer (others only count batches, say)."""
     made = {node_argument(node, 0) if is_output_of(node) else node for node in segment.results}
     main = made.pop() if made else None
-    if made or main is None or not isinstance(main.target, torch._ops.OpOverload):
+    if made or main is None or not isinstance(main.target, OpOverload):
         return None
     return main if not set(main.all_input_nodes) & set(segment.calls) else None
 
@@ -91,7 +92,7 @@ def _made(captured: Captured, segment: Segment, main: fx.Node, pieces: Pieces) -
         return None
     attributes = {**pieces.layer.attributes, **{name: _plain(changed[name]) for name in _ATTRIBUTES & changed.keys()}}
     args, keywords = fx.node.map_arg((main.args, dict(main.kwargs)), pieces.operand)
-    names = [argument.name for argument in overload_of(main)._schema.arguments]
+    names = [argument.name for argument in schema_of(overload_of(main)).arguments]
     given: dict[str, Any] = {**dict(zip(names, args, strict=False)), **keywords}
     args = tuple(changed.pop(name) if name in changed else value for name, value in zip(names, args, strict=False))
     keywords = {**keywords, **changed}

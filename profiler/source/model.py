@@ -11,16 +11,18 @@ import keyword
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
 
+from cuda_ops._torch import tree_leaves
 from cuda_ops.dense.recurrent import autocast
-from cuda_ops.sparse.preparation import Preparation
 from planner.ir.errors import FactoryError
 from planner.ir.graph import SAMPLE
+
+if TYPE_CHECKING:
+    from cuda_ops.sparse.preparation import Preparation
 
 
 def example_of(names: Iterable[str], model: LoadedModel, samples: int) -> dict[str, Tensor]:

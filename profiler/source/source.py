@@ -49,7 +49,6 @@ from torch import Tensor, nn
 from cuda_ops.device.seeding import seed_generators, seeded
 from planner.ir.errors import FactoryError, ModelNotFoundError
 from planner.ir.profile import ModelSource
-from profiler.source.clouds import is_clouds, load_clouds
 from profiler.source.model import LoadedModel, Loss, mean_of_squares, parse_varying
 
 _FORMS = "MODEL is pkg.mod:factory or path/file.py:factory"
@@ -258,6 +257,21 @@ def where(error: BaseException) -> str:
     return f"at {frames[-1].filename}:{frames[-1].lineno} in {frames[-1].name}" if frames else "at an unknown place"
 
 
+def _is_clouds(network: nn.Module, inputs: Any) -> bool:
+    """Whether a factory's inputs are clouds: not where nobody has imported the layers that take them."""
+    if "cuda_ops.sparse.nn" not in sys.modules:
+        return False
+    from profiler.source.clouds import is_clouds
+
+    return is_clouds(network, inputs)
+
+
+def _load_clouds(factory: str, network: nn.Module, inputs: Any, targets: Any, loss: Loss) -> tuple[LoadedModel, Any]:
+    from profiler.source.clouds import load_clouds
+
+    return load_clouds(factory, network, inputs, targets, loss)
+
+
 def _parts(source: ModelSource, result: Any, shaped: bool) -> tuple[LoadedModel, Any]:
     """The model that a factory returned, and what it said varies; ``shaped``: it was told the input shape."""
     default = Loss(mean_of_squares)
@@ -269,11 +283,11 @@ def _parts(source: ModelSource, result: Any, shaped: bool) -> tuple[LoadedModel,
                     f"{source.factory} returned a module and no example inputs", remedies=["give --input 8,3,64,64"]
                 )
             return LoadedModel(module, (torch.randn(source.input_shape),), (), default), varying
-        case (nn.Module() as module, inputs) if is_clouds(module, inputs):
-            return load_clouds(source.factory, module, inputs, (), default)
-        case (nn.Module() as module, (inputs, targets), loss_fn) if callable(loss_fn) and is_clouds(module, inputs):
+        case (nn.Module() as module, inputs) if _is_clouds(module, inputs):
+            return _load_clouds(source.factory, module, inputs, (), default)
+        case (nn.Module() as module, (inputs, targets), loss_fn) if callable(loss_fn) and _is_clouds(module, inputs):
             loss = Loss(loss_fn, unpacked=isinstance(targets, Tensor))
-            return load_clouds(source.factory, module, inputs, _tensors(source, "targets", targets), loss)
+            return _load_clouds(source.factory, module, inputs, _tensors(source, "targets", targets), loss)
         case (nn.Module() as module, inputs):
             found = LoadedModel(module, _tensors(source, "inputs", inputs), (), default)
         case (nn.Module() as module, (inputs, targets), loss_fn, *rest) if callable(loss_fn) and len(rest) <= 1:

@@ -24,8 +24,7 @@ from torch import Tensor
 from planner.ir.box import Box, intersect, whole
 from planner.ir.errors import MissingFileError, StaleFileError
 from runtime.checkpoint.folders import complete_path, complete_steps
-from runtime.checkpoint.integrity import check_place, compare, damaged, read_file, read_manifest
-from runtime.checkpoint.manifest import Entry, Manifest, Part
+from runtime.checkpoint.manifest import Entry, Manifest, Part, check_place, compare, damaged, read_file, read_manifest
 from runtime.checkpoint.state import MODEL, Number
 from runtime.pipeline.messages import assemble, slices
 

@@ -44,8 +44,7 @@ from runtime.checkpoint.folders import (
     set_aside,
     write_file,
 )
-from runtime.checkpoint.integrity import manifest_hash
-from runtime.checkpoint.manifest import from_text, merged, to_text
+from runtime.checkpoint.manifest import from_text, manifest_hash, merged, to_text
 from runtime.checkpoint.reader import Checkpoint
 from runtime.checkpoint.state import RankState
 from runtime.checkpoint.writer import place_of, saved_tensors, write_rank

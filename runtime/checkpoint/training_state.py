@@ -15,9 +15,8 @@ from planner.ir.plan import Decision
 from runtime.checkpoint.state import MODEL, BoxOf, Number, RankState, joined
 from runtime.optim.optimizer_state import StateSource, load_state, state_of
 from runtime.spatial.parameters import Part
-from runtime.stage.buffers import stages_using
 from runtime.stage.captured import CapturedModel, attribute
-from runtime.stage.cut import attributes_behind, written
+from runtime.stage.cut import attributes_behind, stages_using, written
 from runtime.stage.local_stage import Resident
 
 _LOSS = "loss_fn."

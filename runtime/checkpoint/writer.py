@@ -12,12 +12,13 @@ from typing import IO, BinaryIO, cast
 import torch
 from torch import Tensor
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
-from torch.distributed.checkpoint.filesystem import FileSystemWriter, _StorageInfo
+from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.metadata import StorageMeta
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
+from cuda_ops._torch import storage_place
 from planner.ir.box import volume
 from planner.ir.errors import CheckpointError
 from runtime.checkpoint.folders import force_to_disk, rank_name
@@ -93,7 +94,7 @@ class _HashingWriter(FileSystemWriter):
                 tensor = cast(Tensor, planner.resolve_data(item))  # nothing else is planned
                 torch.save(_compact(tensor), cast(IO[bytes], stream))  # of which torch calls write and flush alone
                 stream.check()
-                location = _StorageInfo(DATA_FILE, offset, stream.length)
+                location = storage_place(DATA_FILE, offset, stream.length)
                 results.append(WriteResult(index=item.index, size_in_bytes=stream.length, storage_data=location))
                 self.sha256[item.index.fqn] = stream.sha256.hexdigest()
                 offset += stream.length

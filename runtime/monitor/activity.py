@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import TypeVar
 
-from torch.distributed.distributed_c10d import Store
+from cuda_ops._torch import Store
 
 INTERVAL_S = 0.5
 PATIENCE_S = 1.5

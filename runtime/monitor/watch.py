@@ -16,9 +16,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Protocol
 
-from torch._C._distributed_c10d import TCPStore
-from torch.distributed.distributed_c10d import Store
-
+from cuda_ops._torch import Store, TCPStore
 from planner.ir.errors import DeadlineError, HalopipeError, TransportError
 from runtime.monitor.activity import Beat, describe, read_board
 from runtime.monitor.failure import also, blame, cause, died, read_error

@@ -17,9 +17,8 @@ from torch import nn
 
 from planner.ir.errors import UnsupportedModelError
 from planner.ir.graph import Graph
-from runtime.optim.gradient_sums import GradientBuckets, StartSum
 from runtime.optim.optimizer import MakeOptimizer, StageOptimizer
-from runtime.optim.sharding import ShardedParameters
+from runtime.optim.sharding import GradientBuckets, ShardedParameters, StartSum
 from runtime.spatial.parameters import Parts
 from runtime.transport import Transport
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, Protocol, cast
+from typing import Any, Protocol
 
 import torch
 
@@ -217,7 +217,15 @@ def _filled(fresh: Any, path: _Path, read: Callable[[_Path, int | None], Number]
 
 
 def _like(fresh: Any, number: Number) -> Any:
-    return torch.full_like(fresh, cast(float, number)) if isinstance(fresh, torch.Tensor) else number
+    if not isinstance(fresh, torch.Tensor):
+        return number
+    if not isinstance(number, int | float):
+        raise UsageError(
+            f"the saved state of the optimiser has {number!r} where this optimiser keeps a tensor of numbers",
+            ["it was saved by an optimiser with other options"],
+            ["give the options that it was saved with"],
+        )
+    return torch.full_like(fresh, number)
 
 
 def _read(source: StateSource, head: str, names: Sequence[str], path: _Path, group: int | None) -> Number:

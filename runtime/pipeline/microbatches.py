@@ -62,6 +62,8 @@ class Ahead:
         self._made.clear()
 
 
+POINTS = "points"
+"""The dim of a user's tensors that holds the points of a sample, padded to those of the largest."""
 Shapes = Mapping[str, tuple[int, ...]]
 """By graph input, its shape in one micro-batch."""
 

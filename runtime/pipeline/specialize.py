@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import TYPE_CHECKING, cast
 
 from torch import Tensor
 
@@ -23,13 +24,16 @@ from planner.passes.versions import updates_of
 from runtime.pipeline.messages import Plumbing
 from runtime.pipeline.microbatches import Batch, Shapes, part_in
 from runtime.pipeline.sample_weights import Weighing
-from runtime.sparse.batch import PreparedBatch, site_speeds
-from runtime.sparse.share import SiteShare, boundaries_of_sites
 from runtime.stage.captured import CapturedModel
 from runtime.stage.cut import NUM_SAMPLES
 from runtime.stage.local_stage import Feed, Resident, Share
 from runtime.stage.modes import MicrobatchSlice
 from runtime.stage.sample_weights import is_factor
+
+if TYPE_CHECKING:
+    from runtime.sparse.batch import PreparedBatch
+    from runtime.sparse.share import SiteShare
+
 
 _MOST_KEPT = 64
 """Combinations of sizes whose bindings are kept."""
@@ -81,6 +85,7 @@ class Binder:
         self._weighing = weighing
         self._graph, self._sizes = model.graph, dict(model.sizes)
         self._is_free = any(node.target == NUM_SAMPLES for node in model.graph_module.graph.nodes)
+        self._is_sparse = model.prepared is not None
         self._planned, self._updates = program, updates_of(program)
         self._divided = frozenset(
             stage
@@ -108,8 +113,8 @@ class Binder:
         Raises:
             UnsupportedModelError: the model cannot be run with so many samples.
         """
-        if isinstance(batch, PreparedBatch):
-            return self._bound_to_sites(residents, batch)
+        if self._is_sparse:
+            return self._bound_to_sites(residents, cast("PreparedBatch", batch))
         varying = enumerate(batch.rows) if self._sizes else ()
         key = (batch.rows, tuple(self._varying(batch.shapes(m)) if rows else () for m, rows in varying))
         found = self._found.get(key)
@@ -146,6 +151,8 @@ class Binder:
 
     def _bound_to_sites(self, residents: Mapping[int, Resident], batch: PreparedBatch) -> Binding:
         """Of clouds: no two batches have the same sites."""
+        from runtime.sparse.share import boundaries_of_sites  # late: other networks do without
+
         shares = {
             (stage, m): self._site_share(stage, batch, m)
             for stage, each in enumerate(self._decision.stages)
@@ -172,6 +179,9 @@ class Binder:
 
     def _site_share(self, stage: int, batch: PreparedBatch, m: int) -> SiteShare:
         """This rank's, or of a stage that it has no part in the first rank's, whose cut points are asked for."""
+        from runtime.sparse.batch import site_speeds
+        from runtime.sparse.share import SiteShare
+
         ranks = self._decision.stages[stage].ranks
         position = ranks.index(self._rank) if self._rank in ranks else 0
         samples = self._decision.layout_of(stage).samples(batch.rows[m])

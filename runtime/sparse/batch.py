@@ -159,10 +159,6 @@ def _renumbered(half: Tensor, columns: Tensor, rows: Tensor) -> Tensor:
     return rows.index_select(0, chosen.flatten() + 1).view(chosen.shape)
 
 
-POINTS = "points"
-"""The dim of a user's tensors that holds the points of a sample, padded to those of the largest."""
-
-
 @dataclass(frozen=True, slots=True)
 class Prepared:
     """How a model's inputs are prepared.

@@ -24,8 +24,7 @@ from planner.ir.graph import TensorSpec
 from planner.layers.contraction import contraction_of
 from runtime.spatial.empties import connected
 from runtime.spatial.exchange import Arriving, Exchange
-from runtime.spatial.parts import shape_of
-from runtime.spatial.step import Step
+from runtime.spatial.step import Step, shape_of
 
 Run = Callable[[Tensor, Tensor], Tensor]
 """(x, weight) -> the outputs of the filters in ``weight``, from the input channels in both, without bias."""

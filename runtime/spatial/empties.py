@@ -16,8 +16,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from planner.ir.errors import StageFailedError
-from runtime.spatial.parts import shape_of
-from runtime.spatial.step import Step
+from runtime.spatial.step import Step, shape_of
 
 
 def connected(result: Tensor, *tensors: Tensor) -> Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor, nn
@@ -19,9 +19,8 @@ from planner.ir.schedule import StageGraph
 from planner.layers import require_whole_batches
 from planner.layers.boundary import Boundaries
 from planner.layers.division import Division, divides
-from runtime.optim.gradient_sums import GradientBuckets
 from runtime.optim.of_stage import Tie, Updates, groups_of_ties, ties_of, updates_of
-from runtime.sparse.rules import SharedSites, require_shareable
+from runtime.optim.sharding import GradientBuckets
 from runtime.spatial.compiling.collective import CollectivePeerGroup, Collectives, open_collectives
 from runtime.spatial.compiling.compiled import Compiler, compiled, refuse_draws, refuse_user_code
 from runtime.spatial.decompose import DividedStage, DrawnPlaces
@@ -29,8 +28,8 @@ from runtime.spatial.deferred import DeferredGradients
 from runtime.spatial.exchange import PeerGroup
 from runtime.spatial.parameters import Parts, groups_of_parameters, parts_of, sliced
 from runtime.spatial.step import groups_in
-from runtime.stage.buffers import refuse_drifting_buffers, refuse_partial_gradients
 from runtime.stage.captured import CapturedModel, attribute
+from runtime.stage.cut import refuse_drifting_buffers, refuse_partial_gradients
 from runtime.stage.functions import StageCut, StageFunctions
 from runtime.stage.local_stage import Resident
 from runtime.stage.modes import Manner
@@ -38,6 +37,10 @@ from runtime.stage.random.streams import Draw, Draws
 from runtime.stage.sample_weights import is_factor, weighed_in
 from runtime.stage.stage import StageProgram
 from runtime.transport import Transport
+
+if TYPE_CHECKING:
+    from runtime.sparse.rules import SharedSites
+
 
 MakeOptimizer = Callable[[Iterable[nn.Parameter]], Optimizer]
 
@@ -220,6 +223,8 @@ class Builder:
         ranks = self._decision.stages[stage].ranks
         if self._model.prepared is None or len(ranks) == 1:
             return None
+        from runtime.sparse.rules import SharedSites, require_shareable
+
         require_shareable(self._model.graph, frozenset(self._decision.layers_of(stage)), stage)
         if self._compiler is not None:
             raise UnsupportedModelError(

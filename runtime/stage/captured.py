@@ -9,14 +9,17 @@ import operator
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import reduce
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor, fx
 
-from cuda_ops.sparse.preparation import Preparation
 from planner.ir.graph import Graph, Layer, TensorSpec, producer
-from runtime.sparse.batch import Prepared
+
+if TYPE_CHECKING:
+    from cuda_ops.sparse.preparation import Preparation
+    from runtime.sparse.batch import Prepared
+
 
 _OF_CLASSES = ("aten.cross_entropy_loss.default", "aten.nll_loss.default", "aten.nll_loss_nd.default")
 
@@ -96,6 +99,11 @@ def attribute(module: fx.GraphModule, name: str) -> Any:
 
 def captured_model(captured: Captured) -> CapturedModel:
     """What the runtime needs of a capture."""
+    prepared = None
+    if captured.preparation is not None:
+        from runtime.sparse.batch import Prepared  # late, as all of sparse networks: others do without
+
+        prepared = Prepared.of(captured.graph, captured.preparation, dict(captured.raw))
     return CapturedModel(
         captured.graph,
         captured.graph_module,
@@ -103,7 +111,7 @@ def captured_model(captured: Captured) -> CapturedModel:
         captured.node_of_value,
         captured.autocast,
         captured.sizes,
-        None if captured.preparation is None else Prepared.of(captured.graph, captured.preparation, dict(captured.raw)),
+        prepared,
         evaluation=captured.evaluation,
         reductions=captured.reductions,
     )

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import fx
@@ -17,7 +17,9 @@ from cuda_ops.dense.evaluation import draws_in_any_mode, evaluated
 from planner.ir.errors import UnsupportedModelError
 from planner.ir.schedule import Action, Op
 from planner.layers.division import Division
-from runtime.sparse.share import SiteShare
+
+if TYPE_CHECKING:
+    from runtime.sparse.share import SiteShare
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,6 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from cuda_ops._torch import schema_of
 from planner.ir.graph import producer
 from runtime.stage.captured import CapturedModel, attribute, main_nodes
 from runtime.stage.cut import NUM_SAMPLES, Rule
@@ -112,7 +113,7 @@ def _of_whole_batch(factor: Tensor, *args: Any, **kwargs: Any) -> Tensor:
 
 def _place_of(argument: str, node: fx.Node) -> int:
     operator: Any = node.target
-    return [each.name for each in operator._schema.arguments].index(argument)
+    return [each.name for each in schema_of(operator).arguments].index(argument)
 
 
 @torch.no_grad()
@@ -255,7 +256,7 @@ def _counted(node: fx.Node, one: Weighed) -> tuple[Callable[..., Tensor], tuple[
     if one.reduction != TERMS:
         return _float64, (node,)
     operator: Any = node.target
-    schema = operator._schema.arguments
+    schema = schema_of(operator).arguments
     given = {argument.name: argument.default_value for argument in schema if argument.has_default_value()}
     given.update(zip((argument.name for argument in schema), node.args, strict=False))
     given.update(node.kwargs)

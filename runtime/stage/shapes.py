@@ -14,13 +14,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
-from torch._subclasses.fake_tensor import FakeTensorMode
 
+from cuda_ops._torch import FakeTensorMode
 from cuda_ops.dense.recurrent import RECURRENT_SHAPES, autocast
 from cuda_ops.device.placing import on_device
 from planner.ir.errors import HalopipeError, UnsupportedModelError
 from planner.ir.graph import INTERLEAVES_SAMPLES, SAMPLE, Graph, Layer, TensorSpec, value_name
-from runtime.sparse.batch import POINTS
+from runtime.pipeline.microbatches import POINTS
 from runtime.stage.captured import CapturedModel, attribute
 from runtime.stage.cut import NUM_SAMPLES
 

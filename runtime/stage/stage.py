@@ -5,6 +5,17 @@ B makes the gradients of inputs and parameters.
 I makes those of the inputs, and of the parameters of operators that cannot be halved; the others are left to W.
 
 The weight gradients that a backward for the input leaves, and when each parameter's is complete.
+
+The versions of a stage's weights, in programs that update them while micro-batches are on their way.
+
+    row        0F0 0F1 0F2 0B0 0UPDATE0 0F3@1 0B1 ...
+    storage    parameter: v0 ---------+ v1 ---------       the update changes the parameter, as ever
+               copy:                  + v0 ------ ...      what micro-batches 1 and 2 run on; dropped after the last
+
+A micro-batch runs on leaves of its own that share storage with the parameter, but not its version counter, as the
+optimiser writes it between forward and backward of other micro-batches.  Before an update, if a micro-batch of the
+step still needs the weights, the *parameter* moves to new storage: it stays the same object, and so does what the
+optimiser keeps for it.  ("Weight stashing", Narayanan et al. 2019, "PipeDream", section 3.3.)
 """
 
 from __future__ import annotations
@@ -15,17 +26,16 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import torch
-from torch import Tensor
-from torch.autograd import Variable
+from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
+from cuda_ops._torch import run_backward
 from cuda_ops.dense.backward_halves import Gradients
 from cuda_ops.dense.deferred_gradients import Current, WeightGradients, accumulate
 from runtime.stage.cut import StageFunction
 from runtime.stage.functions import Call, StageCalls, Told, Variant
 from runtime.stage.modes import Manner, MicrobatchSlice
 from runtime.stage.random.streams import Draw
-from runtime.stage.weight_versions import Weights
 
 Added = Callable[[Tensor], None]
 """Told of a parameter whose ``.grad`` is complete, as far as one micro-batch goes."""
@@ -315,15 +325,6 @@ class StageProgram:
         )
 
 
-def run_backward(edges: Sequence[GradientEdge], gradients: Sequence[Tensor]) -> None:
-    """As ``torch.autograd.backward``, which first compares every gradient with its output: twice the engine's own time.
-
-    What comes here was cut to the outputs' shapes and dtypes by the plan's own boxes.
-    """
-    engine = Variable._execution_engine
-    engine.run_backward(tuple(edges), tuple(gradients), False, False, (), allow_unreachable=True, accumulate_grad=True)
-
-
 def _compact(gradient: Tensor) -> Tensor:
     """The gradient without the rest of a larger one that it is a part of, which would live while it travels."""
     return gradient.clone() if gradient.untyped_storage().nbytes() > 2 * gradient.nbytes - 1 else gradient
@@ -331,3 +332,86 @@ def _compact(gradient: Tensor) -> Tensor:
 
 def _is_differentiable(value: Tensor) -> bool:
     return value.is_floating_point() or value.is_complex()
+
+
+class Weights:
+    """The trained parameters of one stage, as its micro-batches see them.
+
+    Args:
+        parameters: of the stage; updates happen to these.
+        uses: how many micro-batches of a step run on each version; empty: all on version 0, none changed on the way.
+        added: told of each parameter whose ``.grad`` has been added to here rather than by autograd.
+    """
+
+    def __init__(
+        self,
+        parameters: Sequence[nn.Parameter],
+        uses: Mapping[int, int] | None = None,
+        added: Callable[[Tensor], None] | None = None,
+    ) -> None:
+        self._parameters = tuple(parameters)
+        self._uses = dict(uses or {})
+        self._added = added or _ignore
+        self._left: Counter[int] = Counter()
+        self._data: dict[int, tuple[Tensor, ...]] = {}
+        self._newest = 0
+        self.reset()
+
+    @property
+    def is_versioned(self) -> bool:
+        """Whether micro-batches run on leaves of their own."""
+        return bool(self._uses)
+
+    @property
+    def num_kept(self) -> int:
+        """Versions in memory, the newest included."""
+        return len({*self._data, self._newest})
+
+    def leaves(self, version: int) -> tuple[Tensor, ...]:
+        """What one micro-batch runs on, in the order of the parameters.
+
+        Raises:
+            ValueError: the version is not there, or no further micro-batch was to run on it.
+        """
+        if not self.is_versioned:
+            return self._parameters
+        if version == self._newest and version not in self._data:
+            self._data[version] = tuple(parameter.data for parameter in self._parameters)
+        if version not in self._data or not self._left[version]:
+            raise ValueError(
+                f"version {version} of the weights is not kept, only {sorted({*self._data, self._newest})}"
+            )
+        return tuple(data.detach().requires_grad_() for data in self._data[version])
+
+    def collect(self, leaves: Sequence[Tensor], version: int) -> None:
+        """Adds the gradients of a micro-batch to those of the parameters; it needs its weights no longer."""
+        if not self.is_versioned:
+            return
+        for leaf, parameter in zip(leaves, self._parameters, strict=True):
+            if leaf.grad is not None:
+                accumulate(parameter, leaf.grad)
+                leaf.grad = None
+                self._added(parameter)
+        self._left[version] -= 1
+        if not self._left[version]:
+            self._data.pop(version, None)
+
+    def before_update(self) -> None:
+        """Call before the optimiser changes the parameters: what still needs them keeps them as they are."""
+        if not self.is_versioned:
+            return
+        if self._left[self._newest]:
+            self._data.setdefault(self._newest, tuple(parameter.data for parameter in self._parameters))
+            for parameter in self._parameters:
+                parameter.data = torch.clone(parameter.data)
+        self._newest += 1
+
+    def reset(self) -> None:
+        """A new step: the parameters are its version 0."""
+        self._data.clear()
+        self._left = Counter(self._uses)
+        self._newest = 0
+
+
+def _ignore(parameter: Tensor) -> None:
+    """Nobody wants to know."""

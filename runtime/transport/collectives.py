@@ -16,8 +16,7 @@ import torch
 import torch.distributed as dist
 
 from runtime.transport.base import Deadline, Pending, check_member, declare, parts
-from runtime.transport.preposted_receives import KEYED, Standing
-from runtime.transport.works import Words, Works
+from runtime.transport.works import KEYED, Standing, Words, Works
 
 PAIR_SUM_BYTES = 256 * 1024
 """Up to here two ranks exchange their terms and add, which takes half the time of gloo's ring.

@@ -18,13 +18,12 @@ from functools import partial
 
 import torch
 import torch.distributed as dist
-from torch.distributed.distributed_c10d import Store
 
+from cuda_ops._torch import Store, times_written
 from planner.ir.errors import TransportError
-from runtime.transport.base import Deadline, Key, Spec, gone
+from runtime.transport.base import Deadline, Key, Spec, default_group, gone, join
 from runtime.transport.collectives import PAIR_SUM_BYTES, Together
 from runtime.transport.frame import Frame, Layout, alone_buffer, layout_for, layout_of, tag, whole
-from runtime.transport.process_group import default_group, join
 from runtime.transport.works import Barrier, Works
 
 ALONE_BYTES = 256 * 1024
@@ -118,7 +117,7 @@ class Peer:
             inside = [tensor for tensor, span in pairs if span is not None]
             alone = [tensor.detach().to("cpu").contiguous() for tensor, span in pairs if span is None]
         frame.write(key, inside, self._num_sent, self._num_taken)
-        sent = _Send(key, frame, alone, [_times_written(tensor) for tensor in alone])
+        sent = _Send(key, frame, alone, [times_written(tensor) for tensor in alone])
         number = tag(key)
         try:
             sent.works = [self._send([buffer], self._rank, number) for buffer in (frame.message, *alone)]
@@ -154,7 +153,7 @@ class Peer:
 
     def _release(self) -> None:
         sent = self._sends.popleft()
-        if sent.alone and [_times_written(tensor) for tensor in sent.alone] != sent.versions:
+        if sent.alone and [times_written(tensor) for tensor in sent.alone] != sent.versions:
             raise TransportError(
                 f"{sent.key} to rank {self._rank} was changed while it was being sent",
                 [f"a tensor of {ALONE_BYTES} bytes or more is sent from where it lies, and was written meanwhile"],
@@ -166,11 +165,6 @@ class Peer:
 
     def _gone(self, doing: str, key: Key, error: RuntimeError) -> TransportError:
         return gone(f"{doing} {key}", self._works.rank, f"rank {self._rank}", str(error))
-
-
-def _times_written(tensor: torch.Tensor) -> int:
-    """How often the tensor was written in place; nobody counts those of inference mode."""
-    return 0 if tensor.is_inference() else tensor._version
 
 
 def open_gloo(

@@ -15,12 +15,12 @@ from functools import partial
 
 import torch
 import torch.distributed as dist
-from torch.distributed.distributed_c10d import Store
 
+from cuda_ops._torch import Store
 from planner.ir.errors import TransportError
 from planner.ir.program import Program
 from planner.ir.schedule import SEND, Op
-from runtime.transport.base import Deadline, Key, Spec
+from runtime.transport.base import Deadline, Key, Spec, default_group, join
 from runtime.transport.collectives import Together
 from runtime.transport.frame import (
     HEADER_BYTES,
@@ -34,7 +34,6 @@ from runtime.transport.frame import (
     whole,
 )
 from runtime.transport.gloo import ALONE_BYTES, SPARE_BYTES, Peer
-from runtime.transport.process_group import default_group, join
 from runtime.transport.works import Barrier, StreamWorks, Works
 
 

@@ -25,7 +25,7 @@ from planner.ir.plan import Plan
 from planner.ir.profile import ModelSource
 from planner.ir.program import Program
 from runtime.transport import ChannelTransport, channels_of
-from runtime.transport.process_group import join
+from runtime.transport.base import join
 from tests.halopipe.plans import plan_of
 from tests.halopipe.ranks import run_job
 

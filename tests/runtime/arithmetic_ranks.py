@@ -20,10 +20,9 @@ from planner.ir.program import Program
 from planner.layers.boundary import Boundaries
 from planner.passes.versions import updates_of
 from runtime.monitor.activity import Activity
-from runtime.optim.gradient_sums import GradientBuckets
 from runtime.optim.of_stage import Updates
 from runtime.optim.optimizer import StageOptimizer
-from runtime.optim.sharding import ShardedParameters
+from runtime.optim.sharding import GradientBuckets, ShardedParameters
 from runtime.pipeline.executor import Context, Executor, StepEnvironment
 from runtime.pipeline.messages import Plumbing
 from runtime.pipeline.specialize import Binding

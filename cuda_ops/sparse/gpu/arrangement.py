@@ -23,6 +23,8 @@ from dataclasses import dataclass
 import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from cuda_ops._torch import times_written
+
 BITS = 62  # of a sortable mask; further offsets do not take part in the grouping
 
 
@@ -62,7 +64,7 @@ class Arrangements:
         if capturing(neighbours):
             return pairs(neighbours)
         kept, stream = self._pairs.setdefault(neighbours, {}), stream_of(neighbours)
-        version = 0 if neighbours.is_inference() else neighbours._version
+        version = times_written(neighbours)
         if stream not in kept or kept[stream][0] != version:
             kept[stream] = (version, pairs(neighbours))
         return kept[stream][1]

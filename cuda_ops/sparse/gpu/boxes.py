@@ -81,7 +81,7 @@ def fits(x: torch.Tensor, found: Sequence[torch.Tensor]) -> bool:
 
 def reference() -> Any:
     """The plain implementation, for what does not fit."""
-    from cuda_ops.sparse.reference import rows
+    from cuda_ops.sparse import reference as rows
 
     return rows
 

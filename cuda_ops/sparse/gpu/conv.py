@@ -103,7 +103,7 @@ def sparse_conv(
 ) -> torch.Tensor:
     """``y[o] = sum_k x[neighbours[k, o]] @ weight[k]``: x [N, Cin], weight [K, Cin, Cout] of any strides."""
     if x.dtype == torch.float64:
-        from cuda_ops.sparse.reference import conv as reference
+        from cuda_ops.sparse import reference
 
         return reference.sparse_conv(x, weight, neighbours, reverse)
     channels = max(weight.shape[1:])

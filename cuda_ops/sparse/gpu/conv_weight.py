@@ -90,7 +90,7 @@ def sparse_conv_weight(
 ) -> torch.Tensor:
     """``dw[k] = sum_o x[neighbours[k, o]]^T dy[o]``: [K, Cin, Cout], of x's type."""
     if x.dtype == torch.float64:
-        from cuda_ops.sparse.reference import conv as reference
+        from cuda_ops.sparse import reference
 
         return reference.sparse_conv_weight(x, dy, neighbours)
     channels = max(x.shape[1], dy.shape[1])

@@ -17,6 +17,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from cuda_ops._torch import library_path
 from cuda_ops.sparse import reference
 
 
@@ -63,7 +64,7 @@ def _address(tensor: Tensor) -> int:
 
 def _parallel_for() -> int:
     """The address of torch's loop over threads, found among what torch's own module is linked with."""
-    found = ctypes.CDLL(torch._C.__file__).torch_parallel_for
+    found = ctypes.CDLL(library_path()).torch_parallel_for
     return ctypes.cast(found, ctypes.c_void_p).value or 0
 
 

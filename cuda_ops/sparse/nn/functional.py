@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.fx.experimental.symbolic_shapes import guard_or_true
 from torch.nn import functional
 
+from cuda_ops._torch import check
 from cuda_ops.sparse.errors import SparseInputError
 from cuda_ops.sparse.geometry import KernelMap, MapSpec, Route, Step, Triple, stride_of
 from cuda_ops.sparse.nn.checks import require_channels, triple, volume
@@ -165,7 +166,7 @@ def batch_norm(
     if torch.compiler.is_compiling():
         if guard_or_true(feats.shape[0] > 1):
             # aten asks whether there are none, which a traced graph cannot know
-            torch._check(feats.shape[0] > 1)  # type: ignore[no-untyped-call]  # torch's has no types
+            check(feats.shape[0] > 1)
     elif training:
         if feats.shape[0] == 0:
             return input

@@ -31,17 +31,15 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
-import torch.distributed._functional_collectives  # says what the operators below give, without data
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from cuda_ops._torch import functional_collectives
 from planner.ir.box import Box, Transfer
 from runtime.spatial.exchange import Arriving, Exchange, PeerGroup
 from runtime.transport.base import Pending, check_member, gone, parts
 
-_all_to_all = torch.ops._c10d_functional.all_to_all_single.default
-_all_reduce = torch.ops._c10d_functional.all_reduce.default
-_wait = torch.ops._c10d_functional.wait_tensor.default
+_all_to_all, _all_reduce, _wait = functional_collectives()
 
 
 class Collectives:

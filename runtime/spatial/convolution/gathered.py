@@ -19,9 +19,8 @@ from torch import Tensor
 from planner.ir.box import Box, Interval
 from runtime.pipeline.messages import Cuts, narrowed
 from runtime.spatial.contraction import contract, sharing_of
-from runtime.spatial.convolution.call import Call, spread
 from runtime.spatial.convolution.overlapped import LocalConv, Put, halo_conv
-from runtime.spatial.convolution.terms import Segment, Window, main_term, segments
+from runtime.spatial.convolution.terms import Call, Segment, Window, main_term, segments, spread
 from runtime.spatial.empties import connected
 from runtime.spatial.exchange import Exchange, redistribute
 from runtime.spatial.step import Step

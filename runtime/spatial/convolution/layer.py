@@ -18,9 +18,7 @@ from planner.ir.box import Box, Interval
 from planner.layers import kind
 from planner.layers.backward_halo import backward_halo
 from runtime.pipeline.messages import Cuts, narrowed
-from runtime.spatial.convolution.call import Call
 from runtime.spatial.convolution.gathered import gathered_conv, shared_conv
-from runtime.spatial.convolution.interior import interior_conv
 from runtime.spatial.convolution.overlapped import (
     LocalConv,
     Part,
@@ -32,11 +30,12 @@ from runtime.spatial.convolution.overlapped import (
     linear_terms,
     pays,
 )
-from runtime.spatial.convolution.terms import Window, piece_term
+from runtime.spatial.convolution.terms import Call, Window, piece_term
 from runtime.spatial.exchange import Exchange
 from runtime.spatial.step import Step
 
-Mode = Literal["linear", "blocking", "interior"]
+Mode = Literal["linear", "blocking"]
+FormOf = Callable[["Part", "Exchange"], "LocalForm | None"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,16 +43,18 @@ class HaloSettings:
     """How convolutions over cut space are computed; every mode gives the same result.
 
     Attributes:
-        mode: ``linear``: held rows while messages travel, then what came is added; ``interior``: the outputs that need
-            nothing of others, then the boundary; ``blocking``: everything is fetched, then one convolution.
+        mode: ``linear``: held rows while messages travel, then what came is added; ``blocking``: everything is fetched,
+            then one convolution.
         backward: whether the halo of dx or that of dy moves: ``fewest`` elements, where both can.
         most_extra: share of additional multiplications above which a part is computed blocking all the same: of a few
             rows, zeros around them would be most of the work.
+        instead: of ``blocking``, where it gives a form: one that a benchmark compares with.
     """
 
     mode: Mode = "linear"
     most_extra: float = 0.25
     backward: Literal["fewest", "dx", "dy"] = "fewest"
+    instead: FormOf | None = None
 
 
 LINEAR = HaloSettings()
@@ -81,10 +82,10 @@ def local_form(
             shape = tuple(map(len, part.outputs))
             halo = None if returned is None else _returned(part, exchange, returned)
             return partial(_run, linear_conv(terms, shape, exchange, halo))
-    elif settings.mode == "interior" and all(map(len, part.outputs)) and part.is_of_whole_groups:
-        interior = interior_conv(part.local, part.outputs, exchange)
-        if interior is not None:
-            return interior
+    elif settings.instead is not None:
+        other = settings.instead(part, exchange)
+        if other is not None:
+            return other
     return gathered_conv(part.window, part.outputs, part.needed, exchange, part.channels)
 
 

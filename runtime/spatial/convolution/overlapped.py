@@ -7,7 +7,7 @@ backward    the gradients of those pieces first, and start to send them back; th
 
 So messages travel while the large part is computed, nothing is copied but thin pieces, and the large part is one call
 of the ordinary kernel.  (Splitting into interior and boundary, as Dryden et al. 2019, section 4.2, computes most of the
-outputs in one call and the rest in several thin ones: :mod:`runtime.spatial.convolution.interior`.)
+outputs in one call and the rest in several thin ones: ``benchmarks.spatial.interior``, which is slower.)
 
 Whether a rank's part of a convolution can be computed as a sum of terms, and whether that pays.  Pure integers.
 
@@ -27,8 +27,7 @@ from torch import Tensor
 
 from planner.ir.box import Box
 from runtime.pipeline.messages import Cuts, cuts_of
-from runtime.spatial.convolution.call import Call
-from runtime.spatial.convolution.terms import LEADING, Term, Window, main_term, piece_term
+from runtime.spatial.convolution.terms import LEADING, Call, Term, Window, main_term, piece_term
 from runtime.spatial.exchange import Arriving, Exchange, Pieces
 
 

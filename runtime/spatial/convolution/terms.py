@@ -19,6 +19,8 @@ of part of one:
 
     3 groups of 4 filters       0 0 0 0  1 1 1 1  2 2 2 2
     a rank's filters                [0 0][1 1 1 1][2]           part of group 0, group 1, part of group 2
+
+One term of a convolution, computed: forward, and the gradients of its operands.
 """
 
 from __future__ import annotations
@@ -27,9 +29,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
-from cuda_ops.dense.conv_kernels import Options
+import torch
+from torch import Tensor
+
+from cuda_ops.dense.conv_kernels import Gradients, Kernel, Mask, Options, kernel_for
 from planner.ir.box import Box, Interval
-from runtime.pipeline.messages import Cuts
+from runtime.pipeline.messages import Cuts, narrowed
 
 
 @dataclass(frozen=True, slots=True)
@@ -305,3 +310,81 @@ def _cuts_of_space(parts: Sequence[tuple[int, int] | None]) -> Cuts:
 def _pads(pads: Sequence[tuple[int, int]]) -> tuple[int, ...]:
     """In the order of ``constant_pad_nd``, the last dim first; empty if there are none."""
     return tuple(number for pair in reversed(pads) for number in pair) if any(map(any, pads)) else ()
+
+
+_pad = torch.constant_pad_nd
+
+
+@dataclass(slots=True, eq=False)
+class Call:
+    """A term, and the kernel that runs it; the kernel is chosen by the first tensors.
+
+    These are called for every piece of every layer, where a microsecond counts: hence loops in place of ``narrowed``.
+
+    Attributes:
+        shape: of the outputs.
+    """
+
+    term: Term
+    shape: tuple[int, ...]
+    kernel: Kernel | None = None
+
+    def cut(self, part: Tensor) -> Tensor:
+        """What of a part is convolved."""
+        term = self.term
+        for cut in term.source:
+            part = part.narrow(*cut)
+        return _pad(part, term.pad) if term.pad else part
+
+    def outputs(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """All outputs; ``x`` is cut."""
+        term = self.term
+        if term.place:
+            y = x.new_zeros(self.shape) if bias is None else spread(bias, self.shape)
+            self.add(y, x, weight)
+            return y
+        kernel = self.kernel or self._choose(x, weight)
+        y = kernel.forward(x, weight, bias, term.options)
+        return narrowed(y, term.rows).contiguous() if term.rows else y
+
+    def add(self, y: Tensor, x: Tensor, weight: Tensor) -> None:
+        """Adds the contribution to ``y``; ``x`` is cut."""
+        term = self.term
+        for cut in term.taps:
+            weight = weight.narrow(*cut)
+        kernel = self.kernel or self._choose(x, weight)
+        found = kernel.forward(x, weight, None, term.options)
+        for cut in term.rows:
+            found = found.narrow(*cut)
+        for cut in term.place:
+            y = y.narrow(*cut)
+        y.add_(found)
+
+    def gradients(self, dy: Tensor, x: Tensor, weight: Tensor, mask: Mask) -> Gradients:
+        """Gradients of the part, of the taps that touch it, and of the bias, from that of the outputs."""
+        term = self.term
+        dbias = None
+        if mask[2] and term.place:  # outputs that this term does not reach have a bias too
+            dbias, mask = dy.sum([dim for dim in range(dy.ndim) if dim != 1]), (mask[0], mask[1], False)
+        for cut in term.place:
+            dy = dy.narrow(*cut)
+        if term.rows_pad:
+            dy = _pad(dy, term.rows_pad)
+        for cut in term.taps:
+            weight = weight.narrow(*cut)
+        kernel = self.kernel or self._choose(x, weight)
+        dx, dweight, found = kernel.backward(dy, x, weight, term.options, mask)
+        if dx is not None and term.pad:
+            dx = _pad(dx, [-number for number in term.pad])
+        if dx is not None and term.source_pad:
+            dx = _pad(dx, term.source_pad)
+        return dx, dweight, found if dbias is None else dbias
+
+    def _choose(self, x: Tensor, taps: Tensor) -> Kernel:
+        self.kernel = kernel_for(x, taps, self.term.options)
+        return self.kernel
+
+
+def spread(bias: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """``bias`` at every place of outputs of ``shape``."""
+    return bias.view(-1, *[1] * (len(shape) - 2)).expand(shape).contiguous()

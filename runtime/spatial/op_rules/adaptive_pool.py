@@ -17,8 +17,7 @@ from torch.nn import functional
 
 from planner.ir.box import Interval
 from runtime.spatial.empties import empty_like_done
-from runtime.spatial.parts import global_places
-from runtime.spatial.step import Step, gathered
+from runtime.spatial.step import Step, gathered, global_places
 
 _AVERAGES = (functional.avg_pool1d, functional.avg_pool2d, functional.avg_pool3d)
 _MAXIMA = (functional.max_pool1d, functional.max_pool2d, functional.max_pool3d)

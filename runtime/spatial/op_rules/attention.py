@@ -14,8 +14,7 @@ from torch import Tensor
 
 from planner.ir.box import Box, Interval
 from runtime.spatial.empties import empty_like_done
-from runtime.spatial.parts import broadcast_part, picked
-from runtime.spatial.step import Step, gathered
+from runtime.spatial.step import Step, broadcast_part, gathered, picked
 
 _HEAD = -3
 

@@ -15,8 +15,7 @@ from torch import Tensor
 from runtime.pipeline.messages import slices
 from runtime.spatial.collectives import rows_of
 from runtime.spatial.empties import connected
-from runtime.spatial.parts import along, shape_of
-from runtime.spatial.step import Step, gathered
+from runtime.spatial.step import Step, along, gathered, shape_of
 from runtime.stage.batch_norm import Counted, synchronised_batch_norm
 
 _CHANNEL = 1

@@ -6,8 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from runtime.spatial.empties import empty_like_done
-from runtime.spatial.parts import along, broadcast_part
-from runtime.spatial.step import Step, gathered
+from runtime.spatial.step import Step, along, broadcast_part, gathered
 
 
 def run(step: Step, op: Callable[..., Any], arguments: dict[str, Any]) -> Any:

@@ -12,8 +12,7 @@ from torch import Tensor
 from runtime.pipeline.messages import slices
 from runtime.spatial.collectives import sum_dtype, summed
 from runtime.spatial.empties import connected
-from runtime.spatial.parts import shape_of
-from runtime.spatial.step import Step, gathered
+from runtime.spatial.step import Step, gathered, shape_of
 
 _SPACE = 2
 """Dims from here on are space."""

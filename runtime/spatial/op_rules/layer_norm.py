@@ -12,8 +12,7 @@ from typing import Any
 from torch import Tensor
 
 from runtime.spatial.empties import empty_like_done
-from runtime.spatial.parts import along, within
-from runtime.spatial.step import Step, gathered
+from runtime.spatial.step import Step, along, gathered, within
 
 _CHANNEL = 1
 

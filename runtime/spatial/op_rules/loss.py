@@ -23,8 +23,7 @@ from planner.layers import kind
 from planner.layers.elementwise import ELEMENTS, PLACES
 from runtime.spatial.collectives import start_sum, summed
 from runtime.spatial.empties import connected, tensors_in
-from runtime.spatial.parts import broadcast_part, within
-from runtime.spatial.step import Step, gathered
+from runtime.spatial.step import Step, broadcast_part, gathered, within
 from runtime.stage.sample_weights import weight_of_targets
 
 _MEAN, _SUM = 1, 2

@@ -13,8 +13,7 @@ from torch import Tensor
 from planner.ir.box import Box, whole
 from planner.ir.graph import SAMPLE, TensorSpec
 from runtime.spatial.empties import connected_to_all, empty_like_done
-from runtime.spatial.parts import within
-from runtime.spatial.step import Step, gathered
+from runtime.spatial.step import Step, gathered, within
 
 
 def run(step: Step, op: Callable[..., Any], arguments: dict[str, Any]) -> Any:

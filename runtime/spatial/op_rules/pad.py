@@ -13,8 +13,7 @@ from torch.nn import functional
 
 from planner.ir.box import Interval
 from runtime.spatial.empties import connected, empty_like_done
-from runtime.spatial.parts import picked, shape_of
-from runtime.spatial.step import Step, gathered
+from runtime.spatial.step import Step, gathered, picked, shape_of
 
 
 def run(step: Step, op: Callable[..., Any], arguments: dict[str, Any]) -> Any:

@@ -11,8 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from runtime.spatial.empties import connected_to_all, empty_like_done
-from runtime.spatial.parts import along, broadcast_part
-from runtime.spatial.step import Step, gathered
+from runtime.spatial.step import Step, along, broadcast_part, gathered
 
 _CHANNEL = 1
 

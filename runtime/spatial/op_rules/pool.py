@@ -22,8 +22,7 @@ from torch.nn import functional
 
 from planner.ir.box import Interval
 from runtime.spatial.empties import empty_like_done
-from runtime.spatial.parts import global_places
-from runtime.spatial.step import Step, gathered
+from runtime.spatial.step import Step, gathered, global_places
 
 
 def run(step: Step, op: Callable[..., Any], arguments: dict[str, Any]) -> Any:

@@ -14,8 +14,7 @@ from planner.ir.box import Box, whole
 from planner.ir.graph import SAMPLE
 from runtime.spatial.empties import connected_to_all, empty_like_done
 from runtime.spatial.op_rules import opaque
-from runtime.spatial.parts import shape_of, within
-from runtime.spatial.step import Step, gathered
+from runtime.spatial.step import Step, gathered, shape_of, within
 
 _PERMUTATIONS = frozenset({"movedim", "permute", "swapaxes", "swapdims", "t", "transpose"})
 """Operators that put dims in another order; they take no sizes."""

@@ -13,8 +13,7 @@ from torch import Tensor
 
 from planner.ir.box import Box, Interval
 from runtime.spatial.empties import connected, empty_like_done
-from runtime.spatial.parts import shape_of, within
-from runtime.spatial.step import Step, gathered
+from runtime.spatial.step import Step, gathered, shape_of, within
 
 
 def run(step: Step, op: Callable[..., Any], arguments: dict[str, Any]) -> Any:

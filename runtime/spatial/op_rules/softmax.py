@@ -6,8 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from runtime.spatial.empties import empty_like_done
-from runtime.spatial.parts import within
-from runtime.spatial.step import Step, gathered
+from runtime.spatial.step import Step, gathered, within
 
 
 def run(step: Step, op: Callable[..., Any], arguments: dict[str, Any]) -> Any:

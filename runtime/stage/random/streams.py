@@ -29,14 +29,14 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, fx
 
+from cuda_ops._torch import schema_of
 from planner.ir.box import Box, Interval, whole
 from planner.ir.errors import StageFailedError
 from runtime.pipeline.messages import slices
 from runtime.stage.captured import CapturedModel, makers
 from runtime.stage.cut import Rule, arguments_of
 from runtime.stage.modes import MicrobatchSlice
-from runtime.stage.random.distributions import Filled
-from runtime.stage.random.layers import OPERATORS
+from runtime.stage.random.layers import OPERATORS, Filled
 from runtime.stage.shapes import SampleDims, cannot_share
 
 BLOCK = 1 << 14
@@ -300,7 +300,7 @@ def is_random(node: fx.Node) -> bool:
     if node.target is torch.ops.aten.rrelu.default and not switches:
         return False  # off unless it is said to train
     operator: Any = node.target
-    names = {argument.name for argument in operator._schema.arguments} & {"dropout", "dropout_p"}
+    names = {argument.name for argument in schema_of(operator).arguments} & {"dropout", "dropout_p"}
     is_dropout = names or "dropout" in str(node.target)
     rates = [arguments[name] for name in (*names, "p") if name in arguments]
     return False not in switches and not (is_dropout and not any(rates))

@@ -18,13 +18,12 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from cuda_ops._torch import TorchDispatchMode, schema_of
 from runtime.stage.captured import CapturedModel
 from runtime.stage.cut import arguments_of
 from runtime.stage.modes import MicrobatchSlice
-from runtime.stage.random.distributions import Filled
-from runtime.stage.random.layers import OPERATORS
+from runtime.stage.random.layers import OPERATORS, Filled
 from runtime.stage.random.streams import Draw, Draws, Noise, is_random
 
 _ATEN = torch.ops.aten
@@ -244,4 +243,4 @@ def _packet(node: fx.Node) -> Any:
 
 
 def _name(operator: Any) -> str:
-    return str(operator._schema.name).removeprefix("aten::")
+    return str(schema_of(operator).name).removeprefix("aten::")

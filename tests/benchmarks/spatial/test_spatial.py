@@ -8,9 +8,8 @@ import pytest
 import torch
 
 from benchmarks.devices.ranks import on_ranks
-from benchmarks.spatial.__main__ import CASES, MODES, Raced, overheads, race, race_small, require_equal, shares
+from benchmarks.spatial.__main__ import CASES, SETTINGS, Raced, overheads, race, race_small, require_equal, shares
 from benchmarks.spatial.sides import Divided, Half, captured_case
-from runtime.spatial.convolution.layer import HaloSettings
 
 SMALL = [replace(case, shape=(*case.shape[:2], 32, 16)) for case in CASES]
 
@@ -25,14 +24,16 @@ def test_the_network_is_computed_together(case):
     captured = captured_case(case)
 
     def work(transport):
-        found = [Divided(case, captured, transport, HaloSettings(mode, most_extra=1.0)) for mode in MODES]
+        found = [
+            Divided(case, captured, transport, replace(settings, most_extra=1.0)) for settings in SETTINGS.values()
+        ]
         return [(each.y.detach(), each.stage.wire.sent_bytes) for each in found], Half(case).shape
 
     ranks = on_ranks(2, work)
     model = case.model()
     torch.manual_seed(1)
     whole = model(torch.randn(case.shape)).detach()
-    for way in range(len(MODES)):
+    for way in range(len(SETTINGS)):
         together = torch.cat([found[way][0] for found, _ in ranks], 2)
         assert torch.allclose(together, whole, rtol=1e-4, atol=1e-4 * float(whole.abs().max()))
     sent = [[nbytes for _, nbytes in found] for found, _ in ranks]
@@ -47,7 +48,7 @@ def test_a_race_times_every_side():
 
     captured = captured_case(SMALL[3])
     for raced in (each for pair in on_ranks(2, work) for each in pair):
-        assert set(raced.wall_s) == set(raced.cpu_s) == {"half", *MODES}
+        assert set(raced.wall_s) == set(raced.cpu_s) == {"half", *SETTINGS}
         assert min(raced.wall_s.values()) > 0.0
 
 
@@ -55,7 +56,7 @@ def test_rows_are_of_the_slower_rank():
     clocks = [
         Raced(
             {"half": half, "linear": half + more, "interior": 4.0, "blocking": 5.0},
-            dict.fromkeys(("half", *MODES), cpu),
+            dict.fromkeys(("half", *SETTINGS), cpu),
         )
         for half, more, cpu in ((1.0, 1.0, 0.0), (0.5, 0.1, 1.0))
     ]

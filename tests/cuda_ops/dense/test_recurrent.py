@@ -111,7 +111,8 @@ import torch
 from torch import nn
 from cuda_ops.dense.recurrent import lacks_lstm
 from planner.ir.errors import UnsupportedModelError
-from profiler import LoadedModel, capture
+from profiler.capture.graph import capture
+from profiler.source.model import LoadedModel
 from torch._subclasses.fake_tensor import FakeTensorMode
 with FakeTensorMode():
     assert lacks_lstm(torch.bfloat16)  # of tensors without data nothing can be told

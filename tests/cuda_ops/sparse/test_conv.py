@@ -5,7 +5,7 @@ import torch
 from torch.nn.functional import conv3d, conv_transpose3d
 
 from cuda_ops.sparse import operators, reference
-from cuda_ops.sparse.reference import conv as blocks_of
+from cuda_ops.sparse import reference as blocks_of
 from tests.cuda_ops.sparse import clouds
 from tests.cuda_ops.sparse.clouds import KERNELS, ONES, Triple, maps, random, sites
 

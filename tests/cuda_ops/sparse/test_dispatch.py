@@ -79,13 +79,14 @@ def test_the_operators_call_what_was_chosen(monkeypatch: pytest.MonkeyPatch) -> 
         ("triton", "cpu", "runs on cuda, the tensors are on cpu"),
         ("native", "cpu", r"needs a C\+\+ compiler and torch"),
         ("triton", "cuda", "needs the package triton"),
-        ("cuda", "cuda", "there are torch, native, triton, torchsparse, spconv"),
+        ("spconv", "cpu", "needs the package spconv"),
+        ("cuda", "cuda", "there are torch, native, triton, spconv"),
     ],
 )
 def test_what_is_forced_and_cannot_be_had_is_an_error(
     forced: str, device: str, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    _have(monkeypatch, native=None, triton=None)
+    _have(monkeypatch, native=None, triton=None, spconv=None)
     monkeypatch.setenv("HALOPIPE_SPARSE", forced)
     with pytest.raises(SparseImplementationError, match=f"HALOPIPE_SPARSE={forced}.*{message}|{message}"):
         dispatch.implementation("sparse_conv", device)
@@ -98,13 +99,7 @@ def test_interpreted_triton_runs_on_the_cpu_when_forced(monkeypatch: pytest.Monk
     assert dispatch.chosen("cpu") == "triton"
 
 
-def test_the_kernels_of_a_package_that_is_not_installed_cannot_be_had(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dispatch.backends, "load", lambda name: None)
-    with pytest.raises(SparseImplementationError, match="HALOPIPE_SPARSE=torchsparse: torchsparse is not installed"):
-        dispatch._forced("cpu", "torchsparse")
-
-
-def test_a_package_that_is_installed_gives_its_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    given = object()
-    monkeypatch.setattr(dispatch.backends, "load", lambda name: given if name == "spconv" else None)
-    assert dispatch._forced("cpu", "spconv") is given
+def test_the_kernels_of_a_package_run_on_any_device_when_forced(monkeypatch: pytest.MonkeyPatch) -> None:
+    _have(monkeypatch, spconv=SimpleNamespace())
+    monkeypatch.setenv("HALOPIPE_SPARSE", "spconv")
+    assert [dispatch.chosen(device) for device in ("cpu", "cuda")] == ["spconv", "spconv"]

@@ -16,10 +16,9 @@ from torch import Tensor
 
 import cuda_ops.sparse.nn as spnn
 from cuda_ops.sparse import operators
-from cuda_ops.sparse.checks import CHECKS
+from cuda_ops.sparse.checks import CHECKS, Seen
 from cuda_ops.sparse.errors import SparseInputError
 from cuda_ops.sparse.keys import HIGHEST
-from cuda_ops.sparse.seen import Seen
 
 OPS = torch.ops.halopipe
 ONES, KERNEL, STRIDE = (1, 1, 1), (3, 3, 3), (2, 2, 2)

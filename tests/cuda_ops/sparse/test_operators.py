@@ -8,7 +8,7 @@ import torch
 from cuda_ops.sparse import operators, reference
 from cuda_ops.sparse.checks import CHECKS
 from cuda_ops.sparse.errors import SparseInputError
-from cuda_ops.sparse.schemas import SCHEMAS
+from cuda_ops.sparse.registrations import SCHEMAS
 from tests.cuda_ops.sparse.clouds import ONES, cloud, maps, random, sites
 
 OPS = torch.ops.halopipe

@@ -20,7 +20,7 @@ from planner.ir.plan import Plan
 from profiler.capture.graph import capture
 from profiler.source.source import load_model
 from runtime.engine import Engine
-from runtime.monitor.heartbeat import Voice
+from runtime.monitor.waits import Voice
 from runtime.stage.builder import groups_of
 from runtime.stage.captured import captured_model
 from runtime.transport import InProcessTransport

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from runtime.checkpoint import RankState, save
 from runtime.checkpoint.folders import MANIFEST, MANIFEST_HASH
-from runtime.checkpoint.integrity import manifest_hash
+from runtime.checkpoint.manifest import manifest_hash
 
 FINGERPRINTS = {"model": "m1", "plan": "p1"}
 

@@ -17,8 +17,8 @@ from planner.ir.schedule import Action, StageGraph
 from profiler.capture.graph import Captured, capture
 from profiler.source.model import LoadedModel
 from runtime.optim.finishing import Finishing, check_finishing
-from runtime.optim.gradient_sums import GradientBuckets
 from runtime.optim.of_stage import Updates
+from runtime.optim.sharding import GradientBuckets
 from runtime.stage.local_stage import Phase
 from runtime.transport import InProcessTransport
 from tests.runtime.plans import Trained, assert_equal, batch_of, decide, folded, run_ranks, sgd

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from runtime.optim.gradient_sums import GradientBuckets, in_buckets
+from runtime.optim.sharding import GradientBuckets, in_buckets
 
 
 class Sums:

@@ -16,7 +16,7 @@ from planner.ir.errors import UsageError
 from planner.ir.layout import scaled_intervals
 from runtime.checkpoint.state import RankState
 from runtime.optim.optimizer import StageOptimizer
-from runtime.optim.optimizer_state import load_state, state_of
+from runtime.optim.optimizer_state import _like, load_state, state_of
 from runtime.optim.sharding import ELEMENTWISE, ShardedParameters
 from runtime.spatial.parameters import Part
 from runtime.transport import InProcessTransport
@@ -278,3 +278,11 @@ def test_an_optimiser_of_whole_tensors_may_not_have_parts() -> None:
     parameters = {name: nn.Parameter(parts[name].cut(value).detach()) for name, value in new().items()}
     with pytest.raises(UsageError, match="the state of Adafactor cannot be divided"):
         StageOptimizer(parameters, torch.optim.Adafactor, parts=parts)
+
+
+@pytest.mark.parametrize("saved", ["fast", None])
+def test_no_number_where_the_optimiser_keeps_a_tensor_is_refused(saved: str | None) -> None:
+    assert _like("slow", saved) == saved
+    assert torch.equal(_like(torch.zeros(2), 3), torch.full((2,), 3.0))
+    with pytest.raises(UsageError, match=f"has {saved!r} where this optimiser keeps a tensor"):
+        _like(torch.zeros(()), saved)

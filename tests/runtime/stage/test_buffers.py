@@ -10,8 +10,8 @@ from planner.ir.errors import UnsupportedModelError
 from planner.ir.profile import ModelSource
 from profiler.capture.graph import Captured, capture
 from profiler.source.source import load_model
-from runtime.stage.buffers import refuse_drifting_buffers
 from runtime.stage.captured import captured_model
+from runtime.stage.cut import refuse_drifting_buffers
 from tests.runtime.plans import decide
 
 

@@ -11,7 +11,7 @@ from planner.ir.profile import ModelSource
 from profiler.capture.graph import capture
 from profiler.source.source import load_model
 from runtime.stage.cut import StageFunction, cut_stage
-from runtime.stage.empty import without_rows
+from runtime.stage.functions import without_rows
 
 
 class Refused(nn.Module):

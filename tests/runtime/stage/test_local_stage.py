@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from runtime.optim.gradient_sums import GradientBuckets
 from runtime.optim.of_stage import Updates
+from runtime.optim.sharding import GradientBuckets
 from runtime.stage.local_stage import Phase, Resident
 
 UNSUMMED = ["reset", "backward", "backward"]

@@ -11,7 +11,7 @@ from planner.ir.schedule import Action, Op, Pipeline, StageGraph
 from planner.passes.versions import versions_kept
 from planner.schedules import names, schedule, traits
 from runtime.stage.modes import Manner
-from runtime.stage.weight_versions import Weights
+from runtime.stage.stage import Weights
 
 VERSIONED = tuple(name for name in names() if not traits(name).synchronous)
 

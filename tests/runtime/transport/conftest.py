@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 
 from runtime.transport import Channel, ChannelTransport, Hub, InProcessTransport, Transport, open_gloo
-from runtime.transport.process_group import join
+from runtime.transport.base import join
 
 Program = Callable[[Transport], Any]
 Outcome = tuple[bool, Any]  # (True, what the program returned) or (False, its traceback)

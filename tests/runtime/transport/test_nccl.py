@@ -13,7 +13,7 @@ from planner.ir.errors import TransportError
 from planner.ir.program import Message, Part, Program
 from planner.ir.schedule import Action, Edge, StageGraph
 from runtime.transport import Channel, ChannelTransport, Key, channels_of, open_nccl
-from runtime.transport.process_group import join
+from runtime.transport.base import join
 
 from .conftest import run_in_processes
 

@@ -48,7 +48,7 @@ def one_thread() -> None:
     torch.set_num_threads(1)
 
 
-@pytest.mark.parametrize("mode", ["linear", "blocking", "interior"])
+@pytest.mark.parametrize("mode", ["linear", "blocking"])
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_a_chain_of_convolutions_is_what_one_device_computes(name: str, mode: Mode) -> None:
     chain = Chain(NET, images())
@@ -100,7 +100,7 @@ def test_random_chains_are_what_one_device_computes(seed: int) -> None:
         except RuntimeError:  # nothing is left of the image
             continue
     mode, backward = (
-        numbers.choice(("linear", "linear", "interior", "blocking")),
+        numbers.choice(("linear", "linear", "blocking")),
         numbers.choice(("fewest", "dx", "dy")),
     )
     check(chain, placements, HaloSettings(mode, numbers.choice((0.25, 1e9)), backward))
@@ -142,7 +142,7 @@ def test_shared_channels_and_cut_rows_go_together() -> None:
     check(chain, [Placement(0, cuts), Placement(0, cuts, ways=2), Placement(0, cuts, ways=2)], HaloSettings())
 
 
-@pytest.mark.parametrize("mode", ["linear", "blocking", "interior"])
+@pytest.mark.parametrize("mode", ["linear", "blocking"])
 def test_no_more_moves_than_must(mode: Mode) -> None:
     chain = Chain(NET, images())
     division = chain.division([Placement(0, cuts) for cuts in LAYOUTS["grid"]])

@@ -12,7 +12,7 @@ from runtime.pipeline.messages import slices
 from runtime.spatial.convolution.layer import HaloSettings, Mode, local_form
 from tests.runtime.spatial.convolution.cases import ConvCase, Tensors, random_case
 
-MODES: tuple[Mode, ...] = ("linear", "blocking", "interior")
+MODES: tuple[Mode, ...] = ("linear", "blocking")
 TOLERANCE = 1e-12
 
 

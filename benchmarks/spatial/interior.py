@@ -1,7 +1,8 @@
 """Convolution by interior and boundary, as Dryden et al. (IPDPS 2019, section 4.2) overlap it.
 
 Outputs that read only what is held are computed while the halo travels; then the boundary outputs, each side from a
-piece put together of held and received rows.  Kept beside the overlapped form, to compare with.
+piece put together of held and received rows.  The runtime's own form (``runtime.spatial.convolution.overlapped``) is
+compared with it; it is slower in all cases here, and no part of the runtime.
 
         . . . . . .
         . i i i i .          i: interior, one call       .: boundary, two calls along each dim that is cut
@@ -20,9 +21,9 @@ from torch.autograd.function import once_differentiable
 
 from planner.ir.box import Box, Interval, intersect
 from runtime.pipeline.messages import Cuts, cuts_of, narrowed
-from runtime.spatial.convolution.call import Call
-from runtime.spatial.convolution.overlapped import Put
-from runtime.spatial.convolution.terms import LEADING, Window, main_term, reads
+from runtime.spatial.convolution.layer import HaloSettings
+from runtime.spatial.convolution.overlapped import Part, Put
+from runtime.spatial.convolution.terms import LEADING, Call, Window, main_term, reads
 from runtime.spatial.exchange import Exchange
 
 
@@ -61,6 +62,16 @@ class InteriorConv:
         """The outputs; differentiable."""
         convolve: Callable[[Tensor, Tensor, Tensor | None, InteriorConv], Tensor] = _InteriorConv.apply
         return convolve(x, weight, bias, self)
+
+
+def interior_form(part: Part, exchange: Exchange) -> InteriorConv | None:
+    """As ``HaloSettings.instead`` asks for it: the form of a rank's part, None where there is none."""
+    is_possible = all(map(len, part.outputs)) and part.is_of_whole_groups
+    return interior_conv(part.local, part.outputs, exchange) if is_possible else None
+
+
+INTERIOR = HaloSettings("blocking", instead=interior_form)
+"""Convolutions by interior and boundary, blocking where that cannot be."""
 
 
 def interior_conv(window: Window, outputs: Box, exchange: Exchange) -> InteriorConv | None:

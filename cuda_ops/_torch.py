@@ -1,0 +1,201 @@
+"""Every private name of torch that this project leans on, each with what for and what the public alternative lacks.
+
+It lies at the lowest floor that sees torch, since the profiler, the runtime and the face above them all take names from
+here and neither of the first two may import the other.  No other module uses a private name of torch
+(``tests/test_architecture.py``); ``tests/cuda_ops/test_torch_privates.py`` says with which torch they were checked, and
+that each does what is relied on.  *Private* is what torch's documentation does not promise: names and modules with a
+leading underscore, and those of ``torch.distributed.distributed_c10d``.
+
+- ``Store``, ``FileStore``, ``HashStore``, ``PrefixStore``, ``TCPStore``: public as ``torch.distributed.*``, but torch's
+  types do not export them there; these are the same classes.
+- ``FakeTensor``, ``FakeTensorMode``: shapes and dtypes of operators without computing; the meta device has no devices.
+- ``TorchDispatchMode``: sees every operator that runs; ``TorchFunctionMode`` sees only calls from Python.
+- ``disable_current_modes``: a call outside of all such modes; nothing public leaves them for a moment.
+- ``OpOverload``, ``HigherOrderOperator``: the two types of a captured node's target; ``torch.ops`` has instances alone.
+- ``tree_flatten``, ``tree_unflatten``, ``tree_leaves``, ``TreeSpec``: nested tuples, lists and mappings as export
+  flattens them; torch has no public name for them.
+- ``disable_dynamo``: keeps the compiler out of a function; ``torch.compiler.disable`` imports the compiler at once.
+- ``wrap_with_set_grad_enabled``: what export leaves of ``no_grad`` blocks, recognised in graphs; it has no public name.
+- ``SingleLevelFunction``: what a user's ``autograd.Function`` derives from, whose ``apply`` a capture replaces.
+- ``COMPOSITE_KEYS``: the dispatch keys for which a Python kernel replaces a recurrent operator's own decomposition;
+  ``torch.library`` cannot take its registration back.
+- ``BatchNormBase``, ``DropoutBase``: what all batch norms and all dropouts are instances of; their list is not public.
+- ``attention_with_weights``: scaled dot-product attention that returns its weights; the public one does not.
+- ``check``: a condition that export takes as known of a size; ``torch._check`` is documented, and private by its name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, MutableMapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch._C._distributed_c10d import FileStore, HashStore, PrefixStore, Store, TCPStore
+from torch._compile import _disable_dynamo as disable_dynamo
+from torch._higher_order_ops.wrap import wrap_with_set_grad_enabled
+from torch._ops import HigherOrderOperator, OpOverload
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.autograd import Variable
+from torch.autograd.function import _SingleLevelFunction as SingleLevelFunction
+from torch.autograd.graph import GradientEdge
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import _disable_current_modes as disable_current_modes
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_unflatten
+
+__all__ = [
+    "COMPOSITE_KEYS",
+    "BatchNormBase",
+    "DropoutBase",
+    "FakeTensor",
+    "FakeTensorMode",
+    "FileStore",
+    "HashStore",
+    "HigherOrderOperator",
+    "OpOverload",
+    "PrefixStore",
+    "SingleLevelFunction",
+    "Store",
+    "TCPStore",
+    "TorchDispatchMode",
+    "TreeSpec",
+    "at_node",
+    "attention_with_weights",
+    "buffers_of",
+    "check",
+    "clear_dispatch_cache",
+    "conv_backend",
+    "default_store",
+    "disable_current_modes",
+    "disable_dynamo",
+    "forget_iterator",
+    "functional_collectives",
+    "library_path",
+    "overload_name",
+    "pipeline_schedule",
+    "run_backward",
+    "schema_of",
+    "storage_id",
+    "storage_place",
+    "sympy_interpreter",
+    "times_written",
+    "tree_flatten",
+    "tree_leaves",
+    "tree_unflatten",
+    "wrap_with_set_grad_enabled",
+]
+
+COMPOSITE_KEYS = (torch._C.DispatchKey.CompositeImplicitAutograd, torch._C.DispatchKey.Autograd)
+BatchNormBase, DropoutBase = nn.modules.batchnorm._BatchNorm, nn.modules.dropout._DropoutNd
+attention_with_weights = torch.ops.aten._scaled_dot_product_attention_math.default
+check: Callable[..., None] = torch._check
+
+
+def schema_of(operator: object) -> Any:
+    """Arguments, results and what an operator writes to; None where it has none.  Public types hold no schema."""
+    return getattr(operator, "_schema", None)
+
+
+def overload_name(operator: OpOverload) -> str:
+    """``Tensor`` of ``aten::add.Tensor``; the public ``name()`` joins it to the rest."""
+    return operator._overloadname
+
+
+def clear_dispatch_cache(operator: OpOverload) -> None:
+    """After an operator was given other Python kernels, which torch looks up once; nothing public does both."""
+    operator._dispatch_cache.clear()
+
+
+def times_written(tensor: Tensor) -> int:
+    """How often a tensor was written in place, 0 of inference mode, where nobody counts; autograd alone reads it."""
+    return 0 if tensor.is_inference() else tensor._version
+
+
+def storage_id(tensor: Tensor) -> int:
+    """Which storage a tensor lies in; the public ``data_ptr`` is 0 of all tensors without data or without elements."""
+    found: int = tensor.untyped_storage()._cdata
+    return found
+
+
+def buffers_of(module: nn.Module) -> MutableMapping[str, Tensor | None]:
+    """A module's own buffers, to be put back; ``named_buffers`` leaves out those that are None."""
+    return module._buffers
+
+
+def conv_backend(
+    x: Tensor,
+    weight: Tensor,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    transposed: bool,
+    output_padding: Sequence[int],
+    groups: int,
+) -> str:
+    """The kernel that ``aten::convolution`` chooses for such tensors; nothing public says which."""
+    options = list(stride), list(padding), list(dilation), transposed, list(output_padding), groups
+    return str(torch._C._select_conv_backend(x, weight, None, *options).name)
+
+
+def run_backward(edges: Sequence[GradientEdge], gradients: Sequence[Tensor]) -> None:
+    """As ``torch.autograd.backward``, which first compares every gradient with its output: twice the engine's own time.
+
+    What comes here was cut to the outputs' shapes and dtypes by the plan's own boxes.
+    """
+    engine = Variable._execution_engine
+    engine.run_backward(tuple(edges), tuple(gradients), False, False, (), allow_unreachable=True, accumulate_grad=True)
+
+
+def functional_collectives() -> tuple[Callable[..., Tensor], Callable[..., Tensor], Callable[..., Tensor]]:
+    """All-to-all, sum and wait that a compiler sees; ``torch.distributed`` has only calls that it cannot look into."""
+    import torch.distributed._functional_collectives  # says what the operators give, without data
+
+    operators = torch.ops._c10d_functional
+    return operators.all_to_all_single.default, operators.all_reduce.default, operators.wait_tensor.default
+
+
+def sympy_interpreter() -> tuple[Callable[..., Any], Any]:
+    """Evaluates the formula of a size that export found; torch gives the formulas to its callers, but not this."""
+    from torch.utils._sympy.interp import sympy_interp
+    from torch.utils._sympy.reference import PythonReferenceAnalysis
+
+    return sympy_interp, PythonReferenceAnalysis
+
+
+def library_path() -> str:
+    """Torch's own library, whose loop over threads is called from C++; torch tells its folder alone."""
+    return torch._C.__file__
+
+
+def pipeline_schedule(stages: Sequence[Any], microbatches: int, loss_fn: Any, rows: Sequence[Sequence[str]]) -> Any:
+    """Torch's executor of any order of actions, to compare with; its public schedules have orders of their own."""
+    from torch.distributed.pipelining.schedules import _Action, _PipelineScheduleRuntime
+
+    make: Any = _PipelineScheduleRuntime  # torch does not type it
+    schedule = make(list(stages), microbatches, loss_fn)
+    actions = {rank: [_Action.from_str(action) for action in row] for rank, row in enumerate(rows)}
+    schedule._prepare_schedule_with_comms(actions)
+    return schedule
+
+
+def default_store() -> Store:
+    """The store of ``init_process_group``, which keeps it to itself."""
+    return torch.distributed.distributed_c10d._get_default_store()
+
+
+def at_node(interpreter: fx.Interpreter, node: fx.Node) -> AbstractContextManager[None]:
+    """Errors inside name ``node``, as those of ``Interpreter.run_node`` do; a node that is run otherwise lacks that."""
+    return interpreter._set_current_node(node)
+
+
+def storage_place(file: str, offset: int, length: int) -> Any:
+    """Where a tensor lies in a file of ``torch.distributed.checkpoint``; public writers give it to nobody."""
+    from torch.distributed.checkpoint.filesystem import _StorageInfo
+
+    return _StorageInfo(file, offset, length)
+
+
+def forget_iterator(loader: Any) -> None:
+    """A DataLoader with workers that last starts them anew; nothing public does."""
+    loader._iterator = None

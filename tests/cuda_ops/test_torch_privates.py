@@ -1,0 +1,224 @@
+"""The private names of torch that are leant on (``cuda_ops._torch``): they exist, and do what is relied on.
+
+Checked with torch 2.13.0.  With a newer one this file says first what has changed; then raise ``CHECKED_WITH``.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.autograd.graph import get_gradient_edge
+
+from cuda_ops import _torch
+from cuda_ops._torch import (
+    BatchNormBase,
+    DropoutBase,
+    FakeTensor,
+    FakeTensorMode,
+    HigherOrderOperator,
+    OpOverload,
+    TorchDispatchMode,
+)
+
+CHECKED_WITH = (2, 13)
+ATEN = torch.ops.aten
+
+
+def test_torch_is_not_newer_than_the_one_these_names_were_checked_with() -> None:
+    found = tuple(int(number) for number in torch.__version__.split("+")[0].split(".")[:2])
+    assert found <= CHECKED_WITH, "all else here passes? then raise CHECKED_WITH"
+
+
+@pytest.mark.parametrize("name", _torch.__all__)
+def test_every_name_exists(name: str) -> None:
+    assert getattr(_torch, name) is not None
+
+
+@pytest.mark.parametrize("name", ["FileStore", "HashStore", "PrefixStore", "Store", "TCPStore"])
+def test_stores_are_those_of_the_public_package(name: str) -> None:
+    assert getattr(_torch, name) is getattr(dist, name)
+
+
+def test_a_prefix_keeps_the_keys_of_a_store_apart() -> None:
+    store = _torch.HashStore()
+    _torch.PrefixStore("a", store).set("key", "1")
+    assert _torch.PrefixStore("a", store).get("key") == b"1"
+    assert not _torch.PrefixStore("b", store).check(["key"])
+
+
+def test_fake_tensors_have_the_device_that_they_stand_for() -> None:
+    with FakeTensorMode():
+        found = torch.empty(2, 3, device="cpu") @ torch.empty(3, 4)
+    assert isinstance(found, FakeTensor)
+    assert (found.device.type, found.shape) == ("cpu", (2, 4))
+
+
+class _Sees(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[str] = []
+
+    def __torch_dispatch__(
+        self, func: OpOverload, types: object, args: tuple[object, ...] = (), kwargs: dict[str, object] | None = None
+    ) -> object:
+        self.seen.append(_torch.schema_of(func).name)
+        return func(*args, **(kwargs or {}))
+
+
+def test_a_mode_sees_what_runs_but_not_what_runs_outside_of_all_modes() -> None:
+    x = torch.ones(2)
+    with _Sees() as mode:
+        x.add(1)
+        with _torch.disable_current_modes():
+            x.mul(2)
+    assert mode.seen == ["aten::add"]
+
+
+def test_operators_have_types_schemas_and_names() -> None:
+    add, write = ATEN.add.Tensor, ATEN.add_.Tensor
+    assert isinstance(add, OpOverload)
+    assert isinstance(torch.ops.higher_order.wrap_with_set_grad_enabled, HigherOrderOperator)
+    assert torch.ops.higher_order.wrap_with_set_grad_enabled is _torch.wrap_with_set_grad_enabled
+    assert [argument.name for argument in _torch.schema_of(add).arguments] == ["self", "other", "alpha"]
+    writes = [bool(each.alias_info and each.alias_info.is_write) for each in _torch.schema_of(write).arguments]
+    assert writes == [True, False, False]
+    assert _torch.schema_of(len) is None
+    assert _torch.overload_name(add) == "Tensor"
+
+
+def test_python_kernels_take_effect_once_the_dispatch_cache_is_cleared() -> None:
+    operator, calls = ATEN.gru.input, []
+    before = dict(operator.py_kernels)
+
+    def kernel(*arguments: object, **_: object) -> tuple[object, object]:
+        calls.append(len(arguments))
+        return arguments[0], arguments[1]
+
+    rnn, x = nn.GRU(2, 2), torch.ones(3, 1, 2)
+    with FakeTensorMode() as fakes, torch._dispatch.python.enable_python_dispatcher():
+        rnn = nn.GRU(2, 2)
+        try:
+            operator.py_kernels.update(dict.fromkeys(_torch.COMPOSITE_KEYS, kernel))
+            _torch.clear_dispatch_cache(operator)
+            rnn(fakes.from_tensor(x))
+        finally:
+            operator.py_kernels.clear()
+            operator.py_kernels.update(before)
+            _torch.clear_dispatch_cache(operator)
+        assert len(calls) == 1
+        rnn(fakes.from_tensor(x))
+    assert len(calls) == 1
+
+
+def test_trees_are_taken_apart_and_put_together() -> None:
+    tree = {"a": (1, [2, 3])}
+    leaves, spec = _torch.tree_flatten(tree)
+    assert leaves == _torch.tree_leaves(tree) == [1, 2, 3]
+    assert isinstance(spec, _torch.TreeSpec)
+    assert _torch.tree_unflatten(leaves, spec) == tree
+
+
+def test_writes_are_counted_but_not_in_inference_mode() -> None:
+    x = torch.zeros(2)
+    before = _torch.times_written(x)
+    x.add_(1)
+    x[:1].mul_(2)
+    assert _torch.times_written(x) == before + 2
+    with torch.inference_mode():
+        assert _torch.times_written(torch.zeros(2)) == 0
+
+
+@pytest.mark.parametrize("make", [torch.zeros, lambda *shape: torch.zeros(*shape, device="meta")])
+def test_a_storage_is_known_without_data(make: Callable[..., Tensor]) -> None:
+    x, other = make(2, 0), make(2, 0)
+    assert _torch.storage_id(x) == _torch.storage_id(x.view(0)) != _torch.storage_id(other)
+
+
+def test_buffers_that_are_none_are_among_a_modules_own() -> None:
+    module = nn.BatchNorm1d(2, track_running_stats=False)
+    assert set(_torch.buffers_of(module)) == {"running_mean", "running_var", "num_batches_tracked"}
+    assert dict(module.named_buffers()) == {}
+
+
+def test_batch_norms_and_dropouts_have_one_base() -> None:
+    assert isinstance(nn.SyncBatchNorm(2), BatchNormBase)
+    assert isinstance(nn.BatchNorm3d(2), BatchNormBase)
+    assert isinstance(nn.AlphaDropout(), DropoutBase)
+
+
+def test_the_kernel_of_a_convolution_is_named() -> None:
+    options = (1, 1), (0, 0), (2, 2), False, (0, 0), 1
+    x, weight = torch.ones(1, 2, 9, 9).double(), torch.ones(2, 2, 3, 3).double()  # oneDNN has no float64
+    assert _torch.conv_backend(x, weight, *options) == "SlowDilated2d"
+    transposed = (2, 2), (1, 1), (1, 1), True, (1, 1), 1
+    assert _torch.conv_backend(x, weight, *transposed) == "SlowTranspose2d"
+
+
+def test_backward_by_edges_adds_to_gradients() -> None:
+    x = torch.ones(2, requires_grad=True)
+    y, z = x * 2, x * 3
+    _torch.run_backward([get_gradient_edge(y), get_gradient_edge(z)], [torch.ones(2), torch.ones(2)])
+    assert x.grad is not None
+    assert x.grad.tolist() == [5.0, 5.0]
+
+
+def test_attention_gives_its_weights() -> None:
+    query, key = torch.randn(1, 2, 3, 4), torch.randn(1, 2, 5, 4)
+    _, weights = _torch.attention_with_weights(query, key, key[..., :0], None, 0.0, False, None)
+    torch.testing.assert_close(weights, (query @ key.transpose(-1, -2) / 2).softmax(-1))
+
+
+def test_a_condition_of_a_size_is_checked() -> None:
+    _torch.check(True)
+    with pytest.raises(RuntimeError):
+        _torch.check(False)
+
+
+def test_formulas_of_sizes_are_evaluated() -> None:
+    sympy = pytest.importorskip("sympy")
+    interpret, arithmetic = _torch.sympy_interpreter()
+    size = sympy.Symbol("s", integer=True)
+    assert interpret(arithmetic, {size: 5}, 2 * size + 1) == 11
+
+
+def test_sums_that_a_compiler_sees_have_shapes_without_data() -> None:
+    _, _, wait = _torch.functional_collectives()
+    with FakeTensorMode():
+        assert wait(torch.empty(3)).shape == (3,)
+
+
+def test_the_loop_over_threads_is_found_in_torchs_library() -> None:
+    assert ctypes.cast(ctypes.CDLL(_torch.library_path()).torch_parallel_for, ctypes.c_void_p).value
+
+
+def test_a_loader_with_workers_that_last_starts_anew() -> None:
+    loader = torch.utils.data.DataLoader([1, 2], num_workers=1, persistent_workers=True)
+    loader._iterator = object()
+    _torch.forget_iterator(loader)
+    assert loader._iterator is None
+
+
+def test_an_interpreter_says_which_node_it_is_at() -> None:
+    graph = torch.fx.symbolic_trace(nn.Linear(1, 1))
+    interpreter, (node, *_) = torch.fx.Interpreter(graph), graph.graph.nodes
+    with _torch.at_node(interpreter, node):
+        assert torch.fx.traceback.get_current_meta() is not None
+
+
+def test_the_place_of_a_stored_tensor() -> None:
+    place = _torch.storage_place("file", 3, 4)
+    assert (place.relative_path, place.offset, place.length) == ("file", 3, 4)
+
+
+def test_functions_of_users_derive_from_one_class() -> None:
+    assert issubclass(torch.autograd.Function, _torch.SingleLevelFunction)
+
+
+def test_no_compiler_looks_into_a_function_that_is_kept_from_it() -> None:
+    kept = _torch.disable_dynamo(lambda x: x + 1)
+    assert kept(torch.ones(1)).item() == 2
