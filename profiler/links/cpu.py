@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 import torch.distributed as dist
 
 from cuda_ops import core_of
-from planner.ir.cluster import ACROSS_HOSTS, ALL_REDUCE, STATISTICS, WITHIN_HOST, Collective, Link, PairLink
+from planner.ir.cluster import ALL_REDUCE, STATISTICS, Collective, Link, PairLink, host_tier
 from profiler.links.collectives import gradients, of_statistics
 from profiler.links.host_pairs import measure_across, measure_fully, rounded
 from profiler.links.messages import FULL, QUICK, Effort, Points
@@ -116,20 +116,20 @@ def measure_together(store: Store, hosts: Sequence[str], effort: Effort, report:
     neighbours = _neighbours(hosts)
     if neighbours is not None:
         found = measure_fully(store, [neighbours], effort)
-        links[WITHIN_HOST] = found[neighbours]
-        report(("messages within a host", links[WITHIN_HOST].points[0][1]))
+        links[host_tier(hosts[:1])] = link = found[neighbours]
+        report(("messages within a host", link.points[0][1]))
     if len(set(hosts)) > 1:
-        links[ACROSS_HOSTS], pairs = measure_across(store, hosts, effort)
-        report(("messages across hosts", links[ACROSS_HOSTS].points[0][1]))
+        link, pairs = measure_across(store, hosts, effort)
+        links[host_tier(hosts)] = link
+        report(("messages across hosts", link.points[0][1]))
     sums = []
     for ranks in groups_of(hosts):
-        group, num_hosts = dist.new_group(list(ranks)), len({hosts[rank] for rank in ranks})
-        name = WITHIN_HOST if num_hosts == 1 else ACROSS_HOSTS
+        group, on = dist.new_group(list(ranks)), {hosts[rank] for rank in ranks}
         for operation, measure in ((ALL_REDUCE, gradients), (STATISTICS, of_statistics)):
             dist.barrier()
             points = measure(group, effort) if dist.get_rank() in ranks else ()
             points = _told(store, f"{operation} {ranks}", points, ranks[0])
-            sums.append(Collective(operation, len(ranks), name, points, num_hosts))
+            sums.append(Collective(operation, len(ranks), host_tier(on), points, len(on)))
             report((f"{operation} over {len(ranks)}", points[0][1]))
     return LinkCosts(links, tuple(sums), pairs)
 

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass, field, fields
+from itertools import chain
 
 import numpy as np
+from numpy.typing import NDArray
 
 from planner.costs.communication.collectives import transfer_s
-from planner.costs.communication.links import without_pairs
+from planner.costs.communication.links import fastest, without_pairs
 from planner.costs.layers.cost_table import Array
-from planner.ir.cluster import ACROSS_HOSTS, WITHIN_HOST, Link
+from planner.ir.cluster import Link
 from planner.solvers.best_first.graph_cuts import Handed
 from planner.solvers.best_first.stage_bound import Group, Prices
 
 Pieces = frozenset[tuple[str, float]]
-"""Messages by link class and samples; equal ones once."""
+"""Messages by tier of their link and samples; equal ones once."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -53,9 +55,16 @@ class Links:
     _alike: dict[object, Handover] = field(init=False, default_factory=dict, repr=False)
     _known: dict[object, Handover] = field(init=False, default_factory=dict, repr=False)
 
+    _tiers: NDArray[np.object_] = field(init=False, repr=False)
+
     def __post_init__(self) -> None:
-        links = without_pairs(self.prices.book.profile.cluster).links
-        self._links = {name: least_link(link) for name, link in links.items()}
+        cluster = self.prices.book.profile.cluster
+        self._links = {name: least_link(link) for name, link in without_pairs(cluster).links.items()}
+        *inner, outermost = (tier.name for tier in cluster.nested_tiers)
+        groups = np.array([pool.groups for pool in self.prices.pools], dtype=object)
+        self._tiers = np.full((len(groups), len(groups)), outermost, dtype=object)
+        for level in reversed(range(len(inner))):
+            self._tiers[np.equal.outer(groups[:, level], groups[:, level]).astype(bool)] = inner[level]
 
     def between(self, source: Group, destination: Group) -> Handover:
         """Messages from ``source`` to ``destination``, and gradients back."""
@@ -89,15 +98,25 @@ class Links:
         self, source: Group, first: tuple[int, ...], destination: Group, second: tuple[int, ...]
     ) -> dict[int, _Pieces]:
         """Who hands what to whom, by samples of the micro-batch, if members are in the orders given."""
-        hosts = [tuple(self.prices.pools[pool].host for pool in order) for order in (first, second)]
-        if not (source.orders_known and destination.orders_known) and set(hosts[0]) & set(hosts[1]):
-            hosts = [("",) * len(members) for members in hosts]  # any two members might be on one host
-        if len(set(hosts[0])) == len(set(hosts[1])) == 1 or not set(hosts[0]) & set(hosts[1]):
-            hosts = [("",) * source.size, ("" if hosts[0][0] == hosts[1][0] else "other",) * destination.size]
+        mine, theirs = list(dict.fromkeys(first)), list(dict.fromkeys(second))
+        between = tuple(map(tuple, self._tiers[np.ix_(mine, theirs)].tolist()))
+        names = sorted(set(chain.from_iterable(between)))
+        if len(names) > 1 and not (source.orders_known and destination.orders_known):
+            names = [self._any_of(names)]  # any two members might be in one group
+        if len(names) == 1:  # whatever pools they are of
+            between, first, second = ((names[0],),), (mine[0],) * source.size, (theirs[0],) * destination.size
+        sources, destinations = tuple(map(mine.index, first)), tuple(map(theirs.index, second))
         return {
-            rows: _pieces(source.samples[rows], destination.samples[rows], hosts[0], hosts[1])
+            rows: _pieces(source.samples[rows], destination.samples[rows], sources, destinations, between)
             for rows in set(self.prices.micro_batches)
         }
+
+    def _any_of(self, names: list[str]) -> str:
+        """A name for links of which none is known to be slower than another."""
+        found = " or ".join(names)
+        if found not in self._links:
+            self._links[found] = least_link(fastest([self._links[name] for name in names if name in self._links]))
+        return found
 
     def _work_out(self, source: Group, destination: Group) -> Handover:
         if len(source.orders) * len(destination.orders) == 1:
@@ -166,9 +185,13 @@ class _Pieces:
 
 @functools.lru_cache(maxsize=65536)
 def _pieces(
-    source: tuple[float, ...], destination: tuple[float, ...], sources: tuple[str, ...], destinations: tuple[str, ...]
+    source: tuple[float, ...],
+    destination: tuple[float, ...],
+    sources: tuple[int, ...],
+    destinations: tuple[int, ...],
+    between: tuple[tuple[str, ...], ...],
 ) -> _Pieces:
-    """The messages, given the samples of each member before and behind, and the hosts they are on."""
+    """The messages, given the samples of each member before and behind, their pools, and the tiers between these."""
     starts, ends = (np.round(np.cumsum([0, *shares]), 9) for shares in (source, destination))  # of whole samples exact
     borders = np.union1d(starts, ends)
     first = np.searchsorted(starts, borders[:-1], side="right") - 1
@@ -176,7 +199,7 @@ def _pieces(
     by_receiver: list[set[tuple[str, float]]] = [set() for _ in destination]
     by_sender: list[set[tuple[str, float]]] = [set() for _ in source]
     for i, j, size in zip(first.tolist(), second.tolist(), np.diff(borders).tolist(), strict=True):
-        piece = (WITHIN_HOST if sources[i] == destinations[j] else ACROSS_HOSTS, size)
+        piece = (between[sources[i]][destinations[j]], size)
         by_receiver[j].add(piece)
         by_sender[i].add(piece)
     return _Pieces(frozenset(map(frozenset, by_receiver)), frozenset(map(frozenset, by_sender)))

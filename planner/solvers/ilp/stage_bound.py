@@ -23,7 +23,7 @@ from planner.costs.cost_model import PriceBook
 from planner.costs.layers.cost_table import Array, Flags, SizeTable
 from planner.costs.stages.gradient_overlap import least_exposed_s
 from planner.ir.box import intersect, volume, whole
-from planner.ir.cluster import ACROSS_HOSTS, ALL_REDUCE, WITHIN_HOST, Cluster, Link
+from planner.ir.cluster import ALL_REDUCE, Cluster, Link
 from planner.ir.graph import BYTES_PER_ELEMENT, Graph, Layer, TensorSpec, producer
 from planner.ir.schedule import Op, Pipeline, StageGraph
 from planner.layers import kind as kind_named
@@ -386,7 +386,7 @@ class Messages:
         for column, there in zip(shared.T, destination.classes, strict=True):
             largest: dict[str, float] = {}
             for samples, here in zip(column, source.classes, strict=True):
-                link = WITHIN_HOST if here.host == there.host else ACROSS_HOSTS
+                link = self.cluster.link_class(here.ranks[0], there.ranks[-1])
                 largest[link] = max(largest.get(link, 0.0), float(samples))
             found.append(frozenset((link, samples) for link, samples in largest.items() if samples > 0))
         return frozenset(found)
