@@ -45,27 +45,27 @@ def nested_problem(seed: int) -> Problem:
     rates = sorted((draw.choice([1e5, 1e6, 1e7, 1e9]) for _ in TIERS), reverse=draw.random() < 0.8)
     where = sorted("/".join(f"{level}{draw.randint(0, 1)}" for level in "rhi") for _ in devices)
     cluster = nested(replace(profile.cluster, devices=devices), where, rates, draw.choice([0.0, 1e-5]))
-    return replace(problem, profile=replace(profile, cluster=cluster))
+    return replace(problem, profile=replace(profile, cluster=cluster), schedules=("gpipe", "1f1b"))
 
 
-@pytest.mark.parametrize("name", ["best-first", "span-ilp"])
-@pytest.mark.parametrize("first", range(0, 30, 10))
-def test_the_plan_is_the_best_of_all_plans(name: str, first: int) -> None:
+@pytest.mark.parametrize("first", range(0, 24, 6))
+def test_the_plan_is_the_best_of_all_plans(first: int) -> None:
     num_tiers = set()
-    for seed in range(first, first + 10):
+    for seed in range(first, first + 6):
         problem = nested_problem(seed)
         num_tiers.add(problem.profile.cluster.tiers_used())
         best, _ = best_by_exhaustion(problem)
-        try:
-            plan = solver(name)(problem)
-        except InfeasibleError:
-            assert best is None, seed
-            continue
-        assert plan.search.status == "proven", seed
-        assert best is not None, seed
-        assert plan.prediction.step_s == pytest.approx(best.step_s, rel=1e-9), seed
-        assert check(plan, problem.profile) == (), seed
-    assert len(num_tiers) > 3
+        for name in ("best-first", "span-ilp"):
+            try:
+                plan = solver(name)(problem)
+            except InfeasibleError:
+                assert best is None, (name, seed)
+                continue
+            assert plan.search.status == "proven", (name, seed)
+            assert best is not None, (name, seed)
+            assert plan.prediction.step_s == pytest.approx(best.step_s, rel=1e-9), (name, seed)
+            assert check(plan, problem.profile) == (), (name, seed)
+    assert len(num_tiers) > 2
 
 
 def two_racks() -> Problem:
