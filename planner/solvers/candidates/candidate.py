@@ -88,6 +88,7 @@ def like_groups(found: Sequence[Pool]) -> tuple[tuple[tuple[int, ...], ...], ...
 
     def of(members: Sequence[int], level: int) -> tuple[Any, tuple[int, ...]]:
         """The shape of a group of that level, and its pools in an order that is the same in groups of its shape."""
+        parts: list[tuple[Any, tuple[int, ...]]]
         if level == 0:
             parts = [(found[number].shape, (number,)) for number in members]
         else:

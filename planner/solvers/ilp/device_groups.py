@@ -78,13 +78,13 @@ def device_classes(problem: Problem, constraints: Constraints) -> tuple[DeviceCl
     split = [{constraints.device_class(rank) for rank in pool.ranks} for pool in all_pools]
     earlier: dict[int, int] = {}
     for alike in like_groups(all_pools):
-        last: dict[frozenset[object], int] = {}
+        last: dict[tuple[bool, ...], int] = {}
         for number, *more in sorted(alike):
-            signature = frozenset[object](split[number])
-            if not more and len(signature) == 1:
-                if signature in last:
-                    earlier[number] = last[signature]
-                last[signature] = number
+            if not more and len(split[number]) == 1:
+                (told_apart,) = split[number]
+                if told_apart in last:
+                    earlier[number] = last[told_apart]
+                last[told_apart] = number
     first: list[int] = []
     for number, pool in enumerate(all_pools):
         first.append(len(found))
