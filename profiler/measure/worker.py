@@ -20,12 +20,11 @@ from planner.ir.graph import Graph
 from planner.ir.profile import Measurement, ModelSource, Optimizer, PartShape
 from profiler.capture.graph import Captured
 from profiler.capture.kinds import Rules
+from profiler.measure.beside_layers import iteration_s, parameter_costs, preparation_costs, site_halos, still_optimizer
 from profiler.measure.child_process import Report
 from profiler.measure.devices import BACKENDS, back_end_keys, capture_for
-from profiler.measure.input_pipeline import preparation_costs, site_halos
 from profiler.measure.memory import footprints
 from profiler.measure.noise import Clock, RunDelay, canary_s, clock_for
-from profiler.measure.optimizer_step import iteration_s, parameter_costs, still_optimizer
 from profiler.measure.partial_results import CapturedGraph, Chosen, Done, ModelCosts, PartCosts, Rest, SizeCosts
 from profiler.measure.progress import Counter, ProfileProgress
 from profiler.measure.sizes import KeyChange, Limits, Read, key_changes, likely_sizes, next_size, not_bracketed

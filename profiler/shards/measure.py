@@ -27,9 +27,8 @@ from profiler.measure.memory import workspace_bytes
 from profiler.measure.noise import Clock
 from profiler.measure.partial_results import PartCosts, SizeCosts
 from profiler.measure.progress import Counter
-from profiler.measure.segments import SegmentedPass, segments
 from profiler.measure.sizes import TESTED_RATIO, Limits, Read, reading_error
-from profiler.measure.timing import Effort, time_segments
+from profiler.measure.timing import Effort, SegmentedPass, segments, time_segments
 from profiler.shards.arguments import ValueOf
 from profiler.shards.network import PartNetwork, PartPass, part_network
 from profiler.source.model import LoadedModel, example_of

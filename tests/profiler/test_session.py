@@ -14,7 +14,7 @@ from planner.ir.cluster import ALL_REDUCE, MEASURED, STATISTICS, WITHIN_HOST
 from planner.ir.errors import FactoryError, ModelNotFoundError, UnsupportedModelError, UsageError
 from planner.ir.profile import ModelSource, Optimizer, Profile
 from profiler import ProfileProgress, profile
-from profiler.links import collectives, messages
+from profiler.links import cpu, messages
 from profiler.links.cpu import num_measurements
 from profiler.measure.noise import RunDelay, canary_s, is_contended
 from profiler.measure.partial_results import ModelCosts
@@ -58,7 +58,7 @@ def test_a_profile_describes_two_workers_and_the_link_between_them(
     assert all(seconds > 0 for _, seconds in (*link.points, *link.sending))
     assert link.bandwidth_bytes_per_s > 0
     assert link.evidence == MEASURED
-    sizes = {ALL_REDUCE: collectives.SIZES, STATISTICS: collectives.STATISTICS_SIZES}
+    sizes = {ALL_REDUCE: cpu.SIZES, STATISTICS: cpu.STATISTICS_SIZES}
     assert [(c.operation, c.num_ranks, c.link) for c in found.cluster.collectives] == [
         (operation, 2, WITHIN_HOST) for operation in sizes
     ]
