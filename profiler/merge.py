@@ -9,7 +9,7 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from planner.ir.cluster import WITHIN_HOST, Cluster, Collective, DeviceSpec, Link, PairLink
+from planner.ir.cluster import Cluster, Collective, DeviceSpec, Link, PairLink
 from planner.ir.errors import StaleFileError, UsageError
 from planner.ir.fingerprint import fingerprint
 from planner.ir.profile import (
@@ -125,7 +125,7 @@ def gather(profiles: Sequence[Profile], names: Sequence[str] = ()) -> Profile:
 
     Raises:
         UsageError: there are no profiles.
-        StaleFileError: two are of other models, dtypes, optimisers, or back ends at the same sizes.
+        StaleFileError: two are of other models, dtypes, optimisers, tiers of links, or back ends at the same sizes.
     """
     if not profiles:
         raise UsageError("there is nothing to gather", ["profiles: 0"], ["name the profiles of several hosts"])
@@ -163,6 +163,7 @@ def _check_alike(name: str, first: Profile, other_name: str, other: Profile) -> 
         "graph": (fingerprint(first.graph), fingerprint(other.graph)),
         "dtype": (f"{first.model.dtype} {first.model.autocast}", f"{other.model.dtype} {other.model.autocast}"),
         "optimiser": (_optimizer_text(first), _optimizer_text(other)),
+        "tiers of links": (_tiers_text(first), _tiers_text(other)),
     }
     differing = [f"{what} in {name}: {a}; in {other_name}: {b}" for what, (a, b) in pairs.items() if a != b]
     if differing:
@@ -189,6 +190,10 @@ def _layers_that_differ(first: Profile, other: Profile) -> list[str]:
         return []
     only = [name for name in dict.fromkeys((*a, *b)) if (name in a) != (name in b)]
     return [f"{len(a)} and {len(b)} layers; only in one: {', '.join(only[:3])}" if only else "layers in another order"]
+
+
+def _tiers_text(profile: Profile) -> str:
+    return ", ".join(f"{tier.name} ({tier.within or 'all'})" for tier in profile.cluster.nested_tiers)
 
 
 def _optimizer_text(profile: Profile) -> str:
@@ -218,14 +223,13 @@ def _cluster(profiles: Sequence[Profile], hosts: Sequence[Mapping[str, str]]) ->
     for profile, names in zip(profiles, hosts, strict=True):
         cluster = profile.cluster
         for device in cluster.devices:
-            host = names[device.host]
-            devices.append(replace(device, name=f"{host}/{device.name.partition('/')[2]}", host=host))
+            devices.append(cluster.on_host(device, names[device.host]))
         for kind, link in cluster.links.items():
             known = links.setdefault(kind, link)
-            if kind == WITHIN_HOST and link != known:
+            if kind == cluster.host_tier and link != known:
                 pairs += [PairLink(host, host, link) for host in names.values()]
         pairs += [replace(pair, src_host=names[pair.src_host], dst_host=names[pair.dst_host]) for pair in cluster.pairs]
-    return Cluster(tuple(devices), links, _collectives(profiles), tuple(pairs))
+    return Cluster(tuple(devices), links, _collectives(profiles), tuple(pairs), profiles[0].cluster.tiers)
 
 
 def _collectives(profiles: Sequence[Profile]) -> tuple[Collective, ...]:

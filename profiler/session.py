@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import platform
-import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -16,13 +14,13 @@ from planner.ir.cluster import Cluster
 from planner.ir.errors import UsageError
 from planner.ir.fingerprint import fingerprint
 from planner.ir.profile import ModelSource, Optimizer, Profile, Provenance
-from profiler.links.cpu import LinkCosts, measure_links, num_measurements
+from profiler.links.cpu import measure_links, num_measurements
 from profiler.links.gpu import measure_gpu_links, num_gpu_measurements
 from profiler.measure.devices import CPU, CUDA, Backend, chosen, described
 from profiler.measure.noise import clocks, governor
 from profiler.measure.partial_results import Unfinished
 from profiler.measure.processes import Measured, measure_in_processes
-from profiler.measure.progress import ProfileProgress
+from profiler.measure.progress import Overall, ProfileProgress
 from profiler.measure.sizes import Read
 from profiler.measure.worker import Job, Shapes
 from profiler.merge import merged, merged_parameters, merged_preparations, merged_seconds, process_spread
@@ -31,6 +29,7 @@ __all__ = ["ProfileProgress", "profile"]
 
 HOST = "n0"
 NUM_PROCESSES = 3
+_LINK_S, _LINK_QUICK_S = 6.0, 1.5
 
 Progress = Callable[[ProfileProgress], None]
 
@@ -92,12 +91,11 @@ def profile(
     )
     kept = Unfinished(unfinished, _fingerprint(job, devices[0].kind), resume, say or _silent)
 
-    def show(at: ProfileProgress) -> None:
-        if progress is not None:
-            progress(replace(at, total=at.total + num_links))
-
-    measured = measure_in_processes(job, kept, show, say or _silent)
-    links = _measure_links(kind, len(devices), quick, num_links, progress) if num_links else None
+    overall = Overall(job.num_processes, progress or _silent, num_links, _LINK_QUICK_S if quick else _LINK_S)
+    measured = measure_in_processes(job, kept, overall, say or _silent)
+    links = None
+    if num_links:
+        links = (measure_gpu_links if kind.type == CUDA else measure_links)(len(devices), quick, overall.link)
     cluster = Cluster(devices, links.links if links else {}, links.collectives if links else ())
     return _profile(job, measured, cluster, devices[0].kind)
 
@@ -125,21 +123,6 @@ def _num_links(kind: Backend, num_workers: int) -> int:
     if num_workers < 2:
         return 0
     return num_gpu_measurements(num_workers) if kind.type == CUDA else num_measurements(num_workers)
-
-
-def _measure_links(
-    kind: Backend, num_workers: int, quick: bool, num_links: int, progress: Progress | None
-) -> LinkCosts:
-    start_s, done = time.monotonic(), 0
-
-    def show(what: str, seconds: float) -> None:
-        nonlocal done
-        done += 1
-        if progress is not None:
-            eta_s = (time.monotonic() - start_s) / done * (num_links - done)
-            progress(ProfileProgress(what, seconds, 0.0, done, num_links, eta_s))
-
-    return (measure_gpu_links if kind.type == CUDA else measure_links)(num_workers, quick, show)
 
 
 def _provenance(measured: Measured) -> Provenance:
@@ -189,5 +172,5 @@ def _versions() -> dict[str, str]:
     }
 
 
-def _silent(sentence: str) -> None:
+def _silent(_: object) -> None:
     """Nobody listens."""

@@ -19,7 +19,6 @@ def merge(
 ) -> None:
     """Profiles taken on several hosts -> one, whose cluster is all of them."""
     from halopipe.planning import measure
-    from halopipe.planning.problem import unlinked_hosts
     from halopipe.terminal import console
     from halopipe.terminal.output_files import claimed
     from planner.ir.codec import dump, dumps
@@ -28,6 +27,6 @@ def merge(
         found = measure.merged(profiles)
         dump(found, output)
         console.emit(dumps(found) if json else measure.summary(found))
-        if unlinked_hosts(found.cluster):
+        if found.cluster.unlinked() is not None:
             console.remark("no profile says what messages between hosts cost: plan with --cluster FILE")
         console.wrote(output, f"halopipe plan {output}")

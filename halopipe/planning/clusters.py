@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from halopipe.terminal import tables, units
 from planner.catalogue import DeviceEntry, devices
-from planner.ir.cluster import MEASURED, Cluster, DeviceSpec
+from planner.ir.cluster import HOST, MEASURED, Cluster, DeviceSpec
 from planner.ir.profile import Profile
 
 if TYPE_CHECKING:
@@ -111,21 +111,38 @@ def _gpus(host: str) -> tuple[DeviceSpec, ...]:
 
 def cluster_text(cluster: Cluster, measured_kinds: Iterable[str] = ()) -> str:
     """The devices by host and kind, and the links."""
-    alike: dict[tuple[str, str, int], list[str]] = {}
+    levels = [tier.within for tier in cluster.tiers if tier.within not in ("", HOST)]
+    alike: dict[tuple[object, ...], list[DeviceSpec]] = {}
     for device in cluster.devices:
-        alike.setdefault((device.host, device.kind, device.memory_bytes), []).append(device.name)
+        groups = tuple(device.group(level) for level in levels)
+        alike.setdefault((device.host, device.kind, device.memory_bytes, *groups), []).append(device)
     known = set(measured_kinds)
     rows = [
-        [host, _span(names), kind, units.size(memory), MEASURED if kind in known else _UNKNOWN]
-        for (host, kind, memory), names in alike.items()
+        [
+            device.host,
+            _span([each.name for each in those]),
+            device.kind,
+            units.size(device.memory_bytes),
+            MEASURED if device.kind in known else _UNKNOWN,
+            *((device.group(level) or _UNKNOWN).removeprefix(f"{device.host}/") for level in levels),
+        ]
+        for those in alike.values()
+        for device in those[:1]
     ]
-    blocks = [tables.table(["host", "devices", "kind", "memory", "costs"], rows)]
+    blocks = [tables.table(["host", "devices", "kind", "memory", "costs", *levels], rows)]
+    within = {tier.name: tier.within or "all" for tier in cluster.tiers}
     rows = [
-        [name, f"{units.size(link.bandwidth_bytes_per_s)}/s", units.seconds(link.latency_s), link.evidence]
+        [
+            name,
+            f"{units.size(link.bandwidth_bytes_per_s)}/s",
+            units.seconds(link.latency_s),
+            link.evidence,
+            *([within.get(name, _UNKNOWN)] if within else []),
+        ]
         for name, link in cluster.links.items()
     ]
     if rows:
-        blocks.append(tables.table(["link", "bandwidth", "latency", "known"], rows))
+        blocks.append(tables.table(["link", "bandwidth", "latency", "known", *(["within"] if within else [])], rows))
     return "\n\n".join(blocks)
 
 

@@ -9,7 +9,7 @@ DEVICE.memory=32GiB
 devices=8, hosts=2
     the first ones; further ones are like the last one
 link within-host.bandwidth=25GB/s, link across-hosts.latency=5us, link within-host.speed=2
-    a bandwidth, a latency, or how many times as fast everything on the link is
+    of any tier of the cluster: a bandwidth, a latency, or how many times as fast everything on its links is
 
 Clusters with one thing changed: more devices, more hosts, a faster link.
 """
@@ -27,7 +27,7 @@ from halopipe.planning import problem as problems
 from halopipe.planning.solve import DEFAULT_SOLVER, known_solver
 from halopipe.terminal.units import require_known
 from planner.catalogue.reading import BYTES, BYTES_PER_S, SECONDS, parse_quantity
-from planner.ir.cluster import ACROSS_HOSTS, DATASHEET, WITHIN_HOST, Cluster, Collective, DeviceSpec, Link
+from planner.ir.cluster import DATASHEET, Cluster, Collective, DeviceSpec, Link
 from planner.ir.errors import RankCountError, UnknownNameError, UsageError
 from planner.ir.problem import OBJECTIVES, RECOMPUTE, SHARD, Problem, Rule
 from planner.ir.validation import MOST_DEVICES
@@ -36,7 +36,7 @@ Points = tuple[tuple[int, float], ...]
 
 
 def with_devices(cluster: Cluster, count: int) -> Cluster:
-    """The first ``count`` devices; further ones are like the last, and on its host."""
+    """The first ``count`` devices; further ones are like the last, and in its groups."""
     devices = list(cluster.devices[:count])
     while len(devices) < count:
         devices.append(one_more(devices, devices[-1]))
@@ -44,7 +44,7 @@ def with_devices(cluster: Cluster, count: int) -> Cluster:
 
 
 def with_hosts(cluster: Cluster, count: int) -> Cluster:
-    """The first ``count`` hosts; further ones are like the last.
+    """The first ``count`` hosts; further ones are like the last, and beside it in larger groups.
 
     Raises:
         UsageError: nothing is known of a link that these machines need.
@@ -55,7 +55,7 @@ def with_hosts(cluster: Cluster, count: int) -> Cluster:
     while len(hosts) < count:
         name = _next_name(hosts[-1], hosts)
         hosts.append(name)
-        devices += [replace(device, name=f"{name}/{device.name.rpartition('/')[2]}", host=name) for device in last]
+        devices += [cluster.on_host(device, name) for device in last]
     return _linked(replace(cluster, devices=tuple(devices)))
 
 
@@ -76,7 +76,7 @@ def with_link(
     """The cluster with another bandwidth or latency of a link; tables measured on it are changed alike.
 
     A measured time is split in the latency and the rest, which goes with the bandwidth.  Links that are stated for
-    pairs of hosts change with their class, by the same factor and to the same latency.  What the cores do for a message
+    pairs of hosts change with their tier, by the same factor and to the same latency.  What the cores do for a message
     stays: it is copied as before.
     """
     old = cluster.links[name]
@@ -123,10 +123,9 @@ def with_faster_link(cluster: Cluster, name: str, times: float) -> Cluster:
 
 
 def _with_links(cluster: Cluster, name: str, changed: Callable[[Link], Link]) -> Cluster:
-    """The cluster with the links of a class changed, also those stated for pairs of hosts."""
+    """The cluster with the links of a tier changed, also those stated for pairs of hosts."""
     pairs = tuple(
-        replace(pair, link=changed(pair.link)) if (pair.src_host == pair.dst_host) == (name == WITHIN_HOST) else pair
-        for pair in cluster.pairs
+        replace(pair, link=changed(pair.link)) if cluster.pair_tier(pair) == name else pair for pair in cluster.pairs
     )
     return replace(cluster, links={**cluster.links, name: changed(cluster.links[name])}, pairs=pairs)
 
@@ -140,13 +139,12 @@ def _faster(collective: Collective, times: float) -> Collective:
 
 
 def _linked(cluster: Cluster) -> Cluster:
-    hosts = [device.host for device in cluster.devices]
-    needed = {WITHIN_HOST: len(set(hosts)) < len(hosts), ACROSS_HOSTS: len(set(hosts)) > 1}
-    missing = [name for name, is_needed in needed.items() if is_needed and name not in cluster.links]
+    missing = [name for name in cluster.tiers_used() if name not in cluster.links]
     if missing:
+        num_hosts = len({device.host for device in cluster.devices})
         raise UsageError(
             f"nothing is known of the link {missing[0]}, which these machines need",
-            [f"{len(set(hosts))} hosts, {len(hosts)} devices; links: {', '.join(cluster.links) or 'none'}"],
+            [f"{num_hosts} hosts, {len(cluster.devices)} devices; links: {', '.join(cluster.links) or 'none'}"],
             ["describe the machines in a cluster file: --cluster cluster.yaml"],
         )
     return cluster

@@ -8,7 +8,7 @@ from math import isfinite, isnan
 from typing import TypedDict
 
 from halopipe.terminal.units import require_known
-from planner.ir.cluster import ACROSS_HOSTS, WITHIN_HOST, Cluster
+from planner.ir.cluster import Cluster
 from planner.ir.errors import MissingMeasurementError, RankCountError, UsageError
 from planner.ir.graph import SAMPLE
 from planner.ir.plan import Plan
@@ -194,24 +194,14 @@ def default_schedules() -> tuple[str, ...]:
     return tuple(schedules.default_names())
 
 
-def unlinked_hosts(cluster: Cluster) -> tuple[str, ...]:
-    """Two hosts (or one, twice) whose devices have no link; nothing if there are none."""
-    hosts = [device.host for device in cluster.devices]
-    stated = {(pair.src_host, pair.dst_host) for pair in cluster.pairs}
-    for a in dict.fromkeys(hosts):
-        for b in dict.fromkeys(hosts):
-            kind = WITHIN_HOST if a == b else ACROSS_HOSTS
-            if (a != b or hosts.count(a) > 1) and kind not in cluster.links and (a, b) not in stated:
-                return a, b
-    return ()
-
-
 def _require_links(cluster: Cluster) -> None:
-    missing = unlinked_hosts(cluster)
-    if missing:
+    missing = cluster.unlinked()
+    if missing is not None:
+        tier, src, dst = missing
+        ends = " and ".join(cluster.devices[rank].name for rank in (src, dst))
         raise MissingMeasurementError(
-            f"the profile does not say what messages between {' and '.join(missing)} cost",
-            [f"links: {', '.join(cluster.links) or 'none'}; hosts: {len({device.host for device in cluster.devices})}"],
+            f"the profile does not say what messages between {ends} cost",
+            [f"they use the tier {tier}; links: {', '.join(cluster.links) or 'none'}"],
             [
                 "measure them: torchrun --nnodes 2 ... -m halopipe profile ...",
                 "or say it in a cluster file: --cluster FILE",

@@ -58,16 +58,16 @@ class Reporter:
     def update(self, done: float, total: float | None, numbers: str, eta_s: float | None = None) -> None:
         """``numbers`` are what people care about just now: the layer and its milliseconds, the step and its loss."""
         numbers = visible(numbers)
+        if eta_s is None and total and done:
+            eta_s = (time.monotonic() - self._start_s) * (total - done) / done
         if self._bar is not None:
-            self._bar.update(done, total, numbers)
+            self._bar.update(done, total, numbers, eta_s)
         elif not self._quiet and time.monotonic() - self._line_s >= _LINE_EVERY_S:
             self._line_s = time.monotonic()
             self._line(done, total, numbers, eta_s)
 
     def _line(self, done: float, total: float | None, numbers: str, eta_s: float | None) -> None:
         elapsed_s = time.monotonic() - self._start_s
-        if eta_s is None and total and done:
-            eta_s = elapsed_s * (total - done) / done
         share = f" {units.percent(done / total)}" if total else ""
         left = f", {units.seconds(eta_s)} left" if eta_s is not None else ""
         sys.stderr.write(f"{self._what}{share}: {numbers} ({units.seconds(elapsed_s)}{left})\n")
@@ -79,19 +79,18 @@ class _Bar:
 
     def __init__(self, what: str) -> None:
         from rich.console import Console
-        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
         self._progress = Progress(
             TextColumn("{task.description}"),
             BarColumn(bar_width=24),
             TimeElapsedColumn(),
-            TextColumn("left"),
-            TimeRemainingColumn(),
+            TextColumn("{task.fields[left]}"),
             TextColumn("{task.fields[numbers]}", markup=False),
             console=Console(stderr=True),
             transient=True,
         )
-        self._task = self._progress.add_task(what, total=None, numbers="")
+        self._task = self._progress.add_task(what, total=None, numbers="", left="")
 
     def start(self) -> None:
         """Begins to draw."""
@@ -101,9 +100,10 @@ class _Bar:
         """Clears the bar."""
         self._progress.stop()
 
-    def update(self, done: float, total: float | None, numbers: str) -> None:
+    def update(self, done: float, total: float | None, numbers: str, eta_s: float | None) -> None:
         """Moves the bar."""
-        self._progress.update(self._task, completed=done, total=total, numbers=numbers)
+        left = f"{units.seconds(eta_s)} left" if eta_s is not None else ""
+        self._progress.update(self._task, completed=done, total=total or None, numbers=numbers, left=left)
 
 
 _UNSEEN = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff\ufeff]")

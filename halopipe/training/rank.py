@@ -41,7 +41,7 @@ from runtime.engine import Engine, device_of
 from runtime.memory import limit_memory, out_of_memory
 from runtime.monitor.activity import Activity
 from runtime.monitor.failure import also, read_error, write_error
-from runtime.monitor.heartbeat import Voice
+from runtime.monitor.waits import Voice
 from runtime.monitor.watch import SETUP_S
 from runtime.optim.optimizer import MakeOptimizer, MakeScheduler
 from runtime.pipeline.messages import CPU

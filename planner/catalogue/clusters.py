@@ -17,6 +17,21 @@
       pairs:                                                 # what is joined otherwise, one way each
         - {from: n0, to: n1, bandwidth: 125MB/s, latency: 50us}
 
+Links are stated by tier (:mod:`planner.ir.cluster`).  Where machines are more than hosts, the file says which tiers
+there are, innermost first, and which groups hosts and devices are in: by name, or so many to a group.
+
+    tiers:
+      - {name: nvlink, within: island}
+      - {name: within-host, within: host}
+      - {name: within-rack, within: rack}
+      - {name: across-racks}               # the last one joins everything
+    hosts:
+      - name: n
+        count: 4
+        groups: {rack: 2}                  # n0 and n1 in rack0, n2 and n3 in rack1
+        devices:
+          - {device: V100-16GB, count: 4, groups: {island: 2}}   # gpu0 and gpu1 in island0 of their host, ...
+
 With ``measured-on`` the share of its roof that each layer reached is carried over.  It is a name of the catalogue,
 figures like those of ``my-gpu``, or, for a profile of several kinds of device, a mapping of those by kind; kinds that
 are called like a device of the catalogue are that device.  A link without a latency has none: the catalogue knows none.
@@ -43,9 +58,9 @@ from planner.catalogue.reading import (
     parse_yaml,
     suggestion,
 )
-from planner.ir.cluster import ACROSS_HOSTS, DATASHEET, WITHIN_HOST, Cluster, DeviceSpec, Link, PairLink
+from planner.ir.cluster import DATASHEET, HOST, HOST_TIERS, Cluster, DeviceSpec, Link, PairLink, Tier
 from planner.ir.files import read_text
-from planner.ir.validation import MOST_DEVICES
+from planner.ir.validation import MOST_DEVICES, nesting_faults
 
 _MEASURED, _PAIRS = "measured", "pairs"
 _LINK = ("link", "bandwidth", "latency", "duplex", "burst")
@@ -92,11 +107,16 @@ class _Machines:
 
     reader: Reader
     own: Cluster
+    tiers: tuple[Tier, ...] = HOST_TIERS
 
     def read(self, root: Any) -> Machines:
-        node = self.reader.mapping(root, "", ("halopipe", "version", "hosts", "links"), ("measured-on",))
+        node = self.reader.mapping(root, "", ("halopipe", "version", "hosts", "links"), ("measured-on", "tiers"))
         if node["halopipe"] not in ("cluster", ABSENT) or node["version"] not in (1, ABSENT):
             self.reader.fault("", "should begin with 'halopipe: cluster' and 'version: 1'")
+        if "tiers" in node:
+            self.tiers = self._tiers(node["tiers"])
+            if not self.tiers:
+                return Machines(_NO_CLUSTER)
         specs = tuple(islice(self._hosts(node["hosts"]), MOST_DEVICES + 1))
         if len(specs) > MOST_DEVICES:
             self.reader.fault("hosts", f"more than {MOST_DEVICES} devices")
@@ -104,32 +124,75 @@ class _Machines:
         measured_on = self._measured_on(node["measured-on"]) if "measured-on" in node else {}
         return Machines(self._cluster(specs, node["links"]), {**self._by_name(), **measured_on})
 
+    def _tiers(self, value: Any) -> tuple[Tier, ...]:
+        found = []
+        for path, entry in self.reader.items(value, "tiers"):
+            node = self.reader.mapping(entry, path, ("name",), ("within",))
+            level = self.reader.text(node["within"], f"{path}.within") if "within" in node else ""
+            found.append(Tier(self.reader.text(node["name"], f"{path}.name"), level))
+        for what, names in (("name", [tier.name for tier in found]), ("within", [tier.within for tier in found])):
+            for name in sorted(name for name, count in Counter(names).items() if name and count > 1):
+                self.reader.fault("tiers", f"two tiers have the {what} {name!r}")
+        levels = [tier.within for tier in found]
+        if HOST not in levels or "" in levels[:-1] or levels[-1:] != [""]:
+            self.reader.fault("tiers", "one should be within: host, and the last one, and no other, within nothing")
+            return ()
+        return tuple(found)
+
     def _hosts(self, value: Any) -> Iterator[DeviceSpec]:
         names: list[str] = []
+        levels = [tier.within for tier in self.tiers[:-1]]
+        smaller, larger = levels[: levels.index(HOST)], levels[levels.index(HOST) + 1 :]
+        hosts_in = Counter[str]()
         for path, entry in self.reader.items(value, "hosts"):
-            node = self.reader.mapping(entry, path, ("name", "devices"), ("count",))
+            node = self.reader.mapping(entry, path, ("name", "devices"), ("count", "groups"))
             name = self.reader.text(node["name"], f"{path}.name")
             count = self.reader.count(node["count"], f"{path}.count") if "count" in node else 0
             hosts = [f"{name}{number}" for number in range(count)] if count else [name]
             names += hosts
-            kinds = list(self._devices(node["devices"], f"{path}.devices"))
-            for host in hosts:
+            around = self._groups(node.get("groups", {}), f"{path}.groups", larger, len(hosts), hosts_in)
+            kinds = list(self._devices(node["devices"], f"{path}.devices", smaller))
+            for host, outside in zip(hosts, around, strict=True):
                 numbers: dict[str, int] = {}
                 for spec, family in kinds:
                     number = numbers[family] = numbers.get(family, -1) + 1
-                    yield replace(spec, name=f"{host}/{family}{number}", host=host)
+                    groups = {**{level: f"{host}/{group}" for level, group in spec.groups.items()}, **outside}
+                    yield replace(spec, name=f"{host}/{family}{number}", host=host, groups=groups)
         for name in sorted(name for name, count in Counter(names).items() if count > 1):
             self.reader.fault("hosts", f"two hosts are called {name!r}")
 
-    def _devices(self, value: Any, path: str) -> Iterator[tuple[DeviceSpec, str]]:
+    def _groups(
+        self, value: Any, path: str, levels: list[str], count: int, numbers: Counter[str]
+    ) -> list[dict[str, str]]:
+        """The groups of each of ``count`` hosts or devices: of one name, or numbered, so many to a group.
+
+        Args:
+            numbers: of groups by level that were numbered before.
+        """
+        found: list[dict[str, str]] = [{} for _ in range(count)]
+        for level, group in self.reader.mapping(value, path, (), levels).items():
+            if isinstance(group, str):
+                names = [self.reader.text(group, f"{path}.{level}")] * count
+            else:
+                size = self.reader.count(group, f"{path}.{level}")
+                names = [f"{level}{numbers[level] + index // size}" for index in range(count)]
+                numbers[level] += -(-count // size)
+            for each, name in zip(found, names, strict=True):
+                each[level] = name
+        return found
+
+    def _devices(self, value: Any, path: str, levels: list[str]) -> Iterator[tuple[DeviceSpec, str]]:
         """The devices of a host, without names yet, and the word to name each with."""
+        numbers = Counter[str]()
         for where, entry in self.reader.items(value, path):
             node = {"device": entry} if isinstance(entry, str) else entry
-            spec, family = self._device(node, where, ("count",))
+            spec, family = self._device(node, where, ("count", "groups"))
             if spec.memory_bytes <= 0:
                 self.reader.fault(f"{where}.memory", f"missing: no source says how much memory {spec.kind} has")
             count = self.reader.count(node["count"], f"{where}.count") if _has(node, "count") else 1
-            yield from [(spec, family)] * count
+            groups = node["groups"] if _has(node, "groups") else {}
+            for of_one in self._groups(groups, f"{where}.groups", levels, count, numbers):
+                yield replace(spec, groups=of_one), family
 
     def _device(self, value: Any, path: str, more: tuple[str, ...] = ()) -> tuple[DeviceSpec, str]:
         """A device by its name, or by figures; figures beside a name take the place of the catalogue's."""
@@ -195,29 +258,30 @@ class _Machines:
         return found
 
     def _cluster(self, specs: tuple[DeviceSpec, ...], value: Any) -> Cluster:
-        node = self.reader.mapping(value, "links", (), (WITHIN_HOST, ACROSS_HOSTS, _PAIRS))
+        node = self.reader.mapping(value, "links", (), (*(tier.name for tier in self.tiers), _PAIRS))
         apart = tuple(self._pairs(node.pop(_PAIRS), {spec.host for spec in specs})) if _PAIRS in node else ()
-        hosts = [spec.host for spec in specs]
-        needed = {
-            WITHIN_HOST: len(set(hosts)) < len(hosts),
-            ACROSS_HOSTS: len(set(hosts)) > 1,
-        }
-        for name, is_needed in needed.items():
-            if is_needed and name not in node:
-                what = "hosts have several devices" if name == WITHIN_HOST else "there are several hosts"
-                self.reader.fault(f"links.{name}", f"missing: {what}; name one of the catalogue, such as Ethernet-10G")
+        bare = Cluster(specs, {}, tiers=() if self.tiers == HOST_TIERS else self.tiers)
+        if any(spec.groups for spec in specs):
+            for _, what in nesting_faults(bare):
+                self.reader.fault("hosts", what)
+        levels = {tier.name: tier.within for tier in self.tiers}
+        for name in bare.tiers_used():
+            if name not in node:
+                ends = f"of one {levels[name]}" if levels[name] else f"of several {self.tiers[-2].within}s"
+                what = f"missing: devices {ends} use it; name one of the catalogue, such as Ethernet-10G"
+                self.reader.fault(f"links.{name}", what)
         found = {name: self._link(name, entry) for name, entry in node.items()}
         measured = {name for name, entry in node.items() if entry == _MEASURED}
         collectives = tuple(each for each in self.own.collectives if each.link in measured)
-        stated = {(pair.src_host, pair.dst_host) for pair in apart}
+        stated, hosts = {(pair.src_host, pair.dst_host) for pair in apart}, {spec.host for spec in specs}
         apart += tuple(
             pair
             for pair in self.own.pairs
-            if (WITHIN_HOST if pair.src_host == pair.dst_host else ACROSS_HOSTS) in measured
-            and {pair.src_host, pair.dst_host} <= set(hosts)
+            if self.own.pair_tier(pair) in measured
+            and {pair.src_host, pair.dst_host} <= hosts
             and (pair.src_host, pair.dst_host) not in stated
         )
-        return Cluster(specs, found, collectives, apart)
+        return replace(bare, links=found, collectives=collectives, pairs=apart)
 
     def _pairs(self, value: Any, hosts: set[str]) -> Iterator[PairLink]:
         """Links from one host to another that are not as their class."""

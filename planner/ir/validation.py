@@ -17,7 +17,7 @@ from itertools import pairwise
 from math import prod
 from typing import Any
 
-from planner.ir.cluster import Cluster, Link
+from planner.ir.cluster import HOST, Cluster, Link
 from planner.ir.constraints import format_rule, parse_rule
 from planner.ir.errors import UsageError
 from planner.ir.graph import BYTES_PER_ELEMENT, SAMPLE, Graph, Layer, TensorSpec, value_name
@@ -303,6 +303,7 @@ def _cluster(cluster: Cluster) -> Iterator[Fault]:
                 yield f"cluster.devices[{index}].{name}", "is empty"
     for name, link in cluster.links.items():
         yield from _link(f"cluster.links.{name}", link)
+    yield from _tiers(cluster)
     hosts = dict.fromkeys(device.host for device in cluster.devices)
     ends = ((pair.src_host, pair.dst_host) for pair in cluster.pairs)
     yield from _twice("cluster.pairs", "the link between", ends)
@@ -318,6 +319,51 @@ def _cluster(cluster: Cluster) -> Iterator[Fault]:
         yield from _points(f"{path}.points", collective.points, above_zero=True)
         if not collective.points:
             yield f"{path}.points", "nothing was measured"
+
+
+def _tiers(cluster: Cluster) -> Iterator[Fault]:
+    """Levels are named once, groups nest, and whatever two devices use has a link."""
+    tiers, levels = cluster.nested_tiers, [tier.within for tier in cluster.nested_tiers]
+    yield from _twice("cluster.tiers", "a tier called", (tier.name for tier in tiers))
+    yield from _twice("cluster.tiers", "the tier within", levels)
+    if HOST not in levels:
+        yield "cluster.tiers", "no tier is within 'host'"
+    if "" in levels[:-1] or levels[-1]:
+        yield "cluster.tiers", "the last tier, and no other, is within all devices: its 'within' is empty"
+    known = [level for level in levels if level not in ("", HOST)]
+    for index, device in enumerate(cluster.devices):
+        for level, group in device.groups.items():
+            path = f"cluster.devices[{index}].groups.{level}"
+            if level == HOST:
+                yield path, "is named by 'host'"
+            elif not group:
+                yield path, "is empty"
+            else:
+                yield from _known(path, "tier within", level, known)
+    if any(device.groups for device in cluster.devices):
+        yield from nesting_faults(cluster)
+    for name in cluster.links if cluster.tiers else ():
+        yield from _known(f"cluster.links.{name}", "tier", name, [tier.name for tier in tiers])
+    missing = cluster.unlinked() if cluster.tiers and cluster.devices and HOST in levels else None
+    if missing is not None:
+        name, src, dst = missing
+        ends = " and ".join(cluster.devices[rank].name for rank in (src, dst))
+        yield f"cluster.links.{name}", f"is missing: {ends} use it"
+
+
+def nesting_faults(cluster: Cluster) -> Iterator[Fault]:
+    """A group lies in one group of every larger level."""
+    outside: dict[tuple[int, str], tuple[str, int]] = {}
+    levels = [tier.within for tier in cluster.nested_tiers[:-1]]
+    for index in range(len(cluster.devices)):
+        groups = cluster.groups_of(index)
+        for level, (inner, outer) in enumerate(pairwise(groups)):
+            found, first = outside.setdefault((level, inner), (outer, index))
+            if found != outer:
+                larger, ends = levels[level + 1], [cluster.devices[each].name for each in (index, first)]
+                where = larger if larger == HOST else f"groups.{larger}"
+                what = f"{levels[level]} {inner!r} is in {larger} {outer!r} ({ends[0]}) and in {found!r} ({ends[1]})"
+                yield f"cluster.devices[{index}].{where}", f"{what}: groups nest"
 
 
 def _link(path: str, link: Link) -> Iterator[Fault]:

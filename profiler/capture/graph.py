@@ -13,9 +13,8 @@ from torch.nn.parameter import is_lazy
 
 from planner.ir.errors import UnsupportedModelError
 from planner.ir.graph import MIXES_SAMPLES, NEEDS_WHOLE_BATCH, SAMPLE, Attribute, Graph, Layer, TensorSpec, value_name
-from profiler.capture.dims import output_names, specify, specify_input
 from profiler.capture.kinds import ELEMENTWISE, LOSS, NO_RULES, OPAQUE, Rules, arguments_of, kind_of
-from profiler.capture.layers import Group, groups, is_output_of, tensor_arguments
+from profiler.capture.layers import Group, groups, is_output_of, output_names, specify, specify_input, tensor_arguments
 from profiler.capture.operators import layer_names, name_read
 from profiler.capture.sample_independence import Dependence, dependence
 from profiler.capture.trace import Traced, attribute, trace

@@ -1,23 +1,292 @@
 """Which kind of layer an operator is, and what its kind needs to know: from ``aten`` to ``planner.layers``.
 
 :class:`Rules` hold what a user knows about operators of his own.
+
+What a layer kind needs to know of an operator: its attributes, from the arguments of a traced call.
+
+A rule takes the call and its arguments by the names of the schema; it answers None where it finds the operator in a
+form that its kind does not cover.
+
+What the kinds that move data need to know of an operator: padding, slices, interpolation, views and permutations.
+
+Rules as in ``profiler.capture.kinds``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from itertools import accumulate
+from math import prod
 from typing import Any
 
 import torch
-from torch import fx
+from torch import Tensor, fx
 
 from cuda_ops._torch import OpOverload, schema_of
 from planner.ir.errors import UnknownNameError
+from planner.ir.graph import MIXES_SAMPLES, Attribute
 from planner.layers import kind as layer_kind
-from profiler.capture import attributes
-from profiler.capture.attributes import Arguments, Attributes, Rule, rank_of
-from profiler.capture.operators import LOSSES, POINTWISE, REDUCTIONS, RESHAPES, nodes_in, operation, overload_of
+from planner.layers.elementwise import ELEMENTS, PLACES
+from profiler.capture.operators import (
+    LOSSES,
+    MEANS_OVER_ELEMENTS,
+    MEANS_OVER_PLACES,
+    PERMUTATIONS,
+    POINTWISE,
+    REDUCTIONS,
+    RESHAPES,
+    function_called,
+    nodes_in,
+    operation,
+    overload_of,
+)
+
+Arguments = Mapping[str, Any]
+Attributes = dict[str, Attribute]
+_MEAN = 1  # of torch's ways to reduce a loss
+
+Rule = Callable[[fx.Node, Arguments], Attributes | None]
+
+
+def rank_of(value: Any) -> int:
+    """Number of dims of a traced tensor; -1 for what is none."""
+    return value.meta["val"].ndim if isinstance(value.meta["val"], Tensor) else -1
+
+
+def embedding(node: fx.Node, arguments: Arguments) -> Attributes | None:
+    """Gradients that are divided by how often an entry is asked for need all samples."""
+    return {MIXES_SAMPLES: True} if arguments.get("scale_grad_by_freq") else {}
+
+
+def nothing(node: fx.Node, arguments: Arguments) -> Attributes | None:
+    """Its kind asks for nothing."""
+    return {}
+
+
+def conv(node: fx.Node, arguments: Arguments) -> Attributes | None:
+    """The window; of an odd margin the odd one is at the end, where windows say by themselves how far they reach."""
+    kernel = tuple(int(size) for size in arguments["weight"].meta["val"].shape[2:])
+    space = len(kernel)
+    dilation = _each(arguments["dilation"], space)
+    padding = arguments["padding"]
+    if isinstance(padding, str):
+        margins = [rate * (size - 1) if padding == "same" else 0 for rate, size in zip(dilation, kernel, strict=True)]
+        padding = [margin // 2 for margin in margins]
+    return {
+        "kernel": kernel,
+        "stride": _each(arguments["stride"], space),
+        "padding": _each(padding, space),
+        "dilation": dilation,
+        "groups": int(arguments["groups"]),
+    }
+
+
+def transposed_conv(node: fx.Node, arguments: Arguments) -> Attributes | None:
+    """The window of its adjoint."""
+    space = arguments["weight"].meta["val"].ndim - 2
+    return {**(conv(node, arguments) or {}), "output_padding": _each(arguments["output_padding"], space)}
+
+
+def pool(node: fx.Node, arguments: Arguments) -> Attributes | None:
+    """The window."""
+    space = _space(node)
+    kernel = _each(arguments["kernel_size"], space)
+    return {
+        "kernel": kernel,
+        "stride": _each(arguments.get("stride") or kernel, space),
+        "padding": _each(arguments["padding"], space),
+        "dilation": _each(arguments.get("dilation", 1), space),
+        "ceil_mode": bool(arguments["ceil_mode"]),
+    }
+
+
+def adaptive_pool(node: fx.Node, arguments: Arguments) -> Attributes | None:
+    """The size of the output."""
+    space = _space(node)
+    sizes = node.meta["val"].shape[-space:] if rank_of(node) > 0 else ()
+    if any(isinstance(size, torch.SymInt) for size in sizes):
+        return None
+    return {"output_size": tuple(int(size) for size in sizes)} if sizes else {}
+
+
+def is_pool_of_all_space(node: fx.Node, arguments: Arguments) -> bool:
+    """Whether an average leaves one number a channel, ``[sample, channel, *space]`` being its input."""
+    rank = rank_of(arguments["self"])
+    if operation(node) == "mean":
+        dims = arguments.get("dim") or ()
+        return 3 <= rank <= 5 and {int(dim) % rank for dim in dims} == set(range(2, rank))
+    return rank == _space(node) + 2 and all(isinstance(size, int) and size == 1 for size in arguments["output_size"])
+
+
+def reduction(node: fx.Node, arguments: Arguments) -> Attributes | None:
+    """The dims that are reduced; None where these are all."""
+    rank = rank_of(arguments["self"])
+    named = arguments.get("dim")
+    dims = (named,) if isinstance(named, int) else tuple(named or ())
+    if not dims or not all(isinstance(place, int) for place in dims):
+        return None
+    return {"dims": tuple(sorted(place % rank for place in dims)), "keeps": bool(arguments.get("keepdim", False))}
+
+
+def batch_norm(node: fx.Node, arguments: Arguments) -> Attributes | None:
+    """Whether it normalises by the batch."""
+    return {"training": bool(arguments["training"])}
+
+
+def layer_norm(node: fx.Node, arguments: Arguments) -> Attributes | None:
+    """The dims that it normalises over."""
+    rank = rank_of(node)
+    return {"dims": tuple(range(rank - len(arguments["normalized_shape"]), rank))}
+
+
+def group_norm(node: fx.Node, arguments: Arguments) -> Attributes | None:
+    """All dims but the samples, in groups of channels."""
+    return {"dims": tuple(range(1, rank_of(node))), "groups": int(arguments["num_groups"]), "by_channel": True}
+
+
+def instance_norm(node: fx.Node, arguments: Arguments) -> Attributes | None:
+    """The dims of space; not with running statistics, which are over samples."""
+    if arguments["running_mean"] is not None:
+        return None
+    return {"dims": tuple(range(2, rank_of(node))), "by_channel": True}
+
+
+def dim(node: fx.Node, arguments: Arguments) -> Attributes | None:
+    """The one dim that it is about."""
+    return {"dim": int(arguments["dim"]) % rank_of(node)}
+
+
+def recurrence(node: fx.Node, arguments: Arguments) -> Attributes | None:
+    """Layers and directions."""
+    names = ("bidirectional", "batch_first")
+    return {**{name: bool(arguments[name]) for name in names}, "num_layers": int(arguments["num_layers"])}
+
+
+def loss(node: fx.Node, arguments: Arguments) -> Attributes | None:
+    """What it is a mean over."""
+    name = operation(node)
+    if arguments.get("reduction", _MEAN) != _MEAN:
+        return {}
+    if name in MEANS_OVER_ELEMENTS:
+        return {"terms": ELEMENTS}
+    return {"terms": PLACES} if name in MEANS_OVER_PLACES else {}
+
+
+def _space(node: fx.Node) -> int:
+    """Dims of space, which the operator's name ends with: ``avg_pool2d``."""
+    return int(operation(node).split("pool")[1][0])
+
+
+def _each(value: Any, space: int) -> tuple[int, ...]:
+    """One number a dim of space, as the operator reads it: a single number stands for all."""
+    numbers: tuple[Any, ...] = tuple(value) if isinstance(value, (list, tuple)) else (value,)
+    return tuple(int(number) for number in (numbers * space if len(numbers) == 1 else numbers))
+
+
+def pad(node: fx.Node, arguments: Arguments) -> Attributes | None:
+    """Rows before and after, by dim; the operator names them from the last dim on."""
+    name = operation(node)
+    mode = "reflect" if "reflection" in name else "replicate" if "replication" in name else arguments.get("mode")
+    numbers = [int(number) for number in (arguments["pad"] if "pad" in arguments else arguments["padding"])]
+    pairs = list(zip(numbers[::2], numbers[1::2], strict=True))[::-1]
+    rest = ((0, 0),) * (rank_of(node) - len(pairs))
+    before, after = zip(*rest, *pairs, strict=True)
+    return {"before": before, "after": after, "mode": mode or "constant"}
+
+
+def part(node: fx.Node, arguments: Arguments) -> Attributes | None:
+    """Where a slice, or one element, of a dim begins; None where that varies or ends at more than one tensor."""
+    source = arguments["self"].meta["val"]
+    at = int(arguments["dim"]) % source.ndim
+    drops = operation(node) == "select"
+    start = arguments["index"] if drops else arguments.get("start") or 0
+    if not isinstance(start, int) or (start < 0 and not isinstance(source.shape[at], int)):
+        return None
+    start = min(max(start + source.shape[at], 0) if start < 0 else start, _known(source.shape[at], start))
+    return {"dim": at, "starts": (start,), "step": int(arguments.get("step", 1)), "drops": drops}
+
+
+def parts(node: fx.Node, arguments: Arguments) -> Attributes | None:
+    """Where each part of a divided dim begins."""
+    source = arguments["self"].meta["val"]
+    at = int(arguments["dim"]) % source.ndim
+    drops = operation(node) == "unbind"
+    lengths = [1 if drops else each.shape[at] for each in node.meta["val"]]
+    if not lengths or not all(isinstance(length, int) for length in lengths):
+        return None
+    return {"dim": at, "starts": tuple(accumulate(lengths[:-1], initial=0)), "step": 1, "drops": drops}
+
+
+def upsample(node: fx.Node, arguments: Arguments) -> Attributes | None:
+    """How it interpolates, and the factors where these were given and not sizes."""
+    name = operation(node)
+    mode = "nearest-exact" if "exact" in name else "nearest" if "nearest" in name else "linear"
+    space = int(name[-2])
+    found: Attributes = {
+        "mode": "cubic" if "cubic" in name else mode,
+        "align_corners": bool(arguments.get("align_corners", False)),
+        "space": space,
+    }
+    factors = arguments.get("scale_factors") or [arguments.get(f"scales{end}") for end in ("_d", "_h", "_w")[-space:]]
+    if space == 1 and "scales" in arguments:
+        factors = [arguments["scales"]]
+    if all(factor is not None for factor in factors):
+        ratios = [float(factor).as_integer_ratio() for factor in factors]
+        found["factor_numerators"], found["factor_denominators"] = (tuple(each) for each in zip(*ratios, strict=True))
+    elif any(factor is not None for factor in factors):
+        return None
+    return found
+
+
+def reshape(node: fx.Node, arguments: Arguments) -> Attributes | None:
+    """Which dim of the input each dim of the output is, as far as that holds for every number of samples."""
+    source = next((each.meta["val"] for each in arguments.values() if isinstance(each, fx.Node)), None)
+    others = [each for each in node.all_input_nodes if isinstance(each.meta.get("val"), Tensor)]
+    if not isinstance(source, Tensor) or not isinstance(node.meta["val"], Tensor) or len(others) != 1:
+        return {}
+    if operation(node) in PERMUTATIONS:
+        kept = _moved(node, source.ndim)
+    else:
+        kept = _expanded(source, node.meta["val"]) if operation(node) == "expand" else _viewed(source, node.meta["val"])
+    return {"kept": kept} if any(place >= 0 for place in kept) else {}
+
+
+def _moved(node: fx.Node, rank: int) -> tuple[int, ...]:
+    """Of a permutation, which is tried on a tensor whose extents are all different."""
+    extents = torch.empty(tuple(range(2, rank + 2)), device="meta")
+    return tuple(size - 2 for size in function_called(node)(extents, *node.args[1:], **node.kwargs).shape)
+
+
+def _expanded(source: Tensor, result: Tensor) -> tuple[int, ...]:
+    new = result.ndim - source.ndim
+    same = (_is_same(a, b) for a, b in zip(source.shape, result.shape[new:], strict=True))
+    return (*(-1,) * new, *(place if alike else -1 for place, alike in enumerate(same)))
+
+
+def _viewed(source: Tensor, result: Tensor) -> tuple[int, ...]:
+    """A dim is left alone by a view if it is as long as before and as many elements lie between its neighbours."""
+    places: dict[tuple[str, str], int] = {}
+    for place, size in enumerate(source.shape):
+        places.setdefault((str(size), _inner(source, place)), place)
+    found = []
+    for place, size in enumerate(result.shape):
+        found.append(places.pop((str(size), _inner(result, place)), -1))
+    return tuple(found)
+
+
+def _inner(value: Tensor, place: int) -> str:
+    """How many elements lie inside one of a dim, as an expression of the sizes that vary."""
+    return str(prod(value.shape[place + 1 :]))
+
+
+def _is_same(a: Any, b: Any) -> bool:
+    return str(a) == str(b)
+
+
+def _known(size: Any, otherwise: int) -> int:
+    return size if isinstance(size, int) else otherwise
+
 
 OPAQUE = "opaque"
 ELEMENTWISE = "pointwise"
@@ -31,7 +300,7 @@ class Rules:
 
     Attributes:
         elementwise: operators that treat every element by itself; their tensors are broadcast to the result.
-        kinds: for others the kind and what finds its attributes (see ``profiler.capture.attributes``).
+        kinds: for others the kind and what finds its attributes (see ``profiler.capture.kinds``).
 
     Raises:
         UnknownNameError: there is no such kind, or a name is not that of an operator.
@@ -50,7 +319,7 @@ class Rules:
     def of(self, node: fx.Node) -> tuple[str, Rule] | None:
         """What they say about the operator that ``node`` calls."""
         name = schema_of(overload_of(node)).name
-        return (ELEMENTWISE, attributes.nothing) if name in self.elementwise else self.kinds.get(name)
+        return (ELEMENTWISE, nothing) if name in self.elementwise else self.kinds.get(name)
 
 
 NO_RULES = Rules()
@@ -62,26 +331,26 @@ def kind_of(node: fx.Node, rules: Rules = NO_RULES) -> tuple[str, Attributes]:
     if not isinstance(node.target, OpOverload):
         return OPAQUE, op
     arguments = arguments_of(node)
-    kind, rule = rules.of(node) or _known(node, arguments)
+    kind, rule = rules.of(node) or _built_in(node, arguments)
     found = None if kind not in _OF_ANY_SIZE and _varies(arguments) else rule(node, arguments)
     return (OPAQUE, op) if found is None else (kind, {**found, **op})
 
 
-def _known(node: fx.Node, arguments: Arguments) -> tuple[str, Rule]:
+def _built_in(node: fx.Node, arguments: Arguments) -> tuple[str, Rule]:
     name = operation(node)
-    if name in _POOLS_OF_ALL_SPACE and attributes.is_pool_of_all_space(node, arguments):
-        return "global_pool", attributes.nothing
+    if name in _POOLS_OF_ALL_SPACE and is_pool_of_all_space(node, arguments):
+        return "global_pool", nothing
     if name in _RULES:
         return _RULES[name]
     if name in LOSSES and rank_of(node) == 0 and _is_mean_over_all(arguments):
-        return LOSS, attributes.loss
-    if name in REDUCTIONS and attributes.reduction(node, arguments) is not None:
-        return "reduce", attributes.reduction
+        return LOSS, loss
+    if name in REDUCTIONS and reduction(node, arguments) is not None:
+        return "reduce", reduction
     if name in RESHAPES:
-        return RESHAPE, attributes.reshape
+        return RESHAPE, reshape
     if name in POINTWISE or torch.Tag.pointwise in overload_of(node).tags:
-        return ELEMENTWISE, attributes.nothing
-    return OPAQUE, attributes.nothing
+        return ELEMENTWISE, nothing
+    return OPAQUE, nothing
 
 
 def arguments_of(node: fx.Node) -> dict[str, Any]:
@@ -112,48 +381,48 @@ _OF_ANY_SIZE = frozenset({ELEMENTWISE, LOSS, RESHAPE, "slice", "upsample", "segm
 _POOLS_OF_ALL_SPACE = frozenset(["mean", *(f"adaptive_avg_pool{space}d" for space in (1, 2, 3))])
 
 _RULES: Mapping[str, tuple[str, Rule]] = {
-    **{f"conv{space}d": ("conv", attributes.conv) for space in (1, 2, 3)},
-    **{f"conv_transpose{space}d": ("transposed_conv", attributes.transposed_conv) for space in (1, 2, 3)},
-    **{f"{what}_pool{space}d": ("pool", attributes.pool) for what in ("max", "avg") for space in (1, 2, 3)},
+    **{f"conv{space}d": ("conv", conv) for space in (1, 2, 3)},
+    **{f"conv_transpose{space}d": ("transposed_conv", transposed_conv) for space in (1, 2, 3)},
+    **{f"{what}_pool{space}d": ("pool", pool) for what in ("max", "avg") for space in (1, 2, 3)},
     **{
-        f"adaptive_{what}_pool{space}d": ("adaptive_pool", attributes.adaptive_pool)
+        f"adaptive_{what}_pool{space}d": ("adaptive_pool", adaptive_pool)
         for what in ("max", "avg")
         for space in (1, 2, 3)
     },
-    **dict.fromkeys(("pad", "constant_pad_nd"), ("pad", attributes.pad)),
-    **{f"{how}_pad{space}d": ("pad", attributes.pad) for how in ("reflection", "replication") for space in (1, 2, 3)},
-    **dict.fromkeys(("slice", "narrow", "select"), ("slice", attributes.part)),
-    **dict.fromkeys(("chunk", "split", "split_with_sizes", "tensor_split", "unbind"), ("slice", attributes.parts)),
+    **dict.fromkeys(("pad", "constant_pad_nd"), ("pad", pad)),
+    **{f"{how}_pad{space}d": ("pad", pad) for how in ("reflection", "replication") for space in (1, 2, 3)},
+    **dict.fromkeys(("slice", "narrow", "select"), ("slice", part)),
+    **dict.fromkeys(("chunk", "split", "split_with_sizes", "tensor_split", "unbind"), ("slice", parts)),
     **{
-        f"upsample_{how}d": ("upsample", attributes.upsample)
+        f"upsample_{how}d": ("upsample", upsample)
         for how in (
             *(f"{nearest}{space}" for nearest in ("nearest", "nearest_exact") for space in (1, 2, 3)),
             *("linear1", "bilinear2", "trilinear3", "bicubic2"),
         )
     },
-    "batch_norm": ("batch_norm", attributes.batch_norm),
-    "layer_norm": ("layer_norm", attributes.layer_norm),
-    "rms_norm": ("layer_norm", attributes.layer_norm),
-    "group_norm": ("layer_norm", attributes.group_norm),
-    "instance_norm": ("layer_norm", attributes.instance_norm),
-    "cat": ("concat", attributes.dim),
-    "concat": ("concat", attributes.dim),
-    "concatenate": ("concat", attributes.dim),
-    "stack": ("concat", attributes.dim),
-    "softmax": ("softmax", attributes.dim),
-    "log_softmax": ("softmax", attributes.dim),
-    "linear": ("linear", attributes.nothing),
-    "sparse_conv": ("sparse_conv", attributes.nothing),
-    "sparse_sum_pool": ("sparse_pool", attributes.nothing),
-    "sparse_max_pool": ("sparse_pool", attributes.nothing),
-    "segment_sum": ("segment", attributes.nothing),
-    "segment_max": ("segment", attributes.nothing),
-    "segment_expand": ("segment_expand", attributes.nothing),
-    "scaled_dot_product_attention": ("attention", attributes.nothing),
-    "embedding": ("embedding", attributes.embedding),
-    "lstm": ("lstm", attributes.recurrence),
-    "gru": ("lstm", attributes.recurrence),
-    "rnn_tanh": ("lstm", attributes.recurrence),
-    "rnn_relu": ("lstm", attributes.recurrence),
+    "batch_norm": ("batch_norm", batch_norm),
+    "layer_norm": ("layer_norm", layer_norm),
+    "rms_norm": ("layer_norm", layer_norm),
+    "group_norm": ("layer_norm", group_norm),
+    "instance_norm": ("layer_norm", instance_norm),
+    "cat": ("concat", dim),
+    "concat": ("concat", dim),
+    "concatenate": ("concat", dim),
+    "stack": ("concat", dim),
+    "softmax": ("softmax", dim),
+    "log_softmax": ("softmax", dim),
+    "linear": ("linear", nothing),
+    "sparse_conv": ("sparse_conv", nothing),
+    "sparse_sum_pool": ("sparse_pool", nothing),
+    "sparse_max_pool": ("sparse_pool", nothing),
+    "segment_sum": ("segment", nothing),
+    "segment_max": ("segment", nothing),
+    "segment_expand": ("segment_expand", nothing),
+    "scaled_dot_product_attention": ("attention", nothing),
+    "embedding": ("embedding", embedding),
+    "lstm": ("lstm", recurrence),
+    "gru": ("lstm", recurrence),
+    "rnn_tanh": ("lstm", recurrence),
+    "rnn_relu": ("lstm", recurrence),
 }
 """Kind and rule by the operator's name; a rule that gives None finds the operator in a form its kind does not cover."""

@@ -3,21 +3,25 @@
 Joined to their reader are constants (the zeros an LSTM starts from) and views of parameters (a tied, transposed
 weight); joined to its neighbour is what updates a buffer and has no reader (the batch counter of a batch norm).  So a
 cut between layers never separates what would only be sent about.
+
+What the dims of a traced value mean: the samples by the symbol in its shape, others by the kind of its layer.
 """
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import count
 from typing import Any
 
 import torch
 from torch import Tensor, fx
 
+from planner.ir.graph import SAMPLE, Attribute, TensorSpec, is_sites
 from profiler.capture.functional import is_write
 from profiler.capture.kinds import NO_RULES, RESHAPE, Rules, kind_of
-from profiler.capture.operators import nodes_in, place
+from profiler.capture.operators import nodes_in, operation, place
 from profiler.capture.trace import Traced
 
 
@@ -140,3 +144,135 @@ def _neighbour(nodes: list[fx.Node], index: int) -> fx.Node | None:
     alike = next((node for node in later if place(node) == place(nodes[index])), None)
     earlier = (node for node in reversed(nodes[:index]) if not _only_updates(node))
     return alike or next(iter(later), None) or next(earlier, None)
+
+
+_SPACE = {1: ("width",), 2: ("height", "width"), 3: ("depth", "height", "width")}
+_FIRM = frozenset({SAMPLE, "channel", "depth", "height", "width", "head"})  # access relations and layouts go by these
+_SPATIAL_KINDS = frozenset({"conv", "transposed_conv", "pool", "adaptive_pool", "batch_norm"})
+_SAME_AS_INPUT = frozenset(
+    {"pointwise", "concat", "softmax", "layer_norm", "opaque", "pad", "slice", "upsample", "global_pool", "reduce"}
+)
+
+
+_ALIKE = frozenset({"pointwise", "pad", "slice", "batch_norm"})
+
+
+def specify(value: Tensor, names: tuple[str, ...], traced: Traced) -> TensorSpec:
+    """The spec of a traced ``value`` in the example; ``names`` are those of its dims if no dim is special.
+
+    Where the number of samples is fixed, dim 0 holds the samples if it is that long.  Sizes that vary give their names
+    to dims of no firm meaning.
+    """
+    symbols = traced.symbols
+    shape = tuple(symbols.extent(size, traced.samples) for size in value.shape)
+    sizes = [symbols.name_of(size) for size in value.shape]
+    if traced.is_polymorphic:
+        places = [dim for dim, size in enumerate(value.shape) if symbols.per_sample(size)][:1]
+    else:
+        places = [0] if shape and shape[0] == traced.samples and sizes[0] is None else []
+    dims = list(_placed(names, places, len(shape)))
+    guessed = {*traced.varying, "time"} if any(sizes) else set(traced.varying)
+    for dim, (name, size) in enumerate(zip(dims, sizes, strict=True)):
+        if name not in _FIRM and size != name and (name in guessed or (size and size not in dims)):
+            dims[dim] = size if size and size not in dims else f"dim{dim}"
+    return TensorSpec(_of_sites(dims), shape, str(value.dtype).removeprefix("torch."))
+
+
+def _of_sites(dims: Sequence[str]) -> tuple[str, ...]:
+    """``dims``; beside sites lie channels."""
+    return (dims[0], "channel") if len(dims) == 2 and is_sites(dims[0]) else tuple(dims)
+
+
+def specify_input(node: fx.Node, traced: Traced) -> TensorSpec:
+    """The spec of a graph input: just those dims bear the name of a size that vary with it."""
+    value, tensor = node.meta["val"], node.target
+    names = spatial_names(3) if value.ndim == 3 and _is_read_along_width(node) else ()
+    spec = specify(value, names or input_names(value), traced)
+    places = {dim: name for name, found in traced.varying.items() for where, dim in found if where == tensor}
+    dims = tuple(places.get(dim, f"dim{dim}" if name in traced.varying else name) for dim, name in enumerate(spec.dims))
+    return replace(spec, dims=_of_sites(dims))
+
+
+def _is_read_along_width(node: fx.Node) -> bool:
+    """Whether a tensor of 3 dims is convolved or pooled, maybe after what leaves its dims as they are."""
+    found, seen = [node], {node}
+    while found:
+        for user in found.pop().users:
+            name = operation(user) if user.op == "call_function" else ""
+            if name.endswith("1d"):
+                return True
+            value = user.meta.get("val")
+            if isinstance(value, Tensor) and value.ndim == 3 and user not in seen and kind_of(user)[0] in _ALIKE:
+                found.append(user)
+                seen.add(user)
+    return False
+
+
+def input_names(value: Tensor) -> tuple[str, ...]:
+    """Names of the dims of a graph input: numbers are images or sequences of features, integers labels or tokens."""
+    rank = value.ndim
+    if value.is_floating_point():
+        return spatial_names(rank) if rank >= 4 else _sequence_names(rank)
+    return (SAMPLE, "time")[:rank] if rank <= 2 else (SAMPLE, *_SPACE.get(rank - 1, ()))
+
+
+def output_names(
+    kind: str, rank: int, inputs: tuple[TensorSpec, ...], attributes: Mapping[str, Attribute]
+) -> tuple[str, ...]:
+    """Names of the dims of a result, ``rank`` of them, of a layer of ``kind``."""
+    if kind in _SPATIAL_KINDS:
+        return spatial_names(rank)
+    if kind == "segment":
+        return (SAMPLE, "channel")[:rank]
+    if kind == "attention" and rank == 4:
+        return (SAMPLE, "head", "time", "feature")
+    if kind in _SAME_AS_INPUT:
+        alike = next((spec for spec in inputs if len(spec.dims) == rank and SAMPLE in spec.dims[:1]), None)
+        if alike is not None:
+            return alike.dims
+    return _derived_names(kind, rank, inputs[0].dims, attributes) if inputs else _sequence_names(rank)
+
+
+def _derived_names(
+    kind: str, rank: int, names: tuple[str, ...], attributes: Mapping[str, Attribute]
+) -> tuple[str, ...]:
+    """Of a result some of whose dims are those of the first input, which are called ``names``."""
+    kept, dim, dims = (attributes.get(name) for name in ("kept", "dim", "dims"))
+    if kind == "reshape" and isinstance(kept, tuple) and _FIRM.intersection(names[at] for at in kept if at > 0):
+        taken = {names[place] for place in kept if place >= 0}
+        return tuple(names[place] if place >= 0 else _unused(at, taken) for at, place in enumerate(kept))
+    if kind == "global_pool":
+        return names[:rank]
+    if kind == "reduce" and isinstance(dims, tuple) and len(names) == rank + len(dims):
+        return tuple(name for at, name in enumerate(names) if at not in dims)
+    if kind == "linear" and len(names) == rank >= 4:
+        return (*names[:-1], "channel" if names[-1] == "channel" else "feature")
+    if kind == "slice" and isinstance(dim, int) and len(names) == rank + 1:
+        return (*names[:dim], *names[dim + 1 :])
+    if kind == "concat" and isinstance(dim, int) and len(names) == rank - 1:
+        return (*names[:dim], _unused(dim, set(names)), *names[dim:])
+    return _sequence_names(rank)
+
+
+def _unused(dim: int, taken: set[str]) -> str:
+    """A name for a dim of no known meaning."""
+    name = next(name for name in (f"dim{number}" for number in count(dim)) if name not in taken)
+    taken.add(name)
+    return name
+
+
+def spatial_names(rank: int) -> tuple[str, ...]:
+    """Sample, channel and up to three dims of space."""
+    return (SAMPLE, "channel", *_SPACE.get(rank - 2, ()))[:rank] if rank <= 5 else ()
+
+
+def _sequence_names(rank: int) -> tuple[str, ...]:
+    known = {1: (SAMPLE,), 2: (SAMPLE, "feature"), 3: (SAMPLE, "time", "feature")}
+    return known.get(rank, ())
+
+
+def _placed(names: tuple[str, ...], places: list[int], rank: int) -> tuple[str, ...]:
+    """``names`` if they fit: as many as ``rank``, with the samples where they are; else numbered names."""
+    if len(names) == rank and places == [0]:
+        return (SAMPLE, *names[1:])
+    return tuple(SAMPLE if dim in places else f"dim{dim}" for dim in range(rank))

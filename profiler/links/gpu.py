@@ -19,7 +19,7 @@ import torch.distributed as dist
 
 from cuda_ops import cores_beside
 from cuda_ops._torch import FileStore
-from planner.ir.cluster import ALL_REDUCE, MEASURED, STATISTICS, WITHIN_HOST, Collective, Link
+from planner.ir.cluster import ALL_REDUCE, MEASURED, STATISTICS, Collective, Link, host_tier
 from profiler.links.cpu import SILENCE_S, LinkCosts, in_processes
 from profiler.measure.child_process import Report
 
@@ -80,12 +80,13 @@ def costs_of(best: Mapping[tuple[str, int], float], num_gpus: int) -> LinkCosts:
         duplex=best["both ways", _DUPLEX_BYTES] < _DUPLEX_LIMIT * best["message", _DUPLEX_BYTES],
         evidence=MEASURED,
     )
+    tier = host_tier([""])
     sums = tuple(
-        Collective(operation, ranks, WITHIN_HOST, tuple((size, best[_name(operation, ranks), size]) for size in sizes))
+        Collective(operation, ranks, tier, tuple((size, best[_name(operation, ranks), size]) for size in sizes))
         for ranks in range(2, num_gpus + 1)
         for operation, sizes in _ALL_REDUCES.items()
     )
-    return LinkCosts({WITHIN_HOST: link}, sums)
+    return LinkCosts({tier: link}, sums)
 
 
 class Measuring:

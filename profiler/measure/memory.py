@@ -23,7 +23,7 @@ from torch.autograd.profiler import profile, record_function
 from cuda_ops.memory import MemoryMeter, meter_of
 from planner.ir.profile import Levels
 from profiler.capture.graph import Captured
-from profiler.measure.segments import Segment, SegmentedPass, segments
+from profiler.measure.timing import Segment, SegmentedPass, segments
 
 _FORWARD, _BACKWARD = "forward of ", "backward of "
 

@@ -5,7 +5,6 @@ The first chooses what is measured, the others repeat it.  What a process has fi
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -27,13 +26,12 @@ from profiler.measure.partial_results import (
     SizeCosts,
     Unfinished,
 )
-from profiler.measure.progress import ProfileProgress
+from profiler.measure.progress import Overall, ProfileProgress
 from profiler.measure.worker import Job
 from profiler.merge import process_of
 
 SILENCE_S = 600.0  # between two reports: a capture, or a pass over the largest batch
 
-Progress = Callable[[ProfileProgress], None]
 Say = Callable[[str], None]
 
 
@@ -46,7 +44,7 @@ class Measured:
     processes: tuple[MeasuringProcess, ...]
 
 
-def measure_in_processes(job: Job, unfinished: Unfinished, progress: Progress, say: Say) -> Measured:
+def measure_in_processes(job: Job, unfinished: Unfinished, progress: Overall, say: Say) -> Measured:
     """Measures ``job`` in ``job.num_processes`` processes, beginning with what is kept in ``unfinished``.
 
     Raises:
@@ -64,9 +62,9 @@ def measure_in_processes(job: Job, unfinished: Unfinished, progress: Progress, s
 
 
 class _Processes:
-    def __init__(self, job: Job, unfinished: Unfinished, progress: Progress, say: Say) -> None:
+    def __init__(self, job: Job, unfinished: Unfinished, progress: Overall, say: Say) -> None:
         self._job, self._unfinished, self._say = job, unfinished, say
-        self._progress = _Overall(job.num_processes, progress)
+        self._progress = progress
         self._graph: Graph | None = None
 
     def run(self) -> Measured:
@@ -102,7 +100,7 @@ class _Processes:
         """What a process finds, or found in an earlier profile."""
         kept = self._unfinished.of(name)
         if kept.rest is not None:
-            self._progress.ended()
+            self._progress.ended(measured=False)
             return ModelCosts(kept.done, kept.rest)
         costs: ModelCosts = self._run("profiler.measure.worker:measure_model", self._next_job(kept.done, chosen), name)
         for change in costs.left_out:
@@ -131,37 +129,10 @@ class _Processes:
             for remark in report.remarks if self._graph is None else ():
                 self._say(remark)
             self._graph = report.graph
+            self._progress.captured()
             self._unfinished.captured(fingerprint(report.graph))
         else:
             self._unfinished.add(name, report)
-
-
-class _Overall:
-    """The progress of all processes, from that of each: the others are likely to take as long."""
-
-    def __init__(self, num_processes: int, progress: Progress) -> None:
-        self._progress, self._left = progress, num_processes
-        self._before = self._total = self._worked = 0
-        self._last: int | None = None  # of this process; what it did before its first pass is an earlier profile's
-        self._start_s = time.monotonic()
-
-    def show(self, at: ProfileProgress) -> None:
-        """One process says where it is."""
-        self._total = max(self._total, at.total)
-        if at.samples or at.done:
-            self._worked += at.done - (at.done if self._last is None else self._last)
-            self._last = at.done
-        done, total = self._before + at.done, self._before + self._total * self._left
-        eta_s = (time.monotonic() - self._start_s) / max(1, self._worked) * (total - done)
-        self._progress(replace(at, done=done, total=total, eta_s=eta_s))
-
-    def ended(self) -> None:
-        """A process is done."""
-        self._before, self._left, self._last = self._before + self._total, self._left - 1, None
-
-    def repeated(self) -> None:
-        """One is run again."""
-        self._left += 1
 
 
 def _noise(rest: Rest) -> float:

@@ -79,22 +79,33 @@ def next_size(batch: int, measured: BySize, changes: Sequence[KeyChange], limits
     missing = [size for size in ends if size not in measured]
     if missing or not ends:
         return missing[0] if missing else None
+    return next(iter(_between(batch, ends, measured, changes, limits, read)), None)
+
+
+def likely_sizes(
+    batch: int, measured: BySize, changes: Sequence[KeyChange], limits: Limits, read: Read
+) -> tuple[int, ...]:
+    """The sizes that :func:`next_size` is likely to say, one after another, by what it would say now."""
+    ends = _ends(batch, measured)
+    if all(size in measured for size in ends):
+        return _between(batch, ends, measured, changes, limits, read) if ends else ()
+    sides = [size for change in changes for size in (change.samples, change.samples + 1)]
+    forced = sorted({*ends, *sides[: max(0, limits.most_sizes - 2)]})
+    middles = [middle(low, high, batch) for low, high in pairwise(forced) if high > TESTED_RATIO * low]
+    sizes = dict.fromkeys((*ends, *forced, *(size for size in middles if size is not None)))
+    return tuple(size for size in sizes if size not in measured)[: limits.most_sizes - len(measured)]
+
+
+def _between(
+    batch: int, ends: Sequence[int], measured: BySize, changes: Sequence[KeyChange], limits: Limits, read: Read
+) -> tuple[int, ...]:
+    """The sizes that are wanted between the ends, what matters most first; as many as there is room and time for."""
     works = {size: found for size, found in measured.items() if found}
-    room = limits.most_sizes - len(works)
-    if room <= 0:
-        return None
     wanted = _bracketing(ends, works, changes, limits)
     forced = sorted({*ends, *wanted})
-    for size in (*wanted, *_middles(forced, measured, works, batch, limits, read)):
-        if size not in measured and _is_affordable(size, works, limits):
-            return size
-    return None
-
-
-def first_sizes(batch: int, changes: Sequence[KeyChange], limits: Limits) -> tuple[int, ...]:
-    """The sizes that are likely to be measured whatever is found, ascending."""
-    sides = [size for change in changes for size in (change.samples, change.samples + 1)]
-    return tuple(sorted({1, batch, *sides[: max(0, limits.most_sizes - 2)]}))
+    sizes = dict.fromkeys((*wanted, *_middles(forced, measured, works, batch, limits, read)))
+    waiting = [size for size in sizes if size not in measured and _is_affordable(size, works, limits)]
+    return tuple(waiting[: max(0, limits.most_sizes - len(works))])
 
 
 def reading_error(

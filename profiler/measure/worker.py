@@ -20,17 +20,16 @@ from planner.ir.graph import Graph
 from planner.ir.profile import Measurement, ModelSource, Optimizer, PartShape
 from profiler.capture.graph import Captured
 from profiler.capture.kinds import Rules
+from profiler.measure.beside_layers import iteration_s, parameter_costs, preparation_costs, site_halos, still_optimizer
 from profiler.measure.child_process import Report
 from profiler.measure.devices import BACKENDS, back_end_keys, capture_for
-from profiler.measure.input_pipeline import preparation_costs, site_halos
 from profiler.measure.memory import footprints
 from profiler.measure.noise import Clock, RunDelay, canary_s, clock_for
-from profiler.measure.optimizer_step import iteration_s, parameter_costs, still_optimizer
 from profiler.measure.partial_results import CapturedGraph, Chosen, Done, ModelCosts, PartCosts, Rest, SizeCosts
 from profiler.measure.progress import Counter, ProfileProgress
-from profiler.measure.sizes import KeyChange, Limits, Read, first_sizes, key_changes, next_size, not_bracketed
+from profiler.measure.sizes import KeyChange, Limits, Read, key_changes, likely_sizes, next_size, not_bracketed
 from profiler.measure.timing import QUICK, Effort, shared, time_layers
-from profiler.shards.measure import PartRounds, rounds
+from profiler.shards.measure import PartRounds, likely_rounds
 from profiler.source.model import CloudExample, LoadedModel, example_of, fed_example
 from profiler.source.source import load_model
 
@@ -120,7 +119,7 @@ def capture_model(report: Report, job: Job) -> None:
 
 
 def _captured(report: Report, job: Job) -> tuple[LoadedModel, Captured]:
-    report(ProfileProgress("capture", 0.0, 0.0, 0, 1, 0.0))
+    report(ProfileProgress("capture", 0.0, 0.0, 0.0, 0.0, None))
     model, device = load_model(job.source, job.seed), torch.device(job.device)
     still_optimizer(job.optimizer, model.module.parameters())  # a wrong name is said before anything is measured
     if device.type == "cuda":
@@ -149,10 +148,8 @@ class _Measuring:
         )
         self._given = given_sizes(job, captured.graph.samples, captured.polymorphic)
         self._changes = () if self._given else _changes(captured)
-        expected = self._given or first_sizes(captured.graph.samples, self._changes, self._limits)
-        self._counter = Counter(
-            report, expected, passes, rounds(self._wanted(expected), expected), num_passes(self._of_parts)
-        )
+        has_parts = bool(job.chosen.shapes) if job.chosen is not None else job.shapes is not None
+        self._counter = Counter(report, passes, num_passes(self._of_parts), has_parts)
 
     def run(self) -> ModelCosts:
         """Everything that is not done yet."""
@@ -184,12 +181,34 @@ class _Measuring:
 
     def _measure_sizes(self) -> list[SizeCosts]:
         found = {size.samples: size for size in self._job.done.sizes}
+        self._expect(found)
         for samples in self._sizes(found):
             if samples not in found:
                 found[samples] = self._measure_size(samples)
                 self._report(found[samples])
             self._counter.end_size(samples)
+            self._expect(found)
         return list(found.values())
+
+    def _expect(self, found: Mapping[int, SizeCosts]) -> None:
+        """Tells the progress what is likely to be measured still, by what was."""
+        if self._given or self._job.read is None:
+            sizes = tuple(size for size in self._given if size not in found)
+        else:
+            measured = {samples: size.measurements for samples, size in found.items()}
+            batch = self._captured.graph.samples
+            sizes = likely_sizes(batch, measured, self._changes, self._limits, self._job.read)
+        running = [size for size in found.values() if size.measurements]
+        self._counter.expect(sizes, self._likely_rounds(running, sizes) if running else None)
+
+    def _likely_rounds(self, found: list[SizeCosts], coming: tuple[int, ...]) -> list[float]:
+        """What a pass over each round of parts takes, as far as the sizes tell."""
+        sizes = tuple(sorted({*(size.samples for size in found), *coming}))
+        wanted = self._wanted(sizes)
+        tried = {shape for each in self._job.done.parts for shape in each.shapes}
+        measured = [one for each in self._job.done.parts for one in each.measurements]
+        exact = self._job.chosen is not None or self._job.read is None
+        return likely_rounds(wanted, tried, measured, found, sizes, self._limits, None if exact else self._job.read)
 
     def _sizes(self, found: Mapping[int, SizeCosts]) -> Iterator[int]:
         """Sizes, one after another, each once the one before is in ``found``."""
@@ -251,15 +270,13 @@ class _Measuring:
         """Parts at the sizes at which the model runs."""
         found = list(self._job.done.parts)
         wanted = self._wanted(_running(sizes))
-        tried = {shape for each in found for shape in each.shapes}
-        self._counter.start_parts(rounds([shape for shape in wanted if shape not in tried], _running(sizes)))
         whole = [size for size in sizes if size.measurements]
-        parts = PartRounds(self._captured, self._model, whole, self._of_parts, self._counter.passed_part, self._clock)
+        parts = PartRounds(self._captured, self._model, whole, self._of_parts, self._counter, self._clock)
         read = None if self._job.chosen is not None else self._job.read
         turns = parts.every(wanted, found) if read is None else parts.chosen(wanted, found, self._limits, read)
         for each, costs in turns:
             self._report(costs)
-            self._counter.end_round(each)
+            self._counter.end_round(len(each.shapes))
             found.append(costs)
         return found
 

@@ -26,9 +26,9 @@ from profiler.measure.devices import back_end_keys
 from profiler.measure.memory import workspace_bytes
 from profiler.measure.noise import Clock
 from profiler.measure.partial_results import PartCosts, SizeCosts
-from profiler.measure.segments import SegmentedPass, segments
+from profiler.measure.progress import Counter
 from profiler.measure.sizes import TESTED_RATIO, Limits, Read, reading_error
-from profiler.measure.timing import Effort, time_segments
+from profiler.measure.timing import Effort, SegmentedPass, segments, time_segments
 from profiler.shards.arguments import ValueOf
 from profiler.shards.network import PartNetwork, PartPass, part_network
 from profiler.source.model import LoadedModel, example_of
@@ -185,6 +185,44 @@ def _inside(
         yield from halve(line)
 
 
+def likely_rounds(
+    shapes: Sequence[PartShape],
+    tried: Collection[PartShape],
+    measured: Sequence[Measurement],
+    whole: Sequence[SizeCosts],
+    sizes: Sequence[int],
+    limits: Limits,
+    read: Read | None,
+) -> list[float]:
+    """What a pass over each round takes that is likely to be measured, in seconds.
+
+    Those that :func:`next_parts` says now and those that it says then for certain; later ones depend on what is found.
+
+    Args:
+        whole: that are measured; ``sizes``: that are, or will be, ascending.
+        read: None: all are measured.
+    """
+    waiting = [shape for shape in shapes if shape not in tried]
+    if read is not None:
+        now = next_parts(shapes, tried, measured, _shares(whole), limits, read)
+        waiting = [*now, *next_parts(shapes, {*tried, *now}, measured, _shares(whole), limits, read)]
+    return [round_s(each, whole) for each in rounds(waiting, sizes)]
+
+
+def round_s(each: Round, whole: Sequence[SizeCosts]) -> float:
+    """About what a pass over a round takes: what its layers take at the nearest size, in proportion to the samples."""
+    nearest = min(whole, key=lambda size: abs(log(size.samples / each.samples)))
+    layer_s = {one.layer: _seconds(one) for one in nearest.measurements}
+    return sum(layer_s.get(shape.layers[0], 0.0) * shape.samples / nearest.samples for shape in each.shapes)
+
+
+def _shares(whole: Sequence[SizeCosts]) -> dict[str, float]:
+    """Of the step, by layer, at the largest size."""
+    largest = max(whole, key=lambda size: size.samples).measurements
+    step_s = sum(map(_seconds, largest))
+    return {one.layer: _seconds(one) / max(1e-12, step_s) for one in largest}
+
+
 Found = Iterator[tuple[Round, PartCosts]]
 
 
@@ -193,7 +231,7 @@ class PartRounds:
 
     Args:
         whole: what was measured of whole layers, at the sizes at which the model runs.
-        after_pass: as of :func:`profiler.shards.measure.measure_round`.
+        progress: told of every turn and pass.
     """
 
     def __init__(
@@ -202,11 +240,11 @@ class PartRounds:
         model: LoadedModel,
         whole: Sequence[SizeCosts],
         effort: Effort,
-        after_pass: AfterPass,
+        progress: Counter,
         clock: Clock,
     ) -> None:
         self._captured, self._model, self._effort = captured, model, effort
-        self._after_pass, self._clock = after_pass, clock
+        self._progress, self._clock, self._sized = progress, clock, whole
         self._whole = {size.samples: {one.layer: one for one in size.measurements} for size in whole}
         self._sizes = tuple(sorted(self._whole))
 
@@ -219,15 +257,18 @@ class PartRounds:
         """As many of ``wanted`` as reading the others off them needs (:mod:`profiler.shards.measure`)."""
         tried = {shape for each in done for shape in each.shapes}
         found = [one for each in done for one in each.measurements]
-        shares = self._shares()
+        shares = _shares(self._sized)
         while turn := next_parts(wanted, tried, found, shares, limits, read):
-            for each, costs in self._measured(turn):
+            after = next_parts(wanted, {*tried, *turn}, found, shares, limits, read)
+            for each, costs in self._measured(turn, after):
                 found += costs.measurements
                 yield each, costs
             tried.update(turn)
 
-    def _measured(self, shapes: Sequence[PartShape]) -> Found:
+    def _measured(self, shapes: Sequence[PartShape], after: Sequence[PartShape] = ()) -> Found:
         planned = rounds(shapes, self._sizes)
+        likely = (*planned, *rounds(after, self._sizes))
+        self._progress.start_parts([round_s(each, self._sized) for each in likely], len(shapes) + len(after))
         for samples in dict.fromkeys(each.samples for each in planned):
             tensors = example_of(self._captured.graph.inputs, self._model, samples)
             value_of = whole_values(self._captured, tensors, samples)
@@ -235,15 +276,9 @@ class PartRounds:
             for each in planned:
                 if each.samples == samples:
                     found = measure_round(
-                        self._captured, value_of, each, whole, self._effort, self._after_pass, self._clock
+                        self._captured, value_of, each, whole, self._effort, self._progress.passed_part, self._clock
                     )
                     yield each, PartCosts(each.shapes, tuple(found))
-
-    def _shares(self) -> dict[str, float]:
-        """Of the step, by layer, at the largest size."""
-        largest = self._whole[self._sizes[-1]]
-        step_s = sum(map(_seconds, largest.values()))
-        return {name: _seconds(one) / max(1e-12, step_s) for name, one in largest.items()}
 
 
 def _seconds(one: Measurement) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from planner.ir.errors import MissingDeviceError
@@ -13,7 +13,7 @@ from profiler.measure.child_process import Child
 from profiler.measure.devices import BACKENDS, Backend, described
 from profiler.measure.partial_results import Chosen, ModelCosts
 from profiler.measure.processes import SILENCE_S
-from profiler.measure.progress import ProfileProgress
+from profiler.measure.progress import Overall, ProfileProgress
 from profiler.measure.worker import Job
 from profiler.merge import merged
 
@@ -69,7 +69,8 @@ def measure_missing(
         chosen=Chosen(tuple(sorted({*sizes, *cut_from})), tuple(shapes)),
         graph=fingerprint(profile.graph),
     )
-    found = [_measured(job, backend, number, progress) for number in range(num_processes)]
+    overall = Overall(num_processes, progress or _silent)
+    found = [_measured(job, backend, overall) for _ in range(num_processes)]
     return FoundMissing(
         merged(costs.measurements for costs in found),
         merged(costs.parts for costs in found),
@@ -97,7 +98,7 @@ def backend_of(device_kind: str) -> Backend:
     )
 
 
-def _measured(job: Job, backend: Backend, number: int, progress: Progress | None) -> ModelCosts:
+def _measured(job: Job, backend: Backend, progress: Overall) -> ModelCosts:
     with Child("profiler.measure.worker:measure_model", job, core=backend.cores(0, 1)) as child:
         reports = child.reports(SILENCE_S)
         while True:
@@ -105,7 +106,11 @@ def _measured(job: Job, backend: Backend, number: int, progress: Progress | None
                 report: Any = next(reports)
             except StopIteration as stop:
                 costs: ModelCosts = stop.value
+                progress.ended()
                 return costs
-            if progress is not None and isinstance(report, ProfileProgress):
-                done = report.done + number * report.total
-                progress(replace(report, done=done, total=report.total * job.num_processes))
+            if isinstance(report, ProfileProgress):
+                progress.show(report)
+
+
+def _silent(_: ProfileProgress) -> None:
+    """Nobody listens."""

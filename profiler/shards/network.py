@@ -29,7 +29,7 @@ from profiler.capture.kinds import arguments_of
 from profiler.capture.layers import is_output_of
 from profiler.capture.operators import node_argument, overload_of
 from profiler.measure.noise import Clock
-from profiler.measure.segments import Segment, SegmentedPass, segments
+from profiler.measure.timing import Segment, SegmentedPass, segments
 from profiler.shards.arguments import INPUT, PARAMETER, NoPieceError, Operand, Pieces, ValueOf, local_arguments
 
 _OPTIONS = ("stride", "padding", "dilation", "groups")

@@ -9,7 +9,6 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from halopipe.cli.app import app
-from halopipe.planning.problem import unlinked_hosts
 from planner.ir.cluster import ACROSS_HOSTS, WITHIN_HOST, PairLink
 from planner.ir.codec import dump, load, loads
 from planner.ir.profile import Profile
@@ -65,7 +64,9 @@ def test_hosts_are_linked_by_a_class_or_each_by_its_own_link(folder: Path) -> No
     there, back = PairLink(a, b, link), PairLink(b, a, link)
 
     def unlinked(**parts: object) -> tuple[str, ...]:
-        return unlinked_hosts(replace(found.cluster, **parts))
+        cluster = replace(found.cluster, **parts)
+        missing = cluster.unlinked()
+        return () if missing is None else tuple(cluster.devices[rank].host for rank in missing[1:])
 
     assert unlinked() == (a, b)
     assert unlinked(links={WITHIN_HOST: link, ACROSS_HOSTS: link}) == ()

@@ -18,7 +18,7 @@ from planner.ir.profile import ModelSource, Optimizer
 from profiler import Captured, LoadedModel
 from profiler.capture.graph import capture
 from profiler.capture.verify_capture import _own_result
-from profiler.measure.segments import SegmentedPass, segments
+from profiler.measure.timing import SegmentedPass, segments
 from profiler.measure.worker import Job, measure_model
 from tests.profiler.capture.test_graph import loaded
 from tests.profiler.test_models import TINY

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from planner.ir import codec
-from planner.ir.cluster import ACROSS_HOSTS, ALL_REDUCE, WITHIN_HOST, Collective, PairLink
+from planner.ir.cluster import ACROSS_HOSTS, ALL_REDUCE, HOST, WITHIN_HOST, Cluster, Collective, Link, PairLink, Tier
 from planner.ir.errors import StaleFileError, UsageError
 from planner.ir.profile import Calibration, MeasuringProcess, Profile, Provenance
 from profiler.merge import gather
@@ -137,3 +137,20 @@ def test_one_profile_stays_itself_but_for_what_runs_said_of_it() -> None:
     assert gather([replace(first, calibration=Calibration("sha256:0"))]) == first
     with pytest.raises(UsageError, match="nothing to gather"):
         gather([])
+
+
+def test_islands_of_a_host_that_is_renamed_are_its_own_and_tiers_are_alike() -> None:
+    tiers = (Tier("nvlink", "island"), Tier("pcie", HOST), Tier("ethernet"))
+
+    def tiered(bandwidth: float, tiers: tuple[Tier, ...] = tiers) -> Profile:
+        found = taken_on(1.0)
+        devices = tuple(replace(device, groups={"island": "n0/i"}) for device in found.cluster.devices)
+        links = {tier.name: Link(0.0, bandwidth) for tier in tiers}
+        return replace(found, cluster=Cluster(devices, links, tiers=tiers))
+
+    found = gather([tiered(1e9), tiered(2e9)]).cluster
+    assert [device.groups["island"] for device in found.devices] == ["n0/i", "n0/i", "n1/i", "n1/i"]
+    assert [found.link_class(2, rank) for rank in (3, 0)] == ["nvlink", "ethernet"]
+    assert [(pair.src_host, found.pair_tier(pair)) for pair in found.pairs] == [("n1", "pcie")]
+    with pytest.raises(StaleFileError, match="no profiles of one model"):
+        gather([tiered(1e9), tiered(1e9, tiers[1:])])

@@ -10,7 +10,7 @@ from planner.ir.profile import ModelSource, Optimizer, Profile
 from profiler.measure.devices import capture_for
 from profiler.measure.memory import footprints
 from profiler.measure.noise import clock_for
-from profiler.measure.segments import SegmentedPass, segments
+from profiler.measure.timing import SegmentedPass, segments
 from profiler.session import profile
 from profiler.source.model import example_of
 from profiler.source.source import load_model

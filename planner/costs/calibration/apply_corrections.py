@@ -13,16 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from planner.ir.cluster import (
-    ACROSS_HOSTS,
-    ALL_REDUCE,
-    STATISTICS,
-    WITHIN_HOST,
-    Cluster,
-    Collective,
-    Link,
-    PairLink,
-)
+from planner.ir.cluster import ALL_REDUCE, STATISTICS, Cluster, Collective, Link
 from planner.ir.profile import (
     ALL_REDUCES,
     BACKWARD,
@@ -99,7 +90,7 @@ def corrected(profile: Profile) -> Profile:
 def corrected_cluster(profile: Profile) -> Cluster:
     """The profile's cluster with messages and collectives corrected.
 
-    A link between two hosts that is stated apart goes with its class.
+    A link between two hosts that is stated apart goes with its tier.
     """
     cluster, factors = profile.cluster, Factors.of(profile.calibration.corrections)
     if not factors.known:
@@ -109,14 +100,9 @@ def corrected_cluster(profile: Profile) -> Cluster:
         links={name: _link(link, factors(MESSAGES, name)) for name, link in cluster.links.items()},
         collectives=tuple(_collective(table, factors) for table in cluster.collectives),
         pairs=tuple(
-            replace(pair, link=_link(pair.link, factors(MESSAGES, pair_class(pair)))) for pair in cluster.pairs
+            replace(pair, link=_link(pair.link, factors(MESSAGES, cluster.pair_tier(pair)))) for pair in cluster.pairs
         ),
     )
-
-
-def pair_class(pair: PairLink) -> str:
-    """The class of links that a stated pair belongs to."""
-    return WITHIN_HOST if pair.src_host == pair.dst_host else ACROSS_HOSTS
 
 
 def _measured(

@@ -14,12 +14,12 @@ import numpy as np
 from planner.costs.communication.collectives import Array
 from planner.costs.communication.links import without_pairs
 from planner.ir.box import intersect, volume, whole
-from planner.ir.cluster import ACROSS_HOSTS, WITHIN_HOST, Cluster, Link
+from planner.ir.cluster import Cluster, Link
 from planner.ir.graph import BYTES_PER_ELEMENT, Layer, TensorSpec
 from planner.layers import kind as kind_named
 
 Piece = tuple[str, float]
-"""A message by class of its link and samples."""
+"""A message by tier of its link and samples."""
 
 
 def bytes_read(layer: Layer, values: Mapping[str, TensorSpec], samples: int) -> Iterator[tuple[str, float]]:
@@ -47,9 +47,13 @@ class Pieces:
 
 @functools.lru_cache(maxsize=65536)
 def pieces(
-    source: tuple[float, ...], destination: tuple[float, ...], sources: tuple[str, ...], destinations: tuple[str, ...]
+    source: tuple[float, ...],
+    destination: tuple[float, ...],
+    sources: tuple[int, ...],
+    destinations: tuple[int, ...],
+    between: tuple[tuple[str, ...], ...],
 ) -> Pieces:
-    """The messages, given the samples of each member before and behind, and the hosts they are on."""
+    """The messages, given the samples of each member before and behind, their pools, and the tiers between these."""
     starts, ends = (np.round(np.cumsum([0, *shares]), 9) for shares in (source, destination))  # of whole samples exact
     borders = np.union1d(starts, ends)
     first = np.searchsorted(starts, borders[:-1], side="right") - 1
@@ -57,14 +61,14 @@ def pieces(
     by_receiver: list[set[Piece]] = [set() for _ in destination]
     by_sender: list[set[Piece]] = [set() for _ in source]
     for i, j, size in zip(first.tolist(), second.tolist(), np.diff(borders).tolist(), strict=True):
-        piece = (WITHIN_HOST if sources[i] == destinations[j] else ACROSS_HOSTS, size)
+        piece = (between[sources[i]][destinations[j]], size)
         by_receiver[j].add(piece)
         by_sender[i].add(piece)
     return Pieces(frozenset(map(frozenset, by_receiver)), frozenset(map(frozenset, by_sender)))
 
 
 def least_links(cluster: Cluster) -> dict[str, Link]:
-    """By class, a link on which no message takes longer than between any two devices, or than a larger one."""
+    """By tier, a link on which no message takes longer than between any two devices, or than a larger one."""
     return {name: least_link(link) for name, link in without_pairs(cluster).links.items()}
 
 

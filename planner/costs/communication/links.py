@@ -30,9 +30,9 @@ from planner.costs.communication.collectives import (
     transfer_s,
 )
 from planner.costs.layers.confidence import weakest
-from planner.ir.cluster import ACROSS_HOSTS, ALL_REDUCE, WITHIN_HOST, Cluster, Evidence, Link
+from planner.ir.cluster import ALL_REDUCE, Cluster, Evidence, Link
 
-__all__ = ["Network", "Points", "collective_s", "read_points", "transfer_s", "without_pairs"]
+__all__ = ["Network", "Points", "collective_s", "fastest", "read_points", "transfer_s", "without_pairs"]
 
 
 @dataclass(slots=True, eq=False)
@@ -131,7 +131,7 @@ class Network:
         """One name for all pairs of ranks that cost the same."""
         if self._pairs:
             ends = self.cluster.devices[src].host, self.cluster.devices[dst].host
-            if ends in self._pairs:
+            if ends in self._pairs and self.cluster.pair(src, dst) is not None:
                 return "\0".join(ends)
         return self.cluster.link_class(src, dst)
 
@@ -142,12 +142,14 @@ def without_pairs(cluster: Cluster) -> Cluster:
         return cluster
     by_class: dict[str, list[Link]] = {name: [link] for name, link in cluster.links.items()}
     for pair in cluster.pairs:
-        by_class.setdefault(WITHIN_HOST if pair.src_host == pair.dst_host else ACROSS_HOSTS, []).append(pair.link)
-    return replace(cluster, links={name: _least(links) for name, links in by_class.items()}, pairs=())
+        by_class.setdefault(cluster.pair_tier(pair), []).append(pair.link)
+    return replace(cluster, links={name: fastest(links) for name, links in by_class.items()}, pairs=())
 
 
-def _least(links: Sequence[Link]) -> Link:
-    """At every size at most what any of ``links`` takes."""
+def fastest(links: Sequence[Link]) -> Link:
+    """A link that takes, at every size, at most what any of ``links`` takes."""
+    if all(link == links[0] for link in links):
+        return links[0]
     bandwidth = max(link.bandwidth_bytes_per_s for link in links)
     latency_s = min(link.latency_s for link in links)
     sizes = sorted({size for link in links for size, _ in link.points})
@@ -156,4 +158,5 @@ def _least(links: Sequence[Link]) -> Link:
         points = tuple((size, min(float(transfer_s(link, size)) for link in links)) for size in sizes)
     else:  # tables of different lengths: a straight line below all of them
         latency_s, bandwidth = 0.0, max(bandwidth, *(n / s for link in links for n, s in link.points))
-    return replace(links[0], latency_s=latency_s, bandwidth_bytes_per_s=bandwidth, points=points)
+    duplex = any(link.duplex for link in links)
+    return replace(links[0], latency_s=latency_s, bandwidth_bytes_per_s=bandwidth, points=points, duplex=duplex)

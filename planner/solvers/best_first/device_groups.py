@@ -1,8 +1,9 @@
 """Which groups of devices a stage may have, and what then remains: the states of the suffix DP.
 
-Devices of one kind, host and memory size are a pool (``candidate.pools``).  A state says how many devices of each pool
-are unused; states that differ by an exchange of like hosts are one (``canonical``), and each option carries the
-exchange that makes what remains canonical, so that a group's hosts can be told from those of the next.
+Devices of one kind and memory size in the same groups (an island, a host, ...) are a pool (``candidate.pools``).  A
+state says how many devices of each pool are unused; states that differ by an exchange of like islands, hosts or racks
+are one (``canonical``), and each option carries the exchange that makes what remains canonical, so that a group's hosts
+can be told from those of the next.
 
     2 hosts of 4      (4, 4) -- group (3, 0) --> (1, 4) ~ (4, 1)      the group is now called (0, 3)
 
@@ -20,7 +21,7 @@ from functools import cached_property
 from itertools import chain, permutations, product
 from math import comb, factorial, prod
 
-from planner.solvers.candidates.candidate import Pool
+from planner.solvers.candidates.candidate import Pool, like_groups
 
 Counts = tuple[int, ...]
 """Devices by pool: of a group, or unused ones."""
@@ -96,12 +97,14 @@ class Devices:
         return tuple(found)
 
     def canonical(self, counts: Counts) -> tuple[Counts, Counts]:
-        """The state with like hosts in order of what they have left, and the order of pools that makes it so."""
+        """The state with like groups in order of what they have left, and the order of pools that makes it so."""
         order = list(range(len(counts)))
-        for twins in self._twins:
-            ranked = sorted(twins, key=lambda number: -counts[number])
-            for place, number in zip(twins, ranked, strict=True):
-                order[place] = number
+        for alike in self._like_groups:  # innermost first: the islands of a host are in order before its host is
+            now = [[order[number] for number in group] for group in alike]
+            now.sort(key=lambda pools: [-counts[number] for number in pools])
+            for places, numbers in zip(alike, now, strict=True):
+                for place, number in zip(places, numbers, strict=True):
+                    order[place] = number
         return tuple(counts[number] for number in order), tuple(order)
 
     def options(self, state: Counts) -> tuple[Option, ...]:
@@ -167,31 +170,30 @@ class Devices:
         return sizes if not count or (sizes and sizes[-1] == count) else (*sizes, count)
 
     @cached_property
-    def _twins(self) -> tuple[tuple[int, ...], ...]:
-        found: list[list[int]] = []
-        for number, pool in enumerate(self.pools):
-            alike = next((t for t in found if pool.interchangeable(self.pools[t[0]])), None)
-            if alike is None:
-                found.append([number])
-            else:
-                alike.append(number)
-        return tuple(tuple(twins) for twins in found)
+    def _like_groups(self) -> tuple[tuple[tuple[int, ...], ...], ...]:
+        return like_groups(self.pools)
 
     def _estimate(self) -> float:
         """About how many (state, option) pairs there are."""
-        states = options = 1
-        for twins in self._twins:
-            steps = -(-len(self.pools[twins[0]].ranks) // self.unit)
-            states *= comb(len(twins) + steps, steps)
-            across = min((steps + 1) ** len(twins), FEW_COMPOSITIONS + len(twins) * steps) if len(twins) > 1 else 0
-            options += min(len(twins), steps) * steps + across
-        return states * options / 2
+        steps = [-(-len(pool.ranks) // self.unit) for pool in self.pools]
+        states = [count + 1 for count in steps]
+        for alike in self._like_groups:  # so many multisets of the states of one
+            of_one = prod(states[number] for number in alike[0])
+            for number in chain.from_iterable(alike):
+                states[number] = 1
+            states[alike[0][0]] = comb(len(alike) + of_one - 1, len(alike))
+        options = 1
+        for shape, number in Counter(pool.shape for pool in self.pools).items():
+            most = next(count for pool, count in zip(self.pools, steps, strict=True) if pool.shape == shape)
+            across = min((most + 1) ** number, FEW_COMPOSITIONS + number * most) if number > 1 else 0
+            options += min(number, most) * most + across
+        return prod(states) * options / 2
 
 
 def member_orders(pools: tuple[Pool, ...], counts: Counts) -> tuple[tuple[int, ...], ...]:
     """The orders in which a group's members may share a micro-batch: the pool of each member.
 
-    Kinds follow one another; within a kind the host with more members comes first, and hosts with equally many in any
+    Kinds follow one another; within a kind the pool with more members comes first, and pools with equally many in any
     order (which of them is which is not known before the whole pipeline is), or, if these orders are many, in one.
     The first order is that by the pools' numbers.
     """

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
+from itertools import chain
 
 import numpy as np
+from numpy.typing import NDArray
 
 from planner.costs.communication.collectives import transfer_s
-from planner.costs.communication.handover import Piece, Pieces, least_links, pieces
+from planner.costs.communication.handover import Piece, Pieces, least_link, least_links, pieces
+from planner.costs.communication.links import fastest
 from planner.costs.layers.cost_table import Array
 from planner.ir.cluster import Link
 from planner.solvers.best_first.graph_cuts import Handed
@@ -52,8 +55,16 @@ class Links:
     _alike: dict[object, Handover] = field(init=False, default_factory=dict, repr=False)
     _known: dict[object, Handover] = field(init=False, default_factory=dict, repr=False)
 
+    _tiers: NDArray[np.object_] = field(init=False, repr=False)
+
     def __post_init__(self) -> None:
-        self._links = least_links(self.prices.book.profile.cluster)
+        cluster = self.prices.book.profile.cluster
+        self._links = least_links(cluster)
+        *inner, outermost = (tier.name for tier in cluster.nested_tiers)
+        groups = np.array([pool.groups for pool in self.prices.pools], dtype=object)
+        self._tiers = np.full((len(groups), len(groups)), outermost, dtype=object)
+        for level in reversed(range(len(inner))):
+            self._tiers[np.equal.outer(groups[:, level], groups[:, level]).astype(bool)] = inner[level]
 
     def between(self, source: Group, destination: Group) -> Handover:
         """Messages from ``source`` to ``destination``, and gradients back."""
@@ -87,15 +98,25 @@ class Links:
         self, source: Group, first: tuple[int, ...], destination: Group, second: tuple[int, ...]
     ) -> dict[int, Pieces]:
         """Who hands what to whom, by samples of the micro-batch, if members are in the orders given."""
-        hosts = [tuple(self.prices.pools[pool].host for pool in order) for order in (first, second)]
-        if not (source.orders_known and destination.orders_known) and set(hosts[0]) & set(hosts[1]):
-            hosts = [("",) * len(members) for members in hosts]  # any two members might be on one host
-        if len(set(hosts[0])) == len(set(hosts[1])) == 1 or not set(hosts[0]) & set(hosts[1]):
-            hosts = [("",) * source.size, ("" if hosts[0][0] == hosts[1][0] else "other",) * destination.size]
+        mine, theirs = list(dict.fromkeys(first)), list(dict.fromkeys(second))
+        between = tuple(map(tuple, self._tiers[np.ix_(mine, theirs)].tolist()))
+        names = sorted(set(chain.from_iterable(between)))
+        if len(names) > 1 and not (source.orders_known and destination.orders_known):
+            names = [self._any_of(names)]  # any two members might be in one group
+        if len(names) == 1:  # whatever pools they are of
+            between, first, second = ((names[0],),), (mine[0],) * source.size, (theirs[0],) * destination.size
+        sources, destinations = tuple(map(mine.index, first)), tuple(map(theirs.index, second))
         return {
-            rows: pieces(source.samples[rows], destination.samples[rows], hosts[0], hosts[1])
+            rows: pieces(source.samples[rows], destination.samples[rows], sources, destinations, between)
             for rows in set(self.prices.micro_batches)
         }
+
+    def _any_of(self, names: list[str]) -> str:
+        """A name for links of which none is known to be slower than another."""
+        found = " or ".join(names)
+        if found not in self._links:
+            self._links[found] = least_link(fastest([self._links[name] for name in names if name in self._links]))
+        return found
 
     def _work_out(self, source: Group, destination: Group) -> Handover:
         if len(source.orders) * len(destination.orders) == 1:

@@ -9,9 +9,10 @@ Candidates some of whose stages give each layer a layout of its own.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import chain, groupby, pairwise
+from typing import Any
 
 import numpy as np
 
@@ -41,41 +42,69 @@ FEW_SAMPLES = 12
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """Devices that nothing tells apart: one kind, host and memory size.
+    """Devices that nothing tells apart: one kind and memory size, in the same groups.
 
     Attributes:
-        whole_host: the host has no others, and no links of its own.
+        groups: by level, innermost first (``Cluster.groups_of``).
         told_apart: what side constraints say of them, see ``Constraints.device_class``.
+        own_links: their host, if links are stated for it alone.
     """
 
     kind: str
-    host: str
+    groups: tuple[str, ...]
     memory_limit_bytes: int
     ranks: tuple[int, ...]
-    whole_host: bool
     told_apart: tuple[bool, ...] = ()
+    own_links: str = ""
 
-    def interchangeable(self, other: Pool) -> bool:
-        """Whether exchanging the two hosts changes nothing."""
-        mine = (self.kind, self.memory_limit_bytes, len(self.ranks), self.told_apart)
-        theirs = (other.kind, other.memory_limit_bytes, len(other.ranks), other.told_apart)
-        return self is other or (self.whole_host and other.whole_host and mine == theirs)
+    @property
+    def shape(self) -> tuple[object, ...]:
+        """Equal for pools of like devices."""
+        return self.kind, self.memory_limit_bytes, len(self.ranks), self.told_apart, self.own_links
 
 
 def pools(problem: Problem, constraints: Constraints | None = None) -> tuple[Pool, ...]:
     """The usable ranks as pools, in order of their first rank; ranks that ``constraints`` tell apart are so."""
-    found: dict[tuple[str, str, int, tuple[bool, ...]], list[int]] = {}
+    cluster = problem.profile.cluster
+    found: dict[tuple[str, tuple[str, ...], int, tuple[bool, ...]], list[int]] = {}
     for rank in problem.ranks:
-        device = problem.profile.cluster.devices[rank]
         told_apart = constraints.device_class(rank) if constraints is not None else ()
-        key = (device.kind, device.host, problem.memory_limit_bytes(rank), told_apart)
+        key = (cluster.devices[rank].kind, cluster.groups_of(rank), problem.memory_limit_bytes(rank), told_apart)
         found.setdefault(key, []).append(rank)
-    hosts = [host for _, host, *_ in found]
-    hosts += [end for pair in problem.profile.cluster.pairs for end in (pair.src_host, pair.dst_host)]
+    linked = {end for pair in cluster.pairs for end in (pair.src_host, pair.dst_host)}
+    hosts = [cluster.devices[ranks[0]].host for ranks in found.values()]
     return tuple(
-        Pool(kind, host, limit, tuple(ranks), hosts.count(host) == 1, told_apart)
-        for (kind, host, limit, told_apart), ranks in found.items()
+        Pool(kind, groups, limit, tuple(ranks), told_apart, host if host in linked else "")
+        for host, ((kind, groups, limit, told_apart), ranks) in zip(hosts, found.items(), strict=True)
     )
+
+
+def like_groups(found: Sequence[Pool]) -> tuple[tuple[tuple[int, ...], ...], ...]:
+    """Groups that may change places with all that is in them, as numbers of pools that correspond; innermost first.
+
+    Two hosts of two islands, pools 0 and 1, and 2 and 3:  ((0,), (1,)) and ((2,), (3,)), then ((0, 1), (2, 3)).
+    """
+    alike: list[tuple[tuple[int, ...], ...]] = []
+
+    def of(members: Sequence[int], level: int) -> tuple[Any, tuple[int, ...]]:
+        """The shape of a group of that level, and its pools in an order that is the same in groups of its shape."""
+        parts: list[tuple[Any, tuple[int, ...]]]
+        if level == 0:
+            parts = [(found[number].shape, (number,)) for number in members]
+        else:
+            inside: dict[str, list[int]] = {}
+            for number in members:
+                inside.setdefault(found[number].groups[level - 1], []).append(number)
+            parts = [of(numbers, level - 1) for numbers in inside.values()]
+        parts.sort(key=lambda part: part[0])
+        for _, same in groupby(parts, key=lambda part: part[0]):
+            numbers = tuple(part[1] for part in same)
+            if len(numbers) > 1:
+                alike.append(numbers)
+        return tuple(shape for shape, _ in parts), tuple(chain.from_iterable(numbers for _, numbers in parts))
+
+    of(range(len(found)), len(found[0].groups))
+    return tuple(alike)
 
 
 def schedule_names(problem: Problem) -> tuple[str, ...]:

@@ -23,7 +23,15 @@ from planner.ir.errors import MissingMeasurementError
 from planner.ir.graph import Graph, producer
 from planner.ir.problem import SAMPLE_DIMS, Problem
 from planner.layers import throughout_sites
-from planner.solvers.candidates.candidate import group_shares, parts_of, pools, samples_of, site_shares, usable
+from planner.solvers.candidates.candidate import (
+    group_shares,
+    like_groups,
+    parts_of,
+    pools,
+    samples_of,
+    site_shares,
+    usable,
+)
 from planner.solvers.candidates.constraints import Constraints
 
 FEW_COMPOSITIONS = 40
@@ -35,11 +43,12 @@ class DeviceClass:
     """Ranks of one pool that no rule tells apart: any of them will do.
 
     Attributes:
-        twin: an earlier class with which it may change places, together with its whole host; -1 if there is none.
+        groups: that they are in, as of a pool.
+        twin: an earlier class with which it may change places, together with its groups; -1 if there is none.
     """
 
     kind: str
-    host: str
+    groups: tuple[str, ...]
     memory_limit_bytes: int
     ranks: tuple[int, ...]
     twin: int = -1
@@ -78,16 +87,22 @@ def device_classes(problem: Problem, constraints: Constraints) -> tuple[DeviceCl
     found: list[DeviceClass] = []
     all_pools = pools(problem)
     split = [{constraints.device_class(rank) for rank in pool.ranks} for pool in all_pools]
+    earlier: dict[int, int] = {}
+    for alike in like_groups(all_pools):
+        last: dict[tuple[bool, ...], int] = {}
+        for number, *more in sorted(alike):
+            if not more and len(split[number]) == 1:
+                (told_apart,) = split[number]
+                if told_apart in last:
+                    earlier[number] = last[told_apart]
+                last[told_apart] = number
     first: list[int] = []
     for number, pool in enumerate(all_pools):
         first.append(len(found))
-        twin = -1
-        for other in range(number):
-            if len(split[number]) == 1 and split[number] == split[other] and pool.interchangeable(all_pools[other]):
-                twin = first[other]
+        twin = first[earlier[number]] if number in earlier else -1
         for signature in sorted(split[number], reverse=True):
             ranks = tuple(rank for rank in pool.ranks if constraints.device_class(rank) == signature)
-            found.append(DeviceClass(pool.kind, pool.host, pool.memory_limit_bytes, ranks, twin))
+            found.append(DeviceClass(pool.kind, pool.groups, pool.memory_limit_bytes, ranks, twin))
     return tuple(found)
 
 
@@ -121,12 +136,12 @@ def assign(classes: tuple[DeviceClass, ...], chosen: tuple[Group, ...]) -> tuple
 
 
 def _members(classes: tuple[DeviceClass, ...], takes: tuple[int, ...]) -> tuple[int, ...]:
-    """The class of each member: kind after kind, within a kind the host with more members first."""
+    """The class of each member: kind after kind, within a kind the smallest group with more members first."""
     kinds = list(dict.fromkeys(c.kind for c in classes))
-    on_host = Counter[str]()
+    on = Counter[tuple[str, ...]]()
     for c, count in zip(classes, takes, strict=True):
-        on_host[c.host] += count
-    order = sorted(range(len(classes)), key=lambda k: (kinds.index(classes[k].kind), -on_host[classes[k].host], k))
+        on[c.groups] += count
+    order = sorted(range(len(classes)), key=lambda k: (kinds.index(classes[k].kind), -on[classes[k].groups], k))
     return tuple(k for k in order for _ in range(takes[k]))
 
 
@@ -142,7 +157,7 @@ def _first(classes: tuple[DeviceClass, ...], members: tuple[int, ...], given: li
 def _takes(classes: tuple[DeviceClass, ...]) -> Iterator[tuple[int, ...]]:
     """How many of each class a group may take: any, or, where these are many, of one kind, or of one pool."""
     everything = [0] * len(classes)
-    pool_of = [(c.kind, c.host, c.memory_limit_bytes) for c in classes]
+    pool_of = [(c.kind, c.groups, c.memory_limit_bytes) for c in classes]
     for labels in (everything, [c.kind for c in classes], pool_of):
         largest = max(
             prod(len(c.ranks) + 1 for c, own in zip(classes, labels, strict=True) if own == label) for label in labels
@@ -268,8 +283,14 @@ class Messages:
 
     def _pieces(self, source: Group, destination: Group, rows: int) -> frozenset[frozenset[Piece]]:
         """What each member behind waits for, of a micro-batch of ``rows``; like members once."""
-        hosts = [tuple(member.host for member in group.classes) for group in (source, destination)]
-        return pieces(source.samples(rows), destination.samples(rows), *hosts).by_receiver
+        mine, theirs = list(dict.fromkeys(source.classes)), list(dict.fromkeys(destination.classes))
+        between = tuple(
+            tuple(self.cluster.link_class(here.ranks[0], there.ranks[-1]) for there in theirs) for here in mine
+        )
+        sources, destinations = map(mine.index, source.classes), map(theirs.index, destination.classes)
+        return pieces(
+            source.samples(rows), destination.samples(rows), tuple(sources), tuple(destinations), between
+        ).by_receiver
 
     def _travel_s(self, piece: Piece, forward: bool) -> Array:
         link, samples = piece

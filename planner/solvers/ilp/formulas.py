@@ -230,10 +230,10 @@ def resources(model: Model) -> None:
     instance, spans = model.instance, model.instance.spans
     counts = np.array([group.takes for group in instance.groups])[spans.group]
     used = [pulp.lpSum(int(count[v]) * model.stages[v] for v in np.flatnonzero(count)) for count in counts.T]
-    across_hosts = any(len({member.host for member in group.classes}) > 1 for group in instance.groups)
+    across = any(len({member.groups for member in group.classes}) > 1 for group in instance.groups)
     for number, found in enumerate(instance.classes):
         model.add(used[number] <= len(found.ranks), f"devices{number}")
-        if found.twin >= 0 and not across_hosts:  # else the order of a group's hosts tells them apart
+        if found.twin >= 0 and not across:  # else the order of a stage's hosts tells them apart
             model.add(used[number] <= used[found.twin], f"twin{number}")
         work_s = counts[:, number] * (spans.work_s + spans.last_s)
         busy = model.seconds(work_s, model.stages, np.flatnonzero(work_s))

@@ -5,12 +5,24 @@ from dataclasses import replace
 import pytest
 
 from halopipe.planning import edits
-from planner.ir.cluster import ACROSS_HOSTS, DATASHEET, MEASURED, WITHIN_HOST, Cluster, Link, PairLink
-from planner.ir.errors import UsageError
-from tests.planner.factories import cluster
+from halopipe.planning.problem import make_problem
+from planner.ir.cluster import ACROSS_HOSTS, DATASHEET, HOST, MEASURED, WITHIN_HOST, Cluster, Link, PairLink, Tier
+from planner.ir.errors import UnknownNameError, UsageError
+from tests.planner.factories import chain_profile, cluster
 
 FLAT = cluster((1.0, 1.0), latency_s=1e-3, bandwidth_bytes_per_s=1e6)
 TWO_HOSTS = cluster((1.0, 2.0, 1.0, 2.0), ("n0", "n0", "n1", "n1"))
+
+TIERED = replace(
+    TWO_HOSTS,
+    devices=tuple(
+        replace(device, kind="kind-1", groups={"island": f"{device.host}/i", "rack": "r"})
+        for device in TWO_HOSTS.devices
+    ),
+    links={"nvlink": Link(0.0, 1e9), "pcie": Link(0.0, 1e8), "leaf": Link(0.0, 1e7), "spine": Link(0.0, 1e6)},
+    collectives=(),
+    tiers=(Tier("nvlink", "island"), Tier("pcie", HOST), Tier("leaf", "rack"), Tier("spine")),
+)
 
 
 def names(found: Cluster) -> list[str]:
@@ -78,3 +90,23 @@ def test_links_of_pairs_change_with_their_class_and_cores_stay_as_they_are() -> 
         }
         assert both[1].points[0][1] < 3e-3
     assert edits.with_faster_link(known, WITHIN_HOST, 2.0).pairs == known.pairs
+
+
+def test_further_hosts_are_in_the_rack_of_the_last_with_islands_of_their_own() -> None:
+    found = edits.with_hosts(TIERED, 3)
+    assert names(found)[4:] == ["n2/cpu2", "n2/cpu3"]
+    assert [device.groups for device in found.devices[4:]] == [{"island": "n2/i", "rack": "r"}] * 2
+    assert found.link_class(4, 5) == "nvlink"
+    assert found.link_class(2, 4) == "leaf"
+    assert edits.with_devices(TIERED, 5).devices[-1].groups == TIERED.devices[-1].groups
+
+
+def test_a_link_of_any_tier_is_changed_alone() -> None:
+    problem = make_problem(replace(chain_profile(2, 2), cluster=TIERED), num_ranks=2)
+    found = edits.changed(problem, "link leaf.speed=2, link nvlink.latency=1us").problem.profile.cluster
+    before = {name: link.bandwidth_bytes_per_s for name, link in TIERED.links.items()}
+    after = {name: link.bandwidth_bytes_per_s for name, link in found.links.items()}
+    assert after == {**before, "leaf": 2 * before["leaf"]}
+    assert found.links["nvlink"].latency_s == 1e-6
+    with pytest.raises(UnknownNameError, match="no link 'across-hosts'"):
+        edits.changed(problem, "link across-hosts.speed=2")

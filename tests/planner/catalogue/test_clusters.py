@@ -145,9 +145,9 @@ def test_missing_links_are_missed_only_where_they_are_needed() -> None:
     one = "halopipe: cluster\nversion: 1\nhosts: [{name: n, devices: [T4]}]\nlinks: {}\n"
     assert machines(one).cluster.links == {}
     (fault,) = faults(one.replace("[T4]", "[T4, T4]"))
-    assert fault.startswith("links.within-host: missing: hosts have several devices")
+    assert fault.startswith("links.within-host: missing: devices of one host use it")
     (fault,) = faults(one.replace("name: n,", "name: n, count: 2,"))
-    assert fault.startswith("links.across-hosts: missing: there are several hosts")
+    assert fault.startswith("links.across-hosts: missing: devices of several hosts use it")
 
 
 @pytest.mark.parametrize("text", ["", "[]", "hosts: 3", "halopipe: plan\nversion: 1\nhosts: [1]\nlinks: {}"])
@@ -210,3 +210,53 @@ def test_measured_links_of_pairs_stay_where_their_hosts_are_there() -> None:
     )
     assert machines_of(text, own).cluster.pairs == pairs[:1]
     assert machines_of(textwrap.dedent(COMPLETE), own).cluster.pairs == ()
+
+
+def tiered() -> str:
+    """The example with islands and racks of docs/catalogue.md."""
+    text = (Path(__file__).resolve().parents[3] / "docs/catalogue.md").read_text("utf-8")
+    start = text.rindex("halopipe: cluster\n", 0, text.index("tiers:\n"))
+    return text[start : text.index("```", start)]
+
+
+def test_devices_are_in_islands_and_hosts_in_racks() -> None:
+    found = machines(tiered()).cluster
+    assert len(found.devices) == 16
+    assert found.devices[6].groups == {"island": "n1/island1", "rack": "rack0"}
+    assert [found.link_class(0, rank) for rank in (1, 2, 4, 8)] == [tier.name for tier in found.tiers]
+    assert found.link(0, 1).bandwidth_bytes_per_s == 150e9
+    assert found.group_link_class((0, 1, 4)) == "within-rack"
+    by_name = machines(tiered().replace("island: 2", "island: pair").replace("rack: 2", "rack: a")).cluster
+    assert by_name.devices[-1].groups == {"island": "n3/pair", "rack": "a"}
+    assert by_name.tiers_used() == ("nvlink", "within-rack")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "fault"),
+    [
+        ("rack: 2", "rak: 2", "hosts[0].groups.rak: unknown key; did you mean rack?"),
+        ("island: 2", "rack: 2", "hosts[0].devices[0].groups.rack: unknown key"),
+        ("island: 2", "island: 0", "hosts[0].devices[0].groups.island: should be a positive integer, got 0"),
+        ("  nvlink:", "  nvlnk:", "links.nvlnk: unknown key; did you mean nvlink?"),
+        ("  nvlink: NVLink-2\n", "", "links.nvlink: missing: devices of one island use it"),
+        ("  across-racks: {b", "  # {b", "links.across-racks: missing: devices of several racks use it"),
+        ("  - {name: across-racks}\n", "", "tiers: one should be within: host, and the last one"),
+        ("within: rack", "within: host", "tiers: two tiers have the within 'host'"),
+        ("name: within-rack", "name: nvlink", "tiers: two tiers have the name 'nvlink'"),
+    ],
+)
+def test_faults_of_tiers(old: str, new: str, fault: str) -> None:
+    assert old in tiered()
+    assert any(each.startswith(fault) for each in faults(tiered().replace(old, new))), faults(
+        tiered().replace(old, new)
+    )
+
+
+def test_groups_that_do_not_nest_are_refused() -> None:
+    text = tiered().replace(
+        "{name: nvlink, within: island}", "{name: nvlink, within: island}\n  - {name: bus, within: bus}"
+    )
+    wrong = text.replace("groups: {island: 2}", "groups: {island: 2, bus: 3}")
+    assert any(
+        "island 'n0/island1' is in bus 'n0/bus1' (n0/gpu3) and in 'n0/bus0' (n0/gpu2)" in f for f in faults(wrong)
+    )

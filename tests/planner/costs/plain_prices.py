@@ -477,11 +477,11 @@ def _slowness(cluster: Cluster, group: tuple[int, ...], table: Collective, size:
 def _ring_s(cluster: Cluster, group: tuple[int, ...], count: int, size: float) -> float:
     """Each rank hands on a part of ``size`` 2 (n - 1) times, to the next rank by number."""
     around = sorted(group)
-    is_split = len({cluster.devices[rank].host for rank in group}) > 1
+    between = cluster.group_link_class(group)
     slowest = 0.0
     for position, rank in enumerate(around):
         following = around[(position + 1) % len(around)]
-        if not is_split or cluster.devices[rank].host != cluster.devices[following].host:
+        if cluster.link_class(rank, following) == between:
             slowest = max(slowest, message_s(cluster.link(rank, following), size / count))
     return 2 * (count - 1) * slowest
 

@@ -200,10 +200,11 @@ def _groups(
 
 
 def _in_order(group: tuple[int, ...], problem: Problem) -> tuple[int, ...]:
-    """Kinds after one another; within a kind, the host with more members first."""
-    devices = problem.profile.cluster.devices
+    """Kinds after one another; within a kind, the smallest group (a host, an island) with more members first."""
+    cluster = problem.profile.cluster
+    devices = cluster.devices
     kinds = list(dict.fromkeys(device.kind for device in devices))
-    pool = {rank: (devices[rank].kind, devices[rank].host, devices[rank].memory_bytes) for rank in problem.ranks}
+    pool = {rank: (devices[rank].kind, cluster.groups_of(rank), devices[rank].memory_bytes) for rank in problem.ranks}
     pools = list(dict.fromkeys(pool.values()))
     count = Counter(pool[rank] for rank in group)
     return tuple(sorted(group, key=lambda r: (kinds.index(devices[r].kind), -count[pool[r]], pools.index(pool[r]), r)))

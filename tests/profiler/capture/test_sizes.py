@@ -17,7 +17,7 @@ from planner.ir.errors import UnsupportedModelError
 from profiler import Captured, LoadedModel
 from profiler.capture.graph import capture
 from profiler.capture.sizes import require
-from profiler.measure.segments import SegmentedPass, segments
+from profiler.measure.timing import SegmentedPass, segments
 from tests.profiler.varying_models import MODELS, VaryingModel, model_of
 
 TIME = {"time": (("inputs", 1),)}

@@ -11,12 +11,11 @@ import pytest
 import torch.distributed as dist
 
 from planner.ir.cluster import ACROSS_HOSTS, MEASURED, WITHIN_HOST, Link
-from profiler.links import collectives as sums
-from profiler.links import host_pairs, interference, messages
+from profiler.links import cpu as sums
+from profiler.links import host_pairs, messages
 from profiler.links.cpu import LinkCosts, groups_of, measure_together
+from profiler.links.host_pairs import CoreCosts, differ
 from profiler.links.host_pairs import _link as link_of
-from profiler.links.host_pairs import differ
-from profiler.links.interference import CoreCosts
 from profiler.links.messages import LEAST_LAST_BYTES, SIZES, Effort, PeerLink, burst_bytes, most_bent
 from profiler.measure.child_process import Child, Report
 from runtime.transport import collectives, gloo
@@ -62,7 +61,7 @@ def test_ranks_measure_the_links_within_and_across_hosts(found: tuple[LinkCosts,
         assert all(seconds > 0 for _, seconds in link.points)
         assert sizes[-1] >= LEAST_LAST_BYTES
         assert link.bandwidth_bytes_per_s > 0
-        assert {size for size, _ in link.sender_core} <= set(interference.SIZES)
+        assert {size for size, _ in link.sender_core} <= set(host_pairs.SIZES)
         assert len(link.sender_core) == len(link.receiver_core)
     assert {(pair.src_host, pair.dst_host) for pair in found[0].pairs} <= {("n1", "n0")}
 

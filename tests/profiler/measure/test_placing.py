@@ -13,7 +13,7 @@ from profiler.capture.kinds import Rules
 from profiler.measure import devices
 from profiler.measure.devices import capture_for
 from profiler.measure.noise import ThreadClock
-from profiler.measure.segments import SegmentedPass, segments
+from profiler.measure.timing import SegmentedPass, segments
 from profiler.source.model import example_of
 from tests.profiler.capture.test_graph import captured, loaded
 from tests.profiler.test_models import TINY

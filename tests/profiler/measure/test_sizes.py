@@ -12,8 +12,8 @@ from planner.ir.profile import Measurement
 from profiler.measure.sizes import (
     KeyChange,
     Limits,
-    first_sizes,
     key_changes,
+    likely_sizes,
     middle,
     next_size,
     not_bracketed,
@@ -135,7 +135,13 @@ def test_a_model_that_fails_at_few_samples_starts_where_it_runs() -> None:
 
 def test_a_batch_of_one_has_one_size() -> None:
     assert list(sampled(SMOOTH, 1)) == [1]
-    assert first_sizes(1, (), Limits()) == (1,)
+    assert likely_sizes(1, {}, (), Limits(), layer_cost) == (1,)
+
+
+def test_the_sizes_that_are_likely_are_the_ends_the_changes_and_a_middle_each() -> None:
+    changes = (KeyChange(40, ("layer",)),)
+    assert likely_sizes(64, {}, changes, LIMITS, layer_cost) == (1, 64, 40, 41, 8)
+    assert likely_sizes(64, {64: ()}, changes, Limits(most_sizes=3), layer_cost)[0] == 1
 
 
 def test_the_number_of_sizes_is_limited_and_the_larger_change_goes_first() -> None:

@@ -14,11 +14,10 @@ from torch.autograd.graph import saved_tensors_hooks
 from cuda_ops.dense.deferred_gradients import Current, deferred
 from planner.ir.errors import UnknownNameError, UsageError
 from planner.ir.profile import Optimizer
+from profiler.measure.beside_layers import iteration_s, parameter_costs, still_optimizer
 from profiler.measure.devices import back_end_keys
 from profiler.measure.memory import footprints, saved_bytes
-from profiler.measure.optimizer_step import iteration_s, parameter_costs, still_optimizer
-from profiler.measure.segments import SegmentedPass, segments
-from profiler.measure.timing import QUICK, spread, time_layers, trimmed_mean
+from profiler.measure.timing import QUICK, SegmentedPass, segments, spread, time_layers, trimmed_mean
 from tests.profiler.capture.test_graph import captured, each_network, loaded
 from tests.profiler.test_models import TINY
 

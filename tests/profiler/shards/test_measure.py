@@ -17,8 +17,7 @@ from planner.layers import kind
 from profiler.capture.graph import Captured, capture
 from profiler.measure.devices import back_end_keys
 from profiler.measure.memory import footprints
-from profiler.measure.segments import segments
-from profiler.measure.timing import QUICK
+from profiler.measure.timing import QUICK, segments
 from profiler.shards.arguments import part_box
 from profiler.shards.measure import measure_round, rounds, whole_values
 from profiler.shards.network import PartPass, part_network
