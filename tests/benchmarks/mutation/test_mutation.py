@@ -1,0 +1,208 @@
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from benchmarks.mutation import __main__ as mutation
+from benchmarks.mutation.mutants import draw, mutants_of
+from benchmarks.mutation.selection import Record, files_for, files_of_tests, record_tests
+from benchmarks.mutation.verdicts import ALIVE, ALL, SHORT, UNDECIDED, UNTESTED, Tree, Verdict
+
+HOME = Path(__file__).parents[3]
+SUMS = """
+def total(values):
+    return sum(values)
+
+
+def larger(a, b):
+    return a if a > b else b
+
+
+def root(value):
+    if value < 0:
+        raise ValueError(value)
+    return value**0.5
+
+
+def forgotten(value):
+    return -value
+"""
+TESTS = """
+import subprocess
+import sys
+
+import pytest
+
+from planner import sums
+
+
+def test_a_total():
+    assert sums.total([1, 2]) == 3
+
+
+@pytest.mark.exhaustive("as an example")
+@pytest.mark.parametrize("b", range(8))
+def test_the_larger(b):
+    assert sums.larger(3, b) == max(3, b)
+
+
+def test_a_root_in_another_process():
+    subprocess.run([sys.executable, "-c", "from planner.sums import root; assert root(4.0) == 2.0"], check=True)
+"""
+
+CONFTEST = """
+def pytest_addoption(parser):
+    parser.addoption("--all-cases", action="store_true")
+
+
+def pytest_collection_modifyitems(config, items):
+    if not config.getoption("--all-cases"):
+        items[:] = [item for item in items if item.get_closest_marker("exhaustive") is None]
+"""
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    """A project of one module, with tests that leave some of it alone."""
+    for folder in ("planner", "tests/planner"):
+        (tmp_path / folder).mkdir(parents=True)
+    (tmp_path / "planner" / "__init__.py").touch()
+    (tmp_path / "planner" / "sums.py").write_text(SUMS)
+    (tmp_path / "tests" / "planner" / "test_sums.py").write_text(TESTS)
+    (tmp_path / "tests" / "conftest.py").write_text(CONFTEST)
+    (tmp_path / "pyproject.toml").write_text('[tool.pytest.ini_options]\nmarkers = ["exhaustive"]\n')
+    return tmp_path
+
+
+def changes(source: str) -> Iterator[str]:
+    for mutant in mutants_of("planner/a.py", source):
+        yield mutant.applied(source.encode()).decode().strip().removeprefix("def f():\n    ").replace("\n    ", "; ")
+
+
+@pytest.mark.parametrize(
+    ("statement", "expected"),
+    [
+        ("x = a < b", {"x = (a <= b)", "x = (a >= b)"}),
+        ("x = a is b", {"x = (a is not b)"}),
+        ("x = a + b", {"x = (a - b)"}),
+        ("x = 3", {"x = (4)", "x = (2)"}),
+        ("x = a and b", {"x = (a or b)"}),
+        ("x = not a", {"x = (a)"}),
+        ("x = min(a, b)", {"x = max(a, b)"}),
+        ("x = torch.amax(a)", {"x = torch.amin(a)"}),
+        ("x = a[b:]", {"x = a[(b + 1):]"}),
+        ("x = call(a, b=c)", {"x = (call(a))"}),
+        ("x = a.get(b, c)", {"x = (a.get(b))"}),
+        ("x += a", {"x -= a", "pass"}),
+        ("x.y = a", {"pass"}),
+        ("x.append(a)", {"pass"}),
+        ("return a", {"return None"}),
+        ("if a: pass", {"if (not a): pass"}),
+        ("x = [a for a in b if c]", {"x = [a for a in b if (not c)]"}),
+        ("raise Infeasible(a + 1)", {"pass"}),
+        ("é = a < b", {"é = (a <= b)", "é = (a >= b)"}),  # places count bytes
+    ],
+)
+def test_a_statement_is_changed(statement: str, expected: set[str]) -> None:
+    assert set(changes(f"def f():\n    {statement}\n")) == expected
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        '"""Words."""',
+        '__all__ = ["a", *map(str, range(3))]',
+        "def f(a: Literal[1]) -> tuple[int, 3]: ...",
+        "@dataclass(frozen=True)\nclass A(B, slots=True):\n    a: int",
+        "if TYPE_CHECKING:\n    a = 1",
+        "_LOGGER.warning('%d', a + 1)",
+        "a = f'{b + 1} seconds'",
+        "assert a < b",
+        "Steps = tuple[str | int, ...]",
+    ],
+)
+def test_what_no_test_can_see_is_left_alone(source: str) -> None:
+    assert not list(changes(source))
+
+
+def test_every_mutant_of_a_real_module_can_be_compiled_and_knows_its_function() -> None:
+    source = (HOME / "planner" / "ir" / "box.py").read_text("utf-8")
+    mutants = mutants_of("planner/ir/box.py", source)
+    assert {"planner/ir/box.py::Interval.__and__", "planner/ir/box.py::volume"} <= {
+        mutant.function for mutant in mutants
+    }
+    for mutant in mutants:
+        assert ast.dump(ast.parse(mutant.applied(source.encode()))) != ast.dump(ast.parse(source))
+
+
+def test_a_longer_draw_goes_on_where_a_shorter_one_ended(tree: Path) -> None:
+    few, more = (draw(tree, ("planner",), count, seed=3) for count in (3, 5))
+    assert more[:3] == few
+    assert len({mutant.line for mutant in more}) == 5
+    assert draw(tree, ("planner",), 3, seed=4) != few
+
+
+def test_mutants_are_killed_by_the_short_suite_by_every_case_or_not_at_all(tree: Path) -> None:
+    mutants = mutants_of("planner/sums.py", SUMS)
+    judged = {}
+    for line, what in ((3, "returned value"), (7, "condition"), (17, "returned value")):
+        mutant = next(each for each in mutants if (each.line, each.what) == (line, what))
+        judged[line] = Tree(tree).judge(mutant, ["tests/planner/test_sums.py"])
+    assert [verdict.outcome for verdict in judged.values()] == [SHORT, ALL, ALIVE]
+    assert judged[3].by == "tests/planner/test_sums.py::test_a_total"
+    assert judged[7].by.startswith("tests/planner/test_sums.py::test_the_larger[")
+    assert (tree / "planner" / "sums.py").read_text() == SUMS
+
+
+def test_a_record_knows_what_tests_enter_in_other_processes_too(tree: Path) -> None:
+    record = record_tests(tree, ["tests"])
+    assert record.functions == {
+        "tests/planner/test_sums.py": [f"planner/sums.py::{name}" for name in ("root", "total")]
+    }
+    assert record.seconds["tests/planner/test_sums.py"] > 0
+
+
+def test_the_tests_of_a_mutant_are_the_nearest_ones_and_those_that_enter_its_function() -> None:
+    mutant = mutants_of("planner/check/memory.py", "def f():\n    return 1\n")[0]
+    files = dict.fromkeys(
+        ("tests/planner/check/test_memory.py", "tests/planner/check/test_other.py", "tests/planner/check/test_idle.py",
+         "tests/planner/test_slow.py", "tests/planner/test_quick.py", "tests/runtime/test_engine.py"), ""
+    )  # fmt: skip
+    files |= {"tests/halopipe/test_imports.py": "from planner.check.memory import f"}
+    entered = {name: [mutant.function] for name in ("tests/planner/test_slow.py", "tests/planner/test_quick.py")}
+    seconds = {"tests/planner/test_slow.py": 9.0, "tests/planner/test_quick.py": 1.0}
+    record = Record(seconds, {**entered, "tests/planner/check/test_idle.py": []})
+    assert files_for(mutant, files, record) == [
+        "tests/planner/check/test_memory.py",
+        "tests/halopipe/test_imports.py",
+        "tests/planner/check/test_other.py",
+        "tests/planner/test_quick.py",
+        "tests/planner/test_slow.py",
+    ]
+
+
+def test_the_tree_of_this_project_has_tests_for_what_is_drawn() -> None:
+    files = files_of_tests(HOME)
+    assert all(files_for(mutant, files, Record()) for mutant in mutants_of("planner/ir/box.py", "x = 1"))
+
+
+def test_the_score_counts_what_every_case_kills_and_no_more() -> None:
+    outcomes = [SHORT] * 9 + [ALL, ALIVE, UNTESTED, UNDECIDED]
+    rows = {row.name: row for row in mutation.rows(iter([Verdict("", "planner", each, "", ()) for each in outcomes]))}
+    score = rows["killed by the short suite, of those that every case kills"]
+    assert (score.value, score.holds) == (90.0, False)
+    assert rows["alive, equal in meaning included"].value == 2
+
+
+def test_a_run_goes_on_from_its_verdicts(
+    tree: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = mutation.Options(2, verdicts=tree / "verdicts.json", record=tree / "none.json")
+    rows = mutation.measure(False, options, tree, ("planner",))
+    assert rows[0].value == 2
+    assert capsys.readouterr().err.count("planner/sums.py") == 2
+    assert mutation.measure(False, options, tree, ("planner",)) == rows
+    assert not capsys.readouterr().err
