@@ -35,7 +35,7 @@ from benchmarks.mutation.selection import (
     record_tests,
     save_record,
 )
-from benchmarks.mutation.verdicts import ALIVE, ALL, SHORT, UNDECIDED, UNTESTED, Tree, Verdict, copy_of
+from benchmarks.mutation.verdicts import ALIVE, ALL, LIVES, SHORT, UNDECIDED, UNTESTED, Tree, Verdict, copy_of
 from benchmarks.report import Row, at_least, run
 
 HOME = Path(__file__).resolve().parents[2]
@@ -67,12 +67,14 @@ def measure(quick: bool, options: Options, home: Path = HOME, packages: Sequence
         tree = Tree(root, options.before, 20.0 if quick else options.limit_s)
         mutants = draw(root, packages, NUM_QUICK if quick else options.mutants, options.seed)
         known = {} if quick else {verdict.mutant: verdict for verdict in _kept(options.verdicts)}
-        for number, mutant in enumerate(mutants, 1):
-            if str(mutant) not in known:
-                chosen = files_for(mutant, files, record)[: 1 if quick else options.files]
-                known[str(mutant)] = verdict = tree.judge(mutant, chosen)
-                sys.stderr.write(f"{number}/{len(mutants)} {verdict.mutant}: {verdict.outcome} {verdict.by}\n")
-                _keep(list(known.values()), None if quick else options.verdicts)
+        for every_case in (False, True):
+            for number, mutant in enumerate(mutants, 1):
+                before = known.get(str(mutant))
+                if before.outcome == LIVES if every_case and before else not before:
+                    chosen = files_for(mutant, files, record)[: 1 if quick else options.files]
+                    known[str(mutant)] = verdict = tree.judge(mutant, chosen, every_case=every_case)
+                    sys.stderr.write(f"{number}/{len(mutants)} {verdict.mutant}: {verdict.outcome} {verdict.by}\n")
+                    _keep(list(known.values()), None if quick else options.verdicts)
         verdicts = [known[str(mutant)] for mutant in mutants]
         return list(rows(_sound(verdicts, tree)))
 

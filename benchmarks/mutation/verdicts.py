@@ -21,7 +21,8 @@ from pathlib import Path
 
 from benchmarks.mutation.mutants import Mutant
 
-SHORT, ALL, ALIVE, UNDECIDED, UNTESTED = "short suite", "all cases", "alive", "undecided", "no test"
+SHORT, LIVES, ALL, ALIVE = "short suite", "lives in the short suite", "all cases", "alive"
+UNDECIDED, UNTESTED = "undecided", "no test"
 OUT_OF_TIME = "session-timeout"  # what pytest-timeout says
 TEST_LIMIT_S = 120
 LEFT_OUT = (".git", ".venv", ".hypothesis", "__pycache__", "build", "shared", ".*_cache", "*.egg-info")
@@ -34,7 +35,7 @@ class Verdict:
     Attributes:
         mutant: in words.
         package: that it belongs to.
-        outcome: by what it was killed, or ``alive``, ``undecided``, ``no test``.
+        outcome: by what it was killed, or ``alive``, ``undecided``, ``no test``; between the two, ``lives in ...``.
         by: the test that killed it.
         files: of tests that were run.
     """
@@ -59,23 +60,16 @@ class Tree:
     before: tuple[str, ...] = ()
     limit_s: float = 600.0
 
-    def judge(self, mutant: Mutant, files: Sequence[str]) -> Verdict:
-        """Run the tests: those named first alone, since most mutants end there, then the others, then every case."""
-        package = mutant.path.partition("/")[0]
-
-        def verdict(outcome: str, by: str = "") -> Verdict:
-            return Verdict(str(mutant), package, outcome, by, tuple(files))
-
-        if not files:
-            return verdict(UNTESTED)
+    def judge(self, mutant: Mutant, files: Sequence[str], *, every_case: bool = False) -> Verdict:
+        """Run a few cases of the tests, of those named first alone since most mutants end there; or every case."""
+        outcome, by = (ALIVE if every_case else LIVES) if files else UNTESTED, ""
         with self.changed(mutant):
-            for number, (some, outcome) in enumerate(((files[:2], SHORT), (files[2:], SHORT), (files, ALL))):
-                by = self.failing(some, every_case=number == 2) if some else ""
-                if by == OUT_OF_TIME:
-                    return verdict(UNDECIDED)
+            for some in (files,) if every_case else (files[:2], files[2:]):
+                by = self.failing(some, every_case=every_case) if some else ""
                 if by:
-                    return verdict(outcome, by)
-        return verdict(ALIVE)
+                    outcome = UNDECIDED if by == OUT_OF_TIME else ALL if every_case else SHORT
+                    break
+        return Verdict(str(mutant), mutant.path.partition("/")[0], outcome, by, tuple(files))
 
     @contextlib.contextmanager
     def changed(self, mutant: Mutant) -> Iterator[None]:

@@ -9,7 +9,7 @@ import pytest
 from benchmarks.mutation import __main__ as mutation
 from benchmarks.mutation.mutants import draw, mutants_of
 from benchmarks.mutation.selection import Record, files_for, files_of_tests, record_tests
-from benchmarks.mutation.verdicts import ALIVE, ALL, SHORT, UNDECIDED, UNTESTED, Tree, Verdict
+from benchmarks.mutation.verdicts import ALIVE, ALL, LIVES, SHORT, UNDECIDED, UNTESTED, Tree, Verdict
 
 HOME = Path(__file__).parents[3]
 SUMS = """
@@ -145,15 +145,18 @@ def test_a_longer_draw_goes_on_where_a_shorter_one_ended(tree: Path) -> None:
     assert draw(tree, ("planner",), 3, seed=4) != few
 
 
-def test_mutants_are_killed_by_the_short_suite_by_every_case_or_not_at_all(tree: Path) -> None:
+@pytest.mark.parametrize(("every_case", "outcomes"), [(False, [SHORT, LIVES, LIVES]), (True, [ALL, ALL, ALIVE])])
+def test_mutants_are_killed_by_a_few_cases_by_all_of_them_or_not_at_all(
+    tree: Path, every_case: bool, outcomes: list[str]
+) -> None:
     mutants = mutants_of("planner/sums.py", SUMS)
     judged = {}
     for line, what in ((3, "returned value"), (7, "condition"), (17, "returned value")):
         mutant = next(each for each in mutants if (each.line, each.what) == (line, what))
-        judged[line] = Tree(tree).judge(mutant, ["tests/planner/test_sums.py"])
-    assert [verdict.outcome for verdict in judged.values()] == [SHORT, ALL, ALIVE]
+        judged[line] = Tree(tree).judge(mutant, ["tests/planner/test_sums.py"], every_case=every_case)
+    assert [verdict.outcome for verdict in judged.values()] == outcomes
     assert judged[3].by == "tests/planner/test_sums.py::test_a_total"
-    assert judged[7].by.startswith("tests/planner/test_sums.py::test_the_larger[")
+    assert judged[7].by.startswith("tests/planner/test_sums.py::test_the_larger[" if every_case else "")
     assert (tree / "planner" / "sums.py").read_text() == SUMS
 
 
@@ -203,6 +206,6 @@ def test_a_run_goes_on_from_its_verdicts(
     options = mutation.Options(2, verdicts=tree / "verdicts.json", record=tree / "none.json")
     rows = mutation.measure(False, options, tree, ("planner",))
     assert rows[0].value == 2
-    assert capsys.readouterr().err.count("planner/sums.py") == 2
+    assert capsys.readouterr().err.count("planner/sums.py") == 3  # one with every case
     assert mutation.measure(False, options, tree, ("planner",)) == rows
     assert not capsys.readouterr().err
