@@ -43,9 +43,9 @@ def test_a_plan_survives_its_file(name: str) -> None:
     assert plan.search.solver == name
 
 
-def joining_problem(**options: object) -> Problem:
+def joining_problem(num_devices: int = 2, **options: object) -> Problem:
     """Of a chain whose loss needs the whole batch, and would be cut into micro-batches else."""
-    profile = chain_profile(4, 2, parameter_bytes=4, activation_bytes=4)
+    profile = chain_profile(4, num_devices, parameter_bytes=4, activation_bytes=4)
     *others, loss = profile.graph.layers
     loss = replace(loss, attributes={**loss.attributes, MIXES_SAMPLES: True, NEEDS_WHOLE_BATCH: True})
     return Problem(replace(profile, graph=replace(profile.graph, layers=(*others, loss))), 8, **options)
@@ -60,6 +60,11 @@ def test_a_loss_over_the_whole_batch_keeps_it_in_one_micro_batch(name: str) -> N
         return
     assert plan.decision.micro_batches == (8,)
     assert check(plan, joining_problem().profile) == ()
+
+
+def test_one_device_cuts_nothing_and_takes_a_loss_over_the_whole_batch() -> None:
+    for name in names():
+        assert solver(name)(joining_problem(1)).decision.micro_batches == (8,), name
 
 
 @pytest.mark.parametrize("name", names())

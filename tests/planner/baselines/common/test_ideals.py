@@ -32,6 +32,13 @@ def test_a_lattice_has_every_ideal_once_and_every_step(seed: int) -> None:
     assert len(steps) == len(found.below)
 
 
+def test_the_ideals_of_a_chain_are_those_of_its_graph() -> None:
+    chain, lattice = chain_of((2, 0, 1)), lattice_of(Ideals.of([[1], [], [0]]), 10)
+    assert lattice is not None
+    assert chain.bits == lattice.bits
+    assert (chain.below.tolist(), chain.above.tolist()) == (lattice.below.tolist(), lattice.above.tolist())
+
+
 def test_too_many_ideals_are_not_listed() -> None:
     assert lattice_of(Ideals.of([[] for _ in range(10)]), 1023) is None
     assert lattice_of(Ideals.of([[] for _ in range(10)]), 1024) is not None
