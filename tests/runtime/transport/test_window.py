@@ -92,3 +92,19 @@ def test_a_rank_has_the_buffers_of_its_window_and_of_the_message_it_works_on(mon
     assert window == receiver.most_announced == 4
     assert max(most_alive) <= window + 1
     assert not alive
+
+
+def test_a_step_forgets_what_came_in_the_last_one_and_was_not_taken():
+    whole_program = program()
+    sender, receiver = (End(rank, peer) for rank, peer in enumerate(ends()))
+    there, here = post(sender, whole_program, 1), post(receiver, whole_program, 0)
+    there.begin(0)
+    here.begin(0)
+    for m in range(2):
+        there.hand_out(FORWARD, (0, 1, m), {"x": torch.full(SHAPE, float(m))})
+    there.handler(Action.parse("0SEND_F0>1"))()
+    here.handler(Action.parse("1RECV_F0<0"))()
+    assert (there.num_left, here.num_left) == (1, 1)
+    there.begin(1)
+    here.begin(1)
+    assert (there.num_left, here.num_left) == (0, 0)
