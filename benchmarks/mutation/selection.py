@@ -1,10 +1,10 @@
 """Which files of tests judge a mutant, the likeliest and quickest first.
 
 First those named after its module (``tests/planner/check/test_memory.py`` or ``tests/planner/test_check_memory.py`` for
-``planner/check/memory.py``), then those that import it, those of the mirrored folder, any that enter its function, and
-at last the other tests of its package, the nearest folders first.  What enters a function a record says: made once for
-a commit, kept outside the tree, since it takes longer than the suite itself.  A file that is recorded and does not
-enter the function is left out.
+``planner/check/memory.py``), then those that import it, those of the mirrored folder or named after it, any that enter
+its function, and at last the other tests of its package, the nearest folders first.  What enters a function a record
+says: made once for a commit, kept outside the tree, since it takes longer than the suite itself.  A file that is
+recorded and does not enter the function is left out.
 """
 
 from __future__ import annotations
@@ -61,7 +61,8 @@ def files_for(mutant: Mutant, files: dict[str, str], record: Record) -> list[str
     imported = re.compile(
         rf"\b{re.escape(module)}\b|from {re.escape(package)} import [^\n]*\b{last}\b" if package else re.escape(module)
     )
-    named = (f"{folder}test_{name}", f"tests/{source.parent.parent.as_posix()}/test_{source.parent.name}_{name}")
+    of_folder = f"tests/{source.parent.parent.as_posix()}/test_{source.parent.name}"
+    named = (f"{folder}test_{name}", f"{of_folder}_{name}")
     ranks: dict[str, tuple[int, int]] = {}
     for file, text in files.items():
         apart = -len(os.path.commonpath([file, folder]))
@@ -71,7 +72,7 @@ def files_for(mutant: Mutant, files: dict[str, str], record: Record) -> list[str
             continue
         elif imported.search(text):
             ranks[file] = 1, 0 if file.startswith("tests/" + mutant.path.partition("/")[0]) else 1
-        elif file.rpartition("/")[0] + "/" == folder:
+        elif file.rpartition("/")[0] + "/" == folder or file.startswith(of_folder):
             ranks[file] = 2, 0
         elif record.enters(file, mutant):
             ranks[file] = 3, 0
