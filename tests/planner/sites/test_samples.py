@@ -1,6 +1,7 @@
 from __future__ import annotations
 
-from itertools import product
+from collections.abc import Sequence
+from itertools import permutations, product
 
 import numpy as np
 import pytest
@@ -8,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from planner.sites.arrangement import longest_first, sample_order
+from planner.sites.partition import best_stretches
 
 
 def longest(work: list[int], ranks: tuple[int, ...] | list[int], speeds: list[float]) -> float:
@@ -62,6 +64,15 @@ def test_a_large_sample_comes_first_and_the_rest_fills_what_it_leaves() -> None:
     found = sample_order(np.array(work), [1.0] * 10, 0.01)
     assert found[0] == 2
     assert found[1] == 6  # what fills up the third rank
+
+
+@pytest.mark.parametrize(("work", "speeds"), [([20, 7, 5, 4], [2.0, 4.0, 3.0]), ([22, 4, 6, 0], [3.0, 4.0, 1.0])])
+def test_on_unequal_ranks_no_order_of_these_cuts_fewer_samples(work: list[int], speeds: list[float]) -> None:
+    def num_cuts(order: Sequence[int]) -> int:
+        ends = np.concatenate([[0], np.cumsum([work[sample] for sample in order])])
+        return best_stretches(ends, speeds, sum(work) / sum(speeds)).num_cuts
+
+    assert num_cuts(sample_order(np.array(work), speeds, 0.0)) == min(map(num_cuts, permutations(range(len(work)))))
 
 
 @given(st.lists(st.integers(1, 100), min_size=1, max_size=12), st.integers(1, 6))
