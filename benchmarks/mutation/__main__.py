@@ -108,7 +108,9 @@ def rows(verdicts: Iterator[Verdict]) -> Iterator[Row]:
         own = [verdict for verdict in found if verdict.package == package]
         yield Row(f"killed of {package}", _percent(_count(own, SHORT, ALL), len(own)), "%")
     yield Row("alive, equal in meaning included", _count(found, ALIVE, UNTESTED), "mutants")
-    yield Row("undecided: out of time, or killed by a test that fails anyway", _count(found, UNDECIDED), "mutants")
+    yield Row(
+        "undecided: out of time, or killed by a test that fails anyway", _count(found, UNDECIDED, LIVES), "mutants"
+    )
 
 
 def _count(verdicts: Sequence[Verdict], *outcomes: str) -> int:
