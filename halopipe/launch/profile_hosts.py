@@ -26,8 +26,7 @@ from planner.ir.errors import DeadlineError
 from planner.ir.profile import Profile
 
 if TYPE_CHECKING:
-    from torch._C._distributed_c10d import Store
-
+    from cuda_ops._torch import Store
     from runtime.monitor.activity import Activity, Beat
 
 SILENCE_S = 60.0

@@ -8,8 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from torch import distributed as dist
-
+from cuda_ops._torch import HashStore
 from halopipe.launch.processes import Ended, Processes, workers_of
 from halopipe.run_spec.job import JOB, REFERENCE, REFERENCE_RANK, Job, RankResult, failed_path, job_folder
 from halopipe.run_spec.options import RunOptions
@@ -127,7 +126,7 @@ def one_device(job: Job) -> Iterator[None]:
     seats = seats_of(job.plan.decision, job.options.device)
     workers = workers_of(job.folder, {REFERENCE_RANK: REFERENCE}, afresh=on_gpus(seats))
     if job.options.check_numerics:
-        store = dist.HashStore()  # type: ignore[attr-defined]  # public, but not by torch's types
+        store = HashStore()
         run_workers([workers], {REFERENCE_RANK: "the run on one device"}, store)
         yield
         return

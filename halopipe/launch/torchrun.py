@@ -17,8 +17,7 @@ from collections.abc import Iterator
 from functools import partial
 from typing import TYPE_CHECKING
 
-from torch import distributed as dist
-
+from cuda_ops._torch import PrefixStore
 from cuda_ops.device.host import die_with_parent
 from halopipe.launch.job_environment import GLOO, JobRank, address_of, choose_gloo_interface, is_loopback
 from halopipe.launch.spawn import combine, one_device
@@ -88,8 +87,7 @@ def job_stores(rank: int, num_ranks: int) -> tuple[Store, Store]:
     store = host_store_at(_own(address), int(port)) if hosted else join_store(address, int(port), SETUP_S)
     board = join_store(_own(address) if hosted else address, int(port))
     attempt = meet(store, rank, num_ranks)
-    prefixed = dist.PrefixStore  # type: ignore[attr-defined]  # public, but not by torch's types
-    return prefixed(attempt, store), prefixed(attempt, board)
+    return PrefixStore(attempt, store), PrefixStore(attempt, board)
 
 
 def _own(address: str) -> str:

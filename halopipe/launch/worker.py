@@ -44,8 +44,7 @@ def _reference(job: Job) -> str:
 
 
 def _rank(job: Job, rank: int) -> str:
-    from torch.distributed import PrefixStore  # type: ignore[attr-defined]  # public, but not by torch's types
-
+    from cuda_ops._torch import PrefixStore
     from halopipe.training.work import work
     from runtime.monitor.watch import LOOPBACK, join_store
 
