@@ -216,7 +216,7 @@ class DividedStage:
 
     def _formed(self, call: Call, layer: str, function: Callable[..., Any], training: bool) -> Callable[..., Any]:
         self._calls[layer] = call
-        run, op = form(self._layers[layer].kind).run, call.operator(function)
+        run, op = form(self._layers[layer].kind), call.operator(function)
 
         def formed(*args: Any, **kwargs: Any) -> Any:
             step = self.step(layer, training)

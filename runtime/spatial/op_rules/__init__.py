@@ -1,8 +1,9 @@
-"""Local forms: one module a layer kind, which runs a layer's operator on this rank's part.
+"""Op rules: how a layer kind's operator runs on this rank's part, one function a kind, in a module for each family.
 
-The registry is the folder's listing; names are those of ``planner.layers``.  A module has
+The list of them is ``_RULES``, by the names of ``planner.layers``; a module is loaded once a plan has a kind of its
+family.  A rule has
 
-    run(step, op, arguments) -> result
+    rule(step, op, arguments) -> result
 
     step        the layer on this rank (:class:`runtime.spatial.step.Step`)
     op          ``op(**arguments)`` calls the operator
@@ -11,8 +12,8 @@ The registry is the folder's listing; names are those of ``planner.layers``.  A 
                 number of samples are those of the part that this rank does.
 
 and gives what covers ``step.done``.  It stays connected to its inputs in autograd also where that is empty, since
-exchanges must run backward on all ranks, in the same order.  Kinds without a module read all that they need and call
-their operator on it (``_default``).  By what they ask of a rank:
+exchanges must run backward on all ranks, in the same order.  Kinds without a rule of their own read all that they need
+and call their operator on it (``generic.run_on_reads``).  By what they ask of a rank:
 
     the same part of everything         pointwise, reshape, slice, concat, embedding
     a halo, or a window                 conv, transposed_conv, pool, adaptive_pool, upsample, pad
@@ -24,24 +25,43 @@ from __future__ import annotations
 
 import functools
 import importlib
-import pkgutil
 from collections.abc import Callable
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 from runtime.spatial.step import Step
 
-__all__ = ["Form", "form"]
+__all__ = ["OpRule", "form"]
 
+OpRule = Callable[[Step, Callable[..., Any], dict[str, Any]], Any]
+"""What runs a layer's operator on this rank's part."""
 
-class Form(Protocol):
-    """What a module in this folder provides."""
-
-    def run(self, step: Step, op: Callable[..., Any], arguments: dict[str, Any]) -> Any:
-        """The layer's result on this rank."""
+_ANY_KIND = "generic.run_on_reads"
+_RULES = {
+    "adaptive_pool": "convolution.run_adaptive_pool",
+    "attention": "products.run_attention",
+    "batch_norm": "normalization.run_batch_norm",
+    "concat": "data_movement.run_concat",
+    "conv": "convolution.run_conv",
+    "embedding": "products.run_embedding",
+    "global_pool": "convolution.run_global_pool",
+    "layer_norm": "normalization.run_layer_norm",
+    "linear": "products.run_linear",
+    "loss": "elementwise.run_loss",
+    "lstm": "generic.run_whole_samples",  # samples are apart; other dims of what it makes are cut as the layout says
+    "opaque": "generic.run_whole_samples",
+    "pad": "data_movement.run_pad",
+    "pointwise": "elementwise.run_pointwise",
+    "pool": "convolution.run_pool",
+    "reshape": "data_movement.run_reshape",
+    "slice": "data_movement.run_slice",
+    "softmax": "normalization.run_softmax",
+    "transposed_conv": "convolution.run_transposed_conv",
+    "upsample": "data_movement.run_upsample",
+}
 
 
 @functools.cache
-def form(kind: str) -> Form:
-    """The module for layers of ``kind``."""
-    names = {info.name for info in pkgutil.iter_modules(__path__)}
-    return cast(Form, importlib.import_module(f"{__name__}.{kind if kind in names else '_default'}"))
+def form(kind: str) -> OpRule:
+    """The rule for layers of ``kind``."""
+    family, _, function = _RULES.get(kind, _ANY_KIND).partition(".")
+    return cast(OpRule, getattr(importlib.import_module(f"{__name__}.{family}"), function))

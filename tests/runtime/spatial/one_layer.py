@@ -62,7 +62,7 @@ class OneLayer:
         for position in range(len(division.own)):
             wire = PeerGroup(SimpleNamespace(rank=position), tuple(range(len(division.own))), 1.0)
             step = Step(wire, whole, division, wire.ranks, inputs_of=self._inputs_of())
-            yield step, form(self.layer.kind).run(step, self._operator(step), self._arguments(step))
+            yield step, form(self.layer.kind)(step, self._operator(step), self._arguments(step))
 
     def whole(self) -> tuple[Tensor, ...]:
         """What one device makes."""

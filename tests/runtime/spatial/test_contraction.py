@@ -21,7 +21,7 @@ from planner.layers.division import Division, LayerDivision, layer_division
 from runtime.pipeline.messages import slices
 from runtime.spatial.contraction import contract
 from runtime.spatial.exchange import PeerGroup
-from runtime.spatial.op_rules.linear import run as linear_form
+from runtime.spatial.op_rules.products import run_linear
 from runtime.spatial.step import Step
 from runtime.transport import InProcessTransport
 from tests.runtime.ranks import on_ranks
@@ -70,7 +70,7 @@ def operator(
 def by_form(step: Step, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     step.inputs_of = {"input": 0}
     arguments = {"input": x, "weight": weight, "bias": bias}
-    return linear_form(step, lambda input, weight, bias: F.linear(input, weight, bias), arguments)
+    return run_linear(step, lambda input, weight, bias: F.linear(input, weight, bias), arguments)
 
 
 def convolved(run: Callable[..., Tensor]) -> Compute:

@@ -142,7 +142,7 @@ def run_on_threads(
         reached: set[str] = set()
         made = {name: _Made.apply(parts[name], lambda name=name: reached.add(name)) for name in one.values}
         arguments = {**one.arguments, **parts, **made}
-        result = form(one.layer.kind).run(step, lambda **named: one.target(**named), arguments)
+        result = form(one.layer.kind)(step, lambda **named: one.target(**named), arguments)
         dy = torch.ones(())
         if result.ndim:
             dy = torch.randn(result.shape, generator=torch.Generator().manual_seed(end.rank), dtype=torch.float64)

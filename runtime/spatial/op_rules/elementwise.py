@@ -1,13 +1,4 @@
-"""The loss of parts: what this rank adds to the loss of the whole micro-batch, so that the sum over ranks is that loss.
-
-What other layers read (a term of a loss, or what it is a function of) is that sum itself, on every rank.
-
-    terms elements   the sum over the own part, divided by the number of elements of the prediction
-    terms places     the sum over the own samples and places, divided by the number (or the weight) of those that count
-    otherwise        of whole samples, each on one rank: their mean, weighed by their share of the samples
-
-Ranks whose part another one counts (replicas, parts of the same samples), and empty ones, add 0.
-"""
+"""Op rules of layers that treat elements by themselves, and of losses, which then add them up over the ranks."""
 
 from __future__ import annotations
 
@@ -22,45 +13,80 @@ from planner.ir.graph import SAMPLE
 from planner.layers import kind
 from planner.layers.elementwise import ELEMENTS, PLACES
 from runtime.spatial.collectives import start_sum, summed
-from runtime.spatial.empties import connected, tensors_in
-from runtime.spatial.step import Step, broadcast_part, gathered, within
+from runtime.spatial.empties import connected, connected_to_all, empty_like_done, tensors_in
+from runtime.spatial.op_rules.generic import operator_of
+from runtime.spatial.step import Step, along, broadcast_part, gathered, within
 from runtime.stage.sample_weights import weight_of_targets
+
+_CHANNEL = 1
+
+_MODELLED = ("type_as", "expand_as")
+"""Operators that read of an input what it is like, and nothing else."""
 
 _MEAN, _SUM = 1, 2
 _CLASS = 1
-_BROADCAST = ("weight", "pos_weight")
+_BROADCAST_ARGUMENTS = ("weight", "pos_weight")
 """Arguments that a loss of elements broadcasts to the prediction."""
 
 
-def run(step: Step, op: Callable[..., Any], arguments: dict[str, Any]) -> Tensor:
-    """This rank's share of the loss; the whole of what other layers read."""
-    share = _share(step, op, gathered(step, arguments))
+def run_pointwise(step: Step, op: Callable[..., Any], arguments: dict[str, Any]) -> Any:
+    """The operator on the part's elements: the same part of everything, constants included.
+
+    Some do not pass on gradients, to one of their inputs or to any; autograd's graph has them all (see ``empties``).
+    """
+    found = gathered(step, arguments)
+    if step.is_empty:
+        return empty_like_done(step, found)
+    if not step.memo.get("plain"):
+        constants = [name for name, each in found.items() if isinstance(each, Tensor) and step.input_of(name) is None]
+        step.memo["plain"] = not constants
+        found |= {name: _part_of_constant(step, found[name]) for name in constants}
+    result = op(**found)
+    if isinstance(result, Tensor) and result.requires_grad and not any(name in operator_of(step) for name in _MODELLED):
+        return result
+    return connected_to_all(step, result, found)
+
+
+def _part_of_constant(step: Step, constant: Tensor) -> Tensor:
+    shape = step.layer.outputs[0].shape
+    if "prelu" not in operator_of(step):
+        return broadcast_part(constant, shape, step.done)
+    return constant if constant.numel() == 1 else along(constant, 0, shape[_CHANNEL], step.done[_CHANNEL])
+
+
+def run_loss(step: Step, op: Callable[..., Any], arguments: dict[str, Any]) -> Tensor:
+    """What this rank adds to the loss of the whole micro-batch, so that the sum over ranks is that loss.
+
+    What other layers read (a term of a loss, or what it is a function of) is that sum itself, on every rank.
+
+        terms elements   the sum over the own part, divided by the number of elements of the prediction
+        terms places     the sum over the own samples and places, divided by the number (or weight) of those that count
+        otherwise        of whole samples, each on one rank: their mean, weighed by their share of the samples
+
+    Ranks whose part another one counts (replicas, parts of the same samples), and empty ones, add 0.
+    """
+    share = _share_of_loss(step, op, gathered(step, arguments))
     return summed(step, share) if step.is_read else share
 
 
-def _share(step: Step, op: Callable[..., Any], found: dict[str, Any]) -> Tensor:
+def _share_of_loss(step: Step, op: Callable[..., Any], found: dict[str, Any]) -> Tensor:
     for name, index in step.inputs_of.items():
         if isinstance(index, int):
-            found[name] = _own(step, index, found[name])
+            found[name] = _own_part(step, index, found[name])
     is_mean = found.get("reduction", _MEAN) == _MEAN and operator_of(step) != "sum"
     if "ignore_index" in found:
         return _of_places(step, op, found, is_mean)
     if not _counts(step):
-        return _nothing(step, found)
+        return _no_share(step, found)
     if step.layer.attributes.get("terms") == ELEMENTS:
         return _of_elements(step, op, found, is_mean)
     result: Tensor = op(**found)
-    return result * (_rows(step) / step.division.samples) if is_mean else result
-
-
-def operator_of(step: Step) -> str:
-    """The operator's name, without namespace and overload."""
-    return str(step.layer.attributes.get("op", "")).split(".")[1]
+    return result * (_num_samples(step) / step.division.samples) if is_mean else result
 
 
 def _of_elements(step: Step, op: Callable[..., Any], found: dict[str, Any], is_mean: bool) -> Tensor:
     """The sum over the own part as a share of the mean over all."""
-    for name in _BROADCAST:
+    for name in _BROADCAST_ARGUMENTS:
         if isinstance(found.get(name), Tensor) and step.input_of(name) is None:
             found[name] = broadcast_part(found[name], step.division.work.shape, step.own)
     if operator_of(step) in ("mean", "sum"):
@@ -82,12 +108,12 @@ def _of_places(step: Step, op: Callable[..., Any], found: dict[str, Any], is_mea
         table = start_sum(step, weight.to(found["self"].device))  # on all ranks, whether they count or not
         weight = table.wait().sum()
     if not counts:
-        return _nothing(step, found)
+        return _no_share(step, found)
     total: Tensor = op(**{**found, "reduction": _SUM})
     return total / weight.to(total.dtype) if is_mean else total
 
 
-def _own(step: Step, index: int, x: Tensor) -> Tensor:
+def _own_part(step: Step, index: int, x: Tensor) -> Tensor:
     """What the own part reads of an input, of which ``x`` has at least that."""
     inputs = step.division.inputs
     box = kind(step.layer.kind).input_boxes(step.layer, inputs, step.own)[index]
@@ -106,7 +132,7 @@ def _counts(step: Step) -> bool:
     return all(step.own[at].start == 0 for at in shared if at < len(dims))
 
 
-def _rows(step: Step) -> float:
+def _num_samples(step: Step) -> float:
     """Samples of the own part."""
     division = step.division
     if SAMPLE not in division.work.dims:
@@ -115,7 +141,7 @@ def _rows(step: Step) -> float:
     return len(step.own[at]) * division.samples / division.work.shape[at]
 
 
-def _nothing(step: Step, found: dict[str, Any]) -> Tensor:
+def _no_share(step: Step, found: dict[str, Any]) -> Tensor:
     """0, connected to all that the loss is made of."""
     tensors = tuple(tensors_in(found.values()))
     zero = torch.zeros((), dtype=getattr(torch, step.layer.outputs[0].dtype), device=tensors[0].device)

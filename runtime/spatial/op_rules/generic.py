@@ -1,0 +1,58 @@
+"""Op rules for any operator: on what a part reads, or on whole samples.
+
+Other families fall back on them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+
+from planner.ir.box import Box, whole
+from planner.ir.graph import SAMPLE, TensorSpec
+from runtime.spatial.empties import connected_to_all, empty_like_done
+from runtime.spatial.step import Step, gathered, within
+
+
+def run_on_reads(step: Step, op: Callable[..., Any], arguments: dict[str, Any]) -> Any:
+    """The operator on what the part reads of every input."""
+    found = gathered(step, arguments)
+    if step.is_empty:
+        return empty_like_done(step, found)
+    return op(**found)
+
+
+def run_whole_samples(step: Step, op: Callable[..., Any], arguments: dict[str, Any]) -> Any:
+    """The operator on whole samples, of which nothing else is known to be apart: every output is then cut to the part.
+
+    Ranks that share samples do the same work; each keeps its part, and hence its share of the gradients.
+    """
+    found = gathered(step, arguments)
+    if step.is_empty:
+        return empty_like_done(step, found)
+    result, outputs = connected_to_all(step, op(**found), found), step.layer.outputs
+    if isinstance(result, Tensor):
+        return within(result, whole_samples(outputs[0], step.done), step.done)
+    boxes = [step.done, *(step.division.held(index)[step.position] for index in range(1, len(outputs)))]
+    parts = zip(outputs, boxes, strict=True)
+    return tuple(_cut_from_samples(each, *next(parts)) if isinstance(each, Tensor) else each for each in result)
+
+
+def whole_samples(spec: TensorSpec, done: Box) -> Box:
+    """The samples of a part, whole along other dims."""
+    return tuple(
+        interval if dim == SAMPLE else total
+        for dim, interval, total in zip(spec.dims, done, whole(spec.shape), strict=True)
+    )
+
+
+def _cut_from_samples(x: Tensor, spec: TensorSpec, box: Box) -> Tensor:
+    return within(x, whole_samples(spec, box), box)
+
+
+def operator_of(step: Step) -> str:
+    """The operator's name, without namespace and overload; empty if it is not known."""
+    name = str(step.layer.attributes.get("op", ""))
+    return name.split(".")[1] if "." in name else name

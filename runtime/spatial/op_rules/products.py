@@ -1,0 +1,101 @@
+"""Op rules of products with weights or between tensors: linear maps, embeddings, attention."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from planner.ir.box import Box, Interval
+from runtime.spatial.contraction import contract
+from runtime.spatial.empties import empty_like_done
+from runtime.spatial.op_rules.generic import run_on_reads
+from runtime.spatial.step import Step, along, broadcast_part, gathered, picked
+
+_HEAD_DIM = -3
+
+
+def run_linear(step: Step, op: Callable[..., Any], arguments: dict[str, Any]) -> Any:
+    """The features that this rank keeps: rows cut along any dims, filters (output features) cut, input features shared.
+
+    y-stationary (``ways`` 1): all input features are gathered, and each rank makes its own filters with its part of the
+    weight.  x-stationary (as many ways as parts) and between: see :mod:`runtime.spatial.contraction`.
+    """
+    if step.division.ways == 1:
+        return run_on_reads(step, op, arguments)
+    found = gathered(step, arguments)
+    result = contract(step, found["input"], found["weight"], partial(_product, op))
+    bias: Tensor | None = found["bias"]
+    return result if bias is None else result + bias.to(result.dtype)  # which autocast may have lowered
+
+
+def _product(op: Callable[..., Any], x: Tensor, weight: Tensor) -> Tensor:
+    result: Tensor = op(input=x, weight=weight, bias=None)
+    return result
+
+
+def run_embedding(step: Step, op: Callable[..., Any], arguments: dict[str, Any]) -> Any:
+    """The columns of the table that this rank has, at the places of its part."""
+    found = gathered(step, arguments)
+    if step.is_empty:
+        return empty_like_done(step, found)
+    shape = step.layer.outputs[0].shape
+    if step.input_of("indices") is None:
+        found["indices"] = broadcast_part(found["indices"], shape[:-1], step.done[:-1])
+    if step.input_of("weight") is None:
+        found["weight"] = along(found["weight"], 1, shape[-1], step.done[-1])
+    return op(**found)
+
+
+def run_attention(step: Step, op: Callable[..., Any], arguments: dict[str, Any]) -> Any:
+    """Scaled dot-product attention for this rank's queries: samples, heads, queries and features of values are apart.
+
+    All keys are read.  A causal mask lets query t see keys up to t, whichever part t lies in.  Keys behind the last
+    query of a part are worth nothing to it and are left out, unless weights are dropped at random, which are numbered
+    by all keys.
+    """
+    found = gathered(step, arguments)
+    if step.is_empty:
+        return empty_like_done(step, found)
+    done, shape = step.done, step.layer.outputs[0].shape
+    if found.get("enable_gqa") and len(done[_HEAD_DIM]) != shape[_HEAD_DIM]:
+        found |= {name: _heads_for(step, found[name], name) for name in ("key", "value")}
+        found["enable_gqa"] = False
+    mask = found.get("attn_mask")
+    if mask is not None and step.input_of("attn_mask") is None:
+        found["attn_mask"] = _constant_mask(mask, shape, done)
+    if found.get("is_causal") and len(done[-2]) != shape[-2]:
+        found |= _causal_part(found, done[-2])
+    return op(**found)
+
+
+def _heads_for(step: Step, x: Tensor, name: str) -> Tensor:
+    """Keys or values, of which a group of heads of queries shares each, for the heads of this part."""
+    index = step.input_of(name)
+    total = step.division.inputs[index].shape[_HEAD_DIM] if isinstance(index, int) else x.shape[_HEAD_DIM]
+    each, heads = step.layer.outputs[0].shape[_HEAD_DIM] // total, step.done[_HEAD_DIM]
+    return picked(x, _HEAD_DIM, (head // each for head in range(heads.start, heads.stop)))
+
+
+def _constant_mask(mask: Tensor, shape: tuple[int, ...], done: Box) -> Tensor:
+    """The rows of this part's queries, of a mask ``[..., query, key]``."""
+    keys = mask.shape[-1]
+    return broadcast_part(mask, (*shape[:-1], keys), (*done[:-1], Interval(0, keys)))
+
+
+def _causal_part(found: dict[str, Any], queries: Interval) -> dict[str, Any]:
+    """Without a dropout fewer keys, and torch's own causal mask where the part begins at the first query."""
+    key, value = found["key"], found["value"]
+    if not found.get("dropout_p"):
+        seen = min(queries.stop, key.shape[-2])
+        if seen < key.shape[-2]:
+            key, value = (x.narrow(-2, 0, seen) for x in (key, value))
+    changes: dict[str, Any] = {"key": key, "value": value}
+    if queries.start == 0:
+        return changes
+    rows = torch.arange(queries.start, queries.stop, device=key.device)
+    mask = rows.unsqueeze(1) >= torch.arange(key.shape[-2], device=key.device)
+    return {**changes, "attn_mask": mask, "is_causal": False}
