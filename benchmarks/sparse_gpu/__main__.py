@@ -10,7 +10,7 @@ convolution of 64 channels and 0.2 ms of 256.  A row is the share of the time th
 of single calls with a cold second-level cache; the arrangement of a map, made once for all calls, has rows of its own.
 
 ``--tune`` measures candidates of block sizes first (some twenty minutes, mostly compilation; with ``--quick`` of narrow
-types alone) and writes this GPU's rows into the table that is read at run time (`cuda_ops.sparse.gpu.configurations`).
+types alone) and writes this GPU's rows into the table that is read at run time (`cuda_ops.sparse.gpu.tiling`).
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def beside_spconv(at: Cloud, x: torch.Tensor, forward_s: float, backward_s: floa
 
 def others(at: Cloud, channels: int, best: Ceilings, quick: bool) -> Iterator[Row]:
     """The operators that multiply nothing, and what a map costs once."""
-    from cuda_ops.sparse.gpu.arrangement import grouped, pairs
+    from cuda_ops.sparse.gpu.tiling import grouped, pairs
 
     kernels = load()
     x = torch.randn(at.num_rows, channels, device="cuda", dtype=torch.bfloat16)

@@ -13,8 +13,8 @@ from pathlib import Path
 import torch
 
 from benchmarks.sparse_gpu.limits import Cloud, median_s
-from cuda_ops.sparse.gpu import configurations
-from cuda_ops.sparse.gpu.configurations import CONVOLUTION, WEIGHT, Configuration, chosen, stored, written
+from cuda_ops.sparse.gpu import tiling
+from cuda_ops.sparse.gpu.tiling import CONVOLUTION, WEIGHT, Arrangements, Configuration, chosen, stored, written
 
 CLASSES = ((16, 32), (16, 64), (16, 128), (16, 256), (32, 32), (32, 256))
 """Widths and channels of the table's rows."""
@@ -37,9 +37,7 @@ def measured_s(found: Configuration, at: Cloud) -> float:
     """Median time of forward and input gradient, or of the weight gradient; infinity if it cannot be launched."""
     from triton.runtime.errors import OutOfResources
 
-    from cuda_ops.sparse.gpu.arrangement import Arrangements
-    from cuda_ops.sparse.gpu.conv import convolved
-    from cuda_ops.sparse.gpu.conv_weight import weight_gradient
+    from cuda_ops.sparse.gpu.conv import convolved, weight_gradient
 
     kept, options = Arrangements(), {"device": "cuda", "dtype": TYPES[found.bits]}
     x = torch.randn(at.num_rows, found.channels, **options)
@@ -64,7 +62,7 @@ def fastest(op: str, bits: int, channels: int, at: Cloud) -> tuple[float, Config
     return min(best, (measured_s(other, at), other), key=lambda pair: pair[0])
 
 
-def tune(at: Cloud, quick: bool, path: Path = configurations.TABLE) -> None:
+def tune(at: Cloud, quick: bool, path: Path = tiling.TABLE) -> None:
     """Replaces this device's rows by the fastest candidates; quick: of the narrow types alone."""
     import triton
 
@@ -80,8 +78,8 @@ def tune(at: Cloud, quick: bool, path: Path = configurations.TABLE) -> None:
         sys.stderr.write(f"{op}, {bits} bits, {channels} channels: {source}\n")
         best.append(replace(found, device=device, source=source))
     path.write_text(written(merged(stored(), best)), encoding="utf-8")
-    configurations.stored.cache_clear()
-    configurations.configuration.cache_clear()
+    tiling.stored.cache_clear()
+    tiling.configuration.cache_clear()
 
 
 def merged(table: Sequence[Configuration], rows: Sequence[Configuration]) -> list[Configuration]:

@@ -25,28 +25,28 @@ def load() -> SimpleNamespace | None:
     if importlib.util.find_spec("triton") is None:
         return None
     _own_cache()
-    from cuda_ops.sparse.gpu import boxes, conv, conv_weight, maps, points, pool, rows, segments
-    from cuda_ops.sparse.gpu.arrangement import Arrangements
+    from cuda_ops.sparse.gpu import conv, gathers, maps, reductions
+    from cuda_ops.sparse.gpu.tiling import Arrangements
 
     arrangements = Arrangements()
     return SimpleNamespace(
         kernel_map=maps.kernel_map,
         reversed_map=maps.reversed_map,
         sparse_conv=functools.partial(conv.sparse_conv, arrangements),
-        sparse_conv_weight=functools.partial(conv_weight.sparse_conv_weight, arrangements),
-        sparse_max_pool=pool.sparse_max_pool,
-        sparse_max_pool_backward=pool.sparse_max_pool_backward,
-        sparse_sum_pool=pool.sparse_sum_pool,
-        segment_sum=segments.segment_sum,
-        segment_max=segments.segment_max,
-        segment_expand=segments.segment_expand,
-        interpolate=points.interpolate,
-        interpolate_backward=points.interpolate_backward,
-        interpolate_weight=points.interpolate_weight,
-        pack_rows=rows.pack_rows,
-        unpack_add=rows.unpack_add,
-        pack_boxes=boxes.pack_boxes,
-        unpack_boxes=boxes.unpack_boxes,
+        sparse_conv_weight=functools.partial(conv.sparse_conv_weight, arrangements),
+        sparse_max_pool=reductions.sparse_max_pool,
+        sparse_max_pool_backward=reductions.sparse_max_pool_backward,
+        sparse_sum_pool=reductions.sparse_sum_pool,
+        segment_sum=reductions.segment_sum,
+        segment_max=reductions.segment_max,
+        segment_expand=reductions.segment_expand,
+        interpolate=gathers.interpolate,
+        interpolate_backward=gathers.interpolate_backward,
+        interpolate_weight=gathers.interpolate_weight,
+        pack_rows=gathers.pack_rows,
+        unpack_add=gathers.unpack_add,
+        pack_boxes=gathers.pack_boxes,
+        unpack_boxes=gathers.unpack_boxes,
     )
 
 

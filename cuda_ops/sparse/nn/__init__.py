@@ -8,26 +8,30 @@ from __future__ import annotations
 
 from cuda_ops.sparse.errors import SparseInputError
 from cuda_ops.sparse.nn import functional
-from cuda_ops.sparse.nn.conv import AvgPool3d, Conv3d, GlobalAvgPool, GlobalMaxPool, MaxPool3d
-from cuda_ops.sparse.nn.loss import SampleMean, SiteCrossEntropy, sample_mean, site_cross_entropy
-from cuda_ops.sparse.nn.points import devoxelise, voxelise
-from cuda_ops.sparse.nn.pointwise import (
+from cuda_ops.sparse.nn.functional import devoxelise, sample_mean, site_cross_entropy, to_dense, voxelise
+from cuda_ops.sparse.nn.layers import (
     ELU,
     GELU,
+    AvgPool3d,
     BatchNorm,
+    Conv3d,
     Dropout,
+    GlobalAvgPool,
+    GlobalMaxPool,
     GroupNorm,
     InstanceNorm,
     LayerNorm,
     LeakyReLU,
     Linear,
+    MaxPool3d,
     Pointwise,
     ReLU,
+    SampleMean,
     Sigmoid,
     SiLU,
+    SiteCrossEntropy,
     Tanh,
     ToDense,
-    to_dense,
 )
 from cuda_ops.sparse.nn.tensor import SparseTensor, cat
 

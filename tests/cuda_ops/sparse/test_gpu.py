@@ -12,7 +12,7 @@ import torch
 
 from cuda_ops.sparse import reference
 from cuda_ops.sparse.gpu import load
-from cuda_ops.sparse.gpu.arrangement import Arrangements, grouped, pairs
+from cuda_ops.sparse.gpu.tiling import Arrangements, grouped, pairs
 from tests.cuda_ops.sparse.gpu_cases import cases, errors, world
 
 on_a_gpu = [
@@ -65,8 +65,8 @@ def test_two_runs_give_the_same_bits(case, gpu):
 def test_grouped_rows_give_the_same_bits(channels, gpu):
     from dataclasses import replace
 
-    from cuda_ops.sparse.gpu.configurations import CONVOLUTION, configuration
     from cuda_ops.sparse.gpu.conv import convolved
+    from cuda_ops.sparse.gpu.tiling import CONVOLUTION, configuration
 
     w = world(torch.bfloat16, channels, channels)
     row = configuration(CONVOLUTION, 16, channels)

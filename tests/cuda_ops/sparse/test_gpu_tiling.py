@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from cuda_ops.sparse.gpu.configurations import (
+from cuda_ops.sparse.gpu.tiling import (
     CONVOLUTION,
     TABLE,
     WEIGHT,
