@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import inf
 
-OPTIMAL, TIME_LIMIT, INFEASIBLE = STATUSES = ("optimal", "time limit", "infeasible")
+OPTIMAL, TIME_LIMIT, INFEASIBLE = ("optimal", "time limit", "infeasible")
 """Proved to be the best; the best found when time was up; no plan exists."""
 
 Json = None | bool | int | float | str | list["Json"] | dict[str, "Json"]
@@ -20,7 +20,7 @@ class Answer:
     Attributes:
         value: the peer's objective, in its unit (seconds, or milliseconds); infinite if no plan was found.
         bound: no plan has a smaller value; equal to ``value`` where that is proved optimal.
-        status: one of ``STATUSES``.
+        status: ``OPTIMAL``, ``TIME_LIMIT`` or ``INFEASIBLE``.
         plan: what was chosen, as JSON; empty if nothing was found.
     """
 
@@ -33,13 +33,6 @@ class Answer:
     def found(self) -> bool:
         """Whether there is a plan."""
         return self.value < inf
-
-    @property
-    def gap(self) -> float:
-        """How far above the best the value may be at most, as a fraction of the bound."""
-        if not self.found or self.bound <= 0:
-            return 0.0 if self.found and self.value <= 0 else inf
-        return self.value / self.bound - 1
 
 
 def infeasible() -> Answer:

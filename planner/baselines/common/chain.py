@@ -76,13 +76,8 @@ def require_positive(**values: float) -> None:
         raise UsageError("a number must be above 0", wrong)
 
 
-def coarse(chain: Chain, blocks: int) -> Chain:
-    """The chain with its layers joined to at most ``blocks`` blocks of about equal work, cut where least crosses."""
-    return merged(chain, coarse_ends(chain, blocks))
-
-
 def coarse_ends(chain: Chain, blocks: int) -> tuple[int, ...]:
-    """The last layer of each of these blocks."""
+    """Ends of at most ``blocks`` blocks of about equal work, cut where least crosses: the last layer of each."""
     if chain.num_layers <= blocks:
         return tuple(range(chain.num_layers))
     work = sums([f + b for f, b in zip(chain.forward_s, chain.backward_s, strict=True)])
