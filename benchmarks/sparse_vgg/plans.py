@@ -14,7 +14,7 @@ from torch import Tensor
 
 from cuda_ops.sparse.preparation import padded
 from planner.baselines import sparsepipe
-from planner.baselines.common.plans import bandwidth_bytes_per_s, candidates, names_in, stages_in
+from planner.baselines.common.answer import bandwidth_bytes_per_s, candidates, names_in, stages_in
 from planner.baselines.common.problem import block_ends, blocks_at, network
 from planner.costs.cost_model import PriceBook
 from planner.costs.predict import Forecast, forecast

@@ -41,10 +41,17 @@ from math import ceil, inf
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.baselines.common.answer import OPTIMAL, Answer, Json, infeasible
-from planner.baselines.common.chain import Chain, chain_of, require_positive, sums
-from planner.baselines.common.plans import Placed, bandwidth_bytes_per_s, candidates, slowest_kind
-from planner.baselines.common.problem import network
+from planner.baselines.common.answer import (
+    OPTIMAL,
+    Answer,
+    Json,
+    Placed,
+    bandwidth_bytes_per_s,
+    candidates,
+    infeasible,
+    slowest_kind,
+)
+from planner.baselines.common.problem import Chain, chain_of, network, require_positive, sums
 from planner.costs.cost_model import PriceBook
 from planner.ir.errors import InfeasibleError
 from planner.ir.plan import Plan

@@ -47,18 +47,21 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from math import inf
 
-from planner.baselines.common.answer import OPTIMAL, TIME_LIMIT, Answer, Json, infeasible
-from planner.baselines.common.chain import Chain, chain_of, coarse_ends, require_positive, sums
-from planner.baselines.common.plans import (
+from planner.baselines.common.answer import (
+    OPTIMAL,
+    TIME_LIMIT,
+    Answer,
+    Json,
     Placed,
     bandwidth_bytes_per_s,
     candidates,
     hosts_of,
+    infeasible,
     names_in,
     slowest_kind,
     stages_in,
 )
-from planner.baselines.common.problem import blocks_at, network
+from planner.baselines.common.problem import Chain, blocks_at, chain_of, coarse_ends, network, require_positive, sums
 from planner.costs.cost_model import PriceBook
 from planner.ir.errors import UsageError
 from planner.ir.plan import Plan

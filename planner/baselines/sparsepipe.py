@@ -34,12 +34,20 @@ from math import inf
 
 import numpy as np
 
-from planner.baselines.common.answer import OPTIMAL, Answer, Json, infeasible
-from planner.baselines.common.plans import Placed, bandwidth_bytes_per_s, candidates, names_in, stages_in
+from planner.baselines.common.answer import (
+    OPTIMAL,
+    Answer,
+    Json,
+    Placed,
+    bandwidth_bytes_per_s,
+    candidates,
+    infeasible,
+    names_in,
+    stages_in,
+)
 from planner.baselines.common.problem import Network, block_ends, blocks_at, network
-from planner.baselines.pipedream.antichains import Floats, States, states_of
-from planner.baselines.pipedream.dynamic_program import stashes
-from planner.baselines.pipedream.format import LayerGraph
+from planner.baselines.pipedream.format import Floats, LayerGraph, States, states_of
+from planner.baselines.pipedream.planner import stashes
 from planner.costs.cost_model import PriceBook
 from planner.ir.errors import FormatError, UsageError
 from planner.ir.plan import Plan

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from planner.baselines.bapipe import AS, FBP, SNO, SO, Pipeline, Row, best_pipeline, kept, minibatch_s
-from planner.baselines.common.chain import Chain, chain_of
+from planner.baselines.common.problem import Chain, chain_of
 from planner.baselines.pipedream import format as graph_format
 from planner.ir.errors import UsageError
 from tests.planner.peers.chains import random_chain

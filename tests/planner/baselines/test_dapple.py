@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from planner.baselines.common.chain import Chain, chain_of, coarse_ends, merged
+from planner.baselines.common.problem import Chain, chain_of, coarse_ends, merged
 from planner.baselines.dapple import (
     Assignment,
     Hosts,

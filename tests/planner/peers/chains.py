@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
-from planner.baselines.common.chain import Chain
+from planner.baselines.common.problem import Chain
 
 
 def random_chain(seed: int, largest: int = 5) -> Chain:
