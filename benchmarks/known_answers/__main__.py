@@ -23,12 +23,12 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
+from planner.baselines import sparsepipe
 from planner.baselines.common.answer import Answer
 from planner.baselines.pipedream import format as graph_format
 from planner.baselines.pipedream import planner as pipedream
 from planner.baselines.piper import format as piper_format
 from planner.baselines.piper import planner as piper
-from planner.baselines.sparsepipe import planner as sparsepipe
 from planner.baselines.tarnawski import format as dnn_format
 from planner.baselines.tarnawski import planner as tarnawski
 from planner.ir.errors import HalopipeError, InfeasibleError, UsageError
@@ -211,7 +211,7 @@ def _sparsepipe(options: argparse.Namespace) -> Answer:
     ]
     bandwidth = _one_bandwidth(options) or DEFAULT_BANDWIDTH
     limits = {"communication": not options.no_communication, "memory_bytes": options.memory or inf}
-    return sparsepipe.solve(types, bandwidth, fixed_order=options.fixed_order, **limits)
+    return sparsepipe.best_pipeline(types, bandwidth, fixed_order=options.fixed_order, **limits)
 
 
 def _tarnawski(options: argparse.Namespace) -> Answer:

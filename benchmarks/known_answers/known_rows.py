@@ -16,11 +16,11 @@ from math import inf
 from pathlib import Path
 
 from benchmarks.report import Row, run
+from planner.baselines import sparsepipe
 from planner.baselines.pipedream import format as pipedream
 from planner.baselines.pipedream import planner as pipedream_peer
 from planner.baselines.piper import format as piper
 from planner.baselines.piper import planner as piper_peer
-from planner.baselines.sparsepipe import planner as sparsepipe
 from planner.baselines.tarnawski import format as dnn_partitioning
 from planner.baselines.tarnawski import planner as tarnawski
 
@@ -177,7 +177,7 @@ def _sparsepipe() -> Iterator[Known]:
                     )
                     for name, count in devices
                 ]
-                return sparsepipe.solve(types, fixed_order=fixed).value
+                return sparsepipe.best_pipeline(types, fixed_order=fixed).value
 
             shape = " + ".join(f"{count} {name}" for name, count in devices)
             name = f"sparsepipe, {shape}, {'its own order' if fixed else 'any order'}"

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from cuda_ops.sparse.preparation import padded
-from planner.baselines.common.plans import bandwidth_bytes_per_s, candidates, names_in, stages_in
+from planner.baselines import sparsepipe
+from planner.baselines.common.answer import bandwidth_bytes_per_s, candidates, names_in, stages_in
 from planner.baselines.common.problem import block_ends, blocks_at, network
-from planner.baselines.sparsepipe import planner as sparsepipe
 from planner.costs.cost_model import PriceBook
 from planner.costs.predict import Forecast, forecast
 from planner.ir.plan import Decision
@@ -114,7 +114,7 @@ def unrestricted(problem: Problem, book: PriceBook) -> Iterator[Candidate]:
             first = next(iter(networks.values()))
         types = [sparsepipe.DeviceType(kind, found.graph, 1) for kind, found in networks.items()]
         stages = []
-        for stage in stages_in(sparsepipe.solve(types, bandwidth)):
+        for stage in stages_in(sparsepipe.best_pipeline(types, bandwidth)):
             counts = stage["devices"]
             taken = [ranks[kind] for kind, count in counts.items() if count] if isinstance(counts, dict) else []
             stages.append((first.layers(names_in(stage)), tuple(sorted(taken))))

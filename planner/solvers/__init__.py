@@ -23,8 +23,8 @@ __all__ = ["Progress", "SearchProgress", "Solver", "baselines", "current_name", 
 
 _SOLVERS = {
     "best-first": "planner.solvers.best_first.solver",
-    "bapipe": "planner.baselines.bapipe.solver",
-    "dapple": "planner.baselines.dapple.solver",
+    "bapipe": "planner.baselines.bapipe",
+    "dapple": "planner.baselines.dapple",
     "data-parallel": "planner.baselines.data_parallel",
     "dryden": "planner.baselines.dryden",
     "even-split": "planner.baselines.even_split",
@@ -32,7 +32,7 @@ _SOLVERS = {
     "pipedream": "planner.baselines.pipedream.solver",
     "pipedream-hierarchical": "planner.baselines.pipedream.hierarchical_solver",
     "piper": "planner.baselines.piper.solver",
-    "sparsepipe": "planner.baselines.sparsepipe.solver",
+    "sparsepipe": "planner.baselines.sparsepipe",
     "span-ilp": "planner.solvers.ilp.solver",
     "tarnawski": "planner.baselines.tarnawski.solver",
 }

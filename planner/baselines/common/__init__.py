@@ -1,6 +1,6 @@
 """What the papers' planners share.
 
-Networks and clusters as they see them, ideals, chains, readers of files, and plans.
+Networks (graphs and chains) and clusters as they see them, ideals, readers of files, answers and their candidates.
 """
 
 from __future__ import annotations

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from planner.baselines.common.answer import Json
-from planner.baselines.common.plans import (
+from planner.baselines.common.answer import (
+    Json,
     Placed,
     bandwidth_bytes_per_s,
     candidates,

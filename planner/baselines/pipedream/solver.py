@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from math import inf
 
-from planner.baselines.common.answer import Answer
-from planner.baselines.common.plans import (
+from planner.baselines.common.answer import (
+    Answer,
     Placed,
     bandwidth_bytes_per_s,
     candidates,
@@ -23,7 +23,7 @@ from planner.baselines.common.plans import (
 )
 from planner.baselines.common.problem import Network, network, searchable
 from planner.baselines.pipedream import planner as pipedream
-from planner.baselines.pipedream.dynamic_program import Options
+from planner.baselines.pipedream.planner import Options
 from planner.costs.cost_model import PriceBook
 from planner.ir.plan import Plan
 from planner.ir.problem import Problem

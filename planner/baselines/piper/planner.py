@@ -5,7 +5,7 @@ Tarnawski, Narayanan, Phanishayee, "Piper: multidimensional planner for DNN para
     minimise    max over stages of time per micro-batch                                            (``stages``)
     over        a chain of ideals: the layers of each stage; d replicas of t devices for each stage; an option for each
                 layer
-    subject to  sum of d t <= devices; d divides the micro-batches of a batch                       (``search``)
+    subject to  sum of d t <= devices; d divides the micro-batches of a batch                       (:class:`Sweep`)
                 memory of each stage, with the data degrees of all stages behind it in flight       (``stages``)
 
 The state is (ideal of what is behind, devices, sum of data degrees).  With one tensor degree the second follows from
@@ -15,23 +15,354 @@ stages that take at most T, and T is halved between what is and what is not poss
 Variants: ``piper``, as above with the public code's rule for the options of a stage's layers, exact among such plans;
 ``equal``, the same number of layers in each stage, one data degree, and the first or the last option throughout: the
 PipeDream-2BW-like planner of the paper's tables; ``released``, where the bound is that of any choice of options.
+
+The search takes a plan quickly, then only the ideals at which a better one could be cut.  A first plan comes from one
+topological order alone.  Behind an ideal J lie layers whose work, with the bytes over its border, takes some devices at
+least if every stage is to take less than that plan's largest time; so does what lies in front of it.  Ideals where both
+together are more than there are cannot be cut at.
+
+One sweep of the dynamic program takes the ideals by growing size, and for each the stages that begin there, by tensor
+degree and data degree.  By the sum ``s`` of data degrees (at most) it finds
+
+* :meth:`Sweep.smallest`: the smallest largest time, where there is one tensor degree so that ``s`` gives the devices;
+* :meth:`Sweep.fewest`: the fewest devices for stages that all take at most ``limit``.
+
+The PipeDream-2BW-like planner takes layers in topological order, any number of stages (the last ones have one layer
+more where it does not come out even), one data degree for all stages, tensor degree 1, and either the first or the last
+option of every layer: recomputation everywhere or nowhere (``runPipeDream2BWPlannerNonTransformer`` in the public
+code).
 """
 
 from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import accumulate, pairwise
 from math import ceil, inf
 
+import numpy as np
+
 from planner.baselines.common.answer import OPTIMAL, TIME_LIMIT, Answer, Json, infeasible
-from planner.baselines.common.ideals import bits_of
-from planner.baselines.piper import search as piper_equal
-from planner.baselines.piper.device_budget import Machine
-from planner.baselines.piper.format import Instance
-from planner.baselines.piper.search import SAME, Cuts, search
-from planner.baselines.piper.stages import Stage, choose_options, value_of
+from planner.baselines.common.ideals import Bools, Ideals, Lattice, bits_of, chain_of, lattice_of
+from planner.baselines.piper.format import Floats, Instance, Machine, Option, Room, least_work
+from planner.baselines.piper.stages import Pairs, PlainPairs, Stage, StageCosts, are_alike, choose_options, value_of
 from planner.ir.errors import UnknownNameError, UsageError
+
+SAME = 1e-9
+"""Times that differ by less, as a fraction, are one time."""
+
+_MOST_IDEALS = 40_000
+"""As many as the public code allows; beyond, stages follow one another in one topological order."""
+
+_FEW = 3
+"""Up to so many times the ideals of a chain, all are looked at at once."""
+
+_ANY_TIME = 1e300
+"""More than any stage takes; an infinite time means that a stage does not fit."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cuts:
+    """Stages in order, as differences of the lattice's ideals."""
+
+    lattice: Lattice
+    cuts: tuple[Cut, ...]
+
+    @property
+    def value(self) -> float:
+        """The largest time of a stage."""
+        return max(cut.time for cut in self.cuts)
+
+
+def search(
+    instance: Instance, machine: Machine, high: float, out_of_time: Callable[[], bool], fractional: bool = False
+) -> tuple[Cuts | None, float]:
+    """The best plan, None if none is better than ``high``, and the bound that is proved.
+
+    Args:
+        fractional: layers may switch their options in part: then only the bound is of use.
+    """
+    reads: list[list[int]] = [[] for _ in instance.nodes]
+    for src, dst, _ in instance.edges:
+        reads[dst].append(src)
+    chain = chain_of(depth_first(instance)[::-1])
+    lattice = lattice_of(Ideals.of(reads), _MOST_IDEALS)
+    lattices = [chain] if lattice is None else [lattice]
+    if lattice is not None and len(lattice.bits) > _FEW * len(chain.bits):
+        lattices = [chain, lattice]
+    degrees = sorted({t for node in instance.nodes for t in node.options if t <= machine.devices})
+    best: Cuts | None = None
+    try:
+        for each in lattices if degrees else []:
+            kept = _kept(each, Room.of(instance, machine, each, high, degrees).hopeful)
+            best, high = _on_lattice(instance, machine, kept, degrees, best, high, out_of_time, fractional)
+    except TimeoutError:
+        return best, min(high, _work_bound(instance, machine))
+    return best, high if lattice is not None else min(high, _work_bound(instance, machine))
+
+
+def _on_lattice(
+    instance: Instance,
+    machine: Machine,
+    lattice: Lattice,
+    degrees: Sequence[int],
+    best: Cuts | None,
+    high: float,
+    out_of_time: Callable[[], bool],
+    fractional: bool,
+) -> tuple[Cuts | None, float]:
+    """A better plan than ``best`` whose stages end in ideals of ``lattice``, and its value; else both as they are."""
+
+    def sweep(of: Sequence[int]) -> Sweep:
+        return Sweep(instance, machine, lattice, tuple(of), out_of_time, high, fractional)
+
+    for degree in degrees:
+        found = sweep([degree]).smallest()
+        if found:
+            best = Cuts(lattice, found)
+            high = best.value
+    return _halve(sweep(degrees), best, _work_bound(instance, machine), high) if len(degrees) > 1 else (best, high)
+
+
+def _halve(sweep: Sweep, best: Cuts | None, low: float, high: float) -> tuple[Cuts | None, float]:
+    """Better stages than ``best``, between a bound and what is known, by asking what is possible in less time."""
+    step = 0
+    while low < high * (1 - SAME):
+        just_below = step % 4 == 0
+        limit = _ANY_TIME if high == inf else high * (1 - SAME) if just_below else (low + high) / 2
+        found, least = sweep.fewest(limit)
+        step += 1
+        if found:
+            best = Cuts(sweep.lattice, found)
+            high = best.value
+        else:
+            low = min(high, least)
+    return best, high
+
+
+def _kept(lattice: Lattice, kept: Bools) -> Lattice:
+    """The lattice with those ideals alone; its steps, which nobody asks for, are left out."""
+    nothing = np.zeros(0, dtype=np.intp)
+    return Lattice(tuple(bits for bits, keep in zip(lattice.bits, kept, strict=True) if keep), nothing, nothing)
+
+
+def _work_bound(instance: Instance, machine: Machine) -> float:
+    """All work over all devices."""
+    return sum(least_work(instance)) / machine.devices
+
+
+_CELLS = 16_000_000
+"""Numbers of the tables of stages held at once."""
+
+Combine = Callable[[Floats, Floats, int], Floats]
+"""From the states behind stages, their times, and the devices of each, to the states in front of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """A stage: ideal ``above`` minus ideal ``below`` (indices), with its degrees and its time."""
+
+    below: int
+    above: int
+    replicas: int
+    degree: int
+    time: float
+
+
+@dataclass(slots=True, eq=False)
+class Sweep:
+    """An instance made ready.
+
+    Attributes:
+        degrees: tensor degrees that may be used, ascending.
+        below: stages that take as long or longer are not looked at.
+        fractional: switch options in part, for a bound.
+        room: what each stage must leave for the others.
+        replicas: data degrees that may be used, ascending.
+    """
+
+    instance: Instance
+    machine: Machine
+    lattice: Lattice
+    degrees: tuple[int, ...]
+    out_of_time: Callable[[], bool]
+    below: float = inf
+    fractional: bool = False
+    room: Room = field(init=False)
+    replicas: tuple[int, ...] = field(init=False)
+    _costs: tuple[StageCosts, ...] = field(init=False, default=())
+    _tables: tuple[Pairs, ...] = field(init=False, default=())
+
+    def __post_init__(self) -> None:
+        self.room = Room.of(self.instance, self.machine, self.lattice, self.below, self.degrees)
+        largest = int(self.room.most.max())
+        self.replicas = self.machine.replicas(self.instance.micro_batches, largest)
+        if are_alike(self.instance):
+            self._costs = tuple(StageCosts.of(self.instance, self.machine, self.lattice, d) for d in self.degrees)
+
+    def smallest(self) -> tuple[Cut, ...] | None:
+        """Stages of the smallest largest time, in order; None if there are none below ``below``.
+
+        Only for one tensor degree.
+
+        Raises:
+            TimeoutError: there was no time.
+        """
+
+        def slower(behind: Floats, taken: Floats, devices: int) -> Floats:
+            return np.maximum(behind, taken)
+
+        states = self._states(slower)
+        return self._cuts(states, slower) if states[-1, -1] < self.below else None
+
+    def fewest(self, limit: float) -> tuple[tuple[Cut, ...] | None, float]:
+        """Stages that take at most ``limit`` and fit the devices, in order, and the least time above it.
+
+        Raises:
+            TimeoutError: there was no time.
+        """
+        least = inf
+
+        def used(behind: Floats, taken: Floats, devices: int) -> Floats:
+            nonlocal least
+            within = taken <= limit
+            least = min(least, float(np.min(taken, where=~within, initial=inf)))
+            return np.where(within, behind + devices, inf)
+
+        states = self._states(used)
+        return (self._cuts(states, used) if states[-1, -1] <= self.machine.devices else None), least
+
+    def _states(self, combine: Combine) -> Floats:
+        states = np.full((len(self.lattice.bits), int(self.room.most.max()) + 1), inf)
+        states[0] = 0.0
+        for above in range(1, len(self.lattice.bits)):
+            if self.out_of_time():
+                raise TimeoutError
+            row, most = states[above], int(self.room.most[above])
+            for pairs, d in self._ways(above):
+                kept = np.flatnonzero(pairs.fastest(d) < self.below)
+                if d > most or not len(kept):
+                    continue
+                taken = pairs.times(kept, d, -(-np.arange(d, most + 1) // d))
+                behind = states[pairs.below[kept], : most + 1 - d]
+                states_here = combine(behind, taken, d * pairs.degree).min(axis=0)
+                np.minimum(row[d : most + 1], states_here, out=row[d : most + 1])
+            np.minimum.accumulate(row, out=row)
+        return states
+
+    def _cuts(self, states: Floats, combine: Combine) -> tuple[Cut, ...]:
+        """The stages of the best state, by looking for those that give it."""
+        cuts: list[Cut] = []
+        at, s = len(states) - 1, states.shape[1] - 1
+        while at:
+            s = int(np.searchsorted(-states[at], -states[at, s]))  # the smallest sum with this state
+            for pairs, d in self._ways(at, alone=True):
+                if d > s:
+                    continue
+                every = np.arange(len(pairs.below))
+                taken = pairs.times(every, d, np.array([-(-s // d)]))
+                found = combine(states[pairs.below, s - d][:, None], taken, d * pairs.degree)[:, 0]
+                if len(found) and found.min() <= states[at, s]:
+                    best = int(found.argmin())
+                    cuts.append(Cut(int(pairs.below[best]), at, d, pairs.degree, float(taken[best, 0])))
+                    break
+            at, s = cuts[-1].below, s - cuts[-1].replicas
+        return tuple(cuts)
+
+    def _ways(self, above: int, alone: bool = False) -> Iterator[tuple[Pairs | PlainPairs, int]]:
+        """The stages that begin in an ideal, by tensor degree and data degree; ``alone``: not the next ones too."""
+        for pairs in self._pairs(above, alone):
+            for d in self.replicas:
+                if d * pairs.degree <= self.machine.devices and len(pairs.below):
+                    yield pairs, d
+
+    def _pairs(self, above: int, alone: bool) -> list[Pairs | PlainPairs]:
+        if not self._costs:
+            return [PlainPairs.of(self.instance, self.machine, self.lattice, d, above) for d in self.degrees]
+        if not self._tables or above not in self._tables[0].ends:
+            cells = 1 if alone else _CELLS / len(self.degrees)
+            self._tables = tuple(costs.pairs(self.room, above, cells, self.fractional) for costs in self._costs)
+            ends = min((table.ends for table in self._tables), key=len)
+            self._tables = tuple(replace(table, ends=ends) for table in self._tables)
+        return [table.of(above) for table in self._tables]
+
+
+def equal_stages(instance: Instance, machine: Machine) -> tuple[Stage, ...] | None:
+    """The best plan of the PipeDream-2BW-like planner, stages in order; None if none fits."""
+    if any(1 not in node.options for node in instance.nodes):
+        return None
+    order = depth_first(instance)
+    found: tuple[float, int, int, int] = (inf, 0, 0, 0)
+    for choice in (0, -1):
+        options = [node.options[1][choice] for node in instance.nodes]
+        for num_stages in range(1, min(machine.devices, instance.micro_batches) + 1):
+            for taken, replicas in _times(instance, machine, options, order, num_stages):
+                found = min(found, (taken, choice, num_stages, replicas), key=lambda each: each[0])
+    value, choice, num_stages, replicas = found
+    if value == inf:
+        return None
+    stages = []
+    for first, last in pairwise(_bounds(len(order), num_stages)):
+        nodes = tuple(sorted(order[first:last]))
+        picked = tuple(len(instance.nodes[node].options[1]) - 1 if choice else 0 for node in nodes)
+        stages.append(Stage(nodes, replicas, 1, picked))
+    return tuple(stages)
+
+
+def depth_first(instance: Instance) -> tuple[int, ...]:
+    """The public code's topological order: of the layers that are ready, one that became so last."""
+    readers: list[list[int]] = [[] for _ in instance.nodes]
+    missing = [0] * len(instance.nodes)
+    for src, dst, _ in instance.edges:
+        readers[src].append(dst)
+        missing[dst] += 1
+    ready = [node for node, count in enumerate(missing) if not count]
+    order: list[int] = []
+    while ready:
+        order.append(ready.pop())
+        for dst in readers[order[-1]]:
+            missing[dst] -= 1
+            if not missing[dst]:
+                ready.append(dst)
+    return tuple(order)
+
+
+def _bounds(num_layers: int, num_stages: int) -> list[int]:
+    each, larger = divmod(num_layers, num_stages)
+    return [0, *accumulate(each + (stage >= num_stages - larger) for stage in range(num_stages))]
+
+
+def _times(
+    instance: Instance, machine: Machine, options: Sequence[Option], order: Sequence[int], num_stages: int
+) -> list[tuple[float, int]]:
+    """(time per micro-batch, data degree) of every plan of so many stages that fits."""
+    stage_of = np.empty(len(order), dtype=np.intp)
+    for stage, (first, last) in enumerate(pairwise(_bounds(len(order), num_stages))):
+        stage_of[list(order[first:last])] = stage
+
+    def by_stage(numbers: Sequence[float]) -> Floats:
+        return np.bincount(stage_of, weights=numbers, minlength=num_stages).astype(np.float64)
+
+    in_flight = num_stages - np.arange(num_stages)
+    held = by_stage([option.bytes_per_in_flight for option in options]) * in_flight
+    if (held + by_stage([option.fixed_bytes for option in options]) > machine.memory_bytes).any():
+        return []
+    moved = np.zeros(num_stages)
+    for src, dst, size in instance.edges:
+        if stage_of[src] != stage_of[dst]:
+            moved[stage_of[dst]] += 2 * (size + options[dst].sync_forward_bytes[src])
+            moved[stage_of[src]] += 2 * (size + options[src].sync_backward_bytes[dst])
+    time = by_stage([option.time_per_sample for option in options])
+    parameter_bytes = by_stage([option.parameter_bytes for option in options])
+    found = []
+    most = min(machine.devices, instance.micro_batches) // num_stages
+    for d in machine.replicas(instance.micro_batches, most):
+        moved_bytes = moved + 4 * (d - 1) * parameter_bytes / instance.micro_batches
+        found.append((float((time + moved_bytes / machine.bandwidth_bytes_per_s).max()) / d, d))
+    return found
+
 
 VARIANTS = ("piper", "equal", "released")
 
@@ -74,7 +405,7 @@ def solve(
     def out_of_time() -> bool:
         return time.monotonic() > stop_s
 
-    equal = piper_equal.best(instance, machine)
+    equal = equal_stages(instance, machine)
     if variant == "equal":
         return _answer(instance, machine, equal, value_of(instance, machine, equal) if equal else inf)
     start = value_of(instance, machine, equal) if equal else inf

@@ -14,8 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from math import inf
 
-from planner.baselines.common.answer import Answer
-from planner.baselines.common.plans import Placed, bandwidth_bytes_per_s, candidates, slowest_kind, stages_in
+from planner.baselines.common.answer import Answer, Placed, bandwidth_bytes_per_s, candidates, slowest_kind, stages_in
 from planner.baselines.common.problem import Held, Network, held, network, searchable
 from planner.baselines.piper import planner as piper
 from planner.baselines.piper.format import Instance, Node, Option

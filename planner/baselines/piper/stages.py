@@ -27,8 +27,7 @@ from math import ceil, inf
 import numpy as np
 
 from planner.baselines.common.ideals import Ints, Lattice, bits_of
-from planner.baselines.piper.device_budget import Floats, Machine, Room, devices_for
-from planner.baselines.piper.format import Instance, Option
+from planner.baselines.piper.format import Floats, Instance, Machine, Option, Room, devices_for
 
 _ENOUGH_BYTES = 1e-6
 

@@ -46,52 +46,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.baselines.common.ideals import Bools, Ints, Lattice, bits_of, chain_of
+from planner.baselines.tarnawski.format import Blocks, Floats
 from planner.solvers.progress import check_time
 
-Floats = NDArray[np.float64]
 Singles = NDArray[np.float32]
-
-
-@dataclass(frozen=True, slots=True)
-class Blocks:
-    """What a stage takes whole: nodes that stay together, in topological order.
-
-    Attributes:
-        nodes: of each block, indices into the instance.
-        successors: of each block, in the forward pass.
-        accelerator_ms, cpu_ms, size_bytes: of each block; 0 on an accelerator where it may not run.
-        cpu_only: whether it may not run on an accelerator.
-        values: (bits of the blocks that make or read it, cost) of each value of two blocks or more.
-    """
-
-    nodes: tuple[tuple[int, ...], ...]
-    successors: tuple[tuple[int, ...], ...]
-    accelerator_ms: Floats
-    cpu_ms: Floats
-    size_bytes: Floats
-    cpu_only: Bools
-    values: tuple[tuple[int, float], ...]
-
-    @property
-    def num_blocks(self) -> int:
-        """Number of blocks."""
-        return len(self.nodes)
-
-    def accelerator_load(self, inside: int) -> float:
-        """Load of a set of blocks on an accelerator, memory not looked at; infinite if it may not run there."""
-        listed = list(bits_of(inside))
-        if self.cpu_only[listed].any():
-            return inf
-        crossing = sum(cost for bits, cost in self.values if bits & inside and bits & ~inside)
-        return float(self.accelerator_ms[listed].sum()) + crossing
-
-    def cpu_load(self, inside: int) -> float:
-        """Load of a set of blocks on a CPU."""
-        return float(self.cpu_ms[list(bits_of(inside))].sum())
-
-    def size(self, inside: int) -> float:
-        """Bytes of a set of blocks on an accelerator."""
-        return float(self.size_bytes[list(bits_of(inside))].sum())
 
 
 @dataclass(frozen=True, slots=True)

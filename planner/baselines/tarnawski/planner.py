@@ -5,7 +5,7 @@ operators", NeurIPS 2020, sections 4 and 5.1.  In pipelined execution the most l
 
     minimise    max over devices of its load                                     (``max_load``: compute, then send)
     over        the device of every node
-    subject to  nodes of one colour on one device, with their backward nodes     (below)
+    subject to  nodes of one colour on one device, with their backward nodes     (``format.blocks_of``)
                 the forward nodes of a device between two ideals                 (``max_load.search``: contiguity)
                 bytes on an accelerator within its memory, unsupported nodes on CPUs
 
@@ -15,35 +15,42 @@ Variants of the public code, each a row of its paper's tables:
 * ``linearized``: the same once a depth-first order of the blocks is made a chain (DPL);
 * ``pipedream``: branches merged first, as if for PipeDream, then the chain;
 * ``single``: everything on one accelerator, whether it fits or not;
-* ``free``: contiguity dropped (``free_placement``: an integer program).
+* ``free``: contiguity dropped.
 
-What the planner of Tarnawski et al. may not divide, as in the public code (throughput-dp/dp.cpp).
+Without contiguity, any set of blocks may be on any device (:func:`place`), an integer program:
 
-Nodes of one colour are one block, with their backward nodes.  Order comes from the forward pass: an edge between
-forward nodes, and for a colour of backward nodes alone the reverse of the backward edges that touch it.  Blocks on a
-cycle become one.  A block that takes no time, and whose only neighbour shares every value that it makes or reads, moves
-to that neighbour: no device gets more to do, and every pipeline stays one.  It may need memory there, so that it stays
-where it is if it occupies some and not everything fits one device; the public code moves it all the same.
+    minimise    T
+    over        x[b, d] in {0, 1}    block b is on device d
+                y[v, d] >= 0         value v crosses the border of accelerator d
+    subject to  sum over d of x[b, d] = 1                                       each block has a device
+                sum over b of time[b, d] x[b, d] + sum over v of cost[v] y[v, d] <= T    loads (no y on a CPU)
+                y[v, d] >= x[a, d] - x[b, d]  for neighbouring a, b in a cycle through v's blocks  crossings
+                sum over b of size[b] x[b, d] <= memory                         accelerators
+                x[b, d] = 0  for the n-th block and accelerators beyond the n-th                 like devices, one order
+
+A value crosses if it has a block on the device and one elsewhere; going once around its blocks in a circle, some step
+then leads out of the device, so that one row a step is enough.  Tarnawski et al. (NeurIPS 2020, appendix A) write the
+same with one variable for sending and one for receiving.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from planner.baselines.common.answer import OPTIMAL, TIME_LIMIT, Answer, Json, infeasible
-from planner.baselines.common.ideals import Contraction, Ideals, bits_of, chain_of, contract, lattice_of
-from planner.baselines.tarnawski.format import Instance
+from planner.baselines.common.ideals import Ideals, bits_of, chain_of, lattice_of
+from planner.baselines.tarnawski.format import Blocks, Coloured, Instance, blocks_of, crowded_groups, depth_first
 from planner.baselines.tarnawski.max_load import (
     ACCELERATOR,
     CPU,
     MOST_IN_TABLE,
     SAME,
-    Blocks,
     Chain,
     Loads,
     direct,
@@ -51,6 +58,9 @@ from planner.baselines.tarnawski.max_load import (
     search,
 )
 from planner.ir.errors import UnknownNameError, UsageError
+
+if TYPE_CHECKING:
+    import pulp
 
 _MOST_CELLS = 60_000_000
 """Numbers that the tables over all ideals may have."""
@@ -180,8 +190,6 @@ def _single(instance: Instance, devices: Devices) -> Answer:
 
 
 def _free(instance: Instance, devices: Devices) -> Answer:
-    from planner.baselines.tarnawski.free_placement import place  # loads PuLP and HiGHS, which only this variant needs
-
     start = _contiguous(instance, devices)
     blocks = blocks_of(instance, devices.memory_bytes, ordered=False).blocks
     bound = lower_bound(blocks, devices.accelerators, devices.cpus)
@@ -229,6 +237,99 @@ def plan_of(instance: Instance, stages: Sequence[tuple[Sequence[int], str]]) -> 
     return {"devices": devices}
 
 
+_OPTIMAL = 1
+"""``sol_status`` of a proved optimum; a solver that ran out of time may still call its ``status`` optimal."""
+
+_FEASIBLE = 2
+"""HiGHS's ``kSolutionStatusFeasible``."""
+
+
+def place(
+    blocks: Blocks, accelerators: int, cpus: int, memory_bytes: float, known_ms: float, time_limit_s: float
+) -> tuple[tuple[tuple[int, str], ...] | None, float]:
+    """The sets of blocks with their kinds of device, and the bound that is proved.
+
+    Args:
+        known_ms: a value that can be had; only better ones are looked for.
+
+    Returns:
+        None for the sets if nothing better than ``known_ms`` was found; the bound is infinite if nothing can be had at
+        all, ``known_ms`` if nothing better can.
+    """
+    import pulp  # loads HiGHS too, which only this variant needs
+
+    devices = [ACCELERATOR] * accelerators + [CPU] * cpus
+    problem = pulp.LpProblem("free_placement", pulp.LpMinimize)
+    largest = problem.add_variable("T", 0, None if known_ms == inf else known_ms)
+    problem.setObjective(largest)
+    chosen = _placed(problem, blocks, accelerators, cpus)
+    for number, kind in enumerate(devices):
+        column = [chosen[block][number] for block in range(blocks.num_blocks)]
+        times = blocks.accelerator_ms if kind == ACCELERATOR else blocks.cpu_ms
+        load = [(x, float(times[block])) for block, x in enumerate(column) if x is not None]
+        if kind == ACCELERATOR:
+            load += _crossings(problem, blocks, number, column)
+            sizes = [(x, float(blocks.size_bytes[block])) for block, x in enumerate(column) if x is not None]
+            if blocks.size_bytes.sum() > memory_bytes:
+                problem.addConstraint(pulp.LpAffineExpression(sizes) <= memory_bytes)
+        problem.addConstraint(pulp.LpAffineExpression(load) <= largest)
+    problem.solve(pulp.HiGHS(msg=False, timeLimit=time_limit_s, gapRel=0, threads=1))
+    return _read(problem, chosen, devices, known_ms)
+
+
+def _placed(
+    problem: pulp.LpProblem, blocks: Blocks, accelerators: int, cpus: int
+) -> list[list[pulp.LpVariable | None]]:
+    """``[block][device]``: the binaries, None where the block cannot be."""
+    import pulp
+
+    by_weight = np.argsort(-blocks.accelerator_ms, kind="stable").tolist()
+    chosen: list[list[pulp.LpVariable | None]] = [[] for _ in by_weight]
+    for position, block in enumerate(by_weight):
+        for device in range(accelerators + cpus):
+            here = device > position or bool(blocks.cpu_only[block]) if device < accelerators else False
+            name = f"x_{block}_{device}"
+            chosen[block].append(None if here else problem.add_variable(name, cat=pulp.LpBinary))
+        problem.addConstraint(pulp.lpSum(x for x in chosen[block] if x is not None) == 1)
+    return chosen
+
+
+def _crossings(
+    problem: pulp.LpProblem, blocks: Blocks, device: int, column: Sequence[pulp.LpVariable | None]
+) -> list[tuple[pulp.LpVariable, float]]:
+    """The values that cross the border of an accelerator, with their costs."""
+    found = []
+    for value, (bits, cost) in enumerate(blocks.values):
+        crosses = problem.add_variable(f"y_{value}_{device}", 0, 1)
+        around = list(bits_of(bits))
+        for here, there in zip(around, [*around[1:], around[0]], strict=True):
+            inside, outside = column[here], column[there]
+            if inside is not None:
+                problem.addConstraint(crosses >= (inside if outside is None else inside - outside))
+        found.append((crosses, cost))
+    return found
+
+
+def _read(
+    problem: pulp.LpProblem, chosen: Sequence[Sequence[pulp.LpVariable | None]], kinds: Sequence[str], known_ms: float
+) -> tuple[tuple[tuple[int, str], ...] | None, float]:
+    import pulp
+
+    if problem.sol_status == pulp.LpSolutionInfeasible:
+        return None, known_ms
+    info = problem.solverModel.getInfo()
+    bound = max(0.0, info.mip_dual_bound)
+    if info.primal_solution_status != _FEASIBLE:
+        return None, bound
+    sets = [0] * len(kinds)
+    for block, row in enumerate(chosen):
+        weights = [0.0 if x is None else pulp.value(x) for x in row]
+        sets[int(np.argmax(weights))] |= 1 << block
+    if problem.sol_status == _OPTIMAL:
+        bound = pulp.value(problem.objective)
+    return tuple((inside, kind) for inside, kind in zip(sets, kinds, strict=True) if inside), bound
+
+
 VARIANTS: Mapping[str, Callable[[Instance, Devices], Answer]] = {
     "contiguous": _contiguous,
     "linearized": _linearized,
@@ -237,174 +338,3 @@ VARIANTS: Mapping[str, Callable[[Instance, Devices], Answer]] = {
     "free": _free,
 }
 """What ``solve`` can be asked for, by name."""
-
-
-_FRESH_COLOUR = 2**31 - 1 - 12_345_678
-"""Nodes without a colour get numbers below this one, as in the public code: orders of blocks depend on them."""
-
-_PASSED_OVER = {32: (4, 37), 64: (4, 37), 96: (2, 100, 40, 137, 46, 142), 192: (2, 100, 40, 137, 46, 142)}
-"""By number of nodes, those whose edges the ``-pipeDream`` row leaves out: the public code knows its own BERT-24 and
-GNMT by their size, and their inputs by number."""
-
-
-@dataclass(frozen=True, slots=True)
-class Coloured:
-    """Blocks, and the colour that each has in the public code."""
-
-    blocks: Blocks
-    colours: tuple[int, ...]
-
-
-def blocks_of(
-    instance: Instance,
-    memory_bytes: float,
-    together: Iterable[Sequence[int]] = (),
-    move_bytes: bool = False,
-    ordered: bool = True,
-) -> Coloured:
-    """The blocks of an instance.
-
-    Args:
-        memory_bytes: of an accelerator.
-        together: nodes that stay together besides those of a colour.
-        move_bytes: move blocks that take no time also where memory may be short.
-        ordered: whether devices take contiguous sets; if not, blocks have no successors, and cycles do no harm.
-    """
-    colour = colours_of(instance)
-    edges = _order(instance, colour) if ordered else []
-    groups = [*_classes(colour), *together]
-    careful = sum(node.size_bytes for node in instance.nodes) > memory_bytes and not move_bytes
-    while True:
-        merged = contract(len(instance.nodes), edges, groups)
-        blocks = _blocks(instance, merged)
-        moves = _moves(blocks, careful, ordered)
-        if not moves:
-            return Coloured(blocks, tuple(min(colour[node] for node in found) for found in merged.blocks))
-        for block, home in moves:
-            groups.append((merged.blocks[home][0], merged.blocks[block][0]))
-            for node in merged.blocks[block]:
-                colour[node] = colour[merged.blocks[home][0]]
-
-
-def colours_of(instance: Instance) -> list[int]:
-    """The colour of each node; fresh ones where the file gives none."""
-    colours: list[int] = []
-    fresh = _FRESH_COLOUR
-    for node in instance.nodes:
-        fresh -= node.colour is None
-        colours.append(fresh if node.colour is None else node.colour)
-    return colours
-
-
-def crowded_groups(instance: Instance) -> list[tuple[int, ...]]:
-    """Nodes that the ``-pipeDream`` row keeps together: those that send within one biconnected component.
-
-    PipeDream plans for chains, so that parallel branches are first merged.
-    """
-    import networkx as nx  # costs 0.2 s to load, and only this row needs it
-
-    colour = colours_of(instance)
-    ordered = sorted(set(colour))
-    backward = {each: ordered[-1] + 1 + number for number, each in enumerate(ordered)}
-    merged = [backward[c] if node.backward else c for c, node in zip(colour, instance.nodes, strict=True)]
-    left_out = _PASSED_OVER.get(len(instance.nodes), ())
-    edges = {(merged[src], merged[dst]) for src, dst in instance.edges}
-    kept = {(src, dst) for src, dst in edges if src != dst and src not in left_out}
-    senders: list[tuple[int, ...]] = []
-    for component in nx.biconnected_component_edges(nx.Graph(sorted(kept))):
-        pairs = {pair for src, dst in component for pair in ((src, dst), (dst, src))}
-        senders.append(tuple(sorted({src for src, dst in pairs & kept})))
-    at = {vertex: [n for n, found in enumerate(merged) if found == vertex] for vertex in set(merged)}
-    return [tuple(node for sender in group for node in at[sender]) for group in senders]
-
-
-def depth_first(coloured: Coloured, largest_first: bool = False) -> tuple[int, ...]:
-    """The public code's linear order: of the blocks that are ready one that became so last, larger colours first.
-
-    Args:
-        largest_first: whether to begin with the largest colour of those that need nothing, or the smallest.  There
-            their order is that of a hash table, which each contraction reverses: ``-pipeDream`` has one more than
-            ``-linearize``.
-    """
-    successors, key = coloured.blocks.successors, coloured.colours.__getitem__
-    missing = [0] * len(successors)
-    for found in successors:
-        for after in found:
-            missing[after] += 1
-    sources = (block for block, count in enumerate(missing) if not count)
-    ready = sorted(sources, key=key, reverse=not largest_first)
-    order: list[int] = []
-    while ready:
-        order.append(ready.pop())
-        for after in sorted(successors[order[-1]], key=key):
-            missing[after] -= 1
-            if not missing[after]:
-                ready.append(after)
-    return tuple(order)
-
-
-def _classes(colour: Sequence[int]) -> list[tuple[int, ...]]:
-    found: dict[int, list[int]] = {}
-    for node, each in enumerate(colour):
-        found.setdefault(each, []).append(node)
-    return [tuple(nodes) for nodes in found.values()]
-
-
-def _order(instance: Instance, colour: Sequence[int]) -> list[tuple[int, int]]:
-    nodes = instance.nodes
-    forward = {each for each, node in zip(colour, nodes, strict=True) if not node.backward}
-    edges = [(src, dst) for src, dst in instance.edges if not nodes[dst].backward]
-    mirrored = [(dst, src) for src, dst in instance.edges if nodes[src].backward and nodes[dst].backward]
-    return edges + [(a, b) for a, b in mirrored if not {colour[a], colour[b]} <= forward]
-
-
-def _blocks(instance: Instance, merged: Contraction) -> Blocks:
-    nodes = instance.nodes
-
-    def sums(numbers: Sequence[float]) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
-        return np.bincount(merged.block_of, weights=numbers, minlength=len(merged.blocks)).astype(np.float64)
-
-    cpu_only = sums([not node.on_accelerator for node in nodes]) > 0
-    touched = [1 << block for block in merged.block_of]
-    for src, dst in instance.edges:
-        touched[src] |= 1 << merged.block_of[dst]
-    values: dict[int, float] = {}
-    for node, bits in zip(nodes, touched, strict=True):
-        if node.transfer_ms > 0 and bits & (bits - 1):
-            values[bits] = values.get(bits, 0.0) + node.transfer_ms
-    return Blocks(
-        nodes=merged.blocks,
-        successors=merged.successors,
-        accelerator_ms=np.where(cpu_only, 0.0, sums([node.accelerator_ms for node in nodes])),
-        cpu_ms=sums([node.cpu_ms for node in nodes]),
-        size_bytes=sums([node.size_bytes for node in nodes]),
-        cpu_only=cpu_only,
-        values=tuple(values.items()),
-    )
-
-
-def _moves(blocks: Blocks, careful: bool, ordered: bool) -> list[tuple[int, int]]:
-    """(block, neighbour to move it to), no block in two of them."""
-    near = [sum(1 << after for after in found) for found in blocks.successors]
-    for block, found in enumerate(blocks.successors):
-        for after in found:
-            near[after] |= 1 << block
-    sharing = [((1 << blocks.num_blocks) - 1) ^ 1 << block for block in range(blocks.num_blocks)]
-    for bits, _ in blocks.values:
-        for block in bits_of(bits):
-            sharing[block] &= bits
-    idle = (blocks.accelerator_ms == 0) & (blocks.cpu_ms == 0) & ~blocks.cpu_only
-    if careful:
-        idle &= blocks.size_bytes == 0
-    moves: list[tuple[int, int]] = []
-    moved = 0
-    for block in np.flatnonzero(idle).tolist():
-        homes = sharing[block]
-        if ordered and near[block]:
-            homes &= near[block] if near[block].bit_count() == 1 else 0
-        homes &= ~moved
-        if homes and not moved >> block & 1:
-            home = next(bits_of(homes))
-            moves.append((block, home))
-            moved |= 1 << block | 1 << home
-    return moves

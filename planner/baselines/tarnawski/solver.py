@@ -13,8 +13,7 @@ import time
 from collections.abc import Iterator
 from math import inf
 
-from planner.baselines.common.answer import Answer
-from planner.baselines.common.plans import Placed, bandwidth_bytes_per_s, candidates, slowest_kind
+from planner.baselines.common.answer import Answer, Placed, bandwidth_bytes_per_s, candidates, slowest_kind
 from planner.baselines.common.problem import Held, Network, held, network, searchable
 from planner.baselines.tarnawski import planner as tarnawski
 from planner.baselines.tarnawski.format import Instance, Node

@@ -20,13 +20,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from planner.baselines import data_parallel, even_split, one_device
-from planner.baselines.bapipe import solver as bapipe
-from planner.baselines.dapple import solver as dapple
+from planner.baselines import bapipe, dapple, data_parallel, even_split, one_device, sparsepipe
 from planner.baselines.pipedream import hierarchical_solver
 from planner.baselines.pipedream import solver as pipedream
 from planner.baselines.piper import solver as piper
-from planner.baselines.sparsepipe import solver as sparsepipe
 from planner.baselines.tarnawski import solver as tarnawski
 from planner.costs.cost_model import PriceBook
 from planner.costs.layers.cost_table import Array

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from itertools import combinations, pairwise
 from math import ceil, inf
 
-from planner.baselines.pipedream.dynamic_program import Options
 from planner.baselines.pipedream.format import LayerGraph, Node
+from planner.baselines.pipedream.planner import Options
 
 Layers = frozenset[int]
 

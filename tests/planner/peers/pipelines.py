@@ -7,8 +7,7 @@ from collections.abc import Iterator
 from itertools import product
 from math import ceil, inf
 
-from planner.baselines.piper.device_budget import Machine
-from planner.baselines.piper.format import Instance, Node, Option
+from planner.baselines.piper.format import Instance, Machine, Node, Option
 from planner.baselines.piper.stages import Stage, choose_options, value_of
 
 

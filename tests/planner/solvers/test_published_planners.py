@@ -6,15 +6,13 @@ from types import ModuleType
 
 import pytest
 
-from planner.baselines.bapipe import solver as bapipe
+from planner.baselines import bapipe, dapple, sparsepipe
 from planner.baselines.common import as_profile as clusters
 from planner.baselines.common.as_profile import as_profile
 from planner.baselines.common.problem import block_ends, network, searchable
-from planner.baselines.dapple import solver as dapple
 from planner.baselines.pipedream import hierarchical_solver
 from planner.baselines.pipedream import solver as pipedream
 from planner.baselines.pipedream.format import read
-from planner.baselines.sparsepipe import solver as sparsepipe
 from planner.check import check
 from planner.costs.cost_model import PriceBook
 from planner.ir.cluster import Cluster

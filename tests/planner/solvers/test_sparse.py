@@ -9,7 +9,7 @@ from itertools import pairwise
 import pytest
 
 from planner import solvers
-from planner.baselines.sparsepipe import solver as sparsepipe
+from planner.baselines import sparsepipe
 from planner.check import check
 from planner.costs.predict import predict
 from planner.ir.errors import InfeasibleError

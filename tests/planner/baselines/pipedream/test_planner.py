@@ -11,10 +11,8 @@ import pytest
 
 from planner.baselines.common.answer import OPTIMAL
 from planner.baselines.pipedream import format as graph_format
-from planner.baselines.pipedream.antichains import states_of
-from planner.baselines.pipedream.dynamic_program import Options
-from planner.baselines.pipedream.format import LayerGraph, Node
-from planner.baselines.pipedream.planner import data_parallel_s, solve
+from planner.baselines.pipedream.format import LayerGraph, Node, states_of
+from planner.baselines.pipedream.planner import Options, data_parallel_s, solve
 from planner.ir.errors import FormatError, UsageError
 from tests.planner.peers.graphs import best_by_exhaustion, closed_sets, random_graph, walked_sets
 

@@ -13,8 +13,7 @@ import pytest
 from planner.baselines.common.answer import INFEASIBLE, OPTIMAL, TIME_LIMIT
 from planner.baselines.common.ideals import Ideals, chain_of, lattice_of
 from planner.baselines.piper import format as piper_format
-from planner.baselines.piper.device_budget import Machine, Room
-from planner.baselines.piper.format import Instance
+from planner.baselines.piper.format import Instance, Machine, Room
 from planner.baselines.piper.planner import solve
 from planner.baselines.piper.stages import PlainPairs, Stage, StageCosts, are_alike, choose_options, value_of
 from planner.ir.errors import UnknownNameError, UsageError

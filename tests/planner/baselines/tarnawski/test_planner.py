@@ -12,9 +12,9 @@ import pytest
 from planner.baselines.common.answer import INFEASIBLE, OPTIMAL, TIME_LIMIT
 from planner.baselines.common.ideals import Ideals, lattice_of
 from planner.baselines.tarnawski import format as dnn_partitioning
-from planner.baselines.tarnawski.format import Instance, Node
+from planner.baselines.tarnawski.format import Instance, Node, blocks_of, depth_first
 from planner.baselines.tarnawski.max_load import Loads, direct, lower_bound, search, value_of
-from planner.baselines.tarnawski.planner import VARIANTS, blocks_of, depth_first, load_of, solve
+from planner.baselines.tarnawski.planner import VARIANTS, load_of, solve
 from planner.ir.errors import UnknownNameError, UsageError
 from tests.planner.peers.placements import best_load, in_order, random_instance
 

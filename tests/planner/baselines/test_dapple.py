@@ -8,24 +8,23 @@ from pathlib import Path
 
 import pytest
 
-from planner.baselines.common.chain import Chain, chain_of, coarse
-from planner.baselines.dapple.planner import (
+from planner.baselines.common.problem import Chain, chain_of, coarse_ends, merged
+from planner.baselines.dapple import (
     Assignment,
     Hosts,
     Suffix,
     as_good,
     assignments,
-    latency_s,
+    best_pipeline,
     most_first,
     prepended,
     real_hosts,
-    solve,
 )
 from planner.baselines.pipedream import format as graph_format
 from planner.ir.errors import UsageError
-from tests.planner.peers.chains import random_chain
+from tests.planner.peers.chains import latency_s, random_chain
 
-PROFILES = Path(__file__).parents[3] / "data" / "profiles" / "pipedream"
+PROFILES = Path(__file__).parents[2] / "data" / "profiles" / "pipedream"
 
 
 def placements(
@@ -78,7 +77,7 @@ def test_equals_brute_force(seed: int) -> None:
     hosts = Hosts(*draw.choice([(1, 1), (1, 3), (1, 4), (2, 2), (3, 1)]), draw.uniform(1, 9), draw.uniform(0.5, 2))
     count = draw.choice([1, 2, 4, 16])
     chain = random_chain(seed)
-    answer = solve(chain, hosts, count)
+    answer = best_pipeline(chain, hosts, count)
     assert answer.value == pytest.approx(best_by_exhaustion(chain, hosts, count), rel=1e-9, abs=1e-12)
     assert answer.bound == answer.value
 
@@ -162,7 +161,7 @@ def test_the_three_policies(taken: tuple[int, ...], replicas: int, expected: dic
 
 def test_a_plan_holds_every_layer_once_and_every_device() -> None:
     chain = chain_of(graph_format.read(PROFILES / "vgg16.graph.txt"))
-    answer = solve(chain, Hosts(2, 4, 1e10, 1.25e9), 32)
+    answer = best_pipeline(chain, Hosts(2, 4, 1e10, 1.25e9), 32)
     stages = answer.plan["stages"]
     assert isinstance(stages, list)
     assert [name for stage in stages for name in stage["layers"]] == list(chain.names)  # type: ignore[index,call-overload,union-attr]
@@ -171,22 +170,23 @@ def test_a_plan_holds_every_layer_once_and_every_device() -> None:
 
 
 def test_better_links_are_never_worse() -> None:
-    chain = coarse(chain_of(graph_format.read(PROFILES / "vgg16.graph.txt")), 12)
-    values = [solve(chain, Hosts(2, 2, within, 1e9), 16).value for within in (1e9, 1e10, 1e11)]
+    fine = chain_of(graph_format.read(PROFILES / "vgg16.graph.txt"))
+    chain = merged(fine, coarse_ends(fine, 12))
+    values = [best_pipeline(chain, Hosts(2, 2, within, 1e9), 16).value for within in (1e9, 1e10, 1e11)]
     assert values == sorted(values, reverse=True)
 
 
 def test_when_time_is_up_the_bound_is_a_bound() -> None:
     chain = chain_of(graph_format.read(PROFILES / "gnmt.graph.txt"))
-    exact = solve(chain, Hosts(1, 4, 1e9, 1e9), 16)
-    answer = solve(chain, Hosts(1, 4, 1e9, 1e9), 16, time_limit_s=0.0)
+    exact = best_pipeline(chain, Hosts(1, 4, 1e9, 1e9), 16)
+    answer = best_pipeline(chain, Hosts(1, 4, 1e9, 1e9), 16, time_limit_s=0.0)
     assert answer.status in ("time limit", "infeasible")
     assert answer.bound <= exact.value or not answer.found
 
 
 def test_a_coarse_chain_has_the_same_totals() -> None:
     chain = chain_of(graph_format.read(PROFILES / "resnet50.graph.txt"))
-    found = coarse(chain, 20)
+    found = merged(chain, coarse_ends(chain, 20))
     assert found.num_layers <= 20
     assert sum(found.forward_s) == pytest.approx(sum(chain.forward_s))
     assert sum(found.parameter_bytes) == pytest.approx(sum(chain.parameter_bytes))
@@ -196,4 +196,4 @@ def test_a_coarse_chain_has_the_same_totals() -> None:
 @pytest.mark.parametrize("wrong", [Hosts(0, 4, 1.0, 1.0), Hosts(1, 0, 1.0, 1.0), Hosts(1, 1, 0.0, 1.0)])
 def test_no_devices_and_no_bandwidth_are_refused(wrong: Hosts) -> None:
     with pytest.raises(UsageError):
-        solve(random_chain(0), wrong, 4)
+        best_pipeline(random_chain(0), wrong, 4)

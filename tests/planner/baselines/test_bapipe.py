@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from planner.baselines.bapipe.planner import AS, FBP, SNO, SO, Pipeline, Row, kept, minibatch_s, solve
-from planner.baselines.common.chain import Chain, chain_of
+from planner.baselines.bapipe import AS, FBP, SNO, SO, Pipeline, Row, best_pipeline, kept, minibatch_s
+from planner.baselines.common.problem import Chain, chain_of
 from planner.baselines.pipedream import format as graph_format
 from planner.ir.errors import UsageError
 from tests.planner.peers.chains import random_chain
 
-PROFILES = Path(__file__).parents[3] / "data" / "profiles" / "pipedream"
+PROFILES = Path(__file__).parents[2] / "data" / "profiles" / "pipedream"
 
 
 def even(layers: int, crossing: float = 0.0) -> Chain:
@@ -40,7 +40,7 @@ def test_equals_brute_force(seed: int, schedule: str) -> None:
         ),
         default=inf,
     )
-    assert solve(chain, row, counts, (schedule,)).value == pytest.approx(expected)
+    assert best_pipeline(chain, row, counts, (schedule,)).value == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(("p", "m"), [(1, 4), (2, 8), (4, 4), (4, 16)])
@@ -69,42 +69,42 @@ def test_overlap_costs_twice_the_warm_up() -> None:
 def test_little_memory_takes_overlap_away() -> None:
     chain = even(4, 0.5).scaled(8)
     wide, narrow = Row((1.0,) * 4, 1.0), Row((1.0,) * 4, 1.0, memory_bytes=2 + 4.0)
-    assert solve(chain, wide, (8,)).plan["schedule"] == SO
-    assert solve(chain, narrow, (8,)).plan["schedule"] == SNO
-    assert not solve(chain, Row((1.0,) * 4, 1.0, memory_bytes=2 + 3.9), (8,)).found
+    assert best_pipeline(chain, wide, (8,)).plan["schedule"] == SO
+    assert best_pipeline(chain, narrow, (8,)).plan["schedule"] == SNO
+    assert not best_pipeline(chain, Row((1.0,) * 4, 1.0, memory_bytes=2 + 3.9), (8,)).found
 
 
 def test_a_cut_inside_a_layer_balances() -> None:
     chain = even(3)
-    assert solve(chain, Row((1.0, 1.0), 1.0), (1,)).value == 2 * 6.0
-    answer = solve(chain, Row((1.0, 1.0), 1.0), (1,), intra_layer=True)
+    assert best_pipeline(chain, Row((1.0, 1.0), 1.0), (1,)).value == 2 * 6.0
+    answer = best_pipeline(chain, Row((1.0, 1.0), 1.0), (1,), intra_layer=True)
     assert answer.value == pytest.approx(2 * 4.5)
     assert answer.plan["cuts"] == [1.5]
 
 
 def test_slow_links_move_cuts_to_where_little_crosses() -> None:
     chain = Chain(("a", "b", "c", "d"), (1.0,) * 4, (2.0,) * 4, (1.0,) * 4, (1.0,) * 4, (1.0, 100.0, 1.0, 0.0))
-    assert solve(chain, Row((1.0, 1.0), 1e6), (4,)).plan["cuts"] == [2.0]
-    assert solve(chain, Row((1.0, 1.0), 10.0), (4,)).plan["cuts"] in ([1.0], [3.0])
+    assert best_pipeline(chain, Row((1.0, 1.0), 1e6), (4,)).plan["cuts"] == [2.0]
+    assert best_pipeline(chain, Row((1.0, 1.0), 10.0), (4,)).plan["cuts"] in ([1.0], [3.0])
 
 
 def test_data_parallelism_is_the_fall_back() -> None:
     chain = chain_of(graph_format.read(PROFILES / "resnet50.graph.txt"))
     row = Row((1.0,) * 4, 1e10)
-    pipeline, either = solve(chain, row, (4, 8)), solve(chain, row, (4, 8), data_parallel=True)
+    pipeline, either = best_pipeline(chain, row, (4, 8)), best_pipeline(chain, row, (4, 8), data_parallel=True)
     assert either.plan["schedule"] == "data-parallel"
     assert either.value < pipeline.value
 
 
 def test_faster_devices_take_more() -> None:
-    assert solve(even(6), Row((1.0, 2.0), 1.0), (1,)).plan["cuts"] == [2.0]
+    assert best_pipeline(even(6), Row((1.0, 2.0), 1.0), (1,)).plan["cuts"] == [2.0]
 
 
 @pytest.mark.parametrize(("row", "counts"), [(Row((), 1.0), (1,)), (Row((1.0,), 0.0), (1,)), (Row((1.0,), 1.0), ())])
 def test_no_devices_links_or_micro_batches_are_refused(row: Row, counts: tuple[int, ...]) -> None:
     with pytest.raises(UsageError):
-        solve(even(2), row, counts)
+        best_pipeline(even(2), row, counts)
 
 
 def test_fewer_layers_than_devices_are_infeasible() -> None:
-    assert not solve(even(2), Row((1.0,) * 3, 1.0), (1,)).found
+    assert not best_pipeline(even(2), Row((1.0,) * 3, 1.0), (1,)).found

@@ -1,4 +1,4 @@
-"""SparsePipe's planner: PipeDream's pipeline on devices of several types, a stage as slow as its slowest device.
+"""SparsePipe: PipeDream's pipeline on devices of several types, a stage as slow as its slowest device.
 
 SparsePipe, a planner for sparse 3-D networks with public code (BestSonny/SparsePipedream,
 optimizer/optimizer_graph_hierarchical_hybrid.py).  The network was measured on every type.
@@ -8,31 +8,55 @@ optimizer/optimizer_graph_hierarchical_hybrid.py).  The network was measured on 
     with      stage_s = (max_{type in g_s} T_s(type) + 2 (m_s - 1) P_s / (B m_s)) / m_s       m_s = |g_s|
     such that ceil(behind_s / m_s) (A_s + P_s) <= memory          behind_s: devices in later stages; A_s: activations
 
-``solve`` is exact: devices in any order, groups of several types, devices that stay unused.  Its states are (what is
-still to do, devices of each type that do it), since devices of one type are alike.
+``best_pipeline`` is exact: devices in any order, groups of several types, devices that stay unused.  Its states are
+(what is still to do, devices of each type that do it), since devices of one type are alike.
 
 ``fixed_order`` is the published planner: devices stand in a row, the type with most devices first (as given where
 counts are equal), stages take them from the left, all of them; and a later stage has one device or an even number, and
 fewer than stand before it.
 
 Types may differ in what they report of bytes (a sparse network's depend on the batch drawn): the largest counts.
+
+``solve`` plans a problem of ours with the published restrictions.  As there any two devices are joined alike (the
+slowest link), and replicas have equal shares whatever their speed.  Its schedule is PipeDream's; ours is the
+synchronous 1F1B.  Every micro-batch size is tried.
+
+Of a sparse network each stage makes its kernel maps when the features have arrived, and not ahead of them; in its
+planner that is a part of the layers' time, of the first one that needs a map.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from math import inf
 
 import numpy as np
 
-from planner.baselines.common.answer import OPTIMAL, Answer, Json, infeasible
-from planner.baselines.pipedream.antichains import Floats, States, states_of
-from planner.baselines.pipedream.dynamic_program import stashes
-from planner.baselines.pipedream.format import LayerGraph
+from planner.baselines.common.answer import (
+    OPTIMAL,
+    Answer,
+    Json,
+    Placed,
+    bandwidth_bytes_per_s,
+    candidates,
+    infeasible,
+    names_in,
+    stages_in,
+)
+from planner.baselines.common.problem import Network, block_ends, blocks_at, network
+from planner.baselines.pipedream.format import Floats, LayerGraph, States, states_of
+from planner.baselines.pipedream.planner import stashes
+from planner.costs.cost_model import PriceBook
 from planner.ir.errors import FormatError, UsageError
-from planner.solvers.progress import check_time
+from planner.ir.plan import Plan
+from planner.ir.problem import Problem
+from planner.solvers.candidates.candidate import Candidate, micro_batch_sizes, require_divisible
+from planner.solvers.candidates.choose import best_of
+from planner.solvers.candidates.evaluate import Evaluator
+from planner.solvers.candidates.explain import heuristic_plan
+from planner.solvers.progress import Progress, check_time
 
 Counts = tuple[int, ...]
 """Devices of each type."""
@@ -56,7 +80,7 @@ class _Stage:
     devices: Counts
 
 
-def solve(
+def best_pipeline(
     instance: Sequence[DeviceType],
     bandwidth_bytes_per_s: float = 1e9,
     communication: bool = True,
@@ -207,3 +231,49 @@ def _require_one_network(types: Sequence[DeviceType], by_type: Sequence[States])
                 [f"{graph.source}: {len(graph.nodes)} layers, {len(graph.edges)} edges" for graph in graphs],
                 ["give profiles of one network, measured on each type of device"],
             )
+
+
+BASELINE = True
+
+
+def solve(problem: Problem, progress: Progress | None = None) -> Plan:
+    """SparsePipe's stages at the best micro-batch size.
+
+    Raises:
+        InfeasibleError: they do not fit, or the model mixes samples.
+    """
+    if len(problem.ranks) > 1:
+        require_divisible(problem.profile.graph)
+    evaluator = Evaluator(problem, PriceBook(problem.profile))
+    found = best_of(evaluator, pipelines(problem, evaluator.book))
+    return heuristic_plan(evaluator, found, "sparsepipe", "shortest slowest stage, devices in a fixed order")
+
+
+def pipelines(problem: Problem, book: PriceBook) -> Iterator[Candidate]:
+    """Every micro-batch size."""
+    ranks: dict[str, list[int]] = {}
+    for rank in problem.ranks:
+        ranks.setdefault(book.kind(rank), []).append(rank)
+    bandwidth = bandwidth_bytes_per_s(problem, problem.ranks)
+    for size in micro_batch_sizes(problem, book):
+        networks = _networks(problem, book, list(ranks), size)
+        types = [DeviceType(kind, networks[kind].graph, len(mine)) for kind, mine in ranks.items()]
+        answer = best_pipeline(types, bandwidth, fixed_order=True)
+        free = {kind: list(mine) for kind, mine in ranks.items()}
+        stages: list[Placed] = []
+        for stage in stages_in(answer):
+            devices = stage["devices"]
+            counts = devices if isinstance(devices, dict) else {}
+            taken = [
+                free[kind].pop(0) for kind, count in counts.items() if isinstance(count, int) for _ in range(count)
+            ]
+            stages.append((next(iter(networks.values())).layers(names_in(stage)), tuple(sorted(taken))))
+        if stages:
+            yield from (replace(each, prepares_ahead=False) for each in candidates(problem, book, stages, size))
+
+
+def _networks(problem: Problem, book: PriceBook, kinds: list[str], size: int) -> dict[str, Network]:
+    """The network on each kind; if one must be a chain of blocks, the same blocks on all."""
+    found = {kind: network(problem, book, kind, size, prepares=True) for kind in kinds}
+    ends = block_ends(found[kinds[0]], len(problem.ranks))
+    return found if ends is None else {kind: blocks_at(fine, ends) for kind, fine in found.items()}

@@ -1,10 +1,10 @@
-"""DAPPLE's planner: the shortest latency of a synchronous pipeline of replicated stages, with its three phases.
+"""DAPPLE: the shortest latency of a synchronous pipeline of replicated stages, with its three phases.
 
 Fan et al., "DAPPLE: A Pipelined Data Parallel Approach for Training Large Models", PPoPP 2021, section 4.  A chain of
 layers, M micro-batches, hosts of like devices; every boundary between stages counts as a stage of its own, whose F and
 B are its transfers, so that stages 0 ... S - 1 alternate.
 
-    find      cuts of the chain, and devices of each stage by ``planner.baselines.dapple.planner``; all devices are used
+    find      cuts of the chain, and devices of each stage by its three policies; all devices are used
     minimise  L = Tw + Ts + Te
               Tw = sum_{s <= Q} F_s                                              warm-up, up to the pivot stage Q
               Ts = (M - 1) (F_Q + B_Q)                                           steady phase
@@ -25,10 +25,7 @@ its end, where the rule for Q needs nothing of what comes before: a suffix is kn
 none of which is ever better for being larger, so that of the suffixes that start alike only the Pareto-best are kept,
 and the optimum is exact.  Suffixes are dropped early by an upper bound (the best that a beam finds).
 
-DAPPLE's three ways to take devices for a stage, on hosts of like devices.
-
-Fan et al., "DAPPLE: A Pipelined Data Parallel Approach for Training Large Models", PPoPP 2021, section 4 (device
-assignment):
+The three ways to take devices for a stage, on hosts of like devices:
 
 * *fresh first*: from hosts of which nothing is taken, so that a stage's replicas are close to one another;
 * *append first*: from hosts of which something is taken already, so that no host is left in pieces;
@@ -36,6 +33,11 @@ assignment):
 
 Hosts of which equally much is taken are alike, so what is taken is kept sorted, most first; :func:`real_hosts` gives
 them their names back.
+
+``best_pipeline`` is that programme; ``solve`` plans a problem of ours by it, on like devices (the slowest kind's costs
+count) and like hosts; hosts with different numbers of devices count as one whose links are the slowest.  As in the
+paper the profile is first joined to few blocks.  Its schedule is 1F1B (backward as early as can be).  Every micro-batch
+size is tried.
 """
 
 from __future__ import annotations
@@ -45,15 +47,35 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from math import inf
 
-from planner.baselines.common.answer import OPTIMAL, TIME_LIMIT, Answer, Json, infeasible
-from planner.baselines.common.chain import Chain, require_positive, sums
+from planner.baselines.common.answer import (
+    OPTIMAL,
+    TIME_LIMIT,
+    Answer,
+    Json,
+    Placed,
+    bandwidth_bytes_per_s,
+    candidates,
+    hosts_of,
+    infeasible,
+    names_in,
+    slowest_kind,
+    stages_in,
+)
+from planner.baselines.common.problem import Chain, blocks_at, chain_of, coarse_ends, network, require_positive, sums
+from planner.costs.cost_model import PriceBook
 from planner.ir.errors import UsageError
-from planner.solvers.progress import check_time
+from planner.ir.plan import Plan
+from planner.ir.problem import Problem
+from planner.solvers.candidates.candidate import Candidate, micro_batch_sizes, micro_batches, require_divisible
+from planner.solvers.candidates.choose import best_of
+from planner.solvers.candidates.evaluate import Evaluator
+from planner.solvers.candidates.explain import heuristic_plan
+from planner.solvers.progress import Progress, check_time
 
 Taken = tuple[int, ...]
 """Devices taken, by host, most first."""
 
-FRESH, APPEND, SCATTER = POLICIES = ("fresh first", "append first", "scatter first")
+FRESH, APPEND, SCATTER = ("fresh first", "append first", "scatter first")
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,7 +221,9 @@ class Suffix:
         return found
 
 
-def solve(instance: Chain, hosts: Hosts, micro_batches: int, max_stages: int = 0, time_limit_s: float = inf) -> Answer:
+def best_pipeline(
+    instance: Chain, hosts: Hosts, micro_batches: int, max_stages: int = 0, time_limit_s: float = inf
+) -> Answer:
     """The best plan: seconds of a mini-batch in ``micro_batches`` parts.
 
     Args:
@@ -229,25 +253,6 @@ def solve(instance: Chain, hosts: Hosts, micro_batches: int, max_stages: int = 0
     if search.stopped:
         return Answer(best.c2, least_s, TIME_LIMIT, plan)
     return Answer(best.c2, best.c2, OPTIMAL, plan)
-
-
-def latency_s(costs: Sequence[tuple[float, float, float]], micro_batches: int) -> float:
-    """The objective, as the module states it.
-
-    Args:
-        costs: (F, B, AR) of every stage and boundary, in order.
-    """
-    steady = [(micro_batches - 1) * (f + b) for f, b, _ in costs]
-    pivot = len(costs) - 1
-    for s in reversed(range(len(costs) - 1)):
-        if steady[s] > steady[pivot] + sum(f + b for f, b, _ in costs[s + 1 : pivot]):
-            pivot = s
-    ending = max(
-        reduction
-        + (sum(b for _, b, _ in costs[s : pivot + 1]) if s <= pivot else -sum(b for _, b, _ in costs[pivot + 1 : s]))
-        for s, (_, _, reduction) in enumerate(costs)
-    )
-    return sum(f for f, _, _ in costs[: pivot + 1]) + steady[pivot] + ending
 
 
 Numbers = tuple[float, float, float, float]
@@ -379,3 +384,51 @@ def prepended(rest: Numbers | None, f: float, b: float, reduction: float, count:
 def as_good(one: Suffix, other: Suffix) -> bool:
     """Whether no pipeline is better for ending in ``other`` than in ``one``, which starts alike."""
     return one.c1 <= other.c1 and one.c2 <= other.c2 and one.c3 <= other.c3 and one.c4 <= other.c4
+
+
+BASELINE = True
+
+BLOCKS = 20
+"""Most blocks of layers."""
+
+_SHARE, _MOST_S = 0.5, 10.0
+"""What the programmes of all sizes may take together: of the time limit, and in seconds."""
+
+
+def solve(problem: Problem, progress: Progress | None = None) -> Plan:
+    """DAPPLE's stages at the best micro-batch size.
+
+    Raises:
+        InfeasibleError: they do not fit, or the model mixes samples.
+    """
+    if len(problem.ranks) > 1:
+        require_divisible(problem.profile.graph)
+    evaluator = Evaluator(problem, PriceBook(problem.profile))
+    found = best_of(evaluator, pipelines(problem, evaluator.book))
+    return heuristic_plan(evaluator, found, "dapple", "shortest latency by warm-up, steady phase and ending")
+
+
+def pipelines(problem: Problem, book: PriceBook) -> Iterator[Candidate]:
+    """Every micro-batch size."""
+    hosts = tuple(hosts_of(problem).values())
+    if len({len(ranks) for ranks in hosts}) > 1:
+        hosts = (problem.ranks,)
+    within, across = (bandwidth_bytes_per_s(problem, ranks) for ranks in (hosts[0], problem.ranks))
+    shape = Hosts(len(hosts), len(hosts[0]), within, across)
+    sizes = micro_batch_sizes(problem, book)
+    stop_at = time.monotonic() + min(_SHARE * problem.time_limit_s, _MOST_S)
+    for number, size in enumerate(reversed(sizes)):
+        fine = network(problem, book, slowest_kind(problem, book, size), size)
+        found = blocks_at(fine, coarse_ends(chain_of(fine.graph), BLOCKS))
+        count = len(micro_batches(problem, size))
+        limit_s = max(0.0, stop_at - time.monotonic()) / (len(sizes) - number)
+        answer = best_pipeline(chain_of(found.graph).scaled(count), shape, count, problem.max_stages, limit_s)
+        free = [list(ranks) for ranks in hosts]
+        stages: list[Placed] = []
+        for stage in stages_in(answer):
+            devices = stage["devices"]
+            counts = [count for count in devices if isinstance(count, int)] if isinstance(devices, list) else []
+            ranks = [mine.pop(0) for mine, count in zip(free, counts, strict=True) for _ in range(count)]
+            stages.append((found.layers(names_in(stage)), tuple(ranks)))
+        if stages:
+            yield from candidates(problem, book, stages, size)
