@@ -16,6 +16,7 @@ from planner.solvers import names, solver
 from planner.solvers.candidates.candidate import like_groups, pools
 from tests.planner.factories import chain_profile
 from tests.planner.solvers.instances import best_by_exhaustion, random_problem
+from tests.sampling import some
 
 TIERS = (Tier("nvlink", "island"), Tier("board", HOST), Tier("leaf", "rack"), Tier("spine"))
 
@@ -51,7 +52,7 @@ def nested_problem(seed: int) -> Problem:
 @pytest.mark.parametrize("first", range(0, 24, 6))
 def test_the_plan_is_the_best_of_all_plans(first: int) -> None:
     num_tiers = set()
-    for seed in range(first, first + 6):
+    for seed in some(range(first, first + 6), 2):
         problem = nested_problem(seed)
         num_tiers.add(problem.profile.cluster.tiers_used())
         best, _ = best_by_exhaustion(problem)
