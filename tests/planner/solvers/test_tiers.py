@@ -16,7 +16,7 @@ from planner.solvers import names, solver
 from planner.solvers.candidates.candidate import like_groups, pools
 from tests.planner.factories import chain_profile
 from tests.planner.solvers.instances import best_by_exhaustion, random_problem
-from tests.sampling import some
+from tests.sampling import everything, some
 
 TIERS = (Tier("nvlink", "island"), Tier("board", HOST), Tier("leaf", "rack"), Tier("spine"))
 
@@ -66,7 +66,7 @@ def test_the_plan_is_the_best_of_all_plans(first: int) -> None:
             assert best is not None, (name, seed)
             assert plan.prediction.step_s == pytest.approx(best.step_s, rel=1e-9), (name, seed)
             assert check(plan, problem.profile) == (), (name, seed)
-    assert len(num_tiers) > 2
+    assert len(num_tiers) > 2 or not everything
 
 
 def two_racks() -> Problem:

@@ -34,17 +34,12 @@ def run(folder: Path, *scripts: str, store: dist.Store | None = None, **options:
     members = []
     for rank, script in enumerate(scripts):
         text = script.replace(RESULT, str(result_path(folder, rank))).replace(ERROR, str(error_path(folder, rank)))
-        members.append(Member(rank, f"{__name__}:execute", (text,)))
+        members.append(Member(rank, "tests.processes:execute", (text,)))
     titles = {rank: f"rank {rank} (n0/cpu{rank}, stage {rank})" for rank in range(len(scripts))}
     try:
         return run_workers([Processes(members, folder, os.environ)], titles, store or dist.HashStore(), **options)
     finally:
         assert writing_into(folder) == []
-
-
-def execute(text: str) -> None:
-    """What a worker does."""
-    exec(text, {})
 
 
 def test_all_results_are_waited_for(tmp_path: Path) -> None:
