@@ -48,7 +48,7 @@ SETTINGS = {"OMP_NUM_THREADS": "1", "KINETO_LOG_LEVEL": "99"}
 _LATE = ("PYTHONPATH", "PYTEST_CURRENT_TEST", "OLDPWD", "PWD", "TMPDIR", "GLOO_SOCKET_IFNAME")
 """Variables that are read when they are used: processes of one server may have different ones."""
 
-_CODE, _PID = struct.Struct("=i"), struct.Struct("=i")
+_NUMBER = struct.Struct("=i")  # of a process, or its exit code
 _MOST_FILES = 8
 _KILLED = -int(signal.SIGKILL)
 _SERVE = "import sys; sys.path[:] = {path!r}; from cuda_ops.device.fork_server import serve; serve({handle}, {loads})"
@@ -81,7 +81,6 @@ def start(
     environment: Mapping[str, str],
     output: int,
     files: Sequence[int] = (),
-    path: Sequence[str] = (),
     loads: Sequence[str] = CAPTURE,
     afresh: bool = False,
 ) -> Process:
@@ -91,22 +90,21 @@ def start(
 
     Args:
         arguments: whatever JSON holds.
-        environment: all of it; its ``PYTHONPATH`` is looked at before ``path``.
+        environment: all of it; modules are looked for in its ``PYTHONPATH``, then in this process's ``sys.path``.
         output: the open file that its standard output and error go to.
         files: open files that are given to the function, under numbers of the new process.
-        path: where modules are looked for; this process's ``sys.path`` if empty.
         loads: modules that the function will need, which the server loads once for all.
         afresh: a new interpreter, not a fork of the server.
     """
-    paths = _paths(environment, path)
+    paths = _paths(environment)
     request = {
         "call": call,
         "loads": list(loads),
         "arguments": list(arguments),
         "environment": dict(environment),
         "path": paths,
+        "folder": os.getcwd(),
     }
-    request["folder"] = os.getcwd()
     with tempfile.TemporaryFile() as written:
         written.write(json.dumps(request).encode())
         written.flush()
@@ -121,11 +119,11 @@ def start(
 def warm(environment: Mapping[str, str], loads: Sequence[str] = CAPTURE) -> None:
     """Let the server of such processes begin to load, while this process does something else."""
     if hasattr(os, "pidfd_open"):
-        _server_for(environment, _paths(environment, ()), loads)
+        _server_for(environment, _paths(environment), loads)
 
 
-def _paths(environment: Mapping[str, str], path: Sequence[str]) -> list[str]:
-    known = [*filter(None, environment.get("PYTHONPATH", "").split(os.pathsep)), *(path or sys.path)]
+def _paths(environment: Mapping[str, str]) -> list[str]:
+    known = [*filter(None, environment.get("PYTHONPATH", "").split(os.pathsep)), *sys.path]
     return list(dict.fromkeys(known))
 
 
@@ -185,8 +183,8 @@ class _Forked:
                 selector.register(self.told, selectors.EVENT_READ)
                 if not selector.select(timeout_s):
                     return None
-            said = os.read(self.told, _CODE.size)
-            self.code = _CODE.unpack(said)[0] if said else _KILLED  # nothing: the server ended, and it with it
+            said = os.read(self.told, _NUMBER.size)
+            self.code = _NUMBER.unpack(said)[0] if said else _KILLED  # nothing: the server ended, and it with it
             os.close(self.told)
             os.close(self.handle)
         return self.code
@@ -225,16 +223,16 @@ class _Server:
         try:
             with self._lock:
                 socket.send_fds(self._socket, [b"+"], [*files, tells])
-                said = self._socket.recv(_PID.size, socket.MSG_WAITALL)
+                said = self._socket.recv(_NUMBER.size, socket.MSG_WAITALL)
         except OSError:
             said = b""
         finally:
             os.close(tells)
-        if len(said) < _PID.size:
+        if len(said) < _NUMBER.size:
             os.close(told)
             self.end()
             raise EOFError("the server of processes has ended")
-        pid = _PID.unpack(said)[0]
+        pid = _NUMBER.unpack(said)[0]
         return _Forked(pid, told, os.pidfd_open(pid))
 
     def end(self) -> None:
@@ -298,13 +296,13 @@ def serve(handle: int, loads: Sequence[str]) -> None:
                     watched = os.pidfd_open(pid)
                     ends[watched] = tells, pid
                     selector.register(watched, selectors.EVENT_READ)
-                    link.sendall(_PID.pack(pid))
+                    link.sendall(_NUMBER.pack(pid))
                 else:
                     watched = key.fd
                     tells, pid = ends.pop(watched)
                     code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
                     with contextlib.suppress(BrokenPipeError):
-                        os.write(tells, _CODE.pack(code))
+                        os.write(tells, _NUMBER.pack(code))
                     selector.unregister(watched)
                     os.close(watched)
                     os.close(tells)

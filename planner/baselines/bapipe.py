@@ -58,9 +58,7 @@ from planner.ir.plan import Plan
 from planner.ir.problem import Problem
 from planner.schedules import names as schedule_names
 from planner.solvers.candidates.candidate import Candidate, micro_batch_sizes, micro_batches, mixing_layers
-from planner.solvers.candidates.choose import best_of
-from planner.solvers.candidates.evaluate import Evaluator
-from planner.solvers.candidates.explain import heuristic_plan
+from planner.solvers.candidates.choose import best_plan
 from planner.solvers.progress import Progress, check_time
 
 SNO, SO, AS, FBP = "1F1B-SNO", "1F1B-SO", "1F1B-AS", "FBP-AS"
@@ -297,13 +295,25 @@ def solve(problem: Problem, progress: Progress | None = None) -> Plan:
     Raises:
         InfeasibleError: they do not fit, or there are fewer layers than ranks.
     """
-    evaluator = Evaluator(problem, PriceBook(problem.profile))
-    found = best_of(evaluator, _some(problem, pipelines(problem, evaluator.book)))
-    return heuristic_plan(evaluator, found, "bapipe", "balanced stages of one device, schedule by closed form")
+    return best_plan(problem, pipelines, "bapipe", "balanced stages of one device, schedule by closed form")
 
 
 def pipelines(problem: Problem, book: PriceBook) -> Iterator[Candidate]:
-    """Every micro-batch size."""
+    """Every micro-batch size; one of them has a candidate."""
+    empty = True
+    for candidate in _pipelines(problem, book):
+        empty = False
+        yield candidate
+    if empty:
+        layers, ranks = len(problem.profile.graph.layers), len(problem.ranks)
+        raise InfeasibleError(
+            "no balanced pipeline",
+            [f"{layers} layers on {ranks} ranks, one stage each, global batch {problem.global_batch}"],
+            ["use fewer ranks, more memory, or another solver"],
+        )
+
+
+def _pipelines(problem: Problem, book: PriceBook) -> Iterator[Candidate]:
     ranks = problem.ranks
     bandwidth = bandwidth_bytes_per_s(problem, ranks)
     memory_bytes = float(min(problem.memory_limit_bytes(rank) for rank in ranks))
@@ -326,21 +336,6 @@ def pipelines(problem: Problem, book: PriceBook) -> Iterator[Candidate]:
             stages = [(layers, (rank,)) for layers, rank in zip(parts, ranks, strict=True)]
         wanted = _SCHEDULES[name] if _SCHEDULES[name] in schedule_names() else "1f1b"
         yield from candidates(problem, book, stages, size, wanted)
-
-
-def _some(problem: Problem, found: Iterator[Candidate]) -> Iterator[Candidate]:
-    """``found``, which must not be empty."""
-    empty = True
-    for candidate in found:
-        empty = False
-        yield candidate
-    if empty:
-        layers, ranks = len(problem.profile.graph.layers), len(problem.ranks)
-        raise InfeasibleError(
-            "no balanced pipeline",
-            [f"{layers} layers on {ranks} ranks, one stage each, global batch {problem.global_batch}"],
-            ["use fewer ranks, more memory, or another solver"],
-        )
 
 
 def _whole_network_s(book: PriceBook, kind: str, size: int) -> float:

@@ -60,16 +60,15 @@ from planner.baselines.common.answer import (
     names_in,
     slowest_kind,
     stages_in,
+    timed_sizes,
 )
 from planner.baselines.common.problem import Chain, blocks_at, chain_of, coarse_ends, network, require_positive, sums
 from planner.costs.cost_model import PriceBook
 from planner.ir.errors import UsageError
 from planner.ir.plan import Plan
 from planner.ir.problem import Problem
-from planner.solvers.candidates.candidate import Candidate, micro_batch_sizes, micro_batches, require_divisible
-from planner.solvers.candidates.choose import best_of
-from planner.solvers.candidates.evaluate import Evaluator
-from planner.solvers.candidates.explain import heuristic_plan
+from planner.solvers.candidates.candidate import Candidate, micro_batches, require_divisible
+from planner.solvers.candidates.choose import best_plan
 from planner.solvers.progress import Progress, check_time
 
 Taken = tuple[int, ...]
@@ -391,9 +390,6 @@ BASELINE = True
 BLOCKS = 20
 """Most blocks of layers."""
 
-_SHARE, _MOST_S = 0.5, 10.0
-"""What the programmes of all sizes may take together: of the time limit, and in seconds."""
-
 
 def solve(problem: Problem, progress: Progress | None = None) -> Plan:
     """DAPPLE's stages at the best micro-batch size.
@@ -403,9 +399,7 @@ def solve(problem: Problem, progress: Progress | None = None) -> Plan:
     """
     if len(problem.ranks) > 1:
         require_divisible(problem.profile.graph)
-    evaluator = Evaluator(problem, PriceBook(problem.profile))
-    found = best_of(evaluator, pipelines(problem, evaluator.book))
-    return heuristic_plan(evaluator, found, "dapple", "shortest latency by warm-up, steady phase and ending")
+    return best_plan(problem, pipelines, "dapple", "shortest latency by warm-up, steady phase and ending")
 
 
 def pipelines(problem: Problem, book: PriceBook) -> Iterator[Candidate]:
@@ -415,13 +409,10 @@ def pipelines(problem: Problem, book: PriceBook) -> Iterator[Candidate]:
         hosts = (problem.ranks,)
     within, across = (bandwidth_bytes_per_s(problem, ranks) for ranks in (hosts[0], problem.ranks))
     shape = Hosts(len(hosts), len(hosts[0]), within, across)
-    sizes = micro_batch_sizes(problem, book)
-    stop_at = time.monotonic() + min(_SHARE * problem.time_limit_s, _MOST_S)
-    for number, size in enumerate(reversed(sizes)):
+    for size, limit_s in timed_sizes(problem, book):
         fine = network(problem, book, slowest_kind(problem, book, size), size)
         found = blocks_at(fine, coarse_ends(chain_of(fine.graph), BLOCKS))
         count = len(micro_batches(problem, size))
-        limit_s = max(0.0, stop_at - time.monotonic()) / (len(sizes) - number)
         answer = best_pipeline(chain_of(found.graph).scaled(count), shape, count, problem.max_stages, limit_s)
         free = [list(ranks) for ranks in hosts]
         stages: list[Placed] = []

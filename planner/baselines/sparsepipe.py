@@ -53,9 +53,7 @@ from planner.ir.errors import FormatError, UsageError
 from planner.ir.plan import Plan
 from planner.ir.problem import Problem
 from planner.solvers.candidates.candidate import Candidate, micro_batch_sizes, require_divisible
-from planner.solvers.candidates.choose import best_of
-from planner.solvers.candidates.evaluate import Evaluator
-from planner.solvers.candidates.explain import heuristic_plan
+from planner.solvers.candidates.choose import best_plan
 from planner.solvers.progress import Progress, check_time
 
 Counts = tuple[int, ...]
@@ -244,9 +242,7 @@ def solve(problem: Problem, progress: Progress | None = None) -> Plan:
     """
     if len(problem.ranks) > 1:
         require_divisible(problem.profile.graph)
-    evaluator = Evaluator(problem, PriceBook(problem.profile))
-    found = best_of(evaluator, pipelines(problem, evaluator.book))
-    return heuristic_plan(evaluator, found, "sparsepipe", "shortest slowest stage, devices in a fixed order")
+    return best_plan(problem, pipelines, "sparsepipe", "shortest slowest stage, devices in a fixed order")
 
 
 def pipelines(problem: Problem, book: PriceBook) -> Iterator[Candidate]:

@@ -6,6 +6,7 @@ that the simulator prices, on the ranks and links as such planners see them.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
@@ -14,7 +15,14 @@ from planner.costs.calibration.apply_corrections import corrected_cluster
 from planner.costs.cost_model import PriceBook
 from planner.ir.errors import InfeasibleError
 from planner.ir.problem import Problem
-from planner.solvers.candidates.candidate import Candidate, equal_shares, micro_batches, schedule_names, usable
+from planner.solvers.candidates.candidate import (
+    Candidate,
+    equal_shares,
+    micro_batch_sizes,
+    micro_batches,
+    schedule_names,
+    usable,
+)
 
 OPTIMAL, TIME_LIMIT, INFEASIBLE = ("optimal", "time limit", "infeasible")
 """Proved to be the best; the best found when time was up; no plan exists."""
@@ -75,6 +83,18 @@ def candidates(
     allowed = schedule_names(problem)
     for schedule in (preferred,) if preferred in allowed else allowed:
         yield Candidate(tuple(stage_of), tuple(ranks for _, ranks in stages), shares, batches, schedule)
+
+
+_SHARE, _MOST_S = 0.5, 10.0
+"""What a peer's programmes of all sizes may take together: of the time limit, and in seconds."""
+
+
+def timed_sizes(problem: Problem, book: PriceBook) -> Iterator[tuple[int, float]]:
+    """Micro-batch sizes, the largest first, and the seconds that a peer's programme may take for each."""
+    sizes = micro_batch_sizes(problem, book)
+    stop_at = time.monotonic() + min(_SHARE * problem.time_limit_s, _MOST_S)
+    for number, size in enumerate(reversed(sizes)):
+        yield size, max(0.0, stop_at - time.monotonic()) / (len(sizes) - number)
 
 
 def slowest_kind(problem: Problem, book: PriceBook, size: int) -> str:

@@ -25,9 +25,7 @@ from planner.costs.cost_model import PriceBook
 from planner.ir.plan import Plan
 from planner.ir.problem import Problem
 from planner.solvers.candidates.candidate import Candidate
-from planner.solvers.candidates.choose import best_of
-from planner.solvers.candidates.evaluate import Evaluator
-from planner.solvers.candidates.explain import heuristic_plan
+from planner.solvers.candidates.choose import best_plan
 from planner.solvers.progress import Progress
 
 BASELINE = True
@@ -39,10 +37,7 @@ def solve(problem: Problem, progress: Progress | None = None) -> Plan:
     Raises:
         InfeasibleError: they do not fit, or hosts have different numbers of devices.
     """
-    evaluator = Evaluator(problem, PriceBook(problem.profile))
-    found = best_of(evaluator, pipelines(problem, evaluator.book))
-    method = "shortest slowest stage, replicated, level by level"
-    return heuristic_plan(evaluator, found, "pipedream-hierarchical", method)
+    return best_plan(problem, pipelines, "pipedream-hierarchical", "shortest slowest stage, replicated, level by level")
 
 
 def pipelines(problem: Problem, book: PriceBook) -> Iterator[Candidate]:

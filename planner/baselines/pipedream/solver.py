@@ -28,9 +28,7 @@ from planner.costs.cost_model import PriceBook
 from planner.ir.plan import Plan
 from planner.ir.problem import Problem
 from planner.solvers.candidates.candidate import Candidate, micro_batch_sizes, mixing_layers
-from planner.solvers.candidates.choose import best_of
-from planner.solvers.candidates.evaluate import Evaluator
-from planner.solvers.candidates.explain import heuristic_plan
+from planner.solvers.candidates.choose import best_plan
 from planner.solvers.progress import Progress
 
 BASELINE = True
@@ -42,9 +40,7 @@ def solve(problem: Problem, progress: Progress | None = None) -> Plan:
     Raises:
         InfeasibleError: they do not fit.
     """
-    evaluator = Evaluator(problem, PriceBook(problem.profile))
-    found = best_of(evaluator, pipelines(problem, evaluator.book))
-    return heuristic_plan(evaluator, found, "pipedream", "shortest slowest stage, replicated, all links alike")
+    return best_plan(problem, pipelines, "pipedream", "shortest slowest stage, replicated, all links alike")
 
 
 def pipelines(problem: Problem, book: PriceBook) -> Iterator[Candidate]:

@@ -9,28 +9,30 @@ whole.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from math import inf
 
-from planner.baselines.common.answer import Answer, Placed, bandwidth_bytes_per_s, candidates, slowest_kind, stages_in
+from planner.baselines.common.answer import (
+    Answer,
+    Placed,
+    bandwidth_bytes_per_s,
+    candidates,
+    slowest_kind,
+    stages_in,
+    timed_sizes,
+)
 from planner.baselines.common.problem import Held, Network, held, network, searchable
 from planner.baselines.piper import planner as piper
 from planner.baselines.piper.format import Instance, Node, Option
 from planner.costs.cost_model import PriceBook
 from planner.ir.plan import Plan
 from planner.ir.problem import ALWAYS, AUTO, NEVER, Problem
-from planner.solvers.candidates.candidate import Candidate, micro_batch_sizes, micro_batches, mixing_layers
-from planner.solvers.candidates.choose import best_of
-from planner.solvers.candidates.evaluate import Evaluator
-from planner.solvers.candidates.explain import heuristic_plan
+from planner.solvers.candidates.candidate import Candidate, micro_batches, mixing_layers
+from planner.solvers.candidates.choose import best_plan
 from planner.solvers.progress import Progress
 
 BASELINE = True
-
-_SHARE, _MOST_S = 0.5, 10.0
-"""What the programmes of all sizes may take together: of the time limit, and in seconds."""
 
 _AGAIN = "activation recomp"
 
@@ -41,9 +43,7 @@ def solve(problem: Problem, progress: Progress | None = None) -> Plan:
     Raises:
         InfeasibleError: they do not fit.
     """
-    evaluator = Evaluator(problem, PriceBook(problem.profile))
-    found = best_of(evaluator, pipelines(problem, evaluator.book))
-    return heuristic_plan(evaluator, found, "piper", "least time per sample of stages, data degrees and recomputation")
+    return best_plan(problem, pipelines, "piper", "least time per sample of stages, data degrees and recomputation")
 
 
 def pipelines(problem: Problem, book: PriceBook) -> Iterator[Candidate]:
@@ -54,16 +54,13 @@ def pipelines(problem: Problem, book: PriceBook) -> Iterator[Candidate]:
     """
     together = bool(mixing_layers(problem.profile.graph))
     least = float(min(problem.memory_limit_bytes(rank) for rank in problem.ranks))
-    sizes = micro_batch_sizes(problem, book)
-    stop_at = time.monotonic() + min(_SHARE * problem.time_limit_s, _MOST_S)
-    for number, size in enumerate(reversed(sizes)):
+    for size, limit_s in timed_sizes(problem, book):
         kind = slowest_kind(problem, book, size)
         found = searchable(network(problem, book, kind, size), len(problem.ranks))
         memory = held(book, found, kind, size)
         rules = [(problem, least), (problem, inf)]
         if problem.recompute == AUTO:
             rules.append((replace(problem, recompute=ALWAYS), least))
-        limit_s = max(0.0, stop_at - time.monotonic()) / (len(sizes) - number)
         most = 1 if together else min(micro_batches(problem, size))
         seen: list[Chosen] = []
         for asked, memory_bytes in rules:

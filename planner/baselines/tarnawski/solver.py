@@ -9,27 +9,21 @@ is tried.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from math import inf
 
-from planner.baselines.common.answer import Answer, Placed, bandwidth_bytes_per_s, candidates, slowest_kind
+from planner.baselines.common.answer import Answer, Placed, bandwidth_bytes_per_s, candidates, slowest_kind, timed_sizes
 from planner.baselines.common.problem import Held, Network, held, network, searchable
 from planner.baselines.tarnawski import planner as tarnawski
 from planner.baselines.tarnawski.format import Instance, Node
 from planner.costs.cost_model import PriceBook
 from planner.ir.plan import Plan
 from planner.ir.problem import Problem
-from planner.solvers.candidates.candidate import Candidate, micro_batch_sizes
-from planner.solvers.candidates.choose import best_of
-from planner.solvers.candidates.evaluate import Evaluator
-from planner.solvers.candidates.explain import heuristic_plan
+from planner.solvers.candidates.candidate import Candidate
+from planner.solvers.candidates.choose import best_plan
 from planner.solvers.progress import Progress
 
 BASELINE = True
-
-_SHARE, _MOST_S = 0.5, 10.0
-"""What the programmes of all sizes may take together: of the time limit, and in seconds."""
 
 _MS = 1e3
 
@@ -40,20 +34,15 @@ def solve(problem: Problem, progress: Progress | None = None) -> Plan:
     Raises:
         InfeasibleError: they do not fit.
     """
-    evaluator = Evaluator(problem, PriceBook(problem.profile))
-    found = best_of(evaluator, pipelines(problem, evaluator.book))
-    return heuristic_plan(evaluator, found, "tarnawski", "smallest largest load, one device a stage, transfers added")
+    return best_plan(problem, pipelines, "tarnawski", "smallest largest load, one device a stage, transfers added")
 
 
 def pipelines(problem: Problem, book: PriceBook) -> Iterator[Candidate]:
     """Every micro-batch size, with few and with many micro-batches in flight, and as if memory were enough."""
-    sizes = micro_batch_sizes(problem, book)
-    stop_at = time.monotonic() + min(_SHARE * problem.time_limit_s, _MOST_S)
-    for number, size in enumerate(reversed(sizes)):
+    for size, limit_s in timed_sizes(problem, book):
         kind = slowest_kind(problem, book, size)
         found = searchable(network(problem, book, kind, size), len(problem.ranks))
         memory = held(book, found, kind, size)
-        limit_s = max(0.0, stop_at - time.monotonic()) / (len(sizes) - number)
         seen: set[tuple[Placed, ...]] = set()
         for in_flight, memory_bytes in ((1, None), (len(problem.ranks), None), (1, inf)):
             made = instance(problem, found, memory, in_flight)

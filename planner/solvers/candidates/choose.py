@@ -6,16 +6,17 @@ Why not another plan: the best of each other strategy, schedule and number of st
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
+from planner.costs.cost_model import PriceBook
 from planner.costs.predict import Forecast, forecast
 from planner.ir.errors import InfeasibleError, MissingMeasurementError
-from planner.ir.plan import Alternative
+from planner.ir.plan import Alternative, Plan
 from planner.ir.problem import Problem
 from planner.solvers.candidates.candidate import Candidate, decision_of, schedule_names
 from planner.solvers.candidates.evaluate import Evaluation, Evaluator
-from planner.solvers.candidates.explain import binding, infeasible, slower, too_large
+from planner.solvers.candidates.explain import binding, heuristic_plan, infeasible, slower, too_large
 from planner.solvers.candidates.feasibility import as_asked
 from planner.solvers.progress import OutOfTimeError, until
 
@@ -159,6 +160,14 @@ def best_of(evaluator: Evaluator, candidates: Iterable[Candidate], first_that_fi
         [f"global batch {evaluator.problem.global_batch}"],
         ["profile more sizes, or name the sizes to use"],
     )
+
+
+def best_plan(
+    problem: Problem, candidates: Callable[[Problem, PriceBook], Iterable[Candidate]], solver: str, method: str
+) -> Plan:
+    """The plan of a solver that offers candidates and knows no bound; raises as :func:`best_of`."""
+    evaluator = Evaluator(problem, PriceBook(problem.profile))
+    return heuristic_plan(evaluator, best_of(evaluator, candidates(problem, evaluator.book)), solver, method)
 
 
 def alternatives(
