@@ -14,7 +14,6 @@ from planner.ir.problem import MEMORY
 TOLERANCE = 1e-9
 STATUSES = ("proven", "within gap", "time limit", "stopped", "heuristic")
 EVIDENCES = (MEASURED, INTERPOLATED, FAMILY, DATASHEET)
-OF_THE_SEARCH = "frontier of the search"
 
 _FINGERPRINT = re.compile(r"sha256:[0-9a-f]{16}")
 _BOTTLENECK = re.compile(r"of the step rank (\d+) \((.*)\) computes (?:stage (\d+)|no stage)")

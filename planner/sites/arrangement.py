@@ -24,7 +24,7 @@ from math import fsum, inf
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.ir.errors import CorruptFileError, UsageError
+from planner.ir.errors import UsageError
 from planner.sites.keys import AnyInts, Ints, block_keys, samples_of
 from planner.sites.partition import BlockWork, balanced_cuts, best_stretches, bisection, bottleneck
 
@@ -162,7 +162,6 @@ def _require_speeds(speeds: Sequence[float], tolerance: float) -> None:
 
 
 Ranks = NDArray[np.int32]
-_VERSION = 1
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -201,24 +200,6 @@ class Ownership:
         owners: Ranks = self.ranks[np.where(foreign, above, below)]
         return owners
 
-    def words(self) -> Ints:
-        """Everything in one array of integers, to be sent or stored."""
-        head = np.array([_VERSION, self.num_ranks, len(self.keys)], np.int64)
-        return np.concatenate([head, self.keys, self.ranks.astype(np.int64)])
-
-
-def from_words(words: Ints) -> Ownership:
-    """The ownership that :meth:`Ownership.words` wrote.
-
-    Raises:
-        CorruptFileError: the words are not one.
-    """
-    faults = _faults(words)
-    if faults:
-        raise CorruptFileError("not an ownership of blocks", faults)
-    num_ranks, count = int(words[1]), int(words[2])
-    return ownership_of(num_ranks, words[3 : 3 + count], words[3 + count :])
-
 
 def ownership_of(num_ranks: int, keys: Ints, ranks: AnyInts) -> Ownership:
     """The ownership that gives block ``keys[i]`` (distinct, in any order) to ``ranks[i]``; its arrays are its own."""
@@ -227,19 +208,6 @@ def ownership_of(num_ranks: int, keys: Ints, ranks: AnyInts) -> Ownership:
     for array in (owned.keys, owned.ranks):
         array.setflags(write=False)
     return owned
-
-
-def _faults(words: Ints) -> list[str]:
-    if words.ndim != 1 or len(words) < 3 or words[0] != _VERSION:
-        return [f"an array of shape {list(words.shape)} that starts with {words.ravel()[:1].tolist()}, not {_VERSION}"]
-    num_ranks, count = int(words[1]), int(words[2])
-    if len(words) != 3 + 2 * count:
-        return [f"{len(words)} words for {count} blocks, which take {3 + 2 * count}"]
-    keys, ranks = words[3 : 3 + count], words[3 + count :]
-    faults = [] if np.all(np.diff(keys) > 0) else ["its blocks are not ascending"]
-    if count and not 0 <= ranks.min() <= ranks.max() < num_ranks:
-        faults.append(f"ranks {ranks.min()} to {ranks.max()} of {num_ranks}")
-    return faults
 
 
 def longest_first(work: Sequence[int], speeds: Sequence[float], loads: Sequence[float] | None = None) -> list[int]:

@@ -139,10 +139,6 @@ class Frontier:
         count = len(self.suffixes.prices.micro_batches)
         return Prefix((), (), (0,), self.suffixes.devices.all_unused, 0.0, 0.0, count, 0.0)
 
-    def is_complete(self, prefix: Prefix) -> bool:
-        """Whether all layers are placed."""
-        return prefix.cuts[-1] == self.suffixes.prices.cuts.last
-
     def expand(self, prefix: Prefix, upper_s: float) -> Expansion:
         """What may follow ``prefix`` in less than ``upper_s``."""
         table = self._table(prefix.state, prefix.cuts[-1])

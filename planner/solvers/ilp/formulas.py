@@ -416,16 +416,6 @@ def objective_s(instance: Instance, chain: Sequence[int]) -> float:
     return best
 
 
-def within_memory(instance: Instance, chain: Sequence[int]) -> bool:
-    """Whether no stage has more stages downstream than it has memory for, as far as they surely wait in a row."""
-    spans, certain = instance.spans, True
-    for downstream, v in enumerate(reversed(chain), start=1):
-        certain = certain and (downstream == 1 or bool(spans.linked[v]))
-        if certain and downstream > spans.depth[v]:
-            return False
-    return True
-
-
 def _message(instance: Instance, source: int, destination: int) -> tuple[float, float, float, float]:
     handovers, spans = instance.handovers, instance.spans
     match = (

@@ -165,7 +165,7 @@ def test_an_arrangement_can_be_sent() -> None:
     arrangement = arrange(blocks([1.0, 2.0], [3.0]))
     again: Arrangement = pickle.loads(pickle.dumps(arrangement))
     assert again.keys.tolist() == arrangement.keys.tolist()
-    assert cut(again, [1.0, 1.0]).words().tolist() == cut(arrangement, [1.0, 1.0]).words().tolist()
+    assert cut(again, [1.0, 1.0]).ranks.tolist() == cut(arrangement, [1.0, 1.0]).ranks.tolist()
 
 
 @pytest.mark.parametrize("speeds", [[], [0.0], [-1.0, 2.0], [float("nan")], [float("inf"), 1.0]])

@@ -5,8 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planner.ir.errors import CorruptFileError
-from planner.sites.arrangement import Ownership, arrange, cut, from_words, ownership_of
+from planner.sites.arrangement import Ownership, arrange, cut, ownership_of
 from planner.sites.balance import random_blocks
 from planner.sites.keys import pack
 from planner.sites.partition import Level, Load, block_work
@@ -50,7 +49,7 @@ def test_listed_blocks_have_the_rank_they_were_given() -> None:
     assert owned.owner_of_blocks(owned.keys).tolist() == owned.ranks.tolist()
     shuffled = np.random.default_rng(0).permutation(len(owned.keys))
     again = ownership_of(5, owned.keys[shuffled], owned.ranks[shuffled])
-    assert again.words().tolist() == owned.words().tolist()
+    assert (again.keys.tolist(), again.ranks.tolist()) == (owned.keys.tolist(), owned.ranks.tolist())
 
 
 def test_a_block_that_is_not_listed_goes_with_a_neighbour_of_its_own_sample() -> None:
@@ -61,35 +60,6 @@ def test_a_block_that_is_not_listed_goes_with_a_neighbour_of_its_own_sample() ->
     assert owned.owner(np.array([2, 2, 2]), asked).tolist() == [2, 2, 2]
     for sample in (0, 3, 511):
         assert set(owned.owner(np.full(3, sample), asked).tolist()) <= {0, 1, 2}
-
-
-def test_words_come_back_as_the_same_ownership() -> None:
-    for owned in (scattered(), random_blocks(np.zeros(0, np.int64), 2)):
-        again = from_words(owned.words())
-        assert again.num_ranks == owned.num_ranks
-        assert again.keys.tolist() == owned.keys.tolist()
-        assert again.ranks.tolist() == owned.ranks.tolist()
-        assert again.ranks.dtype == np.int32
-
-
-@pytest.mark.parametrize(
-    ("place", "value", "words"),
-    [
-        (0, 2, "starts with [2], not 1"),
-        (2, 7, "take 17"),
-        (3, 1 << 60, "not ascending"),
-        (-1, 5, "ranks 0 to 5 of 5"),
-        (-1, -1, "of 5"),
-    ],
-)
-def test_words_that_are_no_ownership_are_refused(place: int, value: int, words: str) -> None:
-    written = scattered(1).words().copy()
-    written[place] = value
-    with pytest.raises(CorruptFileError) as error:
-        from_words(written)
-    assert words in error.value.render()
-    with pytest.raises(CorruptFileError):
-        from_words(written[:2])
 
 
 def test_nobody_can_write_into_an_ownership() -> None:

@@ -34,7 +34,7 @@ def expansions(frontier: Frontier, path: tuple[float, ...], prefix: Prefix) -> I
     yield list(path), expansion
     for position in range(len(expansion)):
         child = expansion.child(position)
-        if not frontier.is_complete(child):
+        if child.cuts[-1] < frontier.suffixes.prices.cuts.last:  # not all layers are placed
             yield from expansions(frontier, (*path, float(expansion.bound_s[position])), child)
 
 

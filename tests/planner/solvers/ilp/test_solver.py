@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
@@ -21,7 +21,7 @@ from planner.solvers.candidates.candidate import Candidate, cut_positions, micro
 from planner.solvers.candidates.constraints import Constraints
 from planner.solvers.candidates.evaluate import Evaluator
 from planner.solvers.ilp.device_groups import assign, device_classes, groups
-from planner.solvers.ilp.formulas import INFEASIBLE, OPTIMAL, TIME_LIMIT, Program, follows, objective_s, within_memory
+from planner.solvers.ilp.formulas import INFEASIBLE, OPTIMAL, TIME_LIMIT, Program, follows, objective_s
 from planner.solvers.ilp.solver import Enumeration, Way, solve
 from planner.solvers.ilp.spans import Instance, prune
 from planner.solvers.progress import SearchProgress
@@ -65,6 +65,16 @@ def chains(instance: Instance, cut: int = 0, used: tuple[int, ...] = ()) -> Iter
         if instance.spans.first[v] == cut:
             last = int(instance.spans.last[v])
             yield from [(*used, v)] if last == instance.end else chains(instance, last, (*used, v))
+
+
+def within_memory(instance: Instance, chain: Sequence[int]) -> bool:
+    """Whether no stage has more stages downstream than it has memory for, as far as they surely wait in a row."""
+    spans, certain = instance.spans, True
+    for downstream, v in enumerate(reversed(chain), start=1):
+        certain = certain and (downstream == 1 or bool(spans.linked[v]))
+        if certain and downstream > spans.depth[v]:
+            return False
+    return True
 
 
 def possible(instance: Instance, chain: tuple[int, ...]) -> bool:
