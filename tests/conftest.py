@@ -1,14 +1,16 @@
 """Settings of the whole suite: one thread a process, no display, reproducible examples, and what is left out when.
 
-``make test`` runs a few cases of every test function and leaves out what is marked ``exhaustive``; ``make test-all``
-(or ``pytest --all-cases``) runs everything.  Cases are taken evenly from first to last, the same ones every time.
+``make test`` runs as many cases of every test function as :mod:`tests.sampling` allows and leaves out what is marked
+``exhaustive``; ``make test-all`` (or ``pytest --all-cases``) runs everything.  Cases are taken evenly from first to
+last, the same ones every time.
 """
 
 from __future__ import annotations
 
 import os
+import resource
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import pytest
 from hypothesis import settings
@@ -33,10 +35,45 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help=f"every case of every test, not {sampling.MOST_CASES} of a function at most",
     )
+    parser.addoption("--write-costs", action="store_true", help=f"write what cases take to tests/{sampling.COSTS.name}")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     sampling.everything = config.getoption("--all-cases")
+    if config.getoption("--write-costs"):
+        config.pluginmanager.register(Costs())
+
+
+class Costs:
+    """Counts the processor time of every case, wherever xdist runs it, and writes it down at the end."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, list[float]] = defaultdict(list)
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
+        self._started_s = _processor_s()
+        return (yield)
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_makereport(self, item: pytest.Item, call: pytest.CallInfo[None]) -> None:
+        if call.when == "teardown":
+            item.user_properties.append(("processor_s", _processor_s() - self._started_s))
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.when == "teardown":
+            self.seconds[report.nodeid.partition("[")[0]].append(
+                float(str(dict(report.user_properties)["processor_s"]))
+            )
+
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        if not hasattr(session.config, "workerinput"):
+            sampling.write_costs(self.seconds)
+
+
+def _processor_s() -> float:
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(one.ru_utime + one.ru_stime for one in used)
 
 
 @pytest.hookimpl(trylast=True)  # behind -k and -m
@@ -57,8 +94,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def few_cases(items: Sequence[pytest.Item]) -> list[pytest.Item]:
-    """Of each function the first case, the last one, and some evenly between them."""
+    """Of each function the first case, the last one, and some evenly between them, as many as can be paid."""
+    costs = sampling.written_costs()
     cases: dict[str, list[pytest.Item]] = defaultdict(list)
     for item in items:
         cases[item.nodeid.partition("[")[0]].append(item)
-    return [item for of_function in cases.values() for item in sampling.few(of_function, sampling.MOST_CASES)]
+    return [
+        item
+        for function, of_function in cases.items()
+        for item in sampling.few(of_function, sampling.affordable(costs.get(function, 0.0)))
+    ]

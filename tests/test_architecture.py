@@ -8,6 +8,7 @@ name taken from a package counts as an import of the module that the package's `
 from __future__ import annotations
 
 import ast
+import functools
 import os
 import subprocess
 import sys
@@ -84,6 +85,9 @@ def read_sources(home: Path) -> dict[str, str]:
     return {".".join(path.relative_to(home).with_suffix("").parts): path.read_text("utf-8") for path in files}
 
 
+parsed = functools.cache(ast.parse)
+
+
 def imports(name: str, tree: ast.Module) -> Iterator[tuple[str, str, str, int]]:
     """Each import of a module: (module, name taken from it or "", name given to it here, line)."""
     package = name.split(".")[:-1]
@@ -128,7 +132,7 @@ def inside(module: str, names: frozenset[str]) -> bool:
 def complaints(sources: Mapping[str, str]) -> list[str]:
     """Everything that breaks the table, and the first cycle; empty when all is well."""
     modules = {name.removesuffix(".__init__") for name in sources}
-    found = {name: list(imports(name, ast.parse(text))) for name, text in sources.items()}
+    found = {name: list(imports(name, parsed(text))) for name, text in sources.items()}
     faces = {
         name.removesuffix(".__init__"): {given: (module, taken) for module, taken, given, _ in rows if given}
         for name, rows in found.items()
@@ -166,7 +170,7 @@ OF_PYTHON = {"_exit", "_getframe"}  # of os and sys, documented
 
 def torch_privates(sources: Mapping[str, str]) -> list[str]:
     """Uses of private names that are torch's: imported from it, or attributes of names that nobody here defines."""
-    trees = {name: ast.parse(text) for name, text in sources.items()}
+    trees = {name: parsed(text) for name, text in sources.items()}
     own = {name for tree in trees.values() for name in _defined(tree)} | OF_PYTHON
     problems = []
     for module, tree in trees.items():
@@ -178,13 +182,20 @@ def torch_privates(sources: Mapping[str, str]) -> list[str]:
                 problems.append(f"{module}:{line}: {'.'.join(parts)}")
         for node in ast.walk(tree):
             name = node.attr if isinstance(node, ast.Attribute) else _asked(node)
-            if _is_private(name) and (name not in own or ast.unparse(node).startswith(("torch.", "dist."))):
+            if _is_private(name) and (name not in own or _root(node) in ("torch", "dist")):
                 problems.append(f"{module}:{getattr(node, 'lineno', 0)}: {ast.unparse(node)}")
     return problems
 
 
 def _is_private(name: str) -> bool:
     return name.startswith("_") and not name.startswith("__") and name != "_"
+
+
+def _root(node: ast.AST) -> str:
+    """The ``a`` of ``a.b.c``."""
+    while isinstance(node, ast.Attribute):
+        node = node.value
+    return node.id if isinstance(node, ast.Name) else ""
 
 
 def _asked(node: ast.AST) -> str:

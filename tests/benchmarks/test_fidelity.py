@@ -51,6 +51,7 @@ def test_steps_and_links_are_read_across_ranks() -> None:
     assert (arrival[0], sending[0]) == ((64, pytest.approx(0.7)), (64, pytest.approx(0.2)))
 
 
+@pytest.mark.exhaustive("every case in two processes")
 def test_two_processes_sleep_and_talk_for_each_case(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fidelity, "SIZES", (4096, 8192, 16384))
     small = tuple(

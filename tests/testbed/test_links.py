@@ -20,6 +20,7 @@ Build = Callable[..., Testbed]
 LEAST = Effort(rounds=1, most=3, each_s=1e-3, longest_s=1e-3, stream_s=0.2, bends=False)
 
 
+@pytest.mark.exhaustive("hosts of the testbed")
 def test_links_to_a_slower_host_are_stated_apart(build: Build, tmp_path: Path) -> None:
     testbed = build(3, "1gbit")
     slow = RATES["200mbit"]

@@ -134,6 +134,7 @@ def rank_on(testbed: Testbed, host: int) -> int:
     return rank
 
 
+@pytest.mark.exhaustive("hosts of the testbed")
 def test_a_plan_runs_on_several_hosts_and_nothing_stays_there(build: Build, job: Path) -> None:
     testbed = build()
     hosts = torchrun(testbed, job, (1, 1), *script(job))

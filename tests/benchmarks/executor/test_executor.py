@@ -66,6 +66,7 @@ def test_sides_that_compute_something_else_are_not_compared() -> None:
         require_equal(one, {})
 
 
+@pytest.mark.exhaustive("ranks that import torch afresh, for halopipe and for torch")
 def test_both_sides_run_a_case() -> None:
     cases = [SMALL["1f1b-so"], SMALL["zb-v"]]
 
@@ -79,6 +80,7 @@ def test_both_sides_run_a_case() -> None:
         assert {stage for each in found for stage, _ in each.action_s} == set(range(len(case.ranks)))
 
 
+@pytest.mark.exhaustive("ranks that import torch afresh, for halopipe and for torch")
 def test_memory_counts_parameters_gradients_and_momentum_at_least() -> None:
     case = replace(SMALL["1f1b"], width=64)
     parameters = 8 * (64 * 64 + 64) * 4

@@ -37,6 +37,7 @@ def test_a_network_is_of_the_class_of_its_worst_verdict(
     assert robustness.class_of(entry(refused), verdicts(*outcomes)) == expected
 
 
+@pytest.mark.exhaustive("all parts of the benchmark, each a little")
 def test_the_quick_run_prints_rows(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(robustness, "EVERY_FIFTH", 40)
     monkeypatch.setattr(robustness, "QUICK_SHARE", 200)

@@ -184,6 +184,7 @@ def test_clouds_vary_and_batches_do_not() -> None:
         assert len(rows_of[:count].unique(dim=0)) == count
 
 
+@pytest.mark.exhaustive("three plans of a sparse network")
 def test_every_way_to_share_a_batch_computes_the_same() -> None:
     network = Network(replace(QUICK.source, input_shape=(4, 60, 1)), (1.0, 1.5))
     graph = network.captured.graph

@@ -101,6 +101,7 @@ def test_parts_are_asked_for_at_the_sizes_that_are_wanted() -> None:
     assert {shape.samples for shape in found} == {2}
 
 
+@pytest.mark.exhaustive("captures and runs the mesh network twice")
 def test_every_layer_is_timed_on_every_rank_and_losses_agree() -> None:
     network, losses = Network(SOURCE), {}
     names = {layer.name for layer in graph().layers}

@@ -92,6 +92,7 @@ def free_port() -> int:
         return int(listener.getsockname()[1])
 
 
+@pytest.mark.exhaustive("two ranks that import torch afresh")
 def test_ranks_that_build_their_model_from_other_seeds_are_refused(plan: Plan, tmp_path: Path) -> None:
     """Before, they trained a model that nobody had built."""
     text = MODEL.replace("torch.manual_seed(0)", "import os; torch.manual_seed(int(os.environ['RANK']))")
@@ -159,6 +160,7 @@ with hp.execute(load("plan.json", Plan), model, loss_fn, optimizer, example=(x, 
 """
 
 
+@pytest.mark.exhaustive("two ranks that import torch afresh")
 def test_a_script_of_a_sparse_network_steps_on_sparse_tensors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     made = cloudy.plan(cuts=[0.4])
