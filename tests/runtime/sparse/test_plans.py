@@ -31,7 +31,7 @@ from tests.runtime.engines import Network, on_engines, trained, trained_on
 from tests.runtime.plans import Trained, assert_equal, batch_of, decide, sgd, split_backward, train_serially
 
 torch.set_num_threads(1)
-OWN = ("unet", "residual", "mean_pooled", "max_pooled", "averaged", "per_sample", "generated")
+OWN = ("unet", "residual", "mean_pooled", "max_pooled", "averaged", "per_sample", "generated", "above")
 REFERENCE = {
     "minkunet_tiny": ("profiler.models.minkunet", (4, 40, 4)),
     "sparse_resnet_tiny": ("profiler.models.sparse_resnet", (4, 40, 4)),
