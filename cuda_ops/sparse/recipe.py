@@ -202,7 +202,7 @@ class GivenGeometry:
             where="SparseTensor.coords",
             found="a layer that reads them",
             expected="layers that read features and maps alone",
-            remedy="make features of coordinates before the network",
+            remedy="make features of coordinates, and voxels of points, before the network",
         )
 
     def map(self, spec: MapSpec) -> KernelMap:

@@ -59,7 +59,7 @@ from cuda_ops.sparse.nn import (
     voxelise,
 )
 from cuda_ops.sparse.quantize import sparse_collate, sparse_collate_fn, sparse_quantize
-from halopipe.sparse import backbones, nn, operators, tensor, utils
+from halopipe.sparse import backbones, nn, operators, tensor, utils  # noqa: F401  # attributes, but not for `*`
 from halopipe.sparse.nn import functional
 from profiler.models.minkunet import MinkUNet
 from profiler.models.sparse_resnet import SparseResNet
@@ -100,23 +100,18 @@ __all__ = [
     "ToBEVReduction",
     "ToDense",
     "ToDenseBEVConvolution",
-    "backbones",
     "cat",
     "devoxelise",
     "functional",
     "generative_add",
     "initial_voxelize",
-    "nn",
-    "operators",
     "point_to_voxel",
     "sample_mean",
     "site_cross_entropy",
     "sparse_collate",
     "sparse_collate_fn",
     "sparse_quantize",
-    "tensor",
     "to_dense",
-    "utils",
     "voxel_to_point",
     "voxelise",
 ]

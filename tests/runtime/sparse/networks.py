@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from cuda_ops.sparse import nn as spnn
 from cuda_ops.sparse.nn import SparseTensor
+from profiler.models.sparse_backbones import SparseResUNet
 
 Example = tuple[nn.Module, tuple[SparseTensor, Tensor], Callable[..., Tensor]]
 SAMPLES = 4
@@ -131,6 +132,15 @@ class Above(nn.Module):
         x = self.inner(spnn.generative_add(self.up(self.down(x)), self.crop(x)))
         view = torch.cat([self.dense(x), self.high(x)], 1)
         return self.head(view) + self.beside(self.flat(spnn.SparseCrop((0, 0, 0), (4, 4, 4))(x)))
+
+
+def levels() -> Any:
+    """A backbone whose loss reads every level."""
+
+    def loss(found: list[SparseTensor], targets: Tensor) -> Tensor:
+        return sum((_site_loss(x, targets) for x in found), torch.zeros(()))
+
+    return SparseResUNet(4, [5], [4], in_channels=2), (clouds()[0], torch.arange(SAMPLES)), loss
 
 
 def above() -> Any:
