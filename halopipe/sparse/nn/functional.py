@@ -77,15 +77,16 @@ def set_downsample_mode(downsample_mode: str) -> None:
     Raises:
         SparseInputError: ``minkowski``, which makes fewer, or another.
     """
-    _require("downsample mode", downsample_mode, ("spconv",))
+    same = "a convolution whose kernel is its stride makes the same sites in either mode: give such ones, or spconv"
+    _require("downsample mode", downsample_mode, ("spconv",), same)
 
 
-def _require(name: str, found: object, known: tuple[object, ...]) -> None:
+def _require(name: str, found: object, known: tuple[object, ...], remedy: str = "delete the line") -> None:
     if found not in known:
         raise SparseInputError(
             name,
             where="torchsparse's settings",
             found=found,
             expected=" or ".join(map(str, known)),
-            remedy="a convolution whose kernel is its stride makes the same sites in any mode",
+            remedy=remedy,
         )
