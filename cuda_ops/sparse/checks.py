@@ -302,6 +302,16 @@ def _require_runs(where: str, starts: Tensor, lengths: Tensor, rows: int) -> Non
     _SEEN.note(lengths, runs)
 
 
+def _segment_grid(x: Tensor, cells: Tensor, starts: Tensor, lengths: Tensor, num_cells: int) -> None:
+    where = "segment_grid"
+    _runs(where, x, starts, lengths)
+    _indices(where, x, (torch.int64,), 1, cells)
+    _agree("cells against rows", where, cells.shape[0], x.shape[0], "give one cell a row")
+    check_rows(num_cells * starts.shape[0], where, _ENTRIES)
+    _require_runs(where, starts, lengths, x.shape[0])
+    _within(where, "cells", cells, 0, num_cells)
+
+
 def _segment_expand(y: Tensor, starts: Tensor, lengths: Tensor, num_rows: int) -> None:
     where = "segment_expand"
     _runs(where, y, starts, lengths)
@@ -431,6 +441,7 @@ CHECKS: Mapping[str, Callable[..., Any]] = {
     "sparse_sum_pool": _pool("sparse_sum_pool"),
     "segment_sum": _segments("segment_sum"),
     "segment_max": _segments("segment_max"),
+    "segment_grid": _segment_grid,
     "segment_expand": _segment_expand,
     "interpolate": _interpolate,
     "interpolate_backward": _interpolate_backward,

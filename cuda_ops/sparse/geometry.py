@@ -13,6 +13,7 @@ once and prepares it on the host ahead of the features.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -23,6 +24,8 @@ from cuda_ops.sparse import keys, operators  # the latter registers torch.ops.ha
 from cuda_ops.sparse.errors import SparseInputError
 
 Triple = tuple[int, int, int]
+Bound = tuple[int, int] | None
+Bounds = tuple[Bound, Bound, Bound]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,16 +34,32 @@ class Step:
 
     Attributes:
         kind: ``strided``: every site whose field holds one of the old; ``generated``: every site that an old one
-            reaches by a transposed convolution.
-        kernel, stride, dilation: along x, y and z.
+            reaches by a transposed convolution; ``cropped``: those within ``bounds``; ``flattened``: one for all that
+            differ along the bounded axis alone, at 0 there; ``joined``: the old ones and those of ``other``.
+        kernel, stride, dilation: along x, y and z; of the first two kinds.
+        bounds: (lowest, first above) along x, y and z, or None: of a crop, and of the axis that is flattened.
+        other: the site set that joins in.
     """
 
-    kind: Literal["strided", "generated"]
-    kernel: Triple
-    stride: Triple
+    kind: Literal["strided", "generated", "cropped", "flattened", "joined"]
+    kernel: Triple = (1, 1, 1)
+    stride: Triple = (1, 1, 1)
     dilation: Triple = (1, 1, 1)
+    bounds: Bounds = (None, None, None)
+    other: Route = ()
+
+    @property
+    def axis(self) -> int:
+        """The first bounded one: of a flattened set, the one that it was flattened along."""
+        return next(axis for axis, bound in enumerate(self.bounds) if bound is not None)
+
+    def _bounded(self) -> list[tuple[str, tuple[int, int]]]:
+        return [(name, bound) for name, bound in zip("xyz", self.bounds, strict=True) if bound is not None]
 
     def __str__(self) -> str:
+        if self.kind not in ("strided", "generated"):
+            bounds = [f" {name} {bound[0]}..{bound[1] - 1}" for name, bound in self._bounded()]
+            return self.kind + ",".join(bounds)
         return f"{self.kind} {_text(self.kernel)}/{_text(self.stride)}" + (
             f" dilation {_text(self.dilation)}" if self.dilation != (1, 1, 1) else ""
         )
@@ -127,6 +146,28 @@ class Segments:
         return Segments(self.starts.to(device), self.lengths.to(device))
 
 
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """A dense grid over a site set.
+
+    Attributes:
+        route: the site set.
+        shape: cells along x, y and z.
+        origin: the coordinates of the first.
+        clamped: the axis along which sites outside count to the nearest cell; None: they are refused.
+    """
+
+    route: Route
+    shape: Triple
+    origin: Triple = (0, 0, 0)
+    clamped: int | None = None
+
+    @property
+    def num_cells(self) -> int:
+        """Of a sample."""
+        return math.prod(self.shape)
+
+
 class Geometry(Protocol):
     """The site sets and maps of one batch of clouds, shared by all tensors that descend from it."""
 
@@ -151,6 +192,10 @@ class Geometry(Protocol):
         """Where each sample's rows are in a site set."""
         ...
 
+    def cells(self, grid: Grid) -> Tensor:
+        """int64 (sites,): the cell of each site in its sample's grid, x slowest and z fastest."""
+        ...
+
 
 class BuiltGeometry:
     """A geometry that finds what it is asked for, and keeps it.
@@ -165,6 +210,7 @@ class BuiltGeometry:
         self._keys: dict[Route, Tensor] = {(): keys}
         self._maps: dict[MapSpec, KernelMap] = {}
         self._segments: dict[Route, Segments] = {}
+        self._cells: dict[Grid, Tensor] = {}
 
     @property
     def num_samples(self) -> int:
@@ -174,10 +220,23 @@ class BuiltGeometry:
         """int64 (sites,), ascending."""
         found = self._keys.get(route)
         if found is None:
-            step = route[-1]
-            make = operators.strided_sites if step.kind == "strided" else operators.generated_sites
-            found = self._keys[route] = make(self.keys(route[:-1]), step.kernel, step.stride, step.dilation)
+            found = self._keys[route] = self._after(self.keys(route[:-1]), route[-1])
         return found
+
+    def _after(self, before: Tensor, step: Step) -> Tensor:
+        if step.kind == "strided":
+            return operators.strided_sites(before, step.kernel, step.stride, step.dilation)
+        if step.kind == "generated":
+            return operators.generated_sites(before, step.kernel, step.stride, step.dilation)
+        if step.kind == "joined":
+            both: Tensor = torch.unique(torch.cat((before, self.keys(step.other))))
+            return both
+        if step.kind == "cropped":
+            return before[_within(before, step.bounds)]
+        if not torch.compiler.is_compiling():
+            _require_within(before, step)
+        flat: Tensor = torch.unique(keys.with_coordinate(before, step.axis, torch.zeros_like(before)))
+        return flat
 
     def num_sites(self, route: Route) -> int:
         return self.keys(route).shape[0]
@@ -188,7 +247,7 @@ class BuiltGeometry:
     def map(self, spec: MapSpec) -> KernelMap:
         found = self._maps.get(spec)
         if found is None:
-            source, target = self.keys(spec.source), self.keys(spec.target)
+            source, target = self.keys(spec.source), _anchored(self.keys(spec.target), spec)
             how = spec.kernel, spec.stride, spec.dilation, spec.transposed
             neighbours = operators.kernel_map(source, target, *how)
             reverse = neighbours.flip(0) if _is_mirrored(spec) else operators.reversed_map(neighbours, source.shape[0])
@@ -199,6 +258,12 @@ class BuiltGeometry:
         found = self._segments.get(route)
         if found is None:
             found = self._segments[route] = _segments(self.keys(route), self._num_samples)
+        return found
+
+    def cells(self, grid: Grid) -> Tensor:
+        found = self._cells.get(grid)
+        if found is None:
+            found = self._cells[grid] = _cells(self.keys(grid.route), grid)
         return found
 
 
@@ -244,6 +309,57 @@ def _is_mirrored(spec: MapSpec) -> bool:
     """Whether one site reads another through offset k where that reads the one through offset K - 1 - k."""
     odd = all(extent % 2 == 1 for extent in spec.kernel)
     return odd and spec.source == spec.target and spec.stride == (1, 1, 1) and not spec.transposed
+
+
+def _within(sorted_keys: Tensor, bounds: Bounds) -> Tensor:
+    inside = torch.ones_like(sorted_keys, dtype=torch.bool)
+    for axis, bound in enumerate(bounds):
+        if bound is not None:
+            values = keys.coordinate(sorted_keys, axis)
+            inside &= (values >= bound[0]) & (values < bound[1])
+    return inside
+
+
+def _require_within(sorted_keys: Tensor, step: Step) -> None:
+    outside = sorted_keys[~_within(sorted_keys, step.bounds)]
+    if len(outside):
+        first, end = step.bounds[step.axis] or (0, 0)
+        raise SparseInputError(
+            f"{len(outside)} sites outside the column that is flattened",
+            where=f"along {'xyz'[step.axis]}",
+            found=keys.unpack(outside[:1])[0, 1:].tolist(),
+            expected=f"{first}..{end - 1} along {'xyz'[step.axis]}",
+            remedy="crop the cloud (SparseCrop), or give a larger extent",
+        )
+
+
+def _anchored(sorted_keys: Tensor, spec: MapSpec) -> Tensor:
+    """A flattened set read through a kernel as long as its column: moved to where that starts at the column's first."""
+    step = spec.target[-1] if len(spec.target) == len(spec.source) + 1 else None
+    if step is None or step.kind != "flattened":
+        return sorted_keys
+    first, end = step.bounds[step.axis] or (0, 0)
+    place = first + (end - first) // 2 if (end - first) % 2 else first  # an odd kernel is centred
+    return keys.with_coordinate(sorted_keys, step.axis, torch.full_like(sorted_keys, place))
+
+
+def _cells(sorted_keys: Tensor, grid: Grid) -> Tensor:
+    places = keys.unpack(sorted_keys)[:, 1:].to(torch.int64) - torch.tensor(grid.origin, device=sorted_keys.device)
+    extents = torch.tensor(grid.shape, device=sorted_keys.device)
+    if grid.clamped is not None:
+        places[:, grid.clamped].clamp_(0, grid.shape[grid.clamped] - 1)
+    if not torch.compiler.is_compiling():
+        outside = ((places < 0) | (places >= extents)).any(1)
+        if bool(outside.any()):
+            raise SparseInputError(
+                f"{int(outside.sum())} sites outside the grid",
+                where="to_dense",
+                found=places[outside][0].tolist(),
+                expected=f"below {list(grid.shape)} and not negative, from the origin on",
+                remedy="give a larger shape or another origin, or crop the cloud (SparseCrop)",
+            )
+    x, y, z = places.unbind(1)
+    return (x * grid.shape[1] + y) * grid.shape[2] + z
 
 
 def _segments(sorted_keys: Tensor, num_samples: int) -> Segments:

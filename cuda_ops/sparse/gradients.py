@@ -82,6 +82,21 @@ def _segment_sum(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
     return _OPS.segment_expand(dy, *ctx.saved_tensors, ctx.rows), None, None
 
 
+def _keep_segment_grid(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    ctx.save_for_backward(*inputs[1:4])
+    ctx.num_cells = inputs[4]
+
+
+def _segment_grid(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+    cells, starts, lengths = ctx.saved_tensors
+    rows = dy.transpose(1, 2).reshape(-1, dy.shape[1])
+    first = torch.arange(starts.shape[0], device=dy.device, dtype=torch.float64) * ctx.num_cells  # whole below 2^53
+    of_rows = torch.stack((first, torch.ones_like(first)), 1)
+    begin, is_in = _OPS.segment_expand(of_rows, starts, lengths, cells.shape[0]).unbind(1)
+    dx = _OPS.pack_rows(rows, begin.to(torch.int64) + cells)
+    return dx * is_in.to(dx.dtype).unsqueeze(1), None, None, None, None
+
+
 def _segment_expand(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
     return _OPS.segment_sum(dy, *ctx.saved_tensors), None, None, None
 
@@ -165,6 +180,7 @@ _register("sparse_max_pool_backward", _max_pool_backward, _keep_max_pool_backwar
 _register("sparse_sum_pool", _sum_pool, _keep_sum_pool)
 _register("segment_sum", _segment_sum, _keep_segments)
 _register("segment_expand", _segment_expand, _keep_segments)
+_register("segment_grid", _segment_grid, _keep_segment_grid)
 _register("segment_max", _segment_max, _keep_segment_max)
 _register("interpolate", _interpolate, _keep_interpolate)
 _register("interpolate_backward", _interpolate_backward, _keep_interpolate_backward)

@@ -103,6 +103,12 @@ def segment_max(x: Tensor, starts: Tensor, lengths: Tensor) -> tuple[Tensor, Ten
     return largest, rows
 
 
+def segment_grid(x: Tensor, cells: Tensor, starts: Tensor, lengths: Tensor, num_cells: int) -> Tensor:
+    """[B, C, num_cells]: the rows of every segment of x [N, C] in its own cells [N], those of one cell summed."""
+    found: Tensor = _OPS.segment_grid(x, cells, starts, lengths, num_cells)
+    return found
+
+
 def segment_expand(y: Tensor, starts: Tensor, lengths: Tensor, num_rows: int) -> Tensor:
     """[num_rows, C]: its segment's row of y [B, C] for every row; 0 for rows of no segment."""
     found: Tensor = _OPS.segment_expand(y, starts, lengths, num_rows)

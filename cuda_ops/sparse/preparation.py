@@ -24,7 +24,17 @@ import torch
 from torch import Tensor
 
 from cuda_ops.sparse.errors import SparseInputError
-from cuda_ops.sparse.geometry import BuiltGeometry, KernelMap, MapSpec, Route, Segments, Triple, geometry_of, stride_of
+from cuda_ops.sparse.geometry import (
+    BuiltGeometry,
+    Grid,
+    KernelMap,
+    MapSpec,
+    Route,
+    Segments,
+    Triple,
+    geometry_of,
+    stride_of,
+)
 from cuda_ops.sparse.recipe import Recipe
 
 SITES = "sites"
@@ -129,6 +139,10 @@ class Clouds:
     def segments(self, route: Route) -> Segments:
         """Where each sample's rows are."""
         return self.geometry.segments(route)
+
+    def cells(self, grid: Grid) -> Tensor:
+        """The cell of each row."""
+        return self.geometry.cells(grid)
 
     def level(self, route: Route) -> tuple[Any, Any, Triple]:
         """A site set as arrays: the sample of each site, its coordinates (sites, 3), and their stride."""

@@ -12,7 +12,7 @@ geometry are its inputs, so that no size in its graph depends on data.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
@@ -20,13 +20,14 @@ import torch
 from torch import Tensor, nn
 
 from cuda_ops.sparse.errors import SparseInputError
-from cuda_ops.sparse.geometry import BuiltGeometry, KernelMap, MapSpec, Route, Segments
+from cuda_ops.sparse.geometry import BuiltGeometry, Grid, KernelMap, MapSpec, Route, Segments
 from cuda_ops.sparse.nn.tensor import SparseTensor
 
 Asked = TypeVar("Asked")
 Found = TypeVar("Found")
 HALVES = ("neighbours", "reverse")
 """The two tensors of a kernel map."""
+CELLS = "cells"
 
 
 class Maker(Protocol):
@@ -38,6 +39,10 @@ class Maker(Protocol):
 
     def segments(self, route: Route) -> Segments:
         """Where each sample's rows are in a site set."""
+        ...
+
+    def cells(self, grid: Grid) -> Tensor:
+        """int64 (sites,): the cell of each site in its sample's grid."""
         ...
 
 
@@ -61,24 +66,26 @@ class Recipe:
     Attributes:
         maps: kernel maps; of a map and its inverse the one that was asked for first.
         segments: site sets whose rows by sample are read.
+        grids: dense grids whose cells are read.
     """
 
     maps: tuple[MapSpec, ...]
     segments: tuple[Route, ...]
+    grids: tuple[Grid, ...] = ()
 
     @property
     def routes(self) -> tuple[Route, ...]:
         """The site sets, the input's first; each after those that lead to it."""
         asked = [route for spec in self.maps for route in (spec.source, spec.target)]
-        found = [route[:stop] for route in [(), *asked, *self.segments] for stop in range(len(route) + 1)]
-        return tuple(dict.fromkeys(found))
+        asked += [*self.segments, *(grid.route for grid in self.grids)]
+        return tuple(dict.fromkeys(passed for route in [(), *asked] for passed in _on_the_way(route)))
 
     @property
     def names(self) -> tuple[str, ...]:
         """Of the tensors that :meth:`prepare` makes, in order."""
         maps = (f"{part}_{index}" for index in range(len(self.maps)) for part in HALVES)
         segments = (f"{part}_{index}" for index in range(len(self.segments)) for part in ("starts", "lengths"))
-        return (*maps, *segments)
+        return (*maps, *segments, *(f"{CELLS}_{index}" for index in range(len(self.grids))))
 
     @property
     def sites(self) -> dict[str, Mapping[int, Route]]:
@@ -87,6 +94,8 @@ class Recipe:
         for index, spec in enumerate(self.maps):
             found[f"neighbours_{index}"] = {1: spec.target}
             found[f"reverse_{index}"] = {1: spec.source}
+        for index, grid in enumerate(self.grids):
+            found[f"{CELLS}_{index}"] = {0: grid.route}
         return found
 
     def prepare(self, geometry: Maker) -> dict[str, Tensor]:
@@ -96,6 +105,8 @@ class Recipe:
     def tensor(self, geometry: Maker, name: str) -> Tensor:
         """The tensor ``name`` for one batch of clouds."""
         what, index = _parted(name)
+        if what == CELLS:
+            return geometry.cells(self.grids[index])
         found: Tensor = getattr(
             geometry.map(self.maps[index]) if what in HALVES else geometry.segments(self.segments[index]), what
         )
@@ -124,6 +135,7 @@ class Recorder:
         self._geometry = geometry
         self._maps: dict[MapSpec, None] = {}
         self._segments: dict[Route, None] = {}
+        self._grids: dict[Grid, None] = {}
 
     @property
     def num_samples(self) -> int:
@@ -132,7 +144,7 @@ class Recorder:
     @property
     def recipe(self) -> Recipe:
         """What was asked for so far."""
-        return Recipe(tuple(self._maps), tuple(self._segments))
+        return Recipe(tuple(self._maps), tuple(self._segments), tuple(self._grids))
 
     def num_sites(self, route: Route) -> int:
         return self._geometry.num_sites(route)
@@ -147,6 +159,10 @@ class Recorder:
     def segments(self, route: Route) -> Segments:
         self._segments[route] = None
         return self._geometry.segments(route)
+
+    def cells(self, grid: Grid) -> Tensor:
+        self._grids[grid] = None
+        return self._geometry.cells(grid)
 
 
 class GivenGeometry:
@@ -167,6 +183,7 @@ class GivenGeometry:
             route: Segments(tensors[f"starts_{index}"], tensors[f"lengths_{index}"])
             for index, route in enumerate(recipe.segments)
         }
+        self._cells = {grid: tensors[f"{CELLS}_{index}"] for index, grid in enumerate(recipe.grids)}
         self._sites: dict[Route, int] = {(): num_sites}
         for spec, found in self._maps.items():
             self._sites.setdefault(spec.source, found.num_inputs)
@@ -185,7 +202,7 @@ class GivenGeometry:
             where="SparseTensor.coords",
             found="a layer that reads them",
             expected="layers that read features and maps alone",
-            remedy="make features of coordinates before the network",
+            remedy="make features of coordinates, and voxels of points, before the network",
         )
 
     def map(self, spec: MapSpec) -> KernelMap:
@@ -193,6 +210,9 @@ class GivenGeometry:
 
     def segments(self, route: Route) -> Segments:
         return self._of(self._segments, route)
+
+    def cells(self, grid: Grid) -> Tensor:
+        return self._of(self._cells, grid)
 
     def _of(self, found: Mapping[Asked, Found], asked: Asked) -> Found:
         if asked not in found:
@@ -261,6 +281,14 @@ def record(function: Callable[[SparseTensor], Any], example: SparseTensor, netwo
         for buffer, value in zip(buffers, before, strict=True):
             buffer.copy_(value)
     return recorder.recipe
+
+
+def _on_the_way(route: Route) -> Iterator[Route]:
+    """The site sets that lead to one, and itself."""
+    for stop in range(len(route) + 1):
+        if stop and route[stop - 1].kind == "joined":
+            yield from _on_the_way(route[stop - 1].other)
+        yield route[:stop]
 
 
 def _parted(name: str) -> tuple[str, int]:

@@ -46,6 +46,7 @@ __all__ = [
     "pack_rows",
     "reversed_map",
     "segment_expand",
+    "segment_grid",
     "segment_max",
     "segment_sum",
     "sorted_sites",
@@ -414,6 +415,14 @@ def segment_max(x: Tensor, starts: Tensor, lengths: Tensor) -> tuple[Tensor, Ten
     argmax.scatter_reduce_(0, spread, torch.where(takes, rows[:, None], absent), "amin")
     there = argmax < absent
     return torch.where(there, largest, 0), torch.where(there, argmax, -1).to(torch.int32)
+
+
+def segment_grid(x: Tensor, cells: Tensor, starts: Tensor, lengths: Tensor, num_cells: int) -> Tensor:
+    """[B, C, num_cells]: the rows of every segment in its own cells, those of one cell summed; 0 elsewhere."""
+    rows, segments = segment_rows(starts, lengths)
+    grid = x.new_zeros((len(starts) * num_cells, x.shape[1]), dtype=accumulator(x.dtype))
+    add_rows(grid, segments * num_cells + cells.index_select(0, rows), x.index_select(0, rows))
+    return grid.to(x.dtype).view(len(starts), num_cells, x.shape[1]).transpose(1, 2).contiguous()
 
 
 def segment_expand(y: Tensor, starts: Tensor, lengths: Tensor, num_rows: int) -> Tensor:

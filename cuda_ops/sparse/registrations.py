@@ -42,6 +42,7 @@ SCHEMAS = {
     "sparse_sum_pool": "(Tensor x, Tensor neighbours, Tensor reverse) -> Tensor",
     "segment_sum": "(Tensor x, Tensor starts, Tensor lengths) -> Tensor",
     "segment_max": "(Tensor x, Tensor starts, Tensor lengths) -> (Tensor, Tensor)",
+    "segment_grid": "(Tensor x, Tensor cells, Tensor starts, Tensor lengths, SymInt num_cells) -> Tensor",
     "segment_expand": "(Tensor y, Tensor starts, Tensor lengths, SymInt num_rows) -> Tensor",
     "interpolate": "(Tensor x, Tensor index, Tensor weight) -> Tensor",
     "interpolate_backward": "(Tensor dy, Tensor index, Tensor weight, SymInt num_rows) -> Tensor",
@@ -123,6 +124,10 @@ def _segment_sum(x: Tensor, starts: Tensor, lengths: Tensor) -> Tensor:
     return x.new_empty((starts.shape[0], x.shape[1]))
 
 
+def _segment_grid(x: Tensor, cells: Tensor, starts: Tensor, lengths: Tensor, num_cells: int) -> Tensor:
+    return x.new_empty((starts.shape[0], x.shape[1], num_cells))
+
+
 def _segment_max(x: Tensor, starts: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
     shape = starts.shape[0], x.shape[1]
     return x.new_empty(shape), x.new_empty(shape, dtype=torch.int32)
@@ -174,6 +179,7 @@ _FAKES: dict[str, Callable[..., Any]] = {
     "sparse_sum_pool": _sparse_sum_pool,
     "segment_sum": _segment_sum,
     "segment_max": _segment_max,
+    "segment_grid": _segment_grid,
     "segment_expand": _segment_expand,
     "interpolate": _interpolate,
     "interpolate_backward": _interpolate_backward,

@@ -417,6 +417,7 @@ _RULES: Mapping[str, tuple[str, Rule]] = {
     "sparse_max_pool": ("sparse_pool", nothing),
     "segment_sum": ("segment", nothing),
     "segment_max": ("segment", nothing),
+    "segment_grid": ("segment", nothing),
     "segment_expand": ("segment_expand", nothing),
     "scaled_dot_product_attention": ("attention", nothing),
     "embedding": ("embedding", embedding),

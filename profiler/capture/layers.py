@@ -223,7 +223,7 @@ def output_names(
     if kind in _SPATIAL_KINDS:
         return spatial_names(rank)
     if kind == "segment":
-        return (SAMPLE, "channel")[:rank]
+        return (SAMPLE, "channel", "cell")[:rank]
     if kind == "attention" and rank == 4:
         return (SAMPLE, "head", "time", "feature")
     if kind in _SAME_AS_INPUT:

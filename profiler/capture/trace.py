@@ -27,6 +27,7 @@ from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from cuda_ops._torch import HigherOrderOperator, OpOverload, buffers_of, schema_of, wrap_with_set_grad_enabled
 from cuda_ops.dense.data_dependent import Unit, join
 from cuda_ops.dense.recurrent import recurrence_by_shape
+from cuda_ops.sparse.errors import SparseInputError
 from planner.ir.errors import UnsupportedModelError
 from profiler.capture.functional import is_write, rewrite_in_place
 from profiler.capture.kinds import arguments_of
@@ -173,6 +174,11 @@ def trace(model: LoadedModel) -> Traced:
     except Exception as error:
         if isinstance(error, UnsupportedModelError):
             raise
+        if isinstance(error, SparseInputError):  # of a network that runs on a SparseTensor, but not on its maps alone
+            told = f"{error.where}: found {error.found}, expected {error.expected}"
+            raise UnsupportedModelError(
+                f"the sparse network cannot be planned: {error.what}", [told], [error.remedy]
+            ) from error
         lines = str(error).strip().splitlines()
         reason = [*lines[:2], *[line.strip() for line in lines[2:] if line.lstrip().startswith('File "')][-1:]]
         sizes = ", ".join(model.varying)

@@ -29,8 +29,10 @@ and have its default dtype. A shape that a network cannot take raises `ValueErro
 | `profiler.models.minkunet:minkunet` | Choy et al. 2019 | sample, site, channel | 21.7 M |
 | `profiler.models.sparse_resnet:sparse_resnet` | as in torchsparse | sample, site, channel | 2.7 M |
 | `profiler.models.sparse_vgg:sparse_vgg16` | Zhai et al. 2022 (SparsePipe) | sample, site, channel | 63.2 M |
+| `profiler.models.sparse_backbones:sparse_resunet42` | as in torchsparse | sample, site, channel | 21.7 M |
+| `profiler.models.sparse_backbones:sparse_resnet21d` | as in torchsparse, from above | sample, site, channel | 5.2 M |
 
-The last three take sparse tensors: their example is a `SparseTensor` of generated surfaces, and `input_shape` says how
+The last five take sparse tensors: their example is a `SparseTensor` of generated surfaces, and `input_shape` says how
 many sites each sample has.
 
 All of them pass `torch.export.export(..., strict=False)` in training mode with a dynamic sample dim.
@@ -48,6 +50,7 @@ __all__ = [
     "mesh_tangling",
     "minkunet",
     "resnet",
+    "sparse_backbones",
     "sparse_resnet",
     "sparse_vgg",
     "unet3d",

@@ -8,12 +8,13 @@ that sites have the neighbours that scanned surfaces have.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
 
 from cuda_ops.sparse import nn as spnn
+from cuda_ops.sparse.errors import SparseInputError
 from cuda_ops.sparse.nn import SparseTensor
 from profiler.models.example import indices, normal, require_dims
 
@@ -59,32 +60,53 @@ def _surface(sites: int, seed: int) -> Tensor:
         radius *= 2
 
 
-Size = int | tuple[int, int, int]
+Size = int | Sequence[int]
 
 
 class ConvBlock(nn.Sequential):
     """Convolution without bias, batch norm, ReLU; ``transposed``: back to the sites of the level above."""
 
     def __init__(
-        self, in_channels: int, out_channels: int, kernel: Size, stride: Size = 1, *, transposed: bool = False
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: Size,
+        stride: Size = 1,
+        dilation: Size = 1,
+        *,
+        transposed: bool = False,
     ) -> None:
         super().__init__(
-            spnn.Conv3d(in_channels, out_channels, kernel, stride, transposed=transposed),
+            spnn.Conv3d(in_channels, out_channels, kernel_size, stride, dilation=dilation, transposed=transposed),
             spnn.BatchNorm(out_channels),
             spnn.ReLU(),
         )
 
 
 class ResidualBlock(nn.Module):
-    """Two convolutions beside a shortcut, which is a convolution of kernel 1 where the channels change."""
+    """Two convolutions beside a shortcut, which is a convolution of kernel 1 where the channels change.
 
-    def __init__(self, in_channels: int, out_channels: int, kernel: Size = 3) -> None:
+    Raises:
+        SparseInputError: a stride.  A strided shortcut of kernel 1 has fewer sites than a kernel of 3: no sum of them.
+    """
+
+    def __init__(
+        self, in_channels: int, out_channels: int, kernel_size: Size = 3, stride: Size = 1, dilation: Size = 1
+    ) -> None:
         super().__init__()
+        if stride not in (1, (1, 1, 1), [1, 1, 1]):
+            raise SparseInputError(
+                "stride of a residual block",
+                where="SparseResBlock",
+                found=stride,
+                expected=1,
+                remedy="put the stride in a SparseConvBlock before it",
+            )
         self.main = nn.Sequential(
-            spnn.Conv3d(in_channels, out_channels, kernel),
+            spnn.Conv3d(in_channels, out_channels, kernel_size, dilation=dilation),
             spnn.BatchNorm(out_channels),
             spnn.ReLU(),
-            spnn.Conv3d(out_channels, out_channels, kernel),
+            spnn.Conv3d(out_channels, out_channels, kernel_size, dilation=dilation),
             spnn.BatchNorm(out_channels),
         )
         self.shortcut: nn.Module = nn.Identity()

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from cuda_ops.sparse.errors import SparseInputError
-from cuda_ops.sparse.geometry import KernelMap, MapSpec, Route, Segments
+from cuda_ops.sparse.geometry import Grid, KernelMap, MapSpec, Route, Segments
 from cuda_ops.sparse.local import Owned, local_segments
 from cuda_ops.sparse.preparation import SITES, Clouds, Preparation
 from cuda_ops.sparse.recipe import HALVES
@@ -109,6 +109,10 @@ class ArrangedClouds:
     def segments(self, route: Route) -> Segments:
         """See :class:`Clouds`."""
         return local_segments(self.samples(route), self.clouds.num_samples)
+
+    def cells(self, grid: Grid) -> Tensor:
+        """See :class:`Clouds`."""
+        return self.clouds.cells(grid)[self._order(grid.route)[0]]
 
     def tensor(self, name: str) -> Tensor:
         """See :class:`Clouds`."""

@@ -55,6 +55,7 @@ class SharedSites:
             _OPS.sparse_max_pool.default: (self._max_pool, "neighbours"),
             _OPS.segment_sum.default: (self._segment_sum, "starts"),
             _OPS.segment_max.default: (self._segment_max, "starts"),
+            _OPS.segment_grid.default: (self._segment_grid, "starts"),
             _OPS.segment_expand.default: (self._segment_expand, "starts"),
         }
 
@@ -84,6 +85,12 @@ class SharedSites:
         largest, rows = operators.segment_max(x, own.starts, own.lengths)
         has_rows = (own.lengths > 0)[:, None]
         return self._sums.largest(torch.where(has_rows, largest, -torch.inf)), rows
+
+    def _segment_grid(
+        self, name: str, x: Tensor, cells: Tensor, starts: Tensor, lengths: Tensor, num_cells: int
+    ) -> Tensor:
+        own = self._sites.segments(name, x.device)
+        return self._sums.sum(operators.segment_grid(x, cells, own.starts, own.lengths, num_cells))
 
     def _segment_expand(self, name: str, y: Tensor, starts: Tensor, lengths: Tensor, num_rows: int) -> Tensor:
         own = self._sites.segments(name, y.device)

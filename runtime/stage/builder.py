@@ -226,6 +226,12 @@ class Builder:
         from runtime.sparse.rules import SharedSites, require_shareable
 
         require_shareable(self._model.graph, frozenset(self._decision.layers_of(stage)), stage)
+        if divides(self._decision, stage, self._model.graph):
+            raise UnsupportedModelError(
+                f"stage {stage} cannot share out sites: a term of its loss is read by other layers",
+                [f"{len(ranks)} ranks; sums over sites and over terms are not put together"],
+                ["put that stage on one rank", "a loss of one term, such as SiteCrossEntropy of the last level"],
+            )
         if self._compiler is not None:
             raise UnsupportedModelError(
                 f"stage {stage} shares out sites, which is not compiled", [], ["run without --compile"]

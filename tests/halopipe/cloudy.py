@@ -61,6 +61,29 @@ def classifier() -> tuple[nn.Module, tuple[SparseTensor, Tensor], Any]:
     return Classifier(), (tensor_of([cloud(n) for n in range(4)]), torch.arange(4) % 3), functional.cross_entropy
 
 
+class Detector(nn.Module):
+    """A class a cloud, from a part of it seen from above."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Sequential(spnn.Conv3d(CHANNELS, 4, 3), spnn.BatchNorm(4), spnn.ReLU())
+        self.crop = spnn.SparseCrop((-4, -4, -4), (4, 4, 4))
+        self.view = spnn.ToDenseBEVConvolution(4, 5, (8, 8, 8), offset=(-4, 0, -4))
+        self.high = spnn.ToBEVHeightCompression(4, (8, 2, 8), offset=(-4, -1, -4))
+        self.head = nn.Sequential(nn.Conv2d(13, 6, 3), nn.ReLU(), nn.Flatten(), nn.Linear(216, NUM_CLASSES))
+
+    def forward(self, x: SparseTensor) -> Tensor:
+        x = spnn.generative_add(self.crop(self.stem(x)), spnn.SparseCrop((0, -4, -4), (4, 4, 4))(self.stem(x)))
+        upper = spnn.SparseCrop((-4, 0, -4))(x)
+        return self.head(torch.cat([self.view(upper), self.high(x)], 1))
+
+
+def detector() -> tuple[nn.Module, tuple[SparseTensor, Tensor], Any]:
+    """The clouds of a classifier."""
+    _, example, loss = classifier()
+    return Detector(), example, loss
+
+
 def dropping() -> tuple[nn.Module, tuple[SparseTensor, Tensor], Any]:
     """A classifier that draws."""
     module, example, loss = classifier()

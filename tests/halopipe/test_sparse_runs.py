@@ -30,6 +30,7 @@ SHARED = {"cuts": [], "ranks": [(0, 1)]}
 LAYOUTS = {
     "segmenter": {"ranks": [(0, 1), (2,)], "shares": [(3, 1), (1,)]},
     "classifier": SHARED,
+    "detector": SHARED,
     "dropping": SHARED,
 }
 

@@ -8,7 +8,16 @@ from __future__ import annotations
 
 from cuda_ops.sparse.errors import SparseInputError
 from cuda_ops.sparse.nn import functional
-from cuda_ops.sparse.nn.functional import devoxelise, sample_mean, site_cross_entropy, to_dense, voxelise
+from cuda_ops.sparse.nn.bev import (
+    SparseCrop,
+    ToBEVConvolution,
+    ToBEVHeightCompression,
+    ToBEVReduction,
+    ToDenseBEVConvolution,
+    generative_add,
+    spcrop,
+)
+from cuda_ops.sparse.nn.functional import sample_mean, site_cross_entropy, to_dense
 from cuda_ops.sparse.nn.layers import (
     ELU,
     GELU,
@@ -33,6 +42,14 @@ from cuda_ops.sparse.nn.layers import (
     Tanh,
     ToDense,
 )
+from cuda_ops.sparse.nn.points import (
+    PointTensor,
+    devoxelise,
+    initial_voxelize,
+    point_to_voxel,
+    voxel_to_point,
+    voxelise,
+)
 from cuda_ops.sparse.nn.tensor import SparseTensor, cat
 
 __all__ = [
@@ -50,21 +67,32 @@ __all__ = [
     "LeakyReLU",
     "Linear",
     "MaxPool3d",
+    "PointTensor",
     "Pointwise",
     "ReLU",
     "SampleMean",
     "SiLU",
     "Sigmoid",
     "SiteCrossEntropy",
+    "SparseCrop",
     "SparseInputError",
     "SparseTensor",
     "Tanh",
+    "ToBEVConvolution",
+    "ToBEVHeightCompression",
+    "ToBEVReduction",
     "ToDense",
+    "ToDenseBEVConvolution",
     "cat",
     "devoxelise",
     "functional",
+    "generative_add",
+    "initial_voxelize",
+    "point_to_voxel",
     "sample_mean",
     "site_cross_entropy",
+    "spcrop",
     "to_dense",
+    "voxel_to_point",
     "voxelise",
 ]

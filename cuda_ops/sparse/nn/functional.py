@@ -7,9 +7,6 @@ A convolution reads its map off the geometry of its input:
     transposed          back to the sites that a strided layer came from: the input's last step, undone
     generative          every site that an input reaches; transposed only
 
-From points to voxels and back: a point is (batch, x, y, z) in units of a voxel, whole or not: voxel (i, j, k) holds the
-points with i <= x < i + 1, and its own place is (i, j, k), as in torchsparse's SPVNAS.
-
 A loss is a mean over samples, so that the loss of a batch is the size-weighted mean of those of its parts. Clouds have
 different numbers of sites. A plain mean over sites weighs a sample by its sites, and then a batch that is split into
 micro-batches, or over ranks, has another gradient; a mean over samples does not. A sample without sites (or with all
@@ -19,7 +16,6 @@ its targets ignored) counts as a sample of loss 0.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -28,13 +24,11 @@ from torch.nn import functional
 
 from cuda_ops._torch import check
 from cuda_ops.sparse.errors import SparseInputError
-from cuda_ops.sparse.geometry import KernelMap, MapSpec, Route, Segments, Step, Triple, stride_of
-from cuda_ops.sparse.keys import MAX_BATCHES, in_range, pack
-from cuda_ops.sparse.nn.tensor import SparseTensor, require_channels, require_finite, triple, volume
+from cuda_ops.sparse.geometry import Grid, KernelMap, MapSpec, Route, Segments, Step, Triple, stride_of
+from cuda_ops.sparse.nn.tensor import SparseTensor, require_channels, triple, volume
 
 Size = int | Sequence[int]
 _ONES = (1, 1, 1)
-_CORNERS = tuple((x, y, z) for x in (0, 1) for y in (0, 1) for z in (0, 1))
 
 
 def conv3d(
@@ -211,101 +205,17 @@ def silu(input: SparseTensor, inplace: bool = False) -> SparseTensor:
 
 def to_dense(input: SparseTensor, shape: Sequence[int], origin: Sequence[int] = (0, 0, 0)) -> Tensor:
     """(samples, channels, x, y, z): the features on a grid; see :class:`~cuda_ops.sparse.nn.ToDense`."""
-    extents = triple(shape, "shape", "to_dense")
-    coordinates = input.coords.to(torch.int64)
-    batch, places = coordinates[:, 0], coordinates[:, 1:] - coordinates.new_tensor(list(origin))
-    if not torch.compiler.is_compiling():
-        _require_inside(places, extents)
-    x, y, z = places.unbind(1)
-    rows = ((batch * extents[0] + x) * extents[1] + y) * extents[2] + z
-    channels = input.feats.shape[1]
-    flat = input.feats.new_zeros((input.num_samples * extents[0] * extents[1] * extents[2], channels))
-    grid = flat.index_put((rows,), input.feats).view(input.num_samples, *extents, channels)
-    return grid.permute(0, 4, 1, 2, 3).contiguous()
+    extents, (x, y, z) = triple(shape, "shape", "to_dense"), origin
+    return on_grid(input, Grid(input.route, extents, (int(x), int(y), int(z))))
 
 
-def voxelise(
-    feats: Tensor,
-    points: Tensor,
-    *,
-    reduce: Literal["mean", "sum", "max"] = "mean",
-    num_samples: int | None = None,
-) -> tuple[SparseTensor, Tensor]:
-    """Points to voxels: the features of the points in one voxel become its own.
-
-    Args:
-        feats: (points, channels).
-        points: (points, 4): batch, x, y, z in voxels.
-        reduce: how the features of a voxel's points become one.
-        num_samples: clouds in the batch; None: the largest batch index and one.
-
-    Returns:
-        The tensor, and int64 (points,): the row of each point's voxel.
-
-    Raises:
-        SparseInputError: shapes that do not fit, coordinates that are not finite or out of range.
-    """
-    _require_points(points, feats.shape[0], "voxelise")
-    places = torch.floor(points).to(torch.int64) if points.dtype.is_floating_point else points.to(torch.int64)
-    voxels, rows, counts = torch.unique(places, dim=0, return_inverse=True, return_counts=True)
-    by_voxel = torch.sort(rows, stable=True)[1]
-    starts = counts.cumsum(0) - counts
-    gathered = feats.index_select(0, by_voxel)
-    if reduce == "max":
-        pooled, _ = torch.ops.halopipe.segment_max(gathered, starts, counts)
-    else:
-        pooled = torch.ops.halopipe.segment_sum(gathered, starts, counts)
-        pooled = pooled / counts.unsqueeze(1) if reduce == "mean" else pooled
-    return SparseTensor(pooled, voxels, num_samples=num_samples), rows
-
-
-def devoxelise(input: SparseTensor, points: Tensor, *, mode: Literal["trilinear", "nearest"] = "trilinear") -> Tensor:
-    """Voxels to points.
-
-    Args:
-        input: at any stride.
-        points: (points, 4): batch, x, y, z in voxels of the network's input.
-        mode: ``nearest``: the features of the voxel that holds the point; ``trilinear``: of the eight voxels around it,
-            weighted by distance along each axis, those that are there sharing the whole weight.
-
-    Returns:
-        (points, channels); 0 for a point with no voxel.
-
-    Raises:
-        SparseInputError: shapes that do not fit, or coordinates that are not finite.
-    """
-    _require_points(points, points.shape[0], "devoxelise")
-    stride = points.new_tensor(list(input.stride)).to(torch.float64)
-    places = points[:, 1:].to(torch.float64) / stride
-    lowest = torch.floor(places)
-    index, weight = [], []
-    for corner in _CORNERS if mode == "trilinear" else _CORNERS[:1]:
-        offset = lowest.new_tensor(corner)
-        index.append(rows_of(input, points[:, 0], lowest + offset))
-        near = 1 - (places - lowest - offset).abs() if mode == "trilinear" else torch.ones_like(places)
-        weight.append(near.prod(1))
-    rows = torch.stack(index, 1)
-    weights = torch.where(rows >= 0, torch.stack(weight, 1), 0.0)
-    total = weights.sum(1, keepdim=True)
-    weights = weights / torch.where(total > 0, total, torch.ones_like(total))
-    padding = 8 - rows.shape[1]
-    rows = functional.pad(rows, (0, padding), value=-1)
-    weights = functional.pad(weights, (0, padding))
-    feats: Tensor = torch.ops.halopipe.interpolate(input.feats, rows, weights.to(input.feats.dtype))
-    return feats
-
-
-def rows_of(input: SparseTensor, batch: Tensor, places: Tensor) -> Tensor:
-    """int32 (points,): the row of the site at ``places`` (points, 3), in units of the tensor's stride, or -1."""
-    keys = pack(input.coords)
-    found = torch.full(batch.shape, -1, dtype=torch.int32, device=places.device)
-    if not len(keys):
-        return found
-    whole = places.to(torch.int64)
-    there = in_range(whole).all(1)
-    asked = pack(torch.cat((batch.to(torch.int64).unsqueeze(1), torch.where(there.unsqueeze(1), whole, 0)), 1))
-    row = torch.searchsorted(keys, asked).clamp(max=len(keys) - 1)
-    return torch.where(there & (keys[row] == asked), row.to(torch.int32), found)
+def on_grid(input: SparseTensor, grid: Grid) -> Tensor:
+    """(samples, channels, x, y, z): the features of a tensor on a grid over its sites, those of one cell summed."""
+    segments, cells = input.segments, input.geometry.cells(grid)
+    found: Tensor = torch.ops.halopipe.segment_grid(
+        input.feats, cells, segments.starts, segments.lengths, grid.num_cells
+    )
+    return found.view(*found.shape[:2], *grid.shape)
 
 
 def sample_mean(values: Tensor, segments: Segments, weights: Tensor | None = None) -> Tensor:
@@ -373,38 +283,3 @@ def _require_step_back(x: SparseTensor, stride: Triple) -> None:
             expected=f"a strided layer of stride {stride}",
             remedy="match the strides of the way down, or make new sites with generative=True",
         )
-
-
-def _require_inside(places: Tensor, extents: Sequence[int]) -> None:
-    outside = ((places < 0) | (places >= places.new_tensor(list(extents)))).any(1)
-    if bool(outside.any()):
-        raise SparseInputError(
-            f"{int(outside.sum())} sites outside the grid",
-            where="to_dense",
-            found=places[outside][0].tolist(),
-            expected=f"below {list(extents)} and not negative, from the origin on",
-            remedy="give a larger shape or another origin",
-        )
-
-
-def _require_points(points: Tensor, rows: int, where: str) -> None:
-    if points.ndim != 2 or points.shape[1] != 4 or points.shape[0] != rows:
-        raise SparseInputError(
-            "shape of points",
-            where=where,
-            found=list(points.shape),
-            expected=f"[{rows}, 4]",
-            remedy="give batch, x, y, z per point, batch first, and one row of features each",
-        )
-    if points.dtype.is_floating_point:
-        require_finite(points, where)
-    if points.shape[0]:
-        least, most = (float(bound) for bound in points[:, 0].aminmax())
-        if least < 0 or most >= MAX_BATCHES:
-            raise SparseInputError(
-                "batch index out of range",
-                where=where,
-                found=least if least < 0 else most,
-                expected=f"0..{MAX_BATCHES - 1}",
-                remedy="the batch index is the first column; split batches of more than 512 samples",
-            )

@@ -1,8 +1,8 @@
 """A sparse tensor: features on the sites of one set, and the geometry that all tensors of one input share.
 
 Names follow torchsparse 2.1 (`torchsparse/tensor.py`): ``feats``, ``coords``, ``stride`` and their short forms F, C, s;
-coordinates are int32 (batch, x, y, z) in units of the tensor's stride. Here rows are sorted by coordinate, and a tensor
-does not change: ``to``, ``half`` and the rest return a new one.
+coordinates are int32 (batch, x, y, z) in units of the tensor's stride. Here rows are sorted by coordinate, and ``to``,
+``half`` and the rest return a new tensor; features can be set, coordinates cannot.
 
 Below it: what tensors and layers ask of what they are given, and how they say that it does not fit.
 """
@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -20,6 +21,7 @@ from cuda_ops.sparse import operators
 from cuda_ops.sparse.errors import SparseInputError
 from cuda_ops.sparse.geometry import BuiltGeometry, Geometry, Route, Segments, Triple, geometry_of, stride_of
 
+Array = npt.NDArray[Any]
 _WHOLE_NUMBERS = (torch.int32, torch.int64, torch.int16, torch.int8, torch.uint8)
 
 
@@ -27,8 +29,10 @@ class SparseTensor:
     """Features (sites, channels) on the sites of ``geometry`` at ``route``.
 
     Args:
-        feats: (sites, channels), in the order of ``coords``.
-        coords: whole numbers (sites, 4), batch first, in any order, each once; int32, or converted to it.
+        feats: (sites, channels), in the order of ``coords``, of torch or numpy; what no layer is given (labels) may
+            also be whole numbers, and (sites,).
+        coords: whole numbers (sites, 4), batch first, in any order, each once; int32, or converted to it. (sites, 3):
+            one sample.
         stride: of the input's coordinates; the strides of layers multiply it.
         num_samples: clouds in the batch, empty ones counted; None: the largest batch index and one.
         check_finite: refuse NaN and infinite features (reads them all once).
@@ -48,14 +52,14 @@ class SparseTensor:
 
     def __init__(
         self,
-        feats: Tensor,
-        coords: Tensor,
+        feats: Tensor | Array,
+        coords: Tensor | Array,
         stride: int | Sequence[int] = 1,
         *,
         num_samples: int | None = None,
         check_finite: bool = False,
     ) -> None:
-        coords = whole_coordinates(coords)
+        feats, coords = torch.as_tensor(feats), whole_coordinates(torch.as_tensor(coords))
         require_rows(feats, coords.shape[0], "SparseTensor")
         if check_finite:
             require_finite(feats, "SparseTensor")
@@ -88,6 +92,11 @@ class SparseTensor:
     def F(self) -> Tensor:  # noqa: N802  (torchsparse's name)
         """``feats``."""
         return self.feats
+
+    @F.setter
+    def F(self, feats: Tensor) -> None:  # noqa: N802  (torchsparse's name)
+        require_rows(feats, len(self), "SparseTensor")
+        self.feats = feats
 
     @property
     def C(self) -> Tensor:  # noqa: N802  (torchsparse's name)
@@ -123,7 +132,7 @@ class SparseTensor:
         return self.feats.shape[0]
 
     def __repr__(self) -> str:
-        rows, channels = self.feats.shape
+        rows, channels = self.feats.shape[0], math.prod(self.feats.shape[1:])
         return f"SparseTensor({rows} sites, {channels} channels, stride {self.stride}, {self.dtype}, {self.device})"
 
     def with_feats(self, feats: Tensor, route: Route | None = None) -> SparseTensor:
@@ -133,15 +142,21 @@ class SparseTensor:
         made.order = self.order if same else None
         return made
 
-    def to(self, *to: torch.device | str | torch.dtype, non_blocking: bool = False) -> SparseTensor:
+    def to(
+        self,
+        *to: torch.device | str | torch.dtype | None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        non_blocking: bool = False,
+    ) -> SparseTensor:
         """On another device, of another dtype, or both.
 
         On another device the site sets are found anew. Move a network's input, not what its layers made of it: two
         tensors that were moved one by one share no maps.
         """
         feats = self.feats
-        for each in to:
-            feats = feats.to(each, non_blocking=non_blocking)
+        for each in (*to, device, dtype):
+            feats = feats if each is None else feats.to(each, non_blocking=non_blocking)
         if feats.device == self.device:
             return self.with_feats(feats)
         geometry, _ = geometry_of(self.geometry.coordinates(()).to(feats.device), self.num_samples)
@@ -277,6 +292,14 @@ def volume(kernel: Triple) -> int:
 
 def require_channels(feats: Tensor, channels: int, where: str) -> None:
     """Raises SparseInputError unless ``feats`` (sites, channels) has so many channels."""
+    if feats.ndim != 2 or not feats.dtype.is_floating_point:
+        _refuse(
+            "features",
+            f"{feats.dtype} {list(feats.shape)}",
+            "floating-point numbers [sites, channels]",
+            "give the layer features, not labels: one row of channels per site, with .float()",
+            where,
+        )
     if feats.shape[1] != channels:
         raise SparseInputError(
             "number of channels",
@@ -301,23 +324,23 @@ def require_finite(feats: Tensor, where: str) -> None:
 
 
 def whole_coordinates(coords: Tensor) -> Tensor:
-    """As int32; what int32 cannot hold stays out of the range of coordinates, and is refused with them."""
-    if coords.ndim != 2 or coords.shape[1] != 4:
-        _refuse("shape of coordinates", list(coords.shape), "[sites, 4]", "give batch, x, y, z per row, batch first")
+    """As int32, batch first; what int32 cannot hold stays out of their range, and is refused with it."""
+    if coords.ndim != 2 or coords.shape[1] not in (3, 4):
+        remedy = "give batch, x, y, z per row, batch first"
+        _refuse("shape of coordinates", list(coords.shape), "[sites, 4], or [sites, 3] of one sample", remedy)
     if coords.dtype not in _WHOLE_NUMBERS:
         _refuse("dtype of coordinates", coords.dtype, torch.int32, "voxelise points first (sparse_quantize, voxelise)")
     if coords.dtype == torch.int64:
         bounds = torch.iinfo(torch.int32)
         coords = coords.clamp(bounds.min, bounds.max)
-    return coords.to(torch.int32)
+    coords = coords.to(torch.int32)
+    return torch.nn.functional.pad(coords, (1, 0)) if coords.shape[1] == 3 else coords
 
 
 def require_rows(feats: Tensor, rows: int, where: str) -> None:
-    """Raises SparseInputError unless these are floating-point features, one row for each of ``rows`` sites."""
-    if feats.ndim != 2:
+    """Raises SparseInputError unless these are features or labels, one row for each of ``rows`` sites."""
+    if feats.ndim not in (1, 2):
         _refuse("shape of features", list(feats.shape), "[sites, channels]", "give one row of channels per site", where)
-    if not feats.dtype.is_floating_point:
-        _refuse("dtype of features", feats.dtype, "a floating-point dtype", "convert them with .float()", where)
     if feats.shape[0] != rows:
         _refuse("rows of features", feats.shape[0], f"{rows}, one per coordinate", "give one row per site", where)
 

@@ -17,6 +17,7 @@ cube of a rank's n rows.  Ignored: that ranks with a whole number of samples mig
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -109,7 +110,7 @@ def site_exchanges_s(profile: Profile, ranks: tuple[int, ...], samples: int) -> 
                 seconds[1, index] = 0.0
         elif layer.kind in SUMMED:
             y = layer.outputs[0]
-            size = samples * y.shape[-1] * BYTES_PER_ELEMENT[y.dtype]
+            size = samples * math.prod(y.shape[1:]) * BYTES_PER_ELEMENT[y.dtype]
             seconds[:, index] = float(collective_s(cluster, STATISTICS, ranks, size))
     return seconds[0], seconds[1]
 

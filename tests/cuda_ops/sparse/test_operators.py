@@ -43,6 +43,7 @@ def _arguments() -> dict[str, tuple[Any, ...]]:
         "sparse_sum_pool": (x, *found),
         "segment_sum": (x, *segments),
         "segment_max": (x, *segments),
+        "segment_grid": (x, torch.arange(len(keys)) % 7, *segments, 7),
         "segment_expand": (two, *segments, 6),
         "interpolate": (x, index, weight),
         "interpolate_backward": (two, index, weight, 5),

@@ -11,11 +11,13 @@ from torch.export import Dim, export
 from torch.fx.experimental import _config as shapes_config
 
 from cuda_ops.sparse.adapters.torchsparse import load_torchsparse_state_dict, to_torchsparse_state_dict
+from cuda_ops.sparse.errors import SparseInputError
 from cuda_ops.sparse.geometry import MapSpec
 from cuda_ops.sparse.nn import SparseTensor
 from cuda_ops.sparse.recipe import PreparedNetwork, record
 from profiler.models.minkunet import MinkUNet, minkunet, minkunet_tiny
-from profiler.models.sparse_blocks import shapes
+from profiler.models.sparse_backbones import SparseResNet21D, SparseResUNet, SparseResUNet42
+from profiler.models.sparse_blocks import ResidualBlock, shapes
 from profiler.models.sparse_resnet import SparseResNet, sparse_resnet, sparse_resnet_tiny
 from profiler.models.sparse_vgg import SparseVGG16, sparse_vgg16, sparse_vgg16_tiny
 
@@ -206,6 +208,35 @@ def test_the_resnet_is_a_backbone_without_classes() -> None:
     y = small(shapes("test", (2, SITES, 4)))
     assert isinstance(y, SparseTensor)
     assert y.stride == (8, 16, 8)
+
+
+def test_the_backbones_have_the_layers_and_names_of_torchsparses() -> None:
+    with torch.device("meta"):
+        networks = SparseResUNet42(in_channels=5), SparseResNet21D(width_multiplier=0.5)
+    unet, resnet = ({name: tuple(value.shape) for name, value in each.named_parameters()} for each in networks)
+    assert unet["stem.3.kernel"] == (27, 32, 32)
+    assert unet["encoders.2.1.shortcut.0.kernel"] == (64, 128)
+    assert unet["decoders.0.upsample.0.kernel"] == (8, 256, 256)
+    assert unet["decoders.1.fuse.0.main.0.kernel"] == (27, 128 + 64, 128)
+    assert unet["decoders.3.fuse.1.main.3.kernel"] == (27, 96, 96)
+    assert sum(name.endswith("kernel") and "shortcut" not in name for name in unet) == 42
+    assert resnet["1.0.0.kernel"] == (27, 8, 16)
+    assert resnet["3.2.main.3.kernel"] == (27, 64, 64)
+    assert resnet["4.0.0.kernel"] == (3, 64, 64)
+    assert sum(name.endswith("kernel") for name in resnet) == 21
+
+
+def test_the_backbones_return_every_level() -> None:
+    x = shapes("test", (2, 4 * SITES, 4))
+    levels = SparseResUNet42(width_multiplier=0.125)(x)
+    strides = [y.stride[0] for y in levels]
+    assert strides == [1, 2, 4, 8, 16, 8, 4, 2, 1]
+    assert [y.route for y in levels[5:]] == [y.route for y in levels[3::-1]]
+    assert [y.stride for y in SparseResNet21D(width_multiplier=0.25)(x)[-2:]] == [(8, 8, 8), (8, 16, 8)]
+    with pytest.raises(SparseInputError, match="found 2 down, 1 up, expected as many up as down"):
+        SparseResUNet(4, [4, 4], [4])
+    with pytest.raises(SparseInputError, match="stride of a residual block: found 2"):
+        ResidualBlock(4, 4, 3, stride=2)
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from cuda_ops.sparse import nn as spnn
 from cuda_ops.sparse.nn import SparseTensor
+from profiler.models.sparse_backbones import SparseResUNet
 
 Example = tuple[nn.Module, tuple[SparseTensor, Tensor], Callable[..., Tensor]]
 SAMPLES = 4
@@ -102,6 +103,48 @@ class Generated(nn.Module):
 
     def forward(self, x: SparseTensor) -> SparseTensor:
         return self.last(spnn.functional.relu(self.up(self.down(x))))
+
+
+class Above(nn.Module):
+    """A part of each cloud, added to what a way down and up makes of it; seen from above, with dense layers behind."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Sequential(spnn.Conv3d(2, 4, 3), spnn.BatchNorm(4), spnn.ReLU())
+        self.crop, self.up = (
+            spnn.SparseCrop((-2, -3, -2), (4, 3, 3)),
+            spnn.Conv3d(4, 4, 2, 2, transposed=True, generative=True),
+        )
+        self.down, self.inner = spnn.Conv3d(4, 4, 2, 2), spnn.SparseCrop((-2, 0, -2), (4, 4, 4))
+        self.dense = spnn.ToDenseBEVConvolution(4, 3, (6, 4, 6), offset=(-2, 0, -2), bias=True)
+        self.high = spnn.ToBEVHeightCompression(4, (6, 2, 6), offset=(-2, 1, -2))
+        self.flat = nn.Sequential(
+            spnn.ToBEVConvolution(4, 3, 4, bias=True),
+            spnn.BatchNorm(3),
+            spnn.ToBEVReduction(2, 4),
+            spnn.GlobalMaxPool(),
+        )
+        self.head = nn.Sequential(nn.Conv2d(11, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(64, 5))
+        self.beside = nn.Linear(3, 5)
+
+    def forward(self, x: SparseTensor) -> Tensor:
+        x = self.first(x)
+        x = self.inner(spnn.generative_add(self.up(self.down(x)), self.crop(x)))
+        view = torch.cat([self.dense(x), self.high(x)], 1)
+        return self.head(view) + self.beside(self.flat(spnn.SparseCrop((0, 0, 0), (4, 4, 4))(x)))
+
+
+def levels() -> Any:
+    """A backbone whose loss reads every level."""
+
+    def loss(found: list[SparseTensor], targets: Tensor) -> Tensor:
+        return sum((_site_loss(x, targets) for x in found), torch.zeros(()))
+
+    return SparseResUNet(4, [5], [4], in_channels=2), (clouds()[0], torch.arange(SAMPLES)), loss
+
+
+def above() -> Any:
+    return Above(), (clouds()[0], torch.arange(SAMPLES)), nn.functional.cross_entropy
 
 
 def unet() -> Example:

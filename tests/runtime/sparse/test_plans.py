@@ -31,7 +31,7 @@ from tests.runtime.engines import Network, on_engines, trained, trained_on
 from tests.runtime.plans import Trained, assert_equal, batch_of, decide, sgd, split_backward, train_serially
 
 torch.set_num_threads(1)
-OWN = ("unet", "residual", "mean_pooled", "max_pooled", "averaged", "per_sample", "generated")
+OWN = ("unet", "residual", "mean_pooled", "max_pooled", "averaged", "per_sample", "generated", "above")
 REFERENCE = {
     "minkunet_tiny": ("profiler.models.minkunet", (4, 40, 4)),
     "sparse_resnet_tiny": ("profiler.models.sparse_resnet", (4, 40, 4)),
@@ -84,6 +84,28 @@ def test_the_reference_networks_compute_what_one_device_computes(name: str, layo
     micro_batches = (4,) if name == "sparse_vgg16_tiny" else (3, 1)  # its last sites are few
     found = trained(network(name), decision_of(name, layout, micro_batches), 1)
     assert_equal(found, serial(name, micro_batches, 1), tolerance=1e-11)
+
+
+def test_a_loss_of_every_level_is_one_devices_where_no_stage_shares_out_sites() -> None:
+    found = trained(network("levels"), decision_of("levels", "three stages", (2, 2)))
+    assert_equal(found, serial("levels", (2, 2)), tolerance=1e-11)
+    with pytest.raises(UnsupportedModelError, match="stage 0 cannot share out sites: a term of its loss") as caught:
+        trained(network("levels"), decision_of("levels", "two ranks", (2, 2)))
+    assert "one rank" in caught.value.remedies[0]
+
+
+BACKBONES = {"sparse_resunet42": {"width": "0.125"}, "sparse_resnet21d": {"width": "0.25", "side": "32"}}
+
+
+@pytest.mark.exhaustive("some 200 layers each; `levels` and `above` are their small siblings")
+@pytest.mark.parametrize("name", BACKBONES)
+def test_torchsparses_backbones_compute_what_one_device_computes(name: str) -> None:
+    source = ModelSource(f"profiler.models.sparse_backbones:{name}", BACKBONES[name], (4, 150, 4), "float64")
+    model = load_model(source)
+    captured = capture(model)
+    cuts, ranks, shares = LAYOUTS["one rank, then two"]
+    found = trained((model, captured), decide(captured.graph, cuts, (2, 2), ranks, shares, "1f1b"))
+    assert_equal(found, train_serially(model, (2, 2), 2), tolerance=1e-11)
 
 
 @pytest.mark.parametrize("micro_batches", [(1, 1, 2), (3, 2), (1,)])

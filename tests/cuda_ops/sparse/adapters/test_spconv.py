@@ -45,6 +45,16 @@ def test_a_tensor_goes_there_and_comes_back(library: Any, order: Order) -> None:
     assert back.num_samples == 3
 
 
+def test_dense_grids_and_views_from_above_agree(library: Any) -> None:
+    x = float_cloud(samples=3, empty=1)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Using a non-tuple sequence", UserWarning)  # spconv's
+        grid = to_spconv(x, SHAPE, order="xyz").dense()
+    torch.testing.assert_close(spnn.to_dense(x, SHAPE), grid)
+    view = spnn.ToBEVHeightCompression(3, SHAPE, dim=2)(x)  # as detectors make it: channels of one height side by side
+    torch.testing.assert_close(view, grid.permute(0, 4, 1, 2, 3).flatten(1, 2))
+
+
 def test_the_shape_of_the_grid_is_found_or_given(library: Any) -> None:
     x = SparseTensor(torch.ones(2, 1), torch.tensor([[0, 4, 2, 0], [0, 1, 5, 0]], dtype=torch.int32))
     assert to_spconv(x).spatial_shape == [1, 6, 5]

@@ -3,7 +3,27 @@ from __future__ import annotations
 import pytest
 import torch
 
-from cuda_ops.sparse.nn import AvgPool3d, SparseInputError, SparseTensor, devoxelise, voxelise
+from cuda_ops.sparse.nn import (
+    AvgPool3d,
+    Conv3d,
+    PointTensor,
+    SparseInputError,
+    SparseTensor,
+    devoxelise,
+    initial_voxelize,
+    point_to_voxel,
+    voxel_to_point,
+    voxelise,
+)
+from cuda_ops.sparse.nn.points import (
+    calc_ti_weights,
+    spcount,
+    spdevoxelize,
+    spdownsample,
+    sphash,
+    sphashquery,
+    spvoxelize,
+)
 from tests.cuda_ops.sparse.nn.clouds import cloud
 
 
@@ -84,3 +104,71 @@ def test_points_that_do_not_fit_are_refused() -> None:
         voxelise(torch.zeros(1, 1), torch.tensor([[0.0, torch.nan, 0.0, 0.0]]))
     with pytest.raises(SparseInputError, match="out of range"):
         voxelise(torch.zeros(1, 1), torch.tensor([[0.0, 1e12, 0.0, 0.0]]))
+
+
+def test_hashes_find_sites_and_their_neighbours() -> None:
+    x, offsets = cloud(), torch.tensor([[0, 0, 0], [1, 0, 0], [0, -2, 3], [1 << 18, 0, 0]], dtype=torch.int32)
+    hashes = sphash(x.coords)
+    assert len(hashes.unique()) == len(x)
+    shuffled = torch.randperm(len(x))
+    rows = sphashquery(sphash(x.coords, offsets), hashes[shuffled])
+    assert rows.shape == (4, len(x))
+    place = {tuple(site): row for row, site in enumerate(x.coords[shuffled].tolist())}
+    for number, (a, b, c) in enumerate(offsets.tolist()):
+        wanted = [place.get((batch, p + a, q + b, r + c), -1) for batch, p, q, r in x.coords.tolist()]
+        assert rows[number].tolist() == wanted
+    assert sphashquery(hashes, hashes[:0]).tolist() == [-1] * len(x)
+    assert torch.equal(spdownsample(x.coords, 2, 3), Conv3d(3, 1, 3, 2).double()(x).coords)
+
+
+def test_torchsparses_functions_from_points_to_voxels_and_back() -> None:
+    feats, points = scattered(40)
+    whole = points.floor().int()
+    voxels = torch.unique(sphash(whole))
+    rows = sphashquery(sphash(whole), voxels)
+    rows[::7] = -1
+    counts = spcount(rows, len(voxels))
+    found = spvoxelize(feats, rows, counts)
+    for voxel in range(len(voxels)):
+        inside = feats[rows == voxel]
+        assert counts[voxel] == len(inside)
+        torch.testing.assert_close(found[voxel], inside.sum(0) / max(1, len(inside)))
+    corners = torch.tensor([[x, y, z] for x in (0, 1) for y in (0, 1) for z in (0, 1)], dtype=torch.int32)
+    around = sphashquery(sphash(whole, corners), voxels).t()
+    weights = calc_ti_weights(points[:, 1:] * 2, around, scale=2)
+    grid, _ = voxelise(feats, points)
+    assert torch.equal(sphash(grid.coords), voxels)
+    torch.testing.assert_close(spdevoxelize(grid.feats, around, weights), devoxelise(grid, points))
+    assert torch.autograd.gradcheck(lambda f: spvoxelize(f, rows, counts), feats[:, :1].clone().requires_grad_())
+    assert torch.autograd.gradcheck(
+        lambda f, w: spdevoxelize(f, around[:6], w),
+        (grid.feats[:, :1].clone().requires_grad_(), weights[:6].requires_grad_()),
+    )
+    with pytest.raises(SparseInputError, match=r"found \[40\], up to \d+, expected \[40\], below 2"):
+        spvoxelize(feats, rows, counts[:2])
+    with pytest.raises(SparseInputError, match=r"\[8, 40\] for points \[40, 3\], expected \[points, 8\]"):
+        calc_ti_weights(points[:, 1:], around.t())
+
+
+def test_points_and_voxels_of_a_point_voxel_network() -> None:
+    feats, points = scattered()
+    z = PointTensor(feats, points.clone())
+    x = initial_voxelize(z, init_res=0.5, after_res=0.25)
+    torch.testing.assert_close(z.C, torch.cat((points[:, :1], points[:, 1:] * 2), 1))
+    same, rows = voxelise(feats, z.C)
+    torch.testing.assert_close(x.feats, same.feats)
+    down = Conv3d(2, 2, 2, 2).double()(x)
+    up = voxel_to_point(down, z)
+    torch.testing.assert_close(up.F, devoxelise(down, z.C))
+    nearest = voxel_to_point(x, z, nearest=True)
+    torch.testing.assert_close(nearest.F, x.feats[rows])
+    both = point_to_voxel(down, z + up)
+    homes = torch.cat((z.C[:, :1], (z.C[:, 1:] / 2).floor()), 1)
+    for site, value in zip(down.coords.double(), both.feats, strict=True):
+        torch.testing.assert_close(value, (z.F + up.F)[(homes == site).all(1)].mean(0))
+    part = SparseTensor(x.feats[:5], x.coords[:5], num_samples=2)
+    torch.testing.assert_close(point_to_voxel(part, z).feats, x.feats[:5])  # other points count nowhere
+    moved = (z + z).to(device="cpu").detach()
+    assert (len(moved), moved.C is z.C) == (80, True)
+    with pytest.raises(SparseInputError, match=r"shape of points: found \[80, 3\]"):
+        PointTensor(feats, points[:, 1:])

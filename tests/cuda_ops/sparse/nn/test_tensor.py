@@ -39,11 +39,10 @@ def test_the_stride_is_the_inputs_times_that_of_the_layers() -> None:
 @pytest.mark.parametrize(
     ("feats", "coords", "message"),
     [
-        (torch.ones(2, 1), torch.zeros(2, 3, dtype=torch.int32), r"found \[2, 3\], expected \[sites, 4\]"),
+        (torch.ones(2, 1), torch.zeros(2, 5, dtype=torch.int32), r"found \[2, 5\], expected \[sites, 4\]"),
         (torch.ones(1, 1), torch.zeros(1, 4), "found torch.float32, expected torch.int32"),
         (torch.ones(3, 1), torch.zeros(2, 4, dtype=torch.int32), "rows of features: found 3, expected 2"),
-        (torch.ones(2), torch.zeros(2, 4, dtype=torch.int32), r"found \[2\], expected \[sites, channels\]"),
-        (torch.ones(1, 1, dtype=torch.int64), torch.zeros(1, 4, dtype=torch.int32), "a floating-point dtype"),
+        (torch.ones(2, 1, 1), torch.zeros(2, 4, dtype=torch.int32), r"found \[2, 1, 1\], expected \[sites, channels\]"),
         (torch.ones(2, 1), torch.zeros(2, 4, dtype=torch.int32), "duplicate"),
         (torch.ones(1, 1), torch.tensor([[0, 1 << 17, 0, 0]], dtype=torch.int32), "131072"),
         (torch.ones(1, 1), torch.tensor([[0, 1 << 40, 0, 0]]), "out of range"),  # wraps to 0 in int32

@@ -6,7 +6,11 @@
     x = spnn.SparseTensor(feats, coords)
     net = torch.nn.Sequential(spnn.Conv3d(4, 32, 3), spnn.BatchNorm(32), spnn.ReLU(), spnn.GlobalAvgPool())
 
-Names follow torchsparse 2.1.  A factory that returns ``(network, (x, targets), loss)`` is profiled, planned and run as
+Names and their places follow torchsparse 2.1: with ``import halopipe.sparse as torchsparse`` its ``torchsparse.nn``,
+``.nn.functional``, ``.utils.collate``, ``.utils.quantize``, ``.backbones`` and ``.tensor`` are here (docs/sparse.md has
+them name by name).  Layers are both here and in ``nn``.
+
+A factory that returns ``(network, (x, targets), loss)`` is profiled, planned and run as
 any other; what a loss is a mean over should be samples (:class:`SiteCrossEntropy`).
 """
 
@@ -28,24 +32,35 @@ from cuda_ops.sparse.nn import (
     LeakyReLU,
     Linear,
     MaxPool3d,
+    PointTensor,
     Pointwise,
     ReLU,
     SampleMean,
     Sigmoid,
     SiLU,
     SiteCrossEntropy,
+    SparseCrop,
     SparseTensor,
     Tanh,
+    ToBEVConvolution,
+    ToBEVHeightCompression,
+    ToBEVReduction,
     ToDense,
+    ToDenseBEVConvolution,
     cat,
     devoxelise,
-    functional,
+    generative_add,
+    initial_voxelize,
+    point_to_voxel,
     sample_mean,
     site_cross_entropy,
     to_dense,
+    voxel_to_point,
     voxelise,
 )
 from cuda_ops.sparse.quantize import sparse_collate, sparse_collate_fn, sparse_quantize
+from halopipe.sparse import backbones, nn, operators, tensor, utils  # noqa: F401  # attributes, but not for `*`
+from halopipe.sparse.nn import functional
 from profiler.models.minkunet import MinkUNet
 from profiler.models.sparse_resnet import SparseResNet
 from profiler.models.sparse_vgg import SparseVGG16
@@ -66,27 +81,37 @@ __all__ = [
     "Linear",
     "MaxPool3d",
     "MinkUNet",
+    "PointTensor",
     "Pointwise",
     "ReLU",
     "SampleMean",
     "SiLU",
     "Sigmoid",
     "SiteCrossEntropy",
+    "SparseCrop",
     "SparseImplementationError",
     "SparseInputError",
     "SparseResNet",
     "SparseTensor",
     "SparseVGG16",
     "Tanh",
+    "ToBEVConvolution",
+    "ToBEVHeightCompression",
+    "ToBEVReduction",
     "ToDense",
+    "ToDenseBEVConvolution",
     "cat",
     "devoxelise",
     "functional",
+    "generative_add",
+    "initial_voxelize",
+    "point_to_voxel",
     "sample_mean",
     "site_cross_entropy",
     "sparse_collate",
     "sparse_collate_fn",
     "sparse_quantize",
     "to_dense",
+    "voxel_to_point",
     "voxelise",
 ]
