@@ -41,7 +41,8 @@ from cuda_ops._torch import forget_iterator
 from cuda_ops.device.seeding import seed_generators, seeded
 from planner.ir.errors import DifferentDataError, FactoryError, HalopipeError, UsageError
 from profiler.source.model import LoadedModel
-from profiler.source.source import find_factory, where
+from profiler.source.parts import where
+from profiler.source.source import find_factory
 from runtime.pipeline.microbatches import Batch, InputSpecs, MicroBatches, WholeBatch
 
 Tensors = tuple[Tensor, ...]

@@ -16,7 +16,7 @@ from planner.ir.errors import UnsupportedModelError
 from profiler.capture.trace import Traced
 from profiler.capture.user_module import drawn_so_far, evaluating, fresh_gradients, kept_buffers, untouched
 from profiler.source.model import LoadedModel, example_of, is_alike
-from profiler.source.source import where
+from profiler.source.parts import where
 
 _PAIR = 2
 
@@ -129,11 +129,6 @@ def evaluation_fault(traced: Traced, model: LoadedModel) -> str:
         return ""
     samples = _PAIR if traced.is_polymorphic else traced.samples
     tensors = example_of(traced.inputs, model, samples)
-    with evaluating(*_modules(model)):
-        try:
-            expected = _loss_alone(model, lambda: _loss_of(model, [each.clone() for each in tensors.values()]))
-        except Exception as error:  # noqa: BLE001 - the user's module may refuse this in any way
-            return f"the module itself raises in evaluation mode: {type(error).__name__}: {error}"
     given = traced.given(tensors, samples)
 
     def loss() -> Tensor:
@@ -141,6 +136,11 @@ def evaluation_fault(traced: Traced, model: LoadedModel) -> str:
             found: Tensor = _Evaluating(traced.module).run(*given.values())
             return found
 
+    try:
+        with evaluating(*_modules(model)):
+            expected = _loss_alone(model, lambda: _loss_of(model, [each.clone() for each in tensors.values()]))
+    except Exception as error:  # noqa: BLE001 - the user's module may refuse this in any way
+        return f"the module itself raises in evaluation mode: {type(error).__name__}: {error}"
     found = _loss_alone(model, loss)
     if is_alike(expected, found):
         return ""
