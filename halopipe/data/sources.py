@@ -27,7 +27,7 @@ from __future__ import annotations
 
 import hashlib
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import count
@@ -43,6 +43,7 @@ from planner.ir.errors import DifferentDataError, FactoryError, HalopipeError, U
 from profiler.source.model import LoadedModel
 from profiler.source.parts import where
 from profiler.source.source import find_factory
+from profiler.source.structure import BatchStructure
 from runtime.pipeline.microbatches import Batch, InputSpecs, MicroBatches, WholeBatch
 
 Tensors = tuple[Tensor, ...]
@@ -60,27 +61,29 @@ class Form:
     Attributes:
         name: of the factory.
         dtype: that floats are cast to.
+        batch: how a batch is made up.
     """
 
     name: str
     dtype: torch.dtype
+    batch: BatchStructure
 
     def item(self, found: Any) -> Item:
-        """A batch, or a list of micro-batches, each an (inputs, targets) pair.
+        """A batch, or a list of micro-batches, each a batch by itself.
 
         Raises:
             FactoryError: it is neither.
         """
-        if isinstance(found, list) and found and all(isinstance(each, tuple) for each in found):
-            return [self.pair(each) for each in found]
+        if isinstance(found, list) and found and all(isinstance(each, (tuple, Mapping)) for each in found):
+            is_pair = len(found) == 2 and isinstance(found[0], Mapping) and self.batch.has_targets
+            if not is_pair:
+                return [self.pair(each) for each in found]
         return self.pair(found)
 
     def pair(self, found: Any) -> Pair:
-        """Inputs and targets."""
-        match found:
-            case (inputs, targets):
-                return self._tensors(inputs), self._tensors(targets)
-        raise FactoryError(f"{self.name} gave no (inputs, targets)", [f"it gave {type(found).__name__}"])
+        """The tensors of inputs and targets."""
+        inputs, targets = self.batch.apart(found, self.name)
+        return self._cast(inputs), self._cast(targets)
 
     @contextmanager
     def told(self) -> Iterator[None]:
@@ -92,12 +95,8 @@ class Form:
         except Exception as error:
             raise FactoryError(f"{self.name} raised {type(error).__name__}", [str(error), where(error)]) from error
 
-    def _tensors(self, value: Any) -> Tensors:
-        values = tuple(value) if isinstance(value, (tuple, list)) else (value,)
-        if not all(isinstance(each, Tensor) for each in values):
-            types = ", ".join(type(each).__name__ for each in values)
-            raise FactoryError(f"{self.name} gave something else than tensors", [f"it gave {types}"])
-        return tuple(each.to(self.dtype) if each.is_floating_point() else each for each in values)
+    def _cast(self, tensors: Tensors) -> Tensors:
+        return tuple(each.to(self.dtype) if each.is_floating_point() else each for each in tensors)
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,7 +284,7 @@ def open_data(name: str, model: LoadedModel, global_batch: int, seed: int, *, sh
     """
     if not name:
         return Example(_repeated(model, global_batch))
-    form = Form(name, _float_dtype(model))
+    form = Form(name, _float_dtype(model), model.batch)
     with seeded(seed):
         factory, shape = find_factory(name), _input_shape(model)
 
@@ -296,7 +295,7 @@ def open_data(name: str, model: LoadedModel, global_batch: int, seed: int, *, sh
     found = make()
     if isinstance(found, IterableDataset):
         return Loader(DataLoader(found, batch_size=global_batch), seed, form)
-    if isinstance(found, Dataset):
+    if isinstance(found, Dataset) or _is_map_style(found):
         return Samples(found, global_batch, seed, form, shuffled=shuffled)
     with form.told(), seeded(seed):
         iterator = iter(found) if not isinstance(found, DataLoader) else None
@@ -316,6 +315,11 @@ def drawing(*numbers: int) -> Iterator[None]:
     """What torch, numpy and ``random`` draw inside follows from the numbers, and leaves no trace."""
     with seeded(mixed(*numbers)):
         yield
+
+
+def _is_map_style(found: Any) -> bool:
+    """Whether it is read by numbers of samples, as those of ``datasets`` are; a list is one of batches."""
+    return hasattr(found, "__getitems__") and hasattr(found, "__len__")
 
 
 _END = object()

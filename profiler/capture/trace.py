@@ -33,7 +33,7 @@ from profiler.capture.kinds import arguments_of
 from profiler.capture.operators import name_read, node_argument, operation, overload_of, place
 from profiler.capture.sizes import NUM_SAMPLES, FixedSamplesError, Places, SizeNodes, Symbols, read_symbols, require
 from profiler.capture.user_module import kept_functions, refuse_hooks
-from profiler.source.model import LoadedModel, graph_inputs
+from profiler.source.model import LoadedModel
 
 _aten = torch.ops.aten
 _MAKERS = {"ones": _aten.ones.default, "zeros": _aten.zeros.default, "full": _aten.full.default}
@@ -121,6 +121,7 @@ class _WithLoss(nn.Module):
         self.training = model.module.training  # alone: each part keeps its own mode
         self.module = model.module
         self.loss = model.loss_fn
+        self.call = model.call
         self.num_inputs = len(model.inputs)
         function = _loss_function(model)
         if isinstance(function, nn.Module):
@@ -128,10 +129,10 @@ class _WithLoss(nn.Module):
 
     def forward(self, *tensors: Tensor) -> Tensor:
         buffers = [(part, dict(buffers_of(part))) for part in self.module.modules()]
-        output = self.module(*tensors[: self.num_inputs])
+        output = self.call.output(self.module, tensors[: self.num_inputs])
         for part, own in buffers:
             _write_back(part, own)
-        return self.loss(output, tensors[self.num_inputs :])
+        return self.loss(output, self.call.aims(tensors[self.num_inputs :]))
 
 
 def _write_back(part: nn.Module, own: Mapping[str, Tensor | None]) -> None:
@@ -158,7 +159,7 @@ def trace(model: LoadedModel) -> Traced:
     wrapper = _WithLoss(model)
     varying = _varying(model)
     whole = frozenset() if model.clouds is None else model.clouds.without_samples
-    names = graph_inputs(len(model.inputs), len(model.targets))
+    names = model.names
     try:
         dim = torch.export.Dim("samples")
         shapes = tuple(
@@ -210,7 +211,7 @@ def _repeated(tensor: Tensor, samples: int, wanted: int) -> Tensor:
 
 def _varying(model: LoadedModel) -> tuple[dict[int, Any], ...]:
     """For each input the dims that vary, as torch.export is told: torch finds their range and how they are related."""
-    names = graph_inputs(len(model.inputs), len(model.targets))
+    names = model.names
     dims: dict[str, dict[int, Any]] = {name: {} for name in names}
     for places in model.varying.values():
         for tensor, dim in places:
@@ -227,7 +228,7 @@ def _export(model: LoadedModel, wrapper: nn.Module, tensors: tuple[Tensor, ...],
 
 
 def _clean(model: LoadedModel, exported: fx.GraphModule, samples: int) -> Traced:
-    names = graph_inputs(len(model.inputs), len(model.targets))
+    names = model.names
     found = [node for node in exported.graph.nodes if node.op == "placeholder"]
     placeholders = {name: node.meta["val"] for name, node in zip(names, found, strict=True)}
     symbols = read_symbols(placeholders, model.varying, model.extents)

@@ -12,10 +12,11 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from planner.ir.errors import FactoryError
-from profiler.source.model import LoadedModel, Loss, mean_of_squares, parse_varying
+from profiler.source.model import LoadedModel, Loss, own_loss, parse_varying
+from profiler.source.structure import BatchStructure
 
 
 def where(error: BaseException) -> str:
@@ -48,64 +49,60 @@ def _is_clouds(network: nn.Module, inputs: Any) -> bool:
     return is_clouds(network, inputs)
 
 
-def _load_clouds(factory: str, network: nn.Module, inputs: Any, targets: Any, loss: Loss) -> tuple[LoadedModel, Any]:
-    from profiler.source.clouds import load_clouds
-
-    return load_clouds(factory, network, inputs, targets, loss)
-
-
 def _parts(name: str, result: Any, input_shape: tuple[int, ...], is_shaped: bool) -> tuple[LoadedModel, Any]:
     """The model, and what was said to vary."""
-    default = Loss(mean_of_squares)
-    varying: Any = {}
-    match result:
-        case nn.Module() as module:
-            if not input_shape:
-                raise FactoryError(
-                    f"{name} returned a module and no example inputs", remedies=["give --input 8,3,64,64"]
-                )
-            dtype = next((each.dtype for each in module.parameters() if each.is_floating_point()), None)
-            return LoadedModel(module, (torch.randn(input_shape, dtype=dtype),), (), default), varying
-        case (nn.Module() as module, example, None, varying):
-            return _parts(name, (module, example), input_shape, is_shaped)[0], varying
-        case (nn.Module() as module, inputs) if _is_clouds(module, inputs):
-            return _load_clouds(name, module, inputs, (), default)
-        case (nn.Module() as module, (inputs, targets), loss_fn) if callable(loss_fn) and _is_clouds(module, inputs):
-            loss = Loss(loss_fn, unpacked=isinstance(targets, Tensor))
-            return _load_clouds(name, module, inputs, _tensors(name, "targets", targets), loss)
-        case (nn.Module() as module, inputs):
-            found = LoadedModel(module, _tensors(name, "inputs", inputs), (), default)
-        case (nn.Module() as module, (inputs, targets), loss_fn, *rest) if callable(loss_fn) and len(rest) <= 1:
-            loss = Loss(loss_fn, unpacked=isinstance(targets, Tensor))
-            varying = rest[0] if rest else {}
-            found = LoadedModel(module, _tensors(name, "inputs", inputs), _tensors(name, "targets", targets), loss)
-        case _:
+    if isinstance(result, nn.Module):
+        if not input_shape:
             raise FactoryError(
-                f"{name} returned no model",
-                [f"it returned {_describe(result)}"],
-                ["return module, (module, inputs) or (module, (inputs, targets), loss_fn)"],
+                f"{name} returned a module and no example inputs",
+                [],
+                ["hp.profile(module, example)", "return (module, inputs)", "give --input 8,3,64,64"],
             )
-    if not found.inputs:
-        raise FactoryError(f"{name} returned no example inputs")
-    shape = tuple(found.inputs[0].shape)
+        dtype = next((each.dtype for each in result.parameters() if each.is_floating_point()), None)
+        result = (result, torch.randn(input_shape, dtype=dtype))
+    module, example, loss_fn, varying = _taken(name, result)
+    inputs, targets = example, ()
+    if loss_fn is not None:
+        if not isinstance(example, (tuple, list)) or len(example) != _PAIR:
+            raise FactoryError(
+                f"{name} returned a loss function, and an example that is no (inputs, targets)",
+                [f"the example is {_describe(example)}"],
+                ["(module, (inputs, targets), loss_fn)", "no loss function, where the module computes its own loss"],
+            )
+        inputs, targets = example
+    loss = Loss(own_loss if loss_fn is None else loss_fn)
+    if _is_clouds(module, inputs):
+        from profiler.source.clouds import load_clouds
+
+        return load_clouds(name, module, inputs, targets, loss)
+    structure, fed, compared = BatchStructure.of(name, module, inputs, targets, is_pair=loss_fn is not None)
+    if not fed:
+        raise FactoryError(f"{name} returned no example inputs", [f"no tensor is in {_describe(inputs)}"])
+    shape = tuple(fed[0].shape)
     if input_shape and not is_shaped and shape != input_shape:
         raise FactoryError(
             f"{name} cannot be given an input shape",
             [f"asked for {input_shape}, its example has {shape}"],
             ["give the factory a keyword argument input_shape"],
         )
-    return found, varying
+    return LoadedModel(module, fed, compared, loss, structure=structure), varying
 
 
-def _tensors(name: str, what: str, value: Any) -> tuple[Tensor, ...]:
-    values = value if isinstance(value, tuple) else (value,)
-    if not all(isinstance(item, Tensor) for item in values):
-        raise FactoryError(
-            f"{name} returned {what} that are no tensors",
-            [f"{what}: {_describe(value)}"],
-            ["a tensor or a tuple of tensors"],
-        )
-    return values
+def _taken(name: str, result: Any) -> tuple[nn.Module, Any, Any, Any]:
+    """Module, example, loss function (or None) and what varies."""
+    if isinstance(result, tuple) and 1 < len(result) <= 4 and isinstance(result[0], nn.Module):
+        padded: tuple[Any, ...] = (*result, *(None, {})[len(result) - 2 :])
+        module, example, loss_fn, varying = padded
+        if loss_fn is None or callable(loss_fn):
+            return module, example, loss_fn, varying
+    raise FactoryError(
+        f"{name} returned no model",
+        [f"it returned {_describe(result)}"],
+        ["return module, (module, inputs) or (module, (inputs, targets), loss_fn)"],
+    )
+
+
+_PAIR = 2
 
 
 def _describe(value: Any) -> str:

@@ -14,6 +14,7 @@ from planner.ir.errors import UnsupportedModelError
 from profiler import Captured, LoadedModel, mean_of_squares
 from profiler.capture.functional import rewrite_in_place
 from profiler.capture.graph import capture
+from profiler.source import parts
 from profiler.source.model import Loss
 
 
@@ -173,14 +174,14 @@ def test_the_loss_must_be_one_number_that_depends_on_the_model() -> None:
     module, x = nn.Linear(3, 2), torch.randn(2, 3)
     with pytest.raises(UnsupportedModelError, match=r"not a number[\s\S]*shape"):
         capture(LoadedModel(module, (x,), (), Loss(lambda output, targets: output)))
-    with pytest.raises(UnsupportedModelError, match="not one tensor"):
-        capture(LoadedModel(module, (x,), (), Loss(lambda output, targets: (output.mean(), output.sum()))))
+    with pytest.raises(UnsupportedModelError, match=r"not a sum of numbers[\s\S]*1 is a tensor of 1 dims"):
+        capture(LoadedModel(module, (x,), (), Loss(lambda output, targets: (output.mean(), output[0]))))
 
 
 def test_a_loss_with_state_of_its_own_and_a_tuple_of_targets() -> None:
     weights = torch.tensor([0.5, 2.0])
     module, x = nn.Linear(3, 2), torch.randn(4, 3)
-    model = LoadedModel(module, (x,), (torch.randint(2, (4,)),), Loss(nn.CrossEntropyLoss(weight=weights), True))
+    model = parts.model_of("a test", (module, (x, torch.randint(2, (4,))), nn.CrossEntropyLoss(weight=weights)))
     graph = capture(model)
     assert "loss_fn.weight" in dict(graph.graph_module.named_buffers())
     assert graph.graph.by_name()["loss"].buffer_bytes == 8
@@ -230,7 +231,7 @@ def paired(output: Tensor, targets: Tensor) -> Tensor:
 @pytest.mark.parametrize("targets", [(0, 1, 2), (0, 2, 1)])
 def test_a_model_that_runs_on_whole_batches_alone_is_told_apart(targets: tuple[int, ...]) -> None:
     module = Module(lambda m, x: m.layer(x), layer=nn.Linear(4, 4))
-    model = LoadedModel(module, (torch.randn(3, 4),), (torch.tensor(targets),), Loss(paired, unpacked=True))
+    model = parts.model_of("a test", (module, (torch.randn(3, 4), torch.tensor(targets)), paired))
     if targets == (0, 1, 2):  # two samples run, one does not
         assert "loss" in capture(model).mixing
     else:
