@@ -71,8 +71,10 @@ def profile(
             ``path/file.py:factory`` or the function itself; or a file of ``torch.save`` or ``torch.export.save``.
             Measuring and training happen in other processes: a module is written to ``.halopipe/`` in the working
             folder, from where they load it, and the profile names the file with its SHA-256.
-        example: of a module, what it is called with: inputs, or with ``loss_fn`` (inputs, targets).
-        loss_fn: ``loss_fn(output, targets)``, a mean over samples.
+        example: of a module, what it is called with: a tuple of inputs, a dict of them by keyword, or one; and with
+            ``loss_fn`` (inputs, targets).  Nested in any way; what is no tensor is a constant.
+        loss_fn: ``loss_fn(output, targets)``, a mean over samples, or a dict or tuple of losses, summed; None: the
+            module's own, ``output.loss``, or a number, a dict of numbers or ``(logits, loss)`` that it returns.
         varying: which other sizes than the number of samples vary (:mod:`profiler.source.source`).
         input_shape: shape of the example, samples first; empty: ``example``, or the factory's own.
         arguments: keyword arguments of the factory; anything that JSON can hold.

@@ -11,12 +11,13 @@ The batches that a run trains on, in order.
 ``--data`` names a factory, ``pkg.mod:factory`` or ``path/file.py:factory``, called with (global_batch, input_shape,
 seed).  It gives one of
 
-    an iterator     of batches (inputs, targets) of up to ``global_batch`` samples, until it ends
+    an iterator     of batches of up to ``global_batch`` samples, until it ends
     a DataLoader    or another iterable of batches, passed over again and again
-    a Dataset       of samples (inputs, targets), shuffled each epoch; the last batch of an epoch may be smaller
+    a Dataset       of samples, of torch or of ``datasets``, shuffled each epoch; the last batch may be smaller
 
-with ``inputs`` and ``targets`` a tensor or a tuple of tensors, samples first; floats are cast to the model's dtype.  A
-batch may also be a list of micro-batches, each an (inputs, targets) tuple of its own size and shape.
+A batch is made up as the model's example is (:mod:`profiler.source.structure`): ``(inputs, targets)``, or the inputs
+alone where the module computes its own loss, such as a dict of a collator, keys in any order; floats are cast to the
+model's dtype.  It may also be a list of micro-batches, each a batch of its own size and shape.
 
 Of a sparse network the inputs are coordinates int32 (samples, points, 3), features (samples, points, channels) and
 counts (samples,), the points of each cloud that are there; targets are one a sample, or (samples, points).  Every rank

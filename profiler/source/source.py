@@ -1,14 +1,18 @@
 """From a MODEL string to a module with example inputs and a loss.
 
-MODEL is ``pkg.mod:factory`` or ``path/file.py:factory``.  A factory is called with keyword arguments and returns one of
+MODEL is ``pkg.mod:factory`` or ``path/file.py:factory``, or a file that holds what a factory returns
+(:mod:`profiler.source.saved`).  A factory is called with keyword arguments and returns one of
 
     module
     (module, inputs)
     (module, (inputs, targets), loss_fn)
-    (module, (inputs, targets), loss_fn, varying)
+    (module, ..., loss_fn, varying)                 loss_fn None: the module's own loss
 
-with ``inputs`` and ``targets`` a tensor or a tuple of tensors, samples first, and ``output = module(*inputs)``.
-``loss_fn(output, targets)`` is a mean over samples; without one it is :func:`mean_of_squares`.
+``inputs`` and ``targets`` are tensors, samples first, and constants, in dicts, lists, tuples and dataclasses of any
+depth (:mod:`profiler.source.structure`).  A tuple is ``module(*inputs)``, a dict whose keys ``forward`` takes
+``module(**inputs)``, everything else ``module(inputs)``.  ``loss_fn(output, targets)`` is a mean over samples, or a
+dict or tuple of such losses, which are summed; without one the module's own is trained
+(:func:`profiler.source.model.own_loss`).
 
 A sparse network takes one ``SparseTensor``.  Its example is that, with targets one a sample or one a point in the order
 in which points were given; or, as data sets have it, coordinates, features and counts with samples first, padded to the
@@ -19,10 +23,11 @@ number of points, the height and width of images), and where they are:
 
     {"time": [("inputs", 1), ("targets", 1)]}
 
-is a size called ``time``, the extent of dim 1 of the inputs and of dim 1 of the targets.  Tensors are called
-``inputs``, ``inputs_2``, ... and ``targets``, ``targets_2``, ..., as in the profile.  Within a batch all places of a
-name have one extent, and the example has at least 2 there.  Names are those of dims; ``time``, ``height``, ``width``
-and ``depth`` are known to the planner.  Dims not named here have the example's extent in every batch.
+is a size called ``time``, the extent of dim 1 of the inputs and of dim 1 of the targets.  Tensors are called by their
+keys, ``input_ids``; those without ``inputs``, ``inputs_2``, ... and ``targets``, ``targets_2``, ..., as in the profile.
+Within a batch all places of a name have one extent, and the example has at least 2 there.  Names are those of dims;
+``time``, ``height``, ``width`` and ``depth`` are known to the planner.  Dims not named here have the example's extent in
+every batch.
 
 Finds the factory that a MODEL string names.
 """
