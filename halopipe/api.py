@@ -44,15 +44,18 @@ __all__ = [
 
 
 def profile(
-    model: str | Callable[..., Any],
+    model: str | Path | Callable[..., Any],
+    example: Any = None,
     *,
+    loss_fn: Callable[..., Any] | None = None,
+    varying: Mapping[str, Any] | None = None,
     input_shape: Sequence[int] = (),
     arguments: Mapping[str, Any] | None = None,
     cluster: int | str = "auto",
     device: str = "cpu",
     optimizer: str | Optimizer = "SGD",
     sizes: Sequence[int] = (),
-    dtype: str = "float32",
+    dtype: str = "",
     autocast: str = "",
     allow: Sequence[str] = (),
     num_ranks: int = 0,
@@ -64,15 +67,22 @@ def profile(
     """Measures what every layer, device and link of this machine costs for ``model``.
 
     Args:
-        model: ``pkg.mod:factory``, ``path/file.py:factory``, or the factory itself.  Measuring happens in other
-            processes, and so does training, and they build the model themselves: a module object cannot be given.
-        input_shape: shape of the example, samples first; empty: the factory's own example.
+        model: a module, which is trained as it is (modes, weights); or a factory of one, ``pkg.mod:factory``,
+            ``path/file.py:factory`` or the function itself; or a file of ``torch.save`` or ``torch.export.save``.
+            Measuring and training happen in other processes: a module is written to ``.halopipe/`` in the working
+            folder, from where they load it, and the profile names the file with its SHA-256.
+        example: of a module, what it is called with: a tuple of inputs, a dict of them by keyword, or one; and with
+            ``loss_fn`` (inputs, targets).  Nested in any way; what is no tensor is a constant.
+        loss_fn: ``loss_fn(output, targets)``, a mean over samples, or a dict or tuple of losses, summed; None: the
+            module's own, ``output.loss``, or a number, a dict of numbers or ``(logits, loss)`` that it returns.
+        varying: which other sizes than the number of samples vary (:mod:`profiler.source.source`).
+        input_shape: shape of the example, samples first; empty: ``example``, or the factory's own.
         arguments: keyword arguments of the factory; anything that JSON can hold.
         cluster: number of workers on this host (a worker is one core, or one GPU), or ``auto``: two cores, or all GPUs.
         device: ``cpu``; ``cuda``: the GPUs of this host; ``auto``: these, if there are enough of them.
         optimizer: an :class:`Optimizer`, or text such as ``SGD:lr=0.1,momentum=0.9``.
         sizes: micro-batch sizes to measure; empty: as many as reading between them needs, 1 and the batch among them.
-        dtype: of parameters and activations.
+        dtype: of parameters and activations; empty: the module's own, of what a factory makes float32.
         autocast: ``bfloat16``: operators that gain by it compute in that dtype, parameters stay in float32.
         allow: families of dims that plans may cut layers along, of ``sample``, ``spatial``, ``channel``; with more than
             the samples, parts of layers are measured at their own shapes as well: a shard's kernel may run at another
@@ -90,7 +100,17 @@ def profile(
 
     kept = Path(unfinished) if unfinished is not None else None
     found = measure.measure(
-        measure.source_of(model, input_shape, arguments or {}, dtype, autocast, elementwise),
+        measure.source_of(
+            model,
+            input_shape,
+            arguments or {},
+            dtype,
+            autocast,
+            elementwise,
+            example=example,
+            loss_fn=loss_fn,
+            varying=varying,
+        ),
         num_workers=measure.num_workers(cluster),
         device=device,
         optimizer=optimizer,

@@ -67,7 +67,7 @@ FLOORS = {
     "planner.check.drawn": floor(f"{PLANNER} planner.costs"),  # random draws can only be drawn again by who drew them
     "planner.export": floor(f"{PLANNER} planner.costs planner.solvers planner.baselines", "pandas"),
     "planner": floor("planner"),
-    "profiler": floor(WITH_TORCH, "pandas sympy torch"),
+    "profiler": floor(WITH_TORCH, "cloudpickle pandas sympy torch"),
     "profiler.models": floor("cuda_ops", "torch"),
     "runtime": floor(f"{WITH_TORCH} planner.passes", "torch"),
     "halopipe": floor(" ".join(CODE[1:]), DEPENDENCIES),

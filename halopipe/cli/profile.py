@@ -12,7 +12,11 @@ from halopipe.cli.options import HostsOption, Json
 
 def profile(
     model: Annotated[
-        str, typer.Argument(metavar="MODEL", help="A factory: 'pkg.mod:factory' or 'path/file.py:factory'.")
+        str,
+        typer.Argument(
+            metavar="MODEL",
+            help="A factory, 'pkg.mod:factory' or 'path/file.py:factory'; or a module in a file: model.pt, model.pt2.",
+        ),
     ],
     input_shape: Annotated[
         str, typer.Option("--input", metavar="SHAPE", help="Shape of the example, samples first: 8,3,64,64.")
@@ -36,7 +40,9 @@ def profile(
     optimizer: Annotated[
         str, typer.Option(metavar="NAME[:KEY=N,...]", help="Of torch.optim, such as SGD:lr=0.1,momentum=0.9.")
     ] = "SGD",
-    dtype: Annotated[str, typer.Option(help="Of parameters and activations.")] = "float32",
+    dtype: Annotated[
+        str, typer.Option(help="Of parameters and activations; if not given, float32, or that of the module in a file.")
+    ] = "",
     autocast: Annotated[
         str, typer.Option(metavar="DTYPE", help="Mixed precision: bfloat16, with parameters in float32.")
     ] = "",

@@ -11,12 +11,13 @@ The batches that a run trains on, in order.
 ``--data`` names a factory, ``pkg.mod:factory`` or ``path/file.py:factory``, called with (global_batch, input_shape,
 seed).  It gives one of
 
-    an iterator     of batches (inputs, targets) of up to ``global_batch`` samples, until it ends
+    an iterator     of batches of up to ``global_batch`` samples, until it ends
     a DataLoader    or another iterable of batches, passed over again and again
-    a Dataset       of samples (inputs, targets), shuffled each epoch; the last batch of an epoch may be smaller
+    a Dataset       of samples, of torch or of ``datasets``, shuffled each epoch; the last batch may be smaller
 
-with ``inputs`` and ``targets`` a tensor or a tuple of tensors, samples first; floats are cast to the model's dtype.  A
-batch may also be a list of micro-batches, each an (inputs, targets) tuple of its own size and shape.
+A batch is made up as the model's example is (:mod:`profiler.source.structure`): ``(inputs, targets)``, or the inputs
+alone where the module computes its own loss, such as a dict of a collator, keys in any order; floats are cast to the
+model's dtype.  It may also be a list of micro-batches, each a batch of its own size and shape.
 
 Of a sparse network the inputs are coordinates int32 (samples, points, 3), features (samples, points, channels) and
 counts (samples,), the points of each cloud that are there; targets are one a sample, or (samples, points).  Every rank
@@ -27,7 +28,7 @@ from __future__ import annotations
 
 import hashlib
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import count
@@ -41,7 +42,9 @@ from cuda_ops._torch import forget_iterator
 from cuda_ops.device.seeding import seed_generators, seeded
 from planner.ir.errors import DifferentDataError, FactoryError, HalopipeError, UsageError
 from profiler.source.model import LoadedModel
-from profiler.source.source import find_factory, where
+from profiler.source.parts import where
+from profiler.source.source import find_factory
+from profiler.source.structure import BatchStructure
 from runtime.pipeline.microbatches import Batch, InputSpecs, MicroBatches, WholeBatch
 
 Tensors = tuple[Tensor, ...]
@@ -59,27 +62,29 @@ class Form:
     Attributes:
         name: of the factory.
         dtype: that floats are cast to.
+        batch: how a batch is made up.
     """
 
     name: str
     dtype: torch.dtype
+    batch: BatchStructure
 
     def item(self, found: Any) -> Item:
-        """A batch, or a list of micro-batches, each an (inputs, targets) pair.
+        """A batch, or a list of micro-batches, each a batch by itself.
 
         Raises:
             FactoryError: it is neither.
         """
-        if isinstance(found, list) and found and all(isinstance(each, tuple) for each in found):
-            return [self.pair(each) for each in found]
+        if isinstance(found, list) and found and all(isinstance(each, (tuple, Mapping)) for each in found):
+            is_pair = len(found) == 2 and isinstance(found[0], Mapping) and self.batch.has_targets
+            if not is_pair:
+                return [self.pair(each) for each in found]
         return self.pair(found)
 
     def pair(self, found: Any) -> Pair:
-        """Inputs and targets."""
-        match found:
-            case (inputs, targets):
-                return self._tensors(inputs), self._tensors(targets)
-        raise FactoryError(f"{self.name} gave no (inputs, targets)", [f"it gave {type(found).__name__}"])
+        """The tensors of inputs and targets."""
+        inputs, targets = self.batch.apart(found, self.name)
+        return self._cast(inputs), self._cast(targets)
 
     @contextmanager
     def told(self) -> Iterator[None]:
@@ -91,12 +96,8 @@ class Form:
         except Exception as error:
             raise FactoryError(f"{self.name} raised {type(error).__name__}", [str(error), where(error)]) from error
 
-    def _tensors(self, value: Any) -> Tensors:
-        values = tuple(value) if isinstance(value, (tuple, list)) else (value,)
-        if not all(isinstance(each, Tensor) for each in values):
-            types = ", ".join(type(each).__name__ for each in values)
-            raise FactoryError(f"{self.name} gave something else than tensors", [f"it gave {types}"])
-        return tuple(each.to(self.dtype) if each.is_floating_point() else each for each in values)
+    def _cast(self, tensors: Tensors) -> Tensors:
+        return tuple(each.to(self.dtype) if each.is_floating_point() else each for each in tensors)
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,7 +285,7 @@ def open_data(name: str, model: LoadedModel, global_batch: int, seed: int, *, sh
     """
     if not name:
         return Example(_repeated(model, global_batch))
-    form = Form(name, _float_dtype(model))
+    form = Form(name, _float_dtype(model), model.batch)
     with seeded(seed):
         factory, shape = find_factory(name), _input_shape(model)
 
@@ -295,7 +296,7 @@ def open_data(name: str, model: LoadedModel, global_batch: int, seed: int, *, sh
     found = make()
     if isinstance(found, IterableDataset):
         return Loader(DataLoader(found, batch_size=global_batch), seed, form)
-    if isinstance(found, Dataset):
+    if isinstance(found, Dataset) or _is_map_style(found):
         return Samples(found, global_batch, seed, form, shuffled=shuffled)
     with form.told(), seeded(seed):
         iterator = iter(found) if not isinstance(found, DataLoader) else None
@@ -315,6 +316,11 @@ def drawing(*numbers: int) -> Iterator[None]:
     """What torch, numpy and ``random`` draw inside follows from the numbers, and leaves no trace."""
     with seeded(mixed(*numbers)):
         yield
+
+
+def _is_map_style(found: Any) -> bool:
+    """Whether it is read by numbers of samples, as those of ``datasets`` are; a list is one of batches."""
+    return hasattr(found, "__getitems__") and hasattr(found, "__len__")
 
 
 _END = object()

@@ -30,8 +30,8 @@ from halopipe.training.session import Execution, Kept, Tensors, WatchedSteps
 from planner.ir.errors import UsageError
 from planner.ir.plan import Plan
 from profiler import LoadedModel, load_model
-from profiler.source.clouds import is_clouds, load_clouds
-from profiler.source.model import Loss, mean_of_squares, parse_varying
+from profiler.source.model import Loss, own_loss
+from profiler.source.parts import model_of
 from runtime.optim.optimizer import MakeOptimizer
 
 
@@ -122,24 +122,19 @@ def _loaded(
 ) -> LoadedModel:
     """The user's parts, those of the plan's factory where there are none."""
     if model is not None and example is not None:
-        loss = Loss(loss_fn or mean_of_squares, unpacked=loss_fn is not None and isinstance(example[1], Tensor))
-        return _of_example(model, example, loss)
+        return _of_example(model, example, loss_fn)
     made = load_model(plan.inputs.model)
-    own = cast("Loss", made.loss_fn)  # of what a factory gives, ``load_model`` makes one
-    loss = own if loss_fn is None else Loss(loss_fn, own.unpacked)
+    function = cast("Loss", made.loss_fn).function if loss_fn is None else loss_fn
     if example is not None:
-        return _of_example(_users(made.module), example, loss)
+        return _of_example(_users(made.module), example, None if function is own_loss else function)
     if model is not None and made.clouds is not None:
         model = PreparedNetwork(model, made.clouds.preparation.recipe)
-    return replace(made, module=made.module if model is None else model, loss_fn=loss)
+    return replace(made, module=made.module if model is None else model, loss_fn=Loss(function))
 
 
-def _of_example(model: nn.Module, example: tuple[Any, Tensors], loss: Loss) -> LoadedModel:
-    inputs, targets = example[0], _tuple(example[1])
-    if not is_clouds(model, inputs):
-        return LoadedModel(model, _tuple(inputs), targets, loss)
-    found, varying = load_clouds("the example", model, inputs, targets, loss)
-    return replace(found, varying=parse_varying("the example", varying, found.tensors))
+def _of_example(model: nn.Module, example: Any, loss_fn: Callable[..., Any] | None) -> LoadedModel:
+    has_targets = example[1] is not None and not (isinstance(example[1], (tuple, list)) and not example[1])
+    return model_of("the example", (model, example if loss_fn is not None or has_targets else example[0], loss_fn))
 
 
 def _users(module: nn.Module) -> nn.Module:

@@ -6,10 +6,12 @@ import functools
 import inspect
 import json
 import os
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from math import prod
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from halopipe.planning.clusters import with_figures
@@ -31,24 +33,58 @@ if TYPE_CHECKING:
 
 
 def source_of(
-    model: str | Callable[..., Any],
-    input_shape: Sequence[int],
-    arguments: Mapping[str, Any],
-    dtype: str,
+    model: str | Path | Callable[..., Any],
+    input_shape: Sequence[int] = (),
+    arguments: Mapping[str, Any] = MappingProxyType({}),
+    dtype: str = "",
     autocast: str = "",
     elementwise: Sequence[str] = (),
+    *,
+    example: Any = None,
+    loss_fn: Callable[..., Any] | None = None,
+    varying: Mapping[str, Any] | None = None,
 ) -> ModelSource:
-    """Where workers find the model.
+    """Where workers find the model; a module object is written to a file (:mod:`profiler.source.saved`).
+
+    Args:
+        dtype: of parameters and activations; empty: the module's own, of what a factory makes float32.
+        example, loss_fn, varying: of a module object, as of :func:`halopipe.api.profile`.
 
     Raises:
-        UsageError: ``model`` is neither text nor a function that another process could import.
+        UsageError: ``model`` is neither text nor a module nor a function that another process could import.
     """
+    is_module = _is_module(model)
+    if not is_module and any(each is not None for each in (example, loss_fn, varying)):
+        raise UsageError(
+            "an example, a loss function and what varies are given beside a module object",
+            [f"model: {model if isinstance(model, (str, Path)) else _factory_name(model)}"],
+            ["have the factory return them: (module, (inputs, targets), loss_fn)"],
+        )
     try:
         texts = {key: json.dumps(value, separators=(",", ":")) for key, value in arguments.items()}
     except (TypeError, ValueError) as error:
         raise UsageError(f"an argument of the factory cannot be written as JSON: {error}") from None
-    factory = model if isinstance(model, str) else _factory_name(model)
-    return ModelSource(factory, texts, tuple(input_shape), dtype, autocast, tuple(elementwise))
+    shape, rest = tuple(input_shape), (autocast, tuple(elementwise))
+    name = str(model) if isinstance(model, (str, Path)) else ""
+    if not is_module and not ModelSource(name).is_file:
+        return ModelSource(name or _factory_name(model), texts, shape, dtype or "float32", *rest)
+    if texts:
+        raise UsageError(
+            f"a module has no arguments: {', '.join(texts)}", ["it is taken as it is"], ["give them to a factory"]
+        )
+    from profiler.source.saved import save_module, saved_as
+
+    if not is_module:
+        saved = saved_as(name)
+        return ModelSource(saved.path, {}, shape, dtype or saved.dtype, *rest, saved.digest)
+    result = model if example is None else (model, example, loss_fn, varying or {})
+    saved = save_module(result, input_shape=shape)
+    return ModelSource(saved.path, {}, (), dtype or saved.dtype, *rest, saved.digest)
+
+
+def _is_module(model: object) -> bool:
+    """Whether it is an ``nn.Module``, none of which there is where nobody has loaded torch."""
+    return "torch" in sys.modules and isinstance(model, sys.modules["torch"].nn.Module)
 
 
 def num_workers(cluster: int | str) -> int:
@@ -232,9 +268,9 @@ def summary(profile: Profile) -> str:
 def _factory_name(model: object) -> str:
     if not inspect.isroutine(model) or inspect.ismethod(model):
         raise UsageError(
-            f"a {type(model).__name__} cannot be profiled by itself",
-            ["measuring and training happen in other processes, which build the model themselves"],
-            ["give the function that makes it, or its name: 'pkg.mod:factory' or 'path/file.py:factory'"],
+            f"a {type(model).__name__} is no model",
+            [],
+            ["give a module, the function that makes one, or its name: 'pkg.mod:factory' or 'path/file.py:factory'"],
         )
     name, module = model.__qualname__, model.__module__
     if "." in name or name == "<lambda>":

@@ -14,13 +14,14 @@ class ModelSource:
     """Where the model comes from, so that a worker can build it again.
 
     Attributes:
-        factory: ``pkg.mod:factory`` or ``path/file.py:factory``.
+        factory: ``pkg.mod:factory`` or ``path/file.py:factory``; or a file that holds a module, ``path/file.pt``.
         arguments: keyword arguments of the factory, as JSON text by name.
         input_shape: what ``--input`` gave, samples first; empty if the factory's own example was used.
         dtype: of parameters and activations.
         autocast: dtype in which operators that gain by it compute (``bfloat16``), parameters staying as they are; empty
             for none.
         elementwise: operators (``mylib::op``) of which the user says that they treat every element by itself.
+        digest: SHA-256 of the file that holds the module; empty of a factory.
     """
 
     factory: str
@@ -29,6 +30,12 @@ class ModelSource:
     dtype: str = "float32"
     autocast: str = field(default="", metadata={"added": "0.1"})
     elementwise: tuple[str, ...] = field(default=(), metadata={"added": "0.1"})
+    digest: str = field(default="", metadata={"added": "0.1"})
+
+    @property
+    def is_file(self) -> bool:
+        """Whether it is a file of ``torch.save`` or ``torch.export.save``, not the name of a factory."""
+        return self.factory.endswith((".pt", ".pt2"))
 
 
 @dataclass(frozen=True, slots=True)

@@ -127,7 +127,10 @@ def _require_initialised(module: nn.Module) -> None:
 
 def _captured(model: LoadedModel, rules: Rules) -> Captured:
     traced = trace(model)
-    idle = require_same_loss(traced, model)
+    try:
+        idle = require_same_loss(traced, model)
+    except UnsupportedModelError as error:
+        raise traced.refusal or error from error
     require_known_parameters(traced, model)
     traced = dataclasses.replace(traced, parameters={n: p for n, p in traced.parameters.items() if n not in idle})
     evaluation = evaluation_fault(traced, model)

@@ -14,10 +14,11 @@ They become ``ones(3, 3)``, so that nobody has to send ``x`` for them.  Those as
 
 from __future__ import annotations
 
+import logging
 import operator
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 import torch
@@ -33,9 +34,10 @@ from profiler.capture.functional import is_write, rewrite_in_place
 from profiler.capture.kinds import arguments_of
 from profiler.capture.operators import name_read, node_argument, operation, overload_of, place
 from profiler.capture.sizes import NUM_SAMPLES, FixedSamplesError, Places, SizeNodes, Symbols, read_symbols, require
-from profiler.capture.user_module import kept_functions, refuse_hooks
-from profiler.source.model import LoadedModel, graph_inputs
+from profiler.capture.user_module import kept_functions, refuse_hooks, users_line_of
+from profiler.source.model import LoadedModel
 
+_log = logging.getLogger(__name__)
 _aten = torch.ops.aten
 _MAKERS = {"ones": _aten.ones.default, "zeros": _aten.zeros.default, "full": _aten.full.default}
 
@@ -90,6 +92,7 @@ class Traced:
         symbols: in the shapes of ``node.meta["val"]``.
         parameters: trained parameters by the user's names, each once; the tensors of the user's module.
         varying: the places of each further size that varies, by its placeholder.
+        refusal: why the module's code was read instead of run (``torch.export`` with ``strict``); None: it was run.
     """
 
     module: fx.GraphModule
@@ -98,6 +101,7 @@ class Traced:
     symbols: Symbols
     parameters: Mapping[str, Tensor]
     varying: Mapping[str, Places] = field(default_factory=dict)
+    refusal: UnsupportedModelError | None = None
 
     @property
     def sizes(self) -> dict[str, tuple[str, int]]:
@@ -122,6 +126,7 @@ class _WithLoss(nn.Module):
         self.training = model.module.training  # alone: each part keeps its own mode
         self.module = model.module
         self.loss = model.loss_fn
+        self.call = model.call
         self.num_inputs = len(model.inputs)
         function = _loss_function(model)
         if isinstance(function, nn.Module):
@@ -129,10 +134,10 @@ class _WithLoss(nn.Module):
 
     def forward(self, *tensors: Tensor) -> Tensor:
         buffers = [(part, dict(buffers_of(part))) for part in self.module.modules()]
-        output = self.module(*tensors[: self.num_inputs])
+        output = self.call.output(self.module, tensors[: self.num_inputs])
         for part, own in buffers:
             _write_back(part, own)
-        return self.loss(output, tensors[self.num_inputs :])
+        return self.loss(output, self.call.aims(tensors[self.num_inputs :]))
 
 
 def _write_back(part: nn.Module, own: Mapping[str, Tensor | None]) -> None:
@@ -159,45 +164,91 @@ def trace(model: LoadedModel) -> Traced:
     wrapper = _WithLoss(model)
     varying = _varying(model)
     whole = frozenset() if model.clouds is None else model.clouds.without_samples
-    names = graph_inputs(len(model.inputs), len(model.targets))
+    names = model.names
+    dim = torch.export.Dim("samples")
+    by_samples = tuple(
+        {**({0: dim} if tensor.ndim and tensor.shape[0] == samples and name not in whole else {}), **dims}
+        for name, tensor, dims in zip(names, tensors, varying, strict=True)
+    )
+    fixed = (varying,) if model.varying else None
     try:
-        dim = torch.export.Dim("samples")
-        shapes = tuple(
-            {**({0: dim} if tensor.ndim and tensor.shape[0] == samples and name not in whole else {}), **dims}
-            for name, tensor, dims in zip(names, tensors, varying, strict=True)
-        )
-        return _clean(model, _export(model, wrapper, tensors, (shapes,)), samples)
+        return _clean(model, _export(model, wrapper, tensors, (by_samples,)), samples)
     except (*_REFUSALS, FixedSamplesError):
         pass  # the second try says what is wrong, if it is more than a fixed number of samples
     try:
-        return _clean(model, _export(model, wrapper, tensors, (varying,) if model.varying else None), samples)
-    except Exception as error:
-        if isinstance(error, UnsupportedModelError):
-            raise
-        if isinstance(error, SparseInputError):  # of a network that runs on a SparseTensor, but not on its maps alone
-            told = f"{error.where}: found {error.found}, expected {error.expected}"
-            raise UnsupportedModelError(
-                f"the sparse network cannot be planned: {error.what}", [told], [error.remedy]
-            ) from error
-        lines = str(error).strip().splitlines()
-        reason = [*lines[:2], *[line.strip() for line in lines[2:] if line.lstrip().startswith('File "')][-1:]]
-        sizes = ", ".join(model.varying)
+        return _clean(model, _export(model, wrapper, tensors, fixed), samples)
+    except UnsupportedModelError:
+        raise
+    except SparseInputError as error:  # of a network that runs on a SparseTensor, but not on its maps alone
+        told = f"{error.where}: found {error.found}, expected {error.expected}"
         raise UnsupportedModelError(
-            "the model cannot be captured" + (f" with sizes that vary: {sizes}" if sizes else ""),
-            [f"torch.export: {type(error).__name__}", *reason],
-            [*([f"leave out of what varies: {sizes}"] if sizes else []), *_remedies(str(error))],
+            f"the sparse network cannot be planned: {error.what}", [told], [error.remedy]
         ) from error
+    except Exception as error:
+        refusal = _refused(model, error)
+        found = None if _chooses_by_data(error) else _by_bytecode(model, wrapper, tensors, (by_samples,), fixed)
+        if found is None:
+            raise refusal from error
+        return replace(found, refusal=refusal)
 
 
-def _remedies(text: str) -> list[str]:
-    """What to do where torch.export gives a known reason."""
+def _by_bytecode(
+    model: LoadedModel, wrapper: nn.Module, tensors: tuple[Tensor, ...], by_samples: Any, fixed: Any
+) -> Traced | None:
+    """What ``torch.export`` makes of the module's code without running it, which may read values: numpy, prints."""
+    for shapes in (by_samples, fixed):
+        try:
+            exported = _export(model, wrapper, tensors, shapes, strict=True)
+            return _clean(model, exported, max(2, model.samples))
+        except Exception as error:  # noqa: BLE001 - the first refusal is told, which knows the user's line
+            _log.debug("torch.export, strict: %s", error)
+    return None
+
+
+def _refused(model: LoadedModel, error: Exception) -> UnsupportedModelError:
+    """What ``torch.export`` could not take, the line of the user's code, and what to write there instead."""
+    reason = [line for line in str(error).strip().splitlines() if line.strip()][:1]
+    line, code = users_line_of(error)
+    sizes = ", ".join(model.varying)
+    return UnsupportedModelError(
+        "the model cannot be captured" + (f" with sizes that vary: {sizes}" if sizes else ""),
+        [f"torch.export: {type(error).__name__}", *reason, *([f"{line}: {code}" if code else line] if line else [])],
+        [*([f"leave out of what varies: {sizes}"] if sizes else []), *_remedies(str(error), code)],
+    )
+
+
+def _chooses_by_data(error: Exception) -> bool:
+    return "data-dependent" in str(error) or "unbacked" in str(error)
+
+
+_WHILE_CAPTURED = "if not torch.compiler.is_exporting():"
+_NOT_CAPTURED = {
+    "BatchedTensorImpl": "batched operators instead of torch.func (vmap, grad), which is not captured",
+    "TensorWrapper": "torch.autograd.grad instead of torch.func.grad, which is not captured",
+    "being used in an in-place operation": "make a new tensor: weight = self.weight + 1, where forward writes to one",
+    "__format__": f"put what prints values behind: {_WHILE_CAPTURED}",
+    ".numpy()": "operators of torch instead of numpy; what is only looked at, behind: " + _WHILE_CAPTURED,
+    "constant's list": "write what .data, copy or gradients inside of forward are for as a torch.autograd.Function",
+    "data pointer": "torch.library.register_fake, which says an operator's shapes; no copies of modules in forward",
+}
+"""What to write instead, by a part of the reason that torch gives."""
+
+
+def _remedies(text: str, code: str) -> list[str]:
     if "data-dependent" in text or "unbacked" in text:
-        return ["choose with masks instead of Python: torch.where(condition, a, b), or all experts times 0 or 1"]
-    if "BatchedTensorImpl" in text or "TensorWrapper" in text:
+        if code.startswith(("assert", "raise")) or "isnan" in code or "isfinite" in code:
+            return [f"put the check behind: {_WHILE_CAPTURED}"]
+        if code.startswith(("for", "while")) or "range(" in code:
+            return ["a number of rounds that is a setting of the module; rounds that are over, masked by torch.where"]
         return [
-            "write it without torch.func (vmap, grad), which is not captured: batched operators, torch.autograd.grad"
+            "choose with masks instead of Python: torch.where(condition, a, b), or all experts times 0 or 1",
+            "if the choice is none of data, by an argument or attribute that is a bool, an int or a text",
         ]
-    return []
+    known = [remedy for part, remedy in _NOT_CAPTURED.items() if part in text]
+    return known or [
+        "a torch.autograd.Function around what torch.export cannot see through: it runs as one layer, as it is",
+        "torch.export.export(module, inputs, strict=False) in plain torch shows the whole reason",
+    ]
 
 
 def attribute(module: nn.Module, target: str) -> Any:
@@ -216,7 +267,7 @@ def _repeated(tensor: Tensor, samples: int, wanted: int) -> Tensor:
 
 def _varying(model: LoadedModel) -> tuple[dict[int, Any], ...]:
     """For each input the dims that vary, as torch.export is told: torch finds their range and how they are related."""
-    names = graph_inputs(len(model.inputs), len(model.targets))
+    names = model.names
     dims: dict[str, dict[int, Any]] = {name: {} for name in names}
     for places in model.varying.values():
         for tensor, dim in places:
@@ -224,16 +275,18 @@ def _varying(model: LoadedModel) -> tuple[dict[int, Any], ...]:
     return tuple(dims.values())
 
 
-def _export(model: LoadedModel, wrapper: nn.Module, tensors: tuple[Tensor, ...], shapes: Any) -> fx.GraphModule:
+def _export(
+    model: LoadedModel, wrapper: nn.Module, tensors: tuple[Tensor, ...], shapes: Any, *, strict: bool = False
+) -> fx.GraphModule:
     with warnings.catch_warnings(), recurrence_by_shape(), kept_functions(), model.precision():
         # nn.LSTM assigns its own flat list of weights in forward; the tensors in it are the parameters
         warnings.filterwarnings("ignore", message="The tensor attributes? ")
-        exported = torch.export.export(wrapper, tensors, strict=False, dynamic_shapes=shapes)
+        exported = torch.export.export(wrapper, tensors, strict=strict, dynamic_shapes=shapes)
         return exported.module()
 
 
 def _clean(model: LoadedModel, exported: fx.GraphModule, samples: int) -> Traced:
-    names = graph_inputs(len(model.inputs), len(model.targets))
+    names = model.names
     found = [node for node in exported.graph.nodes if node.op == "placeholder"]
     placeholders = {name: node.meta["val"] for name, node in zip(names, found, strict=True)}
     symbols = read_symbols(placeholders, model.varying, model.extents)

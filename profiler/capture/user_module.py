@@ -10,9 +10,11 @@ device, and here come a micro-batch and a share of the weights at a time.
 
 from __future__ import annotations
 
+import linecache
 import random
 import sys
 import threading
+import traceback
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -272,9 +274,26 @@ def users_line() -> str:
     """The innermost line of the user's code that is being run."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
-        name, file = str(frame.f_globals.get("__name__", "")), frame.f_code.co_filename
-        is_ours = name.split(".")[0] in _OUTSIDE and not name.startswith(_MODELS)
-        if not is_ours and not file.startswith("<"):
-            return f"at {file}:{frame.f_lineno} in {frame.f_code.co_name}"
+        if _is_users(frame):
+            return f"at {frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}"
         frame = frame.f_back
     return "at an unknown place"
+
+
+def users_line_of(error: BaseException) -> tuple[str, str]:
+    """The innermost line of the user's code that ``error`` went through, and its text; both empty if there is none."""
+    found: BaseException | None = error
+    while found is not None:
+        lines = [(frame, line) for frame, line in traceback.walk_tb(found.__traceback__) if _is_users(frame)]
+        if lines:
+            frame, line = lines[-1]
+            file, code = frame.f_code.co_filename, frame.f_code
+            return f"at {file}:{line} in {code.co_name}", linecache.getline(file, line, frame.f_globals).strip()
+        found = found.__cause__ or found.__context__
+    return "", ""
+
+
+def _is_users(frame: FrameType) -> bool:
+    name = str(frame.f_globals.get("__name__", ""))
+    is_ours = name.split(".")[0] in {*_OUTSIDE, *sys.stdlib_module_names} - {"__main__"}
+    return (not is_ours or name.startswith(_MODELS)) and not frame.f_code.co_filename.startswith("<")

@@ -16,7 +16,7 @@ from planner.ir.errors import UnsupportedModelError
 from profiler.capture.trace import Traced
 from profiler.capture.user_module import drawn_so_far, evaluating, fresh_gradients, kept_buffers, untouched
 from profiler.source.model import LoadedModel, example_of, is_alike
-from profiler.source.source import where
+from profiler.source.parts import where
 
 _PAIR = 2
 
@@ -55,6 +55,10 @@ def require_same_loss(traced: Traced, model: LoadedModel) -> frozenset[str]:
     _require_same_gradients(model, expected.gradients, found.gradients)
     _require_same_buffers(expected.buffers, found.buffers)
     _require_same_again(expected, found)
+    if traced.refusal is not None:
+        other = {name: _changed(tensor) for name, tensor in whole.items()}
+        results = _own_result(model, other, samples), _graph_result(traced, model, other, samples)
+        _require_alike(traced, results[0].loss, results[1].loss, {})
     gradients = found.gradients
     idle = () if gradients is None else (name for name in traced.parameters if name not in gradients)
     for divisor in (_PAIR, max(model.extents.values())) if traced.varying else ():
@@ -69,6 +73,14 @@ def require_same_loss(traced: Traced, model: LoadedModel) -> frozenset[str]:
             continue
         _require_alike(traced, expected.loss, found.loss, traced.given(tensors, samples))
     return frozenset(idle)
+
+
+def _changed(tensor: Tensor) -> Tensor:
+    """Other values, within the range of the first ones: a constant that was read off those shows."""
+    if not tensor.ndim:
+        return tensor
+    other = tensor.flip(0)
+    return torch.lerp(tensor, other, 0.25) if tensor.is_floating_point() else other
 
 
 def require_known_parameters(traced: Traced, model: LoadedModel) -> None:
@@ -129,11 +141,6 @@ def evaluation_fault(traced: Traced, model: LoadedModel) -> str:
         return ""
     samples = _PAIR if traced.is_polymorphic else traced.samples
     tensors = example_of(traced.inputs, model, samples)
-    with evaluating(*_modules(model)):
-        try:
-            expected = _loss_alone(model, lambda: _loss_of(model, [each.clone() for each in tensors.values()]))
-        except Exception as error:  # noqa: BLE001 - the user's module may refuse this in any way
-            return f"the module itself raises in evaluation mode: {type(error).__name__}: {error}"
     given = traced.given(tensors, samples)
 
     def loss() -> Tensor:
@@ -141,6 +148,11 @@ def evaluation_fault(traced: Traced, model: LoadedModel) -> str:
             found: Tensor = _Evaluating(traced.module).run(*given.values())
             return found
 
+    try:
+        with evaluating(*_modules(model)):
+            expected = _loss_alone(model, lambda: _loss_of(model, [each.clone() for each in tensors.values()]))
+    except Exception as error:  # noqa: BLE001 - the user's module may refuse this in any way
+        return f"the module itself raises in evaluation mode: {type(error).__name__}: {error}"
     found = _loss_alone(model, loss)
     if is_alike(expected, found):
         return ""
@@ -231,6 +243,8 @@ def _own_result(model: LoadedModel, tensors: Mapping[str, Tensor], samples: int)
     """That of the module for ``samples`` samples, which must have one."""
     try:
         return _module_result(model, tensors)
+    except UnsupportedModelError:
+        raise
     except Exception as error:
         runs_whole = samples != model.samples and _runs(model, model.tensors)
         what = f"{samples} samples of its example" if runs_whole else "its own example"

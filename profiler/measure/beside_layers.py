@@ -32,7 +32,8 @@ from planner.sites.prices import Pairs, network_work, prices
 from profiler.capture.graph import Captured
 from profiler.measure.noise import Clock, ThreadClock, timed
 from profiler.measure.timing import Segment, segments, trimmed_mean
-from profiler.source.model import CloudExample, LoadedModel, graph_inputs
+from profiler.source.model import CloudExample, LoadedModel
+from profiler.source.structure import BatchStructure
 
 
 def still_optimizer(optimizer: Optimizer, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
@@ -235,7 +236,7 @@ def site_halos(graph: Graph, example: CloudExample, raw: tuple[Tensor, ...], sam
 
 
 def _names(preparation: Preparation) -> tuple[str, ...]:
-    return graph_inputs(preparation.num_inputs, len(preparation.per_site))
+    return BatchStructure.plain(preparation.num_inputs, len(preparation.per_site)).names
 
 
 def _timed(preparation: Preparation, raw: tuple[Tensor, ...]) -> dict[str, float]:

@@ -7,6 +7,7 @@ for.  From then on they are prepared ahead of the features, and numbers of sites
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -17,7 +18,8 @@ from cuda_ops.sparse.nn.tensor import SparseTensor
 from cuda_ops.sparse.preparation import Preparation, padded
 from cuda_ops.sparse.recipe import PreparedNetwork, Recipe, record
 from planner.ir.errors import FactoryError
-from profiler.source.model import CloudExample, LoadedModel, Loss, graph_inputs, mean_of_squares
+from profiler.source.model import CloudExample, LoadedModel, Loss, mean_of_squares, own_loss
+from profiler.source.structure import BatchStructure, Nest
 
 _PAIR = 2
 
@@ -43,20 +45,21 @@ _SPARSE_LAYERS = "cuda_ops.sparse.nn"
 
 
 def load_clouds(
-    factory: str, network: nn.Module, inputs: Any, targets: tuple[Tensor, ...], loss: Loss
+    factory: str, network: nn.Module, inputs: Any, aims: Any, loss: Loss
 ) -> tuple[LoadedModel, Mapping[str, Any]]:
     """The model, and what varies in it.
 
     Args:
         factory: its name, for people.
-        inputs: a SparseTensor (or a tuple of just that), and ``targets`` one a sample, or one a point in the order that
-            the points were given in; or coordinates, features and counts with samples first
+        inputs: a SparseTensor (or a tuple of just that), and ``aims``, the targets, one a sample, or one a point in the
+            order that the points were given in; or coordinates, features and counts with samples first
             (:mod:`cuda_ops.sparse.preparation`), and targets with samples first as well.
 
     Raises:
         FactoryError: the network takes something beside clouds, or cannot be run on them.
     """
     values = inputs if isinstance(inputs, tuple) else (inputs,)
+    nest, targets = Nest.of(aims, f"{factory}: targets")
     if isinstance(values[0], SparseTensor) and len(values) == 1:
         given = values[0]
         per_site = tuple(len(target) == len(given) != given.num_samples for target in targets)
@@ -72,27 +75,31 @@ def load_clouds(
         per_site = tuple(each.ndim > 1 and each.shape[1] == values[0].shape[1] for each in targets)
     if len(raw[2]) < _PAIR:  # one is special to the capture
         raw = tuple(torch.cat([tensor] * _PAIR) for tensor in raw)
-    told = Loss(_on_features if loss.function is mean_of_squares else loss.function, loss.unpacked)
+    told = Loss(_on_features if loss.function is own_loss else loss.function)
     try:
-        preparation = _preparation(network, raw, per_site, told)
+        preparation = _preparation(network, raw, per_site, told, nest)
     except SparseInputError as error:
         raise FactoryError(f"{factory} returned a network that does not take its clouds", [str(error)]) from error
     found = CloudExample(preparation, raw[:_NUM_INPUTS], raw[_NUM_INPUTS:])
-    prepared, aims = found.prepared(found.inputs, found.targets)
-    model = LoadedModel(PreparedNetwork(network, preparation.recipe), prepared, aims, told, clouds=found)
+    prepared, compared = found.prepared(found.inputs, found.targets)
+    structure = replace(BatchStructure.plain(_NUM_INPUTS, 0), targets=nest)
+    prepared_network = PreparedNetwork(network, preparation.recipe)
+    model = LoadedModel(prepared_network, prepared, compared, told, clouds=found, structure=structure)
     return model, _varying(preparation)
 
 
 _NUM_INPUTS = 3
 
 
-def _preparation(network: nn.Module, raw: tuple[Tensor, ...], per_site: tuple[bool, ...], loss: Loss) -> Preparation:
+def _preparation(
+    network: nn.Module, raw: tuple[Tensor, ...], per_site: tuple[bool, ...], loss: Loss, nest: Nest
+) -> Preparation:
     """What the network and its loss ask for, by running them once."""
     clouds = Preparation(Recipe((), ()), per_site).clouds(raw)
     targets = tuple(clouds.tensor(f"target_{index}") for index in range(len(per_site)))
     dtype = next((each.dtype for each in network.parameters() if each.is_floating_point()), torch.float32)
     example = SparseTensor.on(clouds.geometry, clouds.tensor("features").to(dtype))
-    return Preparation(record(lambda x: loss(network(x), targets), example, network), per_site)
+    return Preparation(record(lambda x: loss(network(x), nest.filled(targets)), example, network), per_site)
 
 
 def samples_first(example: SparseTensor, targets: tuple[Tensor, ...], per_site: tuple[bool, ...]) -> tuple[Tensor, ...]:
@@ -116,10 +123,10 @@ def samples_first(example: SparseTensor, targets: tuple[Tensor, ...], per_site: 
 
 
 def _varying(preparation: Preparation) -> Mapping[str, Any]:
-    names = graph_inputs(preparation.num_inputs, len(preparation.per_site))
+    names = BatchStructure.plain(preparation.num_inputs, len(preparation.per_site)).names
     of = dict(zip(preparation.names, names, strict=True))
     return {word: [(of[name], dim) for name, dim in places] for word, places in preparation.varying.items()}
 
 
-def _on_features(output: Any, targets: tuple[Tensor, ...] = ()) -> Tensor:
-    return mean_of_squares(output.feats if isinstance(output, SparseTensor) else output, targets)
+def _on_features(output: Any, targets: Any = ()) -> Tensor:
+    return mean_of_squares(output.feats) if isinstance(output, SparseTensor) else own_loss(output)

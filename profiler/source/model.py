@@ -7,19 +7,21 @@ What a factory says about sizes that vary from batch to batch, checked against i
 
 from __future__ import annotations
 
+import functools
 import keyword
+import operator
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
 
-from cuda_ops._torch import tree_leaves
 from cuda_ops.dense.recurrent import autocast
-from planner.ir.errors import FactoryError
+from planner.ir.errors import FactoryError, UnsupportedModelError
 from planner.ir.graph import SAMPLE
+from profiler.source.structure import BatchStructure, leaves
 
 if TYPE_CHECKING:
     from cuda_ops.sparse.preparation import Preparation
@@ -139,42 +141,120 @@ def _require_extent(
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """The user's loss function, called the same way whether it wants one target or a tuple.
+    """The loss that is trained: the user's own, summed where there are several.
 
     Attributes:
-        function: as the factory gave it.
-        unpacked: the factory gave a bare tensor of targets, so that is what ``function`` gets.
+        function: as it was given, of output and targets; or :func:`own_loss`.
     """
 
-    function: Callable[..., Tensor]
-    unpacked: bool = False
+    function: Callable[..., Any]
 
-    def __call__(self, output: Any, targets: tuple[Tensor, ...]) -> Tensor:
-        return self.function(output, targets[0] if self.unpacked else targets)
+    def __call__(self, output: Any, targets: Any = ()) -> Tensor:
+        return summed(self.function(output, targets))
+
+
+def summed(losses: Any) -> Tensor:
+    """A loss function's result as one number: of a dict its ``loss``, else the sum of what it or a tuple holds.
+
+    Raises:
+        UnsupportedModelError: it holds something else than losses.
+    """
+    if isinstance(losses, Tensor) or not isinstance(losses, (Mapping, tuple, list)):
+        return cast("Tensor", losses)  # what is no tensor is refused by the capture
+    if isinstance(losses, Mapping) and _is_number(losses.get("loss")):
+        return cast("Tensor", losses["loss"])
+    named = dict(losses) if isinstance(losses, Mapping) else dict(enumerate(losses))
+    odd = [name for name, value in named.items() if not _is_number(value)]
+    if odd or not named:
+        value = named[odd[0]] if odd else None
+        kind = f"tensor of {value.ndim} dims, {value.dtype}" if isinstance(value, Tensor) else type(value).__name__
+        raise UnsupportedModelError(
+            "the loss is not a sum of numbers",
+            [f"{odd[0]!r} is a {kind}" if odd else f"an empty {type(losses).__name__}"],
+            ["return one loss, or a dict or tuple of losses, each a tensor without dims: loss.mean()"],
+        )
+    return cast("Tensor", functools.reduce(operator.add, named.values()))
+
+
+def own_loss(output: Any, targets: Any = ()) -> Tensor:
+    """The loss where none was given: what the module computes itself, else :func:`mean_of_squares` of its output.
+
+    That is ``output.loss`` or ``output["loss"]``; a number; a dict or tuple of numbers, summed; the one number of a
+    tuple such as ``(logits, loss)``.
+
+    Raises:
+        UnsupportedModelError: a tuple holds several numbers beside other tensors.
+    """
+    own = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
+    if isinstance(own, Tensor):
+        return own
+    if isinstance(own, (Mapping, tuple, list)):
+        return summed(own)
+    if _is_number(output):
+        return cast("Tensor", output)
+    if isinstance(output, (Mapping, tuple, list)) and output:
+        values = list(output.values() if isinstance(output, Mapping) else output)
+        numbers = [value for value in values if _is_number(value)]
+        if len(numbers) == len(values):
+            return summed(output)
+        if isinstance(output, (tuple, list)) and numbers:
+            if len(numbers) == 1:
+                return cast("Tensor", numbers[0])
+            raise UnsupportedModelError(
+                "the module gives several losses, and it is not known which is trained",
+                [f"its output is a tuple of {len(values)}, {len(numbers)} of them tensors without dims"],
+                ["loss_fn=lambda output, targets: output[0]", "return a dict with 'loss', or losses alone: their sum"],
+            )
+    return mean_of_squares(output)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, Tensor) and not value.ndim and value.is_floating_point()
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A model, ready to train: ``loss_fn(module(*inputs), targets)`` is the loss of its example.
+    """A model, ready to train: ``loss_fn(structure.output(module, inputs), structure.aims(targets))`` is its loss.
 
     Attributes:
         module: each part in the mode that it is trained in.
-        inputs, targets: the example; samples first.
-        loss_fn: takes the module's output and the tuple of targets; a mean over samples.
+        inputs, targets: the tensors of the example; samples first.
+        loss_fn: takes the module's output and the targets as the user has them; a mean over samples.
         varying: the places, (tensor, dim), of each size that varies from batch to batch, by name.
         autocast: the dtype that operators run in where torch's autocast says so; None: no autocast.
         elementwise: operators (``mylib::op``) of which the user says that they treat every element by itself.
         clouds: of a sparse network, how ``inputs`` and ``targets`` are made of batches of clouds.
+        structure: of its user's batches; None: tuples of tensors.
     """
 
     module: nn.Module
     inputs: tuple[Tensor, ...]
     targets: tuple[Tensor, ...]
-    loss_fn: Callable[[Any, tuple[Tensor, ...]], Tensor]
+    loss_fn: Callable[[Any, Any], Tensor]
     varying: Mapping[str, tuple[tuple[str, int], ...]] = field(default_factory=dict)
     autocast: torch.dtype | None = None
     elementwise: frozenset[str] = frozenset()
     clouds: CloudExample | None = None
+    structure: BatchStructure | None = None
+
+    @property
+    def batch(self) -> BatchStructure:
+        """Of what a step is given; of clouds coordinates, features and counts."""
+        if self.structure is not None:
+            return self.structure
+        return BatchStructure.plain(*map(len, self.fed))
+
+    @property
+    def call(self) -> BatchStructure:
+        """Of what :attr:`module` and :attr:`loss_fn` are given."""
+        if self.clouds is None:
+            return self.batch
+        return replace(self.batch, inputs=BatchStructure.plain(len(self.inputs), 0).inputs)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of the tensors of the example, as the graph has them."""
+        return self.call.names
 
     def loss(self, inputs: tuple[Tensor, ...], targets: tuple[Tensor, ...]) -> Tensor:
         """The loss of a batch as a step is given it, under autocast if that is asked for."""
@@ -183,7 +263,7 @@ class LoadedModel:
     def loss_of_taken(self, inputs: tuple[Tensor, ...], targets: tuple[Tensor, ...]) -> Tensor:
         """The same of what :meth:`taken` made of it."""
         with self.precision():
-            return self.loss_fn(self.module(*inputs), targets)
+            return self.loss_fn(self.call.output(self.module, inputs), self.call.aims(targets))
 
     def precision(self) -> AbstractContextManager[Any]:
         """The context in which forward passes run."""
@@ -192,8 +272,7 @@ class LoadedModel:
     @property
     def tensors(self) -> dict[str, Tensor]:
         """The example's inputs and targets, by the names that the graph has for them."""
-        names = graph_inputs(len(self.inputs), len(self.targets))
-        return dict(zip(names, (*self.inputs, *self.targets), strict=True))
+        return dict(zip(self.names, (*self.inputs, *self.targets), strict=True))
 
     @property
     def fed(self) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
@@ -263,26 +342,20 @@ class CloudExample:
     def without_samples(self) -> frozenset[str]:
         """The graph's inputs whose first dim is not the samples, whatever its extent."""
         preparation = self.preparation
-        names = graph_inputs(preparation.num_inputs, len(preparation.per_site))
+        names = BatchStructure.plain(preparation.num_inputs, len(preparation.per_site)).names
         kinds = ("neighbours_", "reverse_", "features")
         return frozenset(name for name, own in zip(names, preparation.names, strict=True) if own.startswith(kinds))
 
     @property
     def named(self) -> dict[str, Tensor]:
         """Inputs and targets by name."""
-        names = ("coordinates", "features", "counts", *graph_inputs(0, len(self.targets)))
+        names = ("coordinates", "features", "counts", *BatchStructure.plain(0, len(self.targets)).names)
         return dict(zip(names, (*self.inputs, *self.targets), strict=True))
 
 
-def graph_inputs(num_inputs: int, num_targets: int) -> tuple[str, ...]:
-    """Names of the tensors that a step is given, inputs and targets."""
-    counts = (("inputs", num_inputs), ("targets", num_targets))
-    return tuple(name if index == 0 else f"{name}_{index + 1}" for name, count in counts for index in range(count))
-
-
-def mean_of_squares(output: Any, targets: tuple[Tensor, ...] = ()) -> Tensor:
-    """The loss where a factory gives none: for each float tensor of ``output`` the mean of its squares, summed."""
-    floats = [leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor) and leaf.is_floating_point()]
+def mean_of_squares(output: Any, targets: Any = ()) -> Tensor:
+    """The loss of last resort: for each float tensor of ``output`` the mean of its squares, summed."""
+    floats = [leaf for leaf in leaves(output) if isinstance(leaf, Tensor) and leaf.is_floating_point()]
     if not floats:
         raise TypeError("the module's output holds no float tensor, so a loss function is needed")
     total = floats[0].square().mean()

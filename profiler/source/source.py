@@ -1,14 +1,18 @@
 """From a MODEL string to a module with example inputs and a loss.
 
-MODEL is ``pkg.mod:factory`` or ``path/file.py:factory``.  A factory is called with keyword arguments and returns one of
+MODEL is ``pkg.mod:factory`` or ``path/file.py:factory``, or a file that holds what a factory returns
+(:mod:`profiler.source.saved`).  A factory is called with keyword arguments and returns one of
 
     module
     (module, inputs)
     (module, (inputs, targets), loss_fn)
-    (module, (inputs, targets), loss_fn, varying)
+    (module, ..., loss_fn, varying)                 loss_fn None: the module's own loss
 
-with ``inputs`` and ``targets`` a tensor or a tuple of tensors, samples first, and ``output = module(*inputs)``.
-``loss_fn(output, targets)`` is a mean over samples; without one it is :func:`mean_of_squares`.
+``inputs`` and ``targets`` are tensors, samples first, and constants, in dicts, lists, tuples and dataclasses of any
+depth (:mod:`profiler.source.structure`).  A tuple is ``module(*inputs)``, a dict whose keys ``forward`` takes
+``module(**inputs)``, everything else ``module(inputs)``.  ``loss_fn(output, targets)`` is a mean over samples, or a
+dict or tuple of such losses, which are summed; without one the module's own is trained
+(:func:`profiler.source.model.own_loss`).
 
 A sparse network takes one ``SparseTensor``.  Its example is that, with targets one a sample or one a point in the order
 in which points were given; or, as data sets have it, coordinates, features and counts with samples first, padded to the
@@ -19,10 +23,11 @@ number of points, the height and width of images), and where they are:
 
     {"time": [("inputs", 1), ("targets", 1)]}
 
-is a size called ``time``, the extent of dim 1 of the inputs and of dim 1 of the targets.  Tensors are called
-``inputs``, ``inputs_2``, ... and ``targets``, ``targets_2``, ..., as in the profile.  Within a batch all places of a
-name have one extent, and the example has at least 2 there.  Names are those of dims; ``time``, ``height``, ``width``
-and ``depth`` are known to the planner.  Dims not named here have the example's extent in every batch.
+is a size called ``time``, the extent of dim 1 of the inputs and of dim 1 of the targets.  Tensors are called by their
+keys, ``input_ids``; those without ``inputs``, ``inputs_2``, ... and ``targets``, ``targets_2``, ..., as in the profile.
+Within a batch all places of a name have one extent, and the example has at least 2 there.  Names are those of dims;
+``time``, ``height``, ``width`` and ``depth`` are known to the planner.  Dims not named here have the example's extent in
+every batch.
 
 Finds the factory that a MODEL string names.
 """
@@ -49,7 +54,8 @@ from torch import Tensor, nn
 from cuda_ops.device.seeding import seed_generators, seeded
 from planner.ir.errors import FactoryError, ModelNotFoundError
 from planner.ir.profile import ModelSource
-from profiler.source.model import LoadedModel, Loss, mean_of_squares, parse_varying
+from profiler.source.model import LoadedModel
+from profiler.source.parts import model_of, where
 
 _FORMS = "MODEL is pkg.mod:factory or path/file.py:factory"
 
@@ -167,12 +173,7 @@ def load_model(source: ModelSource, seed: int = 0) -> LoadedModel:
     """
     dtype = _float_dtype(source.dtype)
     autocast = _autocast_dtype(source)
-    with seeded(seed):
-        factory = find_factory(source.factory)
-        arguments = _arguments(source, factory)
-        torch.manual_seed(seed)  # accelerators' generators too
-        seed_generators(seed)  # last, since importing the user's module may have drawn numbers
-        model, varying = _parts(source, _call(source, factory, arguments), "input_shape" in arguments)
+    model = _saved(source) if source.is_file else _made(source, seed)
     model.module.to(dtype)
     loss = getattr(model.loss_fn, "function", model.loss_fn)
     if isinstance(loss, nn.Module):
@@ -182,10 +183,33 @@ def load_model(source: ModelSource, seed: int = 0) -> LoadedModel:
         inputs=_cast(model.inputs, dtype),
         targets=_cast(model.targets, dtype),
         clouds=model.clouds and model.clouds.to(dtype),
-        varying=parse_varying(source.factory, varying, model.tensors),
         autocast=autocast,
         elementwise=frozenset(source.elementwise),
     )
+
+
+def _made(source: ModelSource, seed: int) -> LoadedModel:
+    """By a factory."""
+    with seeded(seed):
+        factory = find_factory(source.factory)
+        arguments = _arguments(source, factory)
+        torch.manual_seed(seed)  # accelerators' generators too
+        seed_generators(seed)  # last, since importing the user's module may have drawn numbers
+        shaped = "input_shape" in arguments
+        return model_of(source.factory, _call(source, factory, arguments), source.input_shape, is_shaped=shaped)
+
+
+def _saved(source: ModelSource) -> LoadedModel:
+    """From a file."""
+    from profiler.source.saved import load_saved  # which needs cloudpickle, and reads the capture's precautions
+
+    if source.arguments:
+        raise FactoryError(
+            f"{source.factory} takes no arguments",
+            [f"given: {', '.join(source.arguments)}", "it holds a module as it is"],
+            ["a factory makes one of arguments"],
+        )
+    return load_saved(source.factory, source.digest, source.input_shape)
 
 
 def _float_dtype(name: str) -> torch.dtype:
@@ -249,84 +273,6 @@ def _call(source: ModelSource, factory: Callable[..., Any], arguments: Mapping[s
         raise FactoryError(
             f"{source.factory}({given}) raised {type(error).__name__}", [str(error), where(error)]
         ) from error
-
-
-def where(error: BaseException) -> str:
-    """File, line and function of the innermost frame of ``error``."""
-    frames = traceback.extract_tb(error.__traceback__)
-    return f"at {frames[-1].filename}:{frames[-1].lineno} in {frames[-1].name}" if frames else "at an unknown place"
-
-
-def _is_clouds(network: nn.Module, inputs: Any) -> bool:
-    """Whether a factory's inputs are clouds: not where nobody has imported the layers that take them."""
-    if "cuda_ops.sparse.nn" not in sys.modules:
-        return False
-    from profiler.source.clouds import is_clouds
-
-    return is_clouds(network, inputs)
-
-
-def _load_clouds(factory: str, network: nn.Module, inputs: Any, targets: Any, loss: Loss) -> tuple[LoadedModel, Any]:
-    from profiler.source.clouds import load_clouds
-
-    return load_clouds(factory, network, inputs, targets, loss)
-
-
-def _parts(source: ModelSource, result: Any, shaped: bool) -> tuple[LoadedModel, Any]:
-    """The model that a factory returned, and what it said varies; ``shaped``: it was told the input shape."""
-    default = Loss(mean_of_squares)
-    varying: Any = {}
-    match result:
-        case nn.Module() as module:
-            if not source.input_shape:
-                raise FactoryError(
-                    f"{source.factory} returned a module and no example inputs", remedies=["give --input 8,3,64,64"]
-                )
-            return LoadedModel(module, (torch.randn(source.input_shape),), (), default), varying
-        case (nn.Module() as module, inputs) if _is_clouds(module, inputs):
-            return _load_clouds(source.factory, module, inputs, (), default)
-        case (nn.Module() as module, (inputs, targets), loss_fn) if callable(loss_fn) and _is_clouds(module, inputs):
-            loss = Loss(loss_fn, unpacked=isinstance(targets, Tensor))
-            return _load_clouds(source.factory, module, inputs, _tensors(source, "targets", targets), loss)
-        case (nn.Module() as module, inputs):
-            found = LoadedModel(module, _tensors(source, "inputs", inputs), (), default)
-        case (nn.Module() as module, (inputs, targets), loss_fn, *rest) if callable(loss_fn) and len(rest) <= 1:
-            loss = Loss(loss_fn, unpacked=isinstance(targets, Tensor))
-            varying = rest[0] if rest else {}
-            found = LoadedModel(module, _tensors(source, "inputs", inputs), _tensors(source, "targets", targets), loss)
-        case _:
-            raise FactoryError(
-                f"{source.factory} returned no model",
-                [f"it returned {_describe(result)}"],
-                ["return module, (module, inputs) or (module, (inputs, targets), loss_fn)"],
-            )
-    if not found.inputs:
-        raise FactoryError(f"{source.factory} returned no example inputs")
-    shape = tuple(found.inputs[0].shape)
-    if source.input_shape and not shaped and shape != source.input_shape:
-        raise FactoryError(
-            f"{source.factory} cannot be given an input shape",
-            [f"asked for {source.input_shape}, its example has {shape}"],
-            ["give the factory a keyword argument input_shape"],
-        )
-    return found, varying
-
-
-def _tensors(source: ModelSource, what: str, value: Any) -> tuple[Tensor, ...]:
-    values = value if isinstance(value, tuple) else (value,)
-    if not all(isinstance(item, Tensor) for item in values):
-        raise FactoryError(
-            f"{source.factory} returned {what} that are no tensors",
-            [f"{what}: {_describe(value)}"],
-            ["a tensor or a tuple of tensors"],
-        )
-    return values
-
-
-def _describe(value: Any) -> str:
-    if isinstance(value, tuple):
-        return f"({', '.join(_describe(item) for item in value)})"
-    return type(value).__name__
 
 
 def _cast(tensors: tuple[Tensor, ...], dtype: torch.dtype) -> tuple[Tensor, ...]:

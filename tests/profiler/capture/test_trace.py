@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, fx, nn
@@ -14,6 +16,7 @@ from planner.ir.errors import UnsupportedModelError
 from profiler import Captured, LoadedModel, mean_of_squares
 from profiler.capture.functional import rewrite_in_place
 from profiler.capture.graph import capture
+from profiler.source import parts
 from profiler.source.model import Loss
 
 
@@ -169,18 +172,64 @@ def test_a_branch_on_values_is_refused_with_the_exporters_reason() -> None:
         capture(model_of(lambda m, x: x * 2 if x.sum() > 0 else x, torch.randn(2, 3)))
 
 
+REFUSED: dict[str, tuple[Callable[[Any, Tensor], Any], str]] = {
+    "if": (lambda m, x: m.layer(x) if x.sum() > 0 else x, r"torch\.where"),
+    "assert": (lambda m, x: _finite(m.layer(x)), r"is_exporting"),
+    "rounds": (lambda m, x: _rounds(m.layer(x)), r"a setting of the module"),
+    "in place": (lambda m, x: m.layer(x) + m.layer.weight.add_(1).sum(), r"make a new tensor"),
+    "data": (lambda m, x: _doubled(m.layer(x)), r"autograd\.Function"),
+}
+
+
+def _finite(x: Tensor) -> Tensor:
+    assert x.isfinite().all()
+    return x
+
+
+def _rounds(x: Tensor) -> Tensor:
+    for _ in range(int(x.detach().abs().max())):
+        x = x / 2
+    return x
+
+
+def _doubled(x: Tensor) -> Tensor:
+    x.data.mul_(2)
+    return x
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_a_refusal_names_the_users_line_and_what_to_write_there(case: str) -> None:
+    function, remedy = REFUSED[case]
+    with pytest.raises(UnsupportedModelError) as caught:
+        capture(model_of(function, torch.randn(2, 3), layer=nn.Linear(3, 3)))
+    assert re.search(remedy, " ".join(caught.value.remedies))
+    if case != "data":  # torch tells of it once all is traced
+        assert re.search(r"at .*test_trace\.py:\d+ in \S+: \S", " ".join(caught.value.details))
+
+
+def test_code_that_reads_values_for_itself_is_read_instead_of_run() -> None:
+    def forward(m: Any, x: Tensor) -> Tensor:
+        shown = f"{x.mean():.2f}"
+        return m.layer(x) * (1 if shown else 2) + torch.from_numpy(np.abs(x.detach().numpy()))
+
+    found = capture(model_of(forward, torch.randn(4, 3), layer=nn.Linear(3, 3)))
+    assert found.polymorphic
+    assert set(found.graph.parameters) == {"layer.weight", "layer.bias"}
+    assert "layer" in found.graph.by_name()
+
+
 def test_the_loss_must_be_one_number_that_depends_on_the_model() -> None:
     module, x = nn.Linear(3, 2), torch.randn(2, 3)
     with pytest.raises(UnsupportedModelError, match=r"not a number[\s\S]*shape"):
         capture(LoadedModel(module, (x,), (), Loss(lambda output, targets: output)))
-    with pytest.raises(UnsupportedModelError, match="not one tensor"):
-        capture(LoadedModel(module, (x,), (), Loss(lambda output, targets: (output.mean(), output.sum()))))
+    with pytest.raises(UnsupportedModelError, match=r"not a sum of numbers[\s\S]*1 is a tensor of 1 dims"):
+        capture(LoadedModel(module, (x,), (), Loss(lambda output, targets: (output.mean(), output[0]))))
 
 
 def test_a_loss_with_state_of_its_own_and_a_tuple_of_targets() -> None:
     weights = torch.tensor([0.5, 2.0])
     module, x = nn.Linear(3, 2), torch.randn(4, 3)
-    model = LoadedModel(module, (x,), (torch.randint(2, (4,)),), Loss(nn.CrossEntropyLoss(weight=weights), True))
+    model = parts.model_of("a test", (module, (x, torch.randint(2, (4,))), nn.CrossEntropyLoss(weight=weights)))
     graph = capture(model)
     assert "loss_fn.weight" in dict(graph.graph_module.named_buffers())
     assert graph.graph.by_name()["loss"].buffer_bytes == 8
@@ -230,7 +279,7 @@ def paired(output: Tensor, targets: Tensor) -> Tensor:
 @pytest.mark.parametrize("targets", [(0, 1, 2), (0, 2, 1)])
 def test_a_model_that_runs_on_whole_batches_alone_is_told_apart(targets: tuple[int, ...]) -> None:
     module = Module(lambda m, x: m.layer(x), layer=nn.Linear(4, 4))
-    model = LoadedModel(module, (torch.randn(3, 4),), (torch.tensor(targets),), Loss(paired, unpacked=True))
+    model = parts.model_of("a test", (module, (torch.randn(3, 4), torch.tensor(targets)), paired))
     if targets == (0, 1, 2):  # two samples run, one does not
         assert "loss" in capture(model).mixing
     else:

@@ -1,0 +1,257 @@
+"""A module object as a file, so that other processes train that very module: its weights, its code, its example.
+
+The file holds what a factory would return, ``(module, example)`` or ``(module, (inputs, targets), loss_fn)``, as
+``torch.save`` writes it with cloudpickle: tensors that share memory share it again, parts that are one stay one, and
+classes and functions of a notebook cell or of ``__main__`` are inside.  Those of other modules are imported again,
+from the folders that the import path had.  (An exported program would be the graph instead of the module, and the
+first step of a job is compared with the module.)  Like a factory it is code that is run: load files you trust.
+
+Files are called by what they hold, ``Net-3f2a91c04d7e.pt``, the digits being the first of their SHA-256.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import os
+import sys
+import sysconfig
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import cloudpickle
+import torch
+from torch import Tensor, nn
+
+from cuda_ops.device.seeding import seeded
+from planner.ir.errors import FactoryError, MissingFileError, ModelNotFoundError, StaleFileError, UsageError
+from profiler.capture.user_module import refuse_hooks, untouched
+from profiler.source.model import LoadedModel, is_alike
+from profiler.source.parts import model_of, where
+
+FOLDER = ".halopipe"
+"""In the working folder, where profiles and plans look for the paths of factories, too."""
+
+_FORMAT = "halopipe module 1"
+_NUM_DIGITS = 12
+
+
+@dataclass(frozen=True, slots=True)
+class SavedModule:
+    """A file that holds a module.
+
+    Attributes:
+        path: relative to the working folder, where it is inside.
+        digest: SHA-256 of the file.
+        dtype: of the module's parameters.
+    """
+
+    path: str
+    digest: str
+    dtype: str
+
+
+def save_module(result: Any, folder: str | Path = FOLDER, input_shape: tuple[int, ...] = ()) -> SavedModule:
+    """Writes what a factory would have returned, the module as it is now; it is left as it was.
+
+    Args:
+        result: as of :func:`profiler.source.parts.model_of`.
+        input_shape: as there.
+
+    Raises:
+        UsageError: the module has parameters of several dtypes, or cannot be written.
+        FactoryError: it is no model, or does not run on its example.
+        UnsupportedModelError: it has hooks on gradients, which would be lost.
+        MissingFileError: ``folder`` cannot be written to.
+    """
+    model = model_of("hp.profile", result, input_shape)
+    dtype = _dtype(model.module)
+    for module in _modules(model):
+        refuse_hooks(module)
+    if input_shape and isinstance(result, nn.Module):
+        result = (result, model.inputs)
+    held = {"format": _FORMAT, "folders": _Folders(), "result": result, "loss": _loss(model)}
+    network = model.module if model.clouds is None else model.module.network
+    name = type(network).__name__
+    temporary = Path(folder) / f".{name}-{uuid4().hex}.tmp"
+    try:
+        temporary.parent.mkdir(parents=True, exist_ok=True)
+        with temporary.open("w+b") as stream, _by_value(model):
+            torch.save(held, stream, pickle_module=cloudpickle)
+            stream.seek(0)
+            digest = hashlib.file_digest(stream, "sha256").hexdigest()
+        path = temporary.replace(temporary.with_name(f"{name}-{digest[:_NUM_DIGITS]}.pt"))
+    except OSError as error:
+        raise MissingFileError(f"cannot write to {folder}", [error.strerror or str(error)]) from None
+    except Exception as error:
+        raise UsageError(
+            f"this {name} cannot be written to a file, from which other processes would load it",
+            [f"{type(error).__name__}: {error}"],
+            [
+                "give a factory, 'pkg.mod:factory' or 'path/file.py:factory', which each process calls",
+                "keep out of the module what belongs to this process: open files, locks, generators, sockets",
+            ],
+        ) from error
+    finally:
+        temporary.unlink(missing_ok=True)
+    return SavedModule(str(path), digest, dtype)
+
+
+def load_saved(path: str, digest: str = "", input_shape: tuple[int, ...] = ()) -> LoadedModel:
+    """The model that a file holds.
+
+    Args:
+        digest: that the file must have; empty: any.
+        input_shape: of the example, where the file holds a module alone.
+
+    Raises:
+        ModelNotFoundError: there is no such file, or what it holds cannot be loaded.
+        StaleFileError: the file is another one, or its module computes something else here.
+        FactoryError: it holds no model.
+    """
+    _require_same(path, digest)
+    held = _exported(path) if path.endswith(".pt2") else _unpickled(path)
+    if not isinstance(held, Mapping) or held.get("format") != _FORMAT:
+        return model_of(path, held, input_shape)
+    model = model_of(path, held["result"], input_shape)
+    expected, found = held["loss"], _loss(model)
+    if expected is not None and found is not None and not is_alike(expected, found):
+        raise StaleFileError(
+            f"the module in {path} computes something else here than where it was saved",
+            [f"loss of its example: {expected.item()} there, {found.item()} here"],
+            ["code that it imports, or a class that was patched, is another one here: define it where it is profiled"],
+        )
+    return model
+
+
+def saved_as(path: str) -> SavedModule:
+    """The file of a person's own that holds a module.
+
+    Raises:
+        ModelNotFoundError, FactoryError: as :func:`load_saved`.
+    """
+    digest = _require_same(path, "")
+    held = _exported(path) if path.endswith(".pt2") else _unpickled(path)
+    result = held["result"] if isinstance(held, Mapping) and held.get("format") == _FORMAT else held
+    module = result[0] if isinstance(result, tuple) and result else result
+    return SavedModule(path, digest, _dtype(module) if isinstance(module, nn.Module) else "float32")
+
+
+def _require_same(path: str, digest: str) -> str:
+    try:
+        with open(path, "rb") as stream:
+            found = hashlib.file_digest(stream, "sha256").hexdigest()
+    except OSError as error:
+        raise ModelNotFoundError(
+            f"{path} is not there: it holds the module that was profiled",
+            [error.strerror or str(error), f"looked for in {os.getcwd()}"],
+            ["go to the folder where it was profiled, or copy the file here", "profile the module again"],
+        ) from None
+    if digest and found != digest:
+        raise StaleFileError(
+            f"{path} holds another module than was profiled",
+            [f"profiled: sha256 {digest[:_NUM_DIGITS]}", f"now: sha256 {found[:_NUM_DIGITS]}"],
+            ["bring the file back", "profile it again"],
+        )
+    return found
+
+
+def _unpickled(path: str) -> Any:
+    try:
+        return torch.load(path, map_location="cpu", weights_only=False)
+    except Exception as error:
+        remedies = ["put what it imports where Python finds it: PYTHONPATH"] if isinstance(error, ImportError) else []
+        raise ModelNotFoundError(
+            f"{path} cannot be loaded", [f"{type(error).__name__}: {error}", where(error)], remedies
+        ) from error
+
+
+class _Folders:
+    """Of the import path; they are on it again when what comes behind them in the file is read."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        own = sysconfig.get_path("stdlib"), sysconfig.get_path("purelib"), sysconfig.get_path("platstdlib")
+        folders = (os.path.abspath(folder) for folder in sys.path if not folder.endswith(".zip"))
+        return _append_folders, tuple(dict.fromkeys(each for each in folders if not each.startswith(own)))
+
+
+def _append_folders(*folders: str) -> tuple[str, ...]:
+    sys.path.extend(folder for folder in folders if folder not in sys.path)
+    return folders
+
+
+@contextmanager
+def _by_value(model: LoadedModel) -> Iterator[None]:
+    """Within it, code of modules that another process could not import goes into the file, as that of cells does."""
+    owners: list[Any] = [*model.module.modules(), getattr(model.loss_fn, "function", model.loss_fn)]
+    names = {getattr(owner, "__module__", None) or "" for each in owners for owner in (each, *type(each).__mro__)}
+    private = [sys.modules[name] for name in sorted(names) if name in sys.modules and not _is_importable(name)]
+    for module in private:
+        cloudpickle.register_pickle_by_value(module)
+    try:
+        yield
+    finally:
+        for module in private:
+            cloudpickle.unregister_pickle_by_value(module)
+
+
+def _is_importable(name: str) -> bool:
+    if name == "__main__":  # cloudpickle knows
+        return True
+    try:
+        return importlib.util.find_spec(name) is not None and sys.modules[name].__name__ == name
+    except (ImportError, ValueError):
+        return False
+
+
+def _loss(model: LoadedModel) -> Tensor | None:
+    """Of the example, by the module itself, which is left as it was; None of one that is not on the processor."""
+    modules = _modules(model)
+    if any(parameter.device.type != "cpu" for module in modules for parameter in module.parameters()):
+        return None
+    with untouched(*modules), seeded(0), torch.no_grad():
+        try:
+            return model.loss(*(tuple(tensor.clone() for tensor in each) for each in model.fed))
+        except Exception as error:
+            raise FactoryError(
+                f"the module does not run on its example: {type(error).__name__}", [str(error), where(error)]
+            ) from error
+
+
+def _modules(model: LoadedModel) -> list[nn.Module]:
+    loss = getattr(model.loss_fn, "function", model.loss_fn)
+    return [each for each in (model.module, loss) if isinstance(each, nn.Module)]
+
+
+def _dtype(module: nn.Module) -> str:
+    """Of the parameters.
+
+    Raises:
+        UsageError: they have several.
+    """
+    floats = ((name, each.dtype) for name, each in module.named_parameters() if each.is_floating_point())
+    found = {str(dtype).removeprefix("torch."): name for name, dtype in floats}
+    if len(found) > 1:
+        raise UsageError(
+            f"parameters of this {type(module).__name__} have several dtypes",
+            [f"{name}: {dtype}" for dtype, name in found.items()],
+            ["module.to(torch.float32): operators that gain by another one run in it under autocast='bfloat16'"],
+        )
+    return next(iter(found), "float32")
+
+
+def _exported(path: str) -> Any:
+    """What ``torch.export.save`` wrote: its module, with the example that it was exported with."""
+    try:
+        program = torch.export.load(path)
+        module = program.module()
+    except Exception as error:
+        raise ModelNotFoundError(f"{path} cannot be loaded", [f"{type(error).__name__}: {error}"]) from error
+    if program.example_inputs is None:
+        return module
+    arguments, keywords = program.example_inputs
+    return module, keywords if keywords and not arguments else tuple(arguments)

@@ -1,0 +1,184 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+import types
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import halopipe as hp
+from halopipe.planning.measure import source_of
+from planner.ir.errors import (
+    FactoryError,
+    ModelNotFoundError,
+    StaleFileError,
+    UnsupportedModelError,
+    UsageError,
+)
+from planner.ir.profile import ModelSource
+from profiler.capture.graph import capture
+from profiler.source.source import load_model
+
+HOME = Path(__file__).resolve().parents[3]
+CELL = """
+import torch
+from torch import nn
+
+class Square(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x * x
+
+    @staticmethod
+    def backward(ctx, gradient):
+        (x,) = ctx.saved_tensors
+        return 2 * x * gradient
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = nn.Linear(3, 4), nn.Linear(4, 3)
+        self.down.weight = nn.Parameter(torch.randn(3, 4))
+        self.up.weight = self.tied = nn.Parameter(torch.randn(4, 3))
+        pair = torch.randn(2, 3)
+        self.register_buffer("first", pair[0])
+        self.register_buffer("second", pair[1])
+        self.drop = nn.Dropout(0.5).eval()
+
+    def forward(self, x):
+        return Square.apply(self.down(self.drop(self.up(x)))) + self.first * self.second
+"""
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    yield tmp_path
+    sys.modules.pop("a_cell", None)
+
+
+@pytest.fixture
+def net() -> Any:
+    """Of a class that no other process can import, as those of a notebook are."""
+    cell = types.ModuleType("a_cell")
+    sys.modules["a_cell"] = cell
+    exec(CELL, cell.__dict__)
+    return cell.Net()
+
+
+BATCH = torch.randn(4, 3), torch.randn(4, 3)
+
+
+def test_a_module_is_trained_as_it_is_in_another_process(net: Any, folder: Path) -> None:
+    """Weights, modes, what is tied and what shares memory, and a Function of a class that only this process has."""
+    before = {name: value.clone() for name, value in net.state_dict().items()}
+    bias = torch.zeros(3)
+    loss_fn = lambda output, target: (output - target + bias).square().mean()  # noqa: E731 - cells are like this
+    profile = hp.profile(net, BATCH, loss_fn=loss_fn, quick=True, cluster=1, sizes=(4,))
+    assert profile.model.digest[:12] in profile.model.factory
+    assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
+    found = load_model(profile.model).module
+    assert found is not net
+    assert found.up.weight is found.tied
+    assert found.first.untyped_storage().data_ptr() == found.second.untyped_storage().data_ptr()
+    assert found.training
+    assert not found.drop.training
+    assert all(torch.equal(value, before[name]) for name, value in found.state_dict().items())
+    expected = load_model(profile.model, seed=7)
+    assert expected.loss(*expected.fed) == (net(BATCH[0]) - BATCH[1]).square().mean()
+    assert [layer.kind for layer in capture(expected).graph.layers] == [layer.kind for layer in profile.graph.layers]
+
+
+def test_a_file_that_is_gone_or_another_one_is_told(net: Any, folder: Path) -> None:
+    source = source_of(net, example=BATCH[0])
+    other = source_of(net, example=BATCH[1])
+    Path(source.factory).write_bytes(Path(other.factory).read_bytes())
+    with pytest.raises(StaleFileError, match="holds another module than was profiled"):
+        load_model(source)
+    Path(source.factory).unlink()
+    with pytest.raises(ModelNotFoundError, match="is not there") as caught:
+        load_model(source)
+    assert str(folder) in caught.value.details[1]
+
+
+def test_a_class_that_is_another_one_elsewhere_is_told(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of an imported class the file holds the name; a patch of it would be lost without a word."""
+    with monkeypatch.context() as patched:
+        patched.setattr(nn.Identity, "forward", lambda self, x: 2 * x)
+        source = source_of(nn.Sequential(nn.Linear(3, 3), nn.Identity()), example=BATCH[0])
+    with pytest.raises(StaleFileError, match="computes something else here"):
+        load_model(source)
+
+
+def test_what_a_file_would_lose_is_refused(net: Any, folder: Path) -> None:
+    net.generator = (each for each in range(3))
+    with pytest.raises(UsageError, match="cannot be written to a file") as caught:
+        source_of(net, example=BATCH[0])
+    assert "generator" in caught.value.details[0]
+    del net.generator
+    handle = net.up.bias.register_hook(lambda gradient: 2 * gradient)
+    with pytest.raises(UnsupportedModelError, match=r"parameter up\.bias has a hook"):
+        source_of(net, example=BATCH[0])
+    handle.remove()
+    with pytest.raises(FactoryError, match="does not run on its example: RuntimeError"):
+        source_of(net, example=torch.ones(2, 5))
+    net.up.half()
+    with pytest.raises(UsageError, match="several dtypes"):
+        source_of(net, example=BATCH[0])
+    with pytest.raises(UsageError, match="a module has no arguments: width"):
+        source_of(nn.Linear(3, 3), arguments={"width": 3}, input_shape=(2, 3))
+    assert not list(folder.glob(".halopipe/.*"))
+
+
+def test_a_module_keeps_its_dtype_and_may_be_given_a_shape_alone(folder: Path) -> None:
+    source = source_of(nn.Linear(3, 2).double(), (5, 3))
+    found = load_model(source)
+    assert source.dtype == "float64"
+    assert {found.inputs[0].dtype, found.module.weight.dtype} == {torch.float64}
+    assert tuple(found.inputs[0].shape) == (5, 3)
+
+
+class Halved(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) / 2
+
+
+def test_files_of_torch_are_models_too(folder: Path) -> None:
+    module = Halved(3, 2)
+    torch.save((module, BATCH[0]), "own.pt")
+    found = load_model(source_of("own.pt"))
+    assert torch.equal(found.module(BATCH[0]), module(BATCH[0]))
+    torch.save(module, "bare.pt")
+    assert load_model(source_of("bare.pt", (2, 3))).samples == 2
+    program = torch.export.export(module, BATCH[:1], dynamic_shapes=({0: torch.export.Dim("samples")},))
+    torch.export.save(program, "net.pt2")
+    exported = load_model(source_of("net.pt2"))
+    assert torch.equal(exported.module(BATCH[0]), module(BATCH[0]))
+    assert capture(exported).polymorphic
+    with pytest.raises(ModelNotFoundError, match="is not there"):
+        load_model(ModelSource("none.pt2"))
+
+
+def test_a_module_of_a_script_is_found_by_a_command(folder: Path) -> None:
+    """Classes of ``__main__`` are in the file; those of a module beside the script are found by the kept folders."""
+    (folder / "scripts").mkdir()
+    (folder / "scripts/parts.py").write_text("from torch import nn\n\nclass Head(nn.Linear):\n    pass\n")
+    script = f"""{CELL}
+from parts import Head
+from halopipe.planning.measure import source_of
+print(source_of(nn.Sequential(Net(), Head(3, 2)), example=torch.ones(4, 3)).factory)
+"""
+    (folder / "scripts/train.py").write_text(script)
+    command = [sys.executable, "scripts/train.py"]
+    made = subprocess.run(command, env={"PYTHONPATH": str(HOME)}, capture_output=True, text=True, check=True)
+    found = load_model(ModelSource(made.stdout.strip()))
+    assert type(found.module[1]).__module__ == "parts"
+    assert len(capture(found).graph.layers) > 3
+    del sys.modules["parts"]
