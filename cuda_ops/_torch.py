@@ -21,12 +21,15 @@ leading underscore, and those of ``torch.distributed.distributed_c10d``.
   ``torch.library`` cannot take its registration back.
 - ``BatchNormBase``, ``DropoutBase``: what all batch norms and all dropouts are instances of; their list is not public.
 - ``attention_with_weights``: scaled dot-product attention that returns its weights; the public one does not.
+- ``optimizer_attributes``, ``optimizer_like``, ``has_step_hooks``, ``note_step``: another optimiser of a class with its
+  attributes, whatever its constructor takes; hooks that would be called more than once; and that schedules know of
+  updates made elsewhere.
 - ``check``: a condition that export takes as known of a size; ``torch._check`` is documented, and private by its name.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, MutableMapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -71,7 +74,11 @@ __all__ = [
     "disable_dynamo",
     "forget_iterator",
     "functional_collectives",
+    "has_step_hooks",
     "library_path",
+    "note_step",
+    "optimizer_attributes",
+    "optimizer_like",
     "overload_name",
     "pipeline_schedule",
     "run_backward",
@@ -194,6 +201,37 @@ def storage_place(file: str, offset: int, length: int) -> Any:
     from torch.distributed.checkpoint.filesystem import _StorageInfo
 
     return _StorageInfo(file, offset, length)
+
+
+def optimizer_attributes(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """What it has beside groups and state; a schedule's wrapper of ``step`` and other hooks are left out."""
+    left_out = ("step", "zero_grad", "param_groups", "state", "_opt_called")
+    own = {key: value for key, value in vars(optimizer).items() if key not in left_out}
+    return {key: value for key, value in own.items() if not key.startswith("_optimizer_")}
+
+
+def optimizer_like(
+    cls: type[torch.optim.Optimizer],
+    attributes: Mapping[str, Any],
+    groups: list[dict[str, Any]],
+    state: MutableMapping[Tensor, Any],
+) -> torch.optim.Optimizer:
+    """An optimiser of a class with these attributes, groups and state, made as copying would."""
+    twin = cls.__new__(cls)
+    vars(twin).update(attributes)
+    defaults = dict(attributes.get("defaults", {}))
+    twin.__setstate__({"defaults": defaults, "state": state, "param_groups": groups})
+    return twin
+
+
+def has_step_hooks(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether something was registered to be called around its steps."""
+    return bool(optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks)
+
+
+def note_step(optimizer: torch.optim.Optimizer) -> None:
+    """Tells schedules made on ``optimizer`` that it was stepped, else they warn that they are called too early."""
+    optimizer._opt_called = True  # type: ignore[attr-defined]
 
 
 def forget_iterator(loader: Any) -> None:

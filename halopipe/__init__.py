@@ -4,10 +4,12 @@
 
     prof = hp.profile("profiler.models.resnet:resnet50", input_shape=(8, 3, 64, 64))
     plan = hp.plan(prof, global_batch=16)
-    print(hp.explain(plan, prof))
+    print(hp.explain(plan))
     hp.compare(plan, *hp.baselines(prof)).frame()
-    print(hp.what_if(plan, prof, "devices=4"), hp.prices(plan, prof), hp.pareto(prof, num_points=5))
-    engine = hp.execute(plan, model, loss_fn, optimizer)   # under torchrun; engine.step(batch) -> loss
+    print(hp.what_if(plan, "devices=4"), hp.prices(plan), hp.pareto(prof, num_points=5))
+    hp.save(plan, "plan.json")                              # and hp.load
+    engine = hp.execute(plan, model, loss_fn, optimizer)    # under torchrun; engine.step(batch) -> loss
+    run = hp.parallelize(model, example, loss_fn=loss_fn)   # or all of it at once, from any script or notebook
 
 Names are imported when they are first used, so that ``import halopipe`` costs next to nothing.
 """
@@ -24,11 +26,14 @@ if TYPE_CHECKING:
         compare,
         execute,
         explain,
+        load,
         on_cluster,
+        parallelize,
         pareto,
         plan,
         prices,
         profile,
+        save,
         what_if,
         why_not,
     )
@@ -42,11 +47,14 @@ __all__ = [
     "compare",
     "execute",
     "explain",
+    "load",
     "on_cluster",
+    "parallelize",
     "pareto",
     "plan",
     "prices",
     "profile",
+    "save",
     "what_if",
     "why_not",
 ]

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -14,28 +15,33 @@ from torch import Tensor, nn
 import runtime.pipeline.microbatches
 from cuda_ops.sparse.nn.tensor import SparseTensor
 from halopipe.data.feeds import Agreement, agreement_of
-from halopipe.data.sources import Item, Pair, bound, tensors_of
+from halopipe.data.sources import Form, Item, Pair, bound, tensors_of
 from halopipe.run_spec.result import Score
 from halopipe.training.checkpointing import open_saved, save_now
-from halopipe.training.evaluate import evaluate
+from halopipe.training.evaluate import evaluate, loss_rank
 from halopipe.training.first_step import FirstStep, parting
 from halopipe.training.rank import Opened, Place, Prepared, Terms
 from halopipe.training.single_device import Reference, reference_of, why_not_compared
 from planner.ir.codec import plain
 from planner.ir.errors import UnsupportedModelError, UsageError
+from planner.ir.profile import Profile
 from profiler.capture.graph import capture
 from profiler.source.clouds import samples_first
 from profiler.source.model import LoadedModel
+from profiler.source.structure import BatchStructure
+from runtime.checkpoint.training_state import LOSS
 from runtime.engine import StepResult
+from runtime.monitor.activity import Activity
 from runtime.monitor.failure import write_error
 from runtime.numerics.compare import Difference, NumericsReport, report
+from runtime.optim.optimizer import Followed, MakeOptimizer
 from runtime.pipeline.messages import CPU
 
 _log = logging.getLogger(__name__)
 
 Tensors = Tensor | tuple[Tensor, ...]
-Batch = tuple[Tensors | SparseTensor, Tensors] | list[tuple[Tensors | SparseTensor, Tensors]]
-"""Inputs and targets of a global batch; or of each of its micro-batches.
+Batch = Any
+"""A global batch as its user has it (:class:`profiler.source.structure.BatchStructure`); or a list of micro-batches.
 
 Of a sparse network the inputs are a SparseTensor, and targets one a sample or one a point in the order that the points
 were given in; or all has samples first, padded: coordinates, features and counts, and the targets.
@@ -44,10 +50,15 @@ were given in; or all has samples first, padded: coordinates, features and count
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """The model as it was before the first step; or why it could not be kept."""
+    """The model as it was before the first step; or why it could not be kept.
+
+    Attributes:
+        optimizer: makes its optimiser.
+    """
 
     model: LoadedModel | None = None
     reason: str = ""
+    optimizer: MakeOptimizer | None = None
 
     @classmethod
     def of(cls, terms: Terms, prepared: Prepared, *, check: bool) -> Kept:
@@ -58,7 +69,8 @@ class Kept:
         if reason:
             return cls(reason=reason)
         try:
-            return cls(copy.deepcopy(prepared.model))
+            made = terms.optimizer
+            return cls(copy.deepcopy(prepared.model), "", made.as_it_is() if isinstance(made, Followed) else made)
         except Exception as error:  # noqa: BLE001 - the user's module may refuse in any way
             return cls(reason=f"the model cannot be copied: {type(error).__name__}: {error}")
 
@@ -106,7 +118,8 @@ class WatchedSteps:
         if kept.model is None:
             return Reference(skipped=kept.reason)
         try:
-            return reference_of(self._terms, copy.deepcopy(kept.model), self._items, self._device)
+            terms = replace(self._terms, optimizer=kept.optimizer or self._terms.optimizer)
+            return reference_of(terms, copy.deepcopy(kept.model), self._items, self._device)
         except UnsupportedModelError as error:
             return Reference(error=write_error(error))
         except Exception as error:  # noqa: BLE001 - whatever the user's module raises, and memory that runs out
@@ -126,23 +139,33 @@ class Execution:
 
     Attributes:
         rank, num_ranks: in the job.
-        model: the user's module; parameters of this rank's stages are trained, the others stay as they were.
+        plan: that is run.
+        profile: that the plan was made from; None where nobody said.
+        followed: the user's optimiser, where it is an object.
+        activity: what this rank does.
+        model: the user's module; parameters of this rank's stages are trained, the others stay as they were until
+            :attr:`module` is asked for.
         numerics: how far this rank's part of the first update was from one device's; None before it, and where that was
             not asked for.
     """
 
     numerics: NumericsReport | None
+    profile: Profile | None = None
 
     def __init__(
         self,
         opened: Opened,
         model: nn.Module,
         leave: Callable[[], None],
-        seed: int,
+        terms: Terms,
+        activity: Activity,
+        batch: BatchStructure,
         watched: WatchedSteps | None = None,
     ) -> None:
-        self._engine, self._consumer, self._leave, self._seed = opened.engine, opened.consumer, leave, seed
-        self._watched, self.numerics = watched, None
+        self._engine, self._consumer, self._leave, self._seed = opened.engine, opened.consumer, leave, terms.seed
+        self.followed = terms.optimizer if isinstance(terms.optimizer, Followed) else None
+        self._watched, self.numerics, self.plan, self.activity = watched, None, terms.plan, activity
+        self._form = Form("the batch", None, batch)
         transport = opened.consumer.transport
         self.model, self.rank, self.num_ranks = model, transport.rank, transport.world_size
         self._trained = agreement_of(opened.consumer, 0, is_script=True)
@@ -159,31 +182,38 @@ class Execution:
         """Training steps done, those before a checkpoint that was loaded included."""
         return self._engine.num_steps
 
-    def step(self, batch: Batch) -> float | None:
+    @property
+    def is_updated(self) -> bool:
+        """Whether the last step ended with an update; with ``accumulate``, not all do."""
+        return self._engine.is_updated
+
+    def step(self, batch: Batch) -> float:
         """One training step, on a batch that every rank is given whole, the same one.
 
         Args:
-            batch: ``(inputs, targets)``, of as many samples as the plan's global batch or fewer; or a list of such
-                pairs, one a micro-batch, each of its own size and shape.
+            batch: made up as the model's example, ``(inputs, targets)`` or a mapping or nests of them, of as many
+                samples as the plan's global batch or fewer.  Or a list of such batches, one a micro-batch, each of its
+                own size and shape.
 
         Returns:
-            The loss of the batch; None on ranks that do not compute it.
+            The loss of the batch, on every rank.
 
         Raises:
             DifferentDataError: ranks were given different batches: seen before the first 8 steps, later within 64.
         """
-        return self.train(batch).loss
+        return cast("float", self.train(batch).loss)  # told to all ranks
 
     def train(self, batch: Batch) -> StepResult:
         """As :meth:`step`, with everything that is known of the step: times, learning rates, norm of the gradients."""
         self._trained.step = self.num_steps - self._trained.noted
         result = self._engine.step_on(self._bound(batch, self._trained))
         if self._watched is not None:
-            item = [self._pair(each) for each in batch] if isinstance(batch, list) else self._pair(batch)
-            self.numerics = self._watched.after(item, result)
+            self.numerics = self._watched.after(self._item(batch), result)
             if self._watched.is_over:
                 self._watched = None
-        return result
+        if self.followed is not None and self.is_updated:
+            self.followed.updated()
+        return replace(result, loss=self._told(result.loss))
 
     def evaluate(self, *batches: Batch) -> Score:
         """The mean loss over ``batches``, and the accuracy of a model that classifies, in evaluation mode.
@@ -225,12 +255,7 @@ class Execution:
             StaleFileError: it is another model's.
             UsageError: gradients wait for the update, or random numbers were drawn from another seed.
         """
-        if not self._engine.is_updated:
-            raise UsageError(
-                "nothing can be loaded between updates",
-                [f"after step {self.num_steps} gradients wait for the update"],
-                ["load after an update, or before the first step"],
-            )
+        self._require_updated()
         saved = open_saved(folder, self._consumer.graph, step)
         if saved.seed(self._seed) != self._seed:
             raise UsageError(
@@ -242,27 +267,77 @@ class Execution:
         self._watched = None  # what was kept of the first step is not what goes on
         return self._engine.num_steps
 
-    def state_dict(self) -> dict[str, Tensor]:
-        """Parameters and buffers of this rank's stages, by the module's own names."""
-        return self._engine.state_dict()
+    def state_dict(self) -> dict[str, Any]:
+        """That of the whole module, trained as it is by now: copies, on every rank; all ranks call this together.
+
+        A loss that is trained with the network adds its parameters as ``loss_fn.*``.
+        """
+        found = self._engine.whole_state_dict()
+        own = {name: found.pop(name, value) for name, value in self.model.state_dict().items()}
+        return {**own, **found}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from these parameters and buffers; optimiser and steps stay.  All ranks are given the same.
+
+        Raises:
+            UsageError: they are not the module's, or gradients wait for the update.
+        """
+        self._require_updated()
+        of_loss = {name: value for name, value in state.items() if name.startswith(LOSS)}
+        try:
+            self.model.load_state_dict({name: value for name, value in state.items() if name not in of_loss})
+        except RuntimeError as error:  # names and shapes
+            raise UsageError("this is not the state of the model", str(error).splitlines()[1:]) from error
+        missing = [name for name in self._engine.state_dict() if name.startswith(LOSS) and name not in of_loss]
+        if missing:
+            raise UsageError("this is not the state of the model and its loss", [f"missing: {', '.join(missing)}"])
+        self._engine.load_state_dict(state)
+        self._watched = None  # what was kept of the first step is not what goes on
+
+    @property
+    def module(self) -> nn.Module:
+        """The user's module with all that is trained by now, on every rank; all ranks ask for it together."""
+        self.model.load_state_dict(
+            {name: value for name, value in self.state_dict().items() if not name.startswith(LOSS)}
+        )
+        return self.model
 
     def close(self) -> None:
         """Leaves the job."""
         self._leave()
 
+    def _require_updated(self) -> None:
+        if not self.is_updated:
+            raise UsageError(
+                "nothing can be loaded between updates",
+                [f"after step {self.num_steps} gradients wait for the update"],
+                ["load after an update, or before the first step"],
+            )
+
+    def _told(self, loss: float | None) -> float:
+        """The loss, which some ranks know, on all of them."""
+        consumer = self._consumer
+        is_mine = loss is not None and self.rank == loss_rank(consumer)
+        told = torch.tensor([loss if is_mine else 0.0], dtype=torch.float64)
+        consumer.transport.all_reduce(told, consumer.ranks, consumer.deadline_s)
+        return told.item()
+
     def _bound(self, batch: Batch, agreement: Agreement) -> runtime.pipeline.microbatches.Batch:
         """The batch, which all ranks were given, as the engine takes it."""
-        item = [self._pair(each) for each in batch] if isinstance(batch, list) else self._pair(batch)
+        item = self._item(batch)
         found = bound(item, self._consumer.inputs, self._consumer.decision.micro_batches)
         agreement.note(tensors_of(item))
         return found
 
-    def _pair(self, batch: tuple[Tensors | SparseTensor, Tensors]) -> Pair:
-        inputs, targets = batch
-        if isinstance(inputs, SparseTensor):
+    def _item(self, batch: Batch) -> Item:
+        return [self._pair(each) for each in batch] if self._form.is_several(batch) else self._pair(batch)
+
+    def _pair(self, batch: Any) -> Pair:
+        if isinstance(batch, (tuple, list)) and isinstance(batch[0], SparseTensor):
+            inputs, targets = batch
             found = samples_first(inputs, _tuple(targets), self._consumer.per_site)
             return found[:_NUM_OF_CLOUDS], found[_NUM_OF_CLOUDS:]
-        return _tuple(inputs), _tuple(targets)
+        return self._form.pair(batch)
 
 
 _NUM_OF_CLOUDS = 3

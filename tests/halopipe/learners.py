@@ -17,14 +17,34 @@ from tests.halopipe.plans import plan_of
 NUM_SAMPLES, NUM_CLASSES, WIDTH = 19, 3, 5
 
 
-def classifier(*, input_shape: tuple[int, ...] = (4, WIDTH)) -> tuple[nn.Module, tuple[Tensor, Tensor], object]:
+def classifier(
+    *, input_shape: tuple[int, ...] = (4, WIDTH), dropout: float = 0.2
+) -> tuple[nn.Module, tuple[Tensor, Tensor], object]:
     """Two layers, dropout between."""
-    module = nn.Sequential(nn.Linear(WIDTH, 7), nn.Tanh(), nn.Dropout(0.2), nn.Linear(7, NUM_CLASSES))
+    module = nn.Sequential(nn.Linear(WIDTH, 7), nn.Tanh(), nn.Dropout(dropout), nn.Linear(7, NUM_CLASSES))
     _fill(module)
     generator = torch.Generator().manual_seed(1)
     inputs = torch.randn(input_shape, generator=generator)
     targets = torch.randint(NUM_CLASSES, input_shape[:1], generator=generator)
     return module, (inputs, targets), functional.cross_entropy
+
+
+class Keyed(nn.Module):
+    """Takes a mapping with the labels inside, and gives one with its loss."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = classifier(dropout=0.0)[0]
+
+    def forward(self, inputs: list[Tensor | None], labels: Tensor) -> dict[str, Tensor]:
+        logits = self.layers(inputs[0])
+        return {"loss": functional.cross_entropy(logits, labels), "logits": logits}
+
+
+def keyed() -> tuple[nn.Module, dict[str, object]]:
+    """The classifier, as models of people are called."""
+    _, (inputs, targets), _ = classifier(dropout=0.0)
+    return Keyed(), {"inputs": [inputs, None], "labels": targets}
 
 
 class Tagger(nn.Module):
