@@ -1,8 +1,8 @@
 """The charts of a report, for bokeh: the step of every rank, memory over time, and plans by step and memory.
 
 Each is drawn on canvas by bokeh's script when the reader comes near it: 128,000 bars are no trouble, and nothing has
-to be fetched.  What is said where the pointer is, and what colours a theme has, is in ``report.js``; columns hold numbers
-for it, and of names those of plans alone.
+to be fetched.  What is said where the pointer is, and what colours a theme has, is in ``report.js``; columns hold
+numbers for it, and of names those of plans alone.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from bokeh.document import Document
 from bokeh.embed.util import standalone_docs_json_and_render_items
 from bokeh.layouts import column
 from bokeh.models import ColumnDataSource, FixedTicker, HoverTool, Range1d, Span
@@ -32,7 +33,7 @@ _MS, _MIB = 1e3, 2**20
 _LANES_PX = 430
 _LEAST_LANE_PX, _MOST_LANE_PX = 9, 40
 _NONE = -1
-_MOST_OUTLINED, _MOST_NUMBERED = 4000, 1000
+_MOST_OUTLINED, _MOST_NUMBERED, _MOST_WITH_MESSAGES = 4000, 1000, 20000  # actions of a panel
 _MOST_NAMED = 12
 _LABEL_FROM = 0.014  # of the step
 _LIMIT_IN_VIEW = 1.6  # times the most memory used; a limit beyond is said in words
@@ -82,6 +83,8 @@ def charts(
 
 def _plain(chart: Any) -> Any:
     """A document that holds the chart, as plain data."""
+    document = Document()
+    document.add_root(chart)
     (found,) = standalone_docs_json_and_render_items([chart])[0].values()
     return found
 
@@ -95,7 +98,7 @@ def step_chart(timelines: Sequence[Timeline], decision: Decision) -> Any:
     """A panel a timeline over one time axis, a lane a rank; None where no action is timed.
 
     A bar is as high as its lane, what a host prepares is a line below it, and waiting for a message or sending one is
-    a line above it.  Messages are drawn when somebody asks.
+    a line above it, left out at first where there are very many.  Messages are drawn when somebody asks.
     """
     shown = [timeline for timeline in timelines if timeline.spans]
     if not shown:
@@ -274,7 +277,7 @@ def _actions(chart: Any, timeline: Timeline) -> None:
             "microbatch": rows[:, 4].astype(np.int32),
             **({"peer": rows[:, 5].astype(np.int32)} if op in MESSAGE else {}),
         }
-        chart.hbar(
+        bars = chart.hbar(
             y="y",
             left="left",
             right="right",
@@ -285,6 +288,7 @@ def _actions(chart: Any, timeline: Timeline) -> None:
             line_width=0.6,
             name=f"action {op.value} {WORDS[op]}",
         )
+        bars.visible = op not in MESSAGE or len(timeline.spans) <= _MOST_WITH_MESSAGES
     _numbers(chart, by_op, timeline.step_s)
     for name, width in (("messages", 0.8), ("pointed", 2.2)):
         ends = ColumnDataSource({key: [] for key in ("x0", "y0", "x1", "y1")})

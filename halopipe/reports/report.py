@@ -69,39 +69,61 @@ class Sources:
     rivals: Mapping[str, Plan] = field(default_factory=dict)
 
 
-def read(paths: Sequence[str | Path], profile: Path | None = None, cluster: Path | None = None) -> Sources:
-    """The files, told apart by what they hold: the first plan is the one reported, further plans are its rivals.
+def read(
+    things: Sequence[str | Path | Plan | Profile | TimelineFile],
+    profile: Path | None = None,
+    cluster: Path | None = None,
+    remembered: Profile | None = None,
+) -> Sources:
+    """Files, told apart by what they hold, and objects: the first plan is the one reported, others are its rivals.
 
     A profile that is not named is found where it is ``profile.json`` beside the plan.
 
     Args:
-        profile: its file, if it is not among ``paths``.
+        profile: its file, if it is not among ``things``.
         cluster: the cluster file that the plan was made for, if it was.
+        remembered: the plan's profile, where none is given.
 
     Raises:
-        UsageError: there is no plan, or there are two profiles or timelines.
+        UsageError: there is no plan, there are two profiles or timelines, or the timeline is of another plan.
         StaleFileError: the plan was made from another profile.
         InputFileError: a file cannot be used.
     """
-    found = {str(path): load_any(path) for path in paths}
-    plans = {path: value for path, value in found.items() if isinstance(value, Plan)}
-    profiles = [path for path, value in found.items() if isinstance(value, Profile)]
-    profiles += [str(profile)] if profile is not None else []
-    timelines = [path for path, value in found.items() if isinstance(value, TimelineFile)]
+    from halopipe.planning.clusters import on_cluster
+
+    found: dict[str, Any] = {}
+    for thing in [*things, *([profile] if profile is not None else [])]:
+        if isinstance(thing, (str, Path)):
+            found[str(thing)] = load_any(thing)
+        else:
+            found[_unused(thing.search.solver if isinstance(thing, Plan) else type(thing).__name__, found)] = thing
+    plans = {name: value for name, value in found.items() if isinstance(value, Plan)}
+    profiles = [name for name, value in found.items() if isinstance(value, Profile)]
+    runs = [name for name, value in found.items() if isinstance(value, TimelineFile)]
     if not plans:
-        raise UsageError("no plan is given", [f"{path} is none" for path in found], ["halopipe report plan.json ..."])
-    for what, paths_of in (("profiles", profiles), ("timelines", timelines)):
-        if len(paths_of) > 1:
-            raise UsageError(f"{len(paths_of)} {what} are given", paths_of, ["keep one, the plan's own"])
-    path, plan = next(iter(plans.items()))
-    known = solve.profile_of(plan, path, Path(profiles[0]) if profiles else None, cluster)
-    rivals = {name: rival for name, rival in plans.items() if name != path}
-    names = Counter(Path(name).name for name in plans)
-    rivals = {Path(n).name if names[Path(n).name] == 1 else n: rival for n, rival in rivals.items()}
-    run = found[timelines[0]] if timelines else None
-    if run is not None:
-        require_timeline_of(plan, run, timelines[0])
-    return Sources(Path(path).name, plan, known, run, rivals)
+        raise UsageError("no plan is given", [f"{name} is none" for name in found], ["halopipe report plan.json ..."])
+    for what, names in (("profiles", profiles), ("timelines", runs)):
+        if len(names) > 1:
+            raise UsageError(f"{len(names)} {what} are given", names, ["keep the plan's own"])
+    first, plan = next(iter(plans.items()))
+    if profiles:
+        given = found[profiles[0]] if cluster is None else on_cluster(found[profiles[0]], cluster)
+        remembered = solve.require_profile(given, plan, profiles[0])
+    elif remembered is None:
+        remembered = solve.profile_of(plan, first, None, cluster)
+    if runs:
+        require_timeline_of(plan, found[runs[0]], runs[0])
+    base = Counter(Path(name).name for name in plans)
+    rivals = {Path(name).name if base[Path(name).name] == 1 else name: value for name, value in plans.items()}
+    rivals.pop(Path(first).name if base[Path(first).name] == 1 else first)
+    return Sources(Path(first).name, plan, remembered, found[runs[0]] if runs else None, rivals)
+
+
+def _unused(name: str, taken: Mapping[str, object]) -> str:
+    """``name``, or with the first number behind it that makes it another."""
+    return next(
+        each for number in range(len(taken) + 1) if (each := f"{name} {number + 1}" if number else name) not in taken
+    )
 
 
 def require_timeline_of(plan: Plan, run: TimelineFile, source: str) -> None:

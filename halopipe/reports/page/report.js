@@ -337,10 +337,13 @@
     }, { passive: false });
     const named = (test) => panels.flatMap((panel) => panel.renderers.filter((one) => test(one.name ?? "")));
     for (const chip of document.querySelectorAll("[data-ops]")) {
+      const ops = chip.dataset.ops.split(" ");
+      const bars = named((name) => name.startsWith("action ") && ops.includes(name.split(" ")[1]));
+      chip.setAttribute("aria-pressed", String(bars.some((one) => one.visible)));
       chip.addEventListener("click", () => {
-        const on = chip.getAttribute("aria-pressed") !== "true", ops = chip.dataset.ops.split(" ");
+        const on = chip.getAttribute("aria-pressed") !== "true";
         chip.setAttribute("aria-pressed", String(on));
-        for (const one of named((name) => name.startsWith("action ") && ops.includes(name.split(" ")[1]))) one.visible = on;
+        for (const one of bars) one.visible = on;
       });
     }
     $("step-messages").addEventListener("click", (event) => {
