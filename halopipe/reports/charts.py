@@ -17,7 +17,8 @@ import numpy as np
 from bokeh.document import Document
 from bokeh.embed.util import standalone_docs_json_and_render_items
 from bokeh.layouts import column
-from bokeh.models import ColumnDataSource, FixedTicker, HoverTool, Range1d, Span
+from bokeh.models import ColumnDataSource, FixedTicker, HoverTool, Range1d
+from bokeh.models.annotations import Span
 from bokeh.plotting import figure
 from bokeh.resources import Resources
 
@@ -106,7 +107,7 @@ def step_chart(timelines: Sequence[Timeline], decision: Decision) -> Any:
     ranks = max(decision.num_ranks, *(span.rank + 1 for timeline in shown for span in timeline.spans))
     lane_px = min(_MOST_LANE_PX, max(_LEAST_LANE_PX, _LANES_PX // ranks))
     end = _MS * max(timeline.step_s for timeline in shown)
-    x_range, y_range = Range1d(0, end, bounds=(0, end)), Range1d(ranks - 0.5, -0.5)
+    x_range, y_range = Range1d(start=0, end=end, bounds=(0, end)), Range1d(start=ranks - 0.5, end=-0.5)
     panels = []
     for timeline in shown:
         chart = _figure(
@@ -135,8 +136,8 @@ def memory_chart(timelines: Sequence[Timeline], decision: Decision, limits: Sequ
     end = _MS * max(timeline.step_s for timeline in shown)
     chart = _figure(
         height=330,
-        x_range=Range1d(0, end, bounds=(0, end)),
-        y_range=Range1d(0, 1.06 * max([most, *(limit / _MIB for limit in near)])),
+        x_range=Range1d(start=0, end=end, bounds=(0, end)),
+        y_range=Range1d(start=0, end=1.06 * max([most, *(limit / _MIB for limit in near)])),
         x_axis_label="time in ms",
         y_axis_label="memory in MiB",
         name=MEMORY,
@@ -144,7 +145,7 @@ def memory_chart(timelines: Sequence[Timeline], decision: Decision, limits: Sequ
     stage_of = {rank: number for number, stage in enumerate(decision.stages) for rank in stage.ranks}
     for timeline in shown:
         lines = dict(_stairs(timeline))
-        source = {
+        source: dict[str, Any] = {
             "xs": [xs for xs, _ in lines.values()],
             "ys": [ys for _, ys in lines.values()],
             "rank": list(lines),
@@ -174,8 +175,8 @@ def plans_chart(points: Sequence[Point], bound_s: float) -> Any:
     left, right = min([*xs, _MS * bound_s or xs[0]]), xs.max()
     chart = _figure(
         height=330,
-        x_range=Range1d(left - 0.06 * (right - left or right), right + 0.2 * (right - left or right)),
-        y_range=Range1d(0, 1.12 * ys.max()),
+        x_range=Range1d(start=left - 0.06 * (right - left or right), end=right + 0.06 * (right - left or right)),
+        y_range=Range1d(start=0, end=1.12 * ys.max()),
         x_axis_label="step in ms",
         y_axis_label="fullest rank in MiB",
         name=PLANS,
@@ -202,15 +203,29 @@ def plans_chart(points: Sequence[Point], bound_s: float) -> Any:
                 line_color=colour,
                 name=f"plans {role}",
             )
-    named = [number for number, point in enumerate(points) if point.role != "front"]
+    taken: set[tuple[float, int]] = set()
+    named = []
+    for number, point in sorted(enumerate(points), key=lambda pair: pair[1].role == "alternative"):  # a rival's first
+        place = (round(point.step_s, 6), point.peak_bytes)
+        if point.role != "front" and place not in taken:
+            taken.add(place)
+            named.append(number)
     if len(named) <= _MOST_NAMED:
-        texts = ColumnDataSource({"x": xs[named], "y": ys[named], "text": [points[number].name for number in named]})
+        late = xs[named] > (left + right) / 2  # their names end where others begin
+        texts: dict[str, Any] = {
+            "x": xs[named],
+            "y": ys[named],
+            "text": [points[number].name for number in named],
+            "align": ["right" if each else "left" for each in late],
+            "aside": np.where(late, -9, 9),
+        }
         chart.text(
             "x",
             "y",
             "text",
-            source=texts,
-            x_offset=9,
+            source=ColumnDataSource(texts),
+            text_align="align",
+            x_offset="aside",
             y_offset=-5,
             text_font_size="11px",
             name="names",
@@ -268,7 +283,7 @@ def _actions(chart: Any, timeline: Timeline) -> None:
     for op in (op for op in OPERATIONS if op in by_op):
         rows = np.array(by_op[op], np.float64)
         above = -0.45 if op in MESSAGE else 0.45 if op is Op.PREPARE else 0.0
-        source = {
+        source: dict[str, Any] = {
             "left": rows[:, 0].astype(np.float32),
             "right": rows[:, 1].astype(np.float32),
             "y": (rows[:, 2] + above).astype(np.float32),
@@ -304,7 +319,7 @@ def _numbers(chart: Any, by_op: Mapping[Op, list[_Row]], step_s: float) -> None:
         if row[1] - row[0] > _MS * _LABEL_FROM * step_s and row[4] != _NONE
     ]
     if wide and len(wide) <= _MOST_NUMBERED:
-        source = {
+        source: dict[str, Any] = {
             "x": [(row[0] + row[1]) / 2 for row in wide],
             "y": [row[2] for row in wide],
             "text": [str(row[4]) for row in wide],

@@ -83,7 +83,7 @@
     const [name, kind, stage, facts] = layers[number];
     return [name, `${kind ? `${kind}, ` : ""}${data.stages[stage].name} on ${data.stages[stage].devices}`, ...facts];
   };
-  function choose(number, near = true) {
+  function choose(number, near = true, seek = false) {
     if (chosen >= 0) groups[chosen].classList.remove("chosen");
     chosen = number;
     if (number < 0) return;
@@ -92,7 +92,7 @@
     const name = Object.assign(document.createElement("b"), { textContent: first });
     $("layer").replaceChildren(name, ` – ${others.join("; ")}`);
     const [x, y] = boxes[number], wide = COLUMN * 6, inside = Math.min(view[2], wide);
-    if (near && (view[2] > wide * 1.5 && graph.classList.contains("far") || x < view[0] || x > view[0] + view[2] || y < view[1] || y > view[1] + view[3])) {
+    if (near && (view[2] > wide * 1.5 && (seek || graph.classList.contains("far")) || x < view[0] || x > view[0] + view[2] || y < view[1] || y > view[1] + view[3])) {
       const high = inside * (graph.clientHeight / Math.max(1, graph.clientWidth));
       show([x - inside / 2, y - high / 2, inside, high]);
     }
@@ -109,7 +109,7 @@
   }
   $("search").addEventListener("input", search);
   $("search").addEventListener("keydown", (event) => {
-    if (event.key === "Enter" && matches.length) choose(matches[(next = (next + 1) % matches.length)]);
+    if (event.key === "Enter" && matches.length) choose(matches[(next = (next + 1) % matches.length)], true, true);
     if (event.key === "Escape") { event.target.value = ""; search(); }
   });
   for (const chip of document.querySelectorAll("[data-stage]")) {
@@ -191,6 +191,7 @@
     paint(found);
     await Bokeh.embed.add_document_standalone(found, $(element));
     const plots = [...found.all_models].filter((model) => model.type === "Figure");
+    for (const plot of plots) plot.setv({ min_border_right: 14 });  // laid out and painted again, now in its true place
     plots.forEach(point_at);
     if (element === "step-chart") step_controls(plots);
     delete data.charts[element];
