@@ -52,7 +52,7 @@
       group.append(
         svg("rect", { x: -BOX[0] / 2, y: -BOX[1] / 2, width: BOX[0], height: BOX[1], rx: 0.14, stroke: colour,
           fill: colour, style: "fill-opacity: var(--box)" }),
-        svg("text", { y: kind ? -0.02 : 0.09, style: "font-size: 0.32px" }, short(name, 15)),
+        svg("text", { y: kind ? -0.02 : 0.09, style: "font-size: 0.3px" }, short(name, 15)),
       );
       if (kind) group.append(svg("text", { y: 0.24, class: "kind", style: "font-size: 0.21px" }, kind));
       groups[number] = group;
@@ -67,7 +67,7 @@
     view = next;
     graph.setAttribute("viewBox", view.join(" "));
     const scale = Math.min(graph.clientWidth / view[2], graph.clientHeight / view[3]);
-    graph.classList.toggle("far", scale * 0.32 < 6);  // smaller letters nobody reads
+    graph.classList.toggle("far", scale * 0.3 < 5.6);  // smaller letters nobody reads
   }
   function zoom(factor, at = [view[0] + view[2] / 2, view[1] + view[3] / 2]) {
     const least = 4 / Math.max(view[2], view[3]), most = (1.6 * Math.max(whole[2], whole[3])) / Math.max(view[2], view[3]);
