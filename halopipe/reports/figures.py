@@ -59,6 +59,7 @@ _MIB = 2**20
 _LIMIT_IN_VIEW = 1.5
 _MOST_NAMED = 12  # ranks, or stages, in a legend
 _GRAPH_ASPECT = 1.6
+_MOST_LETTERS = 15  # of a layer's name in its box
 _LEAST_POINTS = 3.0  # of letters that are drawn
 
 
@@ -158,15 +159,18 @@ def graph(plan: Plan, edges: Sequence[tuple[int, int]]) -> Figure:
     axes = figure.subplots()
     axes.add_collection(LineCollection([[(a, b), (c, d)] for a, b, c, d in drawn.lines], colors=GREY, linewidths=0.6))
     half_x, half_y = graph_layout.BOX_WIDTH / 2, graph_layout.BOX_HEIGHT / 2
+    points = min(
+        7.0, 72 * inches * graph_layout.BOX_WIDTH / (0.6 * _MOST_LETTERS)
+    )  # a letter is 0.6 of its height wide
     for name, placement, (x, y) in zip(names, places, drawn.boxes, strict=True):
         colour = stage_colour(placement.stage)
         box = Rectangle(
             (x - half_x, y - half_y), 2 * half_x, 2 * half_y, facecolor=to_rgba(colour, 0.25), edgecolor=colour
         )
         axes.add_patch(box)
-        points = min(7.0, 72 * inches * 1.5 / max(6, len(name)))
         if points >= _LEAST_POINTS:
-            axes.text(x, y, name, ha="center", va="center", fontsize=points)
+            text = name if len(name) <= _MOST_LETTERS else f"…{name[1 - _MOST_LETTERS :]}"
+            axes.text(x, y, text, ha="center", va="center", fontsize=points)
     axes.set_xlim(0, drawn.width)
     axes.set_ylim(drawn.height, 0)
     axes.set_axis_off()
