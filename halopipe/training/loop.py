@@ -100,6 +100,7 @@ class Loop:
             dict(self._memory),
             "" if self.reference is None else self.reference.witness,
             "" if self.reference is None else self.reference.skipped,
+            self.supply.origin,
         )
 
     @property
