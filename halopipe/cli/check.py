@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import TYPE_CHECKING
 
 from halopipe.cli.options import ClusterOption, Json, PlanPath, ProfileOption
 
 if TYPE_CHECKING:
     from planner.ir.profile import Profile
+
+
+_UNDO = "or undo what was edited by hand, where that is named above"
 
 
 def check(plan: PlanPath, profile: ProfileOption = None, cluster: ClusterOption = None, json: Json = False) -> None:
@@ -28,7 +32,8 @@ def check(plan: PlanPath, profile: ProfileOption = None, cluster: ClusterOption 
     if json:
         console.emit_json({"plan": str(plan), "faults": list(faults), "not_checked": list(unchecked)})
     if faults:
-        raise PlanCheckError(f"{plan} has {len(faults)} fault{'s' if len(faults) > 1 else ''}", faults)
+        again = f"plan again: halopipe plan {shlex.quote(str(profile or 'PROFILE'))}"
+        raise PlanCheckError(f"{plan} has {len(faults)} fault{'s' if len(faults) > 1 else ''}", faults, [again, _UNDO])
     if json:
         return
     if source is not None:

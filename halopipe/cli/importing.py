@@ -37,7 +37,11 @@ def import_(
         require_known("format to import", [format_], _FORMATS)
         entry = catalogue.device(device)
         if entry.memory_bytes is None:
-            raise UsageError(f"the catalogue does not say how much memory {entry.name} has", [entry.note])
+            raise UsageError(
+                f"the catalogue does not say how much memory {entry.name} has",
+                [entry.note],
+                ["--device V100-16GB", "halopipe devices"],
+            )
         spec = DeviceSpec(f"n0/{entry.family}0", entry.name, "n0", int(entry.memory_bytes.value))
         found = as_profile(pipedream.read(file), Cluster((spec,), {}), samples)
         senseless = faults(found)

@@ -134,7 +134,9 @@ def save(figure: Figure, path: str | Path) -> None:
             figure.savefig(buffer, format="png", dpi=150)
             write_bytes(path, buffer.getvalue())
         case suffix:
-            raise UsageError(f"figures are written as .svg or .png, not {suffix or 'without a suffix'!r}")
+            raise UsageError(
+                f"figures are written as .svg or .png, not {suffix or 'without a suffix'!r}", [], ["step.svg"]
+            )
 
 
 def _draw_timeline(axes: Axes, timeline: Timeline) -> set[Op]:

@@ -137,7 +137,11 @@ def _calling(name: str, arguments: Mapping[str, float]) -> Callable[[Any], Any]:
             raise
         except Exception as error:
             shown = ", ".join(f"{key}={value:g}" for key, value in arguments.items())
-            raise FactoryError(f"{name}({shown}) raised {type(error).__name__}", [str(error)]) from error
+            raise FactoryError(
+                f"{name}({shown}) raised {type(error).__name__}",
+                [str(error)],
+                ["mend it there; behind its name stand arguments: recipes.py:adamw:lr=0.001"],
+            ) from error
 
     return make
 

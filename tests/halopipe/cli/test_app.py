@@ -169,6 +169,7 @@ def test_what_goes_wrong_is_said_on_stderr_with_its_exit_code(
     before = sorted(path.name for path in folder.iterdir())
     result = call(*arguments)
     assert (result.exit_code, text in result.stderr, result.stdout) == (exit_code, True, ""), result.stderr
+    assert ("error[H" not in result.stderr) or "\n  try: " in result.stderr
     assert sorted(path.name for path in folder.iterdir()) == before
 
 
