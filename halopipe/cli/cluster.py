@@ -7,15 +7,26 @@ from typing import Annotated
 
 import typer
 
+from halopipe.cli import completion
 from halopipe.cli.options import Json
 
 
 def cluster(
     file: Annotated[
-        Path | None, typer.Argument(metavar="[CLUSTER]", help="A cluster file (YAML); this host if not given.")
+        Path | None,
+        typer.Argument(
+            metavar="[CLUSTER]",
+            help="A cluster file (YAML); this host if not given.",
+            autocompletion=completion.clusters,
+        ),
     ] = None,
     profile: Annotated[
-        Path | None, typer.Option(metavar="PROFILE", help="A profile, whose kinds of device the file may name.")
+        Path | None,
+        typer.Option(
+            metavar="PROFILE",
+            help="A profile, whose kinds of device the file may name.",
+            autocompletion=completion.profiles,
+        ),
     ] = None,
     output: Annotated[
         Path | None, typer.Option("-o", "--output", help="Write the profile as it would be on these machines.")

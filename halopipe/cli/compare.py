@@ -7,11 +7,17 @@ from typing import Annotated
 
 import typer
 
+from halopipe.cli import completion
 from halopipe.cli.options import ClusterOption, Json, ProfileOption
 
 
 def compare(
-    plans: Annotated[list[Path], typer.Argument(metavar="PLAN...", help="Plan files; the first is the reference.")],
+    plans: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="PLAN...", help="Plan files; the first is the reference.", autocompletion=completion.plans
+        ),
+    ],
     baselines: Annotated[
         bool, typer.Option("--baselines", help="Beside the published strategies; needs --profile.")
     ] = False,

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from halopipe.cli import completion
 from halopipe.cli.options import ClusterOption, PlanPath, ProfileOption
 
 if TYPE_CHECKING:
@@ -20,9 +21,22 @@ _FORMATS = {_TRACE: Path("trace.json"), _TORCH: Path("pipeline.json")}
 
 def export(
     plan: PlanPath,
-    to: Annotated[str, typer.Option("--to", metavar="FORMAT", help=f"{' or '.join(_FORMATS)}.")],
+    to: Annotated[
+        str,
+        typer.Option(
+            "--to",
+            metavar="FORMAT",
+            help=f"{' or '.join(_FORMATS)}.",
+            autocompletion=completion.named(lambda: _FORMATS),
+        ),
+    ],
     timeline: Annotated[
-        Path | None, typer.Option(metavar="TIMELINE", help="A timeline file, as written by 'halopipe run'.")
+        Path | None,
+        typer.Option(
+            metavar="TIMELINE",
+            help="A timeline file, as written by 'halopipe run'.",
+            autocompletion=completion.timelines,
+        ),
     ] = None,
     profile: ProfileOption = None,
     cluster: ClusterOption = None,

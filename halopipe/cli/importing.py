@@ -7,16 +7,27 @@ from typing import Annotated
 
 import typer
 
+from halopipe.cli import completion
+
 _FORMATS = ("pipedream",)
 
 
 def import_(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A published profile, such as PipeDream's graph.txt.")],
-    format_: Annotated[str, typer.Option("--format", metavar="FORMAT", help="pipedream.")] = "pipedream",
+    format_: Annotated[
+        str,
+        typer.Option(
+            "--format", metavar="FORMAT", help="pipedream.", autocompletion=completion.named(lambda: _FORMATS)
+        ),
+    ] = "pipedream",
     samples: Annotated[int, typer.Option(min=1, help="Samples of the mini-batch that the file is of.")] = 1,
     device: Annotated[
         str,
-        typer.Option(metavar="NAME", help="What the file was measured on; of the catalogue, which knows its memory."),
+        typer.Option(
+            metavar="NAME",
+            help="What the file was measured on; of the catalogue, which knows its memory.",
+            autocompletion=completion.devices,
+        ),
     ] = "V100-16GB",
     output: Annotated[Path, typer.Option("-o", "--output", help="File to write.")] = Path("profile.json"),
 ) -> None:

@@ -7,12 +7,18 @@ from typing import Annotated
 
 import typer
 
+from halopipe.cli import completion
 from halopipe.cli.options import Json
 
 
 def merge(
     profiles: Annotated[
-        list[Path], typer.Argument(metavar="PROFILE...", help="Profiles of one model, each from a host of its own.")
+        list[Path],
+        typer.Argument(
+            metavar="PROFILE...",
+            help="Profiles of one model, each from a host of its own.",
+            autocompletion=completion.profiles,
+        ),
     ],
     output: Annotated[Path, typer.Option("-o", "--output", help="File to write.")] = Path("merged.json"),
     json: Json = False,

@@ -11,6 +11,7 @@ from typing import Annotated, Any, get_type_hints
 
 import typer
 
+from halopipe.cli import completion
 from halopipe.run_spec.options import ASKED, METRICS, PATH, SIZE, RunFiles, RunOptions, flag_of, option_of
 
 
@@ -49,21 +50,31 @@ JobPath = Annotated[
         metavar="PLAN|JOB",
         help="A plan file, or a job file (.yaml) that names one and options of this command; flags override them.",
         is_eager=True,
+        autocompletion=completion.jobs,
         callback=_from_job,
     ),
 ]
-PlanPath = Annotated[Path, typer.Argument(metavar="PLAN", help="A plan file, as written by 'halopipe plan'.")]
+PlanPath = Annotated[
+    Path,
+    typer.Argument(metavar="PLAN", help="A plan file, as written by 'halopipe plan'.", autocompletion=completion.plans),
+]
 ProfileOption = Annotated[
     Path | None,
     typer.Option(
         "--profile",
         metavar="PROFILE",
         help="The profile that the plan was made from; if it is profile.json beside the plan, it is found.",
+        autocompletion=completion.profiles,
     ),
 ]
 ClusterOption = Annotated[
     Path | None,
-    typer.Option("--cluster", metavar="FILE", help="Machines one does not have (YAML); see 'halopipe devices'."),
+    typer.Option(
+        "--cluster",
+        metavar="FILE",
+        help="Machines one does not have (YAML); see 'halopipe devices'.",
+        autocompletion=completion.clusters,
+    ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Write the result alone, as JSON, to stdout.")]
 HostsOption = Annotated[
@@ -119,6 +130,7 @@ def _parameter(name: str, kind: Any) -> inspect.Parameter:
         min=option.least if kind in (int, float) else None,
         callback=a_number if kind is float else None,
         rich_help_panel=option.panel or None,
+        autocompletion=completion.RUN.get(name),
     )
     return inspect.Parameter(
         name, inspect.Parameter.POSITIONAL_OR_KEYWORD, default=default, annotation=Annotated[kind, shown]

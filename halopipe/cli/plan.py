@@ -7,11 +7,17 @@ from typing import Annotated
 
 import typer
 
+from halopipe.cli import completion
 from halopipe.cli.options import ClusterOption, Json, a_number
 
 
 def plan(
-    profile: Annotated[Path, typer.Argument(metavar="PROFILE", help="A profile, as written by 'halopipe profile'.")],
+    profile: Annotated[
+        Path,
+        typer.Argument(
+            metavar="PROFILE", help="A profile, as written by 'halopipe profile'.", autocompletion=completion.profiles
+        ),
+    ],
     output: Annotated[Path, typer.Option("-o", "--output", help="File to write.")] = Path("plan.json"),
     cluster: ClusterOption = None,
     global_batch: Annotated[
@@ -22,19 +28,43 @@ def plan(
     ] = None,
     schedule: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME", help="Schedule that may be used; repeatable; those that can run if not given."),
+        typer.Option(
+            metavar="NAME",
+            help="Schedule that may be used; repeatable; those that can run if not given.",
+            autocompletion=completion.schedules,
+        ),
     ] = None,
     objective: Annotated[
-        str, typer.Option(metavar="NAME", help="What to make small: throughput (the step), memory or latency.")
+        str,
+        typer.Option(
+            metavar="NAME",
+            help="What to make small: throughput (the step), memory or latency.",
+            autocompletion=completion.objectives,
+        ),
     ] = "throughput",
     recompute: Annotated[
-        str, typer.Option(metavar="WHEN", help="Compute activations again before the backward: never, auto, always.")
+        str,
+        typer.Option(
+            metavar="WHEN",
+            help="Compute activations again before the backward: never, auto, always.",
+            autocompletion=completion.choices,
+        ),
     ] = "never",
     shard: Annotated[
-        str, typer.Option(metavar="WHEN", help="Divide a stage's optimiser state over its ranks: never, auto, always.")
+        str,
+        typer.Option(
+            metavar="WHEN",
+            help="Divide a stage's optimiser state over its ranks: never, auto, always.",
+            autocompletion=completion.choices,
+        ),
     ] = "never",
     allow: Annotated[
-        str, typer.Option(metavar="DIM,...", help="Dims that layers may be cut along: sample, spatial, channel.")
+        str,
+        typer.Option(
+            metavar="DIM,...",
+            help="Dims that layers may be cut along: sample, spatial, channel.",
+            autocompletion=completion.families,
+        ),
     ] = "sample",
     halo_depth: Annotated[
         int, typer.Option(min=0, metavar="ROWS", help="Most rows that may be computed twice to save halos; 0: none.")
@@ -45,7 +75,9 @@ def plan(
     forbid: Annotated[
         list[str] | None, typer.Option(metavar="RULE", help="What must not be, such as 'fc=device:n0/*'; repeatable.")
     ] = None,
-    solver: Annotated[str, typer.Option(metavar="NAME", help="How to search.")] = "best-first",
+    solver: Annotated[
+        str, typer.Option(metavar="NAME", help="How to search.", autocompletion=completion.solvers)
+    ] = "best-first",
     ranks: Annotated[int, typer.Option(min=0, help="Devices that may be used; 0: all.")] = 0,
     max_stages: Annotated[int, typer.Option(min=0, help="Most stages; 0: no limit.")] = 0,
     memory: Annotated[

@@ -7,12 +7,18 @@ from typing import Annotated, Any
 
 import typer
 
+from halopipe.cli import completion
 from halopipe.cli.options import HostsOption, Json
 
 
 def profile(
     model: Annotated[
-        str, typer.Argument(metavar="MODEL", help="A factory: 'pkg.mod:factory' or 'path/file.py:factory'.")
+        str,
+        typer.Argument(
+            metavar="MODEL",
+            help="A factory: 'pkg.mod:factory' or 'path/file.py:factory'.",
+            autocompletion=completion.models,
+        ),
     ],
     input_shape: Annotated[
         str, typer.Option("--input", metavar="SHAPE", help="Shape of the example, samples first: 8,3,64,64.")
@@ -25,7 +31,11 @@ def profile(
     ] = 0,
     device: Annotated[
         str,
-        typer.Option(metavar="WHAT", help="What to measure: cpu, cuda, or auto: GPUs if there are enough of them."),
+        typer.Option(
+            metavar="WHAT",
+            help="What to measure: cpu, cuda, or auto: GPUs if there are enough of them.",
+            autocompletion=completion.named(lambda: ("auto", "cpu", "cuda")),
+        ),
     ] = "auto",
     sizes: Annotated[
         str,
@@ -34,17 +44,30 @@ def profile(
         ),
     ] = "",
     optimizer: Annotated[
-        str, typer.Option(metavar="NAME[:KEY=N,...]", help="Of torch.optim, such as SGD:lr=0.1,momentum=0.9.")
+        str,
+        typer.Option(
+            metavar="NAME[:KEY=N,...]",
+            help="Of torch.optim, such as SGD:lr=0.1,momentum=0.9.",
+            autocompletion=completion.optimizers,
+        ),
     ] = "SGD",
-    dtype: Annotated[str, typer.Option(help="Of parameters and activations.")] = "float32",
+    dtype: Annotated[
+        str, typer.Option(metavar="DTYPE", help="Of parameters and activations.", autocompletion=completion.dtypes)
+    ] = "float32",
     autocast: Annotated[
-        str, typer.Option(metavar="DTYPE", help="Mixed precision: bfloat16, with parameters in float32.")
+        str,
+        typer.Option(
+            metavar="DTYPE",
+            help="Mixed precision: bfloat16, with parameters in float32.",
+            autocompletion=completion.named(lambda: ("bfloat16",)),
+        ),
     ] = "",
     allow: Annotated[
         str,
         typer.Option(
             metavar="DIM,...",
             help="Dims that plans may cut layers along: sample, spatial, channel; parts are then measured too.",
+            autocompletion=completion.families,
         ),
     ] = "sample",
     ranks: Annotated[int, typer.Option(min=0, help="Ranks that parts are measured for; 0: the workers.")] = 0,

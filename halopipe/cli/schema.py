@@ -6,9 +6,13 @@ from typing import Annotated
 
 import typer
 
+from halopipe.cli import completion
+
 
 def schema(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="profile, plan, timeline or job.")],
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", help="profile, plan, timeline or job.", autocompletion=completion.formats)
+    ],
 ) -> None:
     """Write the JSON Schema of a file format to stdout."""
     from halopipe.run_spec import job_file

@@ -30,6 +30,9 @@ _DEFAULTS: Mapping[str, Mapping[str, float]] = {
     "RMSprop": {"lr": 0.001},
     "Adagrad": {"lr": 0.01},
 }
+OPTIMIZERS = tuple(_DEFAULTS)
+"""Those of ``torch.optim`` whose state is known; others need a factory."""
+
 _STATE_PER_PARAMETER: Mapping[str, float] = {"SGD": 0.0, "Adam": 2.0, "AdamW": 2.0, "RMSprop": 1.0, "Adagrad": 1.0}
 """Tensors of a parameter's size that ``torch.optim`` keeps for each (torch 2.13), without momentum."""
 

@@ -80,7 +80,7 @@ class UsageError(HalopipeError):
     """The command line or the call cannot be understood."""
 
     code, exit_code = "H200", 2
-    usual = ("change what is named above; --help of the command says what may be given",)
+    usual: ClassVar[tuple[str, ...]] = ("change what is named above; --help of the command says what may be given",)
 
 
 class ModelNotFoundError(UsageError):
@@ -142,7 +142,7 @@ class InputFileError(HalopipeError):
     """A file cannot be used."""
 
     code, exit_code = "H300", 3
-    usual = ("name another file, or make it anew",)
+    usual: ClassVar[tuple[str, ...]] = ("name another file, or make it anew",)
 
 
 class MissingFileError(InputFileError):
@@ -210,7 +210,9 @@ class WorkerError(HalopipeError):
     """The run of a plan failed."""
 
     code, exit_code = "H500", 5
-    usual = ("run again; if it comes again, report it with the command and all that it wrote",)
+    usual: ClassVar[tuple[str, ...]] = (
+        "run again; if it comes again, report it with the command and all that it wrote",
+    )
 
 
 class WorkerDiedError(WorkerError):
@@ -268,7 +270,7 @@ class CheckError(HalopipeError):
     """A check that the user asked for failed."""
 
     code, exit_code = "H600", 6
-    usual = ("look at what is named above",)
+    usual: ClassVar[tuple[str, ...]] = ("look at what is named above",)
 
 
 class NumericsError(CheckError):
