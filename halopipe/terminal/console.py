@@ -17,6 +17,7 @@ import functools
 import json
 import os
 import re
+import shutil
 import sys
 import time
 import traceback
@@ -30,6 +31,14 @@ import typer
 from halopipe.terminal import units
 
 _LINE_EVERY_S = 10.0
+
+
+def screen_columns() -> int | None:
+    """How wide lines for people may be: as ``COLUMNS`` says, or the terminal; None: as wide as they are."""
+    asked = os.environ.get("COLUMNS", "")
+    if asked.isdecimal() and int(asked):
+        return int(asked)
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
 
 class Reporter:
