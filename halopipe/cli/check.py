@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from typing import TYPE_CHECKING
 
 from halopipe.cli.options import ClusterOption, Json, PlanPath, ProfileOption
@@ -32,7 +31,7 @@ def check(plan: PlanPath, profile: ProfileOption = None, cluster: ClusterOption 
     if json:
         console.emit_json({"plan": str(plan), "faults": list(faults), "not_checked": list(unchecked)})
     if faults:
-        again = f"plan again: halopipe plan {shlex.quote(str(profile or 'PROFILE'))}"
+        again = f"plan again: {console.command('plan', profile or 'PROFILE')}"
         raise PlanCheckError(f"{plan} has {len(faults)} fault{'s' if len(faults) > 1 else ''}", faults, [again, _UNDO])
     if json:
         return

@@ -57,4 +57,4 @@ def cluster(
         console.emit_json(plain(found)) if json else console.emit(clusters.cluster_text(found, kinds))
         if output is not None and measured is not None and file is not None:
             dump(clusters.on_cluster(measured, file), output)
-            console.wrote(output, f"halopipe plan {output}")
+            console.wrote(output, console.command("plan", output))

@@ -44,7 +44,7 @@ def compare(
             raise UsageError(
                 "--baselines are solved from the profile",
                 [f"none is given, and no profile.json beside {names[0]} is the one that it was made from"],
-                [f"halopipe compare {names[0]} --baselines --profile PROFILE"],
+                [console.command("compare", names[0], "--baselines", "--profile", "PROFILE")],
             )
         solved = search_progress.baselines(problem.problem_of(first, source))
         found.update(solved.plans)

@@ -60,4 +60,4 @@ def import_(
             raise FormatError(f"{file}: what it says makes no sense", senseless[:20])
         dump(found, output)
         console.emit(measure.summary(found))
-        console.wrote(output, f"halopipe plan {output} --cluster cluster.yaml")
+        console.wrote(output, console.command("plan", output, "--cluster", "cluster.yaml"))

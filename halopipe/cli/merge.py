@@ -35,4 +35,4 @@ def merge(
         console.emit(dumps(found) if json else measure.summary(found))
         if found.cluster.unlinked() is not None:
             console.remark("no profile says what messages between hosts cost: plan with --cluster FILE")
-        console.wrote(output, f"halopipe plan {output}")
+        console.wrote(output, console.command("plan", output))

@@ -117,7 +117,7 @@ def plan(
     from halopipe.terminal.output_files import claimed
     from planner.ir.codec import dump, dumps
 
-    with claimed([output], [profile, cluster]):
+    with claimed([output], [profile, cluster], replaced=[profile] if measure_missing else []):
         if measure_missing:
             missing.require_possible(cluster, pareto)
         loaded = solve.load_profile(profile, cluster=cluster)
@@ -164,7 +164,8 @@ def plan(
             found = search_progress.solve(problem, solver)
         dump(found, output)
         console.emit(dumps(found) if json else explain.headline(found, objective=objective))
-        on = f" --cluster {cluster}" if cluster is not None else ""
-        console.wrote(output, f"halopipe explain {output} --profile {profile}{on}, or halopipe run {output}")
+        on = ["--cluster", cluster] if cluster is not None else []
+        explained = console.command("explain", output, "--profile", profile, *on)
+        console.wrote(output, f"{explained}, or {console.command('run', output)}")
         if found.search.status == "stopped":
             raise typer.Exit(INTERRUPTED)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -96,7 +97,7 @@ def profile(
     from planner.ir.codec import dump, dumps
 
     if hosts is not None:
-        raise hosts_refused(hosts, f"profile {model} ...")
+        raise hosts_refused(hosts, f"profile {shlex.quote(model)} ...")
     with claimed([output], [model.rpartition(":")[0] or None]):
         shape = units.parse_integers(input_shape, "--input", "8,3,64,64")
         source = measure.source_of(model, shape, units.parse_arguments(arg or []), dtype, autocast, elementwise or ())
@@ -121,4 +122,4 @@ def profile(
         dump(found, output)
         measure.unfinished_file(output).unlink(missing_ok=True)
         console.emit(dumps(found) if json else measure.summary(found))
-        console.wrote(output, f"halopipe plan {output}")
+        console.wrote(output, console.command("plan", output))

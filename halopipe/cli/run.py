@@ -99,7 +99,7 @@ def _write_job(path: Path, plan: Path, context: typer.Context) -> None:
     with claimed([path], [plan]):
         solve.load_plan(plan)
         job_file.write(path, plan, given_options(context))
-        console.wrote(path, f"halopipe run {shlex.quote(str(path))}")
+        console.wrote(path, console.command("run", path))
 
 
 def _shown(path: Path) -> Path:

@@ -17,6 +17,7 @@ import functools
 import json
 import os
 import re
+import shlex
 import shutil
 import sys
 import time
@@ -176,6 +177,11 @@ def remark(text: str) -> None:
     """Writes a line for people to stderr."""
     sys.stderr.write(f"{visible(text)}\n")
     sys.stderr.flush()
+
+
+def command(*words: object) -> str:
+    """A command of ours that can be pasted into a shell, whatever its paths are called."""
+    return shlex.join(["halopipe", *map(str, words)])
 
 
 def wrote(path: str | Path, next_step: str = "") -> None:
