@@ -10,6 +10,9 @@ import typer
 from halopipe.cli import completion
 from halopipe.cli.options import ClusterOption, Json, a_number
 
+_SPACE, _SEARCH = "What plans may use", "Search"
+"""Headings in the help, below the common options."""
+
 
 def plan(
     profile: Annotated[
@@ -24,7 +27,8 @@ def plan(
         int, typer.Option(min=0, help="Samples a step; 0: as many as the profile's example has.")
     ] = 0,
     micro_batch: Annotated[
-        list[int] | None, typer.Option(min=1, help="Samples a micro-batch that may be used; repeatable.")
+        list[int] | None,
+        typer.Option(min=1, help="Samples a micro-batch that may be used; repeatable.", rich_help_panel=_SPACE),
     ] = None,
     schedule: Annotated[
         list[str] | None,
@@ -32,6 +36,7 @@ def plan(
             metavar="NAME",
             help="Schedule that may be used; repeatable; those that can run if not given.",
             autocompletion=completion.schedules,
+            rich_help_panel=_SPACE,
         ),
     ] = None,
     objective: Annotated[
@@ -48,6 +53,7 @@ def plan(
             metavar="WHEN",
             help="Compute activations again before the backward: never, auto, always.",
             autocompletion=completion.choices,
+            rich_help_panel=_SPACE,
         ),
     ] = "never",
     shard: Annotated[
@@ -56,6 +62,7 @@ def plan(
             metavar="WHEN",
             help="Divide a stage's optimiser state over its ranks: never, auto, always.",
             autocompletion=completion.choices,
+            rich_help_panel=_SPACE,
         ),
     ] = "never",
     allow: Annotated[
@@ -64,47 +71,75 @@ def plan(
             metavar="DIM,...",
             help="Dims that layers may be cut along: sample, spatial, channel.",
             autocompletion=completion.families,
+            rich_help_panel=_SPACE,
         ),
     ] = "sample",
     halo_depth: Annotated[
-        int, typer.Option(min=0, metavar="ROWS", help="Most rows that may be computed twice to save halos; 0: none.")
+        int,
+        typer.Option(
+            min=0,
+            metavar="ROWS",
+            help="Most rows that may be computed twice to save halos; 0: none.",
+            rich_help_panel=_SPACE,
+        ),
     ] = 0,
     fix: Annotated[
-        list[str] | None, typer.Option(metavar="RULE", help="Side constraint, such as 'enc.*=spatial:2'; repeatable.")
+        list[str] | None,
+        typer.Option(
+            metavar="RULE", help="Side constraint, such as 'enc.*=spatial:2'; repeatable.", rich_help_panel=_SPACE
+        ),
     ] = None,
     forbid: Annotated[
-        list[str] | None, typer.Option(metavar="RULE", help="What must not be, such as 'fc=device:n0/*'; repeatable.")
+        list[str] | None,
+        typer.Option(
+            metavar="RULE", help="What must not be, such as 'fc=device:n0/*'; repeatable.", rich_help_panel=_SPACE
+        ),
     ] = None,
     solver: Annotated[
-        str, typer.Option(metavar="NAME", help="How to search.", autocompletion=completion.solvers)
+        str,
+        typer.Option(metavar="NAME", help="How to search.", autocompletion=completion.solvers, rich_help_panel=_SEARCH),
     ] = "best-first",
-    ranks: Annotated[int, typer.Option(min=0, help="Devices that may be used; 0: all.")] = 0,
-    max_stages: Annotated[int, typer.Option(min=0, help="Most stages; 0: no limit.")] = 0,
+    ranks: Annotated[int, typer.Option(min=0, help="Devices that may be used; 0: all.", rich_help_panel=_SPACE)] = 0,
+    max_stages: Annotated[int, typer.Option(min=0, help="Most stages; 0: no limit.", rich_help_panel=_SPACE)] = 0,
     memory: Annotated[
         str, typer.Option(metavar="SIZE", help="Most memory a device may use, such as 2GiB or 512MB.")
     ] = "",
     gap: Annotated[
         float,
         typer.Option(
-            min=0.0, callback=a_number, help="Stop once the plan is proved to be this close to the best (0.01 = 1 %)."
+            min=0.0,
+            callback=a_number,
+            help="Stop once the plan is proved to be this close to the best (0.01 = 1 %).",
+            rich_help_panel=_SEARCH,
         ),
     ] = 0.0,
     time_limit: Annotated[float, typer.Option(min=0.0, callback=a_number, help="Seconds to search at most.")] = 60.0,
     no_calibration: Annotated[
-        bool, typer.Option("--no-calibration", help="Costs as profiled, without what runs of plans corrected.")
+        bool,
+        typer.Option(
+            "--no-calibration", help="Costs as profiled, without what runs of plans corrected.", rich_help_panel=_SEARCH
+        ),
     ] = False,
     pareto: Annotated[
         int | None,
-        typer.Option(min=0, metavar="N", help="The best step for N sizes of memory (0: for all), a plan file each."),
+        typer.Option(
+            min=0,
+            metavar="N",
+            help="The best step for N sizes of memory (0: for all), a plan file each.",
+            rich_help_panel=_SEARCH,
+        ),
     ] = None,
     measure_missing: Annotated[
         bool,
         typer.Option(
             "--measure-missing",
             help="Measure on this machine what the plan and close rivals use and the profile lacks; then plan again.",
+            rich_help_panel=_SEARCH,
         ),
     ] = False,
-    quick: Annotated[bool, typer.Option("--quick", help="With --measure-missing: fewer repetitions.")] = False,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="With --measure-missing: fewer repetitions.", rich_help_panel=_SEARCH)
+    ] = False,
     json: Json = False,
 ) -> None:
     """Search for the best plan -> plan.json. Needs no devices, but for --measure-missing."""

@@ -116,22 +116,23 @@ class _Bar:
 
     def __init__(self, what: str) -> None:
         from rich.console import Console
-        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+        from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn, TimeElapsedColumn
         from rich.table import Column
 
         screen = Console(stderr=True)
-        bar = [BarColumn(bar_width=24)] if screen.width >= _ROOM_FOR_BAR else []
         folded = Column(overflow="fold", no_wrap=False)
-        self._progress = Progress(
+        columns: list[ProgressColumn] = [
             TextColumn("{task.description}{task.fields[share]}"),
-            *bar,
+            BarColumn(bar_width=24),
             TimeElapsedColumn(),
             TextColumn("{task.fields[left]}", table_column=folded),
             TextColumn("{task.fields[numbers]}", markup=False, table_column=folded),
-            console=screen,
-            transient=True,
-        )
-        self._task = self._progress.add_task(what, total=None, numbers="", left="", share="")
+        ]
+        if screen.width < _ROOM_FOR_BAR:
+            text = "{task.description}{task.fields[share]}, {task.elapsed:.0f} s{task.fields[after]}"
+            columns = [TextColumn(f"{text}\n{{task.fields[numbers]}}", markup=False, table_column=folded)]
+        self._progress = Progress(*columns, console=screen, transient=True)
+        self._task = self._progress.add_task(what, total=None, numbers="", left="", after="", share="")
 
     def start(self) -> None:
         """Begins to draw."""
@@ -143,8 +144,10 @@ class _Bar:
 
     def update(self, done: float, total: float | None, numbers: str, left: str) -> None:
         """Moves the bar."""
-        share = f" {units.percent(done / total)}" if total else ""
-        self._progress.update(self._task, completed=done, total=total or None, numbers=numbers, left=left, share=share)
+        share, after = f" {units.percent(done / total)}" if total else "", f", {left}" if left else ""
+        self._progress.update(
+            self._task, completed=done, total=total or None, numbers=numbers, left=left, after=after, share=share
+        )
 
 
 _UNSEEN = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff\ufeff]")

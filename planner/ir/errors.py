@@ -260,7 +260,7 @@ class OutOfMemoryError(WorkerError):
 
     code = "H506"
     usual = (
-        "halopipe plan --memory SIZE --recompute auto --shard auto",
+        "plan again with less memory: halopipe plan --memory SIZE --recompute auto --shard auto",
         "a smaller --global-batch or --micro-batch",
         "a device with more memory",
     )
