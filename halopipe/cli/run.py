@@ -44,11 +44,18 @@ def run(
     from halopipe.training.metrics import folder_of
     from planner.export.chrome_trace import chrome_trace
     from planner.ir.codec import dump
+    from planner.ir.errors import UsageError
     from planner.ir.files import write_text
 
     if write_job is not None:
         _write_job(write_job, plan, context)
         return
+    if options.profile_steps and files.update:
+        raise UsageError(
+            "--update with --profile-steps would teach the profile steps that are slower than others",
+            [f"{options.profile_steps} are traced by torch.profiler"],
+            ["leave one of them out, and run twice"],
+        )
     if options.profile_steps and not options.profile_folder:
         options = replace(options, profile_folder=str(Path("torch-traces").absolute()))
     output, trace, profile, checkpoint, traces = (

@@ -41,6 +41,8 @@ def train(plan: Plan, options: RunOptions) -> RunResult | None:
         result = run_plan(plan, options, show)
     if result is not None:
         _require_finite(result.losses, result.first_step)
+        if options.profile_steps:
+            console.remark(f"steps {options.profile_steps} were traced, which made them slower")
         if options.data:
             console.remark(f"data: {result.data}")
         if result.numerics is not None and (result.numerics.skipped or result.numerics.hidden):
