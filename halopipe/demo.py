@@ -16,7 +16,7 @@ from halopipe.planning.compare import Comparison
 from halopipe.reports import explain, figures, run
 from halopipe.run_spec.options import RunOptions
 from halopipe.terminal import tables, units
-from halopipe.terminal.console import emit
+from halopipe.terminal.console import command, emit
 from halopipe.terminal.output_files import claimed
 from planner.export.chrome_trace import chrome_trace
 from planner.ir.codec import dump
@@ -215,7 +215,7 @@ def _next_steps(folder: Path) -> str:
         [
             f"  {folder}/step.svg shows the predicted and the measured step; for every message, open",
             f"  {folder}/trace.json at https://ui.perfetto.dev",
-            f"  halopipe explain {folder}/plan.json --why-not schedule=gpipe",
+            f"  {command('explain', folder / 'plan.json', '--why-not', 'schedule=gpipe')}",
             "  halopipe profile path/to/your_model.py:factory --input 8,3,64,64",
         ]
     )
@@ -225,4 +225,6 @@ def _make(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise MissingFileError(f"cannot make the folder {folder}", [error.strerror or str(error)]) from None
+        raise MissingFileError(
+            f"cannot make the folder {folder}", [error.strerror or str(error)], ["-o another folder"]
+        ) from None

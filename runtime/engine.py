@@ -224,6 +224,7 @@ class Engine:
             raise UsageError(
                 f"schedule {self._decision.schedule} updates the weights within a step, which needs a full batch",
                 [f"the batch has micro-batches of {batch.rows}, the plan {self._decision.micro_batches}"],
+                ["leave the smaller last batch out (drop_last=True)", "--schedule 1f1b"],
             )
         rates = tuple(
             chain.from_iterable(r.optimizer.learning_rates() for r in self._residents.values() if r.optimizer)

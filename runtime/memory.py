@@ -39,7 +39,7 @@ def out_of_memory(error: BaseException) -> OutOfMemoryError | None:
     if not isinstance(error, torch.OutOfMemoryError):
         return None
     text = str(error).strip().splitlines()[0]
-    return OutOfMemoryError("out of memory", [text], ["plan again with less memory: halopipe plan --memory SIZE"])
+    return OutOfMemoryError("out of memory", [text])
 
 
 def storage_bytes(tensors: Iterable[torch.Tensor]) -> int:

@@ -6,9 +6,10 @@ Each verb lives in ``halopipe/cli/`` and imports what it needs when it is called
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand, TyperGroup
 
 from halopipe.cli import (
     check,
@@ -29,28 +30,79 @@ from halopipe.cli import (
     run,
     schema,
 )
-from halopipe.terminal.console import INTERRUPTED, emit, reported
+from halopipe.terminal.console import INTERRUPTED, emit, reported, screen_columns
+
+_FRAMED = 80
+"""Columns that the framed help needs; narrower, it would cut the names of options."""
+
+_COLUMNS = screen_columns() or _FRAMED
+
+
+class _Command(TyperCommand):
+    """A verb; in a narrow terminal its help has a name and below it what it is, and cuts nothing."""
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        sections: dict[str, list[tuple[str, str]]] = {}
+        for param in self.get_params(ctx):
+            record = param.get_help_record(ctx)
+            if record is not None:
+                panel = getattr(param, "rich_help_panel", None)
+                section = panel or ("Arguments" if param.param_type_name == "argument" else "Options")
+                sections.setdefault(section, []).append(record)
+        _write(formatter, sections)
+
+
+class _Verbs(TyperGroup):
+    """All verbs, with their first lines uncut."""
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        known = ((name, self.get_command(ctx, name)) for name in self.list_commands(ctx))
+        _write(formatter, {"Commands": [(name, verb.get_short_help_str(1000)) for name, verb in known if verb]})
+
+
+def _write(formatter: Any, sections: dict[str, list[tuple[str, str]]]) -> None:
+    for section, records in sections.items():
+        with formatter.section(section):
+            for name, text in records:
+                formatter.write_text(name)
+                with formatter.indentation():
+                    formatter.write_text(text)
+
 
 app = typer.Typer(
+    cls=_Verbs,
     name="halopipe",
     help="Plan how to train a neural network on the devices there are, then train it that way.",
     epilog="MODEL -> profile.json -> plan.json -> timeline.json. Start with: halopipe demo",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    rich_markup_mode="rich" if _COLUMNS >= _FRAMED else None,
+    context_settings={
+        "help_option_names": ["-h", "--help"],
+        **({"terminal_width": max(_COLUMNS, 20)} if _COLUMNS < _FRAMED else {}),
+    },
 )
-for _verb in (profile.profile, plan.plan, explain.explain, compare.compare, check.check, run.run, export.export):
-    app.command()(reported(_verb))
-app.command()(reported(report.report))
-app.command()(reported(draw.draw))
-app.command()(reported(doctor.doctor))
-app.command()(reported(checkpoint.checkpoint))
-app.command()(reported(merge.merge))
-app.command()(reported(devices.devices))
-app.command()(reported(cluster.cluster))
-app.command("import")(reported(importing.import_))
-app.command()(reported(schema.schema))
-app.command()(reported(demo.demo))
+_VERBS = {
+    "profile": profile.profile,
+    "plan": plan.plan,
+    "explain": explain.explain,
+    "compare": compare.compare,
+    "check": check.check,
+    "run": run.run,
+    "report": report.report,
+    "draw": draw.draw,
+    "export": export.export,
+    "checkpoint": checkpoint.checkpoint,
+    "merge": merge.merge,
+    "devices": devices.devices,
+    "cluster": cluster.cluster,
+    "import": importing.import_,
+    "schema": schema.schema,
+    "doctor": doctor.doctor,
+    "demo": demo.demo,
+}
+for _name, _verb in _VERBS.items():
+    app.command(_name, cls=_Command)(reported(_verb))
 
 
 def _show_version(wanted: bool) -> None:

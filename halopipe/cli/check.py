@@ -10,6 +10,9 @@ if TYPE_CHECKING:
     from planner.ir.profile import Profile
 
 
+_UNDO = "or undo what was edited by hand, where that is named above"
+
+
 def check(plan: PlanPath, profile: ProfileOption = None, cluster: ClusterOption = None, json: Json = False) -> None:
     """Check a plan without devices: its program, request and figures; with its profile all that it states."""
     import planner.check
@@ -28,7 +31,8 @@ def check(plan: PlanPath, profile: ProfileOption = None, cluster: ClusterOption 
     if json:
         console.emit_json({"plan": str(plan), "faults": list(faults), "not_checked": list(unchecked)})
     if faults:
-        raise PlanCheckError(f"{plan} has {len(faults)} fault{'s' if len(faults) > 1 else ''}", faults)
+        again = f"plan again: {console.command('plan', profile or 'PROFILE')}"
+        raise PlanCheckError(f"{plan} has {len(faults)} fault{'s' if len(faults) > 1 else ''}", faults, [again, _UNDO])
     if json:
         return
     if source is not None:

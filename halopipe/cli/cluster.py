@@ -7,15 +7,26 @@ from typing import Annotated
 
 import typer
 
+from halopipe.cli import completion
 from halopipe.cli.options import Json
 
 
 def cluster(
     file: Annotated[
-        Path | None, typer.Argument(metavar="[CLUSTER]", help="A cluster file (YAML); this host if not given.")
+        Path | None,
+        typer.Argument(
+            metavar="[CLUSTER]",
+            help="A cluster file (YAML); this host if not given.",
+            autocompletion=completion.clusters,
+        ),
     ] = None,
     profile: Annotated[
-        Path | None, typer.Option(metavar="PROFILE", help="A profile, whose kinds of device the file may name.")
+        Path | None,
+        typer.Option(
+            metavar="PROFILE",
+            help="A profile, whose kinds of device the file may name.",
+            autocompletion=completion.profiles,
+        ),
     ] = None,
     output: Annotated[
         Path | None, typer.Option("-o", "--output", help="Write the profile as it would be on these machines.")
@@ -46,4 +57,4 @@ def cluster(
         console.emit_json(plain(found)) if json else console.emit(clusters.cluster_text(found, kinds))
         if output is not None and measured is not None and file is not None:
             dump(clusters.on_cluster(measured, file), output)
-            console.wrote(output, f"halopipe plan {output}")
+            console.wrote(output, console.command("plan", output))

@@ -7,11 +7,17 @@ from typing import Annotated
 
 import typer
 
+from halopipe.cli import completion
 from halopipe.cli.options import ClusterOption, Json, ProfileOption
 
 
 def compare(
-    plans: Annotated[list[Path], typer.Argument(metavar="PLAN...", help="Plan files; the first is the reference.")],
+    plans: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="PLAN...", help="Plan files; the first is the reference.", autocompletion=completion.plans
+        ),
+    ],
     baselines: Annotated[
         bool, typer.Option("--baselines", help="Beside the published strategies; needs --profile.")
     ] = False,
@@ -38,7 +44,7 @@ def compare(
             raise UsageError(
                 "--baselines are solved from the profile",
                 [f"none is given, and no profile.json beside {names[0]} is the one that it was made from"],
-                [f"halopipe compare {names[0]} --baselines --profile PROFILE"],
+                [console.command("compare", names[0], "--baselines", "--profile", "PROFILE")],
             )
         solved = search_progress.baselines(problem.problem_of(first, source))
         found.update(solved.plans)

@@ -7,13 +7,17 @@ from typing import Annotated
 
 import typer
 
+from halopipe.cli import completion
 from halopipe.cli.options import ClusterOption, Json, PlanPath, ProfileOption, a_number
 
 
 def explain(
     plan: PlanPath,
     profile: Annotated[
-        Path | None, typer.Argument(metavar="PROFILE", help="The profile that the plan was made from.")
+        Path | None,
+        typer.Argument(
+            metavar="PROFILE", help="The profile that the plan was made from.", autocompletion=completion.profiles
+        ),
     ] = None,
     profile_option: ProfileOption = None,
     cluster: ClusterOption = None,
@@ -22,6 +26,7 @@ def explain(
         typer.Option(
             metavar="TEXT",
             help="An alternative's or solver's name, or conditions: 'dp=4', 'stages=4,schedule=gpipe,micro-batch=8'.",
+            autocompletion=completion.solvers,
         ),
     ] = "",
     what_if: Annotated[
@@ -38,7 +43,12 @@ def explain(
         float, typer.Option(min=0.1, callback=a_number, help="Seconds that --prices may search.")
     ] = 60.0,
     layer: Annotated[
-        str, typer.Option(metavar="NAME", help="Where a layer runs, what it costs, which split wins.")
+        str,
+        typer.Option(
+            metavar="NAME",
+            help="Where a layer runs, what it costs, which split wins.",
+            autocompletion=completion.layers,
+        ),
     ] = "",
     json: Json = False,
 ) -> None:
@@ -60,7 +70,7 @@ def explain(
         raise UsageError(
             f"{asked[0]} searches again, which needs the profile",
             [f"none is given, and no profile.json beside {plan} is the one that it was made from"],
-            [f"halopipe explain {plan} --profile PROFILE ..."],
+            [console.command("explain", plan, "--profile", "PROFILE", "...")],
         )
     if why_not:
         answer = search_progress.why_not(found, source, why_not)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from halopipe.cli import completion
 from halopipe.cli.options import ClusterOption, PlanPath, ProfileOption
 
 if TYPE_CHECKING:
@@ -20,9 +21,22 @@ _FORMATS = {_TRACE: Path("trace.json"), _TORCH: Path("pipeline.json")}
 
 def export(
     plan: PlanPath,
-    to: Annotated[str, typer.Option("--to", metavar="FORMAT", help=f"{' or '.join(_FORMATS)}.")],
+    to: Annotated[
+        str,
+        typer.Option(
+            "--to",
+            metavar="FORMAT",
+            help=f"{' or '.join(_FORMATS)}.",
+            autocompletion=completion.named(lambda: _FORMATS),
+        ),
+    ],
     timeline: Annotated[
-        Path | None, typer.Option(metavar="TIMELINE", help="A timeline file, as written by 'halopipe run'.")
+        Path | None,
+        typer.Option(
+            metavar="TIMELINE",
+            help="A timeline file, as written by 'halopipe run'.",
+            autocompletion=completion.timelines,
+        ),
     ] = None,
     profile: ProfileOption = None,
     cluster: ClusterOption = None,
@@ -46,15 +60,17 @@ def export(
     from halopipe.terminal.output_files import claimed
 
     units.require_known("export format", [to], tuple(_FORMATS))
-    is_folder = to == _TORCH and output is not None and output.is_dir()
-    with claimed([] if is_folder else [output or _FORMATS[to]], [plan, profile, timeline, cluster]):
+    file = output or _FORMATS[to]
+    if to == _TORCH and file.is_dir():
+        file /= _FORMATS[to]
+    files = [file, file.with_suffix(".csv")] if to == _TORCH else [file]
+    with claimed(files, [plan, profile, timeline, cluster]):
         found = solve.load_plan(plan)
         source = solve.profile_of(found, plan, profile, cluster) if to == _TORCH or timeline is None else None
-        target = output or _FORMATS[to]
         if to == _TORCH:
-            _write_torch(found, source, target)
+            _write_torch(found, source, file)
         else:
-            _write_trace(found, source, timeline, target)
+            _write_trace(found, source, timeline, file)
 
 
 def _write_trace(plan: Plan, profile: Profile | None, timeline: Path | None, output: Path) -> None:
@@ -93,14 +109,13 @@ def _write_torch(plan: Plan, profile: Profile | None, output: Path) -> None:
             ["a plan file holds the names of layers, not what they read and whose parameters they use"],
             ["--profile profile.json (that the plan was made from)"],
         )
-    folder, name = (output, _FORMATS[_TORCH].name) if output.is_dir() else (output.parent, output.name)
-    schedule = (folder / name).with_suffix(".csv")
-    if schedule.name == name:
+    schedule = output.with_suffix(".csv")
+    if schedule == output:
         raise UsageError(f"{output} is the name of the schedule", ["the split points are JSON"], ["-o pipeline.json"])
     found = torch_pipelining(plan, profile.graph, schedule.name)
     write_text(schedule, found.schedule)
-    write_text(folder / name, found.description)
+    write_text(output, found.description)
     console.wrote(schedule)
-    console.wrote(folder / name)
+    console.wrote(output)
     for text in found.inside_modules:
         console.remark(f"{text}: inside a module, where torch cannot split")

@@ -7,12 +7,18 @@ from typing import Annotated
 
 import typer
 
+from halopipe.cli import completion
 from halopipe.cli.options import Json
 
 
 def merge(
     profiles: Annotated[
-        list[Path], typer.Argument(metavar="PROFILE...", help="Profiles of one model, each from a host of its own.")
+        list[Path],
+        typer.Argument(
+            metavar="PROFILE...",
+            help="Profiles of one model, each from a host of its own.",
+            autocompletion=completion.profiles,
+        ),
     ],
     output: Annotated[Path, typer.Option("-o", "--output", help="File to write.")] = Path("merged.json"),
     json: Json = False,
@@ -29,4 +35,4 @@ def merge(
         console.emit(dumps(found) if json else measure.summary(found))
         if found.cluster.unlinked() is not None:
             console.remark("no profile says what messages between hosts cost: plan with --cluster FILE")
-        console.wrote(output, f"halopipe plan {output}")
+        console.wrote(output, console.command("plan", output))

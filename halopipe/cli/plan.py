@@ -7,72 +7,139 @@ from typing import Annotated
 
 import typer
 
+from halopipe.cli import completion
 from halopipe.cli.options import ClusterOption, Json, a_number
+
+_SPACE, _SEARCH = "What plans may use", "Search"
+"""Headings in the help, below the common options."""
 
 
 def plan(
-    profile: Annotated[Path, typer.Argument(metavar="PROFILE", help="A profile, as written by 'halopipe profile'.")],
+    profile: Annotated[
+        Path,
+        typer.Argument(
+            metavar="PROFILE", help="A profile, as written by 'halopipe profile'.", autocompletion=completion.profiles
+        ),
+    ],
     output: Annotated[Path, typer.Option("-o", "--output", help="File to write.")] = Path("plan.json"),
     cluster: ClusterOption = None,
     global_batch: Annotated[
         int, typer.Option(min=0, help="Samples a step; 0: as many as the profile's example has.")
     ] = 0,
     micro_batch: Annotated[
-        list[int] | None, typer.Option(min=1, help="Samples a micro-batch that may be used; repeatable.")
+        list[int] | None,
+        typer.Option(min=1, help="Samples a micro-batch that may be used; repeatable.", rich_help_panel=_SPACE),
     ] = None,
     schedule: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME", help="Schedule that may be used; repeatable; those that can run if not given."),
+        typer.Option(
+            metavar="NAME",
+            help="Schedule that may be used; repeatable; those that can run if not given.",
+            autocompletion=completion.schedules,
+            rich_help_panel=_SPACE,
+        ),
     ] = None,
     objective: Annotated[
-        str, typer.Option(metavar="NAME", help="What to make small: throughput (the step), memory or latency.")
+        str,
+        typer.Option(
+            metavar="NAME",
+            help="What to make small: throughput (the step), memory or latency.",
+            autocompletion=completion.objectives,
+        ),
     ] = "throughput",
     recompute: Annotated[
-        str, typer.Option(metavar="WHEN", help="Compute activations again before the backward: never, auto, always.")
+        str,
+        typer.Option(
+            metavar="WHEN",
+            help="Compute activations again before the backward: never, auto, always.",
+            autocompletion=completion.choices,
+            rich_help_panel=_SPACE,
+        ),
     ] = "never",
     shard: Annotated[
-        str, typer.Option(metavar="WHEN", help="Divide a stage's optimiser state over its ranks: never, auto, always.")
+        str,
+        typer.Option(
+            metavar="WHEN",
+            help="Divide a stage's optimiser state over its ranks: never, auto, always.",
+            autocompletion=completion.choices,
+            rich_help_panel=_SPACE,
+        ),
     ] = "never",
     allow: Annotated[
-        str, typer.Option(metavar="DIM,...", help="Dims that layers may be cut along: sample, spatial, channel.")
+        str,
+        typer.Option(
+            metavar="DIM,...",
+            help="Dims that layers may be cut along: sample, spatial, channel.",
+            autocompletion=completion.families,
+            rich_help_panel=_SPACE,
+        ),
     ] = "sample",
     halo_depth: Annotated[
-        int, typer.Option(min=0, metavar="ROWS", help="Most rows that may be computed twice to save halos; 0: none.")
+        int,
+        typer.Option(
+            min=0,
+            metavar="ROWS",
+            help="Most rows that may be computed twice to save halos; 0: none.",
+            rich_help_panel=_SPACE,
+        ),
     ] = 0,
     fix: Annotated[
-        list[str] | None, typer.Option(metavar="RULE", help="Side constraint, such as 'enc.*=spatial:2'; repeatable.")
+        list[str] | None,
+        typer.Option(
+            metavar="RULE", help="Side constraint, such as 'enc.*=spatial:2'; repeatable.", rich_help_panel=_SPACE
+        ),
     ] = None,
     forbid: Annotated[
-        list[str] | None, typer.Option(metavar="RULE", help="What must not be, such as 'fc=device:n0/*'; repeatable.")
+        list[str] | None,
+        typer.Option(
+            metavar="RULE", help="What must not be, such as 'fc=device:n0/*'; repeatable.", rich_help_panel=_SPACE
+        ),
     ] = None,
-    solver: Annotated[str, typer.Option(metavar="NAME", help="How to search.")] = "best-first",
-    ranks: Annotated[int, typer.Option(min=0, help="Devices that may be used; 0: all.")] = 0,
-    max_stages: Annotated[int, typer.Option(min=0, help="Most stages; 0: no limit.")] = 0,
+    solver: Annotated[
+        str,
+        typer.Option(metavar="NAME", help="How to search.", autocompletion=completion.solvers, rich_help_panel=_SEARCH),
+    ] = "best-first",
+    ranks: Annotated[int, typer.Option(min=0, help="Devices that may be used; 0: all.", rich_help_panel=_SPACE)] = 0,
+    max_stages: Annotated[int, typer.Option(min=0, help="Most stages; 0: no limit.", rich_help_panel=_SPACE)] = 0,
     memory: Annotated[
         str, typer.Option(metavar="SIZE", help="Most memory a device may use, such as 2GiB or 512MB.")
     ] = "",
     gap: Annotated[
         float,
         typer.Option(
-            min=0.0, callback=a_number, help="Stop once the plan is proved to be this close to the best (0.01 = 1 %)."
+            min=0.0,
+            callback=a_number,
+            help="Stop once the plan is proved to be this close to the best (0.01 = 1 %).",
+            rich_help_panel=_SEARCH,
         ),
     ] = 0.0,
     time_limit: Annotated[float, typer.Option(min=0.0, callback=a_number, help="Seconds to search at most.")] = 60.0,
     no_calibration: Annotated[
-        bool, typer.Option("--no-calibration", help="Costs as profiled, without what runs of plans corrected.")
+        bool,
+        typer.Option(
+            "--no-calibration", help="Costs as profiled, without what runs of plans corrected.", rich_help_panel=_SEARCH
+        ),
     ] = False,
     pareto: Annotated[
         int | None,
-        typer.Option(min=0, metavar="N", help="The best step for N sizes of memory (0: for all), a plan file each."),
+        typer.Option(
+            min=0,
+            metavar="N",
+            help="The best step for N sizes of memory (0: for all), a plan file each.",
+            rich_help_panel=_SEARCH,
+        ),
     ] = None,
     measure_missing: Annotated[
         bool,
         typer.Option(
             "--measure-missing",
             help="Measure on this machine what the plan and close rivals use and the profile lacks; then plan again.",
+            rich_help_panel=_SEARCH,
         ),
     ] = False,
-    quick: Annotated[bool, typer.Option("--quick", help="With --measure-missing: fewer repetitions.")] = False,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="With --measure-missing: fewer repetitions.", rich_help_panel=_SEARCH)
+    ] = False,
     json: Json = False,
 ) -> None:
     """Search for the best plan -> plan.json. Needs no devices, but for --measure-missing."""
@@ -85,7 +152,7 @@ def plan(
     from halopipe.terminal.output_files import claimed
     from planner.ir.codec import dump, dumps
 
-    with claimed([output], [profile, cluster]):
+    with claimed([output], [profile, cluster], replaced=[profile] if measure_missing else []):
         if measure_missing:
             missing.require_possible(cluster, pareto)
         loaded = solve.load_profile(profile, cluster=cluster)
@@ -132,7 +199,8 @@ def plan(
             found = search_progress.solve(problem, solver)
         dump(found, output)
         console.emit(dumps(found) if json else explain.headline(found, objective=objective))
-        on = f" --cluster {cluster}" if cluster is not None else ""
-        console.wrote(output, f"halopipe explain {output} --profile {profile}{on}, or halopipe run {output}")
+        on = ["--cluster", cluster] if cluster is not None else []
+        explained = console.command("explain", output, "--profile", profile, *on)
+        console.wrote(output, f"{explained}, or {console.command('run', output)}")
         if found.search.status == "stopped":
             raise typer.Exit(INTERRUPTED)

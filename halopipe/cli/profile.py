@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from halopipe.cli import completion
 from halopipe.cli.options import HostsOption, Json
 
 
@@ -16,6 +18,7 @@ def profile(
         typer.Argument(
             metavar="MODEL",
             help="A factory, 'pkg.mod:factory' or 'path/file.py:factory'; or a module in a file: model.pt, model.pt2.",
+            autocompletion=completion.models,
         ),
     ],
     input_shape: Annotated[
@@ -29,7 +32,11 @@ def profile(
     ] = 0,
     device: Annotated[
         str,
-        typer.Option(metavar="WHAT", help="What to measure: cpu, cuda, or auto: GPUs if there are enough of them."),
+        typer.Option(
+            metavar="WHAT",
+            help="What to measure: cpu, cuda, or auto: GPUs if there are enough of them.",
+            autocompletion=completion.named(lambda: ("auto", "cpu", "cuda")),
+        ),
     ] = "auto",
     sizes: Annotated[
         str,
@@ -38,19 +45,35 @@ def profile(
         ),
     ] = "",
     optimizer: Annotated[
-        str, typer.Option(metavar="NAME[:KEY=N,...]", help="Of torch.optim, such as SGD:lr=0.1,momentum=0.9.")
+        str,
+        typer.Option(
+            metavar="NAME[:KEY=N,...]",
+            help="Of torch.optim, such as SGD:lr=0.1,momentum=0.9.",
+            autocompletion=completion.optimizers,
+        ),
     ] = "SGD",
     dtype: Annotated[
-        str, typer.Option(help="Of parameters and activations; if not given, float32, or that of the module in a file.")
+        str,
+        typer.Option(
+            metavar="DTYPE",
+            help="Of parameters and activations; if not given, float32, or that of the module in a file.",
+            autocompletion=completion.dtypes,
+        ),
     ] = "",
     autocast: Annotated[
-        str, typer.Option(metavar="DTYPE", help="Mixed precision: bfloat16, with parameters in float32.")
+        str,
+        typer.Option(
+            metavar="DTYPE",
+            help="Mixed precision: bfloat16, with parameters in float32.",
+            autocompletion=completion.named(lambda: ("bfloat16",)),
+        ),
     ] = "",
     allow: Annotated[
         str,
         typer.Option(
             metavar="DIM,...",
             help="Dims that plans may cut layers along: sample, spatial, channel; parts are then measured too.",
+            autocompletion=completion.families,
         ),
     ] = "sample",
     ranks: Annotated[int, typer.Option(min=0, help="Ranks that parts are measured for; 0: the workers.")] = 0,
@@ -79,7 +102,7 @@ def profile(
     from planner.ir.codec import dump, dumps
 
     if hosts is not None:
-        raise hosts_refused(hosts, f"profile {model} ...")
+        raise hosts_refused(hosts, f"profile {shlex.quote(model)} ...")
     with claimed([output], [model.rpartition(":")[0] or None]):
         shape = units.parse_integers(input_shape, "--input", "8,3,64,64")
         source = measure.source_of(model, shape, units.parse_arguments(arg or []), dtype, autocast, elementwise or ())
@@ -104,4 +127,4 @@ def profile(
         dump(found, output)
         measure.unfinished_file(output).unlink(missing_ok=True)
         console.emit(dumps(found) if json else measure.summary(found))
-        console.wrote(output, f"halopipe plan {output}")
+        console.wrote(output, console.command("plan", output))

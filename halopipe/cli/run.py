@@ -1,31 +1,34 @@
 """``halopipe run``: executes a plan.
 
-Its options are those of :class:`halopipe.run_spec.options.RunOptions`, and what to do with the result.
+Its options are those of :mod:`halopipe.run_spec.options`, from the command line or from a job file.
 """
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from halopipe.cli.options import HostsOption, Json, PlanPath, ProfileOption, with_run_options
-from halopipe.run_spec.options import RunOptions
+from halopipe.cli.options import HostsOption, JobPath, Json, given_options, with_run_options
+from halopipe.run_spec.options import RunFiles, RunOptions
 
 
 @with_run_options
 def run(
-    plan: PlanPath,
+    context: typer.Context,
+    plan: JobPath,
     options: RunOptions,
-    update: Annotated[
-        bool, typer.Option("--update", help="Write what was measured into the plan file, and teach the profile.")
-    ] = False,
-    profile: ProfileOption = None,
-    hosts: HostsOption = None,
-    output: Annotated[Path, typer.Option("-o", "--output", help="Timeline file to write.")] = Path("timeline.json"),
-    trace: Annotated[Path | None, typer.Option(metavar="FILE", help="Trace for ui.perfetto.dev to write too.")] = None,
+    files: RunFiles,
     json: Json = False,
+    write_job: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Write plan and options as a job file (.yaml), and end.", rich_help_panel="Job file"
+        ),
+    ] = None,
+    hosts: HostsOption = None,
 ) -> None:
     """Train by the plan -> timeline.json; starts workers on this host, or joins its torchrun job.
 
@@ -38,15 +41,34 @@ def run(
     from halopipe.reports import run as training
     from halopipe.terminal import console
     from halopipe.terminal.output_files import claimed, made
+    from halopipe.training.metrics import folder_of
     from planner.export.chrome_trace import chrome_trace
     from planner.ir.codec import dump
+    from planner.ir.errors import UsageError
     from planner.ir.files import write_text
 
-    metrics, checkpoint = (Path(text) if text else None for text in (options.metrics, options.checkpoint))
-    with claimed([output, trace, made(metrics)], [plan, profile], folders=[checkpoint]):
+    if write_job is not None:
+        _write_job(write_job, plan, context)
+        return
+    if options.profile_steps and files.update:
+        raise UsageError(
+            "--update with --profile-steps would teach the profile steps that are slower than others",
+            [f"{options.profile_steps} are traced by torch.profiler"],
+            ["leave one of them out, and run twice"],
+        )
+    if options.profile_steps and not options.profile_folder:
+        options = replace(options, profile_folder=str(Path("torch-traces").absolute()))
+    output, trace, profile, checkpoint, traces = (
+        Path(text) if text else None
+        for text in (files.output, files.trace, files.profile, options.checkpoint, options.profile_folder)
+    )
+    events = folder_of(options.metrics)
+    metrics = Path(options.metrics) if options.metrics and events is None else None
+    replaced = [plan, profile] if files.update else []
+    with claimed([output, trace, made(metrics)], [plan, profile], [checkpoint, events, traces], replaced):
         planned = solve.load_plan(plan)
         if hosts is not None:
-            raise hosts_refused(hosts, f"run {plan}", planned.decision)
+            raise hosts_refused(hosts, f"run {shlex.quote(str(plan))}", planned.decision)
         predicted = training.predicted_timeline(planned)
         source = solve.profile_of(planned, plan, profile)
         if source is not None:
@@ -55,21 +77,36 @@ def run(
         if result is None:  # in a job of torchrun, rank 0 reports for all
             return
         file = result.timeline_file(predicted)
-        dump(file, output)
+        dump(file, files.output)
         if trace is not None:
             timelines = [timeline for timeline in (file.predicted, file.measured) if timeline.spans]
             write_text(trace, chrome_trace(timelines, solve.device_names(planned)))
         lesson = calibration.Lesson("")
-        if update:
+        if files.update:
             dump(replace(planned, measured=result.measured(planned.prediction)), plan)
             lesson = calibration.teach(planned, plan, profile, options, result)
             console.remark(lesson.text)
         console.emit_json(training.data(planned, result)) if json else console.emit(
             training.report(planned, result, predicted)
         )
-        written = (output, trace, plan if update else None, lesson.path, metrics, checkpoint)
+        written = (output, trace, plan if files.update else None, lesson.path, metrics, events, traces, checkpoint)
         for path in filter(None, written):
             console.wrote(_shown(path))
+
+
+def _write_job(path: Path, plan: Path, context: typer.Context) -> None:
+    from halopipe.planning import solve
+    from halopipe.run_spec import job_file
+    from halopipe.terminal import console
+    from halopipe.terminal.output_files import claimed
+    from planner.ir.errors import UsageError
+
+    if path.suffix not in job_file.SUFFIXES:
+        raise UsageError(f"--write-job {path} is no name of a job file", [], [f"--write-job {path.stem}.yaml"])
+    with claimed([path], [plan]):
+        solve.load_plan(plan)
+        job_file.write(path, plan, given_options(context))
+        console.wrote(path, console.command("run", path))
 
 
 def _shown(path: Path) -> Path:

@@ -6,13 +6,18 @@ from typing import Annotated
 
 import typer
 
+from halopipe.cli import completion
+
 
 def schema(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="profile, plan or timeline.")],
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", help="profile, plan, timeline or job.", autocompletion=completion.formats)
+    ],
 ) -> None:
     """Write the JSON Schema of a file format to stdout."""
+    from halopipe.run_spec import job_file
     from halopipe.terminal import console, units
     from planner.ir import codec
 
-    units.require_known("file format", [name], list(codec.FORMATS))
-    console.emit(codec.schema(name))
+    units.require_known("file format", [name], [*codec.FORMATS, job_file.NAME])
+    console.emit(job_file.schema() if name == job_file.NAME else codec.schema(name))

@@ -131,6 +131,9 @@ class Supply:
     Args:
         seed: of the order of samples, and of what the data draws.
 
+    Attributes:
+        origin: what data it is, and how it was asked for; empty on ranks that do not read it.
+
     Raises:
         ModelNotFoundError, FactoryError: a factory is not there, or fails.
         UsageError: the ranks are to share something else than a Dataset.
@@ -141,6 +144,7 @@ class Supply:
         self._reads = options.data_from != FIRST or consumer.transport.rank == 0
         self._training = self._opened(options.data, model, seed, shuffled=True)
         self._evaluation = self._opened(options.eval_data, model, seed, shuffled=False) if options.eval_data else None
+        self.origin = "" if self._training is None else self._training.origin
 
     def training(self, start: Position, step: int = 0) -> Feed:
         """Batches to train on from ``start`` on, epoch after epoch, the first for ``step``.

@@ -8,8 +8,8 @@ What user code gives as data, checked: batches and micro-batches.
 
 The batches that a run trains on, in order.
 
-``--data`` names a factory, ``pkg.mod:factory`` or ``path/file.py:factory``, called with (global_batch, input_shape,
-seed).  It gives one of
+``--data`` names a factory, ``pkg.mod:factory`` or ``path/file.py:factory``, with up to three parameters: global_batch,
+input_shape and seed, by these names or in this order (:func:`call_of`).  It gives one of
 
     an iterator     of batches of up to ``global_batch`` samples, until it ends
     a DataLoader    or another iterable of batches, passed over again and again
@@ -27,6 +27,7 @@ makes the maps that its stages read of whole clouds, and so reads all of them, w
 from __future__ import annotations
 
 import hashlib
+import inspect
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -51,6 +52,8 @@ Tensors = tuple[Tensor, ...]
 Pair = tuple[Tensors, Tensors]
 """Inputs and targets, samples first."""
 
+SIGNATURE = "a factory takes up to three parameters: global_batch, input_shape, seed, by name or in this order"
+
 Item = Pair | list[Pair]
 """A global batch whole, or its micro-batches one by one."""
 
@@ -63,11 +66,13 @@ class Form:
         name: of the factory.
         dtype: that floats are cast to; None: they stay as they are.
         batch: how a batch is made up.
+        call: of the factory, with what it was given.
     """
 
     name: str
     dtype: torch.dtype | None
     batch: BatchStructure
+    call: str = ""
 
     def item(self, found: Any) -> Item:
         """A batch, or a list of micro-batches, each a batch by itself.
@@ -97,7 +102,11 @@ class Form:
         except HalopipeError:
             raise
         except Exception as error:
-            raise FactoryError(f"{self.name} raised {type(error).__name__}", [str(error), where(error)]) from error
+            raise FactoryError(
+                f"{self.name} raised {type(error).__name__}",
+                [str(error), where(error), *([f"called as {self.call}"] if self.call else [])],
+                ["mend it there", SIGNATURE],
+            ) from error
 
     def _cast(self, tensors: Tensors) -> Tensors:
         return tuple(each.to(self.dtype) if self.dtype and each.is_floating_point() else each for each in tensors)
@@ -122,9 +131,11 @@ class Data(Protocol):
 
     Attributes:
         repeats: whether there are further epochs.
+        origin: what data it is and how it was asked for, in words.
     """
 
     repeats: bool
+    origin: str
 
     def epoch(self, start: Position) -> Iterator[Item]:
         """The batches of an epoch from ``start`` on."""
@@ -137,6 +148,7 @@ class Example:
 
     pair: Pair
     repeats: bool = False
+    origin: str = "the model's own example, again and again"
 
     def epoch(self, start: Position) -> Iterator[Item]:
         while True:
@@ -151,6 +163,7 @@ class Stream:
     def __init__(self, first: Iterator[Any], make: Callable[[], Iterator[Any]], seed: int, form: Form) -> None:
         self._first: Iterator[Any] | None = first
         self._make, self._seed, self._form = make, seed, form
+        self.origin = f"{form.call} gave an iterator of batches"
 
     def epoch(self, start: Position) -> Iterator[Item]:
         with self._form.told():
@@ -175,6 +188,7 @@ class Loader:
 
     def __init__(self, found: Iterable[Any], seed: int, form: Form) -> None:
         self._found, self._seed, self._form = found, seed, form
+        self.origin = f"{form.call} gave batches in epochs ({type(found).__name__})"
 
     def epoch(self, start: Position) -> Iterator[Item]:
         with self._form.told():
@@ -222,6 +236,7 @@ class Samples:
         self._shuffled = shuffled
         with form.told():
             self._length = len(dataset)
+        self.origin = f"{form.call} gave a Dataset of {self._length} samples ({type(dataset).__name__})"
         if not self._length:
             raise FactoryError(f"{form.name} gave a Dataset without samples", [f"it is a {type(dataset).__name__}"])
 
@@ -277,6 +292,64 @@ def _flat(pair: Pair) -> tuple[Tensor, ...]:
     return *pair[0], *pair[1]
 
 
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A factory with what it is given.
+
+    Attributes:
+        text: as in ``data.py:photos(global_batch=32, seed=0)``.
+    """
+
+    make: Callable[[], Any]
+    text: str
+
+
+_SAME = {"batch_size": "global_batch", "shape": "input_shape"}
+"""Other names that people give a factory's parameters."""
+
+
+def call_of(name: str, factory: Callable[..., Any], given: Mapping[str, Any]) -> Call:
+    """The factory called ``name`` with those of ``given`` that it takes.
+
+    A parameter of such a name gets that; others without a default get what is left of ``given``, in its order.
+
+    Raises:
+        FactoryError: it wants more.
+    """
+    try:
+        parameters = tuple(inspect.signature(factory).parameters.values())
+    except (TypeError, ValueError):  # of a builtin, which does not say
+        parameters = (inspect.Parameter("args", inspect.Parameter.VAR_POSITIONAL),)
+    known = {each.name: _SAME.get(each.name, each.name) for each in parameters}
+    left = [word for word in given if word not in known.values()]
+    taken: dict[str, Any] = {}
+    args: list[Any] = []
+    named: dict[str, Any] = {}
+    for each in parameters:
+        if each.kind is each.VAR_POSITIONAL and len(args) == len(taken):
+            taken.update((word, given[word]) for word in left)
+            args += (given[word] for word in left)
+        if each.kind in (each.VAR_POSITIONAL, each.VAR_KEYWORD):
+            continue
+        if known[each.name] in given:
+            value = given[known[each.name]]
+        elif each.default is not each.empty:
+            continue
+        elif left and each.kind is not each.KEYWORD_ONLY:
+            value = given[left.pop(0)]
+        else:
+            raise FactoryError(
+                f"{name} wants {each.name!r}, which nobody gives it",
+                [f"it is {name.rpartition(':')[2]}{inspect.signature(factory)}"],
+                [f"{SIGNATURE}; give others a default"],
+            )
+        taken[each.name] = value
+        is_next = each.kind is not each.KEYWORD_ONLY and list(known).index(each.name) == len(args)
+        args.append(value) if is_next else named.update({each.name: value})
+    text = ", ".join(f"{key}={value}" for key, value in taken.items())
+    return Call(lambda: factory(*args, **named), f"{name}({text})")
+
+
 def open_data(name: str, model: LoadedModel, global_batch: int, seed: int, *, shuffled: bool = True) -> Data:
     """What the factory ``name`` gives for ``model``; the model's example if ``name`` is empty.
 
@@ -288,13 +361,14 @@ def open_data(name: str, model: LoadedModel, global_batch: int, seed: int, *, sh
     """
     if not name:
         return Example(_repeated(model, global_batch))
-    form = Form(name, _float_dtype(model), model.batch)
     with seeded(seed):
         factory, shape = find_factory(name), _input_shape(model)
+    call = call_of(name, factory, {"global_batch": global_batch, "input_shape": shape, "seed": seed})
+    form = Form(name, _float_dtype(model), model.batch, call.text)
 
     def make() -> Any:
         with form.told(), seeded(seed):
-            return factory(global_batch, shape, seed)
+            return call.make()
 
     found = make()
     if isinstance(found, IterableDataset):

@@ -156,7 +156,7 @@ def hosts_refused(path: Path, words: str, decision: Decision | None = None) -> U
         counts = [int(slots) if slots.isdecimal() else 1 for _, slots in known] or [1, 1]
     names += [f"HOST{number}" for number in range(len(names), len(counts))]
     shown = torchrun_commands(names[: len(counts)], counts[: len(names)], words)
-    return UsageError("--hosts is no more: torchrun starts the ranks of several hosts", [], shown)
+    return UsageError("--hosts starts nothing: torchrun starts the ranks of several hosts", [], shown)
 
 
 def _require_no_slurm_task(environment: Mapping[str, str]) -> None:

@@ -227,7 +227,9 @@ def _link_changed(at: Changed, name: str, what: str, value: str) -> Changed:
         case "speed":
             found = with_faster_link(cluster, name, _number("speed", value))
         case _:
-            raise UnknownNameError(f"a link has no {what!r}", ["known: bandwidth, latency, speed"])
+            raise UnknownNameError(
+                f"a link has no {what!r}", ["known: bandwidth, latency, speed"], ["link TIER.bandwidth=25GB/s"]
+            )
     return replace(at, problem=_on(at.problem, found), assumed=True)
 
 
@@ -253,7 +255,11 @@ def _schedule(problem: Problem, value: str) -> Problem:
 def _micro_batch(problem: Problem, value: str) -> Problem:
     size = _integer("micro-batch", value)
     if size > problem.global_batch:
-        raise UsageError(f"micro-batch {size} is larger than the global batch {problem.global_batch}")
+        raise UsageError(
+            f"micro-batch {size} is larger than the global batch {problem.global_batch}",
+            [],
+            [f"micro-batch={problem.global_batch}", f"global-batch={size}"],
+        )
     return replace(problem, micro_batch_sizes=(size,))
 
 

@@ -97,9 +97,11 @@ def make_problem(
     """
     batch = global_batch or profile.graph.samples
     if not 1 <= batch <= MOST_BATCH:
-        raise UsageError(f"--global-batch is {batch}", [f"a step has 1 to {MOST_BATCH} samples"])
+        raise UsageError(f"--global-batch is {batch}", [f"a step has 1 to {MOST_BATCH} samples"], ["--global-batch 32"])
     if isnan(time_limit_s) or not isfinite(gap):
-        raise UsageError(f"--gap is {gap}, --time-limit is {time_limit_s}", ["numbers are needed"])
+        raise UsageError(
+            f"--gap is {gap}, --time-limit is {time_limit_s}", ["numbers are needed"], ["--gap 0.02 --time-limit 60"]
+        )
     require_known("schedule", schedules, schedule_names())
     require_known("objective", [objective], OBJECTIVES)
     require_known("family of dims", allow, FAMILIES)
@@ -223,5 +225,7 @@ def _require_memory(profile: Profile, memory_bytes: int) -> None:
     most = max((device.memory_bytes for device in profile.cluster.devices), default=0)
     if memory_bytes > most:
         raise UsageError(
-            "--memory is more than the devices have", [f"asked: {memory_bytes} bytes, there: {most} bytes"]
+            "--memory is more than the devices have",
+            [f"asked: {memory_bytes} bytes, there: {most} bytes"],
+            ["leave --memory out", f"--memory {most}"],
         )

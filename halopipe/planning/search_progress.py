@@ -74,6 +74,6 @@ def _shown(reporter: Reporter, time_limit_s: float) -> Progress:
     def show(at: SearchProgress) -> None:
         best = f"best {units.seconds(at.best_s)}, gap {units.percent(at.gap)}" if isfinite(at.best_s) else "no plan yet"
         numbers = f"{best}, bound {units.seconds(at.bound_s)}, {at.num_simulated} simulated"
-        reporter.update(at.elapsed_s, time_limit_s, numbers, max(0.0, time_limit_s - at.elapsed_s))
+        reporter.update(at.elapsed_s, time_limit_s, numbers, max(0.0, time_limit_s - at.elapsed_s), at_most=True)
 
     return show

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from halopipe.terminal.console import command
 from halopipe.terminal.units import require_known
 from planner.ir.codec import load
 from planner.ir.errors import HalopipeError, InfeasibleError, InputFileError
@@ -164,7 +165,7 @@ def require_profile(profile: Profile, plan: Plan, path: str | Path) -> Profile:
         "profile",
         plan.inputs.profile_fingerprint,
         fingerprint(profile.bare),
-        f"halopipe plan {path}, or name the profile (and --cluster) that the plan was made from",
+        f"{command('plan', path)}, or name the profile (and --cluster) that the plan was made from",
     )
     return profile.corrected_by(plan.inputs.corrections)
 

@@ -126,6 +126,7 @@ def why_not(plan: Plan, profile: Profile | None, question: str, progress: Progre
             f"listed in the plan: {', '.join(listed) or 'nothing'}",
             f"searched again{needs}: {_SEARCHED}",
         ],
+        ["--why-not one-device", "--why-not schedule=gpipe,micro-batch=4"],
     )
 
 

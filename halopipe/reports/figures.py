@@ -219,7 +219,7 @@ def require_format(path: str | Path) -> None:
         UsageError: they are not.
     """
     if (suffix := Path(path).suffix) not in (".svg", ".png"):
-        raise UsageError(f"figures are written as .svg or .png, not {suffix or 'without a suffix'!r}")
+        raise UsageError(f"figures are written as .svg or .png, not {suffix or 'without a suffix'!r}", [], ["step.svg"])
 
 
 def save(figure: Figure, path: str | Path) -> None:

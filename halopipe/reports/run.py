@@ -41,6 +41,10 @@ def train(plan: Plan, options: RunOptions) -> RunResult | None:
         result = run_plan(plan, options, show)
     if result is not None:
         _require_finite(result.losses, result.first_step)
+        if options.profile_steps:
+            console.remark(f"steps {options.profile_steps} were traced, which made them slower")
+        if options.data:
+            console.remark(f"data: {result.data}")
         if result.numerics is not None and (result.numerics.skipped or result.numerics.hidden):
             console.remark(f"numerics: {result.numerics}")
     return result
@@ -99,6 +103,7 @@ def data(plan: Plan, result: RunResult) -> dict[str, Any]:
     return {
         "measured": plain(result.measured(plan.prediction)),
         "predicted_step_s": plan.prediction.step_s,
+        "data": result.data,
         "first_step": result.first_step,
         "losses": list(result.losses),
         "evaluations": plain(result.scores),

@@ -136,6 +136,7 @@ class RankResult:
         memory: of the last steps, by step: the most in each action, then behind the last; empty if not known.
         compared: this rank's tensors beside one device's.
         witness, skipped: how one device ran the first batch, or why it did not.
+        data: what data it was, and how it was asked for; empty on ranks that do not read it.
         first_step: steps done before.
         scores: of the evaluations; the same on all ranks.
         trained: whether the steps were training steps.
@@ -153,6 +154,7 @@ class RankResult:
     memory: dict[int, tuple[int, ...]] = field(default_factory=dict)
     witness: str = ""
     skipped: str = ""
+    data: str = ""
 
     def to_json(self) -> str:
         """As text."""
@@ -179,4 +181,5 @@ class RankResult:
             {int(step): tuple(found) for step, found in record["memory"].items()},
             record["witness"],
             record["skipped"],
+            record["data"],
         )

@@ -13,8 +13,15 @@ from typing import Any, TypedDict
 EACH, FIRST, SHARE = DATA_FROM = ("each", "first", "share")
 """Who reads the data of a run."""
 
-PATH, SIZE = "path", "size"
+PATH, SIZE, METRICS, FACTORY = "path", "size", "metrics", "factory"
 _OPTION = "option"
+
+TENSORBOARD = "tb:"
+"""Before a folder that gets metrics for TensorBoard."""
+
+TRAINING, DATA, CHECKPOINTS = "Training", "Data and evaluation", "Checkpoints"
+CHECKS, RECORDS = "Checks and limits", "Records"
+"""Headings in the help of the command line, below the common options, which have none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,20 +31,25 @@ class Option:
     Attributes:
         help: for the command line; empty: it is no option there.
         metavar: stands for its value.
+        panel: heading in the help.
         flag: on the command line; empty: the field's name.
+        short: the same, one letter.
         least: limit of a number.
-        kind: ``path``: a file or folder, kept as absolute; ``size``: bytes, written such as ``2GiB``.
+        kind: ``path``: a file or folder, kept as absolute; ``metrics``: the same, perhaps behind ``tb:``; ``factory``:
+            the name of one may begin with a path; ``size``: bytes, written such as ``2GiB``.
     """
 
     help: str
     metavar: str = ""
+    panel: str = ""
     flag: str = ""
+    short: str = ""
     least: float | None = None
     kind: str = ""
 
 
-def _option(default: Any, help: str = "", metavar: str = "", **others: Any) -> Any:
-    return dataclasses.field(default=default, metadata={_OPTION: Option(help, metavar, **others)})
+def _option(default: Any, help: str = "", metavar: str = "", panel: str = "", **others: Any) -> Any:
+    return dataclasses.field(default=default, metadata={_OPTION: Option(help, metavar, panel, **others)})
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,14 +59,17 @@ class RunOptions:
     Attributes:
         warmup: the first steps that are run here, which no median counts; the last one of these is watched for its
             memory.
-        data: ``pkg.mod:factory``, called with (global_batch, input_shape, seed), gives batches, a Dataset or a
-            DataLoader, see :mod:`halopipe.data.sources`; if empty, every batch is the model's own example, repeated to
-            the global batch.
+        data: ``pkg.mod:factory`` of up to three parameters (global_batch, input_shape, seed) gives batches, a Dataset
+            or a DataLoader, see :mod:`halopipe.data.sources`; if empty, every batch is the model's own example,
+            repeated to the global batch.
         data_from: ``each`` rank reads all of it, the ``first`` rank for all others, or the ranks ``share`` the samples
             of a Dataset, each reading those that it needs.
         optimizer: see :mod:`halopipe.training.optimizer_spec`.
         scheduler: stepped once an update; empty for none.
         eval_data: its mean loss is found at the end, and every ``eval_every`` steps unless that is 0.
+        metrics: see :mod:`halopipe.training.metrics`.
+        profile_steps: ``3:5``, from the third to the fifth, counted from 1; empty for none.
+        profile_folder: a Chrome trace a rank, see :mod:`halopipe.training.torch_traces`.
         resume: whatever plan the checkpoint was made under; its seed counts then.
         deadline_s: the longest that one rank may wait for another, or do one thing.
         memory_limit_bytes: from the first step on; 0: no limit.
@@ -62,46 +77,88 @@ class RunOptions:
         check_first_step: the job ends before its second step where they differ.
     """
 
-    steps: int = _option(20, "Steps to train, those before a checkpoint included.", least=1)
+    steps: int = _option(20, "Steps to train, those before a checkpoint included.", "N", least=1)
     warmup: int = _option(2, least=0)
     data: str = _option(
         "",
-        "Data, as 'pkg.mod:factory' that gives batches, a Dataset or a DataLoader; "
-        "the model's own example if not given.",
+        "Data: 'pkg.mod:factory' or 'file.py:factory' gives batches, a Dataset or a DataLoader. It takes up to three "
+        "parameters: global_batch, input_shape, seed. The model's own example if not given.",
         "FACTORY",
+        kind=FACTORY,
     )
+    optimizer: str = _option(
+        "", "Instead of the plan's: 'AdamW:lr=0.001', or a factory of the parameters.", "TEXT", kind=FACTORY
+    )
+    seed: int = _option(0, "Of parameters and data.", "N", least=0)
+    scheduler: str = _option(
+        "", "Learning rates: 'CosineAnnealingLR:T_max=100', or a factory.", "TEXT", TRAINING, kind=FACTORY
+    )
+    clip_norm: float = _option(
+        0.0, "Largest norm of all gradients together; 0: they are not clipped.", "X", TRAINING, least=0.0
+    )
+    accumulate: int = _option(1, "Steps whose gradients make up one update.", "K", TRAINING, least=1)
+    dtype: str = _option("", "Instead of the plan's, such as float64.", "DTYPE", TRAINING)
+    compiler: str = _option(
+        "", "Compile the stages by torch.compile, such as 'inductor'.", "BACKEND", TRAINING, flag="--compile"
+    )
+    device: str = _option("", "cpu: compute there, whatever devices the plan names.", "WHAT", TRAINING)
     data_from: str = _option(
-        EACH, "Who reads it: 'each' rank all, the 'first' for all, or they 'share' a Dataset's samples.", "WHO"
+        EACH, "Who reads it: 'each' rank all, the 'first' for all, or they 'share' a Dataset's samples.", "WHO", DATA
     )
-    optimizer: str = _option("", "Instead of the plan's: 'AdamW:lr=0.001', or a factory.", "TEXT")
-    scheduler: str = _option("", "Learning rates: 'CosineAnnealingLR:T_max=100', or a factory.", "TEXT")
-    clip_norm: float = _option(0.0, "Largest norm of all gradients together; 0: they are not clipped.", "X", least=0.0)
-    accumulate: int = _option(1, "Steps whose gradients make up one update.", "K", least=1)
-    compiler: str = _option("", "Compile the stages by torch.compile, such as 'inductor'.", "BACKEND", flag="--compile")
-    device: str = _option("", "cpu: compute there, whatever devices the plan names.", "WHAT")
-    eval_data: str = _option("", "Data to evaluate on, as --data; at the end at least.", "FACTORY")
-    eval_every: int = _option(0, "Evaluate every N steps too.", "N", least=0)
-    eval_batches: int = _option(0, "Evaluate on N batches; 0: on all of the data.", "N", least=0)
-    metrics: str = _option("", "Gets a line of JSON a step: loss, rate, gradient norm, ...", "FILE", kind=PATH)
-    checkpoint: str = _option("", "Folder of checkpoints, which all hosts share.", "FOLDER", kind=PATH)
-    checkpoint_every: int = _option(0, "Save every N steps; 0: at the end alone.", "N", least=0)
-    keep: int = _option(0, "Keep the newest K checkpoints; 0: all.", "K", least=0)
-    resume: bool = _option(False, "Go on from the newest checkpoint, also of another plan.")
-    check_numerics: bool = _option(False, "Compare losses and gradients of the first steps with one device.")
+    eval_data: str = _option("", "Data to evaluate on, as --data; at the end at least.", "FACTORY", DATA, kind=FACTORY)
+    eval_every: int = _option(0, "Evaluate every N steps too.", "N", DATA, least=0)
+    eval_batches: int = _option(0, "Evaluate on N batches; 0: on all of the data.", "N", DATA, least=0)
+    checkpoint: str = _option("", "Folder of checkpoints, which all hosts share.", "FOLDER", CHECKPOINTS, kind=PATH)
+    checkpoint_every: int = _option(0, "Save every N steps; 0: at the end alone.", "N", CHECKPOINTS, least=0)
+    keep: int = _option(0, "Keep the newest K checkpoints; 0: all.", "K", CHECKPOINTS, least=0)
+    resume: bool = _option(False, "Go on from the newest checkpoint, also of another plan.", panel=CHECKPOINTS)
+    check_numerics: bool = _option(
+        False, "Compare losses and gradients of the first steps with one device.", panel=CHECKS
+    )
     check_first_step: bool = _option(
-        True, "Compare the first step with one device, where that fits into memory, and end if it differs."
+        True,
+        "Compare the first step with one device, where that fits into memory, and end if it differs.",
+        panel=CHECKS,
     )
-    seed: int = _option(0, "Of parameters and data.", least=0)
-    dtype: str = _option("", "Instead of the plan's, such as float64.")
-    deadline_s: float = _option(120.0, "Seconds that a wait may last.", flag="--deadline", least=1.0)
+    deadline_s: float = _option(120.0, "Seconds that a wait may last.", "SECONDS", CHECKS, flag="--deadline", least=1.0)
     memory_limit_bytes: int = _option(
         0,
         "Most memory of a rank's tensors, such as 2GiB; else H506.",
         "SIZE",
+        CHECKS,
         flag="--memory-limit",
         least=0,
         kind=SIZE,
     )
+    metrics: str = _option(
+        "",
+        "Loss, rate, gradient norm, ... of each step: FILE.jsonl, FILE.csv, or tb:FOLDER for TensorBoard.",
+        "FILE",
+        RECORDS,
+        kind=METRICS,
+    )
+    profile_steps: str = _option(
+        "", "Trace these steps, counted from 1, by torch.profiler: a Chrome trace a rank.", "FIRST:LAST", RECORDS
+    )
+    profile_folder: str = _option(
+        "", "Folder for those traces; torch-traces if not given.", "FOLDER", RECORDS, kind=PATH
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class RunFiles:
+    """What a run reads beside its plan, and what it writes when it has ended; all paths are absolute."""
+
+    output: str = _option("timeline.json", "Timeline file to write.", "FILE", short="-o", kind=PATH)
+    update: bool = _option(False, "Write what was measured into the plan file, and teach the profile.")
+    profile: str = _option(
+        "",
+        "The profile that the plan was made from; if it is profile.json beside the plan, it is found.",
+        "PROFILE",
+        RECORDS,
+        kind=PATH,
+    )
+    trace: str = _option("", "Trace for ui.perfetto.dev to write too.", "FILE", RECORDS, kind=PATH)
 
 
 class ScriptOptions(TypedDict, total=False):
@@ -122,12 +179,17 @@ class ScriptOptions(TypedDict, total=False):
 
 
 FIELDS: Mapping[str, dataclasses.Field[Any]] = {each.name: each for each in dataclasses.fields(RunOptions)}
-"""By name, in the order of the command line."""
+"""Of :class:`RunOptions` by name, in the order of the command line."""
+
+_ALL = {**FIELDS, **{each.name: each for each in dataclasses.fields(RunFiles)}}
+
+ASKED: Mapping[str, dataclasses.Field[Any]] = {name: each for name, each in _ALL.items() if each.metadata[_OPTION].help}
+"""Those of :class:`RunOptions` and :class:`RunFiles` that the command line and job files know."""
 
 
 def option_of(name: str) -> Option:
     """How the field is asked for."""
-    found: Option = FIELDS[name].metadata[_OPTION]
+    found: Option = _ALL[name].metadata[_OPTION]
     return found
 
 

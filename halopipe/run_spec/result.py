@@ -72,6 +72,7 @@ class RunResult:
         trained: whether the steps were training steps; those of a plan of forward passes are not.
         timed_steps: the last steps after warm-up, in order.
         stage_update_s, stage_reduction_s, ranks: as of :class:`planner.ir.plan.Measured`.
+        data: what data it was, and how it was asked for.
     """
 
     losses: tuple[float, ...]
@@ -89,6 +90,7 @@ class RunResult:
     stage_update_s: tuple[float, ...] = ()
     stage_reduction_s: tuple[float, ...] = ()
     ranks: tuple[RankMeasured, ...] = ()
+    data: str = ""
 
     @property
     def timed_seconds(self) -> tuple[float, ...]:

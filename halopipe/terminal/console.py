@@ -17,9 +17,12 @@ import functools
 import json
 import os
 import re
+import shlex
+import shutil
 import sys
 import time
 import traceback
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
@@ -30,18 +33,33 @@ import typer
 from halopipe.terminal import units
 
 _LINE_EVERY_S = 10.0
+_PACES = 64  # of the last updates
+_ROOM_FOR_BAR = 80
+
+
+def screen_columns() -> int | None:
+    """How wide lines for people may be: as ``COLUMNS`` says, or the terminal; None: as wide as they are."""
+    asked = os.environ.get("COLUMNS", "")
+    if asked.isdecimal() and int(asked):
+        return int(asked)
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
 
 class Reporter:
     """Shows how far a task is; use as a context.
 
     ``update`` may be called often: it draws only when there is something new to show.
+
+    What is left is told by the pace between updates, without the slowest: a pause that comes once, such as the
+    comparison of the first step, says nothing of the rest, and neither does the time before the first update.
     """
 
     def __init__(self, what: str, *, quiet: bool = False) -> None:
         self._what = what
         self._quiet = quiet or os.environ.get("RANK", "0") != "0"
         self._start_s = self._line_s = time.monotonic()
+        self._last: tuple[float, float] | None = None
+        self._paces: deque[tuple[float, float]] = deque(maxlen=_PACES)
         self._bar = None if self._quiet or not sys.stderr.isatty() else _Bar(what)
 
     def __enter__(self) -> Self:
@@ -55,23 +73,42 @@ class Reporter:
         if self._bar is not None:
             self._bar.stop()
 
-    def update(self, done: float, total: float | None, numbers: str, eta_s: float | None = None) -> None:
-        """``numbers`` are what people care about just now: the layer and its milliseconds, the step and its loss."""
+    def update(
+        self, done: float, total: float | None, numbers: str, eta_s: float | None = None, *, at_most: bool = False
+    ) -> None:
+        """``numbers`` are what people care about just now: the layer and its milliseconds, the step and its loss.
+
+        Args:
+            eta_s: seconds left; None: by the pace so far.
+            at_most: it may well be less.
+        """
         numbers = visible(numbers)
-        if eta_s is None and total and done:
-            eta_s = (time.monotonic() - self._start_s) * (total - done) / done
+        if eta_s is None and total:
+            eta_s = self._left_s(done, total)
+        left = f"{'at most ' if at_most else ''}{units.seconds(eta_s)} left" if eta_s is not None else ""
         if self._bar is not None:
-            self._bar.update(done, total, numbers, eta_s)
+            self._bar.update(done, total, numbers, left)
         elif not self._quiet and time.monotonic() - self._line_s >= _LINE_EVERY_S:
             self._line_s = time.monotonic()
-            self._line(done, total, numbers, eta_s)
+            self._line(done, total, numbers, left)
 
-    def _line(self, done: float, total: float | None, numbers: str, eta_s: float | None) -> None:
-        elapsed_s = time.monotonic() - self._start_s
+    def _line(self, done: float, total: float | None, numbers: str, left: str) -> None:
+        elapsed = units.seconds(time.monotonic() - self._start_s)
         share = f" {units.percent(done / total)}" if total else ""
-        left = f", {units.seconds(eta_s)} left" if eta_s is not None else ""
-        sys.stderr.write(f"{self._what}{share}: {numbers} ({units.seconds(elapsed_s)}{left})\n")
+        sys.stderr.write(f"{self._what}{share}: {numbers} ({elapsed}{', ' if left else ''}{left})\n")
         sys.stderr.flush()
+
+    def _left_s(self, done: float, total: float) -> float | None:
+        now_s = time.monotonic()
+        if self._last is None or done > self._last[1]:
+            if self._last is not None:
+                self._paces.append((now_s - self._last[0], done - self._last[1]))
+            self._last = (now_s, done)
+        if len(self._paces) < 2:
+            return None
+        paces = sorted(self._paces, key=lambda pace: pace[0] / pace[1])[:-1]
+        pace_s = sum(took_s for took_s, _ in paces) / sum(steps for _, steps in paces)
+        return max(0.0, pace_s * (total - self._last[1]) - min(now_s - self._last[0], pace_s))
 
 
 class _Bar:
@@ -79,18 +116,23 @@ class _Bar:
 
     def __init__(self, what: str) -> None:
         from rich.console import Console
-        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+        from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn, TimeElapsedColumn
+        from rich.table import Column
 
-        self._progress = Progress(
-            TextColumn("{task.description}"),
+        screen = Console(stderr=True)
+        folded = Column(overflow="fold", no_wrap=False)
+        columns: list[ProgressColumn] = [
+            TextColumn("{task.description}{task.fields[share]}"),
             BarColumn(bar_width=24),
             TimeElapsedColumn(),
-            TextColumn("{task.fields[left]}"),
-            TextColumn("{task.fields[numbers]}", markup=False),
-            console=Console(stderr=True),
-            transient=True,
-        )
-        self._task = self._progress.add_task(what, total=None, numbers="", left="")
+            TextColumn("{task.fields[left]}", table_column=folded),
+            TextColumn("{task.fields[numbers]}", markup=False, table_column=folded),
+        ]
+        if screen.width < _ROOM_FOR_BAR:
+            text = "{task.description}{task.fields[share]}, {task.elapsed:.0f} s{task.fields[after]}"
+            columns = [TextColumn(f"{text}\n{{task.fields[numbers]}}", markup=False, table_column=folded)]
+        self._progress = Progress(*columns, console=screen, transient=True)
+        self._task = self._progress.add_task(what, total=None, numbers="", left="", after="", share="")
 
     def start(self) -> None:
         """Begins to draw."""
@@ -100,10 +142,12 @@ class _Bar:
         """Clears the bar."""
         self._progress.stop()
 
-    def update(self, done: float, total: float | None, numbers: str, eta_s: float | None) -> None:
+    def update(self, done: float, total: float | None, numbers: str, left: str) -> None:
         """Moves the bar."""
-        left = f"{units.seconds(eta_s)} left" if eta_s is not None else ""
-        self._progress.update(self._task, completed=done, total=total or None, numbers=numbers, left=left)
+        share, after = f" {units.percent(done / total)}" if total else "", f", {left}" if left else ""
+        self._progress.update(
+            self._task, completed=done, total=total or None, numbers=numbers, left=left, after=after, share=share
+        )
 
 
 _UNSEEN = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff\ufeff]")
@@ -136,6 +180,11 @@ def remark(text: str) -> None:
     """Writes a line for people to stderr."""
     sys.stderr.write(f"{visible(text)}\n")
     sys.stderr.flush()
+
+
+def command(*words: object) -> str:
+    """A command of ours that can be pasted into a shell, whatever its paths are called."""
+    return shlex.join(["halopipe", *map(str, words)])
 
 
 def wrote(path: str | Path, next_step: str = "") -> None:

@@ -3,8 +3,9 @@
     with claimed([output, trace], inputs=[plan]):
         ...
 
-Each is tried; none is a file that the verb also reads; and while one process writes a file, no other that asks does so
-too: a lock ``.NAME.lock`` beside it, held by the kernel for as long as its owner lives, names its process and host.
+Each is tried, also where folders are still to be made; none is a file that the verb also reads; and while one process
+writes a file, no other that asks does so too: a lock ``.NAME.lock`` beside it, held by the kernel for as long as its
+owner lives, names its process and host.
 """
 
 from __future__ import annotations
@@ -28,10 +29,16 @@ def claimed(
     outputs: Iterable[str | Path | None],
     inputs: Iterable[str | Path | None] = (),
     folders: Iterable[str | Path | None] = (),
+    replaced: Iterable[str | Path | None] = (),
 ) -> Iterator[None]:
     """Holds ``outputs``, and ``folders`` that will be written into, while its body runs.
 
     Of the ranks of one job, rank 0 alone writes and hence claims.
+
+    Args:
+        outputs: a folder of theirs may be missing where the verb makes it (:func:`made`).
+        folders: made where they are missing.
+        replaced: inputs that the verb writes anew; they are tried.
 
     Raises:
         UsageError: an output is an input as well, or another process is about to write it.
@@ -46,20 +53,43 @@ def claimed(
         for source in sources:
             if same_file(path, source):
                 raise UsageError(f"{path} is read, and would be replaced by the result", [], ["-o another name"])
-    require_writable(*wanted)
+    require_writable(*wanted, *replaced)
+    into = [Path(os.path.realpath(path)) for path in folders if path is not None]
+    for path in into:
+        _require_folder(path)
     with contextlib.ExitStack() as held:
         for path in dict.fromkeys(Path(os.path.realpath(path)) for path in wanted):
             if not path.exists() or stat.S_ISREG(path.stat().st_mode):
                 held.enter_context(_lock(path))
-        for path in dict.fromkeys(Path(os.path.realpath(path)) for path in folders if path is not None):
+        for path in dict.fromkeys(into):
             if path.parent.is_dir():
                 held.enter_context(_lock(path))
         yield
 
 
 def made(path: Path | None) -> Path | None:
-    """A path whose folder is made where it is missing: nothing to claim as long as it is."""
-    return path if path is not None and path.parent.exists() else None
+    """A path whose folder is made where it is missing: nothing to claim as long as it is, but it is tried.
+
+    Raises:
+        MissingFileError: the folder cannot be made.
+    """
+    if path is None or path.parent.exists():
+        return path
+    _require_folder(path.parent)
+    return None
+
+
+def _require_folder(path: Path) -> None:
+    """Raises :class:`MissingFileError` where no file can be written into the folder, or it cannot be made."""
+    there = path
+    while not there.exists() and there != there.parent:
+        there = there.parent
+    if not there.is_dir():
+        raise MissingFileError(f"cannot write into {path}", [f"{there} is no folder"], ["name another folder"])
+    try:
+        require_writable(there / ".halopipe")
+    except MissingFileError as error:
+        raise MissingFileError(f"cannot write into {path}", error.details, ["name another folder"]) from None
 
 
 @contextlib.contextmanager

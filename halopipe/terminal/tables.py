@@ -8,10 +8,11 @@ Plain characters, the same everywhere, so that they can be piped, compared and t
 
 from __future__ import annotations
 
+import io
 import re
 from collections.abc import Sequence
 
-from halopipe.terminal import units
+from halopipe.terminal import console, units
 from planner.ir.schedule import Action, Op
 from planner.ir.timeline import Span, Timeline
 
@@ -35,22 +36,52 @@ _LEGEND = {
     Op.PREPARE: "P preparing on the host",
 }
 _IDLE = "·"
+_PICTURE = 96
+_WIDE = 10_000
+"""Columns of what is not for a screen."""
 _QUANTITY = re.compile(r"[+-]?[\d.,]+( \S+)?|–|best")
 
 
-def table(header: Sequence[str], rows: Sequence[Sequence[str]], indent: int = 2) -> str:
-    """Columns as wide as their widest cell; columns of quantities (``12``, ``+3.4 %``, ``–``) are flush right."""
+def table(header: Sequence[str], rows: Sequence[Sequence[str]], indent: int = 2, width: int | None = None) -> str:
+    """Columns as wide as their widest cell; columns of quantities (``12``, ``+3.4 %``, ``–``) are flush right.
+
+    Where that is wider than the screen, each row stands as a block, a line a column: nothing is cut.
+
+    Args:
+        width: of the screen; None: :func:`halopipe.terminal.console.screen_columns`.
+    """
     columns = list(zip(header, *rows, strict=True))
-    widths = [max(map(len, column)) for column in columns]
+    most = width or console.screen_columns()
+    if most is not None and indent + sum(2 + max(map(len, column)) for column in columns) - 2 > most:
+        return _blocks(header, rows, indent, most)
     numeric = [bool(rows) and all(_QUANTITY.fullmatch(cell) for cell in column[1:]) for column in columns]
+    return _rendered([header, *rows], numeric, indent)
+
+
+def _blocks(header: Sequence[str], rows: Sequence[Sequence[str]], indent: int, width: int) -> str:
+    """A row's first cell, then its others with their names."""
     lines = []
-    for row in (header, *rows):
-        cells = [
-            cell.rjust(width) if right else cell.ljust(width)
-            for cell, width, right in zip(row, widths, numeric, strict=True)
-        ]
-        lines.append((" " * indent + "  ".join(cells)).rstrip())
+    for first, *others in rows:
+        lines.append(_rendered([[f"{header[0]} {first}".strip()]], [False], indent, width))
+        pairs = [(name, cell) for name, cell in zip(header[1:], others, strict=True) if cell]
+        lines += [_rendered(pairs, [False, False], 2 * indent, width)] if pairs else []
     return "\n".join(lines)
+
+
+def _rendered(rows: Sequence[Sequence[str]], right: Sequence[bool], indent: int, width: int = _WIDE) -> str:
+    """The cells as text, folded where they are wider than ``width``."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    found = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0), collapse_padding=True)
+    for is_right in right:
+        found.add_column(justify="right" if is_right else "left", overflow="fold", no_wrap=width == _WIDE)
+    for row in rows:
+        found.add_row(*map(Text, row))
+    stream = io.StringIO()
+    Console(file=stream, width=width - indent, color_system=None, legacy_windows=False).print(found)
+    return "\n".join((" " * indent + line).rstrip() for line in stream.getvalue().splitlines())
 
 
 def bar(fraction: float, width: int = 24) -> str:
@@ -60,13 +91,14 @@ def bar(fraction: float, width: int = 24) -> str:
     return f"[{cells[:-1]}!]" if fraction > 1 else f"[{cells}]"
 
 
-def gantt(timeline: Timeline, devices: Sequence[str] = (), width: int = 96) -> str:
+def gantt(timeline: Timeline, devices: Sequence[str] = (), width: int = 0) -> str:
     """One line a rank, time to the right; a cell shows the action that fills most of it, ``·`` is idle or waiting.
 
     Args:
         devices: names by rank, shown beside the ranks.
-        width: columns of the whole picture.
+        width: columns of the whole picture; 0: 96, or those of a narrower screen.
     """
+    width = width or min(_PICTURE, console.screen_columns() or _PICTURE)
     ranks = range(max((span.rank for span in timeline.spans), default=-1) + 1)
     names = [f"rank {rank}" + (f"  {devices[rank]}" if rank < len(devices) else "") for rank in ranks]
     margin = max(map(len, names), default=0) + 2

@@ -9,6 +9,7 @@ from typing import Any
 
 from halopipe.run_spec.options import DATA_FROM, FIELDS, SHARE, RunOptions, flag_of, option_of
 from halopipe.terminal import units
+from halopipe.training.metrics import require_writer
 from planner.ir.errors import UsageError
 from planner.ir.plan import Plan
 from planner.ir.schedule import Action, Op
@@ -28,6 +29,11 @@ def require_consistent(plan: Plan, options: RunOptions) -> None:
         raise fault
     _require_known_optimizer(options)
     _require_known_compiler(options.compiler)
+    require_writer(options.metrics)
+    if options.profile_steps:
+        from halopipe.training.torch_traces import steps_of  # late: it loads torch
+
+        steps_of(options)
     if options.checkpoint and not options.resume:
         _require_new(Path(options.checkpoint))
 
@@ -46,7 +52,7 @@ def out_of_limits(name: str, value: Any) -> Iterator[UsageError]:
     """What is wrong with the value of an option, if it is a number below its limit, or none."""
     least = option_of(name).least
     if least is not None and not value >= least:
-        yield UsageError(f"{flag_of(name)} is {value:g}", [f"the least is {least:g}"])
+        yield UsageError(f"{flag_of(name)} is {value:g}", [f"the least is {least:g}"], [f"{flag_of(name)} {least:g}"])
 
 
 def _lacking(options: RunOptions) -> Iterator[UsageError]:
@@ -57,6 +63,7 @@ def _lacking(options: RunOptions) -> Iterator[UsageError]:
         ("checkpoint_every", "checkpoint", "checkpoints"),
         ("keep", "checkpoint", "checkpoints"),
         ("resume", "checkpoint", "checkpoints"),
+        ("profile_folder", "profile_steps", "3:5"),
     ):
         if getattr(options, name) and not getattr(options, needed):
             yield UsageError(f"{flag_of(name)} needs {flag_of(needed)}", [], [f"{flag_of(needed)} {example}"])

@@ -72,7 +72,9 @@ def evaluate(engine: Engine, consumer: Consumer, batches: Iterable[Batch]) -> Sc
             sums[2] += right
             sums[3] += asked
     if is_empty:
-        raise UsageError("there is no data to evaluate on", ["not a single batch was given"])
+        raise UsageError(
+            "there is no data to evaluate on", ["not a single batch was given"], ["--eval-data with samples in it"]
+        )
     consumer.transport.all_reduce(sums, consumer.ranks, consumer.deadline_s)
     total, samples, right_answers, questions = sums.tolist()
     return Score(engine.num_steps, total / samples, int(samples), right_answers / questions if questions else None)

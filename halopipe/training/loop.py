@@ -17,6 +17,7 @@ from halopipe.training.checkpointing import SAVE_S, Checkpoints
 from halopipe.training.evaluate import evaluate
 from halopipe.training.metrics import Metrics
 from halopipe.training.single_device import Reference
+from halopipe.training.torch_traces import TorchTraces
 from planner.ir.timeline import Span
 from runtime.engine import Engine, StepResult
 from runtime.memory import storage_bytes, with_peak
@@ -69,12 +70,15 @@ class Loop:
         """
         options, first = self.options, self.engine.num_steps
         compared: tuple[Compared, ...] = ()
+        traces = TorchTraces(options, self.consumer.transport.rank, self.activity, first)
         for number in range(first, options.steps):
-            self.activity.begin("waiting for data")
-            batch = self.feed.take()
-            if batch is None:
-                raise ended(number)
-            result = self._step(batch, is_watched=number - first == options.warmup - 1)
+            with traces.around(number + 1):
+                self.activity.begin("waiting for data")
+                batch = self.feed.take()
+                if batch is None:
+                    raise ended(number)
+                is_watched = number - first == options.warmup - 1 and not traces.traces(number + 1)
+                result = self._step(batch, is_watched=is_watched)
             self._note(number, batch, result)
             if number == options.accumulate - 1 and self.compare is not None:
                 self.reference, compared = self.compare(self._losses)
@@ -100,6 +104,7 @@ class Loop:
             dict(self._memory),
             "" if self.reference is None else self.reference.witness,
             "" if self.reference is None else self.reference.skipped,
+            self.supply.origin,
         )
 
     @property

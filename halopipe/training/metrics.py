@@ -1,11 +1,18 @@
-"""The metrics of a run as it goes: a file of JSON, a line a step, written by rank 0.
+"""The metrics of a run as it goes, written by rank 0: what it is told of a step is a record, which a writer keeps.
+
+    metrics.jsonl    a line of JSON a record; so is any other name
+    metrics.csv      a row a record, of the columns :data:`COLUMNS`
+    tb:FOLDER        events for TensorBoard; a folder that is there, or a name that ends in / without ``tb:`` as well
 
 The loss is made on another rank, which leaves it in the store of the job; rank 0 looks there after each step and writes
-the line once it is there, so no step waits for it.
+the record once it is there, so no step waits for it.
 """
 
 from __future__ import annotations
 
+import csv
+import importlib.util
+import io
 import json
 import logging
 import math
@@ -14,15 +21,22 @@ from collections import deque
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
+from halopipe.run_spec.options import TENSORBOARD
 from halopipe.run_spec.result import Score
-from planner.ir.errors import MissingFileError
+from planner.ir.errors import MissingFileError, UsageError
 from planner.ir.files import write_text
-from runtime.engine import StepResult
 
 if TYPE_CHECKING:
     from cuda_ops._torch import Store
+    from runtime.engine import StepResult
+
+COLUMNS = (
+    *("step", "epoch", "loss", "step_s", "samples_per_s", "learning_rate", "gradient_norm"),
+    *("eval_loss", "eval_accuracy", "eval_samples"),
+)
+"""Names in records: of a step, then of an evaluation, which has step and epoch, too."""
 
 _PATIENCE_S = 2.0
 """How long the last losses may take to come."""
@@ -31,37 +45,84 @@ _FAILED_S = 0.2
 """The same, where the run failed."""
 
 _LOOK_AGAIN_S = 0.005
+_FLUSH_S = 5
 
 _log = logging.getLogger(__name__)
 
+Record = Mapping[str, Any]
+
+
+class Writer(Protocol):
+    """Where records go.
+
+    Raises:
+        MissingFileError: it cannot be written.
+    """
+
+    def begin(self, first_step: int) -> None:
+        """Keep the records of so many steps, which were done before; those of steps that are done again go."""
+        ...
+
+    def write(self, records: Iterable[Record]) -> None:
+        """Add these."""
+        ...
+
+    def close(self) -> None:
+        """No more will come."""
+        ...
+
+
+def folder_of(place: str) -> Path | None:
+    """The folder that metrics for TensorBoard go into; None: ``place`` is a file."""
+    path = place.removeprefix(TENSORBOARD)
+    return Path(path) if path != place or path.endswith("/") or Path(path).is_dir() else None
+
+
+def require_writer(place: str) -> None:
+    """Raises :class:`UsageError` where the package that writes there is missing."""
+    if place and folder_of(place) is not None and importlib.util.find_spec("tensorboard") is None:
+        raise UsageError(
+            "metrics for TensorBoard need the package tensorboard, which is not installed",
+            [f"{place} is a folder"],
+            ["pip install 'halopipe[tensorboard]'", "--metrics metrics.csv", "--metrics metrics.jsonl"],
+        )
+
+
+def writer_of(place: str) -> Writer:
+    """What writes there."""
+    folder = folder_of(place)
+    if folder is not None:
+        return _Events(folder)
+    return _Rows(Path(place)) if Path(place).suffix == ".csv" else _Lines(Path(place))
+
 
 class Metrics:
-    """What one rank does for the file; the ranks that neither write it nor know the loss do nothing.
+    """What one rank does for the records; the ranks that neither write them nor know the loss do nothing.
 
     Args:
-        path: of the file; empty for none.
+        place: of the records; empty for none.
         store: of the job.
         teller: the rank whose loss is written.
-        first_step: steps done before: the file is continued after their lines, or begun anew if there are none.
+        first_step: steps done before: what is there is continued after them, or begun anew if there are none.
 
     Raises:
         MissingFileError: the file cannot be written.
     """
 
-    def __init__(self, path: str, store: Store, rank: int, teller: int, first_step: int) -> None:
-        self._path, self._store = Path(path), store
-        self._writes = bool(path) and rank == 0
-        self._tells = bool(path) and rank == teller
+    def __init__(self, place: str, store: Store, rank: int, teller: int, first_step: int) -> None:
+        self._store = store
+        self._writer = writer_of(place) if place and rank == 0 else None
+        self._tells = bool(place) and rank == teller
         self._waiting: deque[dict[str, Any]] = deque()
-        if self._writes:
-            self._begin(first_step)
+        if self._writer is not None:
+            self._writer.begin(first_step)
 
     def step(self, number: int, epoch: int, rows: int, result: StepResult) -> None:
         """Note a step; ``number`` counts from 1."""
         if self._tells:
             told = {"loss": result.loss, "learning_rate": _rate(result.learning_rates)}
             self._store.set(_key(number), json.dumps(told))
-        if self._writes:
+        if self._writer is not None:
             line = {
                 "step": number,
                 "epoch": epoch,
@@ -72,14 +133,14 @@ class Metrics:
                 "gradient_norm": result.gradient_norm,
             }
             self._waiting.append(line)
-            self._settle(0.0)
+            self._settle(self._writer, 0.0)
 
     def score(self, epoch: int, score: Score) -> None:
         """Note an evaluation, after the lines of the steps before it."""
-        if self._writes:
-            self._settle(_PATIENCE_S)
-            line = {"eval_loss": score.loss, "eval_accuracy": score.accuracy, "eval_samples": score.num_samples}
-            self._append([{"step": score.step, "epoch": epoch, **line}])
+        if self._writer is not None:
+            self._settle(self._writer, _PATIENCE_S)
+            found = {"eval_loss": score.loss, "eval_accuracy": score.accuracy, "eval_samples": score.num_samples}
+            self._writer.write([{"step": score.step, "epoch": epoch, **found}])
 
     def __enter__(self) -> Metrics:
         return self
@@ -88,35 +149,19 @@ class Metrics:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Write what is left, also where a loss will never come."""
-        if not self._writes:
+        if self._writer is None:
             return
         try:
-            self._settle(_PATIENCE_S if error is None else _FAILED_S)
-            self._append(self._waiting)
+            self._settle(self._writer, _PATIENCE_S if error is None else _FAILED_S)
+            self._writer.write(self._waiting)
+            self._writer.close()
         except (MissingFileError, RuntimeError) as failure:
             if error is None:
                 raise
             _log.warning("the last metrics are lost: %s", failure)
 
-    def _begin(self, first_step: int) -> None:
-        """Keep the lines of the steps before; those of steps that are done again go."""
-        kept = [line for line in self._lines() if _step_of(line) <= first_step] if first_step else []
-        try:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            write_text(self._path, "".join(f"{line}\n" for line in kept))
-        except OSError as error:
-            raise _unwritable(self._path, error) from error
-
-    def _lines(self) -> list[str]:
-        try:
-            return self._path.read_text("utf-8").splitlines()
-        except FileNotFoundError:
-            return []
-        except (OSError, UnicodeDecodeError) as error:
-            raise MissingFileError(f"cannot read {self._path}", [str(error)]) from error
-
-    def _settle(self, patience_s: float) -> None:
-        """Write the lines whose losses are known by now, or come within ``patience_s``."""
+    def _settle(self, writer: Writer, patience_s: float) -> None:
+        """Write the records whose losses are known by now, or come within ``patience_s``."""
         end_s = time.monotonic() + patience_s
         done = []
         while self._waiting:
@@ -128,18 +173,35 @@ class Metrics:
                 break
             else:
                 time.sleep(_LOOK_AGAIN_S)
-        self._append(done)
+        writer.write(done)
 
-    def _told(self, number: int) -> Mapping[str, Any] | None:
+    def _told(self, number: int) -> Record | None:
         key = _key(number)
         if not self._store.check([key]):
             return None
-        told: Mapping[str, Any] = json.loads(self._store.get(key))
+        told: Record = json.loads(self._store.get(key))
         self._store.delete_key(key)
         return told
 
-    def _append(self, lines: Iterable[Mapping[str, Any]]) -> None:
-        text = "".join(f"{json.dumps({key: _plain(value) for key, value in line.items()})}\n" for line in lines)
+
+class _Lines:
+    """A line of JSON a record."""
+
+    header = ""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def begin(self, first_step: int) -> None:
+        kept = [line for line in self._kept() if self.step_of(line) <= first_step] if first_step else []
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            write_text(self._path, self.header + "".join(f"{line}\n" for line in kept))
+        except OSError as error:
+            raise _unwritable(self._path, error) from error
+
+    def write(self, records: Iterable[Record]) -> None:
+        text = "".join(map(self.line, records))
         if not text:
             return
         try:
@@ -148,6 +210,82 @@ class Metrics:
         except OSError as error:
             raise _unwritable(self._path, error) from error
 
+    def close(self) -> None:
+        pass
+
+    def line(self, record: Record) -> str:
+        """JSON knows no infinity."""
+        found = {
+            key: str(value) if isinstance(value, float) and not math.isfinite(value) else value
+            for key, value in record.items()
+        }
+        return f"{json.dumps(found)}\n"
+
+    def step_of(self, line: str) -> float:
+        """Half a line, of a crash, has none."""
+        try:
+            return float(json.loads(line)["step"])
+        except (ValueError, KeyError, TypeError):
+            return math.inf
+
+    def _kept(self) -> list[str]:
+        try:
+            return self._path.read_text("utf-8").splitlines()
+        except FileNotFoundError:
+            return []
+        except (OSError, UnicodeDecodeError) as error:
+            raise MissingFileError(f"cannot read {self._path}", [str(error)], [_ANOTHER]) from error
+
+
+class _Rows(_Lines):
+    """A row a record, under a row of names; the rates of several groups stand in one cell."""
+
+    header = f"{','.join(COLUMNS)}\n"
+
+    def line(self, record: Record) -> str:
+        row = io.StringIO()
+        cells = (record.get(name) for name in COLUMNS)
+        csv.writer(row, lineterminator="\n").writerow(
+            " ".join(map(str, cell)) if isinstance(cell, list) else cell for cell in cells
+        )
+        return row.getvalue()
+
+    def step_of(self, line: str) -> float:
+        cells = line.split(",")
+        return int(cells[0]) if cells[0].isdecimal() and len(cells) == len(COLUMNS) else math.inf
+
+
+class _Events:
+    """Scalars ``train/loss``, ``eval/loss``, ... for TensorBoard."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def begin(self, first_step: int) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            self._events: Any = SummaryWriter(str(self._folder), purge_step=first_step + 1, flush_secs=_FLUSH_S)
+        except OSError as error:
+            raise _unwritable(self._folder, error) from error
+
+    def write(self, records: Iterable[Record]) -> None:
+        for record in records:
+            for name, value in record.items():
+                if value is None or name in ("step", "epoch", "eval_samples"):
+                    continue
+                tag = f"eval/{name.removeprefix('eval_')}" if name.startswith("eval_") else f"train/{name}"
+                parts = enumerate(value) if isinstance(value, list) else [("", value)]
+                for number, part in parts:
+                    self._events.add_scalar(f"{tag}/{number}".rstrip("/"), part, record["step"])
+
+    def close(self) -> None:
+        self._events.close()
+
+
+_ANOTHER = "--metrics another name"
+
 
 def _rate(rates: tuple[float, ...]) -> float | list[float] | None:
     """One number where all groups have the same."""
@@ -155,20 +293,8 @@ def _rate(rates: tuple[float, ...]) -> float | list[float] | None:
     return (found[0] if len(found) == 1 else found) if found else None
 
 
-def _plain(value: Any) -> Any:
-    """JSON knows no infinity."""
-    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def _step_of(line: str) -> float:
-    try:
-        return float(json.loads(line)["step"])
-    except (ValueError, KeyError, TypeError):
-        return math.inf  # half a line, of a crash
-
-
 def _unwritable(path: Path, error: OSError) -> MissingFileError:
-    return MissingFileError(f"cannot write the metrics to {path}", [error.strerror or str(error)])
+    return MissingFileError(f"cannot write the metrics to {path}", [error.strerror or str(error)], [_ANOTHER])
 
 
 def _key(number: int) -> str:

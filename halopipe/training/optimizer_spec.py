@@ -44,6 +44,9 @@ _DEFAULTS: Mapping[str, Mapping[str, Argument]] = {
     "RAdam": {"lr": 0.001},
     "Rprop": {"lr": 0.01},
 }
+OPTIMIZERS = tuple(_DEFAULTS)
+"""Those of ``torch.optim`` that can be named; others need a factory."""
+
 _STATE_PER_PARAMETER: Mapping[str, float] = {
     "SGD": 0.0,
     **dict.fromkeys(["ASGD", "Adagrad", "Muon", "RMSprop"], 1.0),
@@ -195,7 +198,11 @@ def _calling(name: str, arguments: Mapping[str, Argument]) -> Callable[[Any], An
         except HalopipeError:
             raise
         except Exception as error:
-            raise FactoryError(f"{name}({spelled(arguments)}) raised {type(error).__name__}", [str(error)]) from error
+            raise FactoryError(
+                f"{name}({spelled(arguments)}) raised {type(error).__name__}",
+                [str(error)],
+                ["mend it there; behind its name stand arguments: recipes.py:adamw:lr=0.001"],
+            ) from error
 
     return make
 

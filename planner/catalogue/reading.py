@@ -90,6 +90,18 @@ def parse_yaml(text: str, source: str) -> Any:
         raise CorruptFileError(f"{source} is not YAML", [str(error)]) from None
 
 
+def yaml_words(text: str) -> dict[str, tuple[int, str]]:
+    """Of a mapping that :func:`parse_yaml` has read: by key its line, from 1, and its value as written, if one word."""
+    import yaml
+
+    root = yaml.compose(text, Loader=yaml.SafeLoader)
+    pairs = root.value if isinstance(root, yaml.MappingNode) else ()
+    return {
+        str(key.value): (key.start_mark.line + 1, value.value if isinstance(value, yaml.ScalarNode) else "")
+        for key, value in pairs
+    }
+
+
 def _require_small(root: Any, source: str) -> None:
     """Of a composed document, aliases spelled out: few enough nodes, and none inside itself."""
     sizes: dict[int, int] = {}

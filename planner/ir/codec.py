@@ -37,6 +37,12 @@ FORMATS: Mapping[str, tuple[type, int]] = {
 }
 """Name of each file format, the type it holds and the newest version that this release reads and writes."""
 
+_WRITTEN_BY = {
+    "profile": "name a file that 'halopipe profile' wrote",
+    "plan": "name a file that 'halopipe plan' wrote",
+    "timeline": "name a file that 'halopipe run' wrote",
+}
+
 MOST_KEYS = 200_000
 """Of one object; the largest profiles have a key for each layer and parameter."""
 
@@ -167,7 +173,7 @@ def _checked_header(text: str, name: str, version: int, source: str) -> str:
         root = json.loads(text, object_pairs_hook=_object)
     except json.JSONDecodeError as error:
         raise CorruptFileError(
-            f"{source} is not JSON", [f"line {error.lineno}, column {error.colno}: {error.msg}"]
+            f"{source} is not JSON", [f"line {error.lineno}, column {error.colno}: {error.msg}"], [_WRITTEN_BY[name]]
         ) from None
     except _TooLargeError as error:
         raise CorruptFileError(f"{source} is not a {name} file", [str(error)]) from None
@@ -178,7 +184,7 @@ def _checked_header(text: str, name: str, version: int, source: str) -> str:
     if not isinstance(root, _Object) or root.get("halopipe") != name:
         kind = root.get("halopipe") if isinstance(root, _Object) else None
         found = f"a halopipe {kind} file" if isinstance(kind, str) and kind in FORMATS else "not a halopipe file"
-        raise CorruptFileError(f"{source} is not a halopipe {name} file", [f"it is {found}"])
+        raise CorruptFileError(f"{source} is not a halopipe {name} file", [f"it is {found}"], [_WRITTEN_BY[name]])
     found_version = root.get("version")
     if not isinstance(found_version, int) or isinstance(found_version, bool) or found_version < 1:
         raise CorruptFileError(f"{source} is not a halopipe {name} file", [f"version: {found_version!r} is none"])

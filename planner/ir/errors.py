@@ -49,10 +49,12 @@ class HalopipeError(Exception):
         title: one line, what went wrong.
         details: where, and the two numbers that disagree; one fact a line.
         remedies: what to do next; one action a line.
+        usual: what helps against errors of this kind, shown where ``remedies`` are none.
     """
 
     code: ClassVar[str] = "H100"
     exit_code: ClassVar[int] = 1
+    usual: ClassVar[tuple[str, ...]] = ("report it, with the command and all that it wrote",)
 
     def __init__(self, title: str, details: Iterable[str] = (), remedies: Iterable[str] = ()) -> None:
         super().__init__(title)
@@ -67,10 +69,10 @@ class HalopipeError(Exception):
         return type(self), (self.title, self.details, self.remedies)
 
     def render(self) -> str:
-        """The error as a user reads it: ``error[H401] title``, indented details, then remedies."""
+        """The error as a user reads it: ``error[H401] title``, indented details, then remedies, never none."""
         lines = [f"error[{self.code}] {self.title}"]
         lines += [f"  {line}" for detail in self.details for line in detail.splitlines()]
-        lines += [f"  try: {remedy}" for remedy in self.remedies]
+        lines += [f"  try: {remedy}" for remedy in self.remedies or self.usual]
         return "\n".join(lines)
 
 
@@ -78,162 +80,217 @@ class UsageError(HalopipeError):
     """The command line or the call cannot be understood."""
 
     code, exit_code = "H200", 2
+    usual: ClassVar[tuple[str, ...]] = ("change what is named above; --help of the command says what may be given",)
 
 
 class ModelNotFoundError(UsageError):
     """A MODEL string names no importable factory."""
 
     code = "H201"
+    usual = ("check the name: pkg.mod:factory, or path/file.py:factory",)
 
 
 class FactoryError(UsageError):
     """The model factory raised, or returned something that is not a model."""
 
     code = "H202"
+    usual = ("mend the function that is named; the --help of the command says what it is given and may give",)
 
 
 class UnsupportedModelError(UsageError):
     """The model cannot be captured or cut; the text names the layer and what is supported."""
 
     code = "H204"
+    usual = (
+        "change the layer that is named, or take it out of the model",
+        "docs/networks.md lists what is refused, and what to write in its place",
+    )
 
 
 class RankCountError(UsageError):
     """A plan wants another number of ranks than there are."""
 
     code = "H205"
+    usual = ("halopipe plan --ranks N, for as many devices as there are",)
 
 
 class UnknownNameError(UsageError):
     """A schedule, solver, baseline, layer or device of that name does not exist."""
 
     code = "H206"
+    usual = ("one of the names above",)
 
 
 class MissingDeviceError(UsageError):
     """A plan, or somebody who asks for a profile, wants a device that this host does not have."""
 
     code = "H207"
+    usual = (
+        "--device cpu",
+        "plan for the devices of this host",
+    )
 
 
 class DifferentDataError(UsageError):
     """Ranks read other numbers as the same batch; the text names step, tensor and ranks."""
 
     code = "H208"
+    usual = ("--data-from first: one rank reads for all",)
 
 
 class InputFileError(HalopipeError):
     """A file cannot be used."""
 
     code, exit_code = "H300", 3
+    usual: ClassVar[tuple[str, ...]] = ("name another file, or make it anew",)
 
 
 class MissingFileError(InputFileError):
     """The file is not there, or cannot be read or written."""
 
     code = "H301"
+    usual = ("check the path, its folder and who may read and write there",)
 
 
 class CorruptFileError(InputFileError):
     """The file is not what its schema says; ``details`` lists every fault with its path."""
 
     code = "H302"
+    usual = ("mend what is named, or make the file anew by the command that wrote it",)
 
 
 class NewerFileError(InputFileError):
     """The file was written by a newer release."""
 
     code = "H303"
+    usual = ("pip install --upgrade halopipe",)
 
 
 class StaleFileError(InputFileError):
     """A fingerprint disagrees: the file belongs to another model, profile or cluster."""
 
     code = "H304"
+    usual = ("make the file anew from what it should belong to: halopipe profile, then halopipe plan",)
 
 
 class IllegalProgramError(InputFileError):
     """A program breaks the rules of ``passes.validate``; ``details`` shows the grid with the culprit marked."""
 
     code = "H305"
+    usual = ("plan again; where the program was edited by hand, move the action that is marked",)
 
 
 class MissingMeasurementError(InputFileError):
     """The profile does not say what a layer costs at a size the planner asks for."""
 
     code = "H306"
+    usual = ("measure it too: halopipe profile --sizes N,N,..., or halopipe plan --measure-missing",)
 
 
 class FormatError(InputFileError):
     """A file of a published format breaks that format; the text names file, line and what was found."""
 
     code = "H307"
+    usual = ("mend the file at that place",)
 
 
 class InfeasibleError(HalopipeError):
     """No plan satisfies the constraints; ``details`` names the binding one."""
 
     code, exit_code = "H401", 4
+    usual = (
+        "--recompute auto",
+        "--shard auto",
+        "a smaller --global-batch",
+        "more devices, or devices with more memory",
+    )
 
 
 class WorkerError(HalopipeError):
     """The run of a plan failed."""
 
     code, exit_code = "H500", 5
+    usual: ClassVar[tuple[str, ...]] = (
+        "run again; if it comes again, report it with the command and all that it wrote",
+    )
 
 
 class WorkerDiedError(WorkerError):
     """A worker process ended without a word (killed, crashed)."""
 
     code = "H501"
+    usual = ("look at the lines of stderr above, and for the out-of-memory killer: dmesg | tail",)
 
 
 class StageFailedError(WorkerError):
     """A stage raised; the text names rank, stage, step, micro-batch and direction."""
 
     code = "H502"
+    usual = (
+        "mend the module at the place above; the same error comes on one device: halopipe plan --solver one-device",
+    )
 
 
 class DeadlineError(WorkerError):
     """A wait lasted longer than its deadline; the text names key, peer and who waits for whom."""
 
     code = "H503"
+    usual = (
+        "--deadline SECONDS, where so much time is meant to pass",
+        "look at the rank that the others wait for",
+    )
 
 
 class TransportError(WorkerError):
     """A message did not arrive, or arrived as something else than the program says."""
 
     code = "H504"
+    usual = ("look at the other ranks: one of them may have ended, or its host cannot be reached",)
 
 
 class CheckpointError(WorkerError):
     """A checkpoint could not be saved, or what the ranks save does not fit together; the text names step and rank."""
 
     code = "H505"
+    usual = ("another --checkpoint folder, with room for it",)
 
 
 class OutOfMemoryError(WorkerError):
     """A rank needed more memory than its limit, or than there is."""
 
     code = "H506"
+    usual = (
+        "plan again with less memory: halopipe plan --memory SIZE --recompute auto --shard auto",
+        "a smaller --global-batch or --micro-batch",
+        "a device with more memory",
+    )
 
 
 class CheckError(HalopipeError):
     """A check that the user asked for failed."""
 
     code, exit_code = "H600", 6
+    usual: ClassVar[tuple[str, ...]] = ("look at what is named above",)
 
 
 class NumericsError(CheckError):
     """The plan's losses or gradients differ from one device's."""
 
     code = "H601"
+    usual = (
+        "--check-numerics --dtype float64 tells a mistake from rounding",
+        "if it differs there, too: report it with the model",
+    )
 
 
 class PlanCheckError(CheckError):
     """The independent checker disagrees with the plan."""
 
     code = "H602"
+    usual = (
+        "plan again: halopipe plan PROFILE",
+        "or undo what was edited by hand",
+    )
 
 
 def operator_of(layer: Layer) -> str:

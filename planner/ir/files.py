@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import codecs
 import contextlib
+import difflib
 import os
 import select
 import stat
@@ -194,11 +195,21 @@ def _too_large(path: str | Path, what: str, most_bytes: int) -> CorruptFileError
 
 
 def _unreadable(path: str | Path, error: OSError | ValueError) -> MissingFileError:
-    return MissingFileError(f"cannot read {path}", [_why(error)])
+    return MissingFileError(f"cannot read {path}", [_why(error)], _near(path))
 
 
 def _unwritable(path: str | Path, error: OSError | ValueError) -> MissingFileError:
     return MissingFileError(f"cannot write {path}", [_why(error)])
+
+
+def _near(path: str | Path) -> list[str]:
+    """A file of nearly that name, as what may have been meant."""
+    try:
+        names = [found.name for found in Path(path).parent.iterdir()]
+    except (OSError, ValueError):
+        return []
+    near = difflib.get_close_matches(Path(path).name, names, n=1)
+    return [f"did you mean {Path(path).parent / near[0]}?"] if near and near[0] != Path(path).name else []
 
 
 def _why(error: OSError | ValueError) -> str:

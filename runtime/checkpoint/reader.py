@@ -149,7 +149,8 @@ class Checkpoint:
         if not steps or (step is not None and step not in steps):
             what = "checkpoint" if step is None else f"checkpoint of step {step}"
             there = f"steps there: {', '.join(map(str, steps)) or 'none'}"
-            raise MissingFileError(f"{home} has no complete {what}", [there])
+            others = [f"--step {steps[-1]}"] if steps else ["name the folder of 'halopipe run --checkpoint FOLDER'"]
+            raise MissingFileError(f"{home} has no complete {what}", [there], others)
         path = complete_path(home, steps[-1] if step is None else step)
         checkpoint = cls(path, read_manifest(path))
         for name, files in checkpoint.manifest.folders.items():

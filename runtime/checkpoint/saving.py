@@ -243,7 +243,9 @@ class SavedPart:
     def _exists(self) -> UsageError:
         path = complete_path(self._folder, self._step)
         return UsageError(
-            f"there is a checkpoint of step {self._step}", [f"{path} is complete and sound; it is not overwritten"]
+            f"there is a checkpoint of step {self._step}",
+            [f"{path} is complete and sound; it is not overwritten"],
+            ["another folder", f"remove {path}"],
         )
 
     def _failed(self, what: str, error: Exception) -> CheckpointError:

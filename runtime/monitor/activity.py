@@ -40,6 +40,7 @@ class Activity:
         num_done: complete steps.
         loss: of the last complete step, where this rank knows it.
         step_s: how long the last complete step took.
+        listener: told as well of all that begins.
     """
 
     what: str = "starting"
@@ -49,11 +50,14 @@ class Activity:
     num_done: int = 0
     loss: float | None = None
     step_s: float = 0.0
+    listener: Callable[[str], None] | None = None
 
     def begin(self, what: str) -> None:
         """Say what is done from now on."""
         self.what = what
         self.since_s = time.monotonic()
+        if self.listener is not None:
+            self.listener(what)
 
 
 @dataclass(frozen=True, slots=True)

@@ -300,7 +300,9 @@ def maker_of(spec: Optimizer) -> MakeOptimizer:
     """
     cls = getattr(torch.optim, spec.name, None)
     if not isinstance(cls, type) or not issubclass(cls, torch.optim.Optimizer):
-        raise UnknownNameError(f"torch.optim has no optimiser {spec.name!r}", [f"torch is {torch.__version__}"])
+        raise UnknownNameError(
+            f"torch.optim has no optimiser {spec.name!r}", [f"torch is {torch.__version__}"], ["SGD, Adam or AdamW"]
+        )
 
     construct: Callable[..., torch.optim.Optimizer] = cls
 
@@ -309,7 +311,9 @@ def maker_of(spec: Optimizer) -> MakeOptimizer:
             return construct(parameters, **spec.arguments)
         except (TypeError, ValueError) as error:
             raise UsageError(
-                f"torch.optim.{spec.name}({spelled(spec.arguments)}) cannot be made", [str(error)]
+                f"torch.optim.{spec.name}({spelled(spec.arguments)}) cannot be made",
+                [str(error)],
+                [f"arguments of torch.optim.{spec.name}, as in {spec.name}:lr=0.01"],
             ) from error
 
     return make
@@ -334,7 +338,11 @@ def scheduler_maker_of(name: str, arguments: Mapping[str, Any]) -> MakeScheduler
             return construct(optimizer, **arguments)
         except (TypeError, ValueError) as error:
             shown = ", ".join(f"{key}={value}" for key, value in arguments.items())
-            raise UsageError(f"torch.optim.lr_scheduler.{name}({shown}) cannot be made", [str(error)]) from error
+            raise UsageError(
+                f"torch.optim.lr_scheduler.{name}({shown}) cannot be made",
+                [str(error)],
+                [f"its arguments, as in CosineAnnealingLR:T_max=100; those of {name} are in torch's manual"],
+            ) from error
 
     return make
 

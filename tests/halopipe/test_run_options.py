@@ -53,6 +53,8 @@ def test_a_run_is_stopped_and_goes_on_under_another_plan(folder: Path) -> None:
     begun = call(f"run two.json --steps 4 {RECIPE} {SAVED} {evaluation} --data-from share --update")
     assert begun.exit_code == 0, begun.stderr
     assert "evaluation after step 2: loss " in begun.stdout
+    call_text = f"data: {DATA}(global_batch=6, input_shape=(4, 5), seed=0) gave a Dataset of 19 samples"
+    assert call_text in begun.stderr
     assert "stage 1 compute" in begun.stdout
     assert load("two.json", Plan).measured is not None
     assert complete_steps(folder / "saved") == (2, 4)
@@ -88,6 +90,9 @@ def test_a_run_is_stopped_and_goes_on_under_another_plan(folder: Path) -> None:
         ("--data-from share", "--data-from share needs --data"),
         ("--data-from all", "no way to read data 'all'"),
         ("--optimizer AdamV", "no optimiser 'AdamV'"),
+        ("--profile-steps 5:3", "--profile-steps 5:3 is no range of steps"),
+        ("--profile-steps 2 --update", "would teach the profile steps that are slower"),
+        ("--profile-folder traces", "--profile-folder needs --profile-steps"),
     ],
 )
 def test_a_wrong_use_ends_before_any_process_starts(folder: Path, options: str, message: str) -> None:
@@ -95,6 +100,7 @@ def test_a_wrong_use_ends_before_any_process_starts(folder: Path, options: str, 
     assert (result.exit_code, result.stdout) == (2, "")
     assert result.stderr.startswith("error[H2")
     assert message in result.stderr
+    assert "\n  try: " in result.stderr
 
 
 @pytest.mark.exhaustive("a run is ended many times")

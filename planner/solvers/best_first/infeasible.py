@@ -5,6 +5,7 @@ The objective memory: the least limit on every device under which some plan fits
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
@@ -16,7 +17,7 @@ from planner.costs.layers.cost_table import Array
 from planner.costs.memory.memory_bound import kept_by
 from planner.ir.constraints import format_rule
 from planner.ir.errors import HalopipeError, InfeasibleError, MissingMeasurementError
-from planner.ir.problem import THROUGHPUT, Problem
+from planner.ir.problem import ALWAYS, AUTO, NEVER, THROUGHPUT, Problem
 from planner.schedules import traits
 from planner.solvers.best_first.bound import Choice
 from planner.solvers.best_first.device_groups import Counts
@@ -127,29 +128,41 @@ class Leanest:
 
 
 def _would_fit(evaluator: Evaluator) -> Iterator[str]:
-    """Relaxations of the problem under which a plan fits, one restriction at a time, then all, as time allows."""
+    """Under what else a plan fits, as time allows: without the first restriction that can go, and by each means."""
     problem = evaluator.problem
+    batch = problem.global_batch // 2
     relaxed = {
         "without --micro-batch": replace(problem, micro_batch_sizes=()) if problem.micro_batch_sizes else None,
         "without --schedule": replace(problem, schedules=()) if problem.schedules else None,
         "without --ranks": replace(problem, num_ranks=0) if problem.num_ranks else None,
         "without --max-stages": replace(problem, max_stages=0) if problem.max_stages else None,
     }
-    possible = {words: other for words, other in relaxed.items() if other is not None}
-    if len(possible) > 1:
+    restrictions = {words: other for words, other in relaxed.items() if other is not None}
+    if len(restrictions) > 1:
         free = replace(problem, micro_batch_sizes=(), schedules=(), num_ranks=0, max_stages=0)
-        possible["without all these restrictions"] = free
-    for words, other in possible.items():
-        left_s = min(_QUICKLY_S, evaluator.stops - time.monotonic())
-        found = any_fit(other, left_s) if left_s > 0 else None
-        if found is not None:
-            candidate = found.candidate
-            peak = size_text(found.peak_bytes)
-            yield (
-                f"{words}: {candidate.num_stages} stages, micro-batch {candidate.micro_batches[0]}, "
-                f"{candidate.schedule} fits ({peak})"
-            )
-            return
+        restrictions["without all these restrictions"] = free
+    means = {
+        "--recompute auto": replace(problem, recompute=AUTO) if problem.recompute == NEVER else None,
+        "--shard auto": replace(problem, shard=ALWAYS) if problem.shard == NEVER else None,
+        f"--global-batch {batch}": replace(problem, global_batch=batch, micro_batch_sizes=()) if batch else None,
+    }
+    for group in (restrictions, {words: other for words, other in means.items() if other is not None}):
+        for words, other in group.items():
+            left_s = min(_QUICKLY_S / len(group), evaluator.stops - time.monotonic())
+            with contextlib.suppress(InfeasibleError, MissingMeasurementError):  # it has no plan at all
+                found = any_fit(other, left_s) if left_s > 0 else None
+                if found is not None:
+                    yield f"{words}: {_shown(found)}"
+                    if group is restrictions:
+                        break
+
+
+def _shown(found: Evaluation) -> str:
+    candidate = found.candidate
+    return (
+        f"{candidate.num_stages} stages, micro-batch {candidate.micro_batches[0]}, "
+        f"{candidate.schedule} fits ({size_text(found.peak_bytes)})"
+    )
 
 
 def any_fit(problem: Problem, time_limit_s: float = _QUICKLY_S) -> Evaluation | None:

@@ -139,6 +139,7 @@ def _schedules(problem: Problem) -> tuple[str, ...]:
         raise UsageError(
             "latency is that of forward passes, and no schedule that may be used has these alone",
             [f"asked: {', '.join(problem.schedules)}; forward alone: {known}"],
+            ["leave --schedule out", *(f"--schedule {name}" for name in known.split(", ")[:1])],
         )
     return forward
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import ceil
 
 from planner.costs.memory.peak import RankMemory
 from planner.costs.predict import Forecast, forecast
@@ -98,8 +99,12 @@ def infeasible(problem: Problem, closest: Evaluation, would_fit: Sequence[str] =
     mixing = mixing_text(problem.profile.graph)
     if mixing and len(problem.ranks) > 1:
         details.append(f"{mixing}: a stage that has one is not divided among ranks by samples")
-    remedies = list(would_fit) or ["use devices with more memory, more devices, or a smaller model"]
-    return InfeasibleError("no plan fits", details, remedies)
+    if memory.peak_bytes <= device.memory_bytes * (1 - problem.memory_margin):  # --memory asked for less
+        another = f"--memory {ceil(memory.peak_bytes / 2**20)}MiB, which the devices have"
+    else:
+        needed = size_text(memory.peak_bytes / (1 - problem.memory_margin))
+        another = f"devices with {needed} of memory, or more of them; --cluster FILE plans for other machines"
+    return InfeasibleError("no plan fits", details, [*would_fit, another])
 
 
 def _bottleneck(decision: Decision, seen: Forecast) -> tuple[float, str]:

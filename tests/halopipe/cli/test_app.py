@@ -14,6 +14,7 @@ from typer.testing import CliRunner, Result
 from halopipe.cli.app import app
 from halopipe.launch import run
 from halopipe.planning import solve
+from halopipe.run_spec.options import ASKED, flag_of
 from halopipe.terminal import console
 from planner.ir import codec
 from planner.ir.codec import dump, load
@@ -169,6 +170,7 @@ def test_what_goes_wrong_is_said_on_stderr_with_its_exit_code(
     before = sorted(path.name for path in folder.iterdir())
     result = call(*arguments)
     assert (result.exit_code, text in result.stderr, result.stdout) == (exit_code, True, ""), result.stderr
+    assert ("error[H" not in result.stderr) or "\n  try: " in result.stderr
     assert sorted(path.name for path in folder.iterdir()) == before
 
 
@@ -395,3 +397,54 @@ def test_verbs_that_need_no_devices_load_no_torch(folder: Path, arguments: list[
     result = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
     code, *loaded = result.stderr.splitlines()[-1].split()
     assert (code in ("0", "6"), loaded) == (True, ["yaml"] if arguments == ["devices"] else []), result.stderr
+
+
+def test_what_a_hint_says_can_be_pasted_also_with_spaces_in_paths(folder: Path) -> None:
+    made = call("plan", "profile.json", "--solver", "one-device", "-o", "my plan.json")
+    assert made.exit_code == 0, made.stderr
+    assert made.stderr.endswith(
+        "next: halopipe explain 'my plan.json' --profile profile.json, or halopipe run 'my plan.json'\n"
+    )
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["plan", "profile.json", "-o", "no/x.json"],
+        ["merge", "profile.json", "-o", "no/x.json"],
+        ["cluster", "-o", "no/x.json"],
+        ["import", "graph.txt", "-o", "no/x.json"],
+        ["profile", "nowhere.py:f", "-o", "no/x.json"],
+        ["export", "by_hand.json", "--to", "chrome-trace", "-o", "no/x.json"],
+        ["export", "by_hand.json", "--to", "torch-pipelining", "-o", "no/x.json"],
+        ["run", "by_hand.json", "-o", "no/x.json"],
+        ["run", "by_hand.json", "--trace", "no/x.json"],
+        ["run", "by_hand.json", "--write-job", "no/x.yaml"],
+        ["run", "by_hand.json", "--metrics", "profile.json/x.csv"],
+        ["run", "by_hand.json", "--metrics", "tb:profile.json/x"],
+        ["run", "by_hand.json", "--checkpoint", "profile.json/x"],
+        ["run", "by_hand.json", "--profile-steps", "3", "--profile-folder", "profile.json"],
+        ["checkpoint", "saved", "--to", "profile.json/x.pt"],
+        ["demo", "-o", "profile.json/x"],
+    ],
+    ids=" ".join,
+)
+def test_where_a_result_goes_is_tried_before_work_starts(folder: Path, arguments: list[str]) -> None:
+    result = call(*arguments)
+    assert (result.exit_code, result.stdout) == (3, ""), result.stderr
+    assert result.stderr.startswith(("error[H301] cannot write", "error[H301] cannot make the folder")), result.stderr
+    assert "\n  try: " in result.stderr
+
+
+@pytest.mark.parametrize("columns", [40, 60])
+def test_a_narrow_terminal_cuts_nothing(folder: Path, columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    shown = process("run", "--help", cwd=folder).stdout
+    assert "…" not in shown
+    assert max(map(len, shown.splitlines())) <= columns
+    words = " ".join(shown.split())
+    for name in ASKED:
+        assert f" {flag_of(name)}" in words
+    table = call("compare", "by_hand.json", "--baselines", "--profile", "profile.json").stdout
+    assert max(map(len, table.partition("\n\n")[0].splitlines())) <= columns
+    assert "peak memory" in table

@@ -39,6 +39,30 @@ def test_off_a_terminal_there_is_a_line_every_ten_seconds(clock: Clock, capsys: 
     ]
 
 
+@pytest.mark.parametrize(("start_s", "pause_s"), [(0.0, 0.0), (30.0, 0.0), (6.0, 20.0)])
+def test_what_is_left_is_right_within_a_factor_of_two_soon_after_the_start(
+    clock: Clock, capsys: pytest.CaptureFixture[str], start_s: float, pause_s: float
+) -> None:
+    with Reporter("running") as reporter:
+        clock.now_s = start_s
+        for step in range(1, 401):
+            clock.now_s += 0.5 + pause_s * (step == 2) + 2.0 * (step % 50 == 0)
+            reporter.update(step, 400, f"step {step}")
+    lines = [line for line in capsys.readouterr().err.splitlines() if "left" in line]
+    assert len(lines) > 5
+    for line in lines:
+        passed_s, left_s = (float(text.split(" s")[0]) for text in line.partition("(")[2].split(", "))
+        truly_s = clock.now_s - passed_s
+        assert truly_s < 15 or truly_s / 2 < left_s < truly_s * 2, line
+
+
+def test_a_search_says_how_long_it_may_take_at_most(clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
+    with Reporter("searching") as reporter:
+        clock.now_s = 20.0
+        reporter.update(20, 60, "best 412 ms", 40.0, at_most=True)
+    assert capsys.readouterr().err == "searching 33 %: best 412 ms (20.0 s, at most 40.0 s left)\n"
+
+
 def test_other_ranks_than_the_first_say_nothing(
     clock: Clock, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -56,3 +80,15 @@ def test_on_a_terminal_there_is_a_bar_that_leaves_nothing_on_stdout(
     with Reporter("searching") as reporter:
         reporter.update(1, 2, "best 412 ms [gap]")
     assert capsys.readouterr().out == ""
+
+
+def test_a_narrow_screen_has_no_bar_and_cuts_nothing(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "40")
+    with Reporter("searching") as reporter:
+        reporter.update(1, 2, "best 412 ms, gap 3.4 %, bound 400 ms, 31 simulated", 12.0)
+    shown = "".join(capsys.readouterr().err.split())
+    assert "…" not in shown
+    assert "searching50%" in shown

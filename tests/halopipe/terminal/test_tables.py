@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import pytest
+
 from halopipe.terminal import tables
 from planner.ir.timeline import Span, Timeline
 
@@ -70,3 +72,18 @@ def test_what_is_prepared_is_drawn_where_the_rank_does_not_compute() -> None:
     drawn = tables.gantt(Timeline("predicted", 0.040, spans), width=28)
     assert drawn.splitlines()[0] == "rank 0  P0:::F0░░░░░░░░:::::"
     assert "P preparing on the host" in drawn
+
+
+def test_a_table_wider_than_the_screen_stands_as_blocks_and_is_whole() -> None:
+    rows = [["plan.json", "412 ms", "[red]1f1b"], ["a-name-of-twenty-and-more-letters.json", "12 s", ""]]
+    assert tables.table(["plan", "step", "schedule"], rows, width=30) == (
+        "  plan plan.json\n    step      412 ms\n    schedule  [red]1f1b\n"
+        "  plan\n  a-name-of-twenty-and-more-le\n  tters.json\n    step  12 s"
+    )
+    assert tables.table(["plan", "step", "schedule"], rows, width=80).splitlines()[1].endswith("412 ms  [red]1f1b")
+
+
+def test_a_picture_is_no_wider_than_the_screen(monkeypatch: pytest.MonkeyPatch) -> None:
+    for columns in (40, 60):
+        monkeypatch.setenv("COLUMNS", str(columns))
+        assert max(map(len, tables.gantt(one_f_one_b()).splitlines()[:-1])) == columns

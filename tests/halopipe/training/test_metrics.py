@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import csv
+import importlib.util
 import json
 import math
 from pathlib import Path
@@ -8,8 +10,8 @@ import pytest
 import torch.distributed as dist
 
 from halopipe.run_spec.result import Score
-from halopipe.training.metrics import Metrics
-from planner.ir.errors import MissingFileError
+from halopipe.training.metrics import COLUMNS, Metrics, folder_of, require_writer
+from planner.ir.errors import MissingFileError, UsageError
 from runtime.engine import StepResult
 
 
@@ -73,3 +75,53 @@ def test_a_file_that_cannot_be_written_is_an_error_at_once(tmp_path: Path) -> No
     (tmp_path / "file").touch()
     with pytest.raises(MissingFileError, match="cannot write the metrics"):
         Metrics(str(tmp_path / "file" / "m.jsonl"), dist.HashStore(), 0, 0, 0)
+
+
+def train(place: str, steps: range, first_step: int = 0) -> None:
+    """A run of these steps, with an evaluation at its end."""
+    with Metrics(place, dist.HashStore(), 0, 0, first_step) as metrics:
+        for step in steps:
+            metrics.step(step, 0, 4, result(float(step), (0.1, 0.2)))
+        metrics.score(0, Score(steps[-1], 1.5, 8, 0.25))
+
+
+def test_a_table_has_a_row_a_record_and_goes_on(tmp_path: Path) -> None:
+    path = tmp_path / "logs" / "m.csv"
+    train(str(path), range(1, 5))
+    with open(path, "a") as file:
+        file.write("5,0,")  # a crash
+    train(str(path), range(4, 6), first_step=3)
+    with open(path, newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert tuple(rows[0]) == COLUMNS
+    assert [(row["step"], row["loss"], row["eval_loss"]) for row in rows] == [
+        ("1", "1.0", ""),
+        ("2", "2.0", ""),
+        ("3", "3.0", ""),
+        ("4", "4.0", ""),
+        ("5", "5.0", ""),
+        ("5", "", "1.5"),
+    ]
+    assert rows[0]["learning_rate"] == "0.1 0.2"
+
+
+def test_tensorboard_reads_what_was_written_and_steps_done_again_count_once(tmp_path: Path) -> None:
+    accumulators = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    for steps, first_step in ((range(1, 5), 0), (range(3, 6), 2)):
+        train(f"tb:{tmp_path / 'events'}", steps, first_step)
+    events = accumulators.EventAccumulator(str(tmp_path / "events")).Reload()
+    assert {"train/loss", "train/learning_rate/1", "eval/loss", "eval/accuracy"} <= set(events.Tags()["scalars"])
+    assert [(each.step, each.value) for each in events.Scalars("train/loss")] == [(n, float(n)) for n in range(1, 6)]
+
+
+def test_a_folder_or_a_prefix_means_tensorboard_and_needs_its_package(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert folder_of(str(tmp_path)) == folder_of(f"tb:{tmp_path}") == tmp_path
+    assert folder_of("new/") == Path("new")
+    assert folder_of("m.csv") is folder_of("m.jsonl") is None
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(UsageError, match="need the package tensorboard") as caught:
+        require_writer("tb:logs")
+    assert "pip install 'halopipe[tensorboard]'" in caught.value.remedies
+    require_writer("m.csv")

@@ -56,3 +56,10 @@ def test_an_error_crosses_a_process_boundary_whole(cls: type[HalopipeError]) -> 
     copy = pickle.loads(pickle.dumps(error))
     assert type(copy) is cls
     assert (copy.title, copy.details, copy.remedies) == ("title", ("detail",), ("remedy",))
+
+
+@pytest.mark.parametrize("cls", ALL, ids=lambda cls: cls.__name__)
+def test_no_error_leaves_a_user_without_a_remedy(cls: type[HalopipeError]) -> None:
+    assert f"\n  try: {cls.usual[0]}" in cls("title").render()
+    assert cls is HalopipeError or "usual" in vars(cls)
+    assert cls("title", [], ["this"]).render().endswith("title\n  try: this")

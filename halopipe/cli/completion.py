@@ -1,0 +1,172 @@
+"""What the shell offers for a value (``halopipe --install-completion``): names that are known, files of the right kind.
+
+Each is asked while somebody waits with a finger on a key: none loads torch, and files are told by their first line.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import typer
+
+Completion = Callable[[str], list[str]]
+
+_HEAD = re.compile(r'\s*{\s*"halopipe"\s*:\s*"(\w+)"')
+_HEAD_BYTES = 200
+_MOST_BYTES = 2**24
+"""Of a plan whose layers are offered."""
+
+DTYPES = ("bfloat16", "float16", "float32", "float64")
+COMPILERS = ("inductor", "aot_eager", "eager")
+
+
+def named(names: Callable[[], Iterable[str]]) -> Completion:
+    """Offers these names."""
+
+    def offered(incomplete: str) -> list[str]:
+        return [name for name in names() if name.startswith(incomplete)]
+
+    return offered
+
+
+def several(names: Callable[[], Iterable[str]]) -> Completion:
+    """Offers a list with commas of these names, the next of those that are not in it."""
+
+    def offered(incomplete: str) -> list[str]:
+        before, comma, last = incomplete.rpartition(",")
+        return [f"{before}{comma}{name}" for name in names() if name.startswith(last) and name not in before.split(",")]
+
+    return offered
+
+
+def files(*kinds: str, suffixes: tuple[str, ...] = ()) -> Completion:
+    """Offers files of ours of these kinds, those that end so, and folders that may have some."""
+
+    def offered(incomplete: str) -> list[str]:
+        typed = Path(incomplete or ".")
+        folder = typed if incomplete.endswith("/") or not incomplete else typed.parent
+        before = incomplete[: incomplete.rfind("/") + 1]
+        found = []
+        try:
+            for path in sorted(folder.iterdir()):
+                if path.name.startswith("."):
+                    continue
+                if path.is_dir():
+                    found.append(f"{before}{path.name}/")
+                elif path.suffix in suffixes or (path.suffix == ".json" and _kind(path) in kinds):
+                    found.append(f"{before}{path.name}")
+        except OSError:
+            return []
+        return [name for name in found if name.startswith(incomplete)]
+
+    return offered
+
+
+def layers(context: typer.Context, incomplete: str) -> list[str]:
+    """Offers the layers of the plan that was typed before; it is not parsed where an option still lacks its value."""
+    typed = [Path(str(word)) for word in (context.params.get("plan"), *context.args) if word]
+    path = next((path for path in typed if _kind(path) == "plan"), None)
+    try:
+        if path is None or path.stat().st_size > _MOST_BYTES:
+            return []
+        found = json.loads(path.read_text("utf-8"))["decision"]["layers"]
+    except (KeyError, OSError, TypeError, ValueError):
+        return []
+    return [name for name in found if name.startswith(incomplete)]
+
+
+def _kind(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            head = _HEAD.match(file.read(_HEAD_BYTES).decode("utf-8", "replace"))
+    except OSError:
+        return ""
+    return head[1] if head is not None else ""
+
+
+def _solvers() -> Iterable[str]:
+    from planner.solvers import names
+
+    return names()
+
+
+def _schedules() -> Iterable[str]:
+    from planner.schedules import names
+
+    return names()
+
+
+def _objectives() -> Iterable[str]:
+    from planner.ir.problem import OBJECTIVES
+
+    return OBJECTIVES
+
+
+def _choices() -> Iterable[str]:
+    from planner.ir.problem import RECOMPUTE
+
+    return RECOMPUTE
+
+
+def _families() -> Iterable[str]:
+    from planner.ir.constraints import FAMILIES
+
+    return FAMILIES
+
+
+def _optimizers() -> Iterable[str]:
+    from halopipe.training.optimizer_spec import OPTIMIZERS
+
+    return OPTIMIZERS
+
+
+def _rates() -> Iterable[str]:
+    from halopipe.training.optimizer_spec import SCHEDULES
+
+    return SCHEDULES
+
+
+def _catalogue() -> Iterable[str]:
+    from planner import catalogue
+
+    return catalogue.devices()
+
+
+def _readers() -> Iterable[str]:
+    from halopipe.run_spec.options import DATA_FROM
+
+    return DATA_FROM
+
+
+def _formats() -> Iterable[str]:
+    from halopipe.run_spec.job_file import NAME
+    from planner.ir.codec import FORMATS
+
+    return (*FORMATS, NAME)
+
+
+solvers, schedules, objectives = named(_solvers), named(_schedules), named(_objectives)
+choices, families = named(_choices), several(_families)
+optimizers, devices, formats = named(_optimizers), named(_catalogue), named(_formats)
+dtypes = named(lambda: DTYPES)
+plans, profiles, timelines = files("plan"), files("profile"), files("timeline")
+jobs = files("plan", suffixes=(".yaml", ".yml"))
+clusters = files(suffixes=(".yaml", ".yml"))
+models = files(suffixes=(".py", ".pt", ".pt2"))
+
+RUN: dict[str, Any] = {
+    "optimizer": optimizers,
+    "scheduler": named(_rates),
+    "dtype": dtypes,
+    "compiler": named(lambda: COMPILERS),
+    "device": named(lambda: ("cpu",)),
+    "data": models,
+    "eval_data": models,
+    "data_from": named(_readers),
+    "profile": profiles,
+}
+"""By field of :mod:`halopipe.run_spec.options`; for others the shell offers files."""
