@@ -72,6 +72,7 @@ batch;
 _TITLES = {
     "transformers": "transformers",
     "timm": "timm",
+    "torchvision": "torchvision",
     "profiler.models": "The reference networks",
 }
 
