@@ -32,7 +32,7 @@ from halopipe.training import single_device
 from halopipe.training.single_device import make_reference
 from halopipe.training.work import work
 from planner.ir.cluster import WITHIN_HOST, Cluster, DeviceSpec, Link
-from planner.ir.errors import HalopipeError
+from planner.ir.errors import HalopipeError, NumericsError
 from planner.ir.graph import Graph
 from planner.ir.plan import Plan
 from planner.ir.profile import ModelSource, Optimizer, Profile, Provenance
@@ -42,6 +42,7 @@ from profiler.capture.graph import capture
 from profiler.measure import worker
 from profiler.measure.worker import Job as MeasuringJob
 from profiler.measure.worker import measure_model
+from profiler.source.model import LoadedModel
 from profiler.source.source import load_model
 from runtime.transport.gloo import open_gloo
 
@@ -109,12 +110,13 @@ class Outcome:
 
 
 def outcome(name: str) -> Outcome:
-    """The outcome for ``benchmarks.networks.zoo:name``, in a process of its own."""
+    """Of ``benchmarks.networks.zoo:name``, in a process of its own; in float32 where float64 says nothing."""
+    source = ModelSource(f"benchmarks.networks.zoo:{name}", dtype="float64")
     try:
-        found: Outcome = forked([lambda: _outcome(name)])[0]
+        exact = forked([lambda: _outcome(name, source)])[0]
+        return exact or forked([lambda: _outcome(name, replace(source, dtype="float32"))])[0] or Outcome(name)
     except RuntimeError as error:
         return Outcome(name, failure=str(error))
-    return found
 
 
 def forked(works: list[Callable[[], T]]) -> list[T]:
@@ -167,12 +169,14 @@ def _answer(channel: Connection) -> tuple[Exception | None, Any]:
     return RuntimeError(f"no answer for {_LIMIT_S:g} s"), None
 
 
-def _outcome(name: str) -> Outcome:
+def _outcome(name: str, source: ModelSource) -> Outcome | None:
+    """None: asked for float64, the module does not run in it, or rounds to float32 inside and so is not exact."""
     torch.set_num_threads(1)
     try:
-        source = _source(name)
-        start_s = time.process_time()
         model = load_model(source)
+        if source.dtype == "float64" and not _runs(load_model(source)):
+            return None
+        start_s = time.process_time()
         captured = capture(model)
         capture_s = time.process_time() - start_s
         for module in (worker, rank_of_job, single_device):  # of the processes forked from this one
@@ -180,23 +184,23 @@ def _outcome(name: str) -> Outcome:
         needs_whole = bool(batch_wide_layers(captured.graph)) or not captured.polymorphic
         profile = _profile(source, captured.graph, needs_whole)
     except HalopipeError as error:
-        return Outcome(name, refusal=described(error))
+        return Outcome(name, source.dtype, refusal=described(error))
     graph = profile.graph
+    trials = {strategy: _trial(profile, strategy, needs_whole) for strategy in STRATEGIES}
+    rounds = any(spec.dtype == "float32" for layer in graph.layers for spec in layer.outputs)
+    if source.dtype == "float64" and rounds and any(NumericsError.code in one.failure for one in trials.values()):
+        return None
     opaque = sum(layer.kind == "opaque" for layer in graph.layers)
     parameters = sum(torch.Size(spec.shape).numel() for spec in graph.parameters.values())
-    trials = {strategy: _trial(profile, strategy, needs_whole) for strategy in STRATEGIES}
     return Outcome(name, source.dtype, len(graph.layers), opaque, parameters, capture_s, trials)
 
 
-def _source(name: str) -> ModelSource:
-    """In float64; in float32 where the module itself does not run in float64."""
-    exact = ModelSource(f"benchmarks.networks.zoo:{name}", dtype="float64")
-    model = load_model(exact)
+def _runs(model: LoadedModel) -> bool:
     try:
         model.loss(model.inputs, model.targets)
     except (RuntimeError, TypeError):
-        return replace(exact, dtype="float32")
-    return exact
+        return False
+    return True
 
 
 def described(error: HalopipeError) -> str:
