@@ -9,24 +9,22 @@ from benchmarks.networks.runs import DATA_PARALLEL, PIPELINE, Outcome, Trial
 
 _HEAD = """# Networks
 
-Networks of other people, with random weights and small sizes, went through `profile`, `plan` and `run` on two \
-workers:
-once as a pipeline of two stages with two micro-batches, once in data parallel, two steps of SGD with momentum in
-float32. Losses, gradients, parameters and buffers were compared with one device as `halopipe run --check-numerics`
-does, dropout included: the numbers that it draws are the same under every plan.
+Networks of other people, with random weights and small sizes, went through `profile`, `plan` and `run` on two workers:
+once as a pipeline of two stages with two micro-batches, once in data parallel, three steps of SGD with momentum.
+Losses, gradients, parameters and buffers were compared with the module itself on one device as `halopipe run
+--check-numerics` does, dropout included: the numbers that it draws are the same under every plan. They were compared in
+float64, to 1e-10; in float32, marked so, where a network's own code does not run in float64, or computes in float32
+inside and so rounds by more than that.
 
 {counts}
 
 `python -m benchmarks.networks --output benchmarks/results/networks.json` runs them again, about ten seconds each;
 `python -m benchmarks.networks --document` writes this file from the results. Every row is a factory,
-`benchmarks.networks.zoo:NAME`, which `halopipe profile` takes as MODEL. The packages are those of the extra \
-`networks`.
+`benchmarks.networks.zoo:NAME`, which `halopipe profile` takes as MODEL. The packages are those of the extra `networks`.
 
-*layers*: of the captured graph; in brackets those whose operator halopipe has no rule for, which it plans by what \
-they
-computed. *capture*: processor seconds to build the network and capture it. *pipeline* and *data parallel*: the \
-loss of
-the second step, and the largest relative difference of a loss and of a gradient from one device.
+*layers*: of the captured graph; in brackets those whose operator halopipe has no rule for, which it plans by what they
+computed. *capture*: processor seconds to capture it. *pipeline* and *data parallel*: the loss of the last step, and the
+largest relative difference of a loss and of a gradient from one device.
 """
 _HABITS = """## Habits
 
@@ -79,29 +77,33 @@ _TITLES = {
 
 def document(found: Mapping[str, Outcome]) -> str:
     """The whole text."""
-    equal = sum(one.is_equal for one in found.values())
-    refused = sum(bool(one.refusal) for one in found.values())
-    partly = sum(one.is_equal and any(trial.refusal for trial in one.trials.values()) for one in found.values())
-    failed = len(found) - equal - refused
-    counts = (
-        f"{len(found)} networks were run. {equal} were equal to one device, {partly} of these in one of the two ways "
-        f"(the\nother was refused); {refused} were refused; {failed} failed."
-    )
-    parts = [_HEAD.format(counts=counts)]
+    parts = [_HEAD.format(counts=_counts(found))]
     for origin, networks in zoo.ORIGINS.items():
         there = [found[name] for name in networks if name in found]
         if there:
             parts.append(f"## {_TITLES[origin]}\n\n{_table(there, networks)}")
-    refusals = "\n".join(line for one in found.values() for line in _refusals(one))
-    parts.append(f"## What was refused, and why\n\n{refusals or 'Nothing.'}\n")
+    parts.append(f"## What was refused, and why\n\n{_refusals(found) or 'Nothing.'}\n")
     parts.append(_HABITS)
     return "\n".join(parts)
+
+
+def _counts(found: Mapping[str, Outcome]) -> str:
+    equal = [one for one in found.values() if one.is_equal]
+    partly = sum(any(trial.refusal for trial in one.trials.values()) for one in equal)
+    refused = sum(one.is_refused for one in found.values())
+    single = sum(one.dtype == "float32" for one in equal)
+    return (
+        f"{len(found)} networks were run. {len(equal)} were equal to one device, {single} of these in float32, and "
+        f"{partly} in one of the two\nways (the other was refused); {refused} were refused; "
+        f"{len(found) - len(equal) - refused} failed."
+    )
 
 
 def _table(found: list[Outcome], networks: Mapping[str, zoo.Factory]) -> str:
     lines = ["| NAME | network | layers | capture | pipeline | data parallel |", "|---|---|---|---|---|---|"]
     for one in found:
         about = (networks[one.name].__doc__ or "").strip().removesuffix(".")
+        about += " (float32)" if one.dtype == "float32" else ""
         layers = f"{one.num_layers} ({one.num_opaque})" if one.num_layers else ""
         capture = f"{one.capture_s:.1f} s" if one.num_layers else ""
         cells = [_cell(one, strategy) for strategy in (PIPELINE, DATA_PARALLEL)]
@@ -116,8 +118,16 @@ def _cell(one: Outcome, strategy: str) -> str:
     return "failed" if trial.failure else "refused"
 
 
-def _refusals(one: Outcome) -> list[str]:
-    found = {"": (one.refusal, one.failure)} | {
-        f", {name}": (trial.refusal, trial.failure) for name, trial in one.trials.items()
-    }
-    return [f"- `{one.name}`{way}: {' '.join((a or b).split())}" for way, (a, b) in found.items() if a or b]
+def _refusals(found: Mapping[str, Outcome]) -> str:
+    """Each reason once, the most frequent first, with the networks that it was given for."""
+    whose: dict[str, list[str]] = {}
+    for one in found.values():
+        ways = {"": (one.refusal, one.failure)} | {
+            f" ({name})": (trial.refusal, trial.failure) for name, trial in one.trials.items()
+        }
+        for way, (refusal, failure) in ways.items():
+            if refusal or failure:
+                reason = " ".join((refusal or f"failed: {failure}").split())
+                whose.setdefault(reason, []).append(f"`{one.name}`{way}")
+    ordered = sorted(whose.items(), key=lambda each: -len(each[1]))
+    return "\n".join(f"- {len(names)}: {', '.join(names)}: {reason}" for reason, names in ordered)

@@ -108,6 +108,11 @@ class Outcome:
         ran = [trial for trial in self.trials.values() if trial.losses]
         return bool(ran) and not self.failure and not any(trial.failure for trial in self.trials.values())
 
+    @property
+    def is_refused(self) -> bool:
+        """Whether it ran in no way, and was told why each time."""
+        return not self.is_equal and not self.failure and not any(trial.failure for trial in self.trials.values())
+
 
 def outcome(name: str) -> Outcome:
     """Of ``benchmarks.networks.zoo:name``, in a process of its own; in float32 where float64 says nothing."""
