@@ -6,6 +6,7 @@ instead of importing torch and capturing it once more each.  A profile is of one
 
 from __future__ import annotations
 
+import math
 import multiprocessing
 import os
 import pickle
@@ -202,10 +203,9 @@ def _outcome(name: str, source: ModelSource) -> Outcome | None:
 
 def _runs(model: LoadedModel) -> bool:
     try:
-        model.loss(model.inputs, model.targets)
+        return math.isfinite(model.loss(model.inputs, model.targets).item())
     except (RuntimeError, TypeError):
         return False
-    return True
 
 
 def described(error: HalopipeError) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
@@ -325,7 +326,8 @@ def _require_same_gradients(
     """Names the parameter nearest to the loss whose gradient the graph does not have: what is lost lies behind it."""
     if expected is None:
         return
-    largest = max((_norm(gradient) for gradient in expected.values()), default=0.0)
+    norms = (_norm(gradient) for gradient in expected.values())
+    largest = max((norm for norm in norms if math.isfinite(norm)), default=0.0)
     for name, parameter in reversed(list(_trained(model))):
         own = expected.get(name)
         got = None if found is None else found.get(name)
