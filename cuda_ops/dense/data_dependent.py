@@ -111,11 +111,11 @@ def _joined(graph: fx.Graph, nodes: list[fx.Node]) -> fx.Node:
     inner.output(copies[results[0]] if len(results) == 1 else tuple(copies[node] for node in results))
     with graph.inserting_after(nodes[-1]):
         made = graph.call_function(Unit(inner), tuple(given))
-    made.meta = dict(results[-1].meta)
+    made.meta = dict((results or nodes)[-1].meta)  # results: none of a unit that only writes
     made.meta["nodes"] = tuple(str(node.target) for node in nodes)
     if len(results) == 1:
         results[0].replace_all_uses_with(made)
-    else:
+    elif results:
         made.meta["val"] = tuple(node.meta["val"] for node in results)
         with graph.inserting_after(made):
             for index, node in reversed(list(enumerate(results))):

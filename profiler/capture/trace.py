@@ -245,6 +245,7 @@ def _clean(model: LoadedModel, exported: fx.GraphModule, samples: int) -> Traced
     graph.output(copies[_only_output(output)])
     rewrite_in_place(graph, attributes)
     detach_constants(graph)
+    graph.eliminate_dead_code(_has_effects)  # such as numbers that were read for a check
     _join_data_dependent(graph)
     graph.eliminate_dead_code(_has_effects)
     module = fx.GraphModule(attributes, graph)
