@@ -58,7 +58,6 @@ plan's, handed to the module in the order in which it asks. It is equal in float
 first
 step. `python -m benchmarks.robustness` counts both. Refused are, with the reason:
 
-- inputs that are dicts, nested or keyword-only: the factory gives a tensor or a tuple of tensors;
 - hooks that cannot be kept, and Python that a graph cannot follow: branches, loops and sizes that depend on values,
   `random` and `numpy.random`, counters and states kept as attributes, packed sequences, lazy modules that saw no \
 batch;

@@ -10,6 +10,7 @@ import math
 import multiprocessing
 import os
 import pickle
+import re
 import time
 import warnings
 from collections.abc import Callable
@@ -209,8 +210,9 @@ def _runs(model: LoadedModel) -> bool:
 
 
 def described(error: HalopipeError) -> str:
-    """An error on one line: code, what and where."""
-    return f"{error.code}: {'; '.join([error.title, *error.details])}"
+    """An error on one line: code, what and where, files from their package on."""
+    found = "; ".join(filter(None, (line.strip() for line in [error.title, *error.details])))
+    return re.sub(r'[^ "]*/site-packages/', "", f"{error.code}: {found}")
 
 
 def _profile(source: ModelSource, graph: Graph, needs_whole: bool) -> Profile:

@@ -25,7 +25,7 @@ from torch import Tensor, fx, nn
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from cuda_ops._torch import HigherOrderOperator, OpOverload, buffers_of, schema_of, wrap_with_set_grad_enabled
-from cuda_ops.dense.data_dependent import Unit, join
+from cuda_ops.dense.data_dependent import FiniteValues, Unit, join, look_for_finite
 from cuda_ops.dense.recurrent import recurrence_by_shape
 from planner.ir.errors import UnsupportedModelError
 from profiler.capture.functional import is_write, rewrite_in_place
@@ -219,7 +219,7 @@ def _varying(model: LoadedModel) -> tuple[dict[int, Any], ...]:
 
 
 def _export(model: LoadedModel, wrapper: nn.Module, tensors: tuple[Tensor, ...], shapes: Any) -> fx.GraphModule:
-    with warnings.catch_warnings(), recurrence_by_shape(), kept_functions(), model.precision():
+    with warnings.catch_warnings(), recurrence_by_shape(), kept_functions(), model.precision(), FiniteValues():
         # nn.LSTM assigns its own flat list of weights in forward; the tensors in it are the parameters
         warnings.filterwarnings("ignore", message="The tensor attributes? ")
         exported = torch.export.export(wrapper, tensors, strict=False, dynamic_shapes=shapes)
@@ -243,6 +243,7 @@ def _clean(model: LoadedModel, exported: fx.GraphModule, samples: int) -> Traced
     copying = _Copying(graph, sizes, canonical, copies, attributes)
     output = copying.all_of(exported, "")
     graph.output(copies[_only_output(output)])
+    look_for_finite(graph)
     rewrite_in_place(graph, attributes)
     detach_constants(graph)
     graph.eliminate_dead_code(_has_effects)  # such as numbers that were read for a check
