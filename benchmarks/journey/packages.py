@@ -14,7 +14,8 @@ def bert() -> Any:
     import torch
     from transformers import BertConfig, BertForSequenceClassification
 
-    config = BertConfig(200, 64, 2, 4, 128, num_labels=5)
+    sizes = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 128}
+    config = BertConfig(vocab_size=200, num_labels=5, **sizes)
     batch = {"input_ids": torch.randint(200, (4, 16)), "attention_mask": torch.ones(4, 16, dtype=torch.long)}
     return BertForSequenceClassification(config), {**batch, "labels": torch.randint(5, (4,))}
 
@@ -24,7 +25,8 @@ def roberta_tokens() -> Any:
     import torch
     from transformers import RobertaConfig, RobertaForTokenClassification
 
-    config = RobertaConfig(200, 64, 2, 4, 128, max_position_embeddings=40, num_labels=5)
+    sizes = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 128}
+    config = RobertaConfig(vocab_size=200, max_position_embeddings=40, num_labels=5, **sizes)
     return RobertaForTokenClassification(config), {
         "input_ids": torch.randint(3, 200, (4, 16)),
         "labels": torch.randint(5, (4, 16)),
@@ -36,7 +38,7 @@ def distilbert_answers() -> Any:
     import torch
     from transformers import DistilBertConfig, DistilBertForQuestionAnswering
 
-    config = DistilBertConfig(200, 64, n_layers=2, n_heads=4, dim=64, hidden_dim=128)
+    config = DistilBertConfig(vocab_size=200, max_position_embeddings=64, n_layers=2, n_heads=4, dim=64, hidden_dim=128)
     words = torch.randint(200, (4, 16))
     first, last = torch.randint(8, (4,)), torch.randint(8, 16, (4,))
     return DistilBertForQuestionAnswering(config), {
@@ -52,7 +54,10 @@ def gpt2() -> Any:
     from transformers import GPT2Config, GPT2LMHeadModel
 
     words = torch.randint(200, (4, 16))
-    return GPT2LMHeadModel(GPT2Config(200, 64, 64, 2, 4)), {"input_ids": words, "labels": words}
+    return GPT2LMHeadModel(GPT2Config(vocab_size=200, n_positions=64, n_embd=64, n_layer=2, n_head=4)), {
+        "input_ids": words,
+        "labels": words,
+    }
 
 
 def llama() -> Any:
@@ -96,7 +101,9 @@ def t5() -> Any:
     import torch
     from transformers import T5Config, T5ForConditionalGeneration
 
-    config = T5Config(200, 64, 16, 128, 2, num_heads=4, decoder_start_token_id=0)
+    config = T5Config(
+        vocab_size=200, d_model=64, d_kv=16, d_ff=128, num_layers=2, num_heads=4, decoder_start_token_id=0
+    )
     return T5ForConditionalGeneration(config), {
         "input_ids": torch.randint(2, 200, (4, 16)),
         "labels": torch.randint(2, 200, (4, 10)),
@@ -160,7 +167,8 @@ def vit() -> Any:
     import torch
     from transformers import ViTConfig, ViTForImageClassification
 
-    config = ViTConfig(64, 2, 4, 128, image_size=32, patch_size=8, num_labels=5)
+    sizes = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 128}
+    config = ViTConfig(image_size=32, patch_size=8, num_labels=5, **sizes)
     pictures = torch.randn(4, 3, 32, 32)
     return ViTForImageClassification(config), {"pixel_values": pictures, "labels": torch.randint(5, (4,))}
 
@@ -182,7 +190,9 @@ def clip() -> Any:
 
     sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
     words = {**sizes, "vocab_size": 200, "max_position_embeddings": 32, "eos_token_id": 2, "bos_token_id": 1}
-    config = CLIPConfig(words, {**sizes, "image_size": 32, "patch_size": 8}, projection_dim=32)
+    config = CLIPConfig(
+        text_config=words, vision_config={**sizes, "image_size": 32, "patch_size": 8}, projection_dim=32
+    )
     captions, pictures = torch.randint(3, 200, (4, 16)), torch.randn(4, 3, 32, 32)
     captions[:, -1] = 2
     return CLIPModel(config), {"input_ids": captions, "pixel_values": pictures, "return_loss": True}
@@ -194,8 +204,8 @@ def patchtst() -> Any:
     from transformers import PatchTSTConfig, PatchTSTForPrediction
 
     config = PatchTSTConfig(
-        3,
-        32,
+        num_input_channels=3,
+        context_length=32,
         patch_length=8,
         patch_stride=8,
         d_model=32,

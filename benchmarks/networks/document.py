@@ -12,9 +12,9 @@ _HEAD = """# Networks
 Networks of other people, with random weights and small sizes, went through `profile`, `plan` and `run` on two workers:
 once as a pipeline of two stages with two micro-batches, once in data parallel, three steps of SGD with momentum.
 Losses, gradients, parameters and buffers were compared with the module itself on one device as `halopipe run
---check-numerics` does, dropout included: the numbers that it draws are the same under every plan. They were compared in
-float64, to 1e-10; in float32, marked so, where a network's own code does not run in float64, or computes in float32
-inside and so rounds by more than that.
+--check-numerics` does, dropout included: the numbers that it draws are the same under every plan. They were compared
+in float64, to 1e-10; in float32, marked so, where a network's own code does not run in float64, computes in float32
+inside and so rounds by more than that, or was last run in float32, two steps.
 
 {counts}
 
@@ -66,12 +66,23 @@ batch;
 - losses whose value for a batch does not follow from those of its parts, in more than one micro-batch: contrastive,
   RMSE, dice, correlation, the hardest samples.
 """
+_IN_COMMON = 2
+"""Parts of a refusal that networks refused alike have in common: its title and the first fact."""
 _TITLES = {
     "transformers": "transformers",
     "timm": "timm",
     "torchvision": "torchvision",
     "profiler.models": "The reference networks",
 }
+
+
+_WHY = """\
+`GuardOnDataDependentSymNode` is what `torch.export` says where Python branches on what a batch holds: whether anything
+is masked, how long the longest sequence is, whether a layer is left out this time. A plan has one order of actions for
+all batches. Branches on whether values are finite are the exception: they are captured as for finite ones, and the
+graph looks. Layers that do not keep samples apart cannot be divided between replicas, and are trained in pipelines.
+
+"""
 
 
 def document(found: Mapping[str, Outcome]) -> str:
@@ -81,7 +92,7 @@ def document(found: Mapping[str, Outcome]) -> str:
         there = [found[name] for name in networks if name in found]
         if there:
             parts.append(f"## {_TITLES[origin]}\n\n{_table(there, networks)}")
-    parts.append(f"## What was refused, and why\n\n{_refusals(found) or 'Nothing.'}\n")
+    parts.append(f"## What was refused, and why\n\n{_WHY}{_refusals(found) or 'Nothing.'}\n")
     parts.append(_HABITS)
     return "\n".join(parts)
 
@@ -118,15 +129,17 @@ def _cell(one: Outcome, strategy: str) -> str:
 
 
 def _refusals(found: Mapping[str, Outcome]) -> str:
-    """Each reason once, the most frequent first, with the networks that it was given for."""
+    """Each reason once, the most frequent first, with the networks that it was given for and what differs."""
     whose: dict[str, list[str]] = {}
     for one in found.values():
         ways = {"": (one.refusal, one.failure)} | {
-            f" ({name})": (trial.refusal, trial.failure) for name, trial in one.trials.items()
+            f" in {name}": (trial.refusal, trial.failure) for name, trial in one.trials.items()
         }
         for way, (refusal, failure) in ways.items():
             if refusal or failure:
-                reason = " ".join((refusal or f"failed: {failure}").split())
-                whose.setdefault(reason, []).append(f"`{one.name}`{way}")
+                parts = " ".join((refusal or f"failed: {failure}").split()).split("; ")
+                more = f" ({'; '.join(parts[_IN_COMMON:])})" if parts[_IN_COMMON:] else ""
+                whose.setdefault("; ".join(parts[:_IN_COMMON]), []).append(f"`{one.name}`{way}{more}")
     ordered = sorted(whose.items(), key=lambda each: -len(each[1]))
-    return "\n".join(f"- {len(names)}: {', '.join(names)}: {reason}" for reason, names in ordered)
+    lines = [f"**{len(names)}: {reason}**\n\n" + "\n".join(f"- {name}" for name in names) for reason, names in ordered]
+    return "\n\n".join(lines)

@@ -40,9 +40,12 @@ _MAKERS = {"ones": _aten.ones.default, "zeros": _aten.zeros.default, "full": _at
 
 
 def detach_constants(graph: fx.Graph) -> None:
-    """Rewrites ``new_*`` and ``*_like`` of fixed shapes."""
+    """Rewrites ``new_*`` and ``*_like`` of fixed shapes, and ``type_as``, which reads a dtype of its other tensor."""
     for node in list(graph.nodes):
         if not isinstance(node.target, OpOverload) or not isinstance(node.meta.get("val"), Tensor):
+            continue
+        if node.target is _aten.type_as.default:
+            node.target, node.args = _aten.to.dtype, (node.args[0], node.meta["val"].dtype)
             continue
         maker = _MAKERS.get(operation(node).removeprefix("new_").removesuffix("_like"))
         shape = tuple(node.meta["val"].shape)
