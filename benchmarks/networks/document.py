@@ -102,10 +102,12 @@ def _counts(found: Mapping[str, Outcome]) -> str:
     partly = sum(any(trial.refusal for trial in one.trials.values()) for one in equal)
     refused = sum(one.is_refused for one in found.values())
     single = sum(one.dtype == "float32" for one in equal)
+    missing = [f"`{name}`" for networks in zoo.ORIGINS.values() for name in networks if name not in found]
+    rest = f"\n\nNot run yet with the code of today (`--rest` runs them): {', '.join(missing)}." if missing else ""
     return (
         f"{len(found)} networks were run. {len(equal)} were equal to one device, {single} of these in float32, and "
         f"{partly} in one of the two\nways (the other was refused); {refused} were refused; "
-        f"{len(found) - len(equal) - refused} failed."
+        f"{len(found) - len(equal) - refused} failed.{rest}"
     )
 
 
