@@ -72,7 +72,9 @@ FLOORS = {
     "runtime": floor(f"{WITH_TORCH} planner.passes", "torch"),
     "halopipe": floor(" ".join(CODE[1:]), DEPENDENCIES),
     "halopipe.guard": floor(),
-    "benchmarks": floor(" ".join(CODE), f"{DEPENDENCIES} highspy networkx pulp scipy spconv timm transformers triton"),
+    "benchmarks": floor(
+        " ".join(CODE), f"{DEPENDENCIES} highspy networkx pulp scipy spconv timm torchvision transformers triton"
+    ),
     "benchmarks.house": floor("benchmarks", "tests"),  # reads this table
     "benchmarks.robustness": floor(" ".join(CODE), f"{DEPENDENCIES} tests"),  # its networks are those of tests/zoo
 }

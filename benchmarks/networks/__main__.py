@@ -1,8 +1,9 @@
 """Networks of other people through profile, plan and run on two workers, beside one device.
 
-A row of a network is the largest relative difference of its losses, in float32, in a pipeline of two stages with two
-micro-batches or in data parallel.  It holds if the losses, all gradients, parameters and buffers are as close to one
-device's as ``halopipe run --check-numerics`` asks, or the network is refused by a typed error.
+A row of a network is the largest relative difference of its losses, in float64 (float32 where its own code does not run
+in float64), in a pipeline of two stages with two micro-batches or in data parallel.  It holds if the losses, all
+gradients, parameters and buffers are as close to one device's as ``halopipe run --check-numerics`` asks, or the network
+is refused by a typed error.
 
     python -m benchmarks.networks --quick
     python -m benchmarks.networks --output benchmarks/results/networks.json    all, about ten seconds each
@@ -23,17 +24,18 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from benchmarks.networks import zoo
 from benchmarks.networks.document import document
 from benchmarks.networks.runs import Outcome, Trial, outcome
 from benchmarks.networks.zoo.torchvision_operators import declare_missing
 from benchmarks.report import Row, table
+from runtime.numerics.compare import TOLERANCES
 
 QUICK = ("reference_gpt", "bert", "resnet18")
 HOME = Path(__file__).resolve().parents[1]
 RESULTS, DOCUMENT = HOME / "results" / "networks.json", HOME.parent / "docs" / "networks.md"
-LOSS_LIMIT = 1e-4
-"""Of ``runtime.numerics.compare`` in float32."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -81,7 +83,9 @@ def rows_of(found: Outcome) -> Iterator[Row]:
     for strategy, trial in found.trials.items():
         name = f"{found.name}, {strategy}"
         if trial.losses:
-            yield Row(name, trial.loss_error, "difference of losses", f"<= {LOSS_LIMIT:g}")
+            yield Row(
+                name, trial.loss_error, "difference of losses", f"<= {TOLERANCES[getattr(torch, found.dtype)].loss:g}"
+            )
         else:
             yield Row(f"{name}: {trial.failure or trial.refusal}", 0.0, "", "", not trial.failure)
 

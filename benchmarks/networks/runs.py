@@ -1,18 +1,21 @@
 """One network through profile, plan and run on two workers, its losses and gradients beside one device's.
 
-Everything is what the command line does, but for the processes: they are forked from one that has imported torch and
-transformers, instead of importing them once more each.  A profile is of one number of samples, its links are given.
+Everything is what the command line does, but for the processes: they are forked from one that has captured the network,
+instead of importing torch and capturing it once more each.  A profile is of one number of samples, its links are given.
 """
 
 from __future__ import annotations
 
+import math
 import multiprocessing
 import os
 import pickle
+import re
 import time
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, TypeVar
@@ -26,24 +29,29 @@ from halopipe.launch.spawn import combine
 from halopipe.run_spec.job import Job, RankResult, job_folder
 from halopipe.run_spec.options import RunOptions
 from halopipe.run_spec.result import RunResult
+from halopipe.training import rank as rank_of_job
+from halopipe.training import single_device
 from halopipe.training.single_device import make_reference
 from halopipe.training.work import work
 from planner.ir.cluster import WITHIN_HOST, Cluster, DeviceSpec, Link
-from planner.ir.errors import HalopipeError
+from planner.ir.errors import HalopipeError, NumericsError
 from planner.ir.graph import Graph
 from planner.ir.plan import Plan
 from planner.ir.profile import ModelSource, Optimizer, Profile, Provenance
 from planner.layers import batch_wide_layers
 from planner.solvers.candidates.candidate import mixing_layers
-from profiler.measure.partial_results import CapturedGraph
+from profiler.capture.graph import capture
+from profiler.measure import worker
 from profiler.measure.worker import Job as MeasuringJob
 from profiler.measure.worker import measure_model
+from profiler.source.model import LoadedModel
+from profiler.source.source import load_model
 from runtime.transport.gloo import open_gloo
 
 T = TypeVar("T")
 
 PIPELINE, DATA_PARALLEL = STRATEGIES = "pipeline", "data parallel"
-NUM_RANKS, NUM_STEPS = 2, 2
+NUM_RANKS, NUM_STEPS = 2, 3
 _KIND, _MEMORY_BYTES = "cpu", 4 << 30
 _LINK = Link(2e-5, 1e9)
 _LIMIT_S, _DEADLINE_S = 900.0, 300.0
@@ -77,6 +85,7 @@ class Outcome:
     """What became of a network.
 
     Attributes:
+        dtype: that it ran in.
         num_layers: of the captured graph, of which ``num_opaque`` are known by what they computed alone.
         num_parameters: trained ones.
         capture_s: processor time to build and capture it.
@@ -86,6 +95,7 @@ class Outcome:
     """
 
     name: str
+    dtype: str = "float64"
     num_layers: int = 0
     num_opaque: int = 0
     num_parameters: int = 0
@@ -100,14 +110,20 @@ class Outcome:
         ran = [trial for trial in self.trials.values() if trial.losses]
         return bool(ran) and not self.failure and not any(trial.failure for trial in self.trials.values())
 
+    @property
+    def is_refused(self) -> bool:
+        """Whether it ran in no way, and was told why each time."""
+        return not self.is_equal and not self.failure and not any(trial.failure for trial in self.trials.values())
+
 
 def outcome(name: str) -> Outcome:
-    """The outcome for ``benchmarks.networks.zoo:name``, in a process of its own."""
+    """Of ``benchmarks.networks.zoo:name``, in a process of its own; in float32 where float64 says nothing."""
+    source = ModelSource(f"benchmarks.networks.zoo:{name}", dtype="float64")
     try:
-        found: Outcome = forked([lambda: _outcome(name)])[0]
+        exact = forked([lambda: _outcome(name, source)])[0]
+        return exact or forked([lambda: _outcome(name, replace(source, dtype="float32"))])[0] or Outcome(name)
     except RuntimeError as error:
         return Outcome(name, failure=str(error))
-    return found
 
 
 def forked(works: list[Callable[[], T]]) -> list[T]:
@@ -160,65 +176,71 @@ def _answer(channel: Connection) -> tuple[Exception | None, Any]:
     return RuntimeError(f"no answer for {_LIMIT_S:g} s"), None
 
 
-def _outcome(name: str) -> Outcome:
+def _outcome(name: str, source: ModelSource) -> Outcome | None:
+    """None: asked for float64, the module does not run in it, rounds to float32 inside, or magnifies rounding.
+
+    In float32 what is accepted follows from the rounding of one device.
+    """
     torch.set_num_threads(1)
     try:
-        profile, capture_s = _profile(ModelSource(f"benchmarks.networks.zoo:{name}"))
+        model = load_model(source)
+        if source.dtype == "float64" and not _runs(load_model(source)):
+            return None
+        start_s = time.process_time()
+        captured = capture(model)
+        capture_s = time.process_time() - start_s
+        for module in (worker, rank_of_job, single_device):  # of the processes forked from this one
+            module.capture_for = lambda *_, **__: (model, captured)
+        needs_whole = bool(batch_wide_layers(captured.graph)) or not captured.polymorphic
+        profile = _profile(source, captured.graph, needs_whole)
     except HalopipeError as error:
-        return Outcome(name, refusal=described(error))
+        return Outcome(name, source.dtype, refusal=described(error))
     graph = profile.graph
+    trials = {strategy: _trial(profile, strategy, needs_whole) for strategy in STRATEGIES}
+    rounds = any(spec.dtype == "float32" for layer in graph.layers for spec in layer.outputs)
+    inexact = [one.failure for one in trials.values() if NumericsError.code in one.failure]
+    magnifies = not any(" at step 0" in failure for failure in inexact)  # the first step is equal, later losses are not
+    if source.dtype == "float64" and inexact and (rounds or magnifies):
+        return None
     opaque = sum(layer.kind == "opaque" for layer in graph.layers)
     parameters = sum(torch.Size(spec.shape).numel() for spec in graph.parameters.values())
-    trials = {strategy: _trial(profile, strategy) for strategy in STRATEGIES}
-    return Outcome(name, len(graph.layers), opaque, parameters, capture_s, trials)
+    return Outcome(name, source.dtype, len(graph.layers), opaque, parameters, capture_s, trials)
+
+
+def _runs(model: LoadedModel) -> bool:
+    try:
+        return math.isfinite(model.loss(model.inputs, model.targets).item())
+    except (RuntimeError, TypeError):
+        return False
 
 
 def described(error: HalopipeError) -> str:
-    """An error on one line: code, what and where."""
-    return f"{error.code}: {'; '.join([error.title, *error.details])}"
+    """An error on one line: code, what and where, files from their package on."""
+    found = "; ".join(filter(None, (line.strip() for line in [error.title, *error.details])))
+    return re.sub(r'[^ "]*/site-packages/', "", f"{error.code}: {found}")
 
 
-def _profile(source: ModelSource) -> tuple[Profile, float]:
-    """The profile, and the processor time until the graph was there.
-
-    Half the example's samples are measured; all where the loss needs them at once.
-    """
-    graphs: list[Graph] = []
-    start_s, captured_s = time.process_time(), 0.0
-
-    def report(what: object) -> None:
-        nonlocal captured_s
-        if isinstance(what, CapturedGraph):
-            graphs.append(what.graph)
-            captured_s = time.process_time()
-
+def _profile(source: ModelSource, graph: Graph, needs_whole: bool) -> Profile:
+    """Half the example's samples are measured; all where the loss needs them at once, or the model knows no others."""
     optimizer = Optimizer("SGD", {"lr": 0.01, "momentum": 0.9}, 1.0)
-    costs = measure_model(report, MeasuringJob(source, optimizer, (_share(source),), quick=True))
-    if batch_wide_layers(graphs[0]):
-        whole = (NUM_RANKS * _share(source),)
-        costs = measure_model(lambda _: None, MeasuringJob(source, optimizer, whole, quick=True))
+    share = (graph.samples if needs_whole else graph.samples // NUM_RANKS,)
+    measure = partial(measure_model, lambda _: None)
+    costs = forked([lambda: measure(MeasuringJob(source, optimizer, share, quick=True))])[0]
     devices = tuple(DeviceSpec(f"n0/cpu{rank}", _KIND, "n0", _MEMORY_BYTES) for rank in range(NUM_RANKS))
-    found = Profile(
+    return Profile(
         source,
         optimizer,
-        graphs[0],
+        graph,
         Cluster(devices, {WITHIN_HOST: _LINK}),
         {_KIND: tuple(one for size in costs.done.sizes for one in size.measurements)},
         {_KIND: costs.rest.parameters},
         Provenance({}),
     )
-    return found, captured_s - start_s
 
 
-def _share(source: ModelSource) -> int:
-    from profiler.source.source import load_model
-
-    return load_model(source).samples // NUM_RANKS
-
-
-def _trial(profile: Profile, strategy: str) -> Trial:
+def _trial(profile: Profile, strategy: str, needs_whole: bool) -> Trial:
     try:
-        plan = _plan(profile, strategy)
+        plan = _plan(profile, strategy, needs_whole)
         found = _run(plan, RunOptions(NUM_STEPS, warmup=0, check_numerics=True, deadline_s=_DEADLINE_S))
     except HalopipeError as error:
         text = "; ".join([described(error), *_mixing(profile.graph)])
@@ -244,7 +266,7 @@ def _mixing(graph: Graph) -> list[str]:
     return [f"samples do not stay apart in {', '.join(found)}"] if found else []
 
 
-def _plan(profile: Profile, strategy: str) -> Plan:
+def _plan(profile: Profile, strategy: str, needs_whole: bool) -> Plan:
     """The best plan of two stages with two micro-batches, or of one stage on two ranks.
 
     One micro-batch where the loss needs all samples of a step at once.
@@ -253,7 +275,7 @@ def _plan(profile: Profile, strategy: str) -> Plan:
     asked: dict[str, Any] = {"global_batch": samples, "time_limit_s": 20.0}
     if strategy == PIPELINE:
         ends = [f"{layers[0].name}=stage:0", f"{layers[-1].name}=stage:1", "*=replicas:1"]
-        size = samples if batch_wide_layers(profile.graph) else samples // NUM_RANKS
+        size = samples if needs_whole else samples // NUM_RANKS
         asked |= {"max_stages": NUM_RANKS, "micro_batch": [size], "fix": ends}
     else:
         asked |= {"max_stages": 1, "micro_batch": [samples], "fix": [f"*=replicas:{NUM_RANKS}"]}

@@ -4,6 +4,9 @@
     one node:  r = unit(x, zeros, w)
 
 What lies inside has sizes that nobody knows before it runs, so nothing in it can be measured, cut or sent alone.
+
+A branch on whether values are finite (``if not torch.isfinite(x).all(): x = x.clamp(...)``, as DETR has it) is captured
+as for values that are, and the graph looks: :func:`require_finite` raises where a step would take the other branch.
 """
 
 from __future__ import annotations
@@ -12,7 +15,64 @@ import operator
 from collections.abc import Callable
 from typing import Any
 
-from torch import fx, nn
+import torch
+from torch import Tensor, fx, nn
+from torch.overrides import TorchFunctionMode
+
+_TESTS = {"isfinite": True, "isinf": False, "isnan": False}
+"""What each answers of finite values."""
+
+
+@torch.library.custom_op("halopipe::require_finite", mutates_args=())
+def require_finite(x: Tensor) -> Tensor:
+    """A copy of ``x``.
+
+    Raises:
+        FloatingPointError: a value is infinite or no number.
+    """
+    if not torch.isfinite(x).all():
+        raise FloatingPointError(
+            f"{int((~torch.isfinite(x)).sum())} of {x.numel()} values are not finite, and the module then takes a "
+            "branch that is not captured: a smaller learning rate or clipped gradients, or no such branch in forward"
+        )
+    return x.clone()
+
+
+require_finite.register_fake(torch.empty_like)
+require_finite.register_autograd(lambda _, gradient: gradient)
+torch.fx.node.has_side_effect(torch.ops.halopipe.require_finite.default)
+
+
+class FiniteValues(TorchFunctionMode):
+    """Python's branches on whether all values are finite are taken as if they were, and the graph is to look."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # torch's has no types
+        self._tests: dict[int, tuple[Tensor, Tensor, bool]] = {}  # results, which stay alive, of what, and the answer
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Notes tests and answers branches."""
+        _, tested, answer = self._tests.get(id(args[0]) if args else 0, (None, None, False))
+        name = getattr(func, "__name__", "")
+        if func is Tensor.__bool__ and tested is not None and args[0].ndim == 0:
+            torch.ops.halopipe.require_finite(tested)
+            return answer
+        result = func(*args, **(kwargs or {}))
+        if name in _TESTS and isinstance(result, Tensor):
+            self._tests[id(result)] = result, args[0], _TESTS[name]
+        elif name in ("all", "any") and tested is not None and (name == "all") is answer:
+            self._tests[id(result)] = result, tested, answer
+        return result
+
+
+def look_for_finite(graph: fx.Graph) -> None:
+    """Who reads values behind a branch on them reads them from :func:`require_finite`."""
+    for node in list(graph.nodes):
+        if node.target is torch.ops.halopipe.require_finite.default:
+            tested = node.args[0]
+            tested.replace_all_uses_with(node, delete_user_cb=lambda user, own=node: user is not own and own < user)
+            if not node.users:
+                graph.erase_node(node)
 
 
 class Unit:
@@ -111,11 +171,11 @@ def _joined(graph: fx.Graph, nodes: list[fx.Node]) -> fx.Node:
     inner.output(copies[results[0]] if len(results) == 1 else tuple(copies[node] for node in results))
     with graph.inserting_after(nodes[-1]):
         made = graph.call_function(Unit(inner), tuple(given))
-    made.meta = dict(results[-1].meta)
+    made.meta = dict((results or nodes)[-1].meta)  # results: none of a unit that only writes
     made.meta["nodes"] = tuple(str(node.target) for node in nodes)
     if len(results) == 1:
         results[0].replace_all_uses_with(made)
-    else:
+    elif results:
         made.meta["val"] = tuple(node.meta["val"] for node in results)
         with graph.inserting_after(made):
             for index, node in reversed(list(enumerate(results))):

@@ -160,6 +160,7 @@ POINTWISE = frozenset(
         "prelu",
         "relu",
         "relu6",
+        "require_finite",
         "rrelu",
         "selu",
         "silu",

@@ -26,7 +26,7 @@ from torch import Tensor, fx, nn
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from cuda_ops._torch import HigherOrderOperator, OpOverload, buffers_of, schema_of, wrap_with_set_grad_enabled
-from cuda_ops.dense.data_dependent import Unit, join
+from cuda_ops.dense.data_dependent import FiniteValues, Unit, join, look_for_finite
 from cuda_ops.dense.recurrent import recurrence_by_shape
 from cuda_ops.sparse.errors import SparseInputError
 from planner.ir.errors import UnsupportedModelError
@@ -43,9 +43,12 @@ _MAKERS = {"ones": _aten.ones.default, "zeros": _aten.zeros.default, "full": _at
 
 
 def detach_constants(graph: fx.Graph) -> None:
-    """Rewrites ``new_*`` and ``*_like`` of fixed shapes."""
+    """Rewrites ``new_*`` and ``*_like`` of fixed shapes, and ``type_as``, which reads a dtype of its other tensor."""
     for node in list(graph.nodes):
         if not isinstance(node.target, OpOverload) or not isinstance(node.meta.get("val"), Tensor):
+            continue
+        if node.target is _aten.type_as.default:
+            node.target, node.args = _aten.to.dtype, (node.args[0], node.meta["val"].dtype)
             continue
         maker = _MAKERS.get(operation(node).removeprefix("new_").removesuffix("_like"))
         shape = tuple(node.meta["val"].shape)
@@ -278,7 +281,7 @@ def _varying(model: LoadedModel) -> tuple[dict[int, Any], ...]:
 def _export(
     model: LoadedModel, wrapper: nn.Module, tensors: tuple[Tensor, ...], shapes: Any, *, strict: bool = False
 ) -> fx.GraphModule:
-    with warnings.catch_warnings(), recurrence_by_shape(), kept_functions(), model.precision():
+    with warnings.catch_warnings(), recurrence_by_shape(), kept_functions(), model.precision(), FiniteValues():
         # nn.LSTM assigns its own flat list of weights in forward; the tensors in it are the parameters
         warnings.filterwarnings("ignore", message="The tensor attributes? ")
         exported = torch.export.export(wrapper, tensors, strict=strict, dynamic_shapes=shapes)
@@ -302,8 +305,10 @@ def _clean(model: LoadedModel, exported: fx.GraphModule, samples: int) -> Traced
     copying = _Copying(graph, sizes, canonical, copies, attributes)
     output = copying.all_of(exported, "")
     graph.output(copies[_only_output(output)])
+    look_for_finite(graph)
     rewrite_in_place(graph, attributes)
     detach_constants(graph)
+    graph.eliminate_dead_code(_has_effects)  # such as numbers that were read for a check
     _join_data_dependent(graph)
     graph.eliminate_dead_code(_has_effects)
     module = fx.GraphModule(attributes, graph)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
@@ -86,14 +87,21 @@ def _changed(tensor: Tensor) -> Tensor:
 def require_known_parameters(traced: Traced, model: LoadedModel) -> None:
     """Raises :class:`UnsupportedModelError` if a gradient flows to a tensor that neither module nor loss registers.
 
-    A parameter that a loss function finds in its closure is a constant of the graph: it would not be trained.
+    A parameter that a loss function finds in its closure is a constant of the graph: it would not be trained.  What is
+    made anew in each call, as the inputs of wav2vec 2.0 that are told to require gradients, nobody trains.
     """
     samples = _PAIR if traced.is_polymorphic else traced.samples
     tensors = example_of(traced.inputs, model, samples)
-    with torch.enable_grad():
-        loss = module_loss(model, (tensor.detach() for tensor in tensors.values()))
+
+    def leaves() -> list[Tensor]:
+        with torch.enable_grad():
+            return _leaves(module_loss(model, (tensor.detach() for tensor in tensors.values())))
+
     known = {id(value) for value in traced.parameters.values()}
-    unknown = [leaf for leaf in _leaves(loss) if id(leaf) not in known]
+    unknown = [leaf for leaf in leaves() if id(leaf) not in known]
+    if unknown:
+        lasting = {id(leaf) for leaf in leaves()}  # those of the first call are alive: no id is taken twice
+        unknown = [leaf for leaf in unknown if id(leaf) in lasting]
     if unknown:
         shapes = ", ".join(str(tuple(leaf.shape)) for leaf in unknown[:3])
         raise UnsupportedModelError(
@@ -332,7 +340,8 @@ def _require_same_gradients(
     """Names the parameter nearest to the loss whose gradient the graph does not have: what is lost lies behind it."""
     if expected is None:
         return
-    largest = max((_norm(gradient) for gradient in expected.values()), default=0.0)
+    norms = (_norm(gradient) for gradient in expected.values())
+    largest = max((norm for norm in norms if math.isfinite(norm)), default=0.0)
     for name, parameter in reversed(list(_trained(model))):
         own = expected.get(name)
         got = None if found is None else found.get(name)

@@ -42,6 +42,8 @@ class Tolerance:
         negligible: a tensor whose norm is below this share of the largest one is nothing but rounding (the gradient of
             a bias in front of a normalisation); its error is taken relative to the largest.
         loss_ceiling, tensor_ceiling: the same, however large one device's own rounding is.
+        faint: a tensor whose norm is below this share of the largest one is compared with that share: it is what is
+            left of terms that cancel (a bias of a convolution in front of a normalisation), whose rounding stays.
     """
 
     loss: float
@@ -49,10 +51,11 @@ class Tolerance:
     negligible: float
     loss_ceiling: float = math.inf
     tensor_ceiling: float = math.inf
+    faint: float = 0.0
 
 
 TOLERANCES: Mapping[torch.dtype, Tolerance] = {
-    torch.float64: Tolerance(1e-10, 1e-10, 1e-12, 1e-10, 1e-10),
+    torch.float64: Tolerance(1e-10, 1e-10, 1e-12, 1e-10, 1e-10, 1e-6),
     torch.float32: Tolerance(1e-4, 1e-2, 1e-5, 1e-3, 5e-2),
     torch.bfloat16: Tolerance(5e-2, 1e-1, 1e-2, 5e-2, 1e-1),
     torch.float16: Tolerance(5e-2, 1e-1, 1e-2, 5e-2, 1e-1),
@@ -227,7 +230,8 @@ def tensor_differences(
             raise NumericsError(f"{kind} of {name} has shape {tensor.shape}, on one device {other}")
         wanted = expected[name]
         distance = tensor.distance(wanted)
-        scale = largest if wanted.norm < tolerance.negligible * largest else wanted.norm
+        is_negligible = wanted.norm < tolerance.negligible * largest
+        scale = largest if is_negligible else max(wanted.norm, tolerance.faint * largest)
         error = distance / scale if distance and scale else (math.inf if distance else 0.0)
         accepted = _accepted(tolerance.tensor, tolerance.tensor_ceiling, (rounding or {}).get(name, 0.0))
         differences.append(Difference(name, kind, 0, tensor.norm, wanted.norm, error, *accepted))

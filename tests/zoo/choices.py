@@ -212,3 +212,24 @@ class MixUp(nn.Module):
 @network("samples mixed with the batch flipped and rolled", mixes=True, refused=WHOLE_BATCH)
 def batch_flipped() -> Network:
     return MixUp(), classes(), F.cross_entropy
+
+
+class Clamped(nn.Module):
+    """Infinite values are clamped while it is trained, as in DETR; those of the example are finite."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc, self.head = nn.Linear(6, 8), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.fc(x)
+        if self.training and not torch.isfinite(x).all():
+            x = torch.clamp(x, -1e9, 1e9)
+        if torch.isinf(x).any() or torch.isnan(x).any():
+            x = torch.nan_to_num(x)
+        return self.head(F.relu(x))
+
+
+@network("a branch on whether values are finite, which they are")
+def clamped_where_infinite() -> Network:
+    return Clamped(), classes(), F.cross_entropy

@@ -162,3 +162,21 @@ class Mixed(nn.Module):
 @network("a frozen encoder run in bfloat16 under no_grad", tolerance=1e-2)
 def frozen_in_bfloat16() -> Network:
     return Mixed(), classes(), F.cross_entropy
+
+
+class Places(nn.Module):
+    """A table of places, not trained, is cast as the activations are: of these it reads the dtype alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc, self.head = nn.Linear(6, 8), nn.Linear(8, 3)
+        self.places = nn.Parameter(torch.randn(8), requires_grad=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.fc(x)
+        return self.head(F.relu(h + self.places.detach().type_as(h).to(h.device).clone()))
+
+
+@network("a constant table in the dtype of the activations, by type_as")
+def table_as_activations() -> Network:
+    return Places(), classes(), F.cross_entropy

@@ -212,3 +212,21 @@ class Shared(nn.Module):
 def shared_adjacency() -> Network:
     a = torch.rand(6, 6).round()
     return Shared(), ((torch.randn(4, 6, 3), a / a.sum(1, keepdim=True).clamp(min=1)), torch.randn(4, 2)), F.mse_loss
+
+
+class WantsGradients(nn.Module):
+    """Tells its input to require gradients, so that checkpointed layers get some, as wav2vec 2.0 does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc, self.head = nn.Linear(6, 8), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x[:, None]
+        x.requires_grad = True
+        return self.head(F.relu(self.fc(x))).squeeze(1)
+
+
+@network("an input that is told to require gradients")
+def input_with_gradients() -> Network:
+    return WantsGradients(), classes(), F.cross_entropy

@@ -13,7 +13,16 @@ from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import Any
 
-from benchmarks.networks.zoo import pictures, reference, text, timm_networks
+from benchmarks.networks.zoo import (
+    encoders,
+    language_models,
+    pictures,
+    reference,
+    seeing,
+    text,
+    timm_networks,
+    torchvision_networks,
+)
 
 __all__ = ["ORIGINS", "Factory", "factories"]
 
@@ -27,9 +36,11 @@ def factories(module: ModuleType) -> dict[str, Factory]:
     return dict(sorted(own, key=lambda each: each[1].__code__.co_firstlineno))
 
 
+_TRANSFORMERS = text, language_models, encoders, pictures, seeing
 ORIGINS: Mapping[str, Mapping[str, Factory]] = {
-    "transformers": {name: factory for module in (text, pictures) for name, factory in factories(module).items()},
+    "transformers": {name: factory for module in _TRANSFORMERS for name, factory in factories(module).items()},
     "timm": factories(timm_networks),
+    "torchvision": factories(torchvision_networks),
     "profiler.models": factories(reference),
 }
 """The factories by name, under the package whose networks they are."""

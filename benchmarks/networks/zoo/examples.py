@@ -1,4 +1,4 @@
-"""Example tensors of the zoo, and a module of transformers as one that takes and gives tensors."""
+"""Example tensors of the zoo, and modules of transformers as ones that take and give tensors."""
 
 from __future__ import annotations
 
@@ -19,6 +19,30 @@ SMALL = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "i
 """A small transformer, in the words of most configurations."""
 
 SPECIAL = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+GROUPED = {"num_key_value_heads": 2}
+
+ANSWER = 10
+"""Tokens that the decoder sees."""
+
+TWO_SIDES: dict[str, Any] = {
+    "d_model": 64,
+    **{f"{side}_layers": 2 for side in ("encoder", "decoder")},
+    **{f"{side}_attention_heads": 4 for side in ("encoder", "decoder")},
+    **{f"{side}_ffn_dim": 128 for side in ("encoder", "decoder")},
+}
+WAVES: dict[str, Any] = {
+    "conv_dim": (32, 32, 32),
+    "conv_stride": (5, 2, 2),
+    "conv_kernel": (10, 3, 3),
+    "num_feat_extract_layers": 3,
+    "num_conv_pos_embeddings": 16,
+    "num_conv_pos_embedding_groups": 4,
+    "classifier_proj_size": 32,
+    "num_labels": CLASSES,
+    # masks and skipped layers are drawn by numpy, outside of the graph
+    "mask_time_prob": 0.0,
+    "layerdrop": 0.0,
+}
 
 
 class Named(nn.Module):
@@ -78,3 +102,42 @@ def token_loss(logits: Tensor, targets: Tensor) -> Tensor:
 def picture_classifier(model: nn.Module, size: int, samples: int = SAMPLES) -> Example:
     """A network that takes pictures and gives logits."""
     return model, (normal(samples, 3, size, size), labels(CLASSES, samples)), functional.cross_entropy
+
+
+def encoder(architecture: str, masked: bool = True, **settings: Any) -> Example:
+    """A text encoder as a classifier of sequences of unequal length."""
+    return classifier(architecture, masked, {**SMALL, "max_position_embeddings": 64, **settings})
+
+
+def classifier(architecture: str, masked: bool, settings: dict[str, Any]) -> Example:
+    """The same of a network whose configuration has words of its own for sizes."""
+    name = f"{architecture}ForSequenceClassification"
+    model = configured(architecture, name, **{"vocab_size": VOCABULARY, "num_labels": CLASSES, **settings})
+    inputs = (tokens(SAMPLES, TIME), *([lengths_mask()] if masked else []))
+    named = Named(model, ("input_ids", "attention_mask")[: len(inputs)], "logits")
+    return named, (inputs, labels()), functional.cross_entropy
+
+
+def decoder(architecture: str, name: str = "", masked: bool = False, **settings: Any) -> Example:
+    """A language model that predicts the next token."""
+    sizes = {**SMALL, **SPECIAL, "vocab_size": VOCABULARY, "max_position_embeddings": 64, **settings}
+    model = configured(architecture, name or f"{architecture}ForCausalLM", **sizes)
+    text = tokens(SAMPLES, TIME + 1)
+    inputs = (text[:, :-1].contiguous(), *([lengths_mask()] if masked else []))
+    named = Named(model, ("input_ids", "attention_mask")[: len(inputs)], "logits", use_cache=False)
+    return named, (inputs, text[:, 1:].contiguous()), token_loss
+
+
+def translation(architecture: str, name: str, **settings: Any) -> Example:
+    """A network with an encoder and a decoder."""
+    special = {"pad_token_id": 0, "decoder_start_token_id": 0, "eos_token_id": 1}
+    model = configured(architecture, name, vocab_size=VOCABULARY, **special, **settings)
+    named = Named(model, ("input_ids", "attention_mask", "decoder_input_ids"), "logits", use_cache=False)
+    inputs = (tokens(SAMPLES, TIME), lengths_mask(), tokens(SAMPLES, ANSWER, seed=2))
+    return named, (inputs, labels(VOCABULARY, SAMPLES, ANSWER)), token_loss
+
+
+def waves(architecture: str, **settings: Any) -> Example:
+    """A classifier of sound."""
+    model = configured(architecture, f"{architecture}ForSequenceClassification", **WAVES, **SMALL, **settings)
+    return Named(model, ("input_values",), "logits"), (normal(SAMPLES, 800), labels()), functional.cross_entropy

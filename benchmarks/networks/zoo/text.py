@@ -12,267 +12,226 @@ from typing import Any
 from torch.nn import functional
 
 from benchmarks.networks.zoo.examples import (
+    ANSWER,
     CLASSES,
+    GROUPED,
     SAMPLES,
     SMALL,
     SPECIAL,
-    TIME,
+    TWO_SIDES,
     VOCABULARY,
     Example,
     Named,
+    classifier,
     configured,
+    decoder,
+    encoder,
     labels,
-    lengths_mask,
     normal,
     token_loss,
     tokens,
+    translation,
+    waves,
 )
-
-_GROUPED = {"num_key_value_heads": 2}
 
 
 def albert() -> Example:
     """ALBERT (Lan et al. 2020): all layers share their weights."""
-    return _encoder("Albert", embedding_size=32)
+    return encoder("Albert", embedding_size=32)
 
 
 def bert() -> Example:
     """BERT (Devlin et al. 2019)."""
-    return _encoder("Bert")
+    return encoder("Bert")
 
 
 def convbert() -> Example:
     """ConvBERT (Jiang et al. 2020): convolutions whose kernels are computed."""
-    return _encoder("ConvBert", embedding_size=64)
+    return encoder("ConvBert", embedding_size=64)
 
 
 def deberta_v2() -> Example:
     """DeBERTa-v2 (He et al. 2021): attention by content and by relative position."""
-    return _encoder("DebertaV2", relative_attention=True, pos_att_type=["c2p", "p2c"], position_buckets=8)
+    return encoder("DebertaV2", relative_attention=True, pos_att_type=["c2p", "p2c"], position_buckets=8)
 
 
 def distilbert() -> Example:
     """DistilBERT (Sanh et al. 2019)."""
-    return _encoder("DistilBert", dim=64, n_layers=2, n_heads=4, hidden_dim=128)
+    return encoder("DistilBert", dim=64, n_layers=2, n_heads=4, hidden_dim=128)
 
 
 def electra() -> Example:
     """ELECTRA (Clark et al. 2020)."""
-    return _encoder("Electra", embedding_size=32)
+    return encoder("Electra", embedding_size=32)
 
 
 def fnet() -> Example:
     """FNet (Lee-Thorp et al. 2022): Fourier transforms in place of attention."""
-    return _encoder("FNet", masked=False, use_tpu_fourier_optimizations=False)
+    return encoder("FNet", masked=False, use_tpu_fourier_optimizations=False)
 
 
 def funnel() -> Example:
     """Funnel-Transformer (Dai et al. 2020): sequences are pooled between blocks."""
     sizes: dict[str, Any] = {"block_sizes": [1, 1], "d_model": 64, "n_head": 4, "d_head": 16, "d_inner": 128}
-    return _classifier("Funnel", True, sizes)
+    return classifier("Funnel", True, sizes)
 
 
 def layoutlm() -> Example:
     """LayoutLM (Xu et al. 2020)."""
-    return _encoder("LayoutLM")
+    return encoder("LayoutLM")
 
 
 def modernbert() -> Example:
     """ModernBERT (Warner et al. 2024): rotary positions, a local layer and a global one."""
     special = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "cls_token_id": 1, "sep_token_id": 2}
-    return _encoder("ModernBert", global_attn_every_n_layers=2, local_attention=8, **special)
+    return encoder("ModernBert", global_attn_every_n_layers=2, local_attention=8, **special)
 
 
 def mpnet() -> Example:
     """MPNet (Song et al. 2020)."""
-    return _encoder("MPNet")
+    return encoder("MPNet")
 
 
 def roberta() -> Example:
     """RoBERTa (Liu et al. 2019)."""
-    return _encoder("Roberta")
+    return encoder("Roberta")
 
 
 def squeezebert() -> Example:
     """SqueezeBERT (Iandola et al. 2020): grouped convolutions."""
-    return _encoder("SqueezeBert", embedding_size=64)
+    return encoder("SqueezeBert", embedding_size=64)
 
 
 def xlnet() -> Example:
     """XLNet (Yang et al. 2019)."""
-    return _classifier("XLNet", True, {"d_model": 64, "n_layer": 2, "n_head": 4, "d_inner": 128})
-
-
-def _encoder(architecture: str, masked: bool = True, **settings: Any) -> Example:
-    return _classifier(architecture, masked, {**SMALL, "max_position_embeddings": 64, **settings})
-
-
-def _classifier(architecture: str, masked: bool, settings: dict[str, Any]) -> Example:
-    name = f"{architecture}ForSequenceClassification"
-    model = configured(architecture, name, **{"vocab_size": VOCABULARY, "num_labels": CLASSES, **settings})
-    inputs = (tokens(SAMPLES, TIME), *([lengths_mask()] if masked else []))
-    named = Named(model, ("input_ids", "attention_mask")[: len(inputs)], "logits")
-    return named, (inputs, labels()), functional.cross_entropy
-
-
-_ANSWER = 10
-"""Tokens that the decoder sees."""
-
-_TWO_SIDES: dict[str, Any] = {
-    "d_model": 64,
-    **{f"{side}_layers": 2 for side in ("encoder", "decoder")},
-    **{f"{side}_attention_heads": 4 for side in ("encoder", "decoder")},
-    **{f"{side}_ffn_dim": 128 for side in ("encoder", "decoder")},
-}
-_WAVES: dict[str, Any] = {
-    "conv_dim": (32, 32, 32),
-    "conv_stride": (5, 2, 2),
-    "conv_kernel": (10, 3, 3),
-    "num_feat_extract_layers": 3,
-    "num_conv_pos_embeddings": 16,
-    "num_conv_pos_embedding_groups": 4,
-    "classifier_proj_size": 32,
-    "num_labels": CLASSES,
-    # masks and skipped layers are drawn by numpy, outside of the graph
-    "mask_time_prob": 0.0,
-    "layerdrop": 0.0,
-}
+    return classifier("XLNet", True, {"d_model": 64, "n_layer": 2, "n_head": 4, "d_inner": 128})
 
 
 def bloom() -> Example:
     """BLOOM (Scao et al. 2022): ALiBi positions."""
-    return _decoder("Bloom", n_layer=2, n_head=4)
+    return decoder("Bloom", n_layer=2, n_head=4)
 
 
 def codegen() -> Example:
     """CodeGen (Nijkamp et al. 2023)."""
-    return _decoder("CodeGen", n_embd=64, n_layer=2, n_head=4, rotary_dim=8, n_positions=64)
+    return decoder("CodeGen", n_embd=64, n_layer=2, n_head=4, rotary_dim=8, n_positions=64)
 
 
 def cohere() -> Example:
     """Command R (Cohere 2024): attention and feed-forward side by side."""
-    return _decoder("Cohere")
+    return decoder("Cohere")
 
 
 def falcon() -> Example:
     """Falcon (Almazrouei et al. 2023): one key and value for all heads."""
-    return _decoder("Falcon")
+    return decoder("Falcon")
 
 
 def gemma() -> Example:
     """Gemma (Gemma team 2024)."""
-    return _decoder("Gemma", head_dim=16, **_GROUPED)
+    return decoder("Gemma", head_dim=16, **GROUPED)
 
 
 def gemma2() -> Example:
     """Gemma 2 (Gemma team 2024): a sliding window in every other layer, capped logits."""
-    return _decoder("Gemma2", head_dim=16, sliding_window=8, **_GROUPED)
+    return decoder("Gemma2", head_dim=16, sliding_window=8, **GROUPED)
 
 
 def gpt2() -> Example:
     """GPT-2 (Radford et al. 2019): the head shares the embedding's weights."""
-    return _decoder("GPT2", "GPT2LMHeadModel", n_embd=64, n_layer=2, n_head=4, n_positions=64)
+    return decoder("GPT2", "GPT2LMHeadModel", n_embd=64, n_layer=2, n_head=4, n_positions=64)
 
 
 def gpt_neo() -> Example:
     """GPT-Neo (Black et al. 2021): global and local attention in turn."""
     kinds = [[["global", "local"], 1]]
-    return _decoder("GPTNeo", attention_types=kinds, num_layers=2, num_heads=4, window_size=8)
+    return decoder("GPTNeo", attention_types=kinds, num_layers=2, num_heads=4, window_size=8)
 
 
 def gpt_neox() -> Example:
     """GPT-NeoX (Black et al. 2022)."""
-    return _decoder("GPTNeoX")
+    return decoder("GPTNeoX")
 
 
 def gptj() -> Example:
     """GPT-J (Wang and Komatsuzaki 2021)."""
-    return _decoder("GPTJ", n_embd=64, n_layer=2, n_head=4, rotary_dim=8, n_positions=64)
+    return decoder("GPTJ", n_embd=64, n_layer=2, n_head=4, rotary_dim=8, n_positions=64)
 
 
 def granite() -> Example:
     """Granite (IBM 2024)."""
-    return _decoder("Granite")
+    return decoder("Granite")
 
 
 def llama() -> Example:
     """Llama (Touvron et al. 2023), with sequences of unequal length."""
-    return _decoder("Llama", masked=True, **_GROUPED)
+    return decoder("Llama", masked=True, **GROUPED)
 
 
 def mamba() -> Example:
     """Mamba (Gu and Dao 2024): a selective state space, step by step."""
-    return _decoder("Mamba", state_size=8)
+    return decoder("Mamba", state_size=8)
 
 
 def mamba2() -> Example:
     """Mamba-2 (Dao and Gu 2024): state spaces in chunks."""
-    return _decoder("Mamba2", state_size=8, num_heads=8, head_dim=16, n_groups=2, chunk_size=8)
+    return decoder("Mamba2", state_size=8, num_heads=8, head_dim=16, n_groups=2, chunk_size=8)
 
 
 def mistral() -> Example:
     """Mistral (Jiang et al. 2023): a sliding window."""
-    return _decoder("Mistral", sliding_window=8, **_GROUPED)
+    return decoder("Mistral", sliding_window=8, **GROUPED)
 
 
 def mixtral() -> Example:
     """Mixtral (Jiang et al. 2024): two of four experts for each token."""
-    return _decoder("Mixtral", num_local_experts=4, experts_implementation="batched_mm", **_GROUPED)
+    return decoder("Mixtral", num_local_experts=4, experts_implementation="batched_mm", **GROUPED)
 
 
 def opt() -> Example:
     """OPT (Zhang et al. 2022), with sequences of unequal length."""
-    return _decoder("OPT", masked=True, ffn_dim=128, word_embed_proj_dim=64)
+    return decoder("OPT", masked=True, ffn_dim=128, word_embed_proj_dim=64)
 
 
 def phi() -> Example:
     """Phi-1.5 (Li et al. 2023)."""
-    return _decoder("Phi")
+    return decoder("Phi")
 
 
 def qwen2() -> Example:
     """Qwen2 (Yang et al. 2024)."""
-    return _decoder("Qwen2", **_GROUPED)
+    return decoder("Qwen2", **GROUPED)
 
 
 def rwkv() -> Example:
     """RWKV (Peng et al. 2023): a recurrence that writes its output step by step."""
-    return _decoder("Rwkv", attention_hidden_size=64)
-
-
-def _decoder(architecture: str, name: str = "", masked: bool = False, **settings: Any) -> Example:
-    sizes = {**SMALL, **SPECIAL, "vocab_size": VOCABULARY, "max_position_embeddings": 64, **settings}
-    model = configured(architecture, name or f"{architecture}ForCausalLM", **sizes)
-    text = tokens(SAMPLES, TIME + 1)
-    inputs = (text[:, :-1].contiguous(), *([lengths_mask()] if masked else []))
-    named = Named(model, ("input_ids", "attention_mask")[: len(inputs)], "logits", use_cache=False)
-    return named, (inputs, text[:, 1:].contiguous()), token_loss
+    return decoder("Rwkv", attention_hidden_size=64)
 
 
 def bart() -> Example:
     """BART (Lewis et al. 2020)."""
-    return _translation("Bart", "BartForConditionalGeneration", max_position_embeddings=64, **_TWO_SIDES)
+    return translation("Bart", "BartForConditionalGeneration", max_position_embeddings=64, **TWO_SIDES)
 
 
 def t5() -> Example:
     """T5 (Raffel et al. 2020): the position bias of the first layer is read by all."""
     sizes = {"d_model": 64, "d_kv": 16, "d_ff": 128, "num_layers": 2, "num_heads": 4}
-    return _translation("T5", "T5ForConditionalGeneration", **sizes)
+    return translation("T5", "T5ForConditionalGeneration", **sizes)
 
 
 def whisper() -> Example:
     """Whisper (Radford et al. 2023): spectrograms to tokens."""
     sizes = {"num_mel_bins": 16, "max_source_positions": 20, "max_target_positions": 32, "decoder_start_token_id": 1}
-    settings = {**_TWO_SIDES, **SPECIAL, **sizes, "vocab_size": VOCABULARY}
+    settings = {**TWO_SIDES, **SPECIAL, **sizes, "vocab_size": VOCABULARY}
     model = configured("Whisper", "WhisperForConditionalGeneration", **settings)
     named = Named(model, ("input_features", "decoder_input_ids"), "logits", use_cache=False)
-    inputs = (normal(SAMPLES, 16, 40), tokens(SAMPLES, _ANSWER, seed=2))
-    return named, (inputs, labels(VOCABULARY, SAMPLES, _ANSWER)), token_loss
+    inputs = (normal(SAMPLES, 16, 40), tokens(SAMPLES, ANSWER, seed=2))
+    return named, (inputs, labels(VOCABULARY, SAMPLES, ANSWER)), token_loss
 
 
 def wav2vec2() -> Example:
     """wav2vec 2.0 (Baevski et al. 2020): a convolution whose weight is normalised."""
-    return _waves("Wav2Vec2")
+    return waves("Wav2Vec2")
 
 
 def ast() -> Example:
@@ -289,16 +248,3 @@ def patchtst() -> Example:
     model = configured("PatchTST", "PatchTSTForClassification", **sizes, **more)
     named = Named(model, ("past_values",), "prediction_logits")
     return named, (normal(SAMPLES, 32, 3), labels()), functional.cross_entropy
-
-
-def _translation(architecture: str, name: str, **settings: Any) -> Example:
-    special = {"pad_token_id": 0, "decoder_start_token_id": 0, "eos_token_id": 1}
-    model = configured(architecture, name, vocab_size=VOCABULARY, **special, **settings)
-    named = Named(model, ("input_ids", "attention_mask", "decoder_input_ids"), "logits", use_cache=False)
-    inputs = (tokens(SAMPLES, TIME), lengths_mask(), tokens(SAMPLES, _ANSWER, seed=2))
-    return named, (inputs, labels(VOCABULARY, SAMPLES, _ANSWER)), token_loss
-
-
-def _waves(architecture: str) -> Example:
-    model = configured(architecture, f"{architecture}ForSequenceClassification", **_WAVES, **SMALL)
-    return Named(model, ("input_values",), "logits"), (normal(SAMPLES, 800), labels()), functional.cross_entropy

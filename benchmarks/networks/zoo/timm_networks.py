@@ -86,6 +86,56 @@ def xcit() -> Example:
     return _created("xcit_nano_12_p16_224", 64, img_size=64, depth=3)
 
 
+def beit_v2() -> Example:
+    """BEiT v2 (Peng et al. 2022): relative positions of patches."""
+    return _created("beitv2_base_patch16_224", 64, img_size=64, depth=2, embed_dim=48, num_heads=4)
+
+
+def deit3() -> Example:
+    """DeiT III (Touvron et al. 2022)."""
+    return _created("deit3_small_patch16_224", 64, img_size=64, depth=2, embed_dim=48, num_heads=4)
+
+
+def edgenext() -> Example:
+    """EdgeNeXt (Maaz et al. 2022): attention between features, convolutions of growing size."""
+    return _created("edgenext_xx_small", 64)
+
+
+def hrnet() -> Example:
+    """HRNet (Wang et al. 2020): several resolutions side by side."""
+    return _created("hrnet_w18_small", 32, 4)
+
+
+def coatnet() -> Example:
+    """CoAtNet (Dai et al. 2021): convolutions, then attention."""
+    return _created("coatnet_pico_rw_224", 64, img_size=64, depths=(1, 1, 1, 1), embed_dim=(32, 64, 64, 64))
+
+
+def mobileone() -> Example:
+    """MobileOne (Vasu et al. 2023): branches that are summed."""
+    return _created("mobileone_s0", 32, _LARGER)
+
+
+def repvgg() -> Example:
+    """RepVGG (Ding et al. 2021)."""
+    return _created("repvgg_a0", 32, _LARGER)
+
+
+def resnest() -> Example:
+    """ResNeSt (Zhang et al. 2022): attention between groups of channels."""
+    return _created("resnest14d", 32, _LARGER)
+
+
+def seresnet() -> Example:
+    """SE-ResNet (Hu et al. 2018): channels weighted by all of space."""
+    return _created("seresnet18", 32, _LARGER)
+
+
+def twins() -> Example:
+    """Twins-SVT (Chu et al. 2021): local and global attention in turn."""
+    return _created("twins_svt_small", 64, img_size=64, depths=(1, 1, 1, 1), embed_dims=(16, 32, 48, 64))
+
+
 def _created(name: str, size: int, samples: int = SAMPLES, **settings: Any) -> Example:
     declare_missing()
     import timm

@@ -16,7 +16,7 @@ from benchmarks.networks.runs import DATA_PARALLEL, PIPELINE, STRATEGIES, Outcom
 from runtime.numerics.compare import TOLERANCES
 
 NAMES = [name for factories in zoo.ORIGINS.values() for name in factories]
-LEAST = 40
+LEAST = 120
 """Networks that must have come out equal."""
 
 
@@ -44,8 +44,8 @@ def test_a_network_goes_through_profile_plan_and_run(name: str) -> None:
         assert refused.refusal.startswith("H401")
         assert refused.refusal.endswith("samples do not stay apart in model.matmul")
     for trial in found.trials.values():
-        assert (trial.failure, trial.refusal, len(trial.losses)) == ("", "", 2)
-        assert trial.loss_error <= TOLERANCES[torch.float32].loss
+        assert (trial.failure, trial.refusal, len(trial.losses)) == ("", "", 3)
+        assert trial.loss_error <= TOLERANCES[getattr(torch, found.dtype)].loss
     assert [trial.num_microbatches for trial in found.trials.values()] == ([1] if name == "clip_contrast" else [2, 1])
     assert found.trials[PIPELINE].second_stage
 
@@ -75,7 +75,7 @@ def test_outcomes_are_kept_in_the_order_of_the_zoo(tmp_path: Path) -> None:
     trial = Trial("b", 2, (1.0, 0.5), 1e-7, 2e-7, 3e-7)
     found = {
         "resnet18": Outcome("resnet18", refusal="H204: no"),
-        "bert": Outcome("bert", 3, 1, 10, 0.5, {PIPELINE: trial}),
+        "bert": Outcome("bert", "float64", 3, 1, 10, 0.5, {PIPELINE: trial}),
     }
     networks.write(path, found, NAMES)
     assert networks.read(path) == found

@@ -40,6 +40,16 @@ def test_a_tensor_is_judged_by_its_own_norm_unless_it_is_negligible() -> None:
     assert found["noise"].error == pytest.approx(2e-15)
 
 
+def test_what_is_left_of_terms_that_cancel_is_judged_by_their_rounding() -> None:
+    def error(found: float) -> float:
+        here, there = ({"big": torch.tensor([1.0]), "bias": torch.tensor([value])} for value in (found, 1e-9))
+        return tensor_differences("gradient", sketches(here), sketches(there), EXACT)[1].error
+
+    assert error(1e-9 + 1e-18) < EXACT.tensor  # a hundredth of the rounding of 1, a billionth of the bias
+    assert error(1e-9 * (1 + 1e-6)) > EXACT.tensor
+    assert error(0.0) == pytest.approx(1e-3)
+
+
 def test_equal_zeros_are_equal() -> None:
     zeros = sketches({"w": torch.zeros(3)})
     assert tensor_differences("gradient", zeros, zeros, EXACT)[0].error == 0.0

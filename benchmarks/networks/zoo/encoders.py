@@ -1,0 +1,222 @@
+"""More encoders of text of transformers, with long sequences among them; translation; sound."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+from benchmarks.networks.zoo.examples import (
+    CLASSES,
+    SAMPLES,
+    SMALL,
+    TIME,
+    TWO_SIDES,
+    Example,
+    Named,
+    classifier,
+    configured,
+    encoder,
+    labels,
+    normal,
+    tokens,
+    translation,
+    waves,
+)
+
+
+def big_bird() -> Example:
+    """BigBird (Zaheer et al. 2020), with full attention, as for texts so short."""
+    return encoder("BigBird", attention_type="original_full")
+
+
+def canine() -> Example:
+    """CANINE (Clark et al. 2022): characters, hashed, pooled and unpooled."""
+    local = {"local_transformer_stride": 8, "upsampling_kernel_size": 4, "num_hash_buckets": 64}
+    return encoder("Canine", downsampling_rate=2, num_hash_functions=4, **local)
+
+
+def deberta() -> Example:
+    """DeBERTa (He et al. 2021): queries, keys and values of one matrix."""
+    return encoder("Deberta", relative_attention=True, pos_att_type=["c2p", "p2c"], max_relative_positions=16)
+
+
+def ernie() -> Example:
+    """ERNIE (Sun et al. 2019)."""
+    return encoder("Ernie")
+
+
+def esm() -> Example:
+    """ESM-2 (Lin et al. 2022): proteins, rotary positions."""
+    return encoder("Esm", position_embedding_type="rotary", pad_token_id=0, mask_token_id=3)
+
+
+def flaubert() -> Example:
+    """FlauBERT (Le et al. 2020)."""
+    sizes = {"emb_dim": 64, "n_layers": 2, "n_heads": 4, "max_position_embeddings": 64, "num_labels": CLASSES}
+    return classifier("Flaubert", True, {**sizes, "n_words": 200})
+
+
+def ibert() -> Example:
+    """I-BERT (Kim et al. 2021), not quantised."""
+    return encoder("IBert", quant_mode=False)
+
+
+def longformer() -> Example:
+    """Longformer (Beltagy et al. 2020): windows, and a first token that reads all."""
+    return encoder("Longformer", attention_window=[8, 8])
+
+
+def megatron_bert() -> Example:
+    """Megatron-BERT (Shoeybi et al. 2019)."""
+    return encoder("MegatronBert")
+
+
+def mobilebert() -> Example:
+    """MobileBERT (Sun et al. 2020): bottlenecks inside of layers."""
+    return encoder("MobileBert", embedding_size=32, intra_bottleneck_size=32, true_hidden_size=32)
+
+
+def mra() -> Example:
+    """MRA (Zeng et al. 2022): attention at several resolutions."""
+    return encoder("Mra", block_per_row=1)
+
+
+def nystromformer() -> Example:
+    """Nystromformer (Xiong et al. 2021): attention through landmarks."""
+    network, (inputs, targets), loss = encoder("Nystromformer", num_landmarks=4, segment_means_seq_len=16)
+    return network, ((inputs[0], torch.zeros(SAMPLES, 1, 1, TIME)), targets), loss  # a mask that needs no expansion
+
+
+def reformer() -> Example:
+    """Reformer (Kitaev et al. 2020): local attention in reversible layers."""
+    sizes = {"attn_layers": ["local", "local"], "feed_forward_size": 128, "local_attn_chunk_length": 8}
+    places = {"axial_pos_shape": (4, 4), "axial_pos_embds_dim": (32, 32), "is_decoder": False}
+    return classifier("Reformer", True, {**SMALL, "attention_head_size": 16, **sizes, **places, "hash_seed": 0})
+
+
+def rembert() -> Example:
+    """RemBERT (Chung et al. 2021): input and output embeddings of other sizes."""
+    return encoder("RemBert", input_embedding_size=32)
+
+
+def roformer() -> Example:
+    """RoFormer (Su et al. 2021): rotary positions."""
+    return encoder("RoFormer")
+
+
+def xlm() -> Example:
+    """XLM (Lample and Conneau 2019)."""
+    sizes = {"emb_dim": 64, "n_layers": 2, "n_heads": 4, "max_position_embeddings": 64}
+    return classifier("XLM", True, {**sizes, "n_words": 200})
+
+
+def xmod() -> Example:
+    """X-MOD (Pfeiffer et al. 2022): adapters by language."""
+    return encoder("Xmod", default_language="en_XX")
+
+
+def yoso() -> Example:
+    """YOSO (Zeng et al. 2021): attention by expected hash collisions."""
+    return encoder("Yoso", use_expectation=True)
+
+
+def blenderbot() -> Example:
+    """Blenderbot (Roller et al. 2021)."""
+    return translation("Blenderbot", "BlenderbotForConditionalGeneration", max_position_embeddings=64, **TWO_SIDES)
+
+
+def fsmt() -> Example:
+    """FSMT (Ng et al. 2019)."""
+    languages: dict[str, Any] = {"src_vocab_size": 200, "tgt_vocab_size": 200, "langs": ["en", "de"]}
+    return translation("FSMT", "FSMTForConditionalGeneration", max_position_embeddings=64, **languages, **TWO_SIDES)
+
+
+def led() -> Example:
+    """LED (Beltagy et al. 2020): Longformer with a decoder."""
+    places = {"max_encoder_position_embeddings": 64, "max_decoder_position_embeddings": 64, "attention_window": 8}
+    return translation("LED", "LEDForConditionalGeneration", **places, **TWO_SIDES)
+
+
+def m2m_100() -> Example:
+    """M2M-100 (Fan et al. 2021)."""
+    return translation("M2M100", "M2M100ForConditionalGeneration", max_position_embeddings=64, **TWO_SIDES)
+
+
+def marian() -> Example:
+    """Marian (Junczys-Dowmunt et al. 2018)."""
+    return translation("Marian", "MarianMTModel", max_position_embeddings=64, **TWO_SIDES)
+
+
+def mbart() -> Example:
+    """MBART (Liu et al. 2020)."""
+    return translation("MBart", "MBartForConditionalGeneration", max_position_embeddings=64, **TWO_SIDES)
+
+
+def mt5() -> Example:
+    """mT5 (Xue et al. 2021): gated feed-forward layers."""
+    sizes = {"d_model": 64, "d_kv": 16, "d_ff": 128, "num_layers": 2, "num_heads": 4}
+    return translation("MT5", "MT5ForConditionalGeneration", **sizes)
+
+
+def pegasus() -> Example:
+    """PEGASUS (Zhang et al. 2020)."""
+    return translation("Pegasus", "PegasusForConditionalGeneration", max_position_embeddings=64, **TWO_SIDES)
+
+
+def data2vec_audio() -> Example:
+    """data2vec for sound (Baevski et al. 2022)."""
+    return waves("Data2VecAudio", conv_pos_kernel_size=5)
+
+
+def hubert() -> Example:
+    """HuBERT (Hsu et al. 2021)."""
+    return waves("Hubert")
+
+
+def sew() -> Example:
+    """SEW (Wu et al. 2022): sequences squeezed between convolution and attention."""
+    return waves("SEW", squeeze_factor=2)
+
+
+def unispeech() -> Example:
+    """UniSpeech (Wang et al. 2021)."""
+    return waves("UniSpeech")
+
+
+def wav2vec2_conformer() -> Example:
+    """wav2vec 2.0 with Conformer blocks (Wang et al. 2020)."""
+    return waves("Wav2Vec2Conformer", conv_depthwise_kernel_size=5)
+
+
+def wavlm() -> Example:
+    """WavLM (Chen et al. 2022): gated relative positions."""
+    return waves("WavLM", num_buckets=16, max_bucket_distance=32)
+
+
+def patchtsmixer() -> Example:
+    """PatchTSMixer (Ekambaram et al. 2023): time series."""
+    sizes = {"context_length": 32, "patch_length": 8, "patch_stride": 8, "num_input_channels": 3, "d_model": 16}
+    model = configured("PatchTSMixer", "PatchTSMixerForTimeSeriesClassification", num_targets=CLASSES, **sizes)
+    named = Named(model, ("past_values",), "prediction_outputs", return_loss=False)
+    return named, (normal(SAMPLES, 32, 3), labels()), functional.cross_entropy
+
+
+def perceiver() -> Example:
+    """Perceiver (Jaegle et al. 2021): a few latents read the whole text."""
+    sizes = {"num_latents": 8, "d_latents": 32, "d_model": 32, "num_blocks": 1, "num_self_attends_per_block": 2}
+    heads = {"num_self_attention_heads": 4, "num_cross_attention_heads": 4, "max_position_embeddings": 16}
+    settings: dict[str, Any] = {**sizes, **heads, "vocab_size": 200, "num_labels": CLASSES}
+    named = Named(configured("Perceiver", "PerceiverForSequenceClassification", **settings), ("inputs",), "logits")
+    return named, (tokens(SAMPLES, 16), labels()), functional.cross_entropy
+
+
+def decision_transformer() -> Example:
+    """Decision Transformer (Chen et al. 2021): states, actions and returns as one sequence."""
+    sizes = {"state_dim": 6, "act_dim": 3, "hidden_size": 32, "n_layer": 2, "n_head": 4, "max_ep_len": 32}
+    names = ("states", "actions", "rewards", "returns_to_go", "timesteps", "attention_mask")
+    model = configured("DecisionTransformer", "DecisionTransformerModel", **sizes)
+    steps, numbers = torch.arange(8).repeat(SAMPLES, 1), [normal(SAMPLES, 8, width) for width in (6, 3, 1, 1)]
+    inputs = (*numbers, steps, torch.ones(SAMPLES, 8))
+    return Named(model, names, "action_preds"), (inputs, normal(SAMPLES, 8, 3, seed=1)), functional.mse_loss
