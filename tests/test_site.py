@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+import halopipe
+
 HOME = Path(__file__).resolve().parent.parent
 DOCUMENTS = sorted(
     {*HOME.glob("*.md"), *(HOME / "docs").rglob("*.md"), HOME / "benchmarks/README.md"}
@@ -100,5 +102,6 @@ def test_the_site_is_built_without_a_warning_and_asks_no_other_machine(tmp_path:
     pages = {path.relative_to(tmp_path).as_posix(): path.read_text("utf-8") for path in tmp_path.rglob("*.html")}
     assert {"index.html", "your_model.html", "benchmarks.html", "reference/python.html"} <= pages.keys()
     assert 'id="halopipe-profile"' in pages["reference/commands.html"]
-    assert 'id="halopipe.api.plan"' in pages["reference/python.html"]
+    headings = set(re.findall(r'id="[\w.]+\.(\w+)"', pages["reference/python.html"]))
+    assert set(halopipe.__all__) - headings == set()
     assert {name: EXTERNAL.findall(page) for name, page in pages.items() if EXTERNAL.search(page)} == {}
