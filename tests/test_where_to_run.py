@@ -91,7 +91,7 @@ def test_the_manifest_gives_run_options_that_there_are() -> None:
 
 
 @pytest.mark.exhaustive("Ray starts a cluster of processes of its own: half a minute")
-@pytest.mark.timeout(540)
+@pytest.mark.timeout(900)
 def test_a_plan_is_trained_by_two_workers_of_ray_as_on_one_device(tmp_path: Path) -> None:
     pytest.importorskip("ray.train", reason="ray is not installed: pip install 'halopipe[ray]'")
     import torch
@@ -108,7 +108,7 @@ def test_a_plan_is_trained_by_two_workers_of_ray_as_on_one_device(tmp_path: Path
         }
         command = [sys.executable, str(RAY), "plan.json"]
         result = subprocess.run(
-            command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False, timeout=480
+            command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False, timeout=840
         )
     assert result.returncode == 0, result.stdout + result.stderr
     (loss,) = re.findall(r"^loss (\S+) after 3 steps$", result.stdout, re.MULTILINE)
