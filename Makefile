@@ -8,7 +8,7 @@ NOTEBOOKS := $(sort $(wildcard notebooks/*.ipynb))
 # Many short processes import torch: let the first of them keep what it compiled (pip did not, see --no-compile).
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test test-all lint format notebooks clean
+.PHONY: help demo test test-all lint format notebooks docs clean
 .DEFAULT_GOAL := help
 
 help:
@@ -18,6 +18,7 @@ help:
 	@echo "make lint       ruff check, ruff format --check, mypy"
 	@echo "make format     ruff's fixes and format, applied"
 	@echo "make notebooks  execute notebooks/*.ipynb again and save them"
+	@echo "make docs       build the site from docs/ into build/site"
 	@echo "make clean      remove .venv and the tools' caches"
 
 demo: $(VENV)/.demo
@@ -40,6 +41,9 @@ format: $(VENV)/.installed
 
 notebooks: $(VENV)/.installed
 	$(if $(NOTEBOOKS),$(BIN)/python notebooks/execute.py $(NOTEBOOKS),@echo "no notebooks/*.ipynb here")
+
+docs: $(VENV)/.installed
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
 clean:
 	rm -rf $(VENV) build *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -1,13 +1,32 @@
-"""Rows of a benchmark, and how they are printed."""
+"""Rows of a benchmark, how they are printed, and how documents show those of ``results/``.
+
+A document has a table wherever it says
+
+    <!-- results: step_time; rows=^ResNet-50; columns=predicted|measured; by=, -->
+    <!-- end of results -->
+
+and ``python -m benchmarks.report`` writes the tables of all documents again.  A row's name is cut at its last ``by``
+(by default a colon; nothing: it is not cut), into the table's row and column; names without one make a table of two
+columns.  ``rows`` and ``columns`` are expressions of which those shown hold a match; without them all are shown.
+"""
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
 import json
+import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+
+RESULTS = Path(__file__).parent / "results"
+DOCUMENTS = Path(__file__).parents[1]
+MOST_COLUMNS = 7
+"""A table with more of them, and fewer rows, is turned round."""
+
+_BLOCK = re.compile(r"<!-- results: (?P<asked>[^\n]*?) -->\n(?P<table>.*?)<!-- end of results -->", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,3 +81,102 @@ def table(rows: Sequence[Row]) -> str:
         "  ".join(cell[i].rjust(widths[i]) if i == 1 else cell[i].ljust(widths[i]) for i in range(5)).rstrip()
         for cell in cells
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """Which rows of which benchmark a table shows; see the module's text."""
+
+    benchmark: str
+    rows: str = ""
+    columns: str = ""
+    by: str = ":"
+
+    @classmethod
+    def parse(cls, asked: str) -> Selection:
+        """The selection that a comment asks for.
+
+        Raises:
+            ValueError: it names an option that there is not.
+        """
+        benchmark, *options = (part.strip() for part in asked.split(";"))
+        given = dict(option.partition("=")[::2] for option in options)
+        if unknown := given.keys() - {"rows", "columns", "by"}:
+            raise ValueError(f"results: {asked}: there is no option {', '.join(sorted(unknown))}")
+        return cls(benchmark, **given)
+
+    def cells(self, rows: Sequence[Row]) -> dict[str, dict[str, Row]]:
+        """Those rows by the name of the table's row and column; the column is empty where a name is in one piece."""
+        found: dict[str, dict[str, Row]] = {}
+        for row in rows:
+            name, cut, column = row.name.rpartition(f"{self.by} ") if self.by else ("", "", "")
+            name, column = (name, column) if cut else (row.name, "")
+            if re.search(self.rows, name) and re.search(self.columns, column):
+                found.setdefault(name, {})[column] = row
+        return found
+
+
+def read(benchmark: str) -> list[Row]:
+    """The rows that a benchmark left in ``results/``."""
+    return [Row(**row) for row in json.loads((RESULTS / f"{benchmark}.json").read_text("utf-8"))]
+
+
+def written(document: str, results: Callable[[str], Sequence[Row]] = read) -> str:
+    """The document with its tables as the results are now.
+
+    Raises:
+        ValueError: a table would be empty.
+    """
+
+    def block(match: re.Match[str]) -> str:
+        selection = Selection.parse(match["asked"])
+        cells = selection.cells(results(selection.benchmark))
+        if not cells:
+            raise ValueError(f"results: {match['asked']}: no row of {selection.benchmark} is like that")
+        return f"<!-- results: {match['asked']} -->\n\n{markdown(cells)}\n\n<!-- end of results -->"
+
+    return _BLOCK.sub(block, document)
+
+
+def markdown(cells: Mapping[str, Mapping[str, Row]]) -> str:
+    """A table; figures that miss their goal are bold, with the goal behind them."""
+    columns = list(dict.fromkeys(column for row in cells.values() for column in row))
+    if len(columns) > MOST_COLUMNS and len(columns) > len(cells):
+        return markdown({each: {name: row[each] for name, row in cells.items() if each in row} for each in columns})
+    units = {column: {row[column].unit for row in cells.values() if column in row} for column in columns}
+    common = {column: next(iter(of_column)) if len(of_column) == 1 else "" for column, of_column in units.items()}
+    heads = [", ".join(part for part in (column, common[column]) if part) or "value" for column in columns]
+    lines = [["", *heads], ["---"] + ["---:"] * len(columns)]
+    for name, row in cells.items():
+        lines.append([name, *(_cell(row.get(column), not common[column]) for column in columns)])
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def figure(value: float) -> str:
+    """Three digits of a value, and all of those before the point."""
+    size = abs(value)
+    if value == round(value) or size >= 100:
+        return f"{value:,.0f}"
+    return f"{value:#.2g}" if size < 1 else f"{value:.{1 if size >= 10 else 2}f}"
+
+
+def _cell(row: Row | None, with_unit: bool) -> str:
+    if row is None:
+        return ""
+    text = figure(row.value) + (f" {row.unit}" if with_unit and row.unit else "")
+    return text if row.holds else f"**{text}** ({row.goal})"
+
+
+def main() -> int:
+    """Write the tables of README.md and of docs/ again."""
+    for path in (DOCUMENTS / "README.md", *sorted((DOCUMENTS / "docs").rglob("*.md"))):
+        before = path.read_text("utf-8")
+        after = written(before)
+        if after != before:
+            path.write_text(after, "utf-8")
+            sys.stdout.write(f"{path.relative_to(DOCUMENTS)}\n")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

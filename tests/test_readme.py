@@ -1,11 +1,13 @@
 """What README.md and docs/*.md show is run: `halopipe` commands and Python blocks in order, in one folder a document.
 
-A block under the comment `<!-- not run: REASON -->` is left out. `make` is never run from here, but its targets must be
-there.
+A Python block that begins with a name, `# model.py`, is that file. A block under the comment `<!-- not run: REASON -->`
+is left out. `make` is never run from here, but its targets must be there.
 """
 
 from __future__ import annotations
 
+import functools
+import itertools
 import os
 import re
 import shlex
@@ -14,6 +16,7 @@ import sys
 import textwrap
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -75,6 +78,48 @@ def shell_faults(block: Block, targets: set[str]) -> list[str]:
     return found
 
 
+def spoken(document: str) -> list[str]:
+    """All halopipe commands of a document: of its blocks, those that are not run too, and of its sentences."""
+    of_blocks = [command for block in blocks(document) if block.language != "python" for command in commands(block)]
+    of_sentences = re.findall(r"`(halopipe [a-z][^`\n]*)`", FENCE.sub("", document))
+    return [command.partition("halopipe ")[2] for command in of_blocks + of_sentences if "halopipe " in command]
+
+
+@functools.cache
+def verbs() -> Any:
+    """The command line, with its verbs by name."""
+    import typer.main
+
+    from halopipe.cli.app import app
+
+    return typer.main.get_command(app)
+
+
+def misspelt(command: str) -> str:
+    """What the command line would not understand of the words behind `halopipe`; empty if it understands all."""
+    import typer
+
+    verb, *words = itertools.takewhile(
+        lambda word: word not in ("|", "&&", ">", "2>&1"), shlex.split(command, comments=True)
+    )
+    known = verbs().commands
+    if verb.startswith("-"):
+        return ""
+    if verb not in known:
+        return f"halopipe {command}: there is no verb {verb}"
+    try:
+        known[verb].make_parser(typer.Context(known[verb])).parse_args(list(words))
+    except Exception as error:  # noqa: BLE001  # of the library that parses
+        return f"halopipe {command}: {error}"
+    return ""
+
+
+def file_of(block: Block) -> str:
+    """The name of the file that a block is; empty if it is none."""
+    first = block.text.partition("\n")[0]
+    return first.removeprefix("# ") if block.language == "python" and re.fullmatch(r"# \w+\.py", first) else ""
+
+
 def run(document: str, folder: Path) -> list[str]:
     """Run a document's blocks in `folder`; the first failure, with what it wrote, or nothing."""
     (folder / "bin").mkdir()
@@ -87,7 +132,10 @@ def run(document: str, folder: Path) -> list[str]:
     for block in blocks(document):
         if block.reason is not None:
             continue
-        if block.language == "python":
+        if name := file_of(block):
+            (place / name).write_text(block.text, "utf-8")
+            steps = []
+        elif block.language == "python":
             steps = [[sys.executable, "-c", block.text]]
         else:
             shell = ["bash", "-o", "pipefail", "-c"]
@@ -109,6 +157,22 @@ def test_what_a_document_shows_works(path: Path, tmp_path: Path) -> None:
     shell_blocks = [block for block in blocks(document) if block.language != "python"]
     assert [fault for block in shell_blocks for fault in shell_faults(block, targets)] == []
     assert run(document, tmp_path) == []
+
+
+def test_every_command_of_every_document_is_one_that_the_command_line_understands() -> None:
+    found = {path.name: spoken(path.read_text("utf-8")) for path in DOCUMENTS}
+    assert [fault for each in found.values() for command in each if (fault := misspelt(command))] == []
+    assert {"plan profile.json", "run plan.json"} <= {*found["README.md"], *found["runtime.md"]}
+
+
+def test_a_misspelt_command_is_noticed() -> None:
+    document = (
+        "`halopipe plan x --no-such` and\n```console\n$ torchrun -m halopipe walk x\n```\n`halopipe run x --steps 3`"
+    )
+    walk, plan, run = spoken(document)
+    assert misspelt(walk) == "halopipe walk x: there is no verb walk"
+    assert "--no-such" in misspelt(plan)
+    assert misspelt(run) == ""
 
 
 SAMPLE = """
@@ -169,12 +233,12 @@ def test_targets_and_foreign_commands_are_checked() -> None:
 
 def test_blocks_share_a_folder_and_a_failure_is_shown(tmp_path: Path) -> None:
     (tmp_path / "good").mkdir()
-    writes = "```python\nopen('a.txt', 'w').close()\n```\n"
-    reads = "```python\nprint(open('a.txt').read(), 'found')\nraise SystemExit(3)\n```\n"
+    writes = "```python\nopen('a.txt', 'w').close()\n```\n```python\n# b.py\nraise SystemExit(2)\n```\n"
+    reads = "```python\nprint(open('a.txt').read(), open('b.py').read(), 'found')\nraise SystemExit(3)\n```\n"
     assert run(writes, tmp_path / "good") == []
     (tmp_path / "bad").mkdir()
     (fault,) = run(writes + reads, tmp_path / "bad")
-    assert fault.startswith("line 4: exit 3 from:")
+    assert fault.startswith("line 8: exit 3 from:")
     assert "found" in fault
 
 

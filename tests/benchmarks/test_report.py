@@ -1,0 +1,77 @@
+"""Tables of documents are made from the results, and those that are committed are."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks.report import DOCUMENTS, RESULTS, Row, Selection, at_most, figure, written
+
+ROWS = (
+    Row("VGG, chosen: predicted", 363.07, "ms"),
+    at_most("VGG, chosen: error", 33.4, "%", 5),
+    Row("GNMT, chosen: predicted", 1421.6, "ms"),
+    Row("mean error", 7.94, "%"),
+)
+
+
+def shown(asked: str) -> list[str]:
+    """The lines of a table over ROWS."""
+    document = f"before\n<!-- results: {asked} -->\nan old table\n<!-- end of results -->\nafter\n"
+    lines = written(document, lambda name: ROWS if name == "steps" else ()).splitlines()
+    assert (lines[0], lines[-1]) == ("before", "after")
+    return [line for line in lines if line.startswith("|")]
+
+
+def test_names_are_cut_into_rows_and_columns_and_a_missed_goal_is_bold() -> None:
+    assert shown("steps; rows=chosen") == [
+        "|  | predicted, ms | error, % |",
+        "| --- | ---: | ---: |",
+        "| VGG, chosen | 363 | **33.4** (<= 5) |",
+        "| GNMT, chosen | 1,422 |  |",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("asked", "last"),
+    [
+        ("steps; columns=^$", "| mean error | 7.94 |"),
+        ("steps; rows=GNMT; by=", "| GNMT, chosen: predicted | 1,422 |"),
+        ("steps; rows=GNMT; by=,", "| GNMT | 1,422 |"),
+    ],
+)
+def test_what_is_shown_and_where_names_are_cut_can_be_chosen(asked: str, last: str) -> None:
+    assert shown(asked)[-1] == last
+
+
+@pytest.mark.parametrize(
+    ("asked", "fault"), [("steps; row=x", "no option row"), ("steps; rows=^x", "no row of steps is like that")]
+)
+def test_a_table_that_cannot_be_is_refused(asked: str, fault: str) -> None:
+    with pytest.raises(ValueError, match=fault):
+        shown(asked)
+
+
+def test_figures_have_three_digits_or_all_before_the_point() -> None:
+    values = (0.0, 3.0, 0.8014, -0.8823, 2e-6, 7.94, 33.41, 363.07, 1421.6, 62.0)
+    assert [figure(value) for value in values] == [
+        "0", "3", "0.80", "-0.88", "2.0e-06", "7.94", "33.4", "363", "1,422", "62",
+    ]  # fmt: skip
+
+
+def test_the_tables_of_all_documents_are_those_of_the_results() -> None:
+    documents = {
+        path: path.read_text("utf-8") for path in [DOCUMENTS / "README.md", *(DOCUMENTS / "docs").rglob("*.md")]
+    }
+    old = [path.name for path, text in documents.items() if written(text) != text]
+    assert old == [], "python -m benchmarks.report writes them again"
+
+
+def test_every_result_is_shown() -> None:
+    page = (DOCUMENTS / "docs" / "benchmarks.md").read_text("utf-8")
+    names = {path.stem for path in RESULTS.glob("*.json")}
+    assert {name for name in names if f"`python -m benchmarks.{name}`" not in page} == set()
+    assert {name for name in names if f"<!-- results: {name}" not in page} == {"networks"}  # it has a page of its own
+
+
+def test_a_selection_is_read_from_its_comment() -> None:
+    assert Selection.parse("steps; rows=^a b; by=,") == Selection("steps", "^a b", "", ",")
