@@ -26,8 +26,8 @@ number of points, the height and width of images), and where they are:
 is a size called ``time``, the extent of dim 1 of the inputs and of dim 1 of the targets.  Tensors are called by their
 keys, ``input_ids``; those without ``inputs``, ``inputs_2``, ... and ``targets``, ``targets_2``, ..., as in the profile.
 Within a batch all places of a name have one extent, and the example has at least 2 there.  Names are those of dims;
-``time``, ``height``, ``width`` and ``depth`` are known to the planner.  Dims not named here have the example's extent in
-every batch.
+``time``, ``height``, ``width`` and ``depth`` are known to the planner.  Dims not named here have the example's extent
+in every batch.
 
 Finds the factory that a MODEL string names.
 """
