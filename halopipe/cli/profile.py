@@ -103,7 +103,7 @@ def profile(
 
     if hosts is not None:
         raise hosts_refused(hosts, f"profile {shlex.quote(model)} ...")
-    with claimed([output], [model.rpartition(":")[0] or None]):
+    with claimed([output], [model.rpartition(":")[0] or model]):
         shape = units.parse_integers(input_shape, "--input", "8,3,64,64")
         source = measure.source_of(model, shape, units.parse_arguments(arg or []), dtype, autocast, elementwise or ())
         options: dict[str, Any] = {

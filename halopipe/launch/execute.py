@@ -173,12 +173,13 @@ def loaded_of_script(
     if model is not None and example is not None:
         return _of_example(model, example, loss_fn)
     made = load_model(plan.inputs.model)
-    function = cast("Loss", made.loss_fn).function if loss_fn is None else loss_fn
+    own = cast("Loss", made.loss_fn)  # of what a factory gives, ``load_model`` makes one
+    function = own.function if loss_fn is None else loss_fn
     if example is not None:
         return _of_example(_users(made.module), example, None if function is own_loss else function)
     if model is not None and made.clouds is not None:
         model = PreparedNetwork(model, made.clouds.preparation.recipe)
-    return replace(made, module=made.module if model is None else model, loss_fn=Loss(function))
+    return replace(made, module=made.module if model is None else model, loss_fn=replace(own, function=function))
 
 
 def _of_example(model: nn.Module, example: Any, loss_fn: Callable[..., Any] | None) -> LoadedModel:

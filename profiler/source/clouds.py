@@ -75,7 +75,7 @@ def load_clouds(
         per_site = tuple(each.ndim > 1 and each.shape[1] == values[0].shape[1] for each in targets)
     if len(raw[2]) < _PAIR:  # one is special to the capture
         raw = tuple(torch.cat([tensor] * _PAIR) for tensor in raw)
-    told = Loss(_on_features if loss.function is own_loss else loss.function)
+    told = replace(loss, function=_on_features if loss.function is own_loss else loss.function)
     try:
         preparation = _preparation(network, raw, per_site, told, nest)
     except SparseInputError as error:

@@ -145,12 +145,14 @@ class Loss:
 
     Attributes:
         function: as it was given, of output and targets; or :func:`own_loss`.
+        unpacked: the user's targets are one tensor, which may also come as the tuple that a step is fed.
     """
 
     function: Callable[..., Any]
+    unpacked: bool = False
 
     def __call__(self, output: Any, targets: Any = ()) -> Tensor:
-        return summed(self.function(output, targets))
+        return summed(self.function(output, targets[0] if self.unpacked and isinstance(targets, tuple) else targets))
 
 
 def summed(losses: Any) -> Tensor:

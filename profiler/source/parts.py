@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from planner.ir.errors import FactoryError
 from profiler.source.model import LoadedModel, Loss, own_loss, parse_varying
@@ -70,7 +70,7 @@ def _parts(name: str, result: Any, input_shape: tuple[int, ...], is_shaped: bool
                 ["(module, (inputs, targets), loss_fn)", "no loss function, where the module computes its own loss"],
             )
         inputs, targets = example
-    loss = Loss(own_loss if loss_fn is None else loss_fn)
+    loss = Loss(own_loss if loss_fn is None else loss_fn, isinstance(targets, Tensor))
     if _is_clouds(module, inputs):
         from profiler.source.clouds import load_clouds
 

@@ -13,7 +13,7 @@ from torch.nn import functional
 from planner.ir.errors import UnsupportedModelError
 from planner.ir.plan import Decision
 from profiler.capture.graph import capture
-from profiler.source.parts import model_of
+from profiler.source.model import LoadedModel, Loss
 from tests.runtime.cases import trained_alone
 from tests.runtime.divided import divided
 from tests.runtime.engines import Network, trained_on
@@ -87,7 +87,8 @@ NETWORKS: dict[str, Callable[[], nn.Module]] = {
 def network(name: str) -> Network:
     torch.manual_seed(0)
     inputs = torch.randn(8, 4, dtype=torch.float64), torch.randn(8, 4, dtype=torch.float64)
-    model = model_of("a test", (NETWORKS[name]().double(), (inputs, torch.arange(8) % 3), functional.cross_entropy))
+    loss = Loss(functional.cross_entropy, unpacked=True)
+    model = LoadedModel(NETWORKS[name]().double(), inputs, (torch.arange(8) % 3,), loss)
     return model, capture(model)
 
 

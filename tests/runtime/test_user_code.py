@@ -12,7 +12,7 @@ import torch
 from planner.ir.errors import UnsupportedModelError
 from planner.ir.plan import Decision
 from profiler.capture.graph import capture
-from profiler.source.parts import model_of
+from profiler.source.model import LoadedModel, Loss
 from tests.runtime import user_code
 from tests.runtime.divided import divided
 from tests.runtime.engines import Network, evaluated, trained
@@ -50,7 +50,7 @@ def one_thread() -> None:
 def network(name: Name) -> Network:
     torch.manual_seed(0)
     module, (x, y), loss = user_code.made(*name)
-    model = model_of("a test", (module.double(), (x.double(), y.double()), loss))
+    model = LoadedModel(module.double(), (x.double(),), (y.double(),), Loss(loss, unpacked=True))
     return model, capture(model)
 
 

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from profiler import LoadedModel, mean_of_squares
 from profiler.capture.graph import Captured, capture
 from profiler.source.model import Loss
-from profiler.source.parts import model_of
 
 
 @pytest.fixture(autouse=True)
@@ -86,7 +85,8 @@ def test_samples_in_several_pieces_are_told_from_mixed_ones() -> None:
 
 
 def reduced(reduce: Callable[..., Tensor]) -> Captured:
-    return capture(model_of("a test", (nn.Linear(4, 4), (torch.randn(3, 4), torch.tensor([1.0, 0.0, 1.0])), reduce)))
+    inputs, targets = (torch.randn(3, 4),), (torch.tensor([1.0, 0.0, 1.0]),)
+    return capture(LoadedModel(nn.Linear(4, 4), inputs, targets, Loss(reduce, unpacked=True)))
 
 
 JOINING: dict[str, Callable[..., Tensor]] = {

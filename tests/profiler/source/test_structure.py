@@ -200,6 +200,13 @@ def test_what_cannot_be_an_example_is_refused() -> None:
         model_of("a test", (Flagged(), {"x": X}, losses))
 
 
+def test_a_size_that_varies_is_called_by_the_key_of_its_tensor() -> None:
+    model = model_of("a test", (Flagged(), {"x": torch.randn(4, 5, 3)}, None, {"time": [("x", 1)]}))
+    assert capture(model).graph.inputs["x"].dims == ("sample", "time", "feature")
+    with pytest.raises(FactoryError, match=r"in 'inputs', which is not there[\s\S]*there are x"):
+        model_of("a test", (Flagged(), {"x": torch.randn(4, 5, 3)}, None, {"time": [("inputs", 1)]}))
+
+
 class Rows(Dataset[dict[str, Tensor]]):
     def __len__(self) -> int:
         return 10

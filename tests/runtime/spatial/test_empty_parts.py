@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from planner.ir.graph import Layer
 from profiler.capture.graph import capture
-from profiler.source.parts import model_of
+from profiler.source.model import LoadedModel, Loss
 from tests.runtime.cases import trained_alone
 from tests.runtime.divided import Cuts, divided
 from tests.runtime.engines import Network, trained_on
@@ -91,7 +91,7 @@ def network(join: str) -> Network:
     module = Joined(JOINS[join]).double()
     with torch.no_grad():
         module(x)
-    model = model_of("a test", (module, (x, torch.tensor([0, 2, 1])), _loss))
+    model = LoadedModel(module, (x,), (torch.tensor([0, 2, 1]),), Loss(_loss, unpacked=True))
     return model, capture(model)
 
 
