@@ -47,7 +47,7 @@ class FiniteValues(TorchFunctionMode):
     """Python's branches on whether all values are finite are taken as if they were, and the graph is to look."""
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]  # torch's has no types
+        super().__init__()
         self._tests: dict[int, tuple[Tensor, Tensor, bool]] = {}  # results, which stay alive, of what, and the answer
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
