@@ -4,9 +4,10 @@
 
     prof = hp.profile("profiler.models.resnet:resnet50", input_shape=(8, 3, 64, 64))
     plan = hp.plan(prof, global_batch=16)
-    print(hp.explain(plan, prof))
+    print(hp.explain(plan))
     hp.compare(plan, *hp.baselines(prof)).frame()
-    print(hp.what_if(plan, prof, "devices=4"), hp.prices(plan, prof), hp.pareto(prof, num_points=5))
+    print(hp.what_if(plan, "devices=4"), hp.prices(plan), hp.pareto(prof, num_points=5))
+    hp.save(plan, "plan.json")                              # and hp.load
     engine = hp.execute(plan, model, loss_fn, optimizer)   # under torchrun; engine.step(batch) -> loss
 
 Names are imported when they are first used, so that ``import halopipe`` costs next to nothing.
@@ -24,11 +25,13 @@ if TYPE_CHECKING:
         compare,
         execute,
         explain,
+        load,
         on_cluster,
         pareto,
         plan,
         prices,
         profile,
+        save,
         what_if,
         why_not,
     )
@@ -42,11 +45,13 @@ __all__ = [
     "compare",
     "execute",
     "explain",
+    "load",
     "on_cluster",
     "pareto",
     "plan",
     "prices",
     "profile",
+    "save",
     "what_if",
     "why_not",
 ]

@@ -1,4 +1,9 @@
-"""The calls: profile, plan, compare (with baselines), explain, execute; and what one may ask of a plan."""
+"""The calls: profile, plan, compare (with baselines), explain, execute; and what one may ask of a plan.
+
+Profiles and plans are given as objects or by the names of their files.  A plan remembers its profile, as long as the
+process lasts: what asks about a plan needs no profile if the plan was made here, or was read from a file that has its
+``profile.json`` beside it.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +15,9 @@ from halopipe.planning import problem as problems
 from halopipe.planning import solve
 from halopipe.planning.compare import Comparison
 from halopipe.terminal import units
+from planner.ir import codec
 from planner.ir.cluster import Cluster
-from planner.ir.codec import dump
+from planner.ir.errors import UsageError
 from planner.ir.plan import Plan
 from planner.ir.profile import Profile
 
@@ -24,6 +30,7 @@ if TYPE_CHECKING:
     from halopipe.training.session import Execution
     from planner.ir.problem import Problem
     from planner.ir.profile import Optimizer
+    from planner.ir.timeline import TimelineFile
     from planner.solvers import Progress
 
 __all__ = [
@@ -33,14 +40,48 @@ __all__ = [
     "compare",
     "execute",
     "explain",
+    "load",
     "on_cluster",
     "pareto",
     "plan",
     "prices",
     "profile",
+    "save",
     "what_if",
     "why_not",
 ]
+
+PlanOrPath = Plan | str | Path
+ProfileOrPath = Profile | str | Path
+
+_MOST_REMEMBERED = 8
+_made_from: dict[str, Profile | Path] = {}
+"""By the fingerprint that plans have of it: the profile, or the file of a plan that was made from it."""
+
+
+def load(path: str | Path) -> Profile | Plan | TimelineFile:
+    """What a file holds that halopipe wrote: a profile, a plan, or the timelines of a run.
+
+    Raises:
+        MissingFileError, CorruptFileError, NewerFileError: the file cannot be used; the text says why.
+    """
+    found = codec.load_any(path)
+    if isinstance(found, Plan):
+        _remember(found, Path(path))
+    return found
+
+
+def save(thing: Profile | Plan | TimelineFile, path: str | Path) -> None:
+    """Writes a profile, a plan or timelines: the file that the commands read.
+
+    Raises:
+        UsageError: it is something else.
+        MissingFileError: the folder is missing or cannot be written.
+    """
+    if type(thing) not in [cls for cls, _ in codec.FORMATS.values()]:
+        kinds = ", ".join(codec.FORMATS)
+        raise UsageError(f"a {type(thing).__name__} is not kept in a file", [f"files hold: {kinds}"])
+    codec.dump(thing, path)
 
 
 def profile(
@@ -129,7 +170,7 @@ def profile(
 
 
 def plan(
-    profile: Profile | str | Path,
+    profile: ProfileOrPath,
     *,
     cluster: str | Path | Cluster | None = None,
     solver: str = solve.DEFAULT_SOLVER,
@@ -154,10 +195,10 @@ def plan(
     Raises:
         InfeasibleError: no plan fits; the text names what binds and what would fit.
     """
-    loaded = profile if isinstance(profile, Profile) else solve.load_profile(profile)
+    loaded = _profile(profile)
     problem = _problem(loaded, cluster, memory, asked)
     if not measure_missing:
-        return solve.solve(problem, solver, progress)
+        return _remember(solve.solve(problem, solver, progress), problem.profile)
     from halopipe.planning import measure_missing as missing
 
     missing.require_possible(cluster)
@@ -165,12 +206,12 @@ def plan(
         problem, lambda each: solve.solve(each, solver, progress), missing.measure_here(quiet=True)
     )
     if completed.rounds and not isinstance(profile, Profile):
-        dump(missing.stored(loaded, completed.profile), profile)
-    return completed.plan
+        codec.dump(missing.stored(loaded, completed.profile), profile)
+    return _remember(completed.plan, completed.profile)
 
 
 def pareto(
-    profile: Profile,
+    profile: ProfileOrPath,
     *,
     num_points: int = 0,
     cluster: str | Path | Cluster | None = None,
@@ -186,70 +227,95 @@ def pareto(
     """
     from halopipe.planning import pareto as fronts
 
-    return fronts.front(_problem(profile, cluster, memory, asked), num_points, solver)
+    problem = _problem(_profile(profile), cluster, memory, asked)
+    front = fronts.front(problem, num_points, solver)
+    for one in front.plans:
+        _remember(one, problem.profile)
+    return front
 
 
-def explain(plan: Plan, profile: Profile | None = None) -> str:
-    """Why this plan, in words and pictures; more of it with the profile that the plan was made from."""
+def explain(plan: PlanOrPath, profile: ProfileOrPath | None = None) -> str:
+    """Why this plan, in words and pictures; more of it where its profile is known.
+
+    Raises:
+        StaleFileError: the plan was made from another profile than the one given.
+    """
     from halopipe.reports import explain as explaining
 
-    return explaining.explain(plan, profile)
+    return explaining.explain(_plan(plan), _profile_of(plan, profile))
 
 
-def why_not(plan: Plan, profile: Profile, question: str) -> Answer:
-    """Why the plan is not another one, such as ``dp=4``; see :func:`halopipe.planning.what_if.why_not`."""
+def why_not(plan: PlanOrPath, *asked: ProfileOrPath | None) -> Answer:
+    """Why the plan is not another one; see :func:`halopipe.planning.what_if.why_not`.
+
+    Args:
+        asked: ``question``, such as ``dp=4``; or ``profile, question``.
+    """
     from halopipe.planning import what_if as asking
 
-    return asking.why_not(plan, profile, question)
+    profile, question = _question(plan, asked)
+    return asking.why_not(_plan(plan), profile, question)
 
 
-def what_if(plan: Plan, profile: Profile, question: str) -> Answer:
-    """What would be best if, such as ``n1/gpu0.memory=32GiB``; see :func:`halopipe.planning.what_if.what_if`."""
+def what_if(plan: PlanOrPath, *asked: ProfileOrPath | None) -> Answer:
+    """What would be best if; see :func:`halopipe.planning.what_if.what_if`.
+
+    Args:
+        asked: ``question``, such as ``n1/gpu0.memory=32GiB``; or ``profile, question``.
+
+    Raises:
+        UsageError: the question is not understood, or the plan's profile is not known.
+    """
     from halopipe.planning import what_if as asking
 
-    return asking.what_if(plan, profile, question)
+    profile, question = _question(plan, asked)
+    return asking.what_if(_plan(plan), _needed(plan, profile), question)
 
 
-def prices(plan: Plan, profile: Profile, time_limit_s: float = 60.0) -> Prices:
+def prices(plan: PlanOrPath, profile: ProfileOrPath | None = None, time_limit_s: float = 60.0) -> Prices:
     """What one more GiB, one more device, a link twice as fast would save.
 
     See :func:`halopipe.planning.shadow_prices.prices`.
+
+    Raises:
+        UsageError: the plan's profile is not known.
     """
     from halopipe.planning import shadow_prices
 
-    return shadow_prices.prices(plan, profile, time_limit_s)
+    return shadow_prices.prices(_plan(plan), _needed(plan, _profile_of(plan, profile)), time_limit_s)
 
 
-def on_cluster(profile: Profile, cluster: str | Path | Cluster) -> Profile:
+def on_cluster(profile: ProfileOrPath, cluster: str | Path | Cluster) -> Profile:
     """The profile as it would be on other machines; see :func:`halopipe.planning.clusters.on_cluster`."""
     from halopipe.planning import clusters
 
-    return clusters.on_cluster(profile, cluster)
+    return clusters.on_cluster(_profile(profile), cluster)
 
 
-def baselines(profile: Profile, **asked: Unpack[Asked]) -> tuple[Plan, ...]:
+def baselines(profile: ProfileOrPath, **asked: Unpack[Asked]) -> tuple[Plan, ...]:
     """The published strategies on the same profile, those that fit.
 
     Args:
         asked: as of :func:`plan`.
     """
-    problem = problems.make_problem(profile, **asked)
-    return tuple(solve.solve_baselines(problem).plans.values())
+    problem = problems.make_problem(_profile(profile), **asked)
+    found = solve.solve_baselines(problem).plans.values()
+    return tuple(_remember(one, problem.profile) for one in found)
 
 
-def compare(*plans: Plan, **named: Plan) -> Comparison:
+def compare(*plans: PlanOrPath, **named: PlanOrPath) -> Comparison:
     """Plans beside one another, the first as the reference; those without a name get that of their solver."""
     found: dict[str, Plan] = {}
-    for one in plans:
+    for one in map(_plan, plans):
         name, number = one.search.solver, 2
         while name in found:
             name, number = f"{one.search.solver} {number}", number + 1
         found[name] = one
-    return Comparison({**found, **named})
+    return Comparison({**found, **{name: _plan(one) for name, one in named.items()}})
 
 
 def execute(
-    plan: Plan,
+    plan: PlanOrPath,
     model: Any = None,
     loss_fn: Callable[..., Any] | None = None,
     optimizer: Any = None,
@@ -267,13 +333,63 @@ def execute(
     """
     from halopipe.launch import execute as executing
 
-    return executing.execute(plan, model, loss_fn, optimizer, example=example, **options)
+    return executing.execute(_plan(plan), model, loss_fn, optimizer, example=example, **options)
 
 
 def _problem(profile: Profile, cluster: str | Path | Cluster | None, memory: str | int, asked: Asked) -> Problem:
     memory_bytes = units.parse_size(memory) if isinstance(memory, str) else memory
     on = profile if cluster is None else on_cluster(profile, cluster)
     return problems.make_problem(on, memory_bytes=memory_bytes, **asked)
+
+
+def _profile(given: ProfileOrPath) -> Profile:
+    return given if isinstance(given, Profile) else solve.load_profile(given)
+
+
+def _plan(given: PlanOrPath) -> Plan:
+    return given if isinstance(given, Plan) else _remember(solve.load_plan(given), Path(given))
+
+
+def _remember(plan: Plan, profile: Profile | Path) -> Plan:
+    """Where the plan's profile is: the profile itself, rather than the plan's file."""
+    key = plan.inputs.profile_fingerprint
+    known = _made_from.pop(key, None)
+    _made_from[key] = known if isinstance(known, Profile) else profile
+    while len(_made_from) > _MOST_REMEMBERED:
+        _made_from.pop(next(iter(_made_from)))
+    return plan
+
+
+def _profile_of(plan: PlanOrPath, given: ProfileOrPath | None) -> Profile | None:
+    """The one given, else the one remembered, if there is one; under the corrections that the plan was made under."""
+    plan = _plan(plan)
+    if given is not None:
+        return solve.require_profile(_profile(given), plan, given if isinstance(given, (str, Path)) else "PROFILE")
+    known = _made_from.get(plan.inputs.profile_fingerprint)
+    if isinstance(known, Path):
+        return solve.profile_of(plan, known, None)
+    return None if known is None else known.corrected_by(plan.inputs.corrections)
+
+
+def _needed(plan: PlanOrPath, profile: Profile | None) -> Profile:
+    if profile is None:
+        where = "made by another process" if isinstance(plan, Plan) else f"no profile.json beside {plan} is its own"
+        raise UsageError(
+            "this searches again, which needs the profile that the plan was made from",
+            [f"none is given, and none is remembered: {where}"],
+            ["give the profile, or the name of its file, behind the plan"],
+        )
+    return profile
+
+
+def _question(plan: PlanOrPath, asked: tuple[ProfileOrPath | None, ...]) -> tuple[Profile | None, str]:
+    """The profile that is given or remembered, and the question."""
+    match asked:
+        case (str() as question,):
+            return _profile_of(plan, None), question
+        case (profile, str() as question):
+            return _profile_of(plan, profile), question
+    raise TypeError("a plan and a question are asked for, or a plan, its profile and a question")
 
 
 def __getattr__(name: str) -> Any:

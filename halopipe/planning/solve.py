@@ -148,15 +148,25 @@ def load_profile(path: str | Path, plan: Plan | None = None, cluster: Path | Non
         from halopipe.planning.clusters import on_cluster
 
         profile = on_cluster(profile, cluster)
-    if plan is not None:
-        require_match(
-            "profile",
-            plan.inputs.profile_fingerprint,
-            fingerprint(profile.bare),
-            f"halopipe plan {path}, or name the profile (and --cluster) that the plan was made from",
-        )
-        return profile.corrected_by(plan.inputs.corrections)
-    return profile
+    return profile if plan is None else require_profile(profile, plan, path)
+
+
+def require_profile(profile: Profile, plan: Plan, path: str | Path) -> Profile:
+    """The profile, if the plan was made from it, under the corrections that it was made under.
+
+    Args:
+        path: its file, for errors.
+
+    Raises:
+        StaleFileError: the plan was made from another one.
+    """
+    require_match(
+        "profile",
+        plan.inputs.profile_fingerprint,
+        fingerprint(profile.bare),
+        f"halopipe plan {path}, or name the profile (and --cluster) that the plan was made from",
+    )
+    return profile.corrected_by(plan.inputs.corrections)
 
 
 def device_names(plan: Plan) -> list[str]:

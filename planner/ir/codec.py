@@ -13,6 +13,7 @@ import dataclasses
 import difflib
 import functools
 import json
+import re
 import types
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -41,6 +42,7 @@ MOST_KEYS = 200_000
 
 _INLINE_DEPTH = 3  # root is 0: sections are 1, their lists and maps 2, a record in them is one line
 _MOST_FAULTS_SHOWN = 20
+_NAME = re.compile(r'"halopipe"\s*:\s*"(\w+)"')
 _STRICT = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
 
 T = TypeVar("T")
@@ -53,6 +55,16 @@ def load(path: str | Path, cls: type[T]) -> T:
         MissingFileError, CorruptFileError, NewerFileError: the file cannot be used; the text says why.
     """
     return loads(read_text(path), cls, source=str(path))
+
+
+def load_any(path: str | Path) -> Any:
+    """What the file holds, whichever format it is of; raises as :func:`load`."""
+    text = read_text(path)
+    name = _NAME.search(text)
+    if name is None or name[1] not in FORMATS:
+        kinds = ", ".join(FORMATS)
+        raise CorruptFileError(f"{path} is not a halopipe file", [f"it does not say that it is one of: {kinds}"])
+    return loads(text, FORMATS[name[1]][0], source=str(path))
 
 
 def loads(text: str, cls: type[T], source: str = "text") -> T:
