@@ -65,7 +65,7 @@ def load(path: str | Path) -> Profile | Plan | TimelineFile:
     Raises:
         MissingFileError, CorruptFileError, NewerFileError: the file cannot be used; the text says why.
     """
-    found = codec.load_any(path)
+    found: Profile | Plan | TimelineFile = codec.load_any(path)
     if isinstance(found, Plan):
         _remember(found, Path(path))
     return found

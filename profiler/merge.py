@@ -197,8 +197,7 @@ def _tiers_text(profile: Profile) -> str:
 
 
 def _optimizer_text(profile: Profile) -> str:
-    optimizer = profile.optimizer
-    return ":".join([optimizer.name, *(f"{name}={value:g}" for name, value in sorted(optimizer.arguments.items()))])
+    return str(replace(profile.optimizer, arguments=dict(sorted(profile.optimizer.arguments.items()))))
 
 
 def _renamed(profiles: Sequence[Profile]) -> list[dict[str, str]]:

@@ -1,37 +1,67 @@
 """Optimisers and schedules as people write them.
 
-    SGD    SGD:lr=0.1,momentum=0.9    AdamW:lr=0.001    recipes.py:adamw    pkg.recipes:adamw:lr=0.001,decay=0.1
-    CosineAnnealingLR:T_max=100       LinearLR:start_factor=0.1,total_iters=5    recipes.py:warm_up:steps=500
+    SGD    SGD:lr=0.1,momentum=0.9,nesterov=true    AdamW:lr=0.001,betas=(0.9,0.95),weight_decay=0.1
+    recipes.py:adamw    pkg.recipes:adamw:lr=0.001,decay=0.1
+    CosineAnnealingLR:T_max=100    MultiStepLR:milestones=(30,60)    recipes.py:warm_up:steps=500
 
-A factory is ``pkg.mod:function`` or ``path/file.py:function``; arguments may follow.  One of optimisers takes the
-parameters of a stage, or (name, parameter) pairs if it calls them ``named_parameters``; one of schedules takes the
-optimiser.  Both are called once for each stage, so what they do must depend on nothing else.
+Arguments are numbers, ``true``, ``false``, or several numbers in parentheses.  A factory is ``pkg.mod:function`` or
+``path/file.py:function``; arguments may follow.  One of optimisers takes the parameters of a stage, or (name,
+parameter) pairs if it calls them ``named_parameters``; one of schedules takes the optimiser.  Both are called once for
+each stage, so what they do must depend on nothing else.
 """
 
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from halopipe.terminal import units
 from planner.ir.errors import FactoryError, HalopipeError, UsageError
-from planner.ir.profile import Optimizer
+from planner.ir.profile import Argument, Optimizer, spelled
 
 if TYPE_CHECKING:
     from halopipe.run_spec.options import RunOptions
     from runtime.optim.optimizer import MakeOptimizer, MakeScheduler
 
-_DEFAULTS: Mapping[str, Mapping[str, float]] = {
+_DEFAULTS: Mapping[str, Mapping[str, Argument]] = {
     "SGD": {"lr": 0.01, "momentum": 0.9},
     "Adam": {"lr": 0.001},
     "AdamW": {"lr": 0.001},
     "RMSprop": {"lr": 0.001},
     "Adagrad": {"lr": 0.01},
+    "Adadelta": {"lr": 1.0},
+    "Adafactor": {"lr": 0.01},
+    "Adamax": {"lr": 0.002},
+    "ASGD": {"lr": 0.01},
+    "Muon": {"lr": 0.001},
+    "NAdam": {"lr": 0.002},
+    "RAdam": {"lr": 0.001},
+    "Rprop": {"lr": 0.01},
 }
-_STATE_PER_PARAMETER: Mapping[str, float] = {"SGD": 0.0, "Adam": 2.0, "AdamW": 2.0, "RMSprop": 1.0, "Adagrad": 1.0}
-"""Tensors of a parameter's size that ``torch.optim`` keeps for each (torch 2.13), without momentum."""
+_STATE_PER_PARAMETER: Mapping[str, float] = {
+    "SGD": 0.0,
+    **dict.fromkeys(["ASGD", "Adagrad", "Muon", "RMSprop"], 1.0),
+    **dict.fromkeys(["Adadelta", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "Rprop"], 2.0),
+}
+"""Tensors of a parameter's size that ``torch.optim`` keeps for each (torch 2.13), without those of :data:`_ADDS`; that
+of Adafactor depends on the shapes."""
+
+_ADDS: Mapping[str, tuple[str, ...]] = {
+    "SGD": ("momentum",),
+    "RMSprop": ("momentum", "centered"),
+    "Adam": ("amsgrad",),
+    "AdamW": ("amsgrad",),
+}
+"""Arguments that add one more such tensor, unless they are 0 or false."""
+
+_UNUSABLE: Mapping[str, tuple[str, str]] = {
+    "LBFGS": ("asks for a closure that computes the loss again, which a pipeline cannot give", "SGD, AdamW"),
+    "SparseAdam": ("takes sparse gradients, and those of stages are dense", "Adam"),
+}
+"""The others of ``torch.optim``: why they cannot be used, and what can."""
 
 SCHEDULES = (
     "ConstantLR",
@@ -40,6 +70,7 @@ SCHEDULES = (
     "CyclicLR",
     "ExponentialLR",
     "LinearLR",
+    "MultiStepLR",
     "OneCycleLR",
     "PolynomialLR",
     "StepLR",
@@ -57,7 +88,7 @@ class Scheduler:
     """
 
     name: str
-    arguments: Mapping[str, float] = field(default_factory=dict)
+    arguments: Mapping[str, Argument] = field(default_factory=dict)
 
 
 def parse_optimizer(text: str) -> Optimizer:
@@ -67,17 +98,22 @@ def parse_optimizer(text: str) -> Optimizer:
 
     Raises:
         UnknownNameError: it is neither a factory nor one of those whose state is known.
-        UsageError: an argument is not ``key=number``, or the factory's optimiser cannot be used.
+        UsageError: an argument is not ``key=number``, or the optimiser cannot be used.
         ModelNotFoundError: there is no such factory.
     """
     name, rest = _split(text, _DEFAULTS)
     if ":" in name:
         arguments = _parse_arguments(rest, text) if rest is not None else {}
         return Optimizer(name, arguments, _measured_state(make_optimizer_of(Optimizer(name, arguments))))
+    if name in _UNUSABLE:
+        reason, instead = _UNUSABLE[name]
+        raise UsageError(f"{name} {reason}", [], [instead])
     units.require_known("optimiser", [name], list(_DEFAULTS))
-    arguments = _parse_arguments(rest, "SGD:lr=0.1") if rest is not None else dict(_DEFAULTS[name])
-    with_momentum = 1.0 if name in ("SGD", "RMSprop") and arguments.get("momentum", 0.0) > 0 else 0.0
-    return Optimizer(name, arguments, _STATE_PER_PARAMETER[name] + with_momentum)
+    arguments = _parse_arguments(rest, "SGD:lr=0.1,nesterov=true") if rest is not None else dict(_DEFAULTS[name])
+    if name not in _STATE_PER_PARAMETER:
+        return Optimizer(name, arguments, _measured_state(make_optimizer_of(Optimizer(name, arguments))))
+    added = sum(bool(arguments.get(key)) for key in _ADDS.get(name, ()))
+    return Optimizer(name, arguments, _STATE_PER_PARAMETER[name] + added)
 
 
 def parse_scheduler(text: str) -> Scheduler:
@@ -91,7 +127,7 @@ def parse_scheduler(text: str) -> Scheduler:
     if ":" not in name:
         units.require_known("schedule of learning rates", [name], list(SCHEDULES))
     arguments = _parse_arguments(rest, "CosineAnnealingLR:T_max=100") if rest is not None else {}
-    return Scheduler(name, {key: int(value) if value.is_integer() else value for key, value in arguments.items()})
+    return Scheduler(name, {key: _whole(value) for key, value in arguments.items()})
 
 
 def make_optimizer_of(spec: Optimizer) -> MakeOptimizer:
@@ -124,7 +160,7 @@ def makers_of(options: RunOptions, planned: Optimizer) -> tuple[MakeOptimizer, M
     return make_optimizer_of(spec), schedule
 
 
-def _calling(name: str, arguments: Mapping[str, float]) -> Callable[[Any], Any]:
+def _calling(name: str, arguments: Mapping[str, Argument]) -> Callable[[Any], Any]:
     from profiler.source.source import find_factory
 
     factory = functools.partial(find_factory(name), **arguments)
@@ -136,8 +172,7 @@ def _calling(name: str, arguments: Mapping[str, float]) -> Callable[[Any], Any]:
         except HalopipeError:
             raise
         except Exception as error:
-            shown = ", ".join(f"{key}={value:g}" for key, value in arguments.items())
-            raise FactoryError(f"{name}({shown}) raised {type(error).__name__}", [str(error)]) from error
+            raise FactoryError(f"{name}({spelled(arguments)}) raised {type(error).__name__}", [str(error)]) from error
 
     return make
 
@@ -161,7 +196,7 @@ def _measured_state(make: MakeOptimizer) -> float:
 def _split(text: str, known: Mapping[str, Any] | tuple[str, ...]) -> tuple[str, str | None]:
     """Name (or ``place:function``) and arguments, None if there are none."""
     head, colon, rest = text.partition(":")
-    if not colon or head in known:
+    if not colon or head in known or head in _UNUSABLE:
         return head, rest if colon else None
     function, colon, arguments = rest.partition(":")
     if "=" in function or not function:
@@ -169,15 +204,36 @@ def _split(text: str, known: Mapping[str, Any] | tuple[str, ...]) -> tuple[str, 
     return f"{head}:{function}", arguments if colon else None
 
 
-def _parse_arguments(text: str, example: str) -> dict[str, float]:
+_SEPARATOR = re.compile(r",(?![^(]*\))")
+"""A comma that is not in parentheses."""
+
+
+def _parse_arguments(text: str, example: str) -> dict[str, Argument]:
     arguments = {}
-    for pair in text.split(","):
+    for pair in _SEPARATOR.split(text):
         key, equals, value = (part.strip() for part in pair.partition("="))
         try:
-            number = float(value) if equals and key.isidentifier() else None
+            argument = _argument(value) if equals and key.isidentifier() else None
         except ValueError:
-            number = None
-        if number is None:
-            raise UsageError(f"argument {pair!r} is not key=number", [], [example])
-        arguments[key] = number
+            argument = None
+        if argument is None:
+            raise UsageError(
+                f"argument {pair!r} is not key=number", ["nor key=true, key=false, key=(number,number)"], [example]
+            )
+        arguments[key] = argument
     return arguments
+
+
+def _argument(text: str) -> Argument:
+    """Raises ValueError where it is none."""
+    if text.lower() in ("true", "false"):
+        return text.lower() == "true"
+    if text.startswith("(") and text.endswith(")"):
+        return tuple(float(each) for each in text[1:-1].rstrip(", ").split(","))
+    return int(text) if text.isdecimal() else float(text)
+
+
+def _whole(value: Argument) -> Any:
+    if isinstance(value, tuple):
+        return tuple(map(_whole, value))
+    return int(value) if isinstance(value, float) and value.is_integer() else value

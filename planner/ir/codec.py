@@ -219,7 +219,9 @@ def _describe(fault: Any, cls: type) -> str:
     names_a_key = fault["type"] in ("unexpected_keyword_argument", "missing")
     parts = fault["loc"][1:]
     branches = parts[:-1] if names_a_key else parts  # a union names the branch it tried, a key may be called so
-    location = [part for part in branches if part not in ("bool", "int", "float", "str", "tuple[int, ...]")]
+    location = [
+        part for part in branches if part not in ("bool", "int", "float", "str", "tuple[int, ...]", "tuple[float, ...]")
+    ]
     location += parts[len(branches) :]
     path = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in location).lstrip(".")
     if fault["type"] == "unexpected_keyword_argument":

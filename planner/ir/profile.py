@@ -118,6 +118,10 @@ class ParameterCost:
     update_s: float
 
 
+Argument = bool | int | float | tuple[float, ...]
+"""Of an optimiser: a switch, a number, or several such as ``betas``."""
+
+
 @dataclass(frozen=True, slots=True)
 class Optimizer:
     """The optimiser the updates were measured with.
@@ -129,8 +133,23 @@ class Optimizer:
     """
 
     name: str = "SGD"
-    arguments: Mapping[str, float] = field(default_factory=dict)
+    arguments: Mapping[str, Argument] = field(default_factory=dict)
     state_bytes_per_parameter_byte: float = 0.0
+
+    def __str__(self) -> str:
+        """As people write it: ``AdamW:lr=0.001,betas=(0.9,0.95)``."""
+        return ":".join([self.name, *([spelled(self.arguments)] if self.arguments else [])])
+
+
+def spelled(arguments: Mapping[str, Argument]) -> str:
+    """``lr=0.1,nesterov=true,betas=(0.9,0.95)``."""
+    return ",".join(f"{name}={_spelled(value)}" for name, value in arguments.items())
+
+
+def _spelled(value: Argument) -> str:
+    if isinstance(value, tuple):
+        return f"({','.join(map(_spelled, value))})"
+    return str(value).lower() if isinstance(value, bool) else f"{value:.12g}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from torch import nn
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from planner.ir.errors import UnknownNameError, UsageError
-from planner.ir.profile import Optimizer
+from planner.ir.profile import Optimizer, spelled
 from runtime.optim.sharding import ParameterSlice, ShardedParameters, give_slices, require_elementwise
 from runtime.spatial.parameters import Part, Parts
 
@@ -123,8 +123,9 @@ def maker_of(spec: Optimizer) -> MakeOptimizer:
         try:
             return construct(parameters, **spec.arguments)
         except (TypeError, ValueError) as error:
-            arguments = ", ".join(f"{name}={value:g}" for name, value in spec.arguments.items())
-            raise UsageError(f"torch.optim.{spec.name}({arguments}) cannot be made", [str(error)]) from error
+            raise UsageError(
+                f"torch.optim.{spec.name}({spelled(spec.arguments)}) cannot be made", [str(error)]
+            ) from error
 
     return make
 

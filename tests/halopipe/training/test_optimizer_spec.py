@@ -9,6 +9,8 @@ from torch import nn
 from torch.optim import lr_scheduler
 
 from halopipe.training.optimizer_spec import (
+    _DEFAULTS,
+    _UNUSABLE,
     SCHEDULES,
     Scheduler,
     make_optimizer_of,
@@ -52,6 +54,8 @@ def named() -> dict[str, nn.Parameter]:
         ("SGD:lr=0.1", Optimizer("SGD", {"lr": 0.1}, 0.0)),
         ("SGD:lr=0.1, momentum=0.5", Optimizer("SGD", {"lr": 0.1, "momentum": 0.5}, 1.0)),
         ("AdamW", Optimizer("AdamW", {"lr": 0.001}, 2.0)),
+        ("SGD:lr=1,momentum=0.9,nesterov=true", Optimizer("SGD", {"lr": 1, "momentum": 0.9, "nesterov": True}, 1.0)),
+        ("AdamW:betas=(0.9, 0.95),amsgrad=False", Optimizer("AdamW", {"betas": (0.9, 0.95), "amsgrad": False}, 2.0)),
         ("RMSprop:lr=1e-3,momentum=0.9", Optimizer("RMSprop", {"lr": 0.001, "momentum": 0.9}, 2.0)),
         (f"{HERE}:adamw", Optimizer(f"{HERE}:adamw", {}, 2.0)),
         (f"{HERE}:adamw:lr=0.25", Optimizer(f"{HERE}:adamw", {"lr": 0.25}, 2.0)),
@@ -62,15 +66,37 @@ def test_an_optimiser_is_read_with_the_state_it_keeps(text: str, optimizer: Opti
     assert parse_optimizer(text) == optimizer
 
 
-@pytest.mark.parametrize("text", ["SGD", "SGD:lr=0.1", "SGD:lr=0.1,momentum=0.5", "Adam", "RMSprop", "Adagrad"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        *_DEFAULTS,
+        "SGD:lr=0.1",
+        "SGD:lr=0.1,momentum=0.5,nesterov=true",
+        "RMSprop:momentum=0.9,centered=true",
+        "Adam:amsgrad=true",
+        "AdamW:amsgrad=true,betas=(0.9,0.95)",
+        "Muon:ns_steps=3,nesterov=false",
+    ],
+)
 def test_the_state_is_what_torch_keeps(text: str) -> None:
     spelled = parse_optimizer(text)
-    parameter = torch.nn.Parameter(torch.zeros(1000))
-    parameter.grad = torch.ones_like(parameter)
-    optimizer = getattr(torch.optim, spelled.name)([parameter], **spelled.arguments)
+    assert parse_optimizer(str(spelled)) == spelled
+    weight, bias = torch.nn.Parameter(torch.zeros(30, 32)), torch.nn.Parameter(torch.zeros(40))
+    parameters = [weight] if spelled.name == "Muon" else [weight, bias]
+    for parameter in parameters:
+        parameter.grad = torch.ones_like(parameter)
+    optimizer = make_optimizer_of(spelled)(parameters)
     optimizer.step()
-    state = [value for value in optimizer.state[parameter].values() if torch.is_tensor(value) and value.numel() > 1]
-    assert sum(value.numel() for value in state) == 1000 * spelled.state_bytes_per_parameter_byte
+    values = [value for state in optimizer.state.values() for value in state.values()]
+    kept = sum(value.numel() for value in values if torch.is_tensor(value) and value.numel() > 1)
+    assert kept == pytest.approx(sum(map(torch.numel, parameters)) * spelled.state_bytes_per_parameter_byte)
+
+
+def test_every_optimiser_of_torch_is_known_or_said_why_not() -> None:
+    found = {name for name, value in vars(torch.optim).items() if isinstance(value, type)} - {"Optimizer"}
+    assert found == {*_DEFAULTS, *_UNUSABLE}
+    with pytest.raises(UsageError, match="LBFGS asks for a closure"):
+        parse_optimizer("LBFGS:lr=1")
 
 
 def test_an_unknown_optimiser_is_answered_with_the_nearest() -> None:
@@ -80,7 +106,10 @@ def test_an_unknown_optimiser_is_answered_with_the_nearest() -> None:
         assert caught.value.remedies == ("Adam (did you mean that?)",)
 
 
-@pytest.mark.parametrize("text", ["SGD:", "SGD:lr", "SGD:lr=fast", "SGD:=1", f"{HERE}:adamw:", f"{HERE}:adamw:lr"])
+@pytest.mark.parametrize(
+    "text",
+    ["SGD:", "SGD:lr", "SGD:lr=fast", "SGD:=1", "SGD:betas=(1,", "SGD:betas=()", f"{HERE}:adamw:", f"{HERE}:adamw:lr"],
+)
 def test_an_argument_that_is_no_number_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match="is not key=number"):
         parse_optimizer(text)
@@ -110,6 +139,7 @@ def test_a_factory_that_is_not_there_or_fails_is_named() -> None:
         ("CosineAnnealingLR:T_max=100", Scheduler("CosineAnnealingLR", {"T_max": 100})),
         ("LinearLR:start_factor=0.1,total_iters=5", Scheduler("LinearLR", {"start_factor": 0.1, "total_iters": 5})),
         ("ExponentialLR:gamma=0.5", Scheduler("ExponentialLR", {"gamma": 0.5})),
+        ("MultiStepLR:milestones=(3,6),gamma=0.1", Scheduler("MultiStepLR", {"milestones": (3, 6), "gamma": 0.1})),
         ("recipes.py:warm_up", Scheduler("recipes.py:warm_up")),
         (f"{HERE}:halving:every=2", Scheduler(f"{HERE}:halving", {"every": 2})),
     ],
