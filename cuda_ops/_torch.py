@@ -21,6 +21,8 @@ leading underscore, and those of ``torch.distributed.distributed_c10d``.
   ``torch.library`` cannot take its registration back.
 - ``BatchNormBase``, ``DropoutBase``: what all batch norms and all dropouts are instances of; their list is not public.
 - ``attention_with_weights``: scaled dot-product attention that returns its weights; the public one does not.
+- ``optimizer_like``, ``has_step_hooks``, ``note_step``: another optimiser of a class with its attributes, whatever its
+  constructor takes; hooks that would be called more than once; and that schedules know of updates made elsewhere.
 - ``check``: a condition that export takes as known of a size; ``torch._check`` is documented, and private by its name.
 """
 
@@ -71,7 +73,10 @@ __all__ = [
     "disable_dynamo",
     "forget_iterator",
     "functional_collectives",
+    "has_step_hooks",
     "library_path",
+    "note_step",
+    "optimizer_like",
     "overload_name",
     "pipeline_schedule",
     "run_backward",
@@ -194,6 +199,31 @@ def storage_place(file: str, offset: int, length: int) -> Any:
     from torch.distributed.checkpoint.filesystem import _StorageInfo
 
     return _StorageInfo(file, offset, length)
+
+
+def optimizer_like(
+    optimizer: torch.optim.Optimizer, groups: list[dict[str, Any]], state: MutableMapping[Tensor, Any]
+) -> torch.optim.Optimizer:
+    """An optimiser of the same class and attributes with other groups and state, made as copying would.
+
+    What was hooked onto ``optimizer``, such as a schedule's wrapper of ``step``, is left out.
+    """
+    twin = type(optimizer).__new__(type(optimizer))
+    left_out = ("step", "zero_grad", "param_groups", "state", "defaults")
+    own = {key: value for key, value in vars(optimizer).items() if key not in left_out}
+    vars(twin).update((key, value) for key, value in own.items() if not key.startswith("_optimizer_"))
+    twin.__setstate__({"defaults": dict(optimizer.defaults), "state": state, "param_groups": groups})
+    return twin
+
+
+def has_step_hooks(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether something was registered to be called around its steps."""
+    return bool(optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks)
+
+
+def note_step(optimizer: torch.optim.Optimizer) -> None:
+    """Tells schedules made on ``optimizer`` that it was stepped, else they warn that they are called too early."""
+    optimizer._opt_called = True  # type: ignore[attr-defined]
 
 
 def forget_iterator(loader: Any) -> None:

@@ -31,7 +31,7 @@ from runtime.pipeline.messages import Piece
 from runtime.pipeline.microbatches import Batch, InputSpecs, WholeBatch
 from runtime.pipeline.sample_weights import Weighing
 from runtime.pipeline.specialize import Binder, Binding
-from runtime.spatial.collectives import gathered, gathered_gradients
+from runtime.spatial.collectives import gathered, gathered_gradients, united
 from runtime.spatial.compiling.compiled import Compiler
 from runtime.stage.builder import Builder, MakeOptimizer, check_layers, ties_in
 from runtime.stage.captured import CapturedModel
@@ -267,6 +267,18 @@ class Engine:
             name: gathered(tensor.detach(), self._parts.get(name), self._transport, self._around.deadline_s)
             for name, tensor in self._state.items()
         }
+
+    def whole_state_dict(self) -> dict[str, Tensor]:
+        """Those of all stages, on every rank, as copies on the processor; all ranks call this together."""
+        return united(self.state_dict(), self._transport, self._around.deadline_s)
+
+    @torch.no_grad()
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Takes this rank's part of ``state``, which has all parameters and buffers of the model."""
+        for name, tensor in self._state.items():
+            part = self._parts.get(name)
+            place = () if part is None else tuple(slice(each.start, each.stop) for each in part.box)
+            tensor.copy_(state[name][place])
 
     def state(self) -> RankState:
         """All that this rank has to save for training to go on, also under another plan; no copies.

@@ -18,6 +18,7 @@ from typing import Any, Unpack, cast
 
 import torch
 from torch import Tensor, nn
+from torch.optim.lr_scheduler import LRScheduler
 
 from cuda_ops.sparse.recipe import PreparedNetwork
 from halopipe.launch.job_environment import JobRank, job_rank
@@ -26,13 +27,16 @@ from halopipe.run_spec.options import FIELDS, ScriptOptions
 from halopipe.training.check_options import out_of_limits
 from halopipe.training.optimizer_spec import make_optimizer_of, make_scheduler_of, parse_optimizer, parse_scheduler
 from halopipe.training.rank import Terms, open_rank
+from halopipe.training.rank_device import DEVICES
 from halopipe.training.session import Execution, Kept, Tensors, WatchedSteps
+from halopipe.training.single_device import parameters_of
 from planner.ir.errors import UsageError
 from planner.ir.plan import Plan
+from planner.passes.versions import updates_within
 from profiler import LoadedModel, load_model
 from profiler.source.model import Loss, own_loss
 from profiler.source.parts import model_of
-from runtime.optim.optimizer import MakeOptimizer
+from runtime.optim.optimizer import Followed, MakeOptimizer
 
 
 def execute(
@@ -49,12 +53,16 @@ def execute(
     Args:
         model: the module that the plan was made for; None: made by the plan's own factory.
         loss_fn: ``loss_fn(output, targets)``, a mean over samples; None: the factory's, or the profiler's default.
-        optimizer: an optimiser of the model's parameters, whose class and settings are used for each stage's own; or a
-            function that makes one of parameters; or text such as ``AdamW:lr=0.001``; None: the plan's.
+        optimizer: an optimiser object of the model's parameters, which each stage's own follows
+            (:class:`runtime.optim.optimizer.Followed`): its groups, its state, and whatever a schedule or the script
+            does to its learning rates; or a function that makes one of parameters; or text such as
+            ``AdamW:lr=0.001``; None: the plan's.
         example: (inputs, targets) to capture the model with, of a sparse network (SparseTensor, targets); None: the
             factory's.
-        options: see :class:`halopipe.run_spec.options.ScriptOptions`; of ``device``: what this rank trains is moved to
-            its GPU in place, ``model`` is otherwise left on the processor.  ``check_first_step`` compares with one
+        options: see :class:`halopipe.run_spec.options.ScriptOptions`.  ``scheduler`` may be an object that was made on
+            the optimiser object; it is stepped after each update.  ``device``: empty, the plan's; ``cpu``; or a device
+            of this process such as ``cuda:0``: what this rank trains is moved there in place, ``model`` is otherwise
+            left on the processor.  ``check_first_step`` compares with one
             device, which rank 0 runs on a copy of ``model``, where that fits into memory; :class:`NumericsError` on all
             ranks where they differ.
 
@@ -75,10 +83,14 @@ def execute(
             raise fault
     scheduler, compiler = chosen["scheduler"] or None, chosen["compiler"] or None
     check_first_step = chosen["check_first_step"]
+    schedule = make_scheduler_of(parse_scheduler(scheduler)) if isinstance(scheduler, str) else scheduler
+    if isinstance(optimizer, torch.optim.Optimizer) and schedule is not None and not isinstance(schedule, LRScheduler):
+        schedule = schedule(optimizer)  # once: the stages follow it
+    made = _maker(plan, optimizer, schedule)
     terms = Terms(
         plan,
-        _maker(optimizer) if optimizer is not None else make_optimizer_of(plan.inputs.optimizer),
-        make_scheduler_of(parse_scheduler(scheduler)) if isinstance(scheduler, str) else scheduler,
+        made,
+        schedule,
         chosen["seed"],
         chosen["clip_norm"],
         chosen["accumulate"],
@@ -93,12 +105,16 @@ def execute(
     )
     store, board = job_stores(job.rank, job.num_ranks)
     with contextlib.ExitStack() as stack:
-        own = stack.enter_context(open_rank(terms, rank, store, board, device=chosen["device"], is_metered=False))
+        device = _device(chosen["device"])
+        own = stack.enter_context(open_rank(terms, rank, store, board, device=device, is_metered=False))
         prepared = own.prepare(lambda: _loaded(plan, model, loss_fn, example))
+        followed = made if isinstance(made, Followed) else None
+        if followed is not None:
+            followed.recognise(parameters_of(prepared.model, prepared.captured))
         kept = Kept.of(terms, prepared, check=check_first_step) if rank == 0 else None  # before parameters are moved
         opened = own.open(prepared)
         watched = WatchedSteps(terms, own.place, opened, kept) if check_first_step else None
-        return Execution(opened, _users(prepared.model.module), stack.pop_all().close, terms.seed, watched)
+        return Execution(opened, _users(prepared.model.module), stack.pop_all().close, terms.seed, watched, followed)
 
 
 def _job(plan: Plan) -> JobRank:
@@ -143,32 +159,59 @@ def _users(module: nn.Module) -> nn.Module:
     return module.network if isinstance(module, PreparedNetwork) else module
 
 
-def _maker(optimizer: str | torch.optim.Optimizer | MakeOptimizer) -> MakeOptimizer:
-    """A function that makes an optimiser like the one given.
+def _maker(plan: Plan, optimizer: str | torch.optim.Optimizer | MakeOptimizer | None, scheduler: Any) -> MakeOptimizer:
+    """What makes the stages' optimisers.
 
     Raises:
-        UsageError: it treats its parameters in different ways, or has taken steps already.
+        UsageError: the optimiser cannot be divided, or the schedule belongs to another one.
     """
-    if isinstance(optimizer, str):
-        return make_optimizer_of(parse_optimizer(optimizer))
-    if not isinstance(optimizer, torch.optim.Optimizer):
-        return optimizer
-    settings = [_settings(group) for group in optimizer.param_groups]
-    if any(other != settings[0] for other in settings[1:]) or optimizer.state:
+    if isinstance(optimizer, torch.optim.Optimizer):
+        is_object = isinstance(scheduler, LRScheduler)
+        if is_object and updates_within(plan.decision.rows()):
+            raise UsageError(
+                f"schedule {plan.decision.schedule} updates the weights within a step, "
+                f"the {type(scheduler).__name__} of an optimiser object is stepped once a step",
+                [],
+                ["an optimiser by text or function", "halopipe plan --schedule 1f1b"],
+            )
+        return Followed(optimizer, scheduler if is_object else None)
+    if isinstance(scheduler, LRScheduler):
         raise UsageError(
-            f"this {type(optimizer).__name__} cannot be divided over stages",
-            [f"it has {len(settings)} groups of parameters, and state of {len(optimizer.state)} parameters"],
-            ["give a function instead: lambda parameters: torch.optim.SGD(parameters, lr=0.1)"],
+            f"the {type(scheduler).__name__} belongs to an optimiser object, and another optimiser is used",
+            [f"it was made on a {type(scheduler.optimizer).__name__}"],
+            ["give that optimiser as well", "give a function that makes the schedule of an optimiser"],
         )
-    cls: Any = type(optimizer)
-    accepted = {key: value for key, value in settings[0].items() if key in optimizer.defaults}
-    return lambda parameters: cls(parameters, **accepted)
+    if optimizer is None:
+        return make_optimizer_of(plan.inputs.optimizer)
+    return make_optimizer_of(parse_optimizer(optimizer)) if isinstance(optimizer, str) else optimizer
+
+
+def _device(asked: str | torch.device) -> str | torch.device:
+    """As :func:`halopipe.training.rank.open_rank` takes it.
+
+    Raises:
+        UsageError: it is no device, or one that torch has not here.
+    """
+    if isinstance(asked, str) and asked in DEVICES:
+        return asked
+    try:
+        device = torch.device(asked)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        raise UsageError(
+            f"device {str(asked)!r} cannot be used",
+            str(error).splitlines()[:1],
+            ["leave it out: the devices that the plan names", "cpu"],
+        ) from error
+    return "cpu" if device.type == "cpu" else device
 
 
 def _text(asked: object) -> str:
     """What was asked for, such that two ranks that were told the same have the same text."""
     if isinstance(asked, torch.optim.Optimizer):
         return f"{type(asked).__name__} {[_settings(group) for group in asked.param_groups]}"
+    if isinstance(asked, LRScheduler):
+        return f"{type(asked).__name__}, then {asked.get_last_lr()}"
     if asked is None or isinstance(asked, str):
         return str(asked)
     return f"{getattr(asked, '__module__', '')}.{getattr(asked, '__qualname__', type(asked).__qualname__)}"

@@ -107,17 +107,17 @@ class RunOptions:
 class ScriptOptions(TypedDict, total=False):
     """Those of :class:`RunOptions` that ``hp.execute`` takes, of the same defaults and limits.
 
-    A scheduler may be a function that makes a schedule of an optimiser, a compiler whatever torch.compile takes; both
-    may be None.
+    A scheduler may be a function that makes a schedule of an optimiser, or the schedule of an optimiser object; a
+    compiler whatever torch.compile takes; both may be None.  A device may be one of torch's.
     """
 
-    scheduler: str | Callable[..., Any] | None
+    scheduler: Any
     clip_norm: float
     accumulate: int
     seed: int
     deadline_s: float
     compiler: str | Callable[..., Any] | None
-    device: str
+    device: Any
     check_first_step: bool
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +18,7 @@ from halopipe.data.feeds import Agreement, agreement_of
 from halopipe.data.sources import Item, Pair, bound, tensors_of
 from halopipe.run_spec.result import Score
 from halopipe.training.checkpointing import open_saved, save_now
-from halopipe.training.evaluate import evaluate
+from halopipe.training.evaluate import evaluate, loss_rank
 from halopipe.training.first_step import FirstStep, parting
 from halopipe.training.rank import Opened, Place, Prepared, Terms
 from halopipe.training.single_device import Reference, reference_of, why_not_compared
@@ -26,9 +27,11 @@ from planner.ir.errors import UnsupportedModelError, UsageError
 from profiler.capture.graph import capture
 from profiler.source.clouds import samples_first
 from profiler.source.model import LoadedModel
+from runtime.checkpoint.training_state import LOSS
 from runtime.engine import StepResult
 from runtime.monitor.failure import write_error
 from runtime.numerics.compare import Difference, NumericsReport, report
+from runtime.optim.optimizer import Followed, MakeOptimizer
 from runtime.pipeline.messages import CPU
 
 _log = logging.getLogger(__name__)
@@ -44,10 +47,15 @@ were given in; or all has samples first, padded: coordinates, features and count
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """The model as it was before the first step; or why it could not be kept."""
+    """The model as it was before the first step; or why it could not be kept.
+
+    Attributes:
+        optimizer: makes its optimiser.
+    """
 
     model: LoadedModel | None = None
     reason: str = ""
+    optimizer: MakeOptimizer | None = None
 
     @classmethod
     def of(cls, terms: Terms, prepared: Prepared, *, check: bool) -> Kept:
@@ -58,7 +66,8 @@ class Kept:
         if reason:
             return cls(reason=reason)
         try:
-            return cls(copy.deepcopy(prepared.model))
+            made = terms.optimizer
+            return cls(copy.deepcopy(prepared.model), "", made.as_it_is() if isinstance(made, Followed) else made)
         except Exception as error:  # noqa: BLE001 - the user's module may refuse in any way
             return cls(reason=f"the model cannot be copied: {type(error).__name__}: {error}")
 
@@ -106,7 +115,8 @@ class WatchedSteps:
         if kept.model is None:
             return Reference(skipped=kept.reason)
         try:
-            return reference_of(self._terms, copy.deepcopy(kept.model), self._items, self._device)
+            terms = replace(self._terms, optimizer=kept.optimizer or self._terms.optimizer)
+            return reference_of(terms, copy.deepcopy(kept.model), self._items, self._device)
         except UnsupportedModelError as error:
             return Reference(error=write_error(error))
         except Exception as error:  # noqa: BLE001 - whatever the user's module raises, and memory that runs out
@@ -126,7 +136,8 @@ class Execution:
 
     Attributes:
         rank, num_ranks: in the job.
-        model: the user's module; parameters of this rank's stages are trained, the others stay as they were.
+        model: the user's module; parameters of this rank's stages are trained, the others stay as they were until
+            :attr:`module` is asked for.
         numerics: how far this rank's part of the first update was from one device's; None before it, and where that was
             not asked for.
     """
@@ -140,9 +151,10 @@ class Execution:
         leave: Callable[[], None],
         seed: int,
         watched: WatchedSteps | None = None,
+        followed: Followed | None = None,
     ) -> None:
         self._engine, self._consumer, self._leave, self._seed = opened.engine, opened.consumer, leave, seed
-        self._watched, self.numerics = watched, None
+        self._watched, self._followed, self.numerics = watched, followed, None
         transport = opened.consumer.transport
         self.model, self.rank, self.num_ranks = model, transport.rank, transport.world_size
         self._trained = agreement_of(opened.consumer, 0, is_script=True)
@@ -159,7 +171,7 @@ class Execution:
         """Training steps done, those before a checkpoint that was loaded included."""
         return self._engine.num_steps
 
-    def step(self, batch: Batch) -> float | None:
+    def step(self, batch: Batch) -> float:
         """One training step, on a batch that every rank is given whole, the same one.
 
         Args:
@@ -167,12 +179,12 @@ class Execution:
                 pairs, one a micro-batch, each of its own size and shape.
 
         Returns:
-            The loss of the batch; None on ranks that do not compute it.
+            The loss of the batch, on every rank.
 
         Raises:
             DifferentDataError: ranks were given different batches: seen before the first 8 steps, later within 64.
         """
-        return self.train(batch).loss
+        return cast("float", self.train(batch).loss)  # told to all ranks
 
     def train(self, batch: Batch) -> StepResult:
         """As :meth:`step`, with everything that is known of the step: times, learning rates, norm of the gradients."""
@@ -183,7 +195,9 @@ class Execution:
             self.numerics = self._watched.after(item, result)
             if self._watched.is_over:
                 self._watched = None
-        return result
+        if self._followed is not None and self._engine.is_updated:
+            self._followed.updated()
+        return replace(result, loss=self._told(result.loss))
 
     def evaluate(self, *batches: Batch) -> Score:
         """The mean loss over ``batches``, and the accuracy of a model that classifies, in evaluation mode.
@@ -225,12 +239,7 @@ class Execution:
             StaleFileError: it is another model's.
             UsageError: gradients wait for the update, or random numbers were drawn from another seed.
         """
-        if not self._engine.is_updated:
-            raise UsageError(
-                "nothing can be loaded between updates",
-                [f"after step {self.num_steps} gradients wait for the update"],
-                ["load after an update, or before the first step"],
-            )
+        self._require_updated()
         saved = open_saved(folder, self._consumer.graph, step)
         if saved.seed(self._seed) != self._seed:
             raise UsageError(
@@ -242,13 +251,60 @@ class Execution:
         self._watched = None  # what was kept of the first step is not what goes on
         return self._engine.num_steps
 
-    def state_dict(self) -> dict[str, Tensor]:
-        """Parameters and buffers of this rank's stages, by the module's own names."""
-        return self._engine.state_dict()
+    def state_dict(self) -> dict[str, Any]:
+        """That of the whole module, trained as it is by now: copies, on every rank; all ranks call this together.
+
+        A loss that is trained with the network adds its parameters as ``loss_fn.*``.
+        """
+        found = self._engine.whole_state_dict()
+        own = {name: found.pop(name, value) for name, value in self.model.state_dict().items()}
+        return {**own, **found}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from these parameters and buffers; optimiser and steps stay.  All ranks are given the same.
+
+        Raises:
+            UsageError: they are not the module's, or gradients wait for the update.
+        """
+        self._require_updated()
+        of_loss = {name: value for name, value in state.items() if name.startswith(LOSS)}
+        try:
+            self.model.load_state_dict({name: value for name, value in state.items() if name not in of_loss})
+        except RuntimeError as error:  # names and shapes
+            raise UsageError("this is not the state of the model", str(error).splitlines()[1:]) from error
+        missing = [name for name in self._engine.state_dict() if name.startswith(LOSS) and name not in of_loss]
+        if missing:
+            raise UsageError("this is not the state of the model and its loss", [f"missing: {', '.join(missing)}"])
+        self._engine.load_state_dict(state)
+        self._watched = None  # what was kept of the first step is not what goes on
+
+    @property
+    def module(self) -> nn.Module:
+        """The user's module with all that is trained by now, on every rank; all ranks ask for it together."""
+        self.model.load_state_dict(
+            {name: value for name, value in self.state_dict().items() if not name.startswith(LOSS)}
+        )
+        return self.model
 
     def close(self) -> None:
         """Leaves the job."""
         self._leave()
+
+    def _require_updated(self) -> None:
+        if not self._engine.is_updated:
+            raise UsageError(
+                "nothing can be loaded between updates",
+                [f"after step {self.num_steps} gradients wait for the update"],
+                ["load after an update, or before the first step"],
+            )
+
+    def _told(self, loss: float | None) -> float:
+        """The loss, which some ranks know, on all of them."""
+        consumer = self._consumer
+        is_mine = loss is not None and self.rank == loss_rank(consumer)
+        told = torch.tensor([loss if is_mine else 0.0], dtype=torch.float64)
+        consumer.transport.all_reduce(told, consumer.ranks, consumer.deadline_s)
+        return told.item()
 
     def _bound(self, batch: Batch, agreement: Agreement) -> runtime.pipeline.microbatches.Batch:
         """The batch, which all ranks were given, as the engine takes it."""

@@ -409,6 +409,12 @@ def _named(model: LoadedModel, kind: str) -> dict[str, Tensor]:
     return {prefix + name: tensor for prefix, module in owners.items() for name, tensor in listed(module)}
 
 
+def parameters_of(model: LoadedModel, captured: Captured) -> dict[str, torch.nn.Parameter]:
+    """By all their names: the module's own, those of the loss, and the graph's."""
+    named = {**_named(model, "parameters"), **dict(captured.graph_module.named_parameters(remove_duplicate=False))}
+    return cast("dict[str, torch.nn.Parameter]", named)
+
+
 def _once(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     first: dict[int, str] = {}
     for name, tensor in tensors.items():

@@ -19,7 +19,7 @@ from runtime.stage.captured import CapturedModel, attribute
 from runtime.stage.cut import attributes_behind, stages_using, written
 from runtime.stage.local_stage import Resident
 
-_LOSS = "loss_fn."
+LOSS = "loss_fn."
 """Begins the names of what belongs to the loss."""
 
 STEP = "run/step"
@@ -48,7 +48,7 @@ def _of_loss(residents: Mapping[int, Resident], model: CapturedModel) -> dict[st
         name
         for resident in residents.values()
         for name in (*resident.parameters, *(changing & resident.buffers.keys()))
-        if name.startswith(_LOSS)
+        if name.startswith(LOSS)
     ]
     return {name: attribute(model.graph_module, name) for name in sorted(names)}
 

@@ -71,6 +71,7 @@ def state_of(stage: StageOptimizer, speaks_for: Collection[str]) -> RankState:
     Raises:
         UsageError: the optimiser keeps something that is neither tensor nor number.
     """
+    stage.follow()
     tensors: dict[str, torch.Tensor] = {}
     slices: dict[str, Slice] = {}
     boxes: dict[str, BoxOf] = {}
@@ -129,6 +130,7 @@ def load_state(stage: StageOptimizer, source: StateSource) -> None:
                 value, torch.Tensor
             ):  # it was moved to the right device, but also cast to the parameter's dtype
                 optimizer.state[tensor][entry] = optimizer.state[tensor][entry].to(value.dtype)
+    stage.loaded()
     if stage.scheduler is not None and any(stage.group_names):
         fresh = stage.scheduler.state_dict()  # says what there is to read
         saved = partial(_read, source, "scheduler", [names[0] if names else "" for names in stage.group_names])

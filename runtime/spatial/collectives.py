@@ -5,7 +5,9 @@ Whole tensors from the parts that the ranks of a stage have, for whoever asks fo
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+import math
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -20,6 +22,7 @@ from runtime.stage.local_stage import Resident
 from runtime.transport import Transport
 from runtime.transport.small_allgather import Rows, Table, Tell
 
+_BYTES = torch.uint8
 _HALVES = (torch.float16, torch.bfloat16)
 
 
@@ -65,6 +68,50 @@ class _Summed(torch.autograd.Function):
         if step.later is not None:
             step.later.run()
         return table.wait().sum(0).view(gradient.shape).to(gradient.dtype), None
+
+
+@torch.no_grad()
+def united(own: Mapping[str, Tensor], transport: Transport, deadline_s: float) -> dict[str, Tensor]:
+    """The tensors that any rank has, by name, on all of them and on the processor; all ranks call this together.
+
+    Of what several ranks have, that of the first counts.  Values stay as they are to the bit.
+    """
+    everyone = tuple(range(transport.world_size))
+
+    def gather(mine: Tensor) -> list[Tensor]:
+        sizes = torch.zeros(len(everyone), dtype=torch.int64)
+        sizes[transport.rank] = mine.numel()
+        transport.all_gather(sizes, [1] * len(everyone), everyone, deadline_s)
+        flat = torch.zeros(int(sizes.sum()), dtype=_BYTES)
+        pieces = torch.split(flat, sizes.tolist())
+        pieces[transport.rank].copy_(mine)
+        if flat.numel():
+            transport.all_gather(flat, sizes.tolist(), everyone, deadline_s)
+        return list(pieces)
+
+    listed = [[name, str(each.dtype).removeprefix("torch."), list(each.shape)] for name, each in own.items()]
+    lists = [json.loads(bytes(each.tolist())) for each in gather(_bytes_of(json.dumps(listed).encode()))]
+    owner: dict[str, int] = {}
+    for rank, names in enumerate(lists):
+        for name, *_ in names:
+            owner.setdefault(name, rank)
+    mine = [_bytes_of(each) for name, each in own.items() if owner[name] == transport.rank]
+    found = {}
+    for rank, data in enumerate(gather(torch.cat([*mine, torch.zeros(0, dtype=_BYTES)]))):
+        first = 0
+        for name, dtype, shape in lists[rank]:
+            if owner[name] == rank:
+                kind: torch.dtype = getattr(torch, dtype)
+                size = math.prod(shape) * kind.itemsize
+                found[name] = data[first : first + size].clone().view(kind).view(shape)
+                first += size
+    return found
+
+
+def _bytes_of(data: Tensor | bytes) -> Tensor:
+    if isinstance(data, bytes):
+        return torch.tensor(list(data), dtype=_BYTES)
+    return data.detach().cpu().contiguous().reshape(-1).view(_BYTES)
 
 
 @torch.no_grad()

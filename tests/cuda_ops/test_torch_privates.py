@@ -6,6 +6,7 @@ Checked with torch 2.13.0.  With a newer one this file says first what has chang
 from __future__ import annotations
 
 import ctypes
+from collections import defaultdict
 from collections.abc import Callable
 
 import pytest
@@ -201,6 +202,23 @@ def test_a_loader_with_workers_that_last_starts_anew() -> None:
     loader._iterator = object()
     _torch.forget_iterator(loader)
     assert loader._iterator is None
+
+
+def test_an_optimiser_is_made_like_another_and_schedules_know_of_its_steps() -> None:
+    weights = [nn.Parameter(torch.ones(2)) for _ in range(2)]
+    given = torch.optim.AdamW(weights, lr=0.5, betas=(0.1, 0.2))
+    schedule = torch.optim.lr_scheduler.StepLR(given, 1)
+    _torch.note_step(given)
+    schedule.step()  # else it warns
+    twin = _torch.optimizer_like(given, [{**given.param_groups[0], "params": weights[1:]}], defaultdict(dict))
+    weights[1].grad = torch.ones(2)
+    twin.step()
+    assert isinstance(twin, torch.optim.AdamW)
+    assert twin.defaults == given.defaults
+    assert (len(twin.state), len(given.state)) == (1, 0)
+    assert not _torch.has_step_hooks(given)
+    given.register_step_post_hook(lambda *_: None)
+    assert _torch.has_step_hooks(given)
 
 
 def test_an_interpreter_says_which_node_it_is_at() -> None:

@@ -17,9 +17,11 @@ from tests.halopipe.plans import plan_of
 NUM_SAMPLES, NUM_CLASSES, WIDTH = 19, 3, 5
 
 
-def classifier(*, input_shape: tuple[int, ...] = (4, WIDTH)) -> tuple[nn.Module, tuple[Tensor, Tensor], object]:
+def classifier(
+    *, input_shape: tuple[int, ...] = (4, WIDTH), dropout: float = 0.2
+) -> tuple[nn.Module, tuple[Tensor, Tensor], object]:
     """Two layers, dropout between."""
-    module = nn.Sequential(nn.Linear(WIDTH, 7), nn.Tanh(), nn.Dropout(0.2), nn.Linear(7, NUM_CLASSES))
+    module = nn.Sequential(nn.Linear(WIDTH, 7), nn.Tanh(), nn.Dropout(dropout), nn.Linear(7, NUM_CLASSES))
     _fill(module)
     generator = torch.Generator().manual_seed(1)
     inputs = torch.randn(input_shape, generator=generator)

@@ -134,9 +134,9 @@ def ended_ranks(folder: Path) -> tuple[list[tuple[str, str]], list[int]]:
 def test_a_script_of_ones_own_trains_as_one_device_does(plan: Plan, tmp_path: Path) -> None:
     first, second = run_ranks(tmp_path)
     compared = [4, "the user's module on the whole batch"]
-    assert first == [0, [None] * NUM_STEPS, ["0.bias", "0.weight"], 7, NUM_STEPS, True, compared]
-    assert second[3:] == first[3:]
-    assert second[2] == ["2.bias", "2.weight"]
+    names = ["0.bias", "0.weight", "2.bias", "2.weight"]
+    assert first == [0, second[1], names, 7, NUM_STEPS, True, compared]
+    assert second[2:] == first[2:]
     assert second[1] == pytest.approx(serial_losses(plan), rel=1e-10)
 
 
@@ -169,7 +169,7 @@ def test_a_script_of_a_sparse_network_steps_on_sparse_tensors(tmp_path: Path, mo
     optimizer = torch.optim.SGD(model.module.parameters(), lr=0.1)
     losses = [serial_step(model.loss, optimizer, *model.fed, made.decision.micro_batches) for _ in range(NUM_STEPS)]
     assert second[1] == pytest.approx(losses, rel=1e-10)
-    assert sorted([*first[2], *second[2]]) == sorted(model.module.state_dict())
+    assert first[2] == second[2] == sorted(model.module.state_dict())
     assert first[3:] == second[3:]
     assert first[3] == 4
     assert first[5]
@@ -211,21 +211,27 @@ def test_another_model_than_the_planned_one_is_refused(plan: Plan, monkeypatch: 
         execute.execute(replace(plan, inputs=replace(plan.inputs, model=wider)))
 
 
-def test_an_optimiser_is_made_again_for_each_stage() -> None:
-    weights = [torch.nn.Parameter(torch.ones(3)) for _ in range(2)]
-    given = torch.optim.Adam([weights[0]], lr=0.5, betas=(0.1, 0.2))
-    made = execute._maker(given)([weights[1]])
-    assert isinstance(made, torch.optim.Adam)
-    assert made.param_groups[0]["params"] == [weights[1]]
-    assert (made.param_groups[0]["lr"], made.param_groups[0]["betas"]) == (0.5, (0.1, 0.2))
-    named = execute._maker("Adam:lr=0.25")([weights[1]])
+def test_an_optimiser_is_made_of_text_function_or_object(plan: Plan) -> None:
+    weight = torch.nn.Parameter(torch.ones(3))
+    named = execute._maker(plan, "Adam:lr=0.25", None)([weight])
     assert (type(named), named.param_groups[0]["lr"]) == (torch.optim.Adam, 0.25)
-    function = execute._maker(lambda parameters: torch.optim.SGD(parameters, lr=0.2))
-    assert function([weights[1]]).param_groups[0]["lr"] == 0.2
+    function = execute._maker(plan, lambda parameters: torch.optim.SGD(parameters, lr=0.2), None)
+    assert function([weight]).param_groups[0]["lr"] == 0.2
+    assert execute._maker(plan, None, None)([weight]).param_groups[0]["lr"] == 0.1
 
 
-def test_an_optimiser_that_cannot_be_divided_is_refused() -> None:
-    weights = [torch.nn.Parameter(torch.ones(3)) for _ in range(2)]
-    uneven = torch.optim.SGD([{"params": [weights[0]], "lr": 0.1}, {"params": [weights[1]], "lr": 0.2}])
-    with pytest.raises(UsageError, match="cannot be divided"):
-        execute._maker(uneven)
+def test_a_schedule_object_without_its_optimiser_is_refused(plan: Plan) -> None:
+    ours, other = (torch.optim.SGD([torch.nn.Parameter(torch.ones(3))]) for _ in range(2))
+    schedule = torch.optim.lr_scheduler.StepLR(ours, 1)
+    with pytest.raises(UsageError, match="belongs to an optimiser object, and another optimiser is used"):
+        execute._maker(plan, "SGD", schedule)
+    with pytest.raises(UsageError, match="was made on another optimiser"):
+        execute._maker(plan, other, schedule)
+    assert execute._maker(plan, ours, schedule).scheduler is schedule
+
+
+def test_a_device_is_one_of_this_process() -> None:
+    assert [execute._device(each) for each in ("", "cpu", torch.device("cpu"), "cpu:0")] == ["", "cpu", "cpu", "cpu"]
+    for wrong in ("gpu", "cuda:99"):
+        with pytest.raises(UsageError, match="cannot be used"):
+            execute._device(wrong)

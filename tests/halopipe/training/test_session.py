@@ -3,35 +3,55 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
+from torch.optim import lr_scheduler
+from torch.optim.lr_scheduler import LRScheduler
 
 from halopipe.data.feeds import consumer_of
-from halopipe.training.optimizer_spec import make_optimizer_of, make_scheduler_of, parse_optimizer, parse_scheduler
+from halopipe.training.optimizer_spec import (
+    _DEFAULTS,
+    make_optimizer_of,
+    make_scheduler_of,
+    parse_optimizer,
+    parse_scheduler,
+)
 from halopipe.training.rank import Opened
 from halopipe.training.session import Execution
+from halopipe.training.single_device import parameters_of
 from planner.ir.errors import DifferentDataError, StaleFileError, UsageError
 from planner.ir.plan import Plan
+from planner.ir.profile import ModelSource
 from profiler.capture.graph import capture
 from profiler.source.source import load_model
 from runtime.engine import Engine
 from runtime.monitor.waits import Voice
+from runtime.optim.optimizer import Followed
 from runtime.stage.builder import groups_of
 from runtime.stage.captured import captured_model
 from runtime.transport import InProcessTransport
 from tests.halopipe import learners
+from tests.halopipe.plans import plan_of
+from tests.runtime.plans import folded
 from tests.runtime.ranks import on_ranks
 
 PLAN = learners.plan([])
 
 
-def together(plan: Plan, do: Callable[[Execution], object], seed: int = 0, **options: object) -> list[object]:
-    """What ``do`` gives on each rank."""
+Make = Callable[[nn.Module], tuple[torch.optim.Optimizer, LRScheduler | None]]
+
+
+def together(
+    plan: Plan, do: Callable[[Execution], object], seed: int = 0, make: Make | None = None, **options: object
+) -> list[object]:
+    """What ``do`` gives on each rank; ``make`` makes the optimiser and schedule objects of a user's script."""
     torch.set_num_threads(1)
     model = load_model(plan.inputs.model)
     original = model, capture(model)
@@ -48,10 +68,16 @@ def together(plan: Plan, do: Callable[[Execution], object], seed: int = 0, **opt
         twin, captured = copies[end.rank]
         given = captured_model(captured)
         voice = Voice(store, plan.decision, end.rank, 20.0, 20.0)
-        optimizer = make_optimizer_of(parse_optimizer("SGD:lr=0.5"))
-        engine = Engine(plan.decision, given, twin.module, end, optimizer, **made)
+        own = dict(made)
+        optimizer = make_optimizer_of(parse_optimizer(own.pop("text", "SGD:lr=0.5")))
+        followed = None
+        if make is not None:
+            made_by_user, own["scheduler"] = make(twin.module)
+            optimizer = followed = Followed(made_by_user, own["scheduler"])
+            followed.recognise(parameters_of(twin, captured))
+        engine = Engine(plan.decision, given, twin.module, end, optimizer, **own)
         opened = Opened(engine, consumer_of(plan.decision, given, end, 20.0))
-        with voice, Execution(opened, twin.module, engine.close, seed) as execution:
+        with voice, Execution(opened, twin.module, engine.close, seed, followed=followed) as execution:
             return do(execution)
 
     return on_ranks(plan.decision.num_ranks, run, groups_of(plan.decision, original[1].graph))
@@ -62,12 +88,13 @@ def batch(rows: int, step: int) -> tuple[Tensor, Tensor]:
     return inputs[step : step + rows].double(), targets[step : step + rows]
 
 
-def steps(first: int, last: int) -> Callable[[Execution], list[float | None]]:
+def steps(first: int, last: int) -> Callable[[Execution], list[float]]:
     return lambda execution: [execution.step(batch(6, step)) for step in range(first, last)]
 
 
 def loss_of(found: list[object]) -> list[float]:
-    return next(losses for losses in found if losses[0] is not None)
+    assert all(losses == found[0] for losses in found)  # every rank is told
+    return found[0]
 
 
 def test_what_is_saved_is_loaded_under_another_plan(tmp_path: Path) -> None:
@@ -77,7 +104,7 @@ def test_what_is_saved_is_loaded_under_another_plan(tmp_path: Path) -> None:
         steps(0, 3)(execution)
         execution.save(tmp_path)
 
-    def rest(execution: Execution) -> list[float | None]:
+    def rest(execution: Execution) -> list[float]:
         assert execution.load(tmp_path) == execution.num_steps == 3
         return steps(3, 5)(execution)
 
@@ -116,7 +143,7 @@ def test_nothing_is_saved_or_loaded_between_updates(tmp_path: Path) -> None:
 
 
 def test_evaluation_is_the_same_on_all_ranks_and_changes_nothing() -> None:
-    def run(execution: Execution) -> tuple[object, list[float | None]]:
+    def run(execution: Execution) -> tuple[object, list[float]]:
         before = execution.step(batch(6, 0))
         score = execution.evaluate(batch(6, 0), batch(5, 6))
         return score, [before, *steps(1, 3)(execution)]
@@ -163,3 +190,147 @@ def test_ranks_that_are_given_different_batches_end_before_the_step(what: str) -
             execution.evaluate((inputs, targets))
 
     together(learners.plan(), train)
+
+
+def adamw(module: nn.Module) -> tuple[torch.optim.Optimizer, LRScheduler]:
+    """No decay for biases, another rate for the last layer; a warm-up of one's own."""
+    named = dict(module.named_parameters())
+    biases = [parameter for name, parameter in named.items() if name.endswith("bias")]
+    groups = [{"params": biases, "weight_decay": 0.0}, {"params": [named["0.weight"]]}]
+    groups.append({"params": [named["3.weight"]], "lr": 0.03, "betas": (0.5, 0.9)})
+    optimizer = torch.optim.AdamW(groups, lr=0.1, weight_decay=0.3)
+    return optimizer, lr_scheduler.LambdaLR(optimizer, lambda step: 1.0 / (1 + step))
+
+
+def stepped(module: nn.Module) -> tuple[torch.optim.Optimizer, None]:
+    """An optimiser that has something to keep already."""
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.2, momentum=0.9, nesterov=True)
+    nn.functional.cross_entropy(module(batch(6, 9)[0]), batch(6, 9)[1]).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    return optimizer, None
+
+
+def one_device(make: Make, num_steps: int, rows: int = 6) -> tuple[list[float], dict[str, Tensor]]:
+    """A training loop as people write it."""
+    module = load_model(CALM).module
+    optimizer, schedule = make(module)
+    losses = []
+    for step in range(num_steps):
+        inputs, targets = batch(rows, step)
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(module(inputs), targets)
+        loss.backward()
+        optimizer.step()
+        if schedule is not None:
+            schedule.step()
+        losses.append(loss.item())
+    return losses, module.state_dict()
+
+
+CALM = ModelSource("tests.halopipe.learners:classifier", {"dropout": "0.0"}, (4, learners.WIDTH), "float64")
+
+
+def divided() -> Plan:
+    """A stage of two ranks, which divide its optimiser, and one of one rank."""
+    found = plan_of(CALM, [0.5], (3, 3), ranks=[(0, 1), (2,)], shares=[(1, 2), (3,)])
+    stages = tuple(replace(stage, sharded=len(stage.ranks) > 1) for stage in found.decision.stages)
+    return replace(found, decision=replace(found.decision, stages=stages))
+
+
+CALM_PLANS = {
+    "two stages": lambda: plan_of(CALM, [0.5], (3, 3)),
+    "a divided optimiser": divided,
+    "two stages on a rank": lambda: plan_of(
+        CALM, [0.2, 0.5, 0.7], (3, 3), ranks=[(0,), (1,), (0,), (1,)], schedule=folded
+    ),
+}
+
+
+def require_close(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
+    assert list(found) == list(expected)
+    for name, tensor in found.items():
+        torch.testing.assert_close(tensor, expected[name], rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("make", [adamw, stepped])
+@pytest.mark.parametrize("name", CALM_PLANS)
+def test_the_users_own_optimiser_and_schedule_train_as_in_the_users_own_loop(name: str, make: Make) -> None:
+    def run(execution: Execution) -> tuple[list[float], dict[str, Tensor]]:
+        return steps(0, 3)(execution), execution.state_dict()
+
+    expected, weights = one_device(make, 3)
+    for losses, state in together(CALM_PLANS[name](), run, make=make):
+        assert losses == pytest.approx(expected, rel=1e-10)
+        require_close(state, weights)
+
+
+@pytest.mark.parametrize("name", [each for each in _DEFAULTS if each != "Muon"])
+def test_every_optimiser_trains_as_that_of_torch(name: str) -> None:
+    text = f"{name}:lr=0.02,weight_decay=0.1" if name != "Rprop" else "Rprop:lr=0.02"
+    expected, _ = one_device(lambda module: (make_optimizer_of(parse_optimizer(text))(module.parameters()), None), 3)
+    found = together(CALM_PLANS["two stages"](), steps(0, 3), text=text, scheduler=None)
+    assert loss_of(found) == pytest.approx(expected, rel=1e-10)
+
+
+def test_what_a_script_does_to_its_optimiser_holds_and_what_cannot_is_refused() -> None:
+    made: dict[int, torch.optim.Optimizer] = {}
+
+    def sgd(module: nn.Module) -> tuple[torch.optim.Optimizer, None]:
+        made[threading.get_ident()] = optimizer = torch.optim.SGD(module.parameters(), lr=0.5)
+        return optimizer, None
+
+    def run(execution: Execution) -> tuple[float, ...]:
+        mine = made[threading.get_ident()]
+        plateau = lr_scheduler.ReduceLROnPlateau(mine, patience=0, factor=0.5, threshold=1e9)
+        rates = []
+        for step in range(3):
+            result = execution.train(batch(6, step))
+            plateau.step(result.loss)
+            rates += result.learning_rates
+        mine.add_param_group({"params": [nn.Parameter(torch.zeros(1))]})
+        with pytest.raises(UsageError, match="has 2 groups of parameters by now"):
+            execution.step(batch(6, 3))
+        return tuple(rates)
+
+    assert together(CALM_PLANS["two stages"](), run, make=sgd, scheduler=None) == [(0.5, 0.25, 0.125)] * 2
+    with pytest.raises(UsageError, match="has 1 parameters that are not the model's"):
+        together(PLAN, run, make=lambda module: (torch.optim.SGD([nn.Parameter(torch.zeros(1))]), None))
+    hooked = torch.optim.SGD([nn.Parameter(torch.zeros(1))])
+    hooked.register_step_pre_hook(lambda *_: None)
+    with pytest.raises(UsageError, match="has hooks around its steps"):
+        Followed(hooked)
+
+
+def test_a_checkpoint_brings_the_users_schedule_back(tmp_path: Path) -> None:
+    def first(execution: Execution) -> None:
+        steps(0, 2)(execution)
+        execution.save(tmp_path)
+
+    def rest(execution: Execution) -> list[float]:
+        execution.load(tmp_path)
+        return steps(2, 4)(execution)
+
+    expected, _ = one_device(adamw, 4)
+    plan = CALM_PLANS["two stages"]()
+    together(plan, first, make=adamw)
+    assert loss_of(together(plan, rest, make=adamw)) == pytest.approx(expected[2:], rel=1e-10)
+
+
+@pytest.mark.parametrize("name", CALM_PLANS)
+def test_a_state_dict_is_the_modules_and_can_be_loaded(name: str) -> None:
+    def run(execution: Execution) -> tuple[list[float], list[float]]:
+        begin = execution.state_dict()
+        first = steps(0, 2)(execution)
+        trained = execution.module.state_dict()
+        require_close(trained, execution.state_dict())
+        assert any((trained[name] != begin[name]).any() for name in begin)
+        execution.load_state_dict(begin)
+        with pytest.raises(UsageError, match="this is not the state of the model") as caught:
+            execution.load_state_dict({name: begin[name] for name in list(begin)[1:]})
+        assert "0.weight" in str(caught.value)
+        return first, steps(0, 2)(execution)
+
+    plain = lambda module: (torch.optim.SGD(module.parameters(), lr=0.1), None)  # noqa: E731  # without a state
+    for first, again in together(CALM_PLANS[name](), run, make=plain, scheduler=None):
+        assert again == pytest.approx(first, rel=1e-10)
