@@ -21,14 +21,15 @@ leading underscore, and those of ``torch.distributed.distributed_c10d``.
   ``torch.library`` cannot take its registration back.
 - ``BatchNormBase``, ``DropoutBase``: what all batch norms and all dropouts are instances of; their list is not public.
 - ``attention_with_weights``: scaled dot-product attention that returns its weights; the public one does not.
-- ``optimizer_like``, ``has_step_hooks``, ``note_step``: another optimiser of a class with its attributes, whatever its
-  constructor takes; hooks that would be called more than once; and that schedules know of updates made elsewhere.
+- ``optimizer_attributes``, ``optimizer_like``, ``has_step_hooks``, ``note_step``: another optimiser of a class with its
+  attributes, whatever its constructor takes; hooks that would be called more than once; and that schedules know of
+  updates made elsewhere.
 - ``check``: a condition that export takes as known of a size; ``torch._check`` is documented, and private by its name.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, MutableMapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -76,6 +77,7 @@ __all__ = [
     "has_step_hooks",
     "library_path",
     "note_step",
+    "optimizer_attributes",
     "optimizer_like",
     "overload_name",
     "pipeline_schedule",
@@ -201,18 +203,24 @@ def storage_place(file: str, offset: int, length: int) -> Any:
     return _StorageInfo(file, offset, length)
 
 
-def optimizer_like(
-    optimizer: torch.optim.Optimizer, groups: list[dict[str, Any]], state: MutableMapping[Tensor, Any]
-) -> torch.optim.Optimizer:
-    """An optimiser of the same class and attributes with other groups and state, made as copying would.
-
-    What was hooked onto ``optimizer``, such as a schedule's wrapper of ``step``, is left out.
-    """
-    twin = type(optimizer).__new__(type(optimizer))
-    left_out = ("step", "zero_grad", "param_groups", "state", "defaults")
+def optimizer_attributes(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """What it has beside groups and state; a schedule's wrapper of ``step`` and other hooks are left out."""
+    left_out = ("step", "zero_grad", "param_groups", "state", "_opt_called")
     own = {key: value for key, value in vars(optimizer).items() if key not in left_out}
-    vars(twin).update((key, value) for key, value in own.items() if not key.startswith("_optimizer_"))
-    twin.__setstate__({"defaults": dict(optimizer.defaults), "state": state, "param_groups": groups})
+    return {key: value for key, value in own.items() if not key.startswith("_optimizer_")}
+
+
+def optimizer_like(
+    cls: type[torch.optim.Optimizer],
+    attributes: Mapping[str, Any],
+    groups: list[dict[str, Any]],
+    state: MutableMapping[Tensor, Any],
+) -> torch.optim.Optimizer:
+    """An optimiser of a class with these attributes, groups and state, made as copying would."""
+    twin = cls.__new__(cls)
+    vars(twin).update(attributes)
+    defaults = dict(attributes.get("defaults", {}))
+    twin.__setstate__({"defaults": defaults, "state": state, "param_groups": groups})
     return twin
 
 

@@ -8,7 +8,8 @@
     hp.compare(plan, *hp.baselines(prof)).frame()
     print(hp.what_if(plan, "devices=4"), hp.prices(plan), hp.pareto(prof, num_points=5))
     hp.save(plan, "plan.json")                              # and hp.load
-    engine = hp.execute(plan, model, loss_fn, optimizer)   # under torchrun; engine.step(batch) -> loss
+    engine = hp.execute(plan, model, loss_fn, optimizer)    # under torchrun; engine.step(batch) -> loss
+    run = hp.parallelize(model, example, loss_fn=loss_fn)   # or all of it at once, from any script or notebook
 
 Names are imported when they are first used, so that ``import halopipe`` costs next to nothing.
 """
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
         explain,
         load,
         on_cluster,
+        parallelize,
         pareto,
         plan,
         prices,
@@ -47,6 +49,7 @@ __all__ = [
     "explain",
     "load",
     "on_cluster",
+    "parallelize",
     "pareto",
     "plan",
     "prices",

@@ -22,6 +22,7 @@ from planner.ir.plan import Plan
 from planner.ir.profile import Profile
 
 if TYPE_CHECKING:
+    from halopipe.launch.parallelize import Parallel
     from halopipe.planning.pareto import Front
     from halopipe.planning.problem import Asked
     from halopipe.planning.shadow_prices import Prices
@@ -42,6 +43,7 @@ __all__ = [
     "explain",
     "load",
     "on_cluster",
+    "parallelize",
     "pareto",
     "plan",
     "prices",
@@ -334,6 +336,60 @@ def execute(
     from halopipe.launch import execute as executing
 
     return executing.execute(_plan(plan), model, loss_fn, optimizer, example=example, **options)
+
+
+def parallelize(
+    module: Any,
+    example: Any = None,
+    *,
+    loss_fn: Callable[..., Any] | None = None,
+    devices: int | str = "auto",
+    optimizer: Any = "SGD",
+    global_batch: int = 0,
+    plan: PlanOrPath | None = None,
+    profile: ProfileOrPath | None = None,
+    quick: bool = True,
+    **options: Unpack[ScriptOptions],
+) -> Parallel | Execution:
+    """Trains a module on the devices of this host, from a plain script or a notebook cell: no torchrun, no guard.
+
+    Profiles, plans, starts a process for each device, and returns a handle: ``run.step(batch)`` gives the loss,
+    ``run.module`` the module as it is trained by now, and ``run.close()``, or the end of a ``with`` block, leaves the
+    trained weights in ``module``.  A process that torchrun started becomes a rank, as by :func:`execute`; rank 0 plans.
+
+    Args:
+        module, example, loss_fn: as of :func:`profile`.
+        devices: how many of this host; ``auto``: two cores, or all GPUs.
+        optimizer: text, a function of parameters, or an optimiser object of the module's parameters; it stays in the
+            script, whatever is done to its learning rates there holds for the next step.
+        global_batch: samples a step; 0: those of the example.
+        plan: to run, instead of making one; ``profile``: to plan from, instead of measuring.
+        quick: measure less, in tens of seconds.
+        options: as of :func:`execute`.
+
+    Raises:
+        UsageError: they do not go together; or a job on several hosts has no plan.
+        InfeasibleError: no plan fits.
+    """
+    from halopipe.launch import parallelize as launching
+    from halopipe.launch.job_environment import job_rank
+    from halopipe.training.optimizer_spec import spec_of
+
+    measured, job = None if profile is None else _profile(profile), job_rank()
+    cluster = devices if job is None else job.num_ranks
+
+    def make_plan() -> tuple[Profile, Plan]:
+        found = measured or _measure(
+            module, example, loss_fn=loss_fn, cluster=cluster, optimizer=spec_of(optimizer), quick=quick
+        )
+        return found, _make_plan(found, global_batch=global_batch)
+
+    given = None if plan is None else _plan(plan)
+    known = measured if given is None else _profile_of(given, profile)
+    return launching.parallelize(module, example, loss_fn, optimizer, given, known, make_plan, options, job)
+
+
+_measure, _make_plan = profile, plan  # where an argument is called so
 
 
 def _problem(profile: Profile, cluster: str | Path | Cluster | None, memory: str | int, asked: Asked) -> Problem:

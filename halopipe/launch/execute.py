@@ -14,7 +14,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any, Unpack, cast
+from typing import TYPE_CHECKING, Any, Unpack, cast
 
 import torch
 from torch import Tensor, nn
@@ -26,7 +26,7 @@ from halopipe.launch.torchrun import job_stores
 from halopipe.run_spec.options import FIELDS, ScriptOptions
 from halopipe.training.check_options import out_of_limits
 from halopipe.training.optimizer_spec import make_optimizer_of, make_scheduler_of, parse_optimizer, parse_scheduler
-from halopipe.training.rank import Terms, open_rank
+from halopipe.training.rank import Load, Terms, open_rank
 from halopipe.training.rank_device import DEVICES
 from halopipe.training.session import Execution, Kept, Tensors, WatchedSteps
 from halopipe.training.single_device import parameters_of
@@ -37,6 +37,9 @@ from profiler import LoadedModel, load_model
 from profiler.source.model import Loss, own_loss
 from profiler.source.parts import model_of
 from runtime.optim.optimizer import Followed, MakeOptimizer
+
+if TYPE_CHECKING:
+    from cuda_ops._torch import Store
 
 
 def execute(
@@ -62,9 +65,8 @@ def execute(
         options: see :class:`halopipe.run_spec.options.ScriptOptions`.  ``scheduler`` may be an object that was made on
             the optimiser object; it is stepped after each update.  ``device``: empty, the plan's; ``cpu``; or a device
             of this process such as ``cuda:0``: what this rank trains is moved there in place, ``model`` is otherwise
-            left on the processor.  ``check_first_step`` compares with one
-            device, which rank 0 runs on a copy of ``model``, where that fits into memory; :class:`NumericsError` on all
-            ranks where they differ.
+            left on the processor.  ``check_first_step`` compares with one device, which rank 0 runs on a copy of
+            ``model``, where that fits into memory; :class:`NumericsError` on all ranks where they differ.
 
     Raises:
         UsageError: this process was not started by torchrun, or the ranks were told different things (seed, optimiser,
@@ -77,19 +79,33 @@ def execute(
     """
     job = _job(plan)
     rank = job.rank_of(plan.decision)
+    terms, device, check = terms_of_script(plan, optimizer, options)
+    store, board = job_stores(job.rank, job.num_ranks)
+    return joined(
+        terms, rank, store, board, lambda: loaded_of_script(plan, model, loss_fn, example), device, check=check
+    )
+
+
+def terms_of_script(
+    plan: Plan, optimizer: str | torch.optim.Optimizer | MakeOptimizer | None, options: ScriptOptions
+) -> tuple[Terms, str | torch.device, bool]:
+    """What a script asks for: the terms, the device, and whether the first step is compared with one device.
+
+    Raises:
+        UsageError: an option is out of its limits, or they do not go together.
+    """
     chosen = cast("ScriptOptions", {name: FIELDS[name].default for name in ScriptOptions.__annotations__} | options)
     for name in ScriptOptions.__annotations__:
         for fault in out_of_limits(name, chosen[name]):  # type: ignore[literal-required]  # names of this very type
             raise fault
     scheduler, compiler = chosen["scheduler"] or None, chosen["compiler"] or None
-    check_first_step = chosen["check_first_step"]
     schedule = make_scheduler_of(parse_scheduler(scheduler)) if isinstance(scheduler, str) else scheduler
     if isinstance(optimizer, torch.optim.Optimizer) and schedule is not None and not isinstance(schedule, LRScheduler):
         schedule = schedule(optimizer)  # once: the stages follow it
-    made = _maker(plan, optimizer, schedule)
+    check = chosen["check_first_step"]
     terms = Terms(
         plan,
-        made,
+        _maker(plan, optimizer, schedule),
         schedule,
         chosen["seed"],
         chosen["clip_norm"],
@@ -100,21 +116,37 @@ def execute(
             "optimizer": _text(optimizer),
             "scheduler": _text(scheduler),
             "compiler": _text(compiler),
-            "check_first_step": str(check_first_step),
+            "check_first_step": str(check),
         },
     )
-    store, board = job_stores(job.rank, job.num_ranks)
+    return terms, _device(chosen["device"]), check
+
+
+def joined(
+    terms: Terms,
+    rank: int,
+    store: Store,
+    board: Store,
+    load: Load,
+    device: str | torch.device,
+    *,
+    check: bool,
+    local_rank: int | None = None,
+) -> Execution:
+    """One rank of a plan, once all are there; see :func:`halopipe.training.rank.open_rank`."""
     with contextlib.ExitStack() as stack:
-        device = _device(chosen["device"])
-        own = stack.enter_context(open_rank(terms, rank, store, board, device=device, is_metered=False))
-        prepared = own.prepare(lambda: _loaded(plan, model, loss_fn, example))
-        followed = made if isinstance(made, Followed) else None
+        own = stack.enter_context(
+            open_rank(terms, rank, store, board, device=device, is_metered=False, local_rank=local_rank)
+        )
+        prepared = own.prepare(load)
+        followed = terms.optimizer if isinstance(terms.optimizer, Followed) else None
         if followed is not None:
             followed.recognise(parameters_of(prepared.model, prepared.captured))
-        kept = Kept.of(terms, prepared, check=check_first_step) if rank == 0 else None  # before parameters are moved
+        kept = Kept.of(terms, prepared, check=check) if rank == 0 else None  # before parameters are moved
         opened = own.open(prepared)
-        watched = WatchedSteps(terms, own.place, opened, kept) if check_first_step else None
-        return Execution(opened, _users(prepared.model.module), stack.pop_all().close, terms.seed, watched, followed)
+        watched = WatchedSteps(terms, own.place, opened, kept) if check else None
+        user = _users(prepared.model.module)
+        return Execution(opened, user, stack.pop_all().close, terms, own.place.activity, watched)
 
 
 def _job(plan: Plan) -> JobRank:
@@ -130,7 +162,7 @@ def _job(plan: Plan) -> JobRank:
     return job
 
 
-def _loaded(
+def loaded_of_script(
     plan: Plan,
     model: nn.Module | None,
     loss_fn: Callable[..., Tensor] | None,

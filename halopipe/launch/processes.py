@@ -127,13 +127,14 @@ class Processes:
         return self._folder / f"output-{rank}.txt"
 
 
-def workers_of(folder: Path, names: Mapping[int, str], *, afresh: bool = False) -> Processes:
+def workers_of(folder: Path, names: Mapping[int, str], *, afresh: bool = False, call: str = WORKER) -> Processes:
     """Workers of the job in ``folder``: by rank, what :mod:`halopipe.launch.worker` calls their part.
 
     Args:
+        call: what each calls with the job's file and its part.
         afresh: as where they drive GPUs: CUDA shall not have been touched before a process is forked.
     """
-    members = [Member(rank, WORKER, (str(folder / JOB), name)) for rank, name in names.items()]
+    members = [Member(rank, call, (str(folder / JOB), name)) for rank, name in names.items()]
     return Processes(members, folder, _environment_here(), loads=LOADS, afresh=afresh)
 
 

@@ -178,11 +178,11 @@ def _watched(job: Job, workers: Sequence[Workers], store: Store, progress: Progr
 
     decision = job.plan.decision
     waits = Waits(decision.rows(), [stage.ranks for stage in decision.stages])
-    texts = run_workers(workers, _titles(decision), store, watch, waits)
+    texts = run_workers(workers, titles_of(decision), store, watch, waits)
     return [RankResult.from_json(texts[rank]) for rank in sorted(texts)]
 
 
-def _titles(decision: Decision) -> dict[int, str]:
+def titles_of(decision: Decision) -> dict[int, str]:
     """What errors call each rank: its device and its stages."""
     titles = {}
     for rank in range(decision.num_ranks):

@@ -2,6 +2,7 @@
 
 main(JOB.json, RANK)            a rank of a job on this host
 main(JOB.json, "reference")     the first steps on one device, for the ranks to compare with
+serve(FOLDER/..., RANK)         a rank of a script's job (:mod:`halopipe.launch.parallelize`)
 
 The process begins with torch loaded and dies with its parent, see :mod:`cuda_ops.device.fork_server`.
 """
@@ -9,6 +10,7 @@ The process begins with torch loaded and dies with its parent, see :mod:`cuda_op
 from __future__ import annotations
 
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 
 from halopipe.launch.processes import error_path, result_path
@@ -22,12 +24,33 @@ def main(path: str, part: str) -> int:
     is_reference = part == REFERENCE
     rank = REFERENCE_RANK if is_reference else int(part)
 
-    from runtime.monitor.failure import write_error  # late: it loads torch
+    return _told(job.folder, rank, lambda: _reference(job) if is_reference else _rank(job, rank))
+
+
+def serve(path: str, part: str) -> int:
+    """Be one rank of a script's job on this host, until it is closed."""
+    folder, rank = Path(path).parent, int(part)
+
+    def do() -> str:
+        from halopipe.launch import script_rank
+
+        script_rank.serve(folder, rank)
+        return "closed"
+
+    return _told(folder, rank, do, f"on rank {rank}")
+
+
+def _told(folder: Path, rank: int, do: Callable[[], str], where: str = "") -> int:
+    """Leaves the result, or the error: with ``where`` it happened, unless it says that itself."""
+    from runtime.monitor.failure import also, read_error, write_error  # late: it loads torch
 
     try:
-        write_text(result_path(job.folder, rank), _reference(job) if is_reference else _rank(job, rank))
+        write_text(result_path(folder, rank), do())
     except Exception as error:  # noqa: BLE001  # whatever it is, the launcher must hear of it
-        write_text(error_path(job.folder, rank), write_error(error))
+        text = write_error(error)
+        if where and f"rank {rank}" not in text:
+            text = write_error(also(read_error(text), [where]))
+        write_text(error_path(folder, rank), text)
         traceback.print_exception(error)
         return 1
     return 0

@@ -13,9 +13,10 @@ each stage, so what they do must depend on nothing else.
 from __future__ import annotations
 
 import functools
+import inspect
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from halopipe.terminal import units
@@ -23,6 +24,8 @@ from planner.ir.errors import FactoryError, HalopipeError, UsageError
 from planner.ir.profile import Argument, Optimizer, spelled
 
 if TYPE_CHECKING:
+    import torch
+
     from halopipe.run_spec.options import RunOptions
     from runtime.optim.optimizer import MakeOptimizer, MakeScheduler
 
@@ -140,6 +143,26 @@ def make_optimizer_of(spec: Optimizer) -> MakeOptimizer:
     from runtime.optim.optimizer import maker_of
 
     return _calling(spec.name, spec.arguments) if ":" in spec.name else maker_of(spec)
+
+
+def spec_of(optimizer: str | torch.optim.Optimizer | MakeOptimizer) -> Optimizer:
+    """What an optimiser is planned as: of ``torch.optim`` itself, else as AdamW with the state that it keeps."""
+    import torch
+
+    if isinstance(optimizer, str):
+        return parse_optimizer(optimizer)
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        return replace(parse_optimizer("AdamW"), state_bytes_per_parameter_byte=_measured_state(optimizer))
+    name = type(optimizer).__name__
+    if getattr(torch.optim, name, None) is not type(optimizer) or name not in _DEFAULTS:
+        return parse_optimizer("AdamW")
+    accepted = inspect.signature(type(optimizer)).parameters
+    arguments = {
+        key: value
+        for key, value in optimizer.defaults.items()
+        if key in accepted and value != accepted[key].default and isinstance(value, (bool, int, float, tuple))
+    }
+    return parse_optimizer(f"{name}:{spelled(arguments)}" if arguments else name)
 
 
 def make_scheduler_of(spec: Scheduler) -> MakeScheduler:

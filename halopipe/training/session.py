@@ -24,11 +24,13 @@ from halopipe.training.rank import Opened, Place, Prepared, Terms
 from halopipe.training.single_device import Reference, reference_of, why_not_compared
 from planner.ir.codec import plain
 from planner.ir.errors import UnsupportedModelError, UsageError
+from planner.ir.profile import Profile
 from profiler.capture.graph import capture
 from profiler.source.clouds import samples_first
 from profiler.source.model import LoadedModel
 from runtime.checkpoint.training_state import LOSS
 from runtime.engine import StepResult
+from runtime.monitor.activity import Activity
 from runtime.monitor.failure import write_error
 from runtime.numerics.compare import Difference, NumericsReport, report
 from runtime.optim.optimizer import Followed, MakeOptimizer
@@ -136,6 +138,10 @@ class Execution:
 
     Attributes:
         rank, num_ranks: in the job.
+        plan: that is run.
+        profile: that the plan was made from; None where nobody said.
+        followed: the user's optimiser, where it is an object.
+        activity: what this rank does.
         model: the user's module; parameters of this rank's stages are trained, the others stay as they were until
             :attr:`module` is asked for.
         numerics: how far this rank's part of the first update was from one device's; None before it, and where that was
@@ -143,18 +149,20 @@ class Execution:
     """
 
     numerics: NumericsReport | None
+    profile: Profile | None = None
 
     def __init__(
         self,
         opened: Opened,
         model: nn.Module,
         leave: Callable[[], None],
-        seed: int,
+        terms: Terms,
+        activity: Activity,
         watched: WatchedSteps | None = None,
-        followed: Followed | None = None,
     ) -> None:
-        self._engine, self._consumer, self._leave, self._seed = opened.engine, opened.consumer, leave, seed
-        self._watched, self._followed, self.numerics = watched, followed, None
+        self._engine, self._consumer, self._leave, self._seed = opened.engine, opened.consumer, leave, terms.seed
+        self.followed = terms.optimizer if isinstance(terms.optimizer, Followed) else None
+        self._watched, self.numerics, self.plan, self.activity = watched, None, terms.plan, activity
         transport = opened.consumer.transport
         self.model, self.rank, self.num_ranks = model, transport.rank, transport.world_size
         self._trained = agreement_of(opened.consumer, 0, is_script=True)
@@ -170,6 +178,11 @@ class Execution:
     def num_steps(self) -> int:
         """Training steps done, those before a checkpoint that was loaded included."""
         return self._engine.num_steps
+
+    @property
+    def is_updated(self) -> bool:
+        """Whether the last step ended with an update; with ``accumulate``, not all do."""
+        return self._engine.is_updated
 
     def step(self, batch: Batch) -> float:
         """One training step, on a batch that every rank is given whole, the same one.
@@ -195,8 +208,8 @@ class Execution:
             self.numerics = self._watched.after(item, result)
             if self._watched.is_over:
                 self._watched = None
-        if self._followed is not None and self._engine.is_updated:
-            self._followed.updated()
+        if self.followed is not None and self.is_updated:
+            self.followed.updated()
         return replace(result, loss=self._told(result.loss))
 
     def evaluate(self, *batches: Batch) -> Score:
@@ -291,7 +304,7 @@ class Execution:
         self._leave()
 
     def _require_updated(self) -> None:
-        if not self._engine.is_updated:
+        if not self.is_updated:
             raise UsageError(
                 "nothing can be loaded between updates",
                 [f"after step {self.num_steps} gradients wait for the update"],

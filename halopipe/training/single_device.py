@@ -296,7 +296,7 @@ def _run(terms: Terms, model: LoadedModel, captured: Captured, items: Sequence[I
     loss_of = _shared(losses_of(model, captured, terms), terms.accumulate)
     if not trains(terms.plan):
         return _evaluated(terms, model, items[:1])
-    parameters, buffers = _named(model, "parameters"), _named(model, "buffers")
+    parameters, buffers = named_of(model, "parameters"), named_of(model, "buffers")
     optimizer = cast("torch.optim.Optimizer", _Optimizer(terms, parameters))  # has what a step calls
     dtype = next(iter(_float_dtypes(model)), None)
     losses: list[float] = []
@@ -401,7 +401,7 @@ def _normalises_samples(node: torch.fx.Node) -> bool:
     return "batch_norm" in str(node.target) and arguments_of(node).get("training") is not False
 
 
-def _named(model: LoadedModel, kind: str) -> dict[str, Tensor]:
+def named_of(model: LoadedModel, kind: str) -> dict[str, Tensor]:
     """Parameters or buffers by the graph's names, tied ones under each; those of the loss behind the module's."""
     function = getattr(model.loss_fn, "function", model.loss_fn)
     owners = {"": model.module, **({_OF_LOSS: function} if isinstance(function, torch.nn.Module) else {})}
@@ -411,7 +411,7 @@ def _named(model: LoadedModel, kind: str) -> dict[str, Tensor]:
 
 def parameters_of(model: LoadedModel, captured: Captured) -> dict[str, torch.nn.Parameter]:
     """By all their names: the module's own, those of the loss, and the graph's."""
-    named = {**_named(model, "parameters"), **dict(captured.graph_module.named_parameters(remove_duplicate=False))}
+    named = {**named_of(model, "parameters"), **dict(captured.graph_module.named_parameters(remove_duplicate=False))}
     return cast("dict[str, torch.nn.Parameter]", named)
 
 

@@ -13,14 +13,15 @@ from __future__ import annotations
 import copy
 import inspect
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeGuard
 
 import torch
 from torch import nn
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
-from cuda_ops._torch import has_step_hooks, note_step, optimizer_like, tree_leaves
+from cuda_ops._torch import has_step_hooks, note_step, optimizer_attributes, optimizer_like, tree_leaves
 from planner.ir.errors import UnknownNameError, UsageError
 from planner.ir.profile import Optimizer, spelled
 from runtime.optim.sharding import STEP, ParameterSlice, ShardedParameters, give_slices, require_elementwise
@@ -130,6 +131,29 @@ class StageOptimizer:
         return tuple(float(group["lr"]) for group in self.optimizer.param_groups if "lr" in group)
 
 
+@dataclass(frozen=True, slots=True)
+class Described:
+    """An optimiser without its parameters, which are named instead.
+
+    Attributes:
+        attributes: what it has beside groups and state.
+        groups: ``params`` are names.
+        state: by name.
+    """
+
+    cls: type[torch.optim.Optimizer]
+    attributes: Mapping[str, Any]
+    groups: Sequence[Mapping[str, Any]]
+    state: Mapping[str, Any]
+
+    def made(self, parameters: Mapping[str, nn.Parameter]) -> torch.optim.Optimizer:
+        """The same optimiser of these parameters."""
+        groups = [{**group, "params": [parameters[name] for name in group["params"]]} for group in self.groups]
+        state: defaultdict[torch.Tensor, Any] = defaultdict(dict)
+        state.update((parameters[name], kept) for name, kept in self.state.items())
+        return optimizer_like(self.cls, self.attributes, groups, state)
+
+
 class Followed:
     """An optimiser object of the user's, which those of all stages follow; makes them.
 
@@ -147,7 +171,7 @@ class Followed:
     def __init__(self, optimizer: torch.optim.Optimizer, scheduler: LRScheduler | None = None) -> None:
         self.optimizer, self.scheduler = optimizer, scheduler
         self._names: Mapping[str, nn.Parameter] = {}
-        self._kept: dict[nn.Parameter, Any] | None = None
+        self._kept: dict[torch.Tensor, Any] | None = None
         _require_divisible(optimizer)
         if scheduler is not None and scheduler.optimizer is not optimizer:
             raise UsageError(
@@ -183,13 +207,38 @@ class Followed:
         here: dict[int, list[nn.Parameter]] = {}
         for name, parameter in named_parameters:
             here.setdefault(id(self._names.get(name)), []).append(parameter)
-        state: defaultdict[torch.Tensor, Any] = defaultdict(dict)
+        state: dict[torch.Tensor, Any] = {}
         groups = []
         for group in self.optimizer.param_groups:
             own = [(given, parameter) for given in group["params"] for parameter in here.get(id(given), ())]
             state.update((parameter, self._state(given, parameter)) for given, parameter in own)
             groups.append({**_without_parameters(group), "params": [parameter for _, parameter in own]})
-        return optimizer_like(self.optimizer, groups, defaultdict(dict, {p: s for p, s in state.items() if s}))
+        kept: defaultdict[torch.Tensor, Any] = defaultdict(dict)
+        kept.update((parameter, each) for parameter, each in state.items() if each)
+        return optimizer_like(type(self.optimizer), optimizer_attributes(self.optimizer), groups, kept)
+
+    @property
+    def settings(self) -> list[dict[str, Any]]:
+        """Of each group."""
+        return [_without_parameters(group) for group in self.optimizer.param_groups]
+
+    @settings.setter
+    def settings(self, settings: Sequence[Mapping[str, Any]]) -> None:
+        for group, found in zip(self.optimizer.param_groups, settings, strict=True):
+            group.update(found)
+
+    def described(self) -> Described:
+        """For another process, once parameters were recognised."""
+        name_of = {id(parameter): name for name, parameter in self._names.items()}
+        return Described(
+            type(self.optimizer),
+            optimizer_attributes(self.optimizer),
+            [
+                {**settings, "params": [name_of[id(parameter)] for parameter in group["params"]]}
+                for settings, group in zip(self.settings, self.optimizer.param_groups, strict=True)
+            ],
+            {name_of[id(parameter)]: dict(state) for parameter, state in self.optimizer.state.items()},
+        )
 
     def lead(self, follower: torch.optim.Optimizer) -> None:
         """Gives ``follower`` the settings of the user's groups.

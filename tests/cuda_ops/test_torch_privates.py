@@ -210,7 +210,8 @@ def test_an_optimiser_is_made_like_another_and_schedules_know_of_its_steps() -> 
     schedule = torch.optim.lr_scheduler.StepLR(given, 1)
     _torch.note_step(given)
     schedule.step()  # else it warns
-    twin = _torch.optimizer_like(given, [{**given.param_groups[0], "params": weights[1:]}], defaultdict(dict))
+    attributes, groups = _torch.optimizer_attributes(given), [{**given.param_groups[0], "params": weights[1:]}]
+    twin = _torch.optimizer_like(torch.optim.AdamW, attributes, groups, defaultdict(dict))
     weights[1].grad = torch.ones(2)
     twin.step()
     assert isinstance(twin, torch.optim.AdamW)

@@ -23,7 +23,7 @@ from halopipe.training.optimizer_spec import (
     parse_optimizer,
     parse_scheduler,
 )
-from halopipe.training.rank import Opened
+from halopipe.training.rank import Opened, Terms
 from halopipe.training.session import Execution
 from halopipe.training.single_device import parameters_of
 from planner.ir.errors import DifferentDataError, StaleFileError, UsageError
@@ -70,14 +70,14 @@ def together(
         voice = Voice(store, plan.decision, end.rank, 20.0, 20.0)
         own = dict(made)
         optimizer = make_optimizer_of(parse_optimizer(own.pop("text", "SGD:lr=0.5")))
-        followed = None
         if make is not None:
             made_by_user, own["scheduler"] = make(twin.module)
-            optimizer = followed = Followed(made_by_user, own["scheduler"])
-            followed.recognise(parameters_of(twin, captured))
+            optimizer = Followed(made_by_user, own["scheduler"])
+            optimizer.recognise(parameters_of(twin, captured))
         engine = Engine(plan.decision, given, twin.module, end, optimizer, **own)
         opened = Opened(engine, consumer_of(plan.decision, given, end, 20.0))
-        with voice, Execution(opened, twin.module, engine.close, seed, followed=followed) as execution:
+        terms = Terms(plan, optimizer, seed=seed)
+        with voice, Execution(opened, twin.module, engine.close, terms, voice.activity) as execution:
             return do(execution)
 
     return on_ranks(plan.decision.num_ranks, run, groups_of(plan.decision, original[1].graph))
@@ -241,9 +241,7 @@ def divided() -> Plan:
 CALM_PLANS = {
     "two stages": lambda: plan_of(CALM, [0.5], (3, 3)),
     "a divided optimiser": divided,
-    "two stages on a rank": lambda: plan_of(
-        CALM, [0.2, 0.5, 0.7], (3, 3), ranks=[(0,), (1,), (0,), (1,)], schedule=folded
-    ),
+    "two stages on a rank": lambda: plan_of(CALM, [0.3, 0.6], (3, 3), ranks=[(0,), (1,), (0,)], schedule=folded),
 }
 
 

@@ -1,0 +1,352 @@
+"""A module trained on the devices of this host from a plain script or a notebook cell.
+
+    run = hp.parallelize(module, example, loss_fn=loss_fn, devices=2, optimizer=torch.optim.AdamW(module.parameters()))
+    for batch in loader:
+        loss = run.step(batch)
+    run.close()                                  # the trained weights are in ``module``
+
+The script is no rank.  It starts one process for each, as ``halopipe run`` does, and tells them what to do:
+
+    script                                       each rank
+    call-N.pt       batch, learning rates  -->   Execution.step(batch)
+    store: call/N                          -->
+                                           <--   store: answer/N/RANK   loss
+                    watches them                 result-RANK.json, error-RANK.json
+
+Ranks begin with halopipe's own code and not with the script's, so that nothing there needs to be guarded by
+``if __name__ == "__main__"``.  An optimiser object and its schedule stay in the script: the ranks have one like it, and
+are told its settings with each batch.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import weakref
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+from torch import nn
+
+from halopipe.launch.execute import joined, loaded_of_script, terms_of_script
+from halopipe.launch.job_environment import JobRank
+from halopipe.launch.processes import warm_workers, workers_of
+from halopipe.launch.script_rank import CLOSE, SCRIPT, STATE, Script, named_parameters, until, write
+from halopipe.launch.spawn import titles_of
+from halopipe.launch.torchrun import job_stores
+from halopipe.run_spec.job import job_folder
+from halopipe.run_spec.options import ScriptOptions
+from halopipe.run_spec.result import Score
+from halopipe.training.rank_device import on_gpus, require_devices, seats_of
+from halopipe.training.session import Execution
+from planner.ir.codec import dumps, loads
+from planner.ir.errors import HalopipeError, UsageError
+from planner.ir.plan import Plan
+from planner.ir.profile import Profile
+from profiler import load_model
+from runtime.checkpoint.training_state import LOSS
+from runtime.monitor.failure import read_error, write_error
+from runtime.monitor.waits import Waits
+from runtime.monitor.watch import LOOPBACK, SETUP_S, host_store, join_store, run_workers
+from runtime.optim.optimizer import Followed
+
+if TYPE_CHECKING:
+    pass
+
+SERVE = "halopipe.launch.worker:serve"
+_PLAN = "script/plan"
+_BUSY_S = 2e-3
+"""Between two looks at the store while ranks are busy."""
+
+
+class Parallel:
+    """A plan that ranks of this host train by, as a script calls them; use as a context, or call ``close`` at the end.
+
+    Attributes:
+        plan: that is run.
+        profile: that it was made from; None where only a plan was given.
+        num_steps: training steps done.
+
+    All calls raise what a rank failed by, of its own type; a batch that does not fit leaves the run as it was.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module | None,
+        plan: Plan,
+        profile: Profile | None,
+        loss_fn: Any = None,
+        optimizer: Any = None,
+        options: ScriptOptions | None = None,
+        *,
+        has_state: bool = False,
+    ) -> None:
+        """Starts the ranks, and returns when all of them are ready.
+
+        Args:
+            module, loss_fn: of the script, which get the trained weights; None: those that the plan's factory makes.
+            has_state: whether the weights of ``module`` are others than those that the plan's model is loaded with.
+        """
+        self.plan, self.profile, self.num_steps = plan, profile, 0
+        self._module, self._loss_fn, self._state_of = module, loss_fn, -1
+        terms, device, _ = terms_of_script(plan, optimizer, options or {})
+        self._followed = terms.optimizer if isinstance(terms.optimizer, Followed) else None
+        given = {**(options or {}), "device": device}
+        if isinstance(device, torch.device):
+            raise UsageError(
+                f"device {str(device)!r} is one of this process, and ranks have processes of their own",
+                [],
+                ["leave it out: the devices that the plan names", "cpu"],
+            )
+        if self._followed is not None:
+            if module is None:
+                raise UsageError(
+                    "an optimiser object is made of the parameters of a module, and none is given",
+                    [],
+                    ["give the module", "an optimiser by text or function"],
+                )
+            self._followed.recognise(named_parameters(module, loss_fn))
+            optimizer = self._followed.described()
+            given.pop("scheduler", None)  # it stays here
+        self._ranks = _Ranks(plan, optimizer, cast("ScriptOptions", given), module if has_state else None)
+        self._end = weakref.finalize(self, self._ranks.end)
+        try:
+            self._ranks.answers()
+        except BaseException:
+            self._end()
+            raise
+
+    def __enter__(self) -> Parallel:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self.close()
+
+    def step(self, batch: Any) -> float:
+        """One training step; returns the loss.  See :meth:`halopipe.training.session.Execution.step`."""
+        settings = None if self._followed is None else self._followed.settings
+        answer = self._ranks.call("step", batch=batch, settings=settings)
+        self.num_steps = answer["num_steps"]
+        if self._followed is not None and answer["is_updated"]:
+            self._followed.updated()
+        return float(answer["loss"])
+
+    def evaluate(self, *batches: Any) -> Score:
+        """The mean loss over ``batches``, and the accuracy of a model that classifies, in evaluation mode."""
+        return Score(**self._ranks.call("evaluate", batches=batches)["score"])
+
+    def state_dict(self) -> dict[str, Any]:
+        """That of the whole module, trained as it is by now."""
+        path = self._ranks.folder / STATE
+        self._ranks.call("state_dict", path=str(path))
+        found: dict[str, Any] = torch.load(path, weights_only=False)
+        path.unlink()
+        return found
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from these parameters and buffers; optimiser and steps stay."""
+        self._ranks.call("load_state_dict", state=dict(state))
+        self._state_of = -1
+
+    @property
+    def module(self) -> nn.Module:
+        """The script's own module, with the weights as they are trained by now."""
+        if self._module is None:
+            self._module = load_model(self.plan.inputs.model).module
+        if self._state_of != self.num_steps and self._ranks.is_alive:
+            state = self.state_dict()
+            self._module.load_state_dict({name: value for name, value in state.items() if not name.startswith(LOSS)})
+            if isinstance(self._loss_fn, nn.Module):
+                own = {name.removeprefix(LOSS): value for name, value in state.items() if name.startswith(LOSS)}
+                self._loss_fn.load_state_dict(own, strict=False)
+            self._state_of = self.num_steps
+        return self._module
+
+    def save(self, folder: str | Path, *, keep: int = 0) -> None:
+        """Save a checkpoint; see :meth:`halopipe.training.session.Execution.save`.
+
+        The state of a schedule object is the script's own: ``scheduler.state_dict()``.
+        """
+        settings = None if self._followed is None else self._followed.settings
+        self._ranks.call("save", folder=str(Path(folder).absolute()), keep=keep, settings=settings)
+
+    def load(self, folder: str | Path, *, step: int | None = None) -> int:
+        """Go on from a checkpoint; see :meth:`halopipe.training.session.Execution.load`."""
+        answer = self._ranks.call("load", folder=str(Path(folder).absolute()), step=step)
+        self.num_steps, self._state_of = answer["num_steps"], -1
+        if self._followed is not None:
+            self._followed.settings = torch.load(self._ranks.folder / STATE, weights_only=False)
+        return self.num_steps
+
+    def close(self) -> None:
+        """Puts the trained weights into the script's module and ends the ranks; they are gone afterwards."""
+        try:
+            if self._ranks.is_alive and self._module is not None:
+                _ = self.module
+            self._ranks.close()
+        finally:
+            self._end()
+
+
+class _Ranks:
+    """The ranks as the script sees them: a folder, a store, and a thread that watches their processes.
+
+    Attributes:
+        folder: for what is too large for the store.
+    """
+
+    def __init__(self, plan: Plan, optimizer: Any, options: ScriptOptions, module: nn.Module | None) -> None:
+        self._num_ranks, self._number = plan.decision.num_ranks, 0
+        self._failure: HalopipeError | None = None
+        self._is_over = threading.Event()
+        seats = seats_of(plan.decision, options["device"])
+        require_devices(seats)
+        if not on_gpus(seats):
+            warm_workers()  # by this thread: what another one starts would end with it
+        self._stack = ExitStack()
+        self.folder = self._stack.enter_context(job_folder())
+        self._store, port = host_store()
+        self._link = join_store(LOOPBACK, port)
+        write(self.folder / SCRIPT, Script(plan, optimizer, options, port, module is not None))
+        if module is not None:
+            write(self.folder / STATE, module.state_dict())
+        names = {seat.rank: str(seat.rank) for seat in seats}
+        workers = workers_of(self.folder, names, afresh=on_gpus(seats), call=SERVE)
+        decision = plan.decision
+        waits = Waits(decision.rows(), [stage.ranks for stage in decision.stages])
+
+        def stop(_: object) -> None:
+            if self._is_over.is_set():
+                raise UsageError("this run is over", ["it was ended"])
+
+        def watch() -> None:
+            try:
+                run_workers([workers], titles_of(decision), self._store, stop, waits)
+            except HalopipeError as error:
+                self._failure = error
+            except Exception as error:  # noqa: BLE001  # whoever waits for the ranks must hear of it
+                self._failure = read_error(write_error(error))
+
+        self._thread = threading.Thread(target=watch, name="ranks", daemon=True)
+        self._thread.start()
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the ranks can be called."""
+        return self._thread.is_alive() and self._failure is None
+
+    def call(self, what: str, **told: Any) -> dict[str, Any]:
+        """Has all ranks do something, and returns what rank 0 says of it.
+
+        Raises:
+            UsageError: the run is over; or the ranks refuse what they were told, and wait for the next call.
+            HalopipeError: what a rank failed by.
+        """
+        if not self.is_alive:
+            why = [self._failure.title] if self._failure is not None else ["it was closed"]
+            raise UsageError("this run is over", why, ["hp.parallelize(...) again, and run.load(folder)"])
+        self._number += 1
+        path = self.folder / f"call-{self._number}.pt"
+        write(path, told)
+        self._link.set(f"call/{self._number}", what)
+        answer = self.answers()
+        path.unlink()
+        self._link.delete_key(f"call/{self._number}")
+        return answer
+
+    def answers(self) -> dict[str, Any]:
+        """Waits for all ranks' answers to the last call; the first call is to be ready."""
+        keys = [f"answer/{self._number}/{rank}" for rank in range(self._num_ranks)]
+        until(lambda: self._link.check(keys) or not self._thread.is_alive(), _BUSY_S)
+        if not self._link.check(keys):
+            raise self._failure or UsageError("this run is over", ["its ranks have ended"])
+        answers = [json.loads(self._link.get(key)) for key in keys]
+        for key in keys:
+            self._link.delete_key(key)
+        for answer in answers:
+            if "error" in answer:
+                raise read_error(answer["error"])
+        found: dict[str, Any] = answers[0]
+        return found
+
+    def close(self) -> None:
+        """Has the ranks end by themselves."""
+        if self.is_alive:
+            self._link.set(f"call/{self._number + 1}", CLOSE)
+            self._thread.join(SETUP_S)
+
+    def end(self) -> None:
+        """Nothing of the ranks is left, however it comes."""
+        self._is_over.set()
+        self._thread.join(SETUP_S)
+        self._stack.close()
+
+
+def parallelize(
+    module: nn.Module | str,
+    example: Any,
+    loss_fn: Callable[..., Any] | None,
+    optimizer: Any,
+    plan: Plan | None,
+    profile: Profile | None,
+    make_plan: Callable[[], tuple[Profile, Plan]],
+    options: ScriptOptions,
+    job: JobRank | None,
+) -> Parallel | Execution:
+    """See :func:`halopipe.api.parallelize`.
+
+    Args:
+        make_plan: profiles and plans.
+        job: of torchrun, of which this process is a rank; None: it is none.
+    """
+    own = module if isinstance(module, nn.Module) else None
+    if job is not None:
+        return _join(own, example, loss_fn, optimizer, plan, profile, make_plan, options, job)
+    is_given = plan is not None
+    if plan is None:
+        profile, plan = make_plan()
+    return Parallel(own, plan, profile, loss_fn, optimizer, options, has_state=is_given and own is not None)
+
+
+def _join(
+    module: nn.Module | None,
+    example: Any,
+    loss_fn: Callable[..., Any] | None,
+    optimizer: Any,
+    plan: Plan | None,
+    profile: Profile | None,
+    make_plan: Callable[[], tuple[Profile, Plan]],
+    options: ScriptOptions,
+    job: JobRank,
+) -> Execution:
+    """As a rank of torchrun's; where there is no plan, rank 0 makes one for all."""
+    if plan is None and job.num_hosts > 1:
+        raise UsageError(
+            "a job on several hosts needs a plan that is there before",
+            [f"the job has {job.num_hosts} hosts"],
+            ["torchrun ... -m halopipe profile, and halopipe plan, first; then plan='plan.json'"],
+        )
+    store, board = job_stores(job.rank, job.num_ranks)
+    if plan is None:
+        if job.rank == 0:
+            try:
+                profile, plan = make_plan()
+                store.set(_PLAN, dumps(plan))
+            except HalopipeError as error:
+                store.set(_PLAN, write_error(error))
+                raise
+        else:
+            text = store.get(_PLAN).decode()
+            if "halopipe" not in json.loads(text):
+                raise read_error(text)
+            plan = loads(text, Plan)
+    job.require_size(plan.decision)
+    terms, device, check = terms_of_script(plan, optimizer, options)
+    load = partial(loaded_of_script, plan, module, loss_fn, example)
+    run = joined(terms, job.rank_of(plan.decision), store, board, load, device, check=check)
+    run.profile = profile
+    return run

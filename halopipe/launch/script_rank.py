@@ -1,0 +1,156 @@
+"""A rank of a script's job: it does what the script asks for, until the run is closed.
+
+The other side is :mod:`halopipe.launch.parallelize`, whose module says how the two talk.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import cloudpickle
+import torch
+from torch import nn
+
+from cuda_ops._torch import PrefixStore
+from halopipe.launch.execute import joined, terms_of_script
+from halopipe.run_spec.options import ScriptOptions
+from halopipe.training.session import Execution
+from planner.ir.errors import UsageError
+from planner.ir.plan import Plan
+from profiler import load_model
+from profiler.source.model import LoadedModel
+from runtime.checkpoint.training_state import LOSS
+from runtime.monitor.failure import write_error
+from runtime.monitor.watch import LOOPBACK, SETUP_S, join_store
+from runtime.optim.optimizer import Described
+
+if TYPE_CHECKING:
+    from cuda_ops._torch import Store
+
+SCRIPT, STATE, CLOSE = "script.pt", "state.pt", "close"
+
+_FOREVER_S = 1e9
+_SHORTEST_S, _IDLE_S = 1e-4, 2e-2
+"""Between two looks at the store: at first, and where there is nothing to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """What each rank of a script's job is told first.
+
+    Attributes:
+        optimizer: text, a function, or the description of an optimiser object; None: the plan's.
+        options: as of ``hp.execute``.
+        port: of the script's store.
+        has_state: whether the ranks begin with other weights than the model is loaded with.
+    """
+
+    plan: Plan
+    optimizer: Any
+    options: ScriptOptions
+    port: int
+    has_state: bool
+
+
+def serve(folder: Path, rank: int) -> None:
+    """Be a rank until the script closes the run."""
+    script: Script = torch.load(folder / SCRIPT, weights_only=False)
+    board, calls = join_store(LOOPBACK, script.port), join_store(LOOPBACK, script.port)
+    store = PrefixStore("job", join_store(LOOPBACK, script.port))
+    model = load_model(script.plan.inputs.model, script.options.get("seed", 0))
+    if script.has_state:
+        _load_weights(model, torch.load(folder / STATE, weights_only=False))
+    optimizer = script.optimizer
+    if isinstance(optimizer, Described):
+        function = getattr(model.loss_fn, "function", model.loss_fn)
+        optimizer = optimizer.made(named_parameters(model.module, function))
+    terms, device, check = terms_of_script(script.plan, optimizer, script.options)
+    with joined(terms, rank, store, board, [model].pop, device, check=check, local_rank=rank) as execution:
+        number = 0
+        answer: dict[str, Any] = {}
+        while True:
+            calls.set(f"answer/{number}/{rank}", json.dumps(answer))
+            execution.activity.deadline_s = _FOREVER_S
+            execution.activity.begin("waiting for the script")
+            number += 1
+            what = _next(calls, number)
+            execution.activity.begin(what)
+            execution.activity.deadline_s = SETUP_S
+            if what == CLOSE:
+                return
+            told = torch.load(folder / f"call-{number}.pt", weights_only=False)
+            try:
+                answer = _done(execution, what, told, folder / STATE)
+            except UsageError as error:
+                if execution.activity.what != what:  # it has begun to run
+                    raise
+                answer = {"error": write_error(error)}
+
+
+def _done(execution: Execution, what: str, told: Mapping[str, Any], state: Path) -> dict[str, Any]:
+    """Does what the script asks for."""
+    if told.get("settings") is not None and execution.followed is not None:
+        execution.followed.settings = told["settings"]
+    match what:
+        case "step":
+            loss = execution.step(told["batch"])
+            return {"loss": loss, "is_updated": execution.is_updated, "num_steps": execution.num_steps}
+        case "evaluate":
+            return {"score": asdict(execution.evaluate(*told["batches"]))}
+        case "state_dict":
+            found = execution.state_dict()
+            if execution.rank == 0:
+                write(Path(told["path"]), found)
+        case "load_state_dict":
+            execution.load_state_dict(told["state"])
+        case "save":
+            execution.save(told["folder"], keep=told["keep"])
+        case "load":
+            execution.load(told["folder"], step=told["step"])
+            if execution.rank == 0 and execution.followed is not None:
+                write(state, execution.followed.settings)
+    return {"num_steps": execution.num_steps}
+
+
+def _next(calls: Store, number: int) -> str:
+    """The next call; the script may take its time.  This process ends with it."""
+    key = f"call/{number}"
+    until(lambda: calls.check([key]), _IDLE_S)
+    return calls.get(key).decode()
+
+
+def until(is_there: Callable[[], bool], longest_s: float) -> None:
+    """Looks often at first, then ever more seldom, up to ``longest_s`` apart; torch's own wait logs when it ends."""
+    pause_s = _SHORTEST_S
+    while not is_there():
+        time.sleep(pause_s)
+        pause_s = min(pause_s * 1.1, longest_s)
+
+
+def _load_weights(model: LoadedModel, state: Mapping[str, Any]) -> None:
+    try:
+        model.module.load_state_dict(state)
+    except RuntimeError as error:
+        raise UsageError(
+            "the module is not the one that the plan was made for", str(error).splitlines()[1:], ["plan again"]
+        ) from error
+
+
+def named_parameters(module: nn.Module, loss_fn: Any) -> dict[str, nn.Parameter]:
+    """By all their names, as :func:`halopipe.training.single_device.parameters_of`."""
+    found = dict(module.named_parameters(remove_duplicate=False))
+    if isinstance(loss_fn, nn.Module):
+        found |= {LOSS + name: each for name, each in loss_fn.named_parameters(remove_duplicate=False)}
+    return found
+
+
+def write(path: Path, value: Any) -> None:
+    """All of it at once; what is defined in ``__main__`` or in a notebook goes along."""
+    new = path.with_suffix(".new")
+    torch.save(value, new, pickle_module=cloudpickle)
+    new.replace(path)

@@ -1,0 +1,162 @@
+"""A module trained from a plain script: ranks are processes of this host, which the test calls as a script does."""
+
+from __future__ import annotations
+
+import copy
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.optim import lr_scheduler
+
+import halopipe as hp
+from halopipe.launch import parallelize
+from halopipe.launch.job_environment import JobRank
+from halopipe.training.optimizer_spec import spec_of
+from planner.ir.errors import UsageError, WorkerError
+from planner.ir.profile import ModelSource, Optimizer
+from profiler.source.source import load_model
+from tests.halopipe import learners
+from tests.halopipe.plans import plan_of
+
+HOME = Path(__file__).resolve().parents[3]
+SOURCE = ModelSource("tests.halopipe.learners:classifier", {"dropout": "0.0"}, (4, learners.WIDTH), "float64")
+
+
+def batch(step: int, rows: int = 6) -> tuple[Tensor, Tensor]:
+    inputs, targets = learners.samples()
+    return inputs[step : step + rows].double(), targets[step : step + rows]
+
+
+def adamw(module: nn.Module) -> tuple[torch.optim.Optimizer, lr_scheduler.LRScheduler]:
+    """Two groups, and a schedule that no text describes."""
+    weights = [parameter for parameter in module.parameters() if parameter.ndim > 1]
+    biases = [parameter for parameter in module.parameters() if parameter.ndim == 1]
+    groups = [{"params": biases, "weight_decay": 0.0}, {"params": weights, "betas": (0.5, 0.9)}]
+    optimizer = torch.optim.AdamW(groups, lr=0.1, weight_decay=0.3)
+    return optimizer, lr_scheduler.LambdaLR(optimizer, lambda step: 1.0 / (1 + step))
+
+
+class Bomb:
+    """What the ranks cannot read."""
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return divmod, (1, 0)
+
+
+def test_a_module_is_trained_from_a_script_as_in_its_own_loop(tmp_path: Path) -> None:
+    """Starts two processes, once for all that is asked of a run: 8 s."""
+    module = load_model(SOURCE).module
+    with torch.no_grad():
+        module[0].weight.mul_(1.5)  # the ranks begin with the script's weights, not with the factory's
+    twin = copy.deepcopy(module)
+    optimizer, schedule = adamw(module)
+    own, own_schedule = adamw(twin)
+    plan = plan_of(SOURCE, [0.5], (3, 3))
+    with hp.parallelize(module, plan=plan, optimizer=optimizer, scheduler=schedule) as run:
+        losses = [run.step(batch(step)) for step in range(2)]
+        run.save(tmp_path)
+        losses.append(run.step([batch(2, 3), batch(5, 3)]))  # the same samples, its micro-batches one by one
+        for step, loss in enumerate(losses):
+            own.zero_grad()
+            expected = nn.functional.cross_entropy(twin(batch(step)[0]), batch(step)[1])
+            expected.backward()
+            own.step()
+            own_schedule.step()
+            assert loss == pytest.approx(expected.item(), rel=1e-10)
+        assert schedule.get_last_lr() == own_schedule.get_last_lr()
+        state = run.state_dict()
+        assert list(state) == list(twin.state_dict())
+        for found in (state, run.module.state_dict()):
+            for name, tensor in twin.state_dict().items():
+                torch.testing.assert_close(found[name], tensor, rtol=1e-10, atol=1e-12)
+        with torch.no_grad():
+            expected = nn.functional.cross_entropy(twin(batch(4)[0]), batch(4)[1])
+        assert run.evaluate(batch(4)).loss == pytest.approx(expected.item(), rel=1e-10)
+        with pytest.raises(UsageError, match="a batch has 7 samples"):  # and the run goes on
+            run.step(batch(0, 7))
+        assert run.load(tmp_path) == run.num_steps == 2
+        assert optimizer.param_groups[0]["lr"] == pytest.approx(0.1 / 3)
+        assert run.step(batch(2)) == pytest.approx(losses[2], rel=1e-10)
+        run.load_state_dict(twin.state_dict())
+        assert run.evaluate(batch(4)).loss == pytest.approx(expected.item(), rel=1e-10)
+        with pytest.raises(WorkerError, match="ZeroDivisionError") as caught:
+            run.step(Bomb())
+        assert "on rank" in str(caught.value)
+        with pytest.raises(UsageError, match="this run is over"):
+            run.step(batch(0))
+    assert optimizer.state == {}
+
+
+def test_what_cannot_be_kept_is_refused_before_anything_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = plan_of(SOURCE, [0.5], (3, 3))
+    module = load_model(SOURCE).module
+    with pytest.raises(UsageError, match="parameters that are not the model's"):
+        hp.parallelize(module, plan=plan, optimizer=torch.optim.SGD(nn.Linear(2, 2).parameters(), lr=0.1))
+    with pytest.raises(UsageError, match="an optimiser object is made of the parameters of a module"):
+        hp.parallelize(SOURCE.factory, plan=plan, optimizer=torch.optim.SGD(module.parameters(), lr=0.1))
+    with pytest.raises(UsageError, match="device 'nowhere' cannot be used"):
+        hp.parallelize(module, plan=plan, device="nowhere")
+    with pytest.raises(UsageError, match="a job on several hosts needs a plan"):
+        parallelize.parallelize(module, None, None, "SGD", None, None, lambda: None, {}, JobRank(0, 2, num_hosts=2))
+
+
+def test_a_plan_is_made_of_what_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: dict[str, object] = {}
+    profile, plan = object(), plan_of(SOURCE, [], (3,))
+
+    def measured(module: object, example: object, **others: object) -> object:
+        asked.update(others, example=example)
+        return profile
+
+    def started(*given: object) -> object:
+        return given[6]()
+
+    monkeypatch.setattr("halopipe.api._measure", measured)
+    monkeypatch.setattr("halopipe.api._make_plan", lambda found, global_batch: (found, global_batch, plan)[-1])
+    monkeypatch.setattr("halopipe.launch.parallelize.parallelize", started)
+    module = nn.Linear(2, 2)
+    optimizer = torch.optim.AdamW(module.parameters(), lr=0.25, betas=(0.5, 0.75))
+    assert hp.parallelize(module, batch(0), devices=2, optimizer=optimizer, global_batch=6) == (profile, plan)
+    assert (asked["cluster"], asked["quick"]) == (2, True)
+    assert asked["optimizer"] == Optimizer("AdamW", {"lr": 0.25, "betas": (0.5, 0.75)}, 2.0)
+
+
+def test_an_optimiser_of_ones_own_is_planned_by_the_state_that_it_keeps() -> None:
+    made = spec_of(lambda parameters: torch.optim.SGD(parameters, lr=0.1))
+    assert made == replace(spec_of("AdamW"), state_bytes_per_parameter_byte=0.0)
+
+
+SCRIPT = """
+import json, torch
+import halopipe as hp
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = torch.nn.Linear(5, 7), torch.nn.Linear(7, 3)
+
+    def forward(self, x):
+        return self.last(torch.tanh(self.first(x)))
+
+torch.manual_seed(0)
+net, x, y = Net(), torch.randn(4, 5), torch.randint(3, (4,))
+with hp.parallelize(net, (x, y), loss_fn=torch.nn.functional.cross_entropy, optimizer="SGD:lr=0.5") as run:
+    losses = [run.step((x, y)) for _ in range(3)]
+print(json.dumps([losses, torch.nn.functional.cross_entropy(net(x), y).item()]))
+"""
+
+
+@pytest.mark.exhaustive("profiles in processes of its own: 20 s; its parts are tested one by one")
+def test_a_plain_script_needs_no_guard(tmp_path: Path) -> None:
+    (tmp_path / "plain.py").write_text(SCRIPT)
+    command = [sys.executable, "plain.py"]
+    found = subprocess.run(command, cwd=tmp_path, env={"PYTHONPATH": str(HOME)}, capture_output=True, text=True)
+    assert found.returncode == 0, found.stderr
+    losses, last = json.loads(found.stdout)
+    assert losses[0] > losses[1] > losses[2] > last
