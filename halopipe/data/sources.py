@@ -61,12 +61,12 @@ class Form:
 
     Attributes:
         name: of the factory.
-        dtype: that floats are cast to.
+        dtype: that floats are cast to; None: they stay as they are.
         batch: how a batch is made up.
     """
 
     name: str
-    dtype: torch.dtype
+    dtype: torch.dtype | None
     batch: BatchStructure
 
     def item(self, found: Any) -> Item:
@@ -75,11 +75,14 @@ class Form:
         Raises:
             FactoryError: it is neither.
         """
-        if isinstance(found, list) and found and all(isinstance(each, (tuple, Mapping)) for each in found):
-            is_pair = len(found) == 2 and isinstance(found[0], Mapping) and self.batch.has_targets
-            if not is_pair:
-                return [self.pair(each) for each in found]
-        return self.pair(found)
+        return [self.pair(each) for each in found] if self.is_several(found) else self.pair(found)
+
+    def is_several(self, found: Any) -> bool:
+        """Whether it is a list of micro-batches."""
+        if not isinstance(found, list) or not found or not all(isinstance(each, (tuple, Mapping)) for each in found):
+            return False
+        is_pair = len(found) == 2 and isinstance(found[0], Mapping) and self.batch.has_targets
+        return not is_pair
 
     def pair(self, found: Any) -> Pair:
         """The tensors of inputs and targets."""
@@ -97,7 +100,7 @@ class Form:
             raise FactoryError(f"{self.name} raised {type(error).__name__}", [str(error), where(error)]) from error
 
     def _cast(self, tensors: Tensors) -> Tensors:
-        return tuple(each.to(self.dtype) if each.is_floating_point() else each for each in tensors)
+        return tuple(each.to(self.dtype) if self.dtype and each.is_floating_point() else each for each in tensors)
 
 
 @dataclass(frozen=True, slots=True)

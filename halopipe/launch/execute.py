@@ -146,7 +146,8 @@ def joined(
         opened = own.open(prepared)
         watched = WatchedSteps(terms, own.place, opened, kept) if check else None
         user = _users(prepared.model.module)
-        return Execution(opened, user, stack.pop_all().close, terms, own.place.activity, watched)
+        leave = stack.pop_all().close
+        return Execution(opened, user, leave, terms, own.place.activity, prepared.model.batch, watched)
 
 
 def _job(plan: Plan) -> JobRank:

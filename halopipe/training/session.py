@@ -15,7 +15,7 @@ from torch import Tensor, nn
 import runtime.pipeline.microbatches
 from cuda_ops.sparse.nn.tensor import SparseTensor
 from halopipe.data.feeds import Agreement, agreement_of
-from halopipe.data.sources import Item, Pair, bound, tensors_of
+from halopipe.data.sources import Form, Item, Pair, bound, tensors_of
 from halopipe.run_spec.result import Score
 from halopipe.training.checkpointing import open_saved, save_now
 from halopipe.training.evaluate import evaluate, loss_rank
@@ -28,6 +28,7 @@ from planner.ir.profile import Profile
 from profiler.capture.graph import capture
 from profiler.source.clouds import samples_first
 from profiler.source.model import LoadedModel
+from profiler.source.structure import BatchStructure
 from runtime.checkpoint.training_state import LOSS
 from runtime.engine import StepResult
 from runtime.monitor.activity import Activity
@@ -39,8 +40,8 @@ from runtime.pipeline.messages import CPU
 _log = logging.getLogger(__name__)
 
 Tensors = Tensor | tuple[Tensor, ...]
-Batch = tuple[Tensors | SparseTensor, Tensors] | list[tuple[Tensors | SparseTensor, Tensors]]
-"""Inputs and targets of a global batch; or of each of its micro-batches.
+Batch = Any
+"""A global batch as its user has it (:class:`profiler.source.structure.BatchStructure`); or a list of micro-batches.
 
 Of a sparse network the inputs are a SparseTensor, and targets one a sample or one a point in the order that the points
 were given in; or all has samples first, padded: coordinates, features and counts, and the targets.
@@ -158,11 +159,13 @@ class Execution:
         leave: Callable[[], None],
         terms: Terms,
         activity: Activity,
+        batch: BatchStructure,
         watched: WatchedSteps | None = None,
     ) -> None:
         self._engine, self._consumer, self._leave, self._seed = opened.engine, opened.consumer, leave, terms.seed
         self.followed = terms.optimizer if isinstance(terms.optimizer, Followed) else None
         self._watched, self.numerics, self.plan, self.activity = watched, None, terms.plan, activity
+        self._form = Form("the batch", None, batch)
         transport = opened.consumer.transport
         self.model, self.rank, self.num_ranks = model, transport.rank, transport.world_size
         self._trained = agreement_of(opened.consumer, 0, is_script=True)
@@ -188,8 +191,9 @@ class Execution:
         """One training step, on a batch that every rank is given whole, the same one.
 
         Args:
-            batch: ``(inputs, targets)``, of as many samples as the plan's global batch or fewer; or a list of such
-                pairs, one a micro-batch, each of its own size and shape.
+            batch: made up as the model's example, ``(inputs, targets)`` or a mapping or nests of them, of as many
+                samples as the plan's global batch or fewer.  Or a list of such batches, one a micro-batch, each of its
+                own size and shape.
 
         Returns:
             The loss of the batch, on every rank.
@@ -204,8 +208,7 @@ class Execution:
         self._trained.step = self.num_steps - self._trained.noted
         result = self._engine.step_on(self._bound(batch, self._trained))
         if self._watched is not None:
-            item = [self._pair(each) for each in batch] if isinstance(batch, list) else self._pair(batch)
-            self.numerics = self._watched.after(item, result)
+            self.numerics = self._watched.after(self._item(batch), result)
             if self._watched.is_over:
                 self._watched = None
         if self.followed is not None and self.is_updated:
@@ -321,17 +324,20 @@ class Execution:
 
     def _bound(self, batch: Batch, agreement: Agreement) -> runtime.pipeline.microbatches.Batch:
         """The batch, which all ranks were given, as the engine takes it."""
-        item = [self._pair(each) for each in batch] if isinstance(batch, list) else self._pair(batch)
+        item = self._item(batch)
         found = bound(item, self._consumer.inputs, self._consumer.decision.micro_batches)
         agreement.note(tensors_of(item))
         return found
 
-    def _pair(self, batch: tuple[Tensors | SparseTensor, Tensors]) -> Pair:
-        inputs, targets = batch
-        if isinstance(inputs, SparseTensor):
+    def _item(self, batch: Batch) -> Item:
+        return [self._pair(each) for each in batch] if self._form.is_several(batch) else self._pair(batch)
+
+    def _pair(self, batch: Any) -> Pair:
+        if isinstance(batch, (tuple, list)) and isinstance(batch[0], SparseTensor):
+            inputs, targets = batch
             found = samples_first(inputs, _tuple(targets), self._consumer.per_site)
             return found[:_NUM_OF_CLOUDS], found[_NUM_OF_CLOUDS:]
-        return _tuple(inputs), _tuple(targets)
+        return self._form.pair(batch)
 
 
 _NUM_OF_CLOUDS = 3

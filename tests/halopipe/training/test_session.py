@@ -77,7 +77,7 @@ def together(
         engine = Engine(plan.decision, given, twin.module, end, optimizer, **own)
         opened = Opened(engine, consumer_of(plan.decision, given, end, 20.0))
         terms = Terms(plan, optimizer, seed=seed)
-        with voice, Execution(opened, twin.module, engine.close, terms, voice.activity) as execution:
+        with voice, Execution(opened, twin.module, engine.close, terms, voice.activity, twin.batch) as execution:
             return do(execution)
 
     return on_ranks(plan.decision.num_ranks, run, groups_of(plan.decision, original[1].graph))
@@ -332,3 +332,30 @@ def test_a_state_dict_is_the_modules_and_can_be_loaded(name: str) -> None:
     plain = lambda module: (torch.optim.SGD(module.parameters(), lr=0.1), None)  # noqa: E731  # without a state
     for first, again in together(CALM_PLANS[name](), run, make=plain, scheduler=None):
         assert again == pytest.approx(first, rel=1e-10)
+
+
+def test_a_batch_is_given_as_the_user_has_it() -> None:
+    """A mapping with the labels inside, from a model with its own loss; the micro-batches one by one."""
+
+    def keyed(step: int, rows: int = 6, first: int = 0) -> dict[str, object]:
+        inputs, targets = batch(first + rows, step)
+        return {"labels": targets[first:], "inputs": [inputs[first:], None]}
+
+    def run(execution: Execution) -> list[float]:
+        losses = [execution.step(keyed(0)), execution.step([keyed(1, 3), keyed(1, 3, 3)]), execution.step(keyed(2))]
+        with pytest.raises(UsageError, match="another batch than the model's example"):
+            execution.step({"inputs": [batch(6, 0)[0], None]})
+        return losses
+
+    source = ModelSource("tests.halopipe.learners:keyed", {}, (), "float64")
+    module, expected = load_model(source).module, []
+    optimizer, schedule = adamw(module.layers)
+    for step in range(3):
+        optimizer.zero_grad()
+        loss = module(**keyed(step))["loss"]
+        loss.backward()
+        optimizer.step()
+        schedule.step()
+        expected.append(loss.item())
+    made = together(plan_of(source, [0.5], (3, 3)), run, make=lambda module: adamw(module.layers))
+    assert loss_of(made) == pytest.approx(expected, rel=1e-10)
