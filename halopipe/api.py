@@ -328,10 +328,11 @@ def execute(
     """Joins the torchrun job as one rank of ``plan``; see :func:`halopipe.launch.execute.execute`.
 
     Args:
-        optimizer: an optimiser of the model, a function that makes one, or text such as ``AdamW:lr=0.001``.
+        optimizer: an optimiser object of the model, a function that makes one of parameters, or text such as
+            ``AdamW:lr=0.001``.
         options: ``scheduler``, ``clip_norm``, ``accumulate``, ``seed``, ``deadline_s``, ``compiler``, ``device``,
             ``check_first_step``: as of a run, see :class:`halopipe.run_spec.options.RunOptions`; scheduler and compiler
-            may be functions.
+            may be functions, and a scheduler the object that was made on the optimiser object.
     """
     from halopipe.launch import execute as executing
 

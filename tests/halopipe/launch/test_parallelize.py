@@ -6,8 +6,10 @@ import copy
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -18,7 +20,7 @@ import halopipe as hp
 from halopipe.launch import parallelize
 from halopipe.launch.job_environment import JobRank
 from halopipe.training.optimizer_spec import spec_of
-from planner.ir.errors import UsageError, WorkerError
+from planner.ir.errors import InfeasibleError, UsageError, WorkerError
 from planner.ir.profile import ModelSource, Optimizer
 from profiler.source.source import load_model
 from tests.halopipe import learners
@@ -50,7 +52,7 @@ class Bomb:
 
 
 def test_a_module_is_trained_from_a_script_as_in_its_own_loop(tmp_path: Path) -> None:
-    """Starts two processes, once for all that is asked of a run: 8 s."""
+    """Starts two processes, once for all that is asked of a run; they load torch: 8 s."""
     module = load_model(SOURCE).module
     with torch.no_grad():
         module[0].weight.mul_(1.5)  # the ranks begin with the script's weights, not with the factory's
@@ -104,6 +106,28 @@ def test_what_cannot_be_kept_is_refused_before_anything_is_started(monkeypatch: 
         hp.parallelize(module, plan=plan, device="nowhere")
     with pytest.raises(UsageError, match="a job on several hosts needs a plan"):
         parallelize.parallelize(module, None, None, "SGD", None, None, lambda: None, {}, JobRank(0, 2, num_hosts=2))
+
+
+def test_in_a_job_of_torchrun_rank_0_plans_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    store, plan = torch.distributed.HashStore(), plan_of(SOURCE, [0.5], (3, 3))
+    monkeypatch.setattr(parallelize, "job_stores", lambda rank, num_ranks: (store, store))
+    monkeypatch.setattr(
+        parallelize, "joined", lambda terms, rank, *_, **__: SimpleNamespace(plan=terms.plan, rank=rank)
+    )
+
+    def join(rank: int, make_plan: Callable[[], object]) -> object:
+        job = JobRank(rank, 2)
+        return parallelize.parallelize(nn.Linear(2, 2), None, None, "SGD", None, None, make_plan, {}, job)
+
+    runs = [join(rank, lambda: ("its profile", plan)) for rank in range(2)]
+    assert [(run.rank, run.plan, run.profile) for run in runs] == [(0, plan, "its profile"), (1, plan, None)]
+
+    def fail() -> object:
+        raise InfeasibleError("no plan fits")
+
+    for rank in range(2):
+        with pytest.raises(InfeasibleError, match="no plan fits"):
+            join(rank, fail)
 
 
 def test_a_plan_is_made_of_what_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
