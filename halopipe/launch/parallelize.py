@@ -27,7 +27,7 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -53,9 +53,6 @@ from runtime.monitor.failure import read_error, write_error
 from runtime.monitor.waits import Waits
 from runtime.monitor.watch import LOOPBACK, SETUP_S, host_store, join_store, run_workers
 from runtime.optim.optimizer import Followed
-
-if TYPE_CHECKING:
-    pass
 
 SERVE = "halopipe.launch.worker:serve"
 _PLAN = "script/plan"
@@ -112,7 +109,8 @@ class Parallel:
             self._followed.recognise(named_parameters(module, loss_fn))
             optimizer = self._followed.described()
             given.pop("scheduler", None)  # it stays here
-        self._ranks = _Ranks(plan, optimizer, cast("ScriptOptions", given), module if has_state else None)
+        state = None if module is None or not has_state else _state_of(module, loss_fn)
+        self._ranks = _Ranks(plan, optimizer, cast("ScriptOptions", given), state)
         self._end = weakref.finalize(self, self._ranks.end)
         try:
             self._ranks.answers()
@@ -199,7 +197,7 @@ class _Ranks:
         folder: for what is too large for the store.
     """
 
-    def __init__(self, plan: Plan, optimizer: Any, options: ScriptOptions, module: nn.Module | None) -> None:
+    def __init__(self, plan: Plan, optimizer: Any, options: ScriptOptions, state: Mapping[str, Any] | None) -> None:
         self._num_ranks, self._number = plan.decision.num_ranks, 0
         self._failure: HalopipeError | None = None
         self._is_over = threading.Event()
@@ -211,9 +209,9 @@ class _Ranks:
         self.folder = self._stack.enter_context(job_folder())
         self._store, port = host_store()
         self._link = join_store(LOOPBACK, port)
-        write(self.folder / SCRIPT, Script(plan, optimizer, options, port, module is not None))
-        if module is not None:
-            write(self.folder / STATE, module.state_dict())
+        write(self.folder / SCRIPT, Script(plan, optimizer, options, port, state is not None))
+        if state is not None:
+            write(self.folder / STATE, state)
         names = {seat.rank: str(seat.rank) for seat in seats}
         workers = workers_of(self.folder, names, afresh=on_gpus(seats), call=SERVE)
         decision = plan.decision
@@ -286,6 +284,11 @@ class _Ranks:
         self._stack.close()
 
 
+def _state_of(module: nn.Module, loss_fn: Any) -> dict[str, Any]:
+    of_loss = loss_fn.state_dict() if isinstance(loss_fn, nn.Module) else {}
+    return {**module.state_dict(), **{LOSS + name: value for name, value in of_loss.items()}}
+
+
 def parallelize(
     module: nn.Module | str,
     example: Any,
@@ -306,7 +309,7 @@ def parallelize(
     own = module if isinstance(module, nn.Module) else None
     if job is not None:
         return _join(own, example, loss_fn, optimizer, plan, profile, make_plan, options, job)
-    is_given = plan is not None
+    is_given = plan is not None or profile is not None  # then the module may have been trained since
     if plan is None:
         profile, plan = make_plan()
     return Parallel(own, plan, profile, loss_fn, optimizer, options, has_state=is_given and own is not None)

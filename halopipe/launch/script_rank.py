@@ -133,8 +133,12 @@ def until(is_there: Callable[[], bool], longest_s: float) -> None:
 
 
 def _load_weights(model: LoadedModel, state: Mapping[str, Any]) -> None:
+    function = getattr(model.loss_fn, "function", model.loss_fn)
     try:
-        model.module.load_state_dict(state)
+        model.module.load_state_dict({name: value for name, value in state.items() if not name.startswith(LOSS)})
+        if isinstance(function, nn.Module):
+            own = {name.removeprefix(LOSS): value for name, value in state.items() if name.startswith(LOSS)}
+            function.load_state_dict(own)
     except RuntimeError as error:
         raise UsageError(
             "the module is not the one that the plan was made for", str(error).splitlines()[1:], ["plan again"]
