@@ -163,9 +163,9 @@ def spec_of(optimizer: str | torch.optim.Optimizer | MakeOptimizer) -> Optimizer
     arguments = {
         key: value
         for key, value in optimizer.defaults.items()
-        if key in accepted and value != accepted[key].default and isinstance(value, (bool, int, float, tuple))
+        if key in accepted and isinstance(value, (bool, int, float, tuple)) and value != accepted[key].default
     }
-    return parse_optimizer(f"{name}:{spelled(arguments)}" if arguments else name)
+    return parse_optimizer(f"{name}:{spelled({'lr': float(optimizer.defaults['lr']), **arguments})}")
 
 
 def make_scheduler_of(spec: Scheduler) -> MakeScheduler:

@@ -273,7 +273,9 @@ class Execution:
         A loss that is trained with the network adds its parameters as ``loss_fn.*``.
         """
         found = self._engine.whole_state_dict()
-        own = {name: found.pop(name, value) for name, value in self.model.state_dict().items()}
+        own = self.model.state_dict()
+        unused = {name: copy.deepcopy(value) for name, value in own.items() if name not in found}
+        own = {name: found.pop(name, unused.get(name)) for name in own}
         return {**own, **found}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

@@ -154,6 +154,11 @@ def test_a_plan_is_made_of_what_is_given(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_an_optimiser_of_ones_own_is_planned_by_the_state_that_it_keeps() -> None:
     made = spec_of(lambda parameters: torch.optim.SGD(parameters, lr=0.1))
     assert made == replace(spec_of("AdamW"), state_bytes_per_parameter_byte=0.0)
+    parameters = [nn.Parameter(torch.zeros(2))]
+    assert spec_of(torch.optim.SGD(parameters, lr=0.1, nesterov=True, momentum=0.5)) == Optimizer(
+        "SGD", {"lr": 0.1, "momentum": 0.5, "nesterov": True}, 1.0
+    )
+    assert spec_of(torch.optim.SGD(parameters)) == Optimizer("SGD", {"lr": 0.001}, 0.0)
 
 
 SCRIPT = """
