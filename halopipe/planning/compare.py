@@ -43,29 +43,34 @@ class Comparison:
         """Plain data for JSON."""
         return {
             "plans": [asdict(row) for row in self.rows()],
-            "differences": {name: list(lines) for name, lines in self._differences().items()},
+            "differences": {name: list(lines) for name, lines in self.differences().items()},
             "infeasible": dict(self.infeasible),
         }
 
-    def render(self) -> str:
-        """The table, then the differences from the first plan."""
+    def table(self) -> tuple[list[str], list[list[str]]]:
+        """(header, lines): a line a plan."""
         rows = self.rows()
         header = ["plan", "step", "samples/s", "slower", "bubble", "peak memory", "stages", "schedule", "status"]
         measured = any(row.measured_step_s is not None for row in rows)
-        lines = [text.table(header[:2] + ["measured"] * measured + header[2:], [_cells(row, measured) for row in rows])]
+        return header[:2] + ["measured"] * measured + header[2:], [_cells(row, measured) for row in rows]
+
+    def render(self) -> str:
+        """The table, then the differences from the first plan."""
+        lines = [text.table(*self.table())]
         lines += [f"  {name}: no plan fits: {why}" for name, why in self.infeasible.items()]
         models = {plan.inputs.model_fingerprint for plan in self.plans.values()}
         if len(models) > 1:
             lines += ["", "  note: these plans are for different models"]
         alike: dict[tuple[str, ...], list[str]] = {}
-        for name, differences in self._differences().items():
+        for name, differences in self.differences().items():
             alike.setdefault(differences, []).append(name)
         for differences, names in alike.items():
             lines += ["", f"{', '.join(names)}, against {next(iter(self.plans))}:"]
             lines += [f"  {line}" for line in differences or ("the same decision",)]
         return "\n".join(lines)
 
-    def _differences(self) -> dict[str, tuple[str, ...]]:
+    def differences(self) -> dict[str, tuple[str, ...]]:
+        """What each other plan decides otherwise than the first."""
         (_, first), *others = self.plans.items()
         return {name: differences(first.decision, plan.decision) for name, plan in others}
 

@@ -27,7 +27,7 @@ _STATUS = {
 def explain(plan: Plan, profile: Profile | None = None, width: int = 96) -> str:
     """The plan in words and pictures; with its profile, also the Gantt chart and what crosses stage boundaries."""
     prediction, timeline = solve.predict_again(plan, profile) if profile is not None else (plan.prediction, None)
-    blocks = [headline(plan, prediction), _stale(plan.prediction, prediction)]
+    blocks = [headline(plan, prediction), stale(plan.prediction, prediction)]
     if timeline is not None:
         picture = tables.gantt(timeline, solve.device_names(plan), width - 2)
         blocks.append("Step (predicted)\n" + _indented(picture))
@@ -36,7 +36,7 @@ def explain(plan: Plan, profile: Profile | None = None, width: int = 96) -> str:
         _ranks(plan, prediction),
         evidence_text(prediction),
         _titled("What binds", [f"- {line}" for line in plan.search.binding]),
-        _certificate(plan.search, prediction),
+        _titled("How good it is", certificate(plan.search, prediction)),
         _alternatives(plan),
         _measured(plan.measured, prediction) if plan.measured is not None else "",
     ]
@@ -121,7 +121,8 @@ def _objective_line(prediction: Prediction, objective: str) -> str:
     return f"\n  objective {objective}" + (f": {peak} on the fullest rank" if objective == MEMORY else "")
 
 
-def _stale(cached: Prediction, fresh: Prediction) -> str:
+def stale(cached: Prediction, fresh: Prediction) -> str:
+    """A note if the plan file's prediction is not the simulator's of today; else nothing."""
     if abs(cached.step_s - fresh.step_s) <= _STALE * fresh.step_s:
         return ""
     return (
@@ -131,6 +132,11 @@ def _stale(cached: Prediction, fresh: Prediction) -> str:
 
 
 def _stages(rows: tuple[StageRow, ...]) -> str:
+    return "\n".join(["Stages", tables.table(*stage_table(rows)), *layout_lines(rows)])
+
+
+def stage_table(rows: tuple[StageRow, ...]) -> tuple[list[str], list[list[str]]]:
+    """(header, lines): a line a stage; times and messages if they are known."""
     known = any(row.sends is not None for row in rows)
     again, divided = any(row.recompute for row in rows), any(row.sharded for row in rows)
     header = ["stage", "devices", "samples", "layers", "from", "to", "in flight", *(["recompute"] if again else [])]
@@ -155,10 +161,10 @@ def _stages(rows: tuple[StageRow, ...]) -> str:
             line += [_time(row.forward_s), _time(row.backward_s), units.size(row.parameter_bytes or 0)]
             line.append(", ".join(sends) or "nothing")
         cells.append(line)
-    return "\n".join(["Stages", tables.table(header, cells), *_layouts(rows)])
+    return header, cells
 
 
-def _layouts(rows: tuple[StageRow, ...]) -> list[str]:
+def layout_lines(rows: tuple[StageRow, ...]) -> list[str]:
     """A line for each stage that divides its layers along more than samples, or in several ways."""
     return [
         f"  stage {row.stage} divides "
@@ -192,7 +198,8 @@ def _memory(rank: RankPrediction) -> str:
     return f"{filled} {units.size(rank.peak_bytes)} of {units.size(rank.memory_limit_bytes)}"
 
 
-def _certificate(search: Search, prediction: Prediction) -> str:
+def certificate(search: Search, prediction: Prediction) -> list[str]:
+    """How the plan was found and how far from the best it can be, in lines."""
     lines = [f"{search.method} ({search.solver}); {_STATUS.get(search.status, search.status)}"]
     if search.bound_s > 0:
         above = prediction.step_s / search.bound_s - 1
@@ -205,10 +212,16 @@ def _certificate(search: Search, prediction: Prediction) -> str:
             lines.append(f"the largest of: {', '.join(parts)}")
     if search.num_simulated:
         lines.append(f"{search.num_candidates:,} partial plans looked at, {search.num_simulated:,} plans simulated")
-    return _titled("How good it is", lines)
+    return lines
 
 
 def _alternatives(plan: Plan) -> str:
+    header, cells = alternative_table(plan)
+    return "Alternatives\n" + tables.table(header, cells) if cells else ""
+
+
+def alternative_table(plan: Plan) -> tuple[list[str], list[list[str]]]:
+    """(header, lines): other plans, and what the search rejected unpriced, with why."""
     header = ["plan", "step", "peak memory", "why not"]
     cells = [
         [
@@ -220,7 +233,7 @@ def _alternatives(plan: Plan) -> str:
         for other in plan.alternatives
     ]
     cells += [[rejected.what, "–", "–", rejected.why] for rejected in plan.search.rejected]
-    return "Alternatives\n" + tables.table(header, cells) if cells else ""
+    return header, cells
 
 
 def _measured(measured: Measured, prediction: Prediction) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from halopipe.terminal import tables, units
@@ -22,6 +22,17 @@ def timeline_table(
     ranks: Sequence[Sequence[int]],
     known: Sequence[RankPrediction] = (),
 ) -> str:
+    """:func:`timeline_cells` as text."""
+    return tables.table(*timeline_cells(predicted, measured, step_s, ranks, known))
+
+
+def timeline_cells(
+    predicted: Timeline,
+    measured: Timeline,
+    step_s: float,
+    ranks: Sequence[Sequence[int]],
+    known: Sequence[RankPrediction] = (),
+) -> tuple[list[str], list[list[str]]]:
     """The step, then for each stage a forward, a backward, and the parts of its ranks' step (their mean).
 
     Parts that are nothing in both are left out.
@@ -34,17 +45,19 @@ def timeline_table(
     from planner.export.rows import stage_seconds
 
     lines: list[tuple[str, float | None, float | None]] = [("step", predicted.step_s or None, step_s)]
+    times = [stage_seconds(timeline) for timeline in (predicted, measured)]
+    parts = [_by_rank(timeline, ranks) for timeline in (predicted, measured)]
     for stage, of_stage in enumerate(ranks):
-        before, after = (stage_seconds(timeline, stage) for timeline in (predicted, measured))
+        before, after = (found.get(stage, (None, None)) for found in times)
         both = zip(("forward", "backward"), before, after, strict=True)
         lines += [(f"stage {stage} {word}", a, b) for word, a, b in both]
-        said = _parts(predicted, of_stage) or _said(known, of_stage)
-        lines += [(f"stage {stage} {word}", a, b) for word, a, b in _beside(said, _parts(measured, of_stage))]
+        said = _parts(parts[0], of_stage) or _said(known, of_stage)
+        lines += [(f"stage {stage} {word}", a, b) for word, a, b in _beside(said, _parts(parts[1], of_stage))]
     cells = [
         [name, _time(a), _time(b), units.signed_percent(b / a - 1) if a and b is not None else "–"]
         for name, a, b in lines
     ]
-    return tables.table(["", "predicted", "measured", "difference"], cells)
+    return ["", "predicted", "measured", "difference"], cells
 
 
 def _beside(said: Parts | None, seen: Parts | None) -> Iterator[tuple[str, float | None, float | None]]:
@@ -54,14 +67,21 @@ def _beside(said: Parts | None, seen: Parts | None) -> Iterator[tuple[str, float
             yield word, a, b
 
 
-def _parts(timeline: Timeline, ranks: Sequence[int]) -> Parts | None:
-    """Of ranks of a timeline; None where it is not known what they did."""
-    from planner.costs.simulator.breakdown import breakdown, mean_parts
+def _by_rank(timeline: Timeline, stages: Sequence[Sequence[int]]) -> dict[int, Parts]:
+    """Of the ranks of those stages that did anything."""
+    from planner.costs.simulator.breakdown import breakdown
 
-    if not any(span.rank in ranks for span in timeline.spans):
-        return None
-    found = breakdown(timeline, 1 + max(*ranks, *(span.rank for span in timeline.spans)))
-    return mean_parts([found[rank] for rank in ranks])
+    seen = {span.rank for span in timeline.spans}
+    ranks = [rank for stage in stages if seen & set(stage) for rank in stage]
+    found = breakdown(timeline, 1 + max([*ranks, *seen])) if ranks else ()
+    return {rank: found[rank] for rank in ranks}
+
+
+def _parts(known: Mapping[int, Parts], ranks: Sequence[int]) -> Parts | None:
+    """The mean of ranks; None where it is not known what they did."""
+    from planner.costs.simulator.breakdown import mean_parts
+
+    return mean_parts([known[rank] for rank in ranks]) if known.keys() >= set(ranks) else None
 
 
 def _said(known: Sequence[RankPrediction], ranks: Sequence[int]) -> Parts | None:

@@ -118,11 +118,12 @@ def plan_rows(plans: Mapping[str, Plan]) -> tuple[PlanRow, ...]:
 def stage_rows(plan: Plan, profile: Profile | None = None, timeline: Timeline | None = None) -> tuple[StageRow, ...]:
     """A row a stage."""
     sends = handovers(program_of(plan, profile)) if profile is not None else None
+    times = stage_seconds(timeline) if timeline is not None else {}
     rows = []
     for index, stage in enumerate(plan.decision.stages):
         layers = plan.decision.layers_of(index)
         layout = plan.decision.layout_of(index)
-        forward_s, backward_s = stage_seconds(timeline, index) if timeline is not None else (None, None)
+        forward_s, backward_s = times.get(index, (None, None))
         rows.append(
             StageRow(
                 stage=index,
@@ -186,13 +187,16 @@ def handovers(program: Program) -> tuple[Handover, ...]:
     return tuple(found)
 
 
-def stage_seconds(timeline: Timeline, stage: int) -> tuple[float | None, float | None]:
-    """Median seconds of a forward and of a whole backward (``B``, or ``I`` and ``W``) of ``stage``; None if unseen."""
-    by_op: dict[Op, list[float]] = {}
+def stage_seconds(timeline: Timeline) -> dict[int, tuple[float | None, float | None]]:
+    """By stage, median seconds of a forward and of a whole backward (``B``, or ``I`` and ``W``); None if unseen."""
+    seen: dict[int, dict[Op, list[float]]] = {}
     for span in timeline.spans:
         action = Action.parse(span.action)
-        if action.stage == stage:
-            by_op.setdefault(action.op, []).append(span.stop_s - span.start_s)
+        seen.setdefault(action.stage, {}).setdefault(action.op, []).append(span.stop_s - span.start_s)
+    return {stage: _forward_and_backward(by_op) for stage, by_op in seen.items()}
+
+
+def _forward_and_backward(by_op: Mapping[Op, list[float]]) -> tuple[float | None, float | None]:
     halves = [_median(by_op.get(op, ())) for op in (Op.BACKWARD_INPUT, Op.BACKWARD_WEIGHT)]
     split_s = sum(half for half in halves if half is not None) if any(half is not None for half in halves) else None
     whole_s = _median(by_op.get(Op.BACKWARD, ()))

@@ -69,8 +69,7 @@ def test_stage_seconds_are_medians_and_a_split_backward_is_added_up() -> None:
         Span(1, "1B0", 0.0, 5.0),
     )
     timeline = Timeline("predicted", 9.0, spans)
-    assert stage_seconds(timeline, 0) == (2.0, 3.0)
-    assert stage_seconds(timeline, 1) == (None, 5.0)
+    assert stage_seconds(timeline) == {0: (2.0, 3.0), 1: (None, 5.0)}
 
 
 def test_spans_of_both_sources_are_one_frame() -> None:

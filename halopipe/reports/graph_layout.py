@@ -1,0 +1,143 @@
+r"""A network on paper: layers from left to right, wrapped into rows as words are, each value on a lane of its own.
+
+A layer stands in the column of its depth (the longest path to it) and on the lowest lane that is free: a lane is held
+from the layer that makes a value until the last layer that reads it, so that no edge runs through a box.  A residual
+block is two lanes, and a chain is one:
+
+    conv1 - relu - conv2 - add -          columns 0 1 2 3, lane 0
+          \_______________/              lane 1 from relu to add
+
+Reference for the columns: Sugiyama, Tagawa and Toda 1981, their first step; lanes are those of interval graphs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+BOX_WIDTH, BOX_HEIGHT = 0.84, 0.66
+"""Of a column's and a lane's extent."""
+
+_ROW_GAP = 0.45
+LANES_PER_COLUMN = 3.0
+"""A column's width over a lane's height."""
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """Where everything is, in columns (x) and lanes (y, downwards).
+
+    Attributes:
+        boxes: centre of each layer.
+        lines: (x0, y0, x1, y1) of every piece of an edge; level, or from one lane to another.
+        width, height: of the whole.
+    """
+
+    boxes: tuple[tuple[float, float], ...]
+    lines: tuple[tuple[float, float, float, float], ...]
+    width: float
+    height: float
+
+
+def draw(num_layers: int, edges: Sequence[tuple[int, int]], aspect: float) -> Drawn:
+    """Lays a network out so that it is about ``aspect`` times as wide as high, a column being three lanes wide.
+
+    Args:
+        num_layers: their numbers are in topological order.
+        edges: (layer that makes a value, layer that reads it).
+    """
+    columns, lanes = _columns(num_layers, edges), [0] * num_layers
+    last_read = list(columns)
+    for src, dst in edges:
+        last_read[src] = max(last_read[src], columns[dst])
+    _give_lanes(columns, lanes, last_read, edges)
+    num_columns = max(columns, default=-1) + 1
+    highest = [0] * num_columns  # lanes of each column, passing values included
+    for layer, lane in enumerate(lanes):
+        for column in range(columns[layer], max(columns[layer] + 1, last_read[layer])):
+            highest[column] = max(highest[column], lane)
+    tops: list[float] = []
+    per_row, height = num_columns, 1.0
+    for per_row in _row_lengths(num_columns):
+        tops, height = _rows(highest, per_row)
+        if per_row * LANES_PER_COLUMN <= aspect * height or per_row == 1:
+            break
+    per_row = max(1, per_row)
+    boxes = tuple((c % per_row + 0.5, tops[c // per_row] + lane + 0.5) for c, lane in zip(columns, lanes, strict=True))
+    lines = dict.fromkeys(piece for edge in edges for piece in _pieces(edge, columns, boxes, lanes, tops, per_row))
+    return Drawn(boxes, tuple(lines), float(min(per_row, num_columns)), height)
+
+
+def edges_of(reads: Mapping[str, Sequence[str]]) -> list[tuple[int, int]]:
+    """Pairs of layers' numbers, each once; what is read and no layer is an input of the step."""
+    number = {name: index for index, name in enumerate(reads)}
+    pairs = ((number[maker], number[name]) for name, makers in reads.items() for maker in makers if maker in number)
+    return list(dict.fromkeys(pairs))
+
+
+def _columns(num_layers: int, edges: Sequence[tuple[int, int]]) -> list[int]:
+    columns = [0] * num_layers
+    for src, dst in sorted(edges, key=lambda edge: edge[1]):
+        columns[dst] = max(columns[dst], columns[src] + 1)
+    return columns
+
+
+def _give_lanes(
+    columns: Sequence[int], lanes: list[int], last_read: Sequence[int], edges: Sequence[tuple[int, int]]
+) -> None:
+    """A layer goes on in the lane of a value that it is the last to read, else in the lowest that nobody holds."""
+    makers: dict[int, list[int]] = {}
+    for src, dst in edges:
+        makers.setdefault(dst, []).append(src)
+    held: dict[int, int] = {}  # by lane, the column until which it is
+    for layer in sorted(range(len(columns)), key=lambda layer: (columns[layer], layer)):
+        column = columns[layer]
+        ending = [lanes[maker] for maker in makers.get(layer, ()) if last_read[maker] == column]
+        lane = min((lane for lane in ending if held.get(lane, -1) <= column), default=-1)
+        if lane < 0:
+            lane = next(number for number in range(len(held) + 1) if held.get(number, -1) <= column)
+        lanes[layer] = lane
+        held[lane] = max(last_read[layer], column + 1)
+
+
+def _row_lengths(num_columns: int) -> list[int]:
+    """Lengths of rows to try, the longest first, each a twentieth shorter."""
+    found, length = [], float(num_columns)
+    while length > 1:
+        found.append(round(length))
+        length = min(length - 1, length * 0.95)
+    return list(dict.fromkeys([*found, 1]))
+
+
+def _rows(highest: Sequence[int], per_row: int) -> tuple[list[float], float]:
+    """The top of each row, and the height of all."""
+    tops, top = [], 0.0
+    for start in range(0, len(highest), per_row):
+        tops.append(top)
+        top += max(highest[start : start + per_row]) + 1 + _ROW_GAP
+    return tops, max(1.0, top - _ROW_GAP)
+
+
+def _pieces(
+    edge: tuple[int, int],
+    columns: Sequence[int],
+    boxes: Sequence[tuple[float, float]],
+    lanes: Sequence[int],
+    tops: Sequence[float],
+    per_row: int,
+) -> list[tuple[float, float, float, float]]:
+    """An edge stays on its maker's lane up to the column before its reader; at the end of a row it goes on below."""
+    src, dst = edge
+    half = BOX_WIDTH / 2
+    (x, _), (end_x, end_y) = boxes[src], boxes[dst]
+    pieces, x = [], x + half
+    row, last = columns[src] // per_row, columns[dst] // per_row
+    while row < last:
+        y = tops[row] + lanes[src] + 0.5
+        pieces.append((x, y, float(per_row), y))
+        row, x = row + 1, 0.0
+    y, turn = tops[row] + lanes[src] + 0.5, end_x - 1 + half
+    if turn > x:
+        pieces.append((x, y, turn, y))
+        x = turn
+    return [*pieces, (x, y, end_x - half, end_y)]
