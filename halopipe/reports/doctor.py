@@ -1,0 +1,433 @@
+"""What of this machine is missing or odd for halopipe, and what to do about it; a few seconds.
+
+    needed     Python, torch with gloo, memory, a host that can talk to itself: without one nothing runs
+    wanted     what makes runs fast or figures true: cores of one's own, a compiler, AVX-512, shared memory, links
+    optional   packages of extras, GPUs
+
+Nothing is changed, and nothing is written.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+import importlib.util
+import os
+import platform
+import re
+import resource
+import shutil
+import socket
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from cuda_ops.device import compiling, gpus, host
+from halopipe.terminal import units
+
+OK, ODD, MISSING = "ok", "odd", "missing"
+
+EXTRAS: Mapping[str, Mapping[str, str]] = {
+    "demo": {"scikit-learn": "sklearn"},
+    "networks": {"timm": "timm", "torchvision": "torchvision", "transformers": "transformers"},
+    "notebooks": {"ipykernel": "ipykernel", "nbclient": "nbclient", "nbformat": "nbformat"},
+    "report": {"bokeh": "bokeh", "jinja2": "jinja2"},
+    "scans": {"laspy": "laspy", "lazrs": "lazrs"},
+}
+"""Extras of the installation: their packages, and what these are called when imported."""
+
+_OLDEST_PYTHON, _OLDEST_TORCH = (3, 11), (2, 9)
+_HOME = Path(__file__).resolve().parents[2]
+_LITTLE_MEMORY, _LITTLE_SHARED = 2 * 2**30, 256 * 2**20
+_FEW_FILES = 1024
+_SLOW_WAKING_S = 1e-3
+_OWN_SHARE = 0.95  # of a core's time
+_BUSY_S = 0.2
+_SLOW_LOOPBACK = 200e6
+_SENT_BYTES = 32 * 2**20
+_DEADLINE_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One line of the examination.
+
+    Attributes:
+        status: ``ok``, ``odd`` or ``missing``.
+        text: what there is.
+        remedy: what to do; empty if it is ok, or if nothing can be done.
+        needed: whether nothing runs without it; then ``missing`` is a failure.
+    """
+
+    what: str
+    status: str
+    text: str
+    remedy: str = ""
+    needed: bool = False
+
+    @property
+    def fails(self) -> bool:
+        """Whether halopipe cannot run because of it."""
+        return self.needed and self.status == MISSING
+
+
+def examine() -> tuple[Finding, ...]:
+    """All findings, the needed ones first.  One that cannot be made is itself a finding."""
+    found: list[Finding] = []
+    for what, look in _LOOKS:
+        try:
+            found += look()
+        except Exception as error:  # noqa: BLE001  # a machine may be odd in ways nobody thought of
+            found.append(Finding(what, ODD, f"cannot be looked at: {type(error).__name__}: {error}"))
+    return tuple(found)
+
+
+def can_run(findings: tuple[Finding, ...]) -> bool:
+    """Whether nothing that is needed is missing."""
+    return not any(finding.fails for finding in findings)
+
+
+def render(findings: tuple[Finding, ...]) -> str:
+    """A table, what to do below each line that is not ok, and the verdict."""
+    width = max((len(finding.what) for finding in findings), default=0)
+    shown = []
+    for finding in findings:
+        shown.append(f"{finding.status:<7}  {finding.what:<{width}}  {finding.text}")
+        shown += [f"{'':<{width + 9}}  try: {finding.remedy}"] if finding.remedy else []
+    odd = sum(finding.status != OK for finding in findings)
+    failing = [finding.what for finding in findings if finding.fails]
+    verdict = f"halopipe cannot run here: {', '.join(failing)}" if failing else "halopipe can run here"
+    return "\n".join([*shown, "", f"{verdict}; {units.count(odd, 'line')} not ok" if odd else verdict])
+
+
+def data(findings: tuple[Finding, ...]) -> dict[str, Any]:
+    """The same for JSON."""
+    return {"can_run": can_run(findings), "findings": [asdict(finding) for finding in findings]}
+
+
+def _python() -> Iterator[Finding]:
+    text = f"{platform.python_version()} on {platform.system()} {platform.machine()}"
+    old = sys.version_info[:2] < _OLDEST_PYTHON
+    yield Finding("python", MISSING if old else OK, text, "install Python 3.11 or newer" if old else "", needed=True)
+
+
+def _torch() -> Iterator[Finding]:
+    tested = tested_version("torch")
+    install = f"pip install torch=={tested}" if tested else "pip install 'torch>=2.9'"
+    try:
+        import torch
+        import torch.distributed as dist
+    except (ImportError, OSError) as error:  # OSError: a library that it needs
+        yield Finding("torch", MISSING, f"{type(error).__name__}: {error}", install, needed=True)
+        return
+    version = str(torch.__version__)
+    numbers = tuple(int(part) for part in re.findall(r"\d+", version)[:2])
+    build = f"CUDA {torch.version.cuda}" if torch.version.cuda else "processor only"
+    status, remedy = OK, ""
+    if numbers < _OLDEST_TORCH:
+        status, remedy = MISSING, install
+    elif tested and version.split("+")[0] != tested:
+        status, remedy = ODD, f"{install}, the version that is tested, if something fails"
+    yield Finding(
+        "torch", status, f"{version}, {build}" + (f"; tested: {tested}" if tested else ""), remedy, needed=True
+    )
+    has_gloo = dist.is_available() and dist.is_gloo_available()
+    text = "moves messages between processes" if has_gloo else "this build of torch has no gloo"
+    yield Finding("gloo", OK if has_gloo else MISSING, text, "" if has_gloo else install, needed=True)
+    has_onednn = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]  # torch's has no types
+    if has_onednn:
+        yield Finding("oneDNN", OK, "convolutions have fast kernels")
+    else:
+        yield Finding("oneDNN", ODD, "this build of torch lacks it: convolutions are slow", install)
+    level = str(torch.backends.cpu.get_cpu_capability())
+    flags = _cpu_flags()
+    if level == "AVX512" or not flags:
+        yield Finding("vectors", OK, level)
+    else:
+        why = "the processor has no AVX-512" if "avx512f" not in flags else "torch does not use AVX-512"
+        yield Finding("vectors", ODD if level == "DEFAULT" else OK, f"{level}: {why}")
+
+
+def tested_version(package: str) -> str:
+    """The version of a package that is tested; empty where the sources are not there to say it."""
+    with contextlib.suppress(OSError):
+        for line in (_HOME / "constraints.txt").read_text("utf-8").splitlines():
+            name, _, version = line.partition("==")
+            if name.strip().lower() == package:
+                return version.split()[0].split("+")[0]
+    return ""
+
+
+def _cores() -> Iterator[Finding]:
+    usable = host.device_description().num_cores
+    there = os.cpu_count() or usable
+    quota = cpu_quota(_read(Path("/sys/fs/cgroup/cpu.max")))
+    text = f"{usable} of {there} usable"
+    if quota is not None and quota < usable:
+        yield Finding(
+            "cores",
+            ODD,
+            f"{text}, but the control group allows the time of {quota:.2f}",
+            "raise the CPU limit of the container, or plan for fewer ranks",
+        )
+    elif usable < 2:
+        yield Finding(
+            "cores", ODD, f"{text}: ranks will share it", "taskset or the job's limits leave one core; ask for more"
+        )
+    else:
+        yield Finding("cores", OK, text)
+    threads = hyperthreads()
+    if threads > 1:
+        yield Finding(
+            "hyperthreads",
+            ODD,
+            f"{threads} threads share a core",
+            "plan for as many ranks as there are cores: two threads of one core slow each other",
+        )
+    governor = _read(Path("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor"))
+    if governor:
+        slow = governor in ("powersave", "ondemand", "conservative")
+        yield Finding(
+            "clock",
+            ODD if slow else OK,
+            f"governor {governor}",
+            "cpupower frequency-set -g performance" if slow else "",
+        )
+    share = own_share()
+    loaded = share < _OWN_SHARE
+    yield Finding(
+        "cores are free",
+        ODD if loaded else OK,
+        f"a busy thread gets {units.percent(share)} of a core; load {os.getloadavg()[0]:.1f}",
+        "wait until nothing else runs before you profile" if loaded else "",
+    )
+    waking = waking_s()
+    sleepy = waking > _SLOW_WAKING_S
+    yield Finding(
+        "cores that sleep",
+        ODD if sleepy else OK,
+        f"a sleeping thread wakes {units.seconds(waking)} late",
+        "messages will wait that long; profile on this machine, whose links include it" if sleepy else "",
+    )
+
+
+def cpu_quota(text: str) -> float | None:
+    """Cores of a control group's ``cpu.max`` (``200000 100000``); None for no limit."""
+    words = text.split()
+    return float(words[0]) / float(words[1]) if len(words) == 2 and words[0] != "max" else None
+
+
+def hyperthreads(folder: Path = Path("/sys/devices/system/cpu")) -> int:
+    """Threads of the first core, of those that are shared; 1 where it is not known."""
+    siblings = _read(folder / "cpu0" / "topology" / "thread_siblings_list")
+    total = 0
+    for part in siblings.split(","):
+        first, _, last = part.partition("-")
+        total += int(last or first) - int(first) + 1 if first.strip().isdecimal() else 0
+    return max(1, total)
+
+
+def own_share(busy_s: float = _BUSY_S) -> float:
+    """The part of a core's time that a thread gets which wants all of it."""
+    start_s, used_s = time.perf_counter(), time.thread_time()
+    while time.perf_counter() - start_s < busy_s:
+        pass
+    return min(1.0, (time.thread_time() - used_s) / (time.perf_counter() - start_s))
+
+
+def waking_s(times: int = 60, nap_s: float = 1e-3) -> float:
+    """By how much a nap is longer than asked for, in the median."""
+    found = []
+    for _ in range(times):
+        start_s = time.perf_counter()
+        time.sleep(nap_s)
+        found.append(time.perf_counter() - start_s - nap_s)
+    return max(0.0, statistics.median(found))
+
+
+def _memory() -> Iterator[Finding]:
+    available = host.available_bytes()
+    little = available < _LITTLE_MEMORY
+    yield Finding(
+        "memory",
+        ODD if little else OK,
+        f"{units.size(available)} available",
+        "close other programs, or raise the container's limit" if little else "",
+    )
+    with contextlib.suppress(OSError):
+        shared = os.statvfs("/dev/shm")
+        size = shared.f_frsize * shared.f_blocks
+        small = size < _LITTLE_SHARED
+        yield Finding(
+            "shared memory",
+            ODD if small else OK,
+            f"/dev/shm has {units.size(size)}",
+            "docker run --shm-size 1g: loaders with workers pass batches through it" if small else "",
+        )
+
+
+def _limits() -> Iterator[Finding]:
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    few = 0 <= files < _FEW_FILES
+    yield Finding(
+        "open files",
+        ODD if few else OK,
+        "no limit" if files < 0 else f"{files} at most",
+        "ulimit -n 4096" if few else "",
+    )
+    for name, word, kind in (("address space", "-v", resource.RLIMIT_AS), ("processes", "-u", resource.RLIMIT_NPROC)):
+        limit, _ = resource.getrlimit(kind)
+        if kind == resource.RLIMIT_AS and limit != resource.RLIM_INFINITY:
+            yield Finding(name, ODD, f"limited to {units.size(limit)}", f"ulimit {word} unlimited, unless it is meant")
+        elif kind == resource.RLIMIT_NPROC and 0 <= limit < 256:
+            yield Finding(name, ODD, f"{limit} at most", f"ulimit {word} 4096")
+
+
+def _compiler() -> Iterator[Finding]:
+    try:
+        found = compiling.find_toolchain(os.environ)
+    except compiling.CannotCompileError as error:
+        yield Finding(
+            "C++ compiler",
+            ODD,
+            f"{error}".splitlines()[0],
+            "apt install g++: without it sparse kernels run in plain torch, several times slower",
+        )
+    else:
+        yield Finding("C++ compiler", OK, f"{found.compiler}, {found.version.splitlines()[0]}")
+    folder = compiling.cache_folder(os.environ)
+    above = next((path for path in (folder, *folder.parents) if path.exists()), folder)
+    fault = compiling.foreign(folder) if above == folder else "" if os.access(above, os.W_OK) else f"{above} is closed"
+    if fault:
+        remedy = "set XDG_CACHE_HOME to a folder of your own: kernels are compiled in every process otherwise"
+        yield Finding("cache", ODD, f"{folder}: {fault}", remedy)
+    else:
+        yield Finding("cache", OK, f"{folder} can be written")
+
+
+def _gpus() -> Iterator[Finding]:
+    if not gpus.may_have_gpus():
+        yield Finding("GPU", OK, "no driver of NVIDIA's: devices are cores")
+        return
+    program = shutil.which("nvidia-smi")
+    driver = "driver there, nvidia-smi is not"
+    if program is not None:
+        query = (program, "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader")
+        answer = subprocess.run(query, capture_output=True, text=True, timeout=_DEADLINE_S, check=False)
+        driver = "; ".join(answer.stdout.strip().splitlines()) or answer.stderr.strip() or "nvidia-smi says nothing"
+    why = gpus.why_no_gpu()
+    if why:
+        yield Finding(
+            "GPU",
+            ODD,
+            f"{driver}; {why}",
+            "install the build of torch for CUDA: https://pytorch.org/get-started/locally",
+        )
+        return
+    import torch
+    import torch.distributed as dist
+
+    yield Finding(
+        "GPU", OK, f"{units.count(gpus.num_gpus(), 'GPU')}: {driver}; nothing of halopipe was tested on a GPU yet"
+    )
+    if dist.is_nccl_available():
+        version = ".".join(map(str, torch.cuda.nccl.version()))  # type: ignore[no-untyped-call]  # torch's has no types
+        yield Finding("NCCL", OK, version)
+    else:
+        yield Finding("NCCL", ODD, "this build of torch has none", "install the build of torch for CUDA")
+
+
+def _links() -> Iterator[Finding]:
+    name = socket.gethostname()
+    try:
+        address = socket.gethostbyname(name)
+        yield Finding("host name", OK, f"{name} is {address}")
+    except OSError as error:
+        yield Finding(
+            "host name",
+            ODD,
+            f"{name}: {error.strerror or error}",
+            f"add '127.0.1.1 {name}' to /etc/hosts, or set GLOO_SOCKET_IFNAME",
+        )
+    names = [name for _, name in socket.if_nameindex()]
+    alone = names == ["lo"]
+    yield Finding("interfaces", OK, ", ".join(names) + (" (no other host can be reached)" if alone else ""))
+    try:
+        speed = loopback_bytes_per_s()
+    except OSError as error:
+        yield Finding("loopback", MISSING, f"127.0.0.1: {error.strerror or error}", "ip link set lo up", needed=True)
+        return
+    slow = speed < _SLOW_LOOPBACK
+    yield Finding(
+        "loopback",
+        ODD if slow else OK,
+        f"{units.size(speed)}/s over TCP",
+        "something slows messages down: a sandbox, or a busy machine" if slow else "",
+        needed=True,
+    )
+
+
+def loopback_bytes_per_s(num_bytes: int = _SENT_BYTES) -> float:
+    """How fast one thread sends to another over TCP on this host."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.settimeout(_DEADLINE_S)
+
+        def send() -> None:
+            with contextlib.suppress(OSError), socket.create_connection(server.getsockname(), _DEADLINE_S) as out:
+                out.sendall(bytes(num_bytes))
+
+        sender = threading.Thread(target=send)
+        sender.start()
+        try:
+            connection, _ = server.accept()
+            with connection:
+                connection.settimeout(_DEADLINE_S)
+                buffer, got, start_s = bytearray(2**20), 0, time.perf_counter()
+                while got < num_bytes and (size := connection.recv_into(buffer)):
+                    got += size
+        finally:
+            sender.join()
+    return got / max(1e-9, time.perf_counter() - start_s)
+
+
+def _packages() -> Iterator[Finding]:
+    for extra, packages in EXTRAS.items():
+        lacking = [name for name, module in packages.items() if importlib.util.find_spec(module) is None]
+        if lacking:
+            yield Finding(
+                f"extra {extra}", MISSING, f"not installed: {', '.join(lacking)}", f"pip install 'halopipe[{extra}]'"
+            )
+        else:
+            versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in packages)
+            yield Finding(f"extra {extra}", OK, versions)
+
+
+def _cpu_flags() -> frozenset[str]:
+    match = re.search(r"^flags\s*:(.*)$", _read(Path("/proc/cpuinfo")), re.MULTILINE)
+    return frozenset(match[1].split()) if match else frozenset()
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8").strip()
+    except OSError:
+        return ""
+
+
+_LOOKS: tuple[tuple[str, Callable[[], Iterator[Finding]]], ...] = (
+    ("python", _python),
+    ("torch", _torch),
+    ("memory", _memory),
+    ("links", _links),
+    ("cores", _cores),
+    ("compiler", _compiler),
+    ("GPU", _gpus),
+    ("limits", _limits),
+    ("packages", _packages),
+)

@@ -1,0 +1,71 @@
+from __future__ import annotations
+
+import json
+import re
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from halopipe.cli.app import app
+from halopipe.reports import doctor
+from halopipe.reports.doctor import MISSING, ODD, OK, Finding
+
+HOME = Path(__file__).resolve().parents[3]
+
+
+def test_this_machine_is_examined_and_can_run() -> None:
+    result = CliRunner().invoke(app, ["doctor", "--json"])
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.stdout)
+    assert found["can_run"]
+    names = [finding["what"] for finding in found["findings"]]
+    assert {"python", "torch", "gloo", "memory", "loopback", "cores", "C++ compiler", "cache", "GPU"} <= set(names)
+    assert {finding["status"] for finding in found["findings"]} <= {OK, ODD, MISSING}
+    assert all(finding["remedy"] for finding in found["findings"] if finding["status"] == MISSING)
+    assert not [finding for finding in found["findings"] if "cannot be looked at" in finding["text"]]
+
+
+def test_without_torch_it_ends_with_six_and_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "_LOOKS", (("torch", doctor._torch),))
+    monkeypatch.setitem(sys.modules, "torch", None)
+    result = CliRunner().invoke(app, ["doctor"])
+    assert result.exit_code == 6
+    assert re.search(r"missing +torch .*\n +try: pip install torch==\d", result.stdout)
+    assert "halopipe cannot run here: torch" in result.stdout
+
+
+def test_a_look_that_fails_is_a_finding_and_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    def look() -> None:
+        raise ZeroDivisionError("odd")
+
+    monkeypatch.setattr(doctor, "_LOOKS", (("links", look),))
+    (finding,) = doctor.examine()
+    assert (finding.what, finding.status) == ("links", ODD)
+    assert doctor.can_run((finding,))
+
+
+def test_only_what_is_needed_fails() -> None:
+    assert doctor.can_run((Finding("extra report", MISSING, ""), Finding("torch", ODD, "", needed=True)))
+    assert not doctor.can_run((Finding("torch", MISSING, "", needed=True),))
+
+
+@pytest.mark.parametrize(("text", "cores"), [("max 100000", None), ("150000 100000", 1.5), ("", None)])
+def test_a_control_group_s_quota_is_read_in_cores(text: str, cores: float | None) -> None:
+    assert doctor.cpu_quota(text) == cores
+
+
+@pytest.mark.parametrize(("siblings", "threads"), [("0", 1), ("0,4", 2), ("0-1", 2), ("0-3,8-11", 8)])
+def test_threads_of_a_core_are_counted(siblings: str, threads: int, tmp_path: Path) -> None:
+    assert doctor.hyperthreads(tmp_path) == 1
+    (tmp_path / "cpu0" / "topology").mkdir(parents=True)
+    (tmp_path / "cpu0" / "topology" / "thread_siblings_list").write_text(siblings)
+    assert doctor.hyperthreads(tmp_path) == threads
+
+
+def test_extras_are_those_of_the_project() -> None:
+    extras = tomllib.loads((HOME / "pyproject.toml").read_text("utf-8"))["project"]["optional-dependencies"]
+    stated = {name: {re.split(r"[><=\[; ]", one)[0] for one in extras[name]} for name in extras if name != "test"}
+    assert {name: set(packages) for name, packages in doctor.EXTRAS.items()} == stated
