@@ -15,6 +15,7 @@ Names are imported when they are first used, so that ``import halopipe`` costs n
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Any
 
 from halopipe.guard import check_on_import
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
         plan,
         prices,
         profile,
+        report,
         save,
         what_if,
         why_not,
@@ -51,12 +53,17 @@ __all__ = [
     "plan",
     "prices",
     "profile",
+    "report",
     "save",
     "what_if",
     "why_not",
 ]
 
 check_on_import()
+if "IPython" in sys.modules:  # a notebook shows plans and timelines as pictures
+    from halopipe.reports.notebook import register
+
+    register(sys.modules["IPython"].get_ipython())
 
 
 def __getattr__(name: str) -> Any:

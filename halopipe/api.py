@@ -18,6 +18,7 @@ from halopipe.terminal import units
 from planner.ir import codec
 from planner.ir.cluster import Cluster
 from planner.ir.errors import UsageError
+from planner.ir.files import write_text
 from planner.ir.plan import Plan
 from planner.ir.profile import Profile
 
@@ -46,6 +47,7 @@ __all__ = [
     "plan",
     "prices",
     "profile",
+    "report",
     "save",
     "what_if",
     "why_not",
@@ -65,7 +67,7 @@ def load(path: str | Path) -> Profile | Plan | TimelineFile:
     Raises:
         MissingFileError, CorruptFileError, NewerFileError: the file cannot be used; the text says why.
     """
-    found = codec.load_any(path)
+    found: Profile | Plan | TimelineFile = codec.load_any(path)
     if isinstance(found, Plan):
         _remember(found, Path(path))
     return found
@@ -223,6 +225,26 @@ def explain(plan: PlanOrPath, profile: ProfileOrPath | None = None) -> str:
     from halopipe.reports import explain as explaining
 
     return explaining.explain(_plan(plan), _profile_of(plan, profile))
+
+
+def report(plan: PlanOrPath, *others: PlanOrPath | Profile | TimelineFile, output: str | Path = "report.html") -> None:
+    """Writes one offline page about a plan: network, step, memory, rivals, proof, how each figure is known.
+
+    Args:
+        others: the plan's profile, if it is not remembered; the timelines of a run; rivals, in any order.
+
+    Raises:
+        UsageError: bokeh is not installed, or a timeline is of another plan.
+    """
+    from halopipe.reports import report as reporting
+
+    sources = reporting.read([plan, *others], remembered=remembered(_plan(plan)))
+    write_text(output, reporting.page(sources))
+
+
+def remembered(plan: Plan) -> Profile | None:
+    """The profile that the plan was made from, if this process made or read it."""
+    return _profile_of(plan, None)
 
 
 def why_not(plan: PlanOrPath, *asked: ProfileOrPath | None) -> Answer:

@@ -1,7 +1,7 @@
 """The command line: ``profile``, ``plan``, ``run``, and the verbs that read their files.
 
 Each verb lives in ``halopipe/cli/`` and imports what it needs when it is called: ``--help`` is quick, and only
-``profile``, ``run``, ``checkpoint`` and ``demo`` load torch.
+``profile``, ``run``, ``checkpoint``, ``doctor`` and ``demo`` load torch.
 """
 
 from __future__ import annotations
@@ -17,12 +17,15 @@ from halopipe.cli import (
     compare,
     demo,
     devices,
+    doctor,
+    draw,
     explain,
     export,
     importing,
     merge,
     plan,
     profile,
+    report,
     run,
     schema,
 )
@@ -38,6 +41,9 @@ app = typer.Typer(
 )
 for _verb in (profile.profile, plan.plan, explain.explain, compare.compare, check.check, run.run, export.export):
     app.command()(reported(_verb))
+app.command()(reported(report.report))
+app.command()(reported(draw.draw))
+app.command()(reported(doctor.doctor))
 app.command()(reported(checkpoint.checkpoint))
 app.command()(reported(merge.merge))
 app.command()(reported(devices.devices))

@@ -1,0 +1,523 @@
+"""A plan as one offline page: network, step, memory, rivals, proof, and how each figure is known.
+
+Everything is in the file: bokeh's script, ours, the style and the figures; a Content-Security-Policy lets exactly these
+two scripts run and nothing be fetched.  Text from files goes through jinja2's autoescape, or is data that scripts put
+into the page as text.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib.resources import files
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from halopipe.planning import solve
+from halopipe.planning.compare import Comparison
+from halopipe.reports import explain, figures, graph_layout
+from halopipe.reports.figures import OPERATIONS, WORDS, stage_colour
+from halopipe.reports.predicted_vs_measured import timeline_cells
+from halopipe.terminal import units
+from planner.costs.cost_model import PriceBook
+from planner.export.rows import layout_text, stage_rows
+from planner.ir.codec import load_any
+from planner.ir.errors import MissingMeasurementError, UsageError
+from planner.ir.graph import SAMPLE, producer
+from planner.ir.plan import Plan, Prediction
+from planner.ir.profile import Profile
+from planner.ir.schedule import Action
+from planner.ir.timeline import Timeline, TimelineFile
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from halopipe.planning.pareto import Front
+    from halopipe.reports.charts import Point
+
+_ASPECTS = {"wide": 2.3, "narrow": 0.8}
+"""Of the drawn network: for a desk, and for a telephone."""
+
+_EVIDENCE = {
+    "measured": "measured at this size",
+    "interpolated": "read between measured sizes",
+    "family": "by a model of measured layers like it",
+    "datasheet": "from a datasheet",
+}
+Table = tuple[list[str], list[list[str]]]
+
+
+@dataclass(frozen=True, slots=True)
+class Sources:
+    """What a report is made from.
+
+    Attributes:
+        name: of the plan, as the page calls it.
+        profile: that the plan was made from, under the plan's corrections.
+        timelines: of a run of the plan.
+        rivals: other plans by name.
+    """
+
+    name: str
+    plan: Plan
+    profile: Profile | None = None
+    timelines: TimelineFile | None = None
+    rivals: Mapping[str, Plan] = field(default_factory=dict)
+
+
+def read(
+    things: Sequence[str | Path | Plan | Profile | TimelineFile],
+    profile: Path | None = None,
+    cluster: Path | None = None,
+    remembered: Profile | None = None,
+) -> Sources:
+    """Files, told apart by what they hold, and objects: the first plan is the one reported, others are its rivals.
+
+    A profile that is not named is found where it is ``profile.json`` beside the plan.
+
+    Args:
+        profile: its file, if it is not among ``things``.
+        cluster: the cluster file that the plan was made for, if it was.
+        remembered: the plan's profile, where none is given.
+
+    Raises:
+        UsageError: there is no plan, there are two profiles or timelines, or the timeline is of another plan.
+        StaleFileError: the plan was made from another profile.
+        InputFileError: a file cannot be used.
+    """
+    from halopipe.planning.clusters import on_cluster
+
+    found: dict[str, Any] = {}
+    for thing in [*things, *([profile] if profile is not None else [])]:
+        if isinstance(thing, (str, Path)):
+            found[str(thing)] = load_any(thing)
+        else:
+            found[_unused(thing.search.solver if isinstance(thing, Plan) else type(thing).__name__, found)] = thing
+    plans = {name: value for name, value in found.items() if isinstance(value, Plan)}
+    profiles = [name for name, value in found.items() if isinstance(value, Profile)]
+    runs = [name for name, value in found.items() if isinstance(value, TimelineFile)]
+    if not plans:
+        raise UsageError("no plan is given", [f"{name} is none" for name in found], ["halopipe report plan.json ..."])
+    for what, names in (("profiles", profiles), ("timelines", runs)):
+        if len(names) > 1:
+            raise UsageError(f"{len(names)} {what} are given", names, ["keep the plan's own"])
+    first, plan = next(iter(plans.items()))
+    if profiles:
+        given = found[profiles[0]] if cluster is None else on_cluster(found[profiles[0]], cluster)
+        remembered = solve.require_profile(given, plan, profiles[0])
+    elif remembered is None:
+        remembered = solve.profile_of(plan, first, None, cluster)
+    if runs:
+        require_timeline_of(plan, found[runs[0]], runs[0])
+    base = Counter(Path(name).name for name in plans)
+    rivals = {Path(name).name if base[Path(name).name] == 1 else name: value for name, value in plans.items()}
+    rivals.pop(Path(first).name if base[Path(first).name] == 1 else first)
+    return Sources(Path(first).name, plan, remembered, found[runs[0]] if runs else None, rivals)
+
+
+def _unused(name: str, taken: Mapping[str, object]) -> str:
+    """``name``, or with the first number behind it that makes it another."""
+    return next(
+        each for number in range(len(taken) + 1) if (each := f"{name} {number + 1}" if number else name) not in taken
+    )
+
+
+def require_timeline_of(plan: Plan, run: TimelineFile, source: str) -> None:
+    """Whether a run's actions are those of the plan.
+
+    Raises:
+        UsageError: another plan was run; the text names an action that this one does not have.
+    """
+    program = [set(row) for row in plan.decision.program]
+    for span in run.measured.spans:
+        if span.rank >= len(program) or span.action not in program[span.rank]:
+            raise UsageError(
+                f"{source} is of another plan",
+                [f"rank {span.rank} did {span.action}, which the plan's program does not have"],
+                ["halopipe run PLAN writes the timeline of that plan"],
+            )
+
+
+def page(sources: Sources, front: Front | None = None) -> str:
+    """The report as HTML.
+
+    Args:
+        front: the Pareto front of step and memory, if it was searched for.
+
+    Raises:
+        UsageError: bokeh or jinja2 is not installed.
+    """
+    try:
+        import jinja2
+
+        from halopipe.reports import charts
+    except ImportError as error:
+        raise UsageError(
+            f"a report needs bokeh and jinja2: {error}",
+            ["they draw the charts and fill the page in"],
+            ["pip install 'halopipe[report]'", "halopipe draw PLAN -o step.svg, which needs neither"],
+        ) from None
+    plan, profile = sources.plan, sources.profile
+    prediction, fresh = solve.predict_again(plan, profile) if profile is not None else (plan.prediction, None)
+    timelines = _timelines(fresh, sources.timelines)
+    points = list(_points(sources, prediction, front))
+    limits = [rank.memory_limit_bytes for rank in prediction.ranks]
+    drawn = charts.charts(timelines, plan.decision, limits, points, plan.search.bound_s)
+    rows = stage_rows(plan, profile, timelines[0] if timelines else None)
+    comparison = Comparison({sources.name: plan, **sources.rivals})
+    folder = files("halopipe.reports") / "page"
+    script = (folder / "report.js").read_text("utf-8")
+    environment = jinja2.Environment(
+        autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
+    )
+    return environment.from_string((folder / "report.html.j2").read_text("utf-8")).render(
+        title=sources.name,
+        headline=explain.headline(plan, prediction).splitlines(),
+        stale=explain.stale(plan.prediction, prediction),
+        cards=list(_cards(plan, prediction, sources.timelines)),
+        stages=[(stage_colour(row.stage), f"stage {row.stage}", ", ".join(row.devices)) for row in rows],
+        stage_table=explain.stage_table(rows),
+        layout_lines=[line.strip() for line in explain.layout_lines(rows)],
+        has_edges=profile is not None,
+        num_layers=len(plan.decision.layers),
+        sources_drawn=[timeline.source for timeline in timelines if timeline.spans],
+        legend=_legend(timelines),
+        beside=_beside(plan, prediction, timelines, sources.timelines),
+        ranks=list(_ranks(plan, prediction)),
+        with_memory=[timeline.source for timeline in timelines if timeline.memory],
+        limits=_limits(prediction, timelines),
+        binding=plan.search.binding,
+        certificate=explain.certificate(plan.search, prediction),
+        bounds=_bounds(plan, prediction),
+        alternatives=explain.alternative_table(plan),
+        front=None if front is None else front.render().splitlines()[0],
+        num_points=len(points),
+        comparison=comparison.table() if sources.rivals else None,
+        differences=comparison.differences(),
+        other_models=[
+            n for n, p in sources.rivals.items() if p.inputs.model_fingerprint != plan.inputs.model_fingerprint
+        ],
+        evidence=list(_evidence(plan, prediction, profile, timelines)),
+        evidence_text=explain.evidence_text(prediction),
+        missing=list(_missing(sources, timelines, front)),
+        style=(folder / "report.css").read_text("utf-8"),
+        policy="; ".join(
+            (
+                "default-src 'none'",
+                f"script-src {charts.digest(drawn.script)} {charts.digest(script)}",
+                "style-src 'unsafe-inline'",  # bokeh's charts bring their own into the page
+                "img-src data: blob:",
+                "base-uri 'none'",
+                "form-action 'none'",
+            )
+        ),
+        bokeh=drawn.script,
+        script=script,
+        data=_as_json(_data(sources, points, rows)),
+        charts=[(element, _as_json(document)) for element, document in drawn.documents.items()],
+    )
+
+
+def figure_of(sources: Sources, what: str) -> Figure:
+    """The ``step``, the ``memory`` or the ``graph`` of a plan as a figure.
+
+    Memory is that of each rank's peak where nothing says it over time.
+
+    Raises:
+        UsageError: what it needs is not among the sources.
+    """
+    plan, profile = sources.plan, sources.profile
+    if what == "graph":
+        return figures.graph(plan, layer_edges(plan, profile))
+    prediction, fresh = solve.predict_again(plan, profile) if profile is not None else (plan.prediction, None)
+    timelines = _timelines(fresh, sources.timelines)
+    devices = solve.device_names(plan)
+    if what == "memory":
+        limits = [rank.memory_limit_bytes for rank in prediction.ranks]
+        known = [timeline for timeline in timelines if timeline.memory]
+        return figures.memory_over_time(known, limits, devices) if known else figures.memory({sources.name: plan})
+    shown = [timeline for timeline in timelines if timeline.spans]
+    if not shown:
+        raise UsageError(
+            "a step needs a timeline",
+            ["a plan file holds the order of actions, not their times"],
+            [
+                f"halopipe draw {sources.name} profile.json (predicted)",
+                f"halopipe draw {sources.name} timeline.json (of a run)",
+            ],
+        )
+    return figures.gantt(*shown, devices=devices)
+
+
+def _as_json(value: Any) -> str:
+    """For a script element: JSON in which nothing ends it."""
+    text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    return text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
+
+
+def _timelines(fresh: Timeline | None, run: TimelineFile | None) -> list[Timeline]:
+    """Predicted, by the profile or else as the run's file has it, then measured."""
+    predicted = fresh or (run.predicted if run is not None and run.predicted.spans else None)
+    return [*([predicted] if predicted is not None else []), *([run.measured] if run is not None else [])]
+
+
+def _cards(plan: Plan, prediction: Prediction, run: TimelineFile | None) -> Iterator[tuple[str, str, str]]:
+    """(what, figure, a line below it)."""
+    low, high = prediction.p10_s, prediction.p90_s
+    within = (
+        f"{units.seconds(low)} to {units.seconds(high)} in 8 of 10 steps" if 0 < low < high else prediction.evidence
+    )
+    yield "step, predicted", units.seconds(prediction.step_s), within
+    measured_s = plan.measured.step_s if plan.measured is not None else None
+    if run is not None and run.step_seconds:
+        measured_s = float(np.median(run.step_seconds))
+    if measured_s is not None:
+        apart = units.signed_percent(measured_s / prediction.step_s - 1) if prediction.step_s else "–"
+        yield "step, measured", units.seconds(measured_s), f"{apart} against the prediction"
+    per_s = f"{plan.decision.global_batch} samples a step"
+    yield "samples a second", units.rate(prediction.samples_per_s), per_s
+    yield "bubble", units.percent(prediction.bubble_fraction), "of the ranks' time is waiting"
+    fullest = max(prediction.ranks, key=lambda rank: rank.peak_bytes / max(1, rank.memory_limit_bytes), default=None)
+    if fullest is not None:
+        yield (
+            "peak memory",
+            units.size(fullest.peak_bytes),
+            f"of {units.size(fullest.memory_limit_bytes)}, rank {fullest.rank}",
+        )
+    gap = f"bound {units.seconds(plan.search.bound_s)}" if plan.search.bound_s else "no bound is known"
+    yield "proof", plan.search.status, gap
+
+
+def _legend(timelines: Sequence[Timeline]) -> list[tuple[str, str, str]]:
+    """(colour, words, operations) of what the step chart shows."""
+    seen = {Action.parse(span.action).op for timeline in timelines for span in timeline.spans}
+    found: dict[tuple[str, str], list[str]] = {}
+    for op in OPERATIONS:
+        if op in seen:
+            found.setdefault((OPERATIONS[op], WORDS[op]), []).append(op.value)
+    return [(colour, words, " ".join(ops)) for (colour, words), ops in found.items()]
+
+
+def _beside(
+    plan: Plan, prediction: Prediction, timelines: Sequence[Timeline], run: TimelineFile | None
+) -> Table | None:
+    """Predicted beside measured."""
+    ranks = [stage.ranks for stage in plan.decision.stages]
+    if run is not None:
+        step_s = float(np.median(run.step_seconds)) if run.step_seconds else run.measured.step_s
+        predicted = timelines[0] if timelines[0] is not run.measured else Timeline("predicted", prediction.step_s, ())
+        return timeline_cells(predicted, run.measured, step_s, ranks, prediction.ranks)
+    return None
+
+
+def _ranks(plan: Plan, prediction: Prediction) -> Iterator[dict[str, Any]]:
+    """A line a rank: where its time goes, and its memory."""
+    devices, step_s = solve.device_names(plan), prediction.step_s or 1.0
+    for rank in prediction.ranks:
+        seconds = (rank.compute_s, rank.communication_s, rank.bubble_s, rank.idle_s)
+        parts = [(name, 100 * s / step_s) for name, s in zip(_PARTS, seconds, strict=True)]
+        filled = rank.peak_bytes / max(1, rank.memory_limit_bytes)
+        yield {
+            "rank": rank.rank,
+            "device": devices[rank.rank],
+            "parts": [(name, f"{share:.2f}", units.percent(share / 100)) for name, share in parts],
+            "peak": units.size(rank.peak_bytes),
+            "limit": units.size(rank.memory_limit_bytes),
+            "filled": f"{100 * min(1.0, filled):.2f}",
+            "over": filled > 1,
+        }
+
+
+_PARTS = ("compute", "communication", "bubble", "idle")
+
+
+def _limits(prediction: Prediction, timelines: Sequence[Timeline]) -> str:
+    """What the memory chart's rules are, or why there is none."""
+    found = sorted({rank.memory_limit_bytes for rank in prediction.ranks})
+    text = " and ".join(units.size(limit) for limit in found)
+    return f"a rank may use {text}" if found else "no limit is known"
+
+
+def _bounds(plan: Plan, prediction: Prediction) -> list[tuple[str, str, str]]:
+    """(name, seconds, percent of the step) of each bound, and the step itself."""
+    step_s = prediction.step_s or 1.0
+    known = dict(plan.search.bounds_s) or ({"bound": plan.search.bound_s} if plan.search.bound_s > 0 else {})
+    rows = [*sorted(known.items(), key=lambda item: item[1]), *([("this plan", step_s)] if known else [])]
+    return [(name, units.seconds(s), f"{100 * min(1.0, s / step_s):.2f}") for name, s in rows]
+
+
+def _points(sources: Sources, prediction: Prediction, front: Front | None) -> Iterator[Point]:
+    """What is known of step and memory, the plan first."""
+    from halopipe.planning.pareto import peak_bytes
+    from halopipe.reports.charts import Point
+
+    peak = max((rank.peak_bytes for rank in prediction.ranks), default=0)
+    yield Point(sources.name, "chosen", prediction.step_s, peak)
+    for other in sources.plan.alternatives:
+        if other.step_s is not None and other.peak_bytes is not None:
+            yield Point(other.name, "alternative", other.step_s, other.peak_bytes)
+    for name, rival in sources.rivals.items():
+        yield Point(name, "rival", rival.prediction.step_s, peak_bytes(rival))
+    for number, plan in enumerate(front.plans if front is not None else (), start=1):
+        yield Point(f"point {number} of the front", "front", plan.prediction.step_s, peak_bytes(plan))
+
+
+def _evidence(
+    plan: Plan, prediction: Prediction, profile: Profile | None, timelines: Sequence[Timeline]
+) -> Iterator[tuple[str, str, str]]:
+    """(figure, how it is known, more) for every kind of figure on the page."""
+    yield "step and its parts, predicted", prediction.evidence, "simulated; the weakest evidence of what goes into it"
+    if 0 < prediction.p10_s < prediction.p90_s:
+        yield "range of the step", "drawn", "the step replayed with costs drawn as the profile says they vary"
+    if profile is None:
+        yield "layers, links, devices", "not known here", "the profile says; it is not among the files given"
+    else:
+        for number, counted in _evidence_of_layers(plan, profile).items():
+            words = ", ".join(f"{units.count(n, 'layer')} {word}" for word, n in counted.items())
+            yield f"layers of stage {number}", " and ".join(counted), words
+        for name, link in profile.cluster.links.items():
+            yield (
+                f"link {name}",
+                link.evidence,
+                f"{units.size(link.bandwidth_bytes_per_s)}/s, {units.seconds(link.latency_s)}",
+            )
+        for collective in profile.cluster.collectives:
+            where = f"{collective.operation} of {collective.num_ranks} ranks, {collective.link}"
+            yield where, "measured", units.count(len(collective.points), "size")
+        processes = profile.provenance.processes
+        if processes or profile.provenance.versions:
+            quiet = "others used the machine meanwhile" if profile.provenance.contended else "the machine was quiet"
+            versions = ", ".join(f"{name} {text}" for name, text in profile.provenance.versions.items())
+            yield (
+                "the profile itself",
+                "measured",
+                f"{units.count(len(processes), 'process', 'processes')}; {quiet}; {versions}",
+            )
+    for correction in plan.inputs.corrections:
+        of = correction.of
+        runs = units.count(correction.num_plans, "plan")
+        yield f"{of.what} on {of.where}", "corrected", f"times {correction.factor:.3f}, from runs of {runs}"
+    for timeline in timelines:
+        if timeline.source == "measured":
+            yield "actions of the step, measured", "measured", "one step of the run, on the ranks' own clocks"
+    if plan.measured is not None:
+        text = f"median of {plan.measured.num_steps} steps, spread {units.percent(plan.measured.spread)}"
+        yield "step, measured", "measured", text
+    yield (
+        "bound",
+        "proven" if plan.search.bound_s else "not known",
+        "holds in the simulator, for the plans that were searched",
+    )
+
+
+def _evidence_of_layers(plan: Plan, profile: Profile) -> dict[int, Counter[str]]:
+    found: dict[int, Counter[str]] = {}
+    costs = _layer_costs(plan, profile)
+    for name, placement in plan.decision.layers.items():
+        found.setdefault(placement.stage, Counter())[costs[name][2] if name in costs else "not known"] += 1
+    return dict(sorted(found.items()))
+
+
+def _layer_costs(plan: Plan, profile: Profile) -> dict[str, tuple[float, float, str, str]]:
+    """By layer: seconds forward and backward on its first rank, how they are known, and of what they are.
+
+    Of a layer that is cut along more than samples: of all of it on one device, since its parts are priced together.
+    """
+    book, decision, found = PriceBook(profile), plan.decision, {}
+    index = {layer.name: number for number, layer in enumerate(profile.graph.layers)}
+    full = decision.micro_batches[0]
+    for name, placement in decision.layers.items():
+        ranks = decision.stages[placement.stage].ranks
+        whole = any(dim != SAMPLE for dim in placement.cuts) or placement.ways > 1
+        samples = full if whole or not placement.cuts else placement.layout.samples(full)[0]
+        try:
+            table = book.at(book.kind(ranks[0]), samples, len(ranks) > 1)
+        except MissingMeasurementError:
+            continue
+        at = index[name]
+        forward_s, backward_s = (float(sums[at + 1] - sums[at]) for sums in (table.forward_s, table.backward_s))
+        of = f"{units.count(samples, 'sample')}{', undivided' if whole else ''}"
+        found[name] = (forward_s, backward_s, table.evidence[at], of)
+    return found
+
+
+def _missing(sources: Sources, timelines: Sequence[Timeline], front: Front | None) -> Iterator[tuple[str, str]]:
+    """(what is not on the page, what shows it)."""
+    name = sources.name
+    if sources.profile is None:
+        yield "what layers cost, what flows between them, the predicted step", f"halopipe report {name} profile.json"
+    if sources.timelines is None:
+        yield "the measured step", f"halopipe run {name}, then halopipe report {name} timeline.json"
+    if not sources.rivals:
+        yield "rivals", f"halopipe report {name} other-plan.json"
+    if front is None:
+        yield "the Pareto front, which is a search of its own", f"halopipe report {name} profile.json --pareto 5"
+
+
+def _data(sources: Sources, points: Sequence[Point], rows: Iterable[Any]) -> dict[str, Any]:
+    """What scripts need; texts are put into the page as text."""
+    plan, profile = sources.plan, sources.profile
+    return {
+        "stages": [
+            {"name": f"stage {row.stage}", "devices": ", ".join(row.devices), "colour": stage_colour(row.stage)}
+            for row in rows
+        ],
+        "devices": solve.device_names(plan),
+        "limits": [units.size(rank.memory_limit_bytes) for rank in plan.prediction.ranks],
+        "sent": {
+            f"{h.src}>{h.dst}": [units.size(h.forward_bytes), units.size(h.backward_bytes)]
+            for row in rows
+            for h in row.sends or ()
+        },
+        "points": [
+            [point.name, point.role, units.seconds(point.step_s), units.size(point.peak_bytes)] for point in points
+        ],
+        "network": network(plan, profile),
+    }
+
+
+def network(plan: Plan, profile: Profile | None) -> dict[str, Any]:
+    """The drawn network: boxes and lines for each aspect, and what is said of each layer."""
+    edges = layer_edges(plan, profile)
+    costs = _layer_costs(plan, profile) if profile is not None else {}
+    known = profile.graph.by_name() if profile is not None else {}
+    layers = []
+    for name, placement in plan.decision.layers.items():
+        ranks = plan.decision.stages[placement.stage].ranks
+        facts = [f"divided: {layout_text(placement, plan.decision.micro_batches[0])}"] if len(ranks) > 1 else []
+        layer = known.get(name)
+        if layer is not None and profile is not None:
+            shapes = ["x".join(map(str, spec.shape)) or "a scalar" for spec in layer.outputs]
+            facts.append(f"makes {', '.join(shapes)} for {units.count(profile.graph.samples, 'sample')}")
+            size = profile.graph.parameter_bytes(frozenset({name}))
+            facts += [f"parameters {units.size(size)}"] if size else []
+        if name in costs:
+            forward_s, backward_s, evidence, of = costs[name]
+            facts.append(f"forward {units.seconds(forward_s)}, backward {units.seconds(backward_s)} ({of})")
+            facts.append(_EVIDENCE.get(evidence, evidence))
+        layers.append([name, layer.kind if layer is not None else "", placement.stage, facts])
+    drawn = {word: graph_layout.draw(len(layers), edges, aspect) for word, aspect in _ASPECTS.items()}
+    return {
+        "layers": layers,
+        "edges": edges,
+        "drawn": {
+            word: {
+                "boxes": [[round(x, 2), round(y, 2)] for x, y in one.boxes],
+                "lines": [[round(number, 2) for number in line] for line in one.lines],
+                "size": [round(one.width, 2), round(one.height, 2)],
+            }
+            for word, one in drawn.items()
+        },
+    }
+
+
+def layer_edges(plan: Plan, profile: Profile | None) -> list[tuple[int, int]]:
+    """(maker, reader) by position in the plan; without the profile none are known, and layers stand in their order."""
+    if profile is None:
+        return [(number, number + 1) for number in range(len(plan.decision.layers) - 1)]
+    reads = {layer.name: [producer(value) for value in layer.inputs] for layer in profile.graph.layers}
+    return graph_layout.edges_of({name: reads.get(name, []) for name in plan.decision.layers})
