@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from halopipe.planning.pareto import Front
-    from halopipe.reports.charts import Charts, Point
+    from halopipe.reports.charts import Point
 
 _ASPECTS = {"wide": 2.3, "narrow": 0.8}
 """Of the drawn network: for a desk, and for a telephone."""
@@ -217,7 +217,8 @@ def page(sources: Sources, front: Front | None = None) -> str:
         ),
         bokeh=drawn.script,
         script=script,
-        data=_as_json(_data(sources, drawn, points, rows)),
+        data=_as_json(_data(sources, points, rows)),
+        charts=[(element, _as_json(document)) for element, document in drawn.documents.items()],
     )
 
 
@@ -457,16 +458,16 @@ def _missing(sources: Sources, timelines: Sequence[Timeline], front: Front | Non
         yield "the Pareto front, which is a search of its own", f"halopipe report {name} profile.json --pareto 5"
 
 
-def _data(sources: Sources, drawn: Charts, points: Sequence[Point], rows: Iterable[Any]) -> dict[str, Any]:
+def _data(sources: Sources, points: Sequence[Point], rows: Iterable[Any]) -> dict[str, Any]:
     """What scripts need; texts are put into the page as text."""
     plan, profile = sources.plan, sources.profile
     return {
-        "charts": drawn.documents,
         "stages": [
             {"name": f"stage {row.stage}", "devices": ", ".join(row.devices), "colour": stage_colour(row.stage)}
             for row in rows
         ],
         "devices": solve.device_names(plan),
+        "limits": [units.size(rank.memory_limit_bytes) for rank in plan.prediction.ranks],
         "sent": {
             f"{h.src}>{h.dst}": [units.size(h.forward_bytes), units.size(h.backward_bytes)]
             for row in rows

