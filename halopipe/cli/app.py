@@ -6,6 +6,7 @@ Each verb lives in ``halopipe/cli/`` and imports what it needs when it is called
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Annotated, Any
 
 import typer
@@ -82,7 +83,7 @@ app = typer.Typer(
         **({"terminal_width": max(_COLUMNS, 20)} if _COLUMNS < _FRAMED else {}),
     },
 )
-_VERBS = {
+_VERBS: dict[str, Callable[..., None]] = {
     "profile": profile.profile,
     "plan": plan.plan,
     "explain": explain.explain,
