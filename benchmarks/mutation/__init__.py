@@ -5,3 +5,5 @@ which tests), ``recording`` (which file of tests enters which function).
 """
 
 from __future__ import annotations
+
+__all__: list[str] = []
