@@ -87,7 +87,7 @@ def _require_folder(path: Path) -> None:
     if not there.is_dir():
         raise MissingFileError(f"cannot write into {path}", [f"{there} is no folder"], ["name another folder"])
     try:
-        require_writable(there / ".halopipe")
+        require_writable(there / f".halopipe-{os.getpid()}")
     except MissingFileError as error:
         raise MissingFileError(f"cannot write into {path}", error.details, ["name another folder"]) from None
 

@@ -73,9 +73,9 @@ class Writer(Protocol):
 
 
 def folder_of(place: str) -> Path | None:
-    """The folder that metrics for TensorBoard go into; None: ``place`` is a file."""
+    """The folder that metrics for TensorBoard go into; None: ``place`` is a file, or nothing."""
     path = place.removeprefix(TENSORBOARD)
-    return Path(path) if path != place or path.endswith("/") or Path(path).is_dir() else None
+    return Path(path) if place and (path != place or path.endswith("/") or Path(path).is_dir()) else None
 
 
 def require_writer(place: str) -> None:

@@ -119,7 +119,7 @@ def test_a_folder_or_a_prefix_means_tensorboard_and_needs_its_package(
 ) -> None:
     assert folder_of(str(tmp_path)) == folder_of(f"tb:{tmp_path}") == tmp_path
     assert folder_of("new/") == Path("new")
-    assert folder_of("m.csv") is folder_of("m.jsonl") is None
+    assert folder_of("m.csv") is folder_of("m.jsonl") is folder_of("") is None
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(UsageError, match="need the package tensorboard") as caught:
         require_writer("tb:logs")
