@@ -22,6 +22,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import torch
+from collected import stamp
 from torch import Tensor, nn
 from torch.utils.data import Dataset, default_collate
 
@@ -192,6 +193,7 @@ def main(wanted: Sequence[str]) -> int:
     for task in TASKS:
         if not wanted or task.name in wanted:
             collect(task)
+    stamp("clouds")
     return 0
 
 

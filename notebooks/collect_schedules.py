@@ -14,6 +14,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from collected import stamp
+
 import halopipe as hp
 from halopipe.launch.run import run_plan
 from halopipe.run_spec.options import RunOptions
@@ -45,6 +47,7 @@ def main(wanted: Sequence[str]) -> int:
         dump(replace(plan, measured=result.measured(plan.prediction)), DATA / f"{name}.plan.json")
         predicted = predict(profile, plan.decision)[1]
         dump(result.timeline_file(replace(predicted, memory=())), DATA / f"{name}.timeline.json")
+    stamp("schedules")
     return 0
 
 

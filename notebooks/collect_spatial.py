@@ -20,6 +20,8 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from collected import stamp
+
 from benchmarks.strong_scaling.__main__ import (
     MOST_OPTIONS,
     RUN_ON,
@@ -51,6 +53,7 @@ def main(wanted: Sequence[str]) -> int:
             before = os.getloadavg()
             found = {"data": collect(), "machine": _machine(before, os.getloadavg())}
             (DATA / f"{name}.json").write_text(_text(found), encoding="utf-8")
+    stamp("spatial")
     return 0
 
 

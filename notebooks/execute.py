@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import nbformat
-from nbclient import NotebookClient
+
+from halopipe.reports import notebook as notebooks
 
 _TIMEOUT_S = 600
 
@@ -21,12 +22,11 @@ def execute(path: Path) -> nbformat.NotebookNode:
     """The notebook with fresh outputs.
 
     Raises:
-        nbclient.exceptions.CellExecutionError: a cell failed.
+        WorkerError: a cell failed.
     """
     notebook = nbformat.read(path, as_version=4)
-    where = {"metadata": {"path": str(path.parent)}}
-    NotebookClient(notebook, timeout=_TIMEOUT_S, kernel_name="python3", resources=where).execute()
-    return _without_noise(notebook)
+    notebooks.run(notebook, path.parent, _TIMEOUT_S)
+    return notebook
 
 
 def main(paths: Sequence[str]) -> int:
@@ -35,13 +35,6 @@ def main(paths: Sequence[str]) -> int:
         sys.stderr.write(f"executing {path}\n")
         nbformat.write(execute(path), path)
     return 0
-
-
-def _without_noise(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
-    notebook.metadata = {"kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"}}
-    for cell in notebook.cells:
-        cell.metadata.pop("execution", None)
-    return notebook
 
 
 if __name__ == "__main__":

@@ -1,22 +1,28 @@
-"""Every notebook runs from top to bottom, in a copy of its folder."""
+"""Every notebook runs from top to bottom, in a copy of its folder; what it reads is as old as its stamp says."""
 
 from __future__ import annotations
 
 import importlib.util
+import json
 import shutil
+import sys
 from pathlib import Path
 from types import ModuleType
 
 import nbformat
 import pytest
 
+from halopipe.reports import notebook as notebooks
+from planner.ir.errors import WorkerError
+
 HOME = Path(__file__).resolve().parent.parent
 NOTEBOOKS = sorted((HOME / "notebooks").glob("*.ipynb"))
+NAMES = ("first_plan", "compare_strategies", "certified_planning", "schedules", "spatial_decomposition", "point_clouds")
 
 
-def executor() -> ModuleType:
-    """``notebooks/execute.py``, which is a script and in no package."""
-    spec = importlib.util.spec_from_file_location("execute_notebooks", HOME / "notebooks" / "execute.py")
+def script(name: str) -> ModuleType:
+    """A script of ``notebooks``, which are in no package."""
+    spec = importlib.util.spec_from_file_location(name, HOME / "notebooks" / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -32,8 +38,15 @@ def copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return Path(shutil.copytree(HOME / "notebooks", tmp_path / "notebooks"))
 
 
-QUICK = ("02", "04", "05")
-LONG = pytest.mark.exhaustive("it measures, trains or plans many cases: a minute each")
+@pytest.fixture
+def collected(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """``notebooks/collected.py``; the search path as it was afterwards."""
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    return script("collected")
+
+
+QUICK = ("05",)  # imports of runtime and planner beside pictures; the others plan, measure or train
+LONG = pytest.mark.exhaustive("it measures, trains or plans many cases: up to a minute each")
 
 
 @pytest.mark.timeout(300)
@@ -41,7 +54,7 @@ LONG = pytest.mark.exhaustive("it measures, trains or plans many cases: a minute
     "name", [path.name if path.name[:2] in QUICK else pytest.param(path.name, marks=LONG) for path in NOTEBOOKS]
 )
 def test_a_notebook_runs_from_top_to_bottom(name: str, copy: Path) -> None:
-    notebook = executor().execute(copy / name)
+    notebook = script("execute").execute(copy / name)
     assert all(cell.execution_count for cell in notebook.cells if cell.cell_type == "code")
 
 
@@ -51,28 +64,55 @@ def test_a_notebook_is_committed_with_its_outputs_and_no_machine_of_ours(path: P
     nbformat.validate(notebook)
     cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
     assert [cell.execution_count for cell in cells] == list(range(1, len(cells) + 1))
-    assert not [output for cell in cells for output in cell.outputs if output.output_type == "error"]
+    outputs = [output for cell in cells for output in cell.outputs]
+    assert not [output for output in outputs if output.output_type == "error"]
+    shown = [output.data for output in outputs if "data" in output]
+    assert not [data for data in shown if "<Figure" in data.get("text/plain", "") and len(data) == 1]  # no picture
     text = path.read_text("utf-8")
     assert not [word for word in ("/root/", "/home/", "/tmp/") if word in text]
+    assert "pip install" in notebook.cells[0].source  # what it needs
 
 
-def test_there_are_notebooks() -> None:
-    assert [path.name for path in NOTEBOOKS] == [
-        "01_first_plan.ipynb",
-        "02_compare_strategies.ipynb",
-        "03_certified_planning.ipynb",
-        "04_schedules.ipynb",
-        "05_spatial_decomposition.ipynb",
-        "06_point_clouds.ipynb",
-        "07_model_accuracy.ipynb",
-    ]
+def test_the_notebooks_are_those_that_documents_name() -> None:
+    expected = [f"{number:02}_{name}.ipynb" for number, name in enumerate((*NAMES, "model_accuracy"), 1)]
+    assert [path.name for path in NOTEBOOKS] == expected
+
+
+def test_the_comparison_of_strategies_is_what_the_verb_writes() -> None:
+    folder = HOME / "notebooks"
+    committed = nbformat.read(folder / "02_compare_strategies.ipynb", as_version=4)
+    plans = sorted((folder / "data").glob("vgg16-*.plan.json"))
+    written = notebooks.strategies(folder / "data" / "vgg16.profile.json", plans, folder)
+    assert [(cell.cell_type, cell.source) for cell in committed.cells] == [
+        (cell.cell_type, cell.source) for cell in written.cells
+    ], "halopipe notebook data/vgg16.profile.json data/vgg16-*.plan.json -o 02_compare_strategies.ipynb"
+
+
+@pytest.mark.parametrize("folder", json.loads((HOME / "notebooks" / "data" / "collected.json").read_text("utf-8")))
+def test_a_stamp_says_how_old_the_data_is(folder: str, collected: ModuleType) -> None:
+    assert collected.untrue(folder) == []
+
+
+def test_data_that_the_code_has_left_behind_is_named_with_the_command_that_collects_it(
+    collected: ModuleType, copy: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(collected, "DATA", copy / "data")
+    path = copy / "data" / "schedules" / "gpipe.plan.json"
+    plan = json.loads(path.read_text("utf-8"))
+    plan["prediction"]["step_s"] *= 1.01
+    plan["search"]["solver"] = "suffix-dp"
+    path.write_text(json.dumps(plan), "utf-8")
+    changed, price, solver, remedy = sorted(collected.untrue("schedules"))
+    assert "gpipe.plan.json: by suffix-dp, which is no solver" in "".join((changed, price, solver, remedy))
+    assert "predicted then" in "".join((changed, price, solver))
+    assert "python notebooks/collect_schedules.py" in remedy + solver + price
+    collected.price("schedules")
+    assert [line for line in collected.untrue("schedules") if "predicted then" in line or "no solver" in line] == []
 
 
 def test_a_cell_that_fails_is_an_error(tmp_path: Path, copy: Path) -> None:
-    from nbclient.exceptions import CellExecutionError
-
     path = tmp_path / "failing.ipynb"
     cells = [nbformat.v4.new_code_cell("raise ZeroDivisionError('oops')")]
     nbformat.write(nbformat.v4.new_notebook(cells=cells), path)
-    with pytest.raises(CellExecutionError, match="oops"):
-        executor().execute(path)
+    with pytest.raises(WorkerError, match="oops"):
+        script("execute").execute(path)
