@@ -7,12 +7,23 @@ from typing import Annotated
 
 import typer
 
+from halopipe.cli import completion
+
 
 def notebook(
-    profile: Annotated[Path, typer.Argument(metavar="PROFILE", help="As written by 'halopipe profile'.")],
+    profile: Annotated[
+        Path,
+        typer.Argument(
+            metavar="PROFILE", help="A profile, as written by 'halopipe profile'.", autocompletion=completion.profiles
+        ),
+    ],
     plans: Annotated[
         list[Path] | None,
-        typer.Argument(metavar="[PLAN...]", help="Plans of it that were run: predicted beside measured."),
+        typer.Argument(
+            metavar="[PLAN...]",
+            help="Plans of it that were run: predicted beside measured.",
+            autocompletion=completion.plans,
+        ),
     ] = None,
     run: Annotated[bool, typer.Option(help="Run it, so that it opens with its tables and pictures.")] = True,
     output: Annotated[Path, typer.Option("-o", "--output", help="Notebook to write.")] = Path("strategies.ipynb"),

@@ -12,6 +12,7 @@ import html
 import importlib
 import json
 import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from string import Template
@@ -200,6 +201,7 @@ ax.spines[["top", "right"]].set_visible(False)
 """At the end, where plans that were run are given."""
 
 
+_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 _START_S = 300
 """Most that a kernel may take to start: a busy machine imports slowly."""
 
@@ -247,6 +249,7 @@ def run(notebook: NotebookNode, folder: Path, timeout_s: int | None = None) -> N
         notebook,
         timeout=timeout_s,
         startup_timeout=_START_S,
+        coalesce_streams=True,
         kernel_name="python3",
         resources=where,
         extra_arguments=silent,
@@ -256,7 +259,7 @@ def run(notebook: NotebookNode, folder: Path, timeout_s: int | None = None) -> N
     except exceptions.CellExecutionError as error:
         raise WorkerError(
             f"a cell of the notebook failed: {error.ename}: {str(error.evalue).partition(chr(10))[0]}",
-            [line for line in str(error).splitlines() if line.strip()][-6:],
+            [line for line in _COLOURS.sub("", str(error)).splitlines() if line.strip()][-6:],
             ["the notebook holds what came before: open it, and go on from there"],
         ) from None
     except (RuntimeError, KeyError) as error:  # of the kernel: it died, never answered, or is not known

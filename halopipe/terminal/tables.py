@@ -80,7 +80,9 @@ def _rendered(rows: Sequence[Sequence[str]], right: Sequence[bool], indent: int,
     for row in rows:
         found.add_row(*map(Text, row))
     stream = io.StringIO()
-    Console(file=stream, width=width - indent, color_system=None, legacy_windows=False).print(found)
+    # Not of Jupyter: there it would show HTML of its own and write nothing.
+    screen = Console(file=stream, width=width - indent, color_system=None, legacy_windows=False, force_jupyter=False)
+    screen.print(found)
     return "\n".join((" " * indent + line).rstrip() for line in stream.getvalue().splitlines())
 
 

@@ -87,3 +87,10 @@ def test_a_picture_is_no_wider_than_the_screen(monkeypatch: pytest.MonkeyPatch) 
     for columns in (40, 60):
         monkeypatch.setenv("COLUMNS", str(columns))
         assert max(map(len, tables.gantt(one_f_one_b()).splitlines()[:-1])) == columns
+
+
+def test_in_a_notebook_a_table_is_text_as_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = [["plan", "step"], [["a", "1 ms"]]]
+    elsewhere = tables.table(*asked)
+    monkeypatch.setattr("rich.console._is_jupyter", lambda: True)
+    assert tables.table(*asked) == elsewhere != ""
