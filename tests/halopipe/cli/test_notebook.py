@@ -107,6 +107,7 @@ def test_the_verb_runs_what_it_writes_and_keeps_what_came_before_a_cell_that_fai
 ) -> None:
     from halopipe.reports import notebook
 
+    monkeypatch.delenv("MPLBACKEND")  # a kernel's own shows pictures
     result = call(folder / "profile.json", folder / "plan.json")
     assert result.exit_code == 0, result.stderr
     text = Path("strategies.ipynb").read_text("utf-8")
