@@ -20,7 +20,7 @@ def notebook(
     plans: Annotated[
         list[Path] | None,
         typer.Argument(
-            metavar="[PLAN...]",
+            metavar="PLAN",
             help="Plans of it that were run: predicted beside measured.",
             autocompletion=completion.plans,
         ),
