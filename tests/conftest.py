@@ -20,6 +20,7 @@ from tests import sampling
 # Set before torch or matplotlib are imported, and inherited by every worker that a test spawns.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("MPLBACKEND", "Agg")
+os.environ.pop("COLUMNS", None)  # of xdist, in which tables would be narrow
 
 # No deadline, since no test asserts a time; the same examples every time, since a red suite should stay red.
 settings.register_profile("suite", deadline=None, derandomize=True)

@@ -223,17 +223,16 @@ class _Server:
         try:
             with self._lock:
                 socket.send_fds(self._socket, [b"+"], [*files, tells])
-                said = self._socket.recv(_NUMBER.size, socket.MSG_WAITALL)
+                said, handles, _, _ = socket.recv_fds(self._socket, _NUMBER.size, 1, socket.MSG_CMSG_CLOEXEC)
         except OSError:
-            said = b""
+            said, handles = b"", []
         finally:
             os.close(tells)
-        if len(said) < _NUMBER.size:
+        if not handles:
             os.close(told)
             self.end()
             raise EOFError("the server of processes has ended")
-        pid = _NUMBER.unpack(said)[0]
-        return _Forked(pid, told, os.pidfd_open(pid))
+        return _Forked(_NUMBER.unpack(said)[0], told, handles[0])
 
     def end(self) -> None:
         """End the server and all its processes."""
@@ -296,7 +295,8 @@ def serve(handle: int, loads: Sequence[str]) -> None:
                     watched = os.pidfd_open(pid)
                     ends[watched] = tells, pid
                     selector.register(watched, selectors.EVENT_READ)
-                    link.sendall(_NUMBER.pack(pid))
+                    # With its handle: the process may have ended, and its number gone, before it is looked up.
+                    socket.send_fds(link, [_NUMBER.pack(pid)], [watched])
                 else:
                     watched = key.fd
                     tells, pid = ends.pop(watched)

@@ -79,7 +79,7 @@ def as_tuple(tensors: Tensors) -> tuple[Tensor, ...]:
     return tensors if isinstance(tensors, tuple) else (tensors,)
 
 
-SPARSE = ("minkunet", "sparse_resnet", "sparse_vgg")
+SPARSE = ("minkunet", "sparse_backbones", "sparse_resnet", "sparse_vgg")
 """Networks of sparse tensors, which tests/profiler/models looks at."""
 
 

@@ -174,15 +174,15 @@ def test_a_branch_on_values_is_refused_with_the_exporters_reason() -> None:
 
 REFUSED: dict[str, tuple[Callable[[Any, Tensor], Any], str]] = {
     "if": (lambda m, x: m.layer(x) if x.sum() > 0 else x, r"torch\.where"),
-    "assert": (lambda m, x: _finite(m.layer(x)), r"is_exporting"),
+    "assert": (lambda m, x: _small(m.layer(x)), r"is_exporting"),
     "rounds": (lambda m, x: _rounds(m.layer(x)), r"a setting of the module"),
     "in place": (lambda m, x: m.layer(x) + m.layer.weight.add_(1).sum(), r"make a new tensor"),
     "data": (lambda m, x: _doubled(m.layer(x)), r"autograd\.Function"),
 }
 
 
-def _finite(x: Tensor) -> Tensor:
-    assert x.isfinite().all()
+def _small(x: Tensor) -> Tensor:
+    assert x.abs().max() < 1e6
     return x
 
 
