@@ -9,8 +9,10 @@ from __future__ import annotations
 
 from runtime.transport.base import Key, Pending, Spec, Transport
 from runtime.transport.gloo import GlooTransport, open_gloo
+from runtime.transport.hosts import MixedTransport, open_shared
 from runtime.transport.inprocess import Hub, InProcessTransport
 from runtime.transport.nccl import Channel, ChannelTransport, channels_of, open_nccl
+from runtime.transport.shared_memory import SharedMemoryTransport
 
 __all__ = [
     "Channel",
@@ -19,10 +21,13 @@ __all__ = [
     "Hub",
     "InProcessTransport",
     "Key",
+    "MixedTransport",
     "Pending",
+    "SharedMemoryTransport",
     "Spec",
     "Transport",
     "channels_of",
     "open_gloo",
     "open_nccl",
+    "open_shared",
 ]

@@ -15,7 +15,7 @@ from functools import partial
 import torch
 import torch.distributed as dist
 
-from runtime.transport.base import Deadline, Pending, check_member, declare, parts
+from runtime.transport.base import Deadline, Pending, check_member, declare, largest, parts
 from runtime.transport.works import KEYED, Standing, Words, Works
 
 PAIR_SUM_BYTES = 256 * 1024
@@ -126,14 +126,8 @@ class Together:
             if buffer.device != piece.device:
                 piece.copy_(buffer)
 
-    @torch.no_grad()
     def all_max(self, tensor: torch.Tensor, ranks: tuple[int, ...], deadline_s: float) -> None:
-        count = tensor.numel()  # by a gather: a ring's maximum may lose NaN
-        check_member(self.rank, ranks, self._numbers)
-        everybody = tensor.new_empty(len(ranks) * count)
-        everybody.view(len(ranks), count)[ranks.index(self.rank)] = tensor.reshape(-1)
-        self.all_gather(everybody, [count] * len(ranks), ranks, deadline_s)
-        tensor.copy_(everybody.view(len(ranks), count).amax(0).view(tensor.shape))
+        largest(self, tensor, ranks, deadline_s)
 
     @torch.no_grad()
     def _sum(self, kind: str, tensor: torch.Tensor, ranks: tuple[int, ...], deadline_s: float) -> Pending:

@@ -17,7 +17,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from runtime.transport import Channel, ChannelTransport, Hub, InProcessTransport, Transport, open_gloo
+from runtime.transport import Channel, ChannelTransport, Hub, InProcessTransport, Transport, open_gloo, open_shared
 from runtime.transport.base import join
 
 Program = Callable[[Transport], Any]
@@ -57,6 +57,16 @@ def run_in_threads(world_size: int, program: Program, hub: Hub) -> list[Any]:
 
 def over_gloo(rank: int, world_size: int, groups: Sequence[tuple[int, ...]], store: Path) -> Transport:
     return open_gloo(rank, world_size, dist.FileStore(str(store), world_size), 20.0, groups)
+
+
+def over_shared(rank: int, world_size: int, groups: Sequence[tuple[int, ...]], store: Path) -> Transport:
+    return open_shared(rank, world_size, dist.FileStore(str(store), world_size), 20.0, groups, required=True)
+
+
+def over_mixed(rank: int, world_size: int, groups: Sequence[tuple[int, ...]], store: Path) -> Transport:
+    """Even ranks on one host, odd ones on another."""
+    hosts = [f"n{rank % 2}" for rank in range(world_size)]
+    return open_shared(rank, world_size, dist.FileStore(str(store), world_size), 20.0, groups, hosts, required=True)
 
 
 def over_channels(rank: int, world_size: int, groups: Sequence[tuple[int, ...]], store: Path) -> Transport:
@@ -111,10 +121,15 @@ def _outcome(channel: Connection) -> Outcome:
         return True, None
 
 
-PROCESSES: dict[str, Opened] = {"gloo": over_gloo, "channels": over_channels}
+PROCESSES: dict[str, Opened] = {
+    "gloo": over_gloo,
+    "shared": over_shared,
+    "mixed": over_mixed,
+    "channels": over_channels,
+}
 
 
-@pytest.fixture(params=["inprocess", "rendezvous", "gloo", "channels"])
+@pytest.fixture(params=["inprocess", "rendezvous", "gloo", "shared", "mixed", "channels"])
 def run(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[..., list[Any]]:
     """``run(world_size, program, groups)``: the program on every rank of each transport."""
 

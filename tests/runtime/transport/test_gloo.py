@@ -17,7 +17,7 @@ from runtime.transport import GlooTransport, Key, open_gloo
 KEY = Key(4, "F", 0, 1, 3)
 
 
-pytestmark = pytest.mark.parametrize("run", ["gloo"], indirect=True)
+pytestmark = pytest.mark.parametrize("run", ["gloo", "shared", "mixed"], indirect=True)
 
 
 def test_a_killed_process_is_named_by_everybody_who_waits_for_it(run):

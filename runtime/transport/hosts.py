@@ -1,0 +1,211 @@
+"""Ranks of one host through shared memory, ranks of several over gloo.
+
+Each pair of ranks shares memory if the plan has both on one host and both could map the other's segment; else it talks
+over gloo.  A group shares memory if all its pairs do.  All ranks know which pairs do, so all of them agree.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import combinations
+
+import torch
+
+from cuda_ops._torch import PrefixStore, Store, default_store
+from cuda_ops.device.compiling import CannotCompileError
+from planner.ir.errors import TransportError
+from runtime.transport.base import Deadline, Key, Pending, Spec, Transport, default_group, join
+from runtime.transport.gloo import GlooTransport
+from runtime.transport.segments import Address, Segments
+from runtime.transport.shared_memory import SPIN_S, SharedMemoryTransport
+
+_LOGGER = logging.getLogger(__name__)
+
+Pairs = frozenset[tuple[int, int]]
+"""Of ranks, the smaller one first."""
+
+
+def open_shared(
+    rank: int | None = None,
+    world_size: int | None = None,
+    store: Store | None = None,
+    timeout_s: float = 600.0,
+    groups: Iterable[Sequence[int]] = (),
+    hosts: Sequence[str] = (),
+    *,
+    required: bool = False,
+) -> Transport:
+    """Join the default process group; its ranks share memory within a host, and talk over gloo between hosts.
+
+    Args:
+        rank, world_size, store, timeout_s, groups: as in :func:`runtime.transport.gloo.open_gloo`.
+        hosts: of each rank, in the plan; empty: all are on one.
+        required: whether ranks of one host that cannot share memory are an error; else they talk over gloo as well.
+
+    Raises:
+        TransportError: the ranks did not find each other, or cannot share memory.
+        DeadlineError: not all of them were ready in time.
+    """
+    transport = join("gloo", rank, world_size, store, timeout_s, partial(_meet, tuple(groups), hosts, required))
+    transport.barrier(timeout_s)  # a rank that leaves early would break the others' connecting
+    return transport
+
+
+def _meet(groups: tuple[Sequence[int], ...], hosts: Sequence[str], required: bool) -> Transport:
+    """The transport of this rank of the default process group."""
+    world = default_group()
+    rank, size = world.rank(), world.size()
+    hosts = hosts or [""] * size
+    store = PrefixStore("halopipe/segments", default_store())
+    segments, why = _segments(rank, size)
+    mine = None if segments is None else segments.address(hosts[rank])
+    store.set(f"address/{rank}", "" if mine is None else mine.text())
+    neighbours: dict[int, Address] = {}
+    for other in range(size):
+        text = store.get(f"address/{other}").decode()
+        address = Address.of_text(text) if text else None
+        if segments is None or mine is None or address is None or other == rank:
+            continue
+        if (address.host, address.boot) == (mine.host, mine.boot):
+            fault = segments.attach(other, address)
+            why = why or fault
+            if not fault:
+                neighbours[other] = address
+    store.set(f"attached/{rank}", json.dumps({"ranks": [rank, *neighbours], "why": why}))
+    told = [json.loads(store.get(f"attached/{other}")) for other in range(size)]
+    pairs = [*combinations(range(size), 2)]
+    near = frozenset(pair for pair in pairs if all(set(pair) <= set(told[each]["ranks"]) for each in pair))
+    apart = [pair for pair in pairs if pair not in near and hosts[pair[0]] == hosts[pair[1]]]
+    if apart:
+        _say(apart, [each["why"] for each in told], required)
+    far_groups = [ranks for ranks in groups if len(ranks) == 1 or not near.issuperset(combinations(ranks, 2))]
+    if segments is None or mine is None or not any(rank in pair for pair in near):
+        if segments is not None:
+            segments.close()
+        return GlooTransport(far_groups, owns_group=True)
+    beside = [neighbours[other] for other in neighbours if tuple(sorted((rank, other))) in near]
+    cores = set(mine.cores).union(*(address.cores for address in beside))
+    spin_s = SPIN_S if len(cores) > len(beside) else 0.0
+    if len(near) == len(pairs):
+        return SharedMemoryTransport(segments, size, groups, spin_s=spin_s, owns_group=True)
+    shared = SharedMemoryTransport(segments, size, groups, spin_s=spin_s, in_parts=False)
+    return MixedTransport(shared, GlooTransport(far_groups, owns_group=True), near)
+
+
+def _segments(rank: int, size: int) -> tuple[Segments | None, str]:
+    """This rank's segment, or why there is none."""
+    try:
+        return Segments(rank, size), ""
+    except (CannotCompileError, OSError) as error:
+        return None, str(error)
+
+
+def _say(apart: Sequence[tuple[int, int]], why: Sequence[str], required: bool) -> None:
+    """That some ranks of one host cannot share memory."""
+    first, second = apart[0]
+    title = f"ranks {first} and {second} are on one host of the plan, and cannot share memory"
+    reasons = [f"rank {rank}: {text}" for rank, text in enumerate(why) if text]
+    reasons = reasons or ["they run on different machines, whatever the plan says"]
+    if required:
+        raise TransportError(
+            title, reasons, ["--transport gloo", "run all ranks of a host as one user, in one container"]
+        )
+    _LOGGER.warning("%s: %s; they talk over gloo, which is slower", title, "; ".join(reasons))
+
+
+class MixedTransport:
+    """Shared memory where both ranks of a pair, or all of a group, have it, gloo elsewhere.
+
+    See :class:`runtime.transport.base.Transport`.
+
+    Args:
+        near: the pairs that share memory.
+    """
+
+    def __init__(self, shared: SharedMemoryTransport, gloo: GlooTransport, near: Pairs) -> None:
+        self.rank, self.world_size = gloo.rank, gloo.world_size
+        self._shared, self._gloo, self._pairs = shared, gloo, near
+        self._near = frozenset(sum(pair) - self.rank for pair in near if self.rank in pair)
+
+    def post_receive(self, key: Key, source: int, specs: Sequence[Spec]) -> None:
+        self._to(source).post_receive(key, source, specs)
+
+    def receive(self, key: Key, source: int, deadline_s: float) -> tuple[torch.Tensor, ...]:
+        return self._to(source).receive(key, source, deadline_s)
+
+    def send(self, key: Key, destination: int, tensors: Sequence[torch.Tensor]) -> None:
+        self._to(destination).send(key, destination, tensors)
+
+    def flush(self, deadline_s: float) -> None:
+        deadline = Deadline(deadline_s)
+        self._shared.flush(deadline_s)
+        self._gloo.flush(max(0.0, deadline_s - deadline.waited_s()))
+
+    def all_reduce(self, tensor: torch.Tensor, ranks: tuple[int, ...], deadline_s: float) -> None:
+        self._among(ranks).all_reduce(tensor, ranks, deadline_s)
+
+    def start_sum(self, tensor: torch.Tensor, ranks: tuple[int, ...], deadline_s: float) -> Pending:
+        return self._among(ranks).start_sum(tensor, ranks, deadline_s)
+
+    def start_exchange(
+        self,
+        sent: Mapping[int, torch.Tensor],
+        received: Mapping[int, torch.Tensor],
+        deadline_s: float,
+        key: int | None = None,
+    ) -> Pending:
+        near = self._near
+        if near.issuperset(sent) and near.issuperset(received):
+            return self._shared.start_exchange(sent, received, deadline_s, key)
+        if near.isdisjoint(sent) and near.isdisjoint(received):
+            return self._gloo.start_exchange(sent, received, deadline_s, key)
+        here = [{rank: tensor for rank, tensor in each.items() if rank in near} for each in (sent, received)]
+        away = [{rank: tensor for rank, tensor in each.items() if rank not in near} for each in (sent, received)]
+        far = self._gloo.start_exchange(away[0], away[1], deadline_s, key)
+        return _Both(self._shared.start_exchange(here[0], here[1], deadline_s, key), far)
+
+    def reduce_scatter(
+        self, flat: torch.Tensor, counts: Sequence[int], ranks: tuple[int, ...], deadline_s: float
+    ) -> None:
+        self._among(ranks).reduce_scatter(flat, counts, ranks, deadline_s)
+
+    def all_gather(self, flat: torch.Tensor, counts: Sequence[int], ranks: tuple[int, ...], deadline_s: float) -> None:
+        self._among(ranks).all_gather(flat, counts, ranks, deadline_s)
+
+    def all_max(self, tensor: torch.Tensor, ranks: tuple[int, ...], deadline_s: float) -> None:
+        self._among(ranks).all_max(tensor, ranks, deadline_s)
+
+    def barrier(self, deadline_s: float) -> None:
+        self._gloo.barrier(deadline_s)
+
+    def close(self) -> None:
+        self._shared.close()
+        self._gloo.close()
+
+    def num_buffers(self) -> tuple[int, int]:
+        """How many announced messages, and how many sent ones, have their buffers now."""
+        pairs = zip(self._shared.num_buffers(), self._gloo.num_buffers(), strict=True)
+        announced, sent = (sum(pair) for pair in pairs)
+        return announced, sent
+
+    def _to(self, rank: int) -> SharedMemoryTransport | GlooTransport:
+        return self._shared if rank in self._near else self._gloo
+
+    def _among(self, ranks: tuple[int, ...]) -> SharedMemoryTransport | GlooTransport:
+        return self._shared if self._pairs.issuperset(combinations(ranks, 2)) else self._gloo
+
+
+@dataclass(frozen=True, slots=True)
+class _Both:
+    """Two exchanges that were started together."""
+
+    near: Pending
+    far: Pending
+
+    def wait(self) -> None:
+        self.near.wait()
+        self.far.wait()

@@ -1,0 +1,292 @@
+"""The memory that ranks of one host share, as one of them has mapped it: blocks, announcements, waits.
+
+Segments are anonymous files (``memfd_create``), opened through ``/proc``: they have no name that could be left behind,
+whatever happens to the processes, and the size of /dev/shm, 64 MB in a container, does not limit them.  Pages stay with
+a segment once they were used.  ``torch.multiprocessing`` and ``multiprocessing.shared_memory`` have names, trackers of
+names and a file a tensor, and no way to wait; hence a small C++ source (``source/shared_memory.cpp``, which says how it
+works), compiled at first use like the others.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import functools
+import json
+import os
+import secrets
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils.dlpack import from_dlpack
+
+from cuda_ops.device.compiling import CannotCompileError, Sources, compiled
+from planner.ir.errors import OutOfMemoryError
+from runtime.transport.base import Spec
+from runtime.transport.frame import Frame, Layout
+
+HERE, LATE, GONE, OTHER = range(4)
+"""How a wait ends: it is here; the time is over; the peer has left; a watched channel had something else."""
+
+WATCHED = 1 << 63
+"""Channels with this bit are watched."""
+
+_MOST_KEPT = 8192  # views of blocks, and frames
+_TOKEN_BYTES = 16
+
+_CONTEXT, _RANK, _NUMBER, _NANOSECONDS, _GUARD = (
+    ctypes.c_void_p,
+    ctypes.c_int32,
+    ctypes.c_uint64,
+    ctypes.c_int64,
+    ctypes.c_uint32,
+)
+_PLACE = ctypes.POINTER(ctypes.c_uint64)
+_FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
+    "open": (_CONTEXT, (_RANK, _RANK, _NUMBER, ctypes.c_char_p)),
+    "file": (_RANK, (_CONTEXT,)),
+    "attach": (_RANK, (_CONTEXT, _RANK, _RANK, _RANK, ctypes.c_char_p)),
+    "block": (_NUMBER, (_CONTEXT, _NUMBER, _RANK, _GUARD)),
+    "announce": (None, (_CONTEXT, _RANK, _NUMBER, _NUMBER)),
+    "poll": (_RANK, (_CONTEXT, _RANK, _NUMBER, _PLACE)),
+    "wait": (_RANK, (_CONTEXT, _RANK, _NUMBER, _NANOSECONDS, _NANOSECONDS, _PLACE, _PLACE)),
+    "took": (None, (_CONTEXT, _RANK)),
+    "taken": (_NUMBER, (_CONTEXT, _RANK)),
+    "wait_taken": (_RANK, (_CONTEXT, _RANK, _NUMBER, _NANOSECONDS, _NANOSECONDS, _PLACE)),
+    "has_left": (_RANK, (_CONTEXT, _RANK)),
+    "bytes": (_NUMBER, (_CONTEXT, _RANK, _NUMBER)),
+    "guard": (_GUARD, (_CONTEXT, _RANK, _NUMBER)),
+    "let_go": (None, (_CONTEXT, _RANK, _NUMBER)),
+    "base": (ctypes.c_void_p, (_CONTEXT, _RANK)),
+    "size": (_NUMBER, (_CONTEXT, _RANK)),
+    "top": (_NUMBER, (_CONTEXT,)),
+    "view": (ctypes.c_void_p, (_CONTEXT, _RANK, _NUMBER, ctypes.c_void_p)),
+    "close": (None, (_CONTEXT,)),
+    "free": (None, (_CONTEXT,)),
+}
+
+_new_capsule = ctypes.pythonapi.PyCapsule_New
+_new_capsule.restype, _new_capsule.argtypes = (
+    ctypes.py_object,
+    (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p),
+)
+
+
+@functools.cache
+def library() -> tuple[Any, Any]:
+    """The compiled functions by name: those that may wait, called without Python's lock, and those that never do.
+
+    Raises:
+        CannotCompileError: they cannot be had.
+    """
+    try:
+        path = str(compiled(dict(os.environ), Sources("shared_memory", Path(__file__).parent / "source")))
+        found = ctypes.CDLL(path, use_errno=True), ctypes.PyDLL(path, use_errno=True)
+    except OSError as error:
+        raise CannotCompileError(f"shared memory's library cannot be had: {error}") from error
+    return _Functions(found[0]), _Functions(found[1])
+
+
+class _Functions:
+    def __init__(self, loaded: ctypes.CDLL) -> None:
+        for name, (result, arguments) in _FUNCTIONS.items():
+            function = getattr(loaded, f"halopipe_shared_{name}")
+            function.restype, function.argtypes = result, arguments
+            setattr(self, name, function)
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where peers find the segment of a rank.
+
+    Attributes:
+        host: of the rank in the plan: ranks of different ones do not share, whatever machine they run on.
+        boot: of the system that the machine runs.
+        cores: that the rank may use.
+    """
+
+    host: str
+    boot: str
+    process: int
+    file: int
+    token: str
+    cores: tuple[int, ...]
+
+    def text(self) -> str:
+        """For a store."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def of_text(cls, text: str) -> Address:
+        """What was told."""
+        found = json.loads(text)
+        return cls(**{**found, "cores": tuple(found["cores"])})
+
+
+class Segments:
+    """The segment of ``rank``, and those of the peers that it has attached.
+
+    A block is an offset into its owner's segment.  Its data begins at a multiple of 64 bytes.
+
+    Raises:
+        CannotCompileError: the library cannot be had.
+        OSError: nor can a segment.
+    """
+
+    def __init__(self, rank: int, world_size: int) -> None:
+        self._waits, self._calls = library()
+        self.rank, self._token = rank, secrets.token_bytes(_TOKEN_BYTES)
+        self._context = self._calls.open(rank, world_size, _machine_bytes(), self._token)
+        if not self._context:
+            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+        self._offset, self._seen = ctypes.c_uint64(), ctypes.c_uint64()
+        self._memory: dict[int, torch.Tensor] = {rank: self._all_of(rank)}
+        self._kept: dict[tuple[int, int, Spec], torch.Tensor] = {}
+        self._frames: dict[tuple[int, Layout], Frame] = {}
+
+    def address(self, host: str) -> Address:
+        """Of this rank, which the plan has on ``host``."""
+        file = self._calls.file(self._context)
+        return Address(host, boot_id(), os.getpid(), file, self._token.hex(), tuple(sorted(os.sched_getaffinity(0))))
+
+    def attach(self, rank: int, address: Address) -> str:
+        """Maps the segment of ``rank``; why not, or nothing."""
+        token = bytes.fromhex(address.token)
+        fault = self._calls.attach(self._context, rank, address.process, address.file, token)
+        if fault:
+            why = "it is another process there" if fault == errno.ESTALE else os.strerror(fault)
+            return f"/proc/{address.process}/fd/{address.file}: {why}"
+        self._memory[rank] = self._all_of(rank)
+        return ""
+
+    def block(self, num_bytes: int, readers: int = 1, guard: int = 0) -> int:
+        """A new one of this rank's.
+
+        Raises:
+            OutOfMemoryError: there is no room.
+        """
+        offset: int = self._calls.block(self._context, num_bytes, readers, guard)
+        if not offset:
+            size = self._calls.size(self._context, self.rank)
+            raise OutOfMemoryError(
+                f"rank {self.rank} has no room for a message of {num_bytes} bytes",
+                [f"its segment of {size} bytes is full of messages that nobody has let go of"],
+                ["fewer micro-batches in flight", "--transport gloo"],
+            )
+        return offset
+
+    def tensor(self, owner: int, offset: int, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        """A block's data for a moment, by its owner or while it has a reader; not to be handed on."""
+        place = (owner, offset, (shape, dtype))
+        found = self._kept.get(place)
+        if found is None:
+            if len(self._kept) >= _MOST_KEPT:
+                self._kept.clear()
+            num_bytes = dtype.itemsize
+            for size in shape:
+                num_bytes *= size
+            found = self._kept[place] = self._memory[owner][offset : offset + num_bytes].view(dtype).view(shape)
+        return found
+
+    def frame(self, layout: Layout) -> tuple[int, Frame]:
+        """A new block for a message, and the message in it."""
+        offset = self.block(layout.total_bytes)
+        found = self._frames.get((offset, layout))
+        if found is None:
+            if len(self._frames) >= _MOST_KEPT:
+                self._frames.clear()
+            message = self._memory[self.rank][offset : offset + layout.total_bytes]
+            found = self._frames[offset, layout] = Frame(layout, message)
+        return offset, found
+
+    def take(self, owner: int, offset: int) -> torch.Tensor:
+        """The bytes of a block; this rank is a reader of it until the last view of the tensor is gone."""
+        view = self._calls.view(self._context, owner, offset, None)
+        taken: torch.Tensor = from_dlpack(_new_capsule(view, b"dltensor", None))
+        return taken
+
+    def announce(self, rank: int, channel: int, offset: int = 0) -> None:
+        """Tells ``rank`` of a block, or, without one, just that."""
+        self._calls.announce(self._context, rank, channel, offset)
+
+    def poll(self, rank: int, channel: int) -> bool:
+        """Whether ``rank`` has announced another block on ``channel``: then :attr:`came` is where it lies."""
+        return bool(self._calls.poll(self._context, rank, channel, self._offset))
+
+    @property
+    def came(self) -> int:
+        """The block that was waited for last."""
+        return self._offset.value
+
+    def wait(self, rank: int, channel: int, limit_s: float, spin_s: float, watches: bool) -> int:
+        """How the wait for the next announcement ended; where it is here, :attr:`came` is its block.
+
+        Args:
+            watches: whether something on a watched channel ends the wait as well.
+        """
+        seen = self._seen if watches else None
+        limit_ns, spin_ns = int(limit_s * 1e9), int(spin_s * 1e9)
+        ended: int = self._waits.wait(self._context, rank, channel, limit_ns, spin_ns, self._offset, seen)
+        return ended
+
+    def took(self, rank: int) -> None:
+        """Tells ``rank`` that one of its messages was taken."""
+        self._calls.took(self._context, rank)
+
+    def taken(self, rank: int) -> int:
+        """How many messages ``rank`` has taken."""
+        count: int = self._calls.taken(self._context, rank)
+        return count
+
+    def wait_taken(self, rank: int, count: int, limit_s: float, spin_s: float, watches: bool) -> int:
+        """How the wait until ``rank`` has taken ``count`` messages ended."""
+        seen = self._seen if watches else None
+        ended: int = self._waits.wait_taken(self._context, rank, count, int(limit_s * 1e9), int(spin_s * 1e9), seen)
+        return ended
+
+    def has_left(self, rank: int) -> bool:
+        """Whether ``rank`` has closed its segment or ended."""
+        return bool(self._calls.has_left(self._context, rank))
+
+    def about(self, owner: int, offset: int) -> tuple[int, int]:
+        """(bytes, guard) of a block."""
+        return self._calls.bytes(self._context, owner, offset), self._calls.guard(self._context, owner, offset)
+
+    def let_go(self, owner: int, offset: int) -> None:
+        """One reader of the block fewer."""
+        self._calls.let_go(self._context, owner, offset)
+
+    @property
+    def used_bytes(self) -> int:
+        """The most that messages have taken at once, with what lay between them."""
+        used: int = self._calls.top(self._context)
+        return used
+
+    def leave(self) -> None:
+        """Peers that wait for this rank learn that nothing comes any more."""
+        self._calls.close(self._context)
+
+    def close(self) -> None:
+        """Leave, and let go of all memory but what taken tensors still show."""
+        if self._context:
+            self.leave()
+            for kept in (self._kept, self._frames, self._memory):
+                kept.clear()
+            self._calls.free(self._context)
+            self._context = None
+
+    def _all_of(self, rank: int) -> torch.Tensor:
+        base, size = self._calls.base(self._context, rank), self._calls.size(self._context, rank)
+        return torch.frombuffer((ctypes.c_uint8 * size).from_address(base), dtype=torch.uint8)
+
+
+def boot_id() -> str:
+    """Of the system that this machine runs; containers of one machine have the same."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+
+
+def _machine_bytes() -> int:
+    """No rank can have more in flight than the machine has memory."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

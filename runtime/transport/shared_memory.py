@@ -1,0 +1,414 @@
+"""Ranks that are processes of one host: messages, exchanges and sums through memory that they share.
+
+    send       copies into a block of the sender's segment, which packs what was cut as well, and announces it
+    receive    gives tensors that *are* the block: nothing is copied twice, and the block goes back to its sender when
+               the last of the tensors is gone
+    sums       every rank reads the terms of the others where they lie and adds them in the order of ranks; from three
+               ranks on, large ones in parts, of which each rank adds one
+
+A send ends at once, whatever its receiver does.  Nothing works in the background: a wait first looks for ``SPIN_S``
+without sleeping, which costs no more than the core that would be idle, and keeps it awake; then it sleeps on a futex.
+Where ranks share cores it sleeps at once.  Sums in parts go on whenever their ranks wait for anything.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache, partial
+
+import torch
+import torch.distributed as dist
+
+from planner.ir.errors import TransportError
+from runtime.transport.base import Deadline, Key, Pending, Spec, check_member, declare, gone, largest, parts
+from runtime.transport.frame import Layout, layout_for, layout_of, tag, unpack
+from runtime.transport.segments import GONE, HERE, LATE, WATCHED, Segments
+from runtime.transport.works import KEYED, Words, words
+
+SPIN_S = 2e-3
+"""So long a wait looks before it sleeps, where every rank has a core of its own."""
+
+IN_PARTS_BYTES = 128 * 1024
+"""From here three and more ranks add a sum in parts."""
+
+_MESSAGE, _KEYED, _EXCHANGE, _BARRIER, _GROUP, _PART, _RESULT = (kind << 56 for kind in range(7))  # of channels
+_GROUP_SHIFT, _KEY_SHIFT, _NUMBERS = 32, 16, (1 << 32) - 1
+_EXCHANGING: Words = ("exchange",)
+_MOST_SENT = 16  # are remembered before it is asked which of them were taken
+
+
+class SharedMemoryTransport:
+    """The transport of one process, see :class:`runtime.transport.base.Transport`.
+
+    Args:
+        segments: those of all ranks that this one speaks to, attached; closed with the transport.
+        groups: as in :func:`open_shared`.
+        spin_s: so long a wait looks before it sleeps.
+        in_parts: whether large sums of three and more ranks are added in parts, which go on only while their ranks wait
+            here; not where they also wait elsewhere.
+        owns_group: leave the default process group in ``close``.
+    """
+
+    def __init__(
+        self,
+        segments: Segments,
+        world_size: int,
+        groups: Iterable[Sequence[int]] = (),
+        *,
+        spin_s: float = SPIN_S,
+        in_parts: bool = True,
+        owns_group: bool = False,
+    ) -> None:
+        self.rank, self.world_size, self.segments = segments.rank, world_size, segments
+        self._spin_s, self._in_parts, self._owns_group = spin_s, in_parts, owns_group
+        self._numbers = declare(groups, world_size)
+        self._announced: list[dict[Key, Layout]] = [{} for _ in range(world_size)]
+        self._sent: list[deque[Key]] = [deque() for _ in range(world_size)]
+        self._num_sent = [0] * world_size
+        self._counts: Counter[object] = Counter()
+        self._unfinished: list[SumInParts] = []
+        self._why_unusable = ""
+
+    def post_receive(self, key: Key, source: int, specs: Sequence[Spec]) -> None:
+        tag(key)  # it may have none
+        if key in self._announced[source]:
+            raise TransportError(f"{key} from rank {source} is announced twice")
+        self._announced[source][key] = layout_of(specs)
+
+    def receive(self, key: Key, source: int, deadline_s: float) -> tuple[torch.Tensor, ...]:
+        layout = self._announced[source].pop(key, None)
+        if layout is None:
+            raise TransportError(f"{key} from rank {source} was not announced")
+        offset = self.next_block(source, _MESSAGE | tag(key), ("receive", key), Deadline(deadline_s))
+        self.segments.took(source)
+        return unpack(self.segments.take(source, offset), key, source, layout)
+
+    def send(self, key: Key, destination: int, tensors: Sequence[torch.Tensor]) -> None:
+        channel, sent = _MESSAGE | tag(key), self._sent[destination]
+        if self._why_unusable or self.segments.has_left(destination):
+            raise self._gone(("send", key), destination)
+        offset, frame = self.segments.frame(layout_for(tensors))
+        frame.write(key, tensors)
+        self.segments.announce(destination, channel, offset)
+        self._num_sent[destination] += 1
+        sent.append(key)
+        if len(sent) > _MOST_SENT:
+            self._forget_taken(destination)
+
+    def flush(self, deadline_s: float) -> None:
+        deadline = Deadline(deadline_s)
+        for rank, sent in enumerate(self._sent):
+            self._forget_taken(rank)
+            if sent:
+                look = partial(self.segments.wait_taken, rank, self._num_sent[rank])
+                self._wait(look, rank, ("send", sent[0]), deadline)
+                sent.clear()
+
+    @torch.no_grad()
+    def all_reduce(self, tensor: torch.Tensor, ranks: tuple[int, ...], deadline_s: float) -> None:
+        self._sum("sum", tensor, ranks, deadline_s).wait()
+
+    @torch.no_grad()
+    def start_sum(self, tensor: torch.Tensor, ranks: tuple[int, ...], deadline_s: float) -> Pending:
+        return self._sum("started sum", tensor, ranks, deadline_s)
+
+    @torch.no_grad()
+    def start_exchange(
+        self,
+        sent: Mapping[int, torch.Tensor],
+        received: Mapping[int, torch.Tensor],
+        deadline_s: float,
+        key: int | None = None,
+    ) -> Pending:
+        for rank, tensor in sent.items():
+            if tensor.numel():
+                self.put(tensor, (rank,), self._exchange_channel("sent", rank, key), _EXCHANGING)
+        expected = [
+            (rank, self._exchange_channel("received", rank, key), tensor)
+            for rank, tensor in received.items()
+            if tensor.numel()
+        ]
+        return _Exchange(self, expected, deadline_s)
+
+    @torch.no_grad()
+    def reduce_scatter(
+        self, flat: torch.Tensor, counts: Sequence[int], ranks: tuple[int, ...], deadline_s: float
+    ) -> None:
+        place, what = self._meeting("reduce-scatter", ranks)
+        channel = _GROUP | place
+        pieces, deadline = dict(zip(ranks, parts(flat, counts, ranks), strict=True)), Deadline(deadline_s)
+        for rank in ranks:
+            if rank != self.rank:
+                self.put(pieces[rank], (rank,), channel, what)
+        self.add_to(pieces[self.rank], ranks, channel, what, deadline)
+
+    @torch.no_grad()
+    def all_gather(self, flat: torch.Tensor, counts: Sequence[int], ranks: tuple[int, ...], deadline_s: float) -> None:
+        place, what = self._meeting("all-gather", ranks)
+        channel = _GROUP | place
+        pieces, deadline = dict(zip(ranks, parts(flat, counts, ranks), strict=True)), Deadline(deadline_s)
+        others = tuple(rank for rank in ranks if rank != self.rank)
+        self.put(pieces[self.rank], others, channel, what)
+        for rank in others:
+            self.fetch(pieces[rank], rank, channel, what, deadline)
+
+    def all_max(self, tensor: torch.Tensor, ranks: tuple[int, ...], deadline_s: float) -> None:
+        largest(self, tensor, ranks, deadline_s)
+
+    def barrier(self, deadline_s: float) -> None:
+        deadline = Deadline(deadline_s)
+        channel, what = _BARRIER | self._next("barrier"), ("barrier",)
+        others = [rank for rank in range(self.world_size) if rank != self.rank]
+        for rank in others:
+            self.segments.announce(rank, channel)
+        for rank in others:
+            self.next_block(rank, channel, what, deadline)
+
+    def close(self) -> None:
+        self._why_unusable = "this rank has closed its transport"
+        self.segments.close()
+        if self._owns_group and dist.is_initialized():
+            dist.destroy_process_group()
+
+    def num_buffers(self) -> tuple[int, int]:
+        """How many announced messages have not come yet, and how many sent ones were not taken."""
+        for rank in range(self.world_size):
+            self._forget_taken(rank)
+        return sum(map(len, self._announced)), sum(map(len, self._sent))
+
+    def next_block(self, rank: int, channel: int, what: Words, deadline: Deadline) -> int:
+        """The next block that ``rank`` announces on ``channel``; raises as every wait."""
+        if self._why_unusable:
+            raise self._gone(what, rank)
+        if not self.segments.poll(rank, channel):
+            self._wait(partial(self.segments.wait, rank, channel), rank, what, deadline)
+        return self.segments.came
+
+    def put(self, tensor: torch.Tensor, ranks: tuple[int, ...], channel: int, what: Words) -> None:
+        """Copies ``tensor`` into one block and announces it to ``ranks``."""
+        if not ranks:
+            return
+        if self._why_unusable:
+            raise self._gone(what, ranks[0])
+        offset = self.segments.block(tensor.nbytes, len(ranks), _guard(tensor))
+        self.segments.tensor(self.rank, offset, tensor.shape, tensor.dtype).copy_(tensor)
+        for rank in ranks:
+            self.segments.announce(rank, channel, offset)
+
+    def fetch(self, tensor: torch.Tensor, rank: int, channel: int, what: Words, deadline: Deadline) -> None:
+        """Waits for a block of the size and dtype of ``tensor``, which becomes what lies there."""
+        _, offset, came = self._look_at(tensor, rank, channel, what, deadline)
+        tensor.copy_(came)
+        self.segments.let_go(rank, offset)
+
+    def add_to(self, own: torch.Tensor, ranks: tuple[int, ...], channel: int, what: Words, deadline: Deadline) -> None:
+        """Adds a block of each other rank to this rank's term, in the order of ``ranks``."""
+        came = [self._look_at(own, rank, channel, what, deadline) for rank in ranks if rank != self.rank]
+        add_in_order(own, ranks.index(self.rank), [term for _, _, term in came])
+        for rank, offset, _ in came:
+            self.segments.let_go(rank, offset)
+
+    def advance(self) -> None:
+        """Adds this rank's parts of those sums whose terms have come."""
+        for one in tuple(self._unfinished):
+            if one.has_all():
+                self.leave_alone(one)
+                one.add()
+
+    def leave_alone(self, one: SumInParts) -> None:
+        """It is not advanced any more."""
+        self._unfinished.remove(one)
+
+    def _sum(self, kind: str, tensor: torch.Tensor, ranks: tuple[int, ...], deadline_s: float) -> Pending:
+        place, what = self._meeting(kind, ranks)
+        self.advance()
+        if self._in_parts and len(ranks) > 2 and tensor.nbytes >= IN_PARTS_BYTES:
+            self._unfinished.append(SumInParts(self, tensor, ranks, place, what, deadline_s))
+            return self._unfinished[-1]
+        self.put(tensor, tuple(rank for rank in ranks if rank != self.rank), _GROUP | place, what)
+        return _Sum(self, tensor, ranks, _GROUP | place, what, deadline_s)
+
+    def _meeting(self, kind: str, ranks: tuple[int, ...]) -> tuple[int, Words]:
+        """Which of a group's channels the next thing of this kind has, and how errors call it."""
+        check_member(self.rank, ranks, self._numbers)
+        number = self._next((kind, ranks))
+        started = kind == "started sum"
+        counted = number if started else self._next(("now", ranks))
+        return 2 * self._numbers[ranks] + started << _GROUP_SHIFT | counted, (
+            f"{kind} over ranks {ranks}, number",
+            number,
+        )
+
+    def _exchange_channel(self, way: str, rank: int, key: int | None) -> int:
+        number = self._next((way, rank, key))
+        if key is None:
+            return _EXCHANGE | number
+        if not 0 <= key < KEYED:
+            raise ValueError(f"key {key} is not below {KEYED}")
+        return _KEYED | key << _KEY_SHIFT | number % (1 << _KEY_SHIFT)
+
+    def _next(self, counted: object) -> int:
+        self._counts[counted] += 1
+        return self._counts[counted] & _NUMBERS
+
+    def _look_at(
+        self, like: torch.Tensor, rank: int, channel: int, what: Words, deadline: Deadline
+    ) -> tuple[int, int, torch.Tensor]:
+        """(``rank``, its next block, what lies there), of the size and dtype of ``like``; to be let go of."""
+        offset = self.next_block(rank, channel, what, deadline)
+        num_bytes, guard = self.segments.about(rank, offset)
+        if (num_bytes, guard) != (like.nbytes, _guard(like)):
+            raise TransportError(
+                f"{words(what)}: rank {self.rank} expects {tuple(like.shape)} {like.dtype} from rank {rank}",
+                [
+                    f"expected {like.nbytes} bytes, came {num_bytes} bytes"
+                    + ("" if num_bytes != like.nbytes else " of another dtype")
+                ],
+            )
+        return rank, offset, self.segments.tensor(rank, offset, like.shape, like.dtype)
+
+    def _wait(self, look: Callable[[float, float, bool], int], rank: int, what: Words, deadline: Deadline) -> None:
+        """Until ``look(seconds, seconds awake, whether watched channels count)`` has found something of ``rank``."""
+        if self._why_unusable:
+            raise self._gone(what, rank)
+        while True:
+            remaining_s = max(0.0, deadline.limit_s - deadline.waited_s())
+            ended = look(remaining_s, self._spin_s, bool(self._unfinished))
+            if ended == HERE:
+                return
+            if ended == LATE:
+                self._why_unusable = "an earlier wait was too long"
+                self.segments.leave()
+                raise deadline.error(words(what), self.rank, f"rank {rank}")
+            if ended == GONE:
+                raise self._gone(what, rank)
+            self.advance()
+
+    def _forget_taken(self, rank: int) -> None:
+        sent = self._sent[rank]
+        while len(sent) > self._num_sent[rank] - self.segments.taken(rank):
+            sent.popleft()
+
+    def _gone(self, what: Words, rank: int) -> TransportError:
+        why = self._why_unusable or "it has closed its transport, or ended"
+        return gone(words(what), self.rank, f"rank {rank}", why)
+
+
+@dataclass(frozen=True, slots=True)
+class _Exchange:
+    """Tensors on their way: from which rank, on which channel, and where each belongs."""
+
+    transport: SharedMemoryTransport
+    expected: list[tuple[int, int, torch.Tensor]]
+    deadline_s: float
+
+    @torch.no_grad()
+    def wait(self) -> None:
+        if self.expected:
+            deadline = Deadline(self.deadline_s)
+            for rank, channel, tensor in self.expected:
+                self.transport.fetch(tensor, rank, channel, _EXCHANGING, deadline)
+
+
+@dataclass(frozen=True, slots=True)
+class _Sum:
+    """A sum of which every rank adds all: its term lies in a block, and so do those of the others."""
+
+    transport: SharedMemoryTransport
+    tensor: torch.Tensor
+    ranks: tuple[int, ...]
+    channel: int
+    what: Words
+    deadline_s: float
+
+    @torch.no_grad()
+    def wait(self) -> None:
+        if len(self.ranks) > 1:
+            deadline = Deadline(self.deadline_s)
+            self.transport.add_to(self.tensor.detach(), self.ranks, self.channel, self.what, deadline)
+
+
+class SumInParts:
+    """A sum of which each rank adds a part, of the terms that the others send it, and shows it to them."""
+
+    def __init__(
+        self,
+        transport: SharedMemoryTransport,
+        tensor: torch.Tensor,
+        ranks: tuple[int, ...],
+        place: int,
+        what: Words,
+        deadline_s: float,
+    ) -> None:
+        self._transport, self._tensor, self._ranks = transport, tensor, ranks
+        self._channel, self._results = _PART | place | WATCHED, _RESULT | place
+        self._what, self._deadline_s = what, deadline_s
+        self._flat = tensor.detach().to("cpu").contiguous().view(-1)
+        each, rest = divmod(self._flat.numel(), len(ranks))
+        counts = [each + (position < rest) for position in range(len(ranks))]
+        self._pieces = dict(zip(ranks, torch.split(self._flat, counts), strict=True))
+        self._others = tuple(rank for rank in ranks if rank != transport.rank)
+        self._came: dict[int, int] = {}
+        self._is_added = False
+        for rank in self._others:
+            transport.put(self._pieces[rank], (rank,), self._channel, what)
+
+    def has_all(self) -> bool:
+        """Whether all terms of this rank's part are here."""
+        segments = self._transport.segments
+        for rank in self._others:
+            if rank not in self._came and segments.poll(rank, self._channel):
+                self._came[rank] = segments.came
+        return len(self._came) == len(self._others)
+
+    @torch.no_grad()
+    def add(self) -> None:
+        """Of all terms this rank's part, which it shows to the others."""
+        segments, rank = self._transport.segments, self._transport.rank
+        own = self._pieces[rank]
+        terms = [segments.tensor(other, self._came[other], own.shape, own.dtype) for other in self._others]
+        add_in_order(own, self._ranks.index(rank), terms)
+        for other, offset in self._came.items():
+            segments.let_go(other, offset)
+        self._transport.put(own, self._others, self._results, self._what)
+        self._is_added = True
+
+    @torch.no_grad()
+    def wait(self) -> None:
+        """See :class:`runtime.transport.base.Pending`."""
+        deadline = Deadline(self._deadline_s)
+        if not self._is_added:
+            self._transport.leave_alone(self)
+            for rank in self._others:
+                if rank not in self._came:
+                    self._came[rank] = self._transport.next_block(rank, self._channel, self._what, deadline)
+            self.add()
+        for rank in self._others:
+            self._transport.fetch(self._pieces[rank], rank, self._results, self._what, deadline)
+        if self._flat.data_ptr() != self._tensor.data_ptr():
+            self._tensor.copy_(self._flat.view(self._tensor.shape))
+
+
+def add_in_order(own: torch.Tensor, position: int, others: Sequence[torch.Tensor]) -> None:
+    """Adds ``others`` to ``own``, which comes before number ``position`` of them: all ranks get the same bits."""
+    before, after = others[:position], others[position:]
+    if before:
+        total = before[0] if len(before) == 1 else before[0] + before[1]
+        for term in before[2:]:
+            total += term
+        own += total.to(own.device)  # the addition of two numbers commutes
+    for term in after:
+        own += term.to(own.device)
+
+
+@lru_cache(maxsize=4096)
+def _guard_of(num_elements: int, dtype: torch.dtype) -> int:
+    return zlib.crc32(f"{num_elements} {dtype}".encode())
+
+
+def _guard(tensor: torch.Tensor) -> int:
+    """Terms of different size or dtype must not meet."""
+    return _guard_of(tensor.numel(), tensor.dtype)
