@@ -136,6 +136,12 @@ def _catalogue() -> Iterable[str]:
     return catalogue.devices()
 
 
+def _transports() -> Iterable[str]:
+    from halopipe.run_spec.options import TRANSPORTS
+
+    return TRANSPORTS[1:]
+
+
 def _readers() -> Iterable[str]:
     from halopipe.run_spec.options import DATA_FROM
 
@@ -164,6 +170,7 @@ RUN: dict[str, Any] = {
     "dtype": dtypes,
     "compiler": named(lambda: COMPILERS),
     "device": named(lambda: ("cpu",)),
+    "transport": named(_transports),
     "data": models,
     "eval_data": models,
     "data_from": named(_readers),

@@ -23,7 +23,8 @@ from torch.optim.lr_scheduler import LRScheduler
 from cuda_ops.sparse.recipe import PreparedNetwork
 from halopipe.launch.job_environment import JobRank, job_rank
 from halopipe.launch.torchrun import job_stores
-from halopipe.run_spec.options import FIELDS, ScriptOptions
+from halopipe.run_spec.options import FIELDS, TRANSPORTS, ScriptOptions
+from halopipe.terminal.units import require_known
 from halopipe.training.check_options import out_of_limits
 from halopipe.training.optimizer_spec import make_optimizer_of, make_scheduler_of, parse_optimizer, parse_scheduler
 from halopipe.training.rank import Load, Terms, open_rank
@@ -98,6 +99,7 @@ def terms_of_script(
     for name in ScriptOptions.__annotations__:
         for fault in out_of_limits(name, chosen[name]):  # type: ignore[literal-required]  # names of this very type
             raise fault
+    require_known("transport", [chosen["transport"]], TRANSPORTS)
     scheduler, compiler = chosen["scheduler"] or None, chosen["compiler"] or None
     schedule = make_scheduler_of(parse_scheduler(scheduler)) if isinstance(scheduler, str) else scheduler
     if isinstance(optimizer, torch.optim.Optimizer) and schedule is not None and not isinstance(schedule, LRScheduler):
@@ -112,10 +114,12 @@ def terms_of_script(
         chosen["accumulate"],
         chosen["deadline_s"],
         compiler,
+        chosen["transport"],
         {
             "optimizer": _text(optimizer),
             "scheduler": _text(scheduler),
             "compiler": _text(compiler),
+            "transport": chosen["transport"],
             "check_first_step": str(check),
         },
     )

@@ -13,6 +13,9 @@ from typing import Any, TypedDict
 EACH, FIRST, SHARE = DATA_FROM = ("each", "first", "share")
 """Who reads the data of a run."""
 
+AUTO, SHARED, GLOO, MPI = TRANSPORTS = ("", "shared", "gloo", "mpi")
+"""What ranks on processors exchange by; shared: memory within a host, gloo between hosts."""
+
 PATH, SIZE, METRICS, FACTORY = "path", "size", "metrics", "factory"
 _OPTION = "option"
 
@@ -73,6 +76,7 @@ class RunOptions:
         resume: whatever plan the checkpoint was made under; its seed counts then.
         deadline_s: the longest that one rank may wait for another, or do one thing.
         memory_limit_bytes: from the first step on; 0: no limit.
+        transport: empty: NCCL where every rank has a GPU, MPI under mpiexec, else ``shared``, where that can be had.
         device: empty: the devices that the plan names.
         check_first_step: the job ends before its second step where they differ.
     """
@@ -100,6 +104,12 @@ class RunOptions:
     dtype: str = _option("", "Instead of the plan's, such as float64.", "DTYPE", TRAINING)
     compiler: str = _option(
         "", "Compile the stages by torch.compile, such as 'inductor'.", "BACKEND", TRAINING, flag="--compile"
+    )
+    transport: str = _option(
+        AUTO,
+        "What ranks exchange by: 'shared' (memory within a host, gloo between; the default), 'gloo' or 'mpi'.",
+        "NAME",
+        TRAINING,
     )
     device: str = _option("", "cpu: compute there, whatever devices the plan names.", "WHAT", TRAINING)
     data_from: str = _option(
@@ -174,6 +184,7 @@ class ScriptOptions(TypedDict, total=False):
     seed: int
     deadline_s: float
     compiler: str | Callable[..., Any] | None
+    transport: str
     device: Any
     check_first_step: bool
 

@@ -78,6 +78,7 @@ class Terms:
     accumulate: int = 1
     deadline_s: float = 120.0
     compiler: Compiler | None = None
+    transport: str = ""
     said: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -144,7 +145,7 @@ def open_rank(
         local_rank: among the ranks of this host; the process is bound to the cores of its device.  None: it stays as it
             is, since it is a program of the user's.
         is_metered: whether its memory is counted.
-        open_transport: joins the ranks; None: by NCCL or gloo, whichever their devices allow.
+        open_transport: joins the ranks; None: by what the terms say, or else their devices and hosts allow.
 
     Raises:
         MissingDeviceError: the GPU that the plan names for this rank is not there.
@@ -156,7 +157,8 @@ def open_rank(
     where = rank_device.device_of(seat) if isinstance(device, str) else device
 
     def join(groups: tuple[tuple[int, ...], ...], program: Callable[[], Program]) -> Transport:
-        return rank_device.opened(seat, where, decision.num_ranks, store, groups, program, SETUP_S)
+        hosts = rank_device.hosts_of(decision)
+        return rank_device.opened(seat, where, hosts, store, groups, program, SETUP_S, terms.transport)
 
     with contextlib.ExitStack() as stack:
         voice = stack.enter_context(Voice(board, decision, rank, terms.deadline_s, SETUP_S))

@@ -1,7 +1,7 @@
 """Where a rank of a plan computes: on a core of its host, or on the GPU that the plan names (``n0/gpu1``).
 
 From that follow the cores of its process, the device of its tensors and the transport: NCCL where every rank has a GPU
-of its own, gloo else (tensors of GPUs then go by way of their hosts).
+of its own, else memory that ranks of a host share, and gloo between hosts (tensors of GPUs then go by way of them).
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from cuda_ops.device.gpus import num_gpus, why_no_gpu
 from cuda_ops.device.host import core_of, cores_beside, prepare_process
+from halopipe.run_spec.options import AUTO, GLOO, SHARED
 from planner.ir.errors import MissingDeviceError, UsageError
 from planner.ir.plan import Decision
 from planner.ir.program import Program
@@ -142,28 +143,40 @@ def device_of(seat: Seat) -> torch.device | None:
 def opened(
     seat: Seat,
     device: torch.device | None,
-    num_ranks: int,
+    hosts: Sequence[str],
     store: Store,
     groups: tuple[tuple[int, ...], ...],
     program: Callable[[], Program],
     timeout_s: float,
+    transport: str = AUTO,
 ) -> Transport:
     """The transport of a rank.
 
     Args:
         device: what :func:`device_of` gave.
+        hosts: of each rank, in the plan.
+        transport: one of ``TRANSPORTS``.
         program: asked where the transport must know it: NCCL has a communicator for each of its channels.
     """
     from halopipe.data.feeds import MESSAGE_KINDS
-    from runtime.transport import channels_of, open_gloo, open_nccl
+    from runtime.transport import channels_of, open_gloo, open_nccl, open_shared
 
-    if not seat.over_nccl or device is None:
+    num_ranks = len(hosts)
+    if transport == GLOO:
         return open_gloo(seat.rank, num_ranks, store, timeout_s, groups)
+    if transport == SHARED or not seat.over_nccl or device is None:
+        required = transport == SHARED
+        return open_shared(seat.rank, num_ranks, store, timeout_s, groups, hosts, required=required)
     interface = os.environ.get(_GLOO_INTERFACE, "")
     if interface not in ("", "lo"):
         os.environ.setdefault(_NCCL_INTERFACE, interface)
     channels = channels_of(program())
     return open_nccl(str(device), channels, seat.rank, num_ranks, store, timeout_s, groups, MESSAGE_KINDS)
+
+
+def hosts_of(decision: Decision) -> tuple[str, ...]:
+    """The host of each rank; empty where the plan names none."""
+    return tuple(name.rpartition("/")[0] for name in _devices(decision))
 
 
 def _devices(decision: Decision) -> list[str]:

@@ -144,7 +144,10 @@ def terms_of(job: Job) -> Terms:
     """What the ranks of a job do alike."""
     options, inputs = job.options, job.plan.inputs
     optimizer, scheduler = makers_of(options, inputs.optimizer)
-    said = {name: str(getattr(options, name)) for name in ("optimizer", "scheduler", "data", "data_from", "compiler")}
+    said = {
+        name: str(getattr(options, name))
+        for name in ("optimizer", "scheduler", "data", "data_from", "compiler", "transport")
+    }
     return Terms(
         job.plan,
         optimizer,
@@ -154,6 +157,7 @@ def terms_of(job: Job) -> Terms:
         options.accumulate,
         options.deadline_s,
         options.compiler or None,
+        options.transport,
         {**said, "steps": str(options.steps), "dtype": job.source.dtype, "autocast": job.source.autocast},
     )
 

@@ -93,7 +93,7 @@ def test_ranks_with_gpus_of_their_own_open_nccl_with_the_channels_of_the_program
     monkeypatch.delenv("NCCL_SOCKET_IFNAME", raising=False)
     seat = seat_of(decision(("n0/gpu0", "n1/gpu0")), 1)
     store, groups = object(), ((0, 1),)
-    rank_device.opened(seat, torch.device("cuda:0"), 2, store, groups, lambda: "program", 30.0)
+    rank_device.opened(seat, torch.device("cuda:0"), ("n0", "n1"), store, groups, lambda: "program", 30.0)
     assert asked == [("cuda:0", ("program", "its channels"), 1, 2, store, 30.0, groups, ("H", "D"))]
     assert os.environ["NCCL_SOCKET_IFNAME"] == "eth7"
 
