@@ -48,8 +48,7 @@ from planner.ir.schedule import Action
 from planner.ir.timeline import Span
 from profiler.measure.noise import RunDelay
 from runtime.engine import Engine
-from runtime.transport import Transport
-from runtime.transport.gloo import GlooTransport, open_gloo
+from runtime.transport import Transport, open_gloo
 
 _GROUPS = Path("/proc/sys/kernel/sched_autogroup_enabled")
 
@@ -108,10 +107,11 @@ _LIMIT_S = 600.0
 
 def on_ranks(
     num_ranks: int,
-    work: Callable[[GlooTransport], T],
+    work: Callable[[Transport], T],
     groups: Sequence[tuple[int, ...]] = (),
     limit_s: float = _LIMIT_S,
     enter: Callable[[int], None] | None = None,
+    opened: Callable[..., Transport] = open_gloo,
 ) -> list[T]:
     """What ``work(transport)`` returns on every rank, each with one thread, pinned to a core; ranks may share cores.
 
@@ -121,6 +121,7 @@ def on_ranks(
         groups: of ranks that do something together.
         limit_s: the longest that one rank may take.
         enter: called with its number in each new process, before it meets the others.
+        opened: gives the transport; ranks that stand for several hosts must not share memory.
 
     Raises:
         RuntimeError: a rank failed; the text has its traceback.
@@ -130,7 +131,7 @@ def on_ranks(
     with tempfile.TemporaryDirectory() as folder:
         for rank in range(num_ranks):
             mine, theirs = context.Pipe(duplex=False)
-            given = (rank, num_ranks, Path(folder) / "store", groups, work, theirs, enter)
+            given = (rank, num_ranks, Path(folder) / "store", groups, work, theirs, enter, opened)
             process = context.Process(target=_run, args=given, daemon=True)
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12: of a fork beside torch's threads
@@ -154,15 +155,16 @@ def _run(
     num_ranks: int,
     store: Path,
     groups: Sequence[tuple[int, ...]],
-    work: Callable[[GlooTransport], Any],
+    work: Callable[[Transport], Any],
     channel: Connection,
     enter: Callable[[int], None] | None,
+    opened: Callable[..., Transport],
 ) -> None:
     try:
         if enter is not None:
             enter(rank)
         prepare_process(core_of(rank))
-        transport = open_gloo(rank, num_ranks, dist.FileStore(str(store), num_ranks), 60.0, groups)
+        transport = opened(rank, num_ranks, dist.FileStore(str(store), num_ranks), 60.0, groups)
         outcome: tuple[str, Any] = "", work(transport)
         transport.barrier(60.0)  # who leaves first breaks what the others still have to say
         transport.close()
