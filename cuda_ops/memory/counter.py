@@ -11,12 +11,13 @@ from pathlib import Path
 
 from cuda_ops.device.compiling import CannotCompileError, Sources, compiled, require_torch
 
-__all__ = ["Counter", "available", "counting", "install"]
+__all__ = ["Counter", "available", "charge_address", "counting", "install"]
 
 _OLDEST_TORCH = (2, 3)
 """The first that the sources were written for."""
 _NUMBERS = ("in_use", "peak", "allocations", "refusals", "refused")
 _PREFIX = "halopipe_memory_"
+_INSTALLED: list[int] = []
 
 
 class Counter:
@@ -86,6 +87,11 @@ def install() -> Counter:
     return _installed(path)
 
 
+def charge_address() -> int | None:
+    """Of a C function of a number of bytes that counts memory held for tensors elsewhere; None: nobody counts."""
+    return _INSTALLED[0] if _INSTALLED else None
+
+
 @contextlib.contextmanager
 def counting(limit_bytes: int | None = None) -> Iterator[Counter]:
     """A counter whose peak starts at what is in use; at the end there is no limit.
@@ -119,6 +125,7 @@ def _installed(path: Path) -> Counter:
     except OSError as error:
         raise CannotCompileError(f"{path} cannot be loaded: {error}") from error
     getattr(loaded, _PREFIX + "install")()
+    _INSTALLED[:] = [ctypes.cast(getattr(loaded, _PREFIX + "charge"), ctypes.c_void_p).value or 0]
     return Counter(loaded)
 
 

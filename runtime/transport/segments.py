@@ -23,6 +23,7 @@ import torch
 from torch.utils.dlpack import from_dlpack
 
 from cuda_ops.device.compiling import CannotCompileError, Sources, compiled
+from cuda_ops.memory.counter import charge_address
 from planner.ir.errors import OutOfMemoryError
 from runtime.transport.base import Spec
 from runtime.transport.frame import Frame, Layout
@@ -145,6 +146,8 @@ class Segments:
         self._memory: dict[int, torch.Tensor] = {rank: self._all_of(rank)}
         self._kept: dict[tuple[int, int, Spec], torch.Tensor] = {}
         self._frames: dict[tuple[int, Layout], Frame] = {}
+        self._charge: int | None = None
+        self.count_memory()
 
     def address(self, host: str) -> Address:
         """Of this rank, which the plan has on ``host``."""
@@ -202,10 +205,17 @@ class Segments:
         return offset, found
 
     def take(self, owner: int, offset: int) -> torch.Tensor:
-        """The bytes of a block; this rank is a reader of it until the last view of the tensor is gone."""
-        view = self._calls.view(self._context, owner, offset, None)
+        """The bytes of a block; this rank is a reader of it until the last view of the tensor is gone.
+
+        They count as memory of this rank's tensors, where somebody counts.
+        """
+        view = self._calls.view(self._context, owner, offset, self._charge)
         taken: torch.Tensor = from_dlpack(_new_capsule(view, b"dltensor", None))
         return taken
+
+    def count_memory(self) -> None:
+        """Messages count from now on, if an allocator counts by now."""
+        self._charge = charge_address()
 
     def announce(self, rank: int, channel: int, offset: int = 0) -> None:
         """Tells ``rank`` of a block, or, without one, just that."""

@@ -63,7 +63,7 @@ class SharedMemoryTransport:
         owns_group: bool = False,
     ) -> None:
         self.rank, self.world_size, self.segments = segments.rank, world_size, segments
-        self._spin_s, self._in_parts, self._owns_group = spin_s, in_parts, owns_group
+        self.spin_s, self._in_parts, self._owns_group = spin_s, in_parts, owns_group
         self._numbers = declare(groups, world_size)
         self._announced: list[dict[Key, Layout]] = [{} for _ in range(world_size)]
         self._sent: list[deque[Key]] = [deque() for _ in range(world_size)]
@@ -276,7 +276,7 @@ class SharedMemoryTransport:
             raise self._gone(what, rank)
         while True:
             remaining_s = max(0.0, deadline.limit_s - deadline.waited_s())
-            ended = look(remaining_s, self._spin_s, bool(self._unfinished))
+            ended = look(remaining_s, self.spin_s, bool(self._unfinished))
             if ended == HERE:
                 return
             if ended == LATE:

@@ -109,6 +109,14 @@ HALOPIPE_CALL int64_t halopipe_memory_allocations() { return allocations.load(st
 HALOPIPE_CALL int64_t halopipe_memory_refusals() { return refusals.load(std::memory_order_relaxed); }
 HALOPIPE_CALL int64_t halopipe_memory_refused() { return refused_bytes.load(std::memory_order_relaxed); }
 
+// Memory that is no tensor's of this allocator, and yet held for one: so many bytes more, or fewer; never refused.
+HALOPIPE_CALL void halopipe_memory_charge(int64_t bytes) {
+  const std::int64_t now = in_use.fetch_add(bytes, std::memory_order_relaxed) + bytes;
+  std::int64_t highest = peak.load(std::memory_order_relaxed);
+  while (now > highest && !peak.compare_exchange_weak(highest, now, std::memory_order_relaxed)) {
+  }
+}
+
 // The peak starts again at what is in use.
 HALOPIPE_CALL void halopipe_memory_reset_peak() { peak.store(in_use.load(std::memory_order_relaxed)); }
 

@@ -1,0 +1,211 @@
+"""What only ranks that share memory do: hand blocks over, wait without a thread, vanish without a trace."""
+
+from __future__ import annotations
+
+import gc
+import os
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from cuda_ops.memory import available, install
+from planner.ir.errors import DeadlineError, OutOfMemoryError, TransportError
+from runtime.transport import Key, SharedMemoryTransport
+from runtime.transport.segments import Segments
+from runtime.transport.shared_memory import IN_PARTS_BYTES, add_in_order
+
+DEADLINE_S = 20.0
+SPEC = [((1000,), torch.float32)]
+
+pytestmark = pytest.mark.parametrize("run", ["shared"], indirect=True)
+
+
+def key(number: int, step: int = 0) -> Key:
+    return Key(step, "F", 0, 1, number)
+
+
+def test_a_block_comes_back_when_the_last_tensor_of_its_message_is_gone(run):
+    """However many messages there were, the segment is as large as those that were held at once."""
+
+    def program(transport):
+        used, views = [], []
+        for number in range(40):
+            if transport.rank == 0:
+                transport.send(key(number), 1, [torch.full((1000,), float(number))])
+                transport.flush(DEADLINE_S)
+                transport.barrier(DEADLINE_S)
+                used.append(transport.segments.used_bytes)
+            else:
+                transport.post_receive(key(number), 0, SPEC)
+                (came,) = transport.receive(key(number), 0, DEADLINE_S)
+                views = [came[:3], came[5:]] if number % 2 else [came[7]]
+                transport.barrier(DEADLINE_S)
+        return used, [view.flatten()[0].item() for view in views]
+
+    (used, _), (_, views) = run(2, program)
+    assert used[-1] == used[2] < used[0] + 3 * 4096 * 2
+    assert views == [39.0, 39.0]
+
+
+def test_received_tensors_can_be_written_and_outlive_transport_and_sender(run):
+    def program(transport):
+        if transport.rank == 0:
+            transport.send(key(0), 1, [torch.ones(1000)])
+            transport.flush(DEADLINE_S)
+            return os._exit(0)
+        transport.post_receive(key(0), 0, SPEC)
+        (came,) = transport.receive(key(0), 0, DEADLINE_S)
+        transport.close()
+        time.sleep(0.1)
+        came += 1
+        return came.sum().item()
+
+    assert run(2, program)[1] == 2000.0
+
+
+@pytest.mark.skipif(bool(available()), reason=f"no counting allocator: {available()}")
+def test_a_message_counts_as_memory_of_the_rank_that_holds_it(run):
+    def program(transport):
+        if transport.rank == 0:
+            transport.barrier(DEADLINE_S)
+            transport.send(key(0), 1, [torch.ones(1000)])
+            return transport.flush(DEADLINE_S)
+        counter = install()
+        transport.segments.count_memory()
+        transport.barrier(DEADLINE_S)
+        transport.post_receive(key(0), 0, SPEC)
+        counter.reset_peak()
+        before = counter.current_bytes
+        came = transport.receive(key(0), 0, DEADLINE_S)
+        held = counter.current_bytes - before
+        del came
+        return held, counter.current_bytes - before, counter.peak_bytes - before >= held
+
+    assert run(2, program)[1] == (4064, 0, True)
+
+
+def test_more_announcements_than_a_ring_holds_wait_with_their_sender(run):
+    def program(transport):
+        if transport.rank == 0:
+            for number in range(700):
+                transport.send(key(number), 1, [torch.full((1,), float(number))])
+            transport.flush(DEADLINE_S)
+            return transport.num_buffers()
+        time.sleep(0.05)
+        found = []
+        for number in reversed(range(700)):
+            transport.post_receive(key(number), 0, [((1,), torch.float32)])
+            found.append(transport.receive(key(number), 0, DEADLINE_S)[0].item())
+        return found
+
+    sent, found = run(2, program)
+    assert sent == (0, 0)
+    assert found == [float(number) for number in reversed(range(700))]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_large_sums_of_three_ranks_are_added_in_the_order_of_ranks(run, dtype):
+    """Also while a rank waits for something else: no thread adds its part in the background."""
+    size = IN_PARTS_BYTES // dtype.itemsize + 7
+
+    def term(rank):
+        return torch.randn(size, generator=torch.Generator().manual_seed(rank)).to(dtype) * 10.0**rank
+
+    def program(transport):
+        flat = term(transport.rank)
+        pending = transport.start_sum(flat, (0, 1, 2), DEADLINE_S)
+        if transport.rank == 0:  # rank 1 adds its part while it waits for this message, which comes after the sum
+            pending.wait()
+            transport.send(key(0), 1, [torch.ones(1000)])
+        elif transport.rank == 1:
+            transport.post_receive(key(0), 0, SPEC)
+            transport.receive(key(0), 0, DEADLINE_S)
+        if transport.rank:
+            pending.wait()
+        transport.flush(DEADLINE_S)
+        return flat
+
+    expected = term(0)
+    expected += term(1)
+    expected += term(2)
+    for flat in run(3, program, [(0, 1, 2)]):
+        assert torch.equal(flat, expected)
+
+
+def test_segments_have_no_name_and_leave_none(run):
+    def names() -> set[str]:
+        return {path.name for path in Path("/dev/shm").iterdir()} if Path("/dev/shm").exists() else set()
+
+    before = names()
+
+    def program(transport):
+        maps = Path("/proc/self/maps").read_text(encoding="ascii")
+        return maps.count("/memfd:halopipe (deleted)"), names() - before
+
+    assert run(2, program) == [(2, set()), (2, set())]
+    gc.collect()
+    assert names() <= before
+
+
+def test_a_message_beyond_the_segment_is_out_of_memory_with_a_remedy(run):
+    def program(transport):
+        if transport.rank == 1:
+            return None
+        with pytest.raises(OutOfMemoryError, match="no room for a message of") as caught:
+            transport.segments.block(1 << 60)
+        return "--transport gloo" in str(caught.value)
+
+    assert run(2, program)[0]
+
+
+def test_a_segment_of_another_process_is_not_taken_for_the_one_meant(run):
+    def program(transport):
+        mine = Segments(transport.rank, 2)
+        address = mine.address("host")
+        wrong = type(address)(address.host, address.boot, address.process, address.file, "00" * 16, address.cores)
+        gone = type(address)(address.host, address.boot, 2**22 - 1, address.file, address.token, address.cores)
+        faults = [mine.attach(1 - transport.rank, each) for each in (wrong, gone)]
+        mine.close()
+        return faults
+
+    for wrong, gone in run(2, program):
+        assert "another process" in wrong
+        assert "No such process" in gone
+
+
+def test_a_wait_spins_only_where_every_rank_has_a_core(run):
+    def program(transport):
+        assert isinstance(transport, SharedMemoryTransport)
+        return transport.spin_s > 0, len(os.sched_getaffinity(0))
+
+    found = run(3, program)
+    assert found == [(cores >= 3, cores) for _, cores in found]
+
+
+def test_after_its_deadline_a_rank_is_lost_for_its_peers_and_for_itself(run):
+    def program(transport):
+        if transport.rank == 0:
+            transport.post_receive(key(0), 1, SPEC)
+            with pytest.raises(DeadlineError, match="waited"):
+                transport.receive(key(0), 1, 0.05)
+            with pytest.raises(TransportError, match="rank 0 lost rank 1"):
+                transport.send(key(1), 1, [torch.ones(1)])
+            return True
+        transport.post_receive(key(2), 0, SPEC)
+        with pytest.raises(TransportError, match="rank 1 lost rank 0"):
+            transport.receive(key(2), 0, DEADLINE_S)
+        return True
+
+    assert run(2, program) == [True, True]
+
+
+def test_the_order_of_addition_does_not_depend_on_whose_term_is_ones_own(run):
+    terms = [torch.tensor([value], dtype=torch.float32) for value in (1e8, 3.14159, -1e8, 2.71828)]
+    found = []
+    for position, own in enumerate(terms):
+        total = own.clone()
+        add_in_order(total, position, [term for place, term in enumerate(terms) if place != position])
+        found.append(total.item())
+    assert found == [(((terms[0] + terms[1]) + terms[2]) + terms[3]).item()] * 4
