@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
@@ -13,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from cuda_ops.memory import MemoryMeter
-from planner.ir.errors import StageFailedError, UsageError
+from planner.ir.errors import DeadlineError, StageFailedError, TransportError, UsageError
 from planner.ir.graph import producer
 from planner.ir.plan import Decision
 from planner.ir.schedule import FORWARD_PASS, Action
@@ -322,6 +323,14 @@ class Engine:
             states = resident.optimizer.state.values() if resident.optimizer is not None else ()
             held += [value for state in states for value in state.values() if isinstance(value, Tensor)]
         return held
+
+    @contextmanager
+    def between_steps(self, doing: str) -> Iterator[None]:
+        """Errors of what ranks do together beside their steps say where they were, as those of a step do."""
+        try:
+            yield
+        except (DeadlineError, TransportError) as error:
+            raise self._around.context.of(error, self._step, doing) from error
 
     def close(self) -> None:
         """Leave the transport."""

@@ -686,10 +686,10 @@ def _outputs() -> Iterator[Hostile]:
     )  # fmt: skip
     yield Hostile("output: empty", (*plan, ""), "cannot write")
     run = ("run", "plan.json")
-    yield Hostile("output: a trace in no folder", (*run, "--trace", "no/x"), "cannot write no/x")
+    yield Hostile("output: a trace in no folder", (*run, "--trace", "no/x"), "/no/x")
     yield Hostile("output: metrics onto the plan", (*run, "--metrics", "plan.json"), "would be replaced", USAGE)
-    yield Hostile("output: a timeline in no folder", (*run, "-o", "no/x"), "cannot write no/x")
-    yield Hostile("output: checkpoints in a file", (*run, "--checkpoint", "plan.json"), "is no folder", USAGE)
+    yield Hostile("output: a timeline in no folder", (*run, "-o", "no/x"), "/no/x")
+    yield Hostile("output: checkpoints in a file", (*run, "--checkpoint", "plan.json"), "is no folder")
     both = ("merge", "profile.json", "profile.json", "-o", "profile.json")
     yield Hostile("output: a merge onto its input", both, "would be replaced", USAGE)
     trace = ("export", "plan.json", "--to", "chrome-trace", "--profile", "profile.json", "-o", "plan.json")

@@ -41,6 +41,8 @@ FIRST = 8
 _MOST = 64
 """Batches between two exchanges, at the most."""
 
+COMPARING = "comparing batches with the others"
+
 UNREAD, ENDED = -1, -2
 """In place of a digest: not read by this rank; there was no batch."""
 

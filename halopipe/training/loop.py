@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 
-from halopipe.data.feeds import Consumer, Feed
+from halopipe.data.feeds import COMPARING, Consumer, Feed
 from halopipe.data.sharded_feed import Supply
 from halopipe.data.sources import ended
 from halopipe.run_spec.job import Compared, RankResult
@@ -74,7 +74,8 @@ class Loop:
         for number in range(first, options.steps):
             with traces.around(number + 1):
                 self.activity.begin("waiting for data")
-                batch = self.feed.take()
+                with self.engine.between_steps("reading the batch"):
+                    batch = self.feed.take()
                 if batch is None:
                     raise ended(number)
                 is_watched = number - first == options.warmup - 1 and not traces.traces(number + 1)
@@ -142,7 +143,8 @@ class Loop:
     def _confirm(self) -> None:
         """That all ranks read the same, which is looked at now and then."""
         if self.feed.agreement is not None:
-            self.feed.agreement.confirm()
+            with self.engine.between_steps(COMPARING):
+                self.feed.agreement.confirm()
 
     def _save(self, *, is_last: bool = False) -> None:
         self._confirm()

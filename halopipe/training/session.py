@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import runtime.pipeline.microbatches
 from cuda_ops.sparse.nn.tensor import SparseTensor
-from halopipe.data.feeds import Agreement, agreement_of
+from halopipe.data.feeds import COMPARING, Agreement, agreement_of
 from halopipe.data.sources import Form, Item, Pair, bound, tensors_of
 from halopipe.run_spec.result import Score
 from halopipe.training.checkpointing import open_saved, save_now
@@ -234,7 +234,8 @@ class Execution:
             CheckpointError: it could not be saved; older ones are as before.
         """
         consumer = self._consumer
-        self._trained.confirm()
+        with self._engine.between_steps(COMPARING):
+            self._trained.confirm()
         save_now(
             folder,
             self._engine,
@@ -321,14 +322,16 @@ class Execution:
         consumer = self._consumer
         is_mine = loss is not None and self.rank == loss_rank(consumer)
         told = torch.tensor([loss if is_mine else 0.0], dtype=torch.float64)
-        consumer.transport.all_reduce(told, consumer.ranks, consumer.deadline_s)
+        with self._engine.between_steps("telling the loss to all ranks"):
+            consumer.transport.all_reduce(told, consumer.ranks, consumer.deadline_s)
         return told.item()
 
     def _bound(self, batch: Batch, agreement: Agreement) -> runtime.pipeline.microbatches.Batch:
         """The batch, which all ranks were given, as the engine takes it."""
         item = self._item(batch)
         found = bound(item, self._consumer.inputs, self._consumer.decision.micro_batches)
-        agreement.note(tensors_of(item))
+        with self._engine.between_steps(COMPARING):
+            agreement.note(tensors_of(item))
         return found
 
     def _item(self, batch: Batch) -> Item:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
-from typing import cast
+from typing import Protocol, cast
 
 import torch
 from torch import Tensor
@@ -114,6 +114,61 @@ class RowTrace:
     peak_bytes: tuple[int, ...] = ()
 
 
+class Clock(Protocol):
+    """When the actions of a row ended."""
+
+    def mark(self) -> None:
+        """An action has ended, or the first one begins."""
+        ...
+
+    def seconds(self) -> list[float]:
+        """Of each mark since the first; the step is over then."""
+        ...
+
+
+class WallClock:
+    """On a processor an action has ended when its call has."""
+
+    def __init__(self) -> None:
+        self._marks: list[float] = []
+
+    def mark(self) -> None:
+        """See :class:`Clock`."""
+        self._marks.append(time.perf_counter())
+
+    def seconds(self) -> list[float]:
+        """See :class:`Clock`."""
+        return [mark - self._marks[0] for mark in self._marks]
+
+
+class StreamClock:
+    """On a GPU work ends after the call that starts it: an event in its stream says when.
+
+    Events are read when the step is over, so that no action waits for the GPU, whose next kernels are launched while
+    messages travel.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._stream = torch.cuda.current_stream(device)
+        self._events: list[torch.cuda.Event] = []
+
+    def mark(self) -> None:
+        """See :class:`Clock`."""
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event.record(self._stream)
+        self._events.append(event)
+
+    def seconds(self) -> list[float]:
+        """See :class:`Clock`."""
+        self._events[-1].synchronize()
+        return [self._events[0].elapsed_time(event) / 1e3 for event in self._events]
+
+
+def clock_of(device: torch.device) -> Clock:
+    """For what is computed there."""
+    return StreamClock(device) if device.type == "cuda" else WallClock()
+
+
 @dataclass(frozen=True, slots=True)
 class _Task:
     """An action; ``run`` is given the executor, which it does not keep: one of clouds' sizes goes after its step."""
@@ -187,20 +242,19 @@ class Executor:
         Raises:
             StageFailedError: a stage raised; DeadlineError, TransportError: a message failed.  The text says where.
         """
-        activity, context, synchronise = self._around.activity, self._around.context, self._synchronise()
+        activity, context, clock = self._around.activity, self._around.context, clock_of(self._around.device)
         meter, peak_bytes = self._around.meter, list[int]()
         if meter is not None:
             meter.take_peak()
-        wall, cpu = [time.perf_counter()], [time.thread_time()]  # at the end of each action, where the next begins
+        clock.mark()
+        cpu = [time.thread_time()]  # at the end of each action, where the next begins
         for task in self._tasks:
             activity.begin(task.text)
             try:
                 task.run(self)
-                if synchronise is not None:
-                    synchronise()
             except Exception as error:
                 raise context.of_action(error, self._step, task.action) from error
-            wall.append(time.perf_counter())
+            clock.mark()
             cpu.append(time.thread_time())
             if meter is not None:
                 peak_bytes.append(meter.take_peak())
@@ -209,22 +263,19 @@ class Executor:
         activity.begin(END)
         try:
             self._post.flush()
-        except HalopipeError as error:
-            raise context.of(error, self._step, END) from error
+            ends_s = clock.seconds()
+        except Exception as error:
+            known = error if isinstance(error, HalopipeError) else _stage_failed(error)
+            raise context.of(known, self._step, END) from error
         activity.begin(BETWEEN)
         self._batch = None
         if meter is not None:
             peak_bytes.append(meter.take_peak())
         spans = (
-            Span(self._rank, task.text, start - wall[0], stop - wall[0])
-            for task, (start, stop) in zip(self._tasks, pairwise(wall), strict=True)
+            Span(self._rank, task.text, start_s, stop_s)
+            for task, (start_s, stop_s) in zip(self._tasks, pairwise(ends_s), strict=True)
         )
         return RowTrace(tuple(spans), tuple(stop - start for start, stop in pairwise(cpu)), tuple(peak_bytes))
-
-    def _synchronise(self) -> Callable[[], None] | None:
-        """Work on a GPU ends after the call that starts it: a span ends with the work."""
-        device = self._around.device
-        return partial(torch.cuda.synchronize, device) if device.type == "cuda" else None
 
     def _forward(self, action: Action) -> None:
         stage, microbatch, plumbing = action.stage, _microbatch(action), self._plumbing

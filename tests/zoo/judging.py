@@ -125,7 +125,7 @@ def _under(entry: Entry, plan: str, model: LoadedModel, captured: Captured) -> V
     together = entry.mixes or entry.draws
     parts = micro_batches if together else (sum(micro_batches),)
     try:
-        differences = [*_compared(found, alone(entry, captured, batches, parts), entry.tolerance)]
+        differences = [*_compared(found, alone(entry, model, captured, batches, parts), entry.tolerance)]
     except AssertionError as error:
         return Verdict(plan, WRONG, str(error))
     return Verdict(plan, WRONG, "; ".join(differences)) if differences else Verdict(plan, EQUAL)
@@ -224,8 +224,14 @@ def _together(of_ranks: list[tuple[list[float | None], dict[str, Tensor], dict[s
     return Trained(tuple(each.pop() for each in found), gradients, state)
 
 
-def alone(entry: Entry, captured: Captured, batches: Sequence[Batch], micro_batches: tuple[int, ...]) -> Trained:
-    """The same steps by a fresh module of the user's, called as the user would call it."""
+def alone(
+    entry: Entry, model: LoadedModel, captured: Captured, batches: Sequence[Batch], micro_batches: tuple[int, ...]
+) -> Trained:
+    """The same steps by a fresh module of the user's, called as the user would call it.
+
+    Args:
+        model: says how the tensors of a batch are nested.
+    """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(SEED)
         made = entry.factory()
@@ -235,7 +241,6 @@ def alone(entry: Entry, captured: Captured, batches: Sequence[Batch], micro_batc
     module.double()
     modules = {"": module, **({"loss_fn.": loss_fn} if isinstance(loss_fn, nn.Module) else {})}
     parameters = {p + name: each for p, owner in modules.items() for name, each in owner.named_parameters()}
-    unpacked = isinstance(made[1][1], Tensor)
     optimizer = _optimizer([each for each in parameters.values() if each.requires_grad])
     draw = Draw(SEED)
     losses = []
@@ -246,7 +251,7 @@ def alone(entry: Entry, captured: Captured, batches: Sequence[Batch], micro_batc
             draw.at(MicrobatchSlice(microbatch, count, 0, count))
             here, there = (_rows(tensors, first, count, rows) for tensors in (inputs, targets))
             with _draws(entry, captured, draw):
-                loss = loss_fn(module(*here), there[0] if unpacked else there)
+                loss = loss_fn(model.call.output(module, tuple(here)), model.call.aims(tuple(there)))
             (loss * count / rows).backward()
             total += loss.item() * count / rows
             first += count

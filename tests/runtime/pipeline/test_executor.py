@@ -15,6 +15,7 @@ from profiler.capture.graph import capture
 from profiler.source.model import LoadedModel
 from profiler.source.source import load_model
 from runtime.monitor.activity import Activity
+from runtime.pipeline.executor import clock_of
 from runtime.transport import InProcessTransport, Key
 from tests.halopipe.bombs import POISON
 from tests.runtime.plans import decide, run_ranks
@@ -102,3 +103,43 @@ def test_a_heartbeat_can_see_what_is_done() -> None:
     assert activity.what == "between steps"
     assert (activity.step, activity.num_done) == (1, 2)
     assert activity.deadline_s == 20.0
+
+
+class FakeStream:
+    """A GPU that works for as long as it is told, after the calls that start its work."""
+
+    def __init__(self) -> None:
+        self.done_s, self.waits = 7.0, 0
+
+
+class FakeEvent:
+    stream: FakeStream
+
+    def __init__(self, enable_timing: bool) -> None:
+        assert enable_timing
+        self.at_s = -1.0
+
+    def record(self, stream: FakeStream) -> None:
+        self.at_s = stream.done_s
+
+    def synchronize(self) -> None:
+        self.stream.waits += 1
+
+    def elapsed_time(self, other: FakeEvent) -> float:
+        return 1e3 * (other.at_s - self.at_s)
+
+
+def test_on_a_gpu_actions_end_when_their_work_does_and_only_the_step_waits_for_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stream = FakeStream()
+    monkeypatch.setattr(FakeEvent, "stream", stream, raising=False)
+    monkeypatch.setattr("torch.cuda.Event", FakeEvent)
+    monkeypatch.setattr("torch.cuda.current_stream", lambda device: stream)
+    clock = clock_of(torch.device("cuda", 0))
+    for work_s in (0.25, 0.5, 0.0):
+        clock.mark()
+        stream.done_s += work_s
+    assert stream.waits == 0
+    assert clock.seconds() == [0.0, 0.25, 0.75]
+    assert stream.waits == 1

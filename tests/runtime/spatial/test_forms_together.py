@@ -98,7 +98,11 @@ def network(name: str) -> tuple[LoadedModel, Captured]:
 def serial(name: str) -> Trained:
     found = train_serially(network(name)[0], ROWS)
     gradients = {key: g for key, g in found.gradients.items() if g is not None}
-    return replace(found, gradients=gradients)
+    graph = network(name)[1].graph_module
+    used = {key for key, _ in (*graph.named_parameters(), *graph.named_buffers())}
+    # Of what no operator reads (`type_as` reads a dtype) a rank has nothing; `hp.execute` adds it from the module.
+    state = {key: tensor for key, tensor in found.state.items() if key in used or name != "loose"}
+    return replace(found, gradients=gradients, state=state)
 
 
 @pytest.fixture(autouse=True)
