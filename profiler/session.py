@@ -47,6 +47,7 @@ def profile(
     num_processes: int = 0,
     unfinished: Path | None = None,
     resume: bool = False,
+    transport: str = "",
     progress: Progress | None = None,
     say: Callable[[str], None] | None = None,
 ) -> Profile:
@@ -65,6 +66,7 @@ def profile(
         num_processes: that measure the same, one after another; 0: three, or one if ``quick``.
         unfinished: file that keeps what is finished, for ``resume``; it is the caller's to remove.
         resume: go on with what ``unfinished`` holds of the same job.
+        transport: that links between cores are measured with, as of :func:`profiler.links.cpu.opened`.
         progress: called a few times a second at most sizes.
         say: called with sentences for people.
 
@@ -94,8 +96,10 @@ def profile(
     overall = Overall(job.num_processes, progress or _silent, num_links, _LINK_QUICK_S if quick else _LINK_S)
     measured = measure_in_processes(job, kept, overall, say or _silent)
     links = None
-    if num_links:
-        links = (measure_gpu_links if kind.type == CUDA else measure_links)(len(devices), quick, overall.link)
+    if num_links and kind.type == CUDA:
+        links = measure_gpu_links(len(devices), quick, overall.link)
+    elif num_links:
+        links = measure_links(len(devices), quick, overall.link, transport)
     cluster = Cluster(devices, links.links if links else {}, links.collectives if links else ())
     return _profile(job, measured, cluster, devices[0].kind)
 

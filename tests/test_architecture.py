@@ -69,6 +69,8 @@ FLOORS = {
     "planner": floor("planner"),
     "profiler": floor(WITH_TORCH, "cloudpickle pandas sympy torch"),
     "profiler.models": floor("cuda_ops", "torch"),
+    # Links are measured by what a run exchanges by: a copy of it would measure something else before long.
+    "profiler.links": floor(f"{WITH_TORCH} profiler runtime.transport", "torch"),
     "runtime": floor(f"{WITH_TORCH} planner.passes", "torch"),
     "halopipe": floor(" ".join(CODE[1:]), DEPENDENCIES),
     "halopipe.guard": floor(),

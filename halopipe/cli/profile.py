@@ -87,6 +87,14 @@ def profile(
     processes: Annotated[
         int, typer.Option(min=0, metavar="N", help="Fresh processes that measure the same; 0: 3, or 1 with --quick.")
     ] = 0,
+    transport: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME",
+            help="What cores exchange by, as of run: 'shared' (the default) or 'gloo'.",
+            autocompletion=completion.named(lambda: ("shared", "gloo")),
+        ),
+    ] = "",
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on with what an interrupted profile of the same job measured.")
     ] = False,
@@ -114,6 +122,7 @@ def profile(
             "num_ranks": ranks,
             "quick": quick,
             "num_processes": processes,
+            "transport": transport,
             "resume": resume,
         }
         job = job_rank()

@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -33,17 +32,17 @@ SILENCE_S = 60.0
 """A rank that says nothing for so long is gone, with its host or its link."""
 
 _LIMIT_S = 24 * 3600.0
-_LINKS_S = 300.0  # that ranks may wait for each other while they measure links
 _POLL_S = 0.2
 
 
 def profile_hosts(
-    job: JobRank, measure: Callable[[bool], Profile], quick: bool = False, quiet: bool = False
+    job: JobRank, measure: Callable[[bool], Profile], quick: bool = False, quiet: bool = False, transport: str = ""
 ) -> Profile | None:
     """One rank's part; on rank 0, the profile of all hosts, called ``n0``, ``n1``, ... as torchrun numbers them.
 
     Args:
         measure: gives what the model costs on this host; called with whether to be silent.
+        transport: that links are measured with, as of ``profiler.links.cpu.opened``.
 
     Raises:
         StaleFileError: the hosts do not measure the same model.
@@ -63,7 +62,7 @@ def profile_hosts(
         activity.begin("waiting for the others")
         waiting.until(store, [_key(first) for first in _firsts(hosts)])
         prepare_process(core)
-        cluster = _linked(job, hosts, quick, store, cluster, activity)
+        cluster = _linked(job, hosts, quick, store, cluster, activity, transport)
         own = "{}" if profile is None else dumps(replace(profile, cluster=cluster))
         texts = gathered(store, job.rank, job.num_ranks, own)
         if job.rank:
@@ -175,12 +174,16 @@ def _cluster(hosts: tuple[str, ...], job: JobRank) -> Cluster:
 
 
 def _linked(
-    job: JobRank, hosts: tuple[str, ...], quick: bool, store: Store, cluster: Cluster, activity: Activity
+    job: JobRank,
+    hosts: tuple[str, ...],
+    quick: bool,
+    store: Store,
+    cluster: Cluster,
+    activity: Activity,
+    transport: str,
 ) -> Cluster:
     """The cluster, on rank 0 with the links between the ranks of all hosts, which they measure together."""
-    import torch.distributed as dist
-
-    from profiler.links.cpu import measure_together
+    from profiler.links.cpu import measure_together, opened
     from profiler.links.messages import FULL, QUICK
 
     def report(value: object) -> None:
@@ -189,13 +192,12 @@ def _linked(
     if len(hosts) == 1:
         return cluster
     report(None)
-    timeout = timedelta(seconds=_LINKS_S)
-    dist.init_process_group("gloo", store=store, rank=job.rank, world_size=len(hosts), timeout=timeout)
+    joined = opened(transport, job.rank, store, hosts)
     try:
-        costs = measure_together(store, hosts, QUICK if quick else FULL, report)
-        dist.barrier()  # a rank that leaves early would break the connections of the others
+        costs = measure_together(joined, store, hosts, QUICK if quick else FULL, report)
+        joined.barrier(SILENCE_S)  # a rank that leaves early would break the connections of the others
     finally:
-        dist.destroy_process_group()
+        joined.close()
     if job.rank:
         return cluster
     return replace(cluster, links=costs.links, collectives=costs.collectives, pairs=costs.pairs)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from halopipe.planning.clusters import with_figures
 from halopipe.planning.problem import FAMILIES
+from halopipe.run_spec.options import TRANSPORTS
 from halopipe.terminal import console, units
 from halopipe.terminal.console import Reporter
 from halopipe.terminal.units import require_known
@@ -111,6 +112,7 @@ def measure(
     num_ranks: int = 0,
     quick: bool = False,
     num_processes: int = 0,
+    transport: str = "",
     unfinished: Path | None = None,
     resume: bool = False,
     quiet: bool = False,
@@ -123,18 +125,22 @@ def measure(
         allow: families of dims; with more than the samples, parts of layers that a planner would consider for up to
             ``num_ranks`` ranks (0: the workers) are measured at their own shapes.
         num_processes: that measure the same; 0: as many as :func:`profiler.session.profile` takes.
+        transport: one of ``TRANSPORTS``, that links between cores are measured with.
         unfinished: file that keeps what is finished; it stays until the caller has written the profile.
         resume: go on with what that file holds.
 
     Raises:
-        UsageError: a family of dims is not known.
+        UsageError: a family of dims is not known, or GPUs are to exchange by something else than NCCL.
         MissingDeviceError: there is no GPU, or there are too few.
     """
     require_known("family of dims", allow, FAMILIES)
+    require_known("transport", [transport], TRANSPORTS)
     maker = parse_optimizer(optimizer) if isinstance(optimizer, str) else optimizer
     from profiler.measure.devices import chosen
 
     kind, num_workers = chosen(device, num_workers)
+    if transport and kind.type != "cpu":
+        raise UsageError(f"links between GPUs are measured over NCCL, not over {transport}", [], ["--device cpu"])
     shapes = None
     if set(allow) - {SAMPLE_DIMS}:
         shapes = functools.partial(part_shapes, allow=tuple(allow), num_ranks=num_ranks or num_workers)
@@ -157,6 +163,7 @@ def measure(
             shapes=shapes,
             read=layer_cost,
             num_processes=num_processes,
+            transport=transport,
             unfinished=unfinished,
             resume=resume,
             progress=show,
@@ -174,6 +181,7 @@ def measure_in_job(
     resume: bool = False,
     quick: bool = False,
     quiet: bool = False,
+    transport: str = "",
     **options: Any,
 ) -> Profile | None:
     """As :func:`measure`, on all hosts of a job of torchrun, whose ranks are the workers; None but on rank 0.
@@ -195,7 +203,8 @@ def measure_in_job(
         ranks = num_ranks or job.num_ranks
         return measure(source, num_workers=1, num_ranks=ranks, quick=quick, quiet=is_quiet, **options)
 
-    return profile_hosts(job, here, quick, quiet)
+    require_known("transport", [transport], TRANSPORTS)
+    return profile_hosts(job, here, quick, quiet, transport)
 
 
 def unfinished_file(output: str | Path) -> Path:

@@ -51,6 +51,17 @@ def host_tier(hosts: Collection[str]) -> str:
     return HOST_TIERS[len(set(hosts)) > 1].name
 
 
+SHARED_MEMORY, GLOO, MPI, NCCL, IN_PROCESS = "shared memory", "gloo", "mpi", "nccl", "in process"
+"""What moves messages between ranks: the names of transports."""
+
+
+def transport_text(within: str, between: str) -> str:
+    """What ranks exchange by, within their hosts and between them; empty where nothing is exchanged or known."""
+    if within and between and within != between:
+        return f"{within}, {between} between hosts"
+    return within or between
+
+
 ALL_REDUCE = "all_reduce"
 """A sum of gradients: every rank is ready, nothing else runs."""
 
@@ -103,6 +114,7 @@ class Link:
         sender_core: by how much a computation on the sender's core is delayed while one message of that size moves,
             beyond ``sending``; empty: not at all.
         receiver_core: likewise on the receiver's core.
+        transport: that it was measured with; empty: of a description, or of a profile of before (then it was gloo).
     """
 
     latency_s: float
@@ -114,6 +126,7 @@ class Link:
     sending: tuple[tuple[int, float], ...] = field(default=(), metadata={"added": "0.1"})
     sender_core: tuple[tuple[int, float], ...] = field(default=(), metadata={"added": "0.1"})
     receiver_core: tuple[tuple[int, float], ...] = field(default=(), metadata={"added": "0.1"})
+    transport: str = field(default="", metadata={"added": "0.1"})
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""What messages and sums cost between workers, over gloo, pinned as a run pins them.
+"""What messages and sums cost between workers, over the transport of a run, pinned as a run pins them.
 
     within a host     the first two ranks of the first host that has two
     across hosts      the first ranks of each two hosts: a glance at all of them, and in full the pair in the middle,
@@ -6,40 +6,43 @@
     sums              over 2 ... n ranks of the host that has most; over one rank each of 2 ... n hosts; and over all
                       ranks, where hosts have several.  Of many, powers of two and n.
 
-:func:`measure_links` spawns the workers of this host; ranks of several hosts that have joined a process group call
-:func:`measure_together`.
+:func:`measure_links` spawns the workers of this host; ranks that have opened a transport call :func:`measure_together`.
 
 What sums over groups of ranks cost: of gradients, and of statistics between two operators.
 
-Two ranks exchange small terms and add, as a run does; larger sums, and those of more ranks, are gloo's rings.
+Both are those of a run: sums of gradients are started and waited for, statistics are rows that ranks tell each other
+(:mod:`runtime.transport.small_allgather`).
 
-Sums of statistics happen between two operators.  Then ranks do not arrive together, and a thread that slept must be
-woken on a core that computes: on a virtual machine such a sum took 2.5 ms where the same sum alone took 0.2.  Hence
-they are measured amid computation, and their mean counts, not the median: waits come in two sizes, and a step has both.
+Sums of statistics happen between two operators.  Then ranks do not arrive together, and over gloo a thread that slept
+must be woken on a core that computes: on a virtual machine such a sum took 2.5 ms where the same sum alone took 0.2.
+Hence they are measured amid computation, and their mean counts, not the median: waits come in two sizes, and a step has
+both.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import statistics
 import tempfile
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
-from datetime import timedelta
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
-import torch.distributed as dist
 
 from cuda_ops import core_of
 from cuda_ops._torch import FileStore
 from planner.ir.cluster import ALL_REDUCE, STATISTICS, Collective, Link, PairLink, host_tier
-from profiler.links.host_pairs import measure_across, measure_fully, rounded
-from profiler.links.messages import FULL, LEAST_LAST_BYTES, QUICK, Effort, Points, wait
+from planner.ir.errors import TransportError
+from profiler.links.host_pairs import SILENCE_S, measure_across, measure_fully, rounded
+from profiler.links.messages import DEADLINE_S, FULL, LEAST_LAST_BYTES, QUICK, Effort, Points
 from profiler.measure.child_process import Child, Report
+from runtime.transport import Transport, open_gloo, open_shared
+from runtime.transport.small_allgather import Rows, Tell
 
 if TYPE_CHECKING:
     from cuda_ops._torch import Store
@@ -47,85 +50,77 @@ if TYPE_CHECKING:
 
 SIZES = tuple(1024 * 4**power for power in range(9))  # 1 KiB ... 64 MiB
 STATISTICS_SIZES = tuple(1024 * 4**power for power in range(5))  # 1 KiB ... 256 KiB
-PAIR_BYTES = 256 * 1024
-"""Up to here two ranks exchange, as in ``runtime.transport``."""
-
 _COMPUTE_S = 0.0015  # between two sums of statistics, about what a layer takes
 _ELEMENT_BYTES = 4
-_TAG = 3
 
 
-def gradients(group: dist.ProcessGroup, effort: Effort) -> Points:
+def gradients(transport: Transport, ranks: tuple[int, ...], effort: Effort) -> Points:
     """(bytes, seconds) of sums that nothing else runs beside; least of the medians of some rounds."""
     times: dict[int, float] = {}
     for size in SIZES:
-        times[size] = _median_s(group, size, effort)
-        if _agreed(group, times[size]) > effort.longest_s and size >= LEAST_LAST_BYTES:
+        times[size] = _median_s(transport, ranks, size, effort)
+        if _agreed(transport, ranks, times[size]) > effort.longest_s and size >= LEAST_LAST_BYTES:
             break
     for _ in range(1, effort.rounds):
         for size in times:
-            times[size] = min(times[size], _median_s(group, size, effort))
+            times[size] = min(times[size], _median_s(transport, ranks, size, effort))
     return tuple(times.items())
 
 
-def of_statistics(group: dist.ProcessGroup, effort: Effort) -> Points:
+def of_statistics(transport: Transport, ranks: tuple[int, ...], effort: Effort) -> Points:
     """(bytes, mean seconds) of sums that follow computation, the waits for late ranks included."""
     times: dict[int, float] = {}
     for _ in range(effort.rounds):
-        for size in STATISTICS_SIZES:
-            times[size] = min(times.get(size, float("inf")), _amid_computation_s(group, size, effort))
+        for number, size in enumerate(STATISTICS_SIZES):
+            rows = Rows(transport, ranks, DEADLINE_S, 2 * number)
+            times[size] = min(times.get(size, math.inf), _amid_computation_s(transport, ranks, rows, size, effort))
+    transport.flush(DEADLINE_S)
     return tuple(times.items())
 
 
-def _median_s(group: dist.ProcessGroup, num_bytes: int, effort: Effort) -> float:
+def _median_s(transport: Transport, ranks: tuple[int, ...], num_bytes: int, effort: Effort) -> float:
     tensor = torch.zeros(num_bytes // _ELEMENT_BYTES)
-    first_s = [_timed(group, lambda: _sum(group, tensor)) for _ in range(2)][1]
-    repeats = round(_agreed(group, max(1.0, min(effort.most, effort.each_s / max(first_s, 1e-6)))))
-    found = [_timed(group, lambda: _sum(group, tensor)) for _ in range(repeats)]
+
+    def once_s() -> float:
+        _agreed(transport, ranks, 0.0)  # all are here
+        start_s = time.perf_counter()
+        transport.start_sum(tensor, ranks, DEADLINE_S).wait()
+        return time.perf_counter() - start_s
+
+    first_s = [once_s() for _ in range(2)][1]
+    repeats = round(_agreed(transport, ranks, max(1.0, min(effort.most, effort.each_s / max(first_s, 1e-6)))))
+    found = [once_s() for _ in range(repeats)]
     return statistics.median(found if repeats > 2 else [first_s, *found])
 
 
-def _amid_computation_s(group: dist.ProcessGroup, num_bytes: int, effort: Effort) -> float:
+def _amid_computation_s(
+    transport: Transport, ranks: tuple[int, ...], rows: Tell, num_bytes: int, effort: Effort
+) -> float:
     tensor, factor = torch.zeros(num_bytes // _ELEMENT_BYTES), torch.zeros(128, 128)
-    first_s = _timed(group, lambda: _sum(group, tensor))
+
+    def once_s() -> float:
+        start_s = time.perf_counter()
+        rows([tensor], tensor.dtype).wait().sum(0)
+        return time.perf_counter() - start_s
+
+    first_s = [once_s() for _ in range(2)][1]
     most = max(3.0, min(2.0 * effort.most, 2 * effort.each_s / (first_s + _COMPUTE_S)))
-    repeats, total_s = round(_agreed(group, most)), 0.0
+    repeats, total_s = round(_agreed(transport, ranks, most)), 0.0
     for _ in range(repeats):
         stop_s = time.thread_time() + _COMPUTE_S
         while time.thread_time() < stop_s:
             torch.mm(factor, factor)
-        start_s = time.perf_counter()
-        _sum(group, tensor)
-        total_s += time.perf_counter() - start_s
+        total_s += once_s()
     return total_s / repeats
 
 
-def _timed(group: dist.ProcessGroup, action: Callable[[], None]) -> float:
-    """Seconds of ``action``, which starts when all ranks of the group are ready."""
-    dist.barrier(group)
-    start_s = time.perf_counter()
-    action()
-    return time.perf_counter() - start_s
-
-
-def _sum(group: dist.ProcessGroup, tensor: torch.Tensor) -> None:
-    if group.size() > 2 or tensor.nbytes > PAIR_BYTES:
-        dist.all_reduce(tensor, group=group)
-        return
-    other, peer = torch.empty_like(tensor), 1 - group.rank()
-    works = [group.recv([other], peer, _TAG), group.send([tensor], peer, _TAG)]
-    wait(works)
-    tensor += other
-
-
-def _agreed(group: dist.ProcessGroup, value: float) -> float:
-    """The first rank's value, on all."""
-    word = torch.tensor([value], dtype=torch.float64)
-    group.broadcast([word], dist.BroadcastOptions()).wait()
+def _agreed(transport: Transport, ranks: tuple[int, ...], value: float) -> float:
+    """The first rank's value, on all, when all are here."""
+    word = torch.tensor([value if transport.rank == ranks[0] else 0.0], dtype=torch.float64)
+    transport.all_reduce(word, ranks, DEADLINE_S)
     return float(word)
 
 
-SILENCE_S = 300.0
 _EVERY_SIZE = 4  # all world sizes up to here are measured
 
 
@@ -138,17 +133,21 @@ class LinkCosts:
     pairs: tuple[PairLink, ...] = ()
 
 
-def measure_links(num_workers: int, quick: bool, progress: Callable[[str, float], None] | None = None) -> LinkCosts:
+def measure_links(
+    num_workers: int, quick: bool, progress: Callable[[str, float], None] | None = None, transport: str = ""
+) -> LinkCosts:
     """Measures in ``num_workers`` (at least 2) processes of this host.
 
     Args:
         progress: called with what has been measured and its seconds, ``num_measurements`` times.
+        transport: as of :func:`opened`.
 
     Raises:
+        TransportError: the workers cannot exchange by it.
         WorkerError: a process died or waited too long.
     """
     cores = [core_of(rank) for rank in range(num_workers)]
-    return in_processes("profiler.links.cpu:measure_rank", cores, quick, progress)
+    return in_processes("profiler.links.cpu:measure_rank", cores, quick, progress, transport)
 
 
 def in_processes(
@@ -156,8 +155,12 @@ def in_processes(
     cores: Sequence[int | Collection[int] | None],
     quick: bool,
     progress: Callable[[str, float], None] | None = None,
+    *more: str,
 ) -> LinkCosts:
-    """What ``function(report, rank, number of ranks, meeting place, quick)`` finds as rank 0 of as many as ``cores``.
+    """What ``function(report, rank, number of ranks, meeting place, quick, *more)`` finds as the first of its ranks.
+
+    Args:
+        cores: of each rank.
 
     Raises:
         WorkerError: a process died or waited too long.
@@ -165,7 +168,7 @@ def in_processes(
     with tempfile.TemporaryDirectory(prefix="halopipe-") as folder, ExitStack() as stack:
         meeting = str(Path(folder) / "store")
         children = [
-            stack.enter_context(Child(function, rank, len(cores), meeting, quick, core=core))
+            stack.enter_context(Child(function, rank, len(cores), meeting, quick, *more, core=core))
             for rank, core in enumerate(cores)
         ]
         first = children[0].reports(SILENCE_S)
@@ -184,22 +187,43 @@ def num_measurements(num_workers: int) -> int:
     return 1 + 2 * len(groups_of(("",) * num_workers))
 
 
-def measure_rank(report: Report, rank: int, num_workers: int, meeting: str, quick: bool) -> LinkCosts:
+def measure_rank(
+    report: Report, rank: int, num_workers: int, meeting: str, quick: bool, transport: str = ""
+) -> LinkCosts:
     """One rank's part, in its own process; all ranks call it together, rank 0's answer counts."""
-    store = FileStore(meeting, num_workers)
-    timeout = timedelta(seconds=SILENCE_S)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=num_workers, timeout=timeout)
+    store, hosts = FileStore(meeting, num_workers), ("",) * num_workers
+    joined = opened(transport, rank, store, hosts)
     try:
-        return measure_together(store, ("",) * num_workers, QUICK if quick else FULL, report)
+        return measure_together(joined, store, hosts, QUICK if quick else FULL, report)
     finally:
-        dist.destroy_process_group()
+        joined.close()
 
 
-def measure_together(store: Store, hosts: Sequence[str], effort: Effort, report: Report) -> LinkCosts:
-    """One rank's part in the default process group; all ranks call it together, rank 0's answer counts.
+def opened(name: str, rank: int, store: Store, hosts: Sequence[str]) -> Transport:
+    """The transport of a run between ranks on ``hosts``, for :func:`measure_together`.
 
     Args:
-        store: of the process group.
+        name: ``shared`` (memory within a host, gloo between), ``gloo``; empty: shared, where that can be had.
+
+    Raises:
+        TransportError: the ranks did not find each other, or cannot exchange by it.
+    """
+    groups = groups_of(hosts)
+    if name == "gloo":
+        return open_gloo(rank, len(hosts), store, SILENCE_S, groups)
+    if name in ("", "shared"):
+        return open_shared(rank, len(hosts), store, SILENCE_S, groups, hosts, required=bool(name))
+    raise TransportError(f"links are not measured over {name}", remedies=["--transport shared", "--transport gloo"])
+
+
+def measure_together(
+    transport: Transport, store: Store, hosts: Sequence[str], effort: Effort, report: Report
+) -> LinkCosts:
+    """One rank's part; all ranks of the transport call it together, rank 0's answer counts.
+
+    Args:
+        transport: with the groups of :func:`groups_of`.
+        store: that the ranks share.
         hosts: by rank.
         report: called with what has been measured and the seconds of it.
     """
@@ -207,20 +231,20 @@ def measure_together(store: Store, hosts: Sequence[str], effort: Effort, report:
     pairs: tuple[PairLink, ...] = ()
     neighbours = _neighbours(hosts)
     if neighbours is not None:
-        found = measure_fully(store, [neighbours], effort)
-        links[host_tier(hosts[:1])] = link = found[neighbours]
+        found = measure_fully(transport, store, [neighbours], effort)
+        links[host_tier(hosts[:1])] = link = replace(found[neighbours], burst_bytes=0)  # no bucket is in a host
         report(("messages within a host", link.points[0][1]))
     if len(set(hosts)) > 1:
-        link, pairs = measure_across(store, hosts, effort)
+        link, pairs = measure_across(transport, store, hosts, effort)
         links[host_tier(hosts)] = link
         report(("messages across hosts", link.points[0][1]))
     sums = []
     for ranks in groups_of(hosts):
-        group, on = dist.new_group(list(ranks)), {hosts[rank] for rank in ranks}
+        on = {hosts[rank] for rank in ranks}
         for operation, measure in ((ALL_REDUCE, gradients), (STATISTICS, of_statistics)):
-            dist.barrier()
-            points = measure(group, effort) if dist.get_rank() in ranks else ()
-            points = _told(store, f"{operation} {ranks}", points, ranks[0])
+            transport.barrier(SILENCE_S)
+            points = measure(transport, ranks, effort) if transport.rank in ranks else ()
+            points = _told(store, f"{operation} {ranks}", points, transport.rank == ranks[0])
             sums.append(Collective(operation, len(ranks), host_tier(on), points, len(on)))
             report((f"{operation} over {len(ranks)}", points[0][1]))
     return LinkCosts(links, tuple(sums), pairs)
@@ -250,8 +274,8 @@ def _neighbours(hosts: Sequence[str]) -> tuple[int, int] | None:
     return None
 
 
-def _told(store: Store, what: str, points: Points, teller: int) -> Points:
-    """The points of one rank, on all."""
-    if dist.get_rank() == teller:
+def _told(store: Store, what: str, points: Points, tells: bool) -> Points:
+    """The points of the one rank that tells them, on all."""
+    if tells:
         store.set(f"halopipe/{what}", json.dumps(points))
     return rounded(json.loads(store.get(f"halopipe/{what}").decode()))

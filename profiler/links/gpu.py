@@ -19,8 +19,9 @@ import torch.distributed as dist
 
 from cuda_ops import cores_beside
 from cuda_ops._torch import FileStore
-from planner.ir.cluster import ALL_REDUCE, MEASURED, STATISTICS, Collective, Link, host_tier
-from profiler.links.cpu import SILENCE_S, LinkCosts, in_processes
+from planner.ir.cluster import ALL_REDUCE, MEASURED, NCCL, STATISTICS, Collective, Link, host_tier
+from profiler.links.cpu import LinkCosts, in_processes
+from profiler.links.host_pairs import SILENCE_S
 from profiler.measure.child_process import Report
 
 MESSAGE_BYTES = tuple(1024 * 4**power for power in range(10))  # 1 KiB ... 256 MiB
@@ -79,6 +80,7 @@ def costs_of(best: Mapping[tuple[str, int], float], num_gpus: int) -> LinkCosts:
         points=points,
         duplex=best["both ways", _DUPLEX_BYTES] < _DUPLEX_LIMIT * best["message", _DUPLEX_BYTES],
         evidence=MEASURED,
+        transport=NCCL,
     )
     tier = host_tier([""])
     sums = tuple(

@@ -17,6 +17,7 @@ the thread that it interrupts.  Unlike wall-clock it does not see what other pro
 from __future__ import annotations
 
 import json
+import math
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -25,10 +26,10 @@ from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.distributed as dist
 
 from planner.ir.cluster import MEASURED, Link, PairLink
-from profiler.links.messages import GLANCE, Effort, OneWay, PairCosts, PeerLink, Points, measure_pair, wait
+from profiler.links.messages import GLANCE, Effort, OneWay, PairCosts, PeerLink, Points, measure_pair
+from runtime.transport import Transport
 
 if TYPE_CHECKING:
     from cuda_ops._torch import Store
@@ -72,12 +73,12 @@ def measure_cores(wire: PeerLink, transfers: Points, budget_s: float, leads: boo
         chunks = round(wire.agree(max(1.0, lasts_s / chunk_s)))
         repeats = round(wire.agree(min(15.0, max(3.0, budget_s / (2 * lasts_s)))))
         own_s = _delay_s(wire, kernel, size, count, chunks, repeats, wire.leads is leads) / count
-        delays = [PeerLink(wire.group, wire.peer, who).agree(own_s) for who in (wire.leads, not wire.leads)]
+        delays = [wire.led_by_this(who).agree(own_s) for who in (wire.leads, not wire.leads)]
         leader_s, other_s = delays if wire.leads else delays[::-1]
         sender.append((size, leader_s if leads else other_s))
         receiver.append((size, other_s if leads else leader_s))
     wire.forget()
-    return CoreCosts(tuple(sender), tuple(receiver))
+    return CoreCosts(*(tuple(each) if any(delay for _, delay in each) else () for each in (sender, receiver)))
 
 
 def _delay_s(wire: PeerLink, kernel: _Kernel, size: int, count: int, chunks: int, repeats: int, sends: bool) -> float:
@@ -87,11 +88,24 @@ def _delay_s(wire: PeerLink, kernel: _Kernel, size: int, count: int, chunks: int
         alone.append(kernel.run(chunks))
         coming = [] if sends else [wire.post(size) for _ in range(count)]
         wire.meet()
-        going = [wire.send(size) for _ in range(count)] if sends else []
+        for _ in range(count if sends else 0):
+            wire.send(size)
         beside.append(kernel.run(chunks))
-        for works in (*going, *coming):
-            wait(works)
-    return max(0.0, statistics.median(beside[1:]) - statistics.median(alone[1:]))
+        for key in coming:
+            wire.take(key)
+    return delay_s(alone[1:], beside[1:])
+
+
+def delay_s(alone: Sequence[float], beside: Sequence[float]) -> float:
+    """By how much the medians differ; 0 if that is less than the two of them are known by."""
+    later_s = statistics.median(beside) - statistics.median(alone)
+    return later_s if later_s > _uncertain_s(alone) + _uncertain_s(beside) else 0.0
+
+
+def _uncertain_s(runs: Sequence[float]) -> float:
+    """How far the median may well be from that of ever more runs, from the median distance of the runs to it."""
+    middle_s = statistics.median(runs)
+    return 2 * statistics.median(abs(run_s - middle_s) for run_s in runs) / math.sqrt(len(runs))
 
 
 class _Kernel:
@@ -112,13 +126,18 @@ DIFFERS = 1.1
 """A pair whose rate, or whose seconds at a size, are further from its class is stated by itself."""
 
 _GLANCED = (1 << 10, 64 << 10, 1 << 20)
+SILENCE_S = 300.0
+"""So long the others may take to measure something."""
+
 _CORE_EFFORTS = 4.0  # times as long as the messages of one size
 
 Ends = tuple[int, int]
 """Two ranks, from one to the other."""
 
 
-def measure_across(store: Store, hosts: Sequence[str], effort: Effort) -> tuple[Link, tuple[PairLink, ...]]:
+def measure_across(
+    transport: Transport, store: Store, hosts: Sequence[str], effort: Effort
+) -> tuple[Link, tuple[PairLink, ...]]:
     """The class of links across hosts, and the pairs of hosts that are not as it says; on all ranks.
 
     Args:
@@ -126,20 +145,20 @@ def measure_across(store: Store, hosts: Sequence[str], effort: Effort) -> tuple[
     """
     firsts = [hosts.index(host) for host in dict.fromkeys(hosts)]
     every = list(combinations(firsts, 2))
-    glances = {pair: _glance(store, pair) for pair in every} if len(every) > 1 else {}
+    glances = {pair: _glance(transport, store, pair) for pair in every} if len(every) > 1 else {}
     middle = _middle(glances) if glances else every[0]
     fully = [middle, *(pair for pair in every if pair != middle and _differs(glances[pair], glances[middle]))]
-    found = measure_fully(store, fully, effort)
+    found = measure_fully(transport, store, fully, effort)
     usual = found[middle]
     apart = tuple(PairLink(hosts[src], hosts[dst], link) for (src, dst), link in found.items() if differ(link, usual))
     return usual, apart
 
 
-def measure_fully(store: Store, pairs: Sequence[Ends], effort: Effort) -> dict[Ends, Link]:
+def measure_fully(transport: Transport, store: Store, pairs: Sequence[Ends], effort: Effort) -> dict[Ends, Link]:
     """The links of pairs, each there and back; on all ranks."""
     found = {}
     for pair in pairs:
-        record = _by_two(store, pair, "fully", lambda wire: _full_record(wire, effort))
+        record = _by_two(transport, store, pair, "fully", lambda wire: _full_record(wire, effort))
         for ends, link in zip((pair, pair[::-1]), record, strict=True):
             found[ends] = _link(link)
     return found
@@ -153,9 +172,9 @@ def differ(link: Link, usual: Link) -> bool:
     return any(max(ratio, 1 / ratio) > DIFFERS for ratio in ratios)
 
 
-def _glance(store: Store, pair: Ends) -> list[float]:
+def _glance(transport: Transport, store: Store, pair: Ends) -> list[float]:
     """Bytes a second there and back, then seconds of a few messages."""
-    return list(_by_two(store, pair, "glance", _glance_record))
+    return list(_by_two(transport, store, pair, "glance", _glance_record))
 
 
 def _glance_record(wire: PeerLink) -> list[float] | None:
@@ -189,11 +208,12 @@ def _full_record(wire: PeerLink, effort: Effort) -> list[dict[str, Any]] | None:
             cores.append(cores[0])
     if costs is None:
         return None
-    return [_record(costs, way, core) for way, core in zip((costs.there, costs.back), cores, strict=True)]
+    name = wire.transport.name_among((wire.transport.rank, wire.peer))
+    return [_record(costs, way, core, name) for way, core in zip((costs.there, costs.back), cores, strict=True)]
 
 
-def _record(costs: PairCosts, way: OneWay, core: CoreCosts) -> dict[str, Any]:
-    return {**asdict(way), **asdict(core), "duplex": costs.duplex}
+def _record(costs: PairCosts, way: OneWay, core: CoreCosts, name: str) -> dict[str, Any]:
+    return {**asdict(way), **asdict(core), "duplex": costs.duplex, "transport": name}
 
 
 def _shared(wire: PeerLink, points: Points) -> Points:
@@ -203,18 +223,15 @@ def _shared(wire: PeerLink, points: Points) -> Points:
     return tuple((round(wire.agree(size)), wire.agree(seconds)) for size, seconds in padded)
 
 
-def _by_two(store: Store, pair: Ends, what: str, measure: Callable[[PeerLink], Any]) -> Any:
+def _by_two(transport: Transport, store: Store, pair: Ends, what: str, measure: Callable[[PeerLink], Any]) -> Any:
     """What the first rank of the pair makes of it together with the second; on all ranks."""
-    rank, key = dist.get_rank(), f"halopipe/{what}/{pair[0]}/{pair[1]}"
-    dist.barrier()
+    rank, key = transport.rank, f"halopipe/{what}/{pair[0]}/{pair[1]}"
+    transport.barrier(SILENCE_S)
     if rank in pair:
-        world = dist.group.WORLD
-        if world is None:
-            raise ValueError("there is no process group")
-        record = measure(PeerLink(world, pair[1] if rank == pair[0] else pair[0], rank == pair[0]))
+        record = measure(PeerLink(transport, pair[1] if rank == pair[0] else pair[0], rank == pair[0]))
         if record is not None:
             store.set(key, json.dumps(record))
-    dist.barrier()
+    transport.barrier(SILENCE_S)
     return json.loads(store.get(key).decode())
 
 
@@ -231,6 +248,7 @@ def _link(record: Mapping[str, Any]) -> Link:
         sending=sending,
         sender_core=sender,
         receiver_core=receiver,
+        transport=record["transport"],
     )
 
 

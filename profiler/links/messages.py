@@ -12,11 +12,10 @@ Times are wall-clock: the least of the medians of three rounds over all sizes, s
 to them, and does so for a while.  Sizes are powers of two, and halfway between where the table bends.  Slow links are
 not asked for large messages; every measurement is bounded in time.
 
-Messages between two ranks, framed as a run frames them, and what both of them agree on meanwhile.
-
-A message is a frame with a header and a small tensor, which is copied into it, or a header and a large tensor behind it
-that is sent from where it lies (``runtime.transport.gloo``).  Receives are posted before sends: gloo serialises a send
-and a later receive with the same peer (1.99 times as long).
+Messages go over the transport of a run (:class:`runtime.transport.Transport`), receives posted before sends: gloo
+serialises a send and a later receive with the same peer (1.99 times as long).  A message has arrived when ``receive``
+gives its tensor, and it is read once: where the tensor is memory that its sender wrote, the first reader fetches it
+from the other core's cache.  Of a stream every few messages are acknowledged, since a send may end at once.
 """
 
 from __future__ import annotations
@@ -24,81 +23,73 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from datetime import timedelta
-from itertools import pairwise
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from itertools import count, pairwise
 
 import torch
-import torch.distributed as dist
 
-HEADER_BYTES = 64
-ALONE_BYTES = 256 * 1024
-"""From here a tensor travels behind its frame; both as in ``runtime.transport``."""
+from runtime.transport import Key, Transport
 
 DEADLINE_S = 60.0
-_MESSAGE, _WORD = 1, 2  # tags
-
-Works = list[dist.Work]
+_STEPS, _MICROBATCHES = 1 << 10, 1 << 10  # keys count messages in both
 
 
 @dataclass(slots=True, eq=False)
 class PeerLink:
-    """The messages between this rank and ``peer``.
+    """The messages between this rank and ``peer``, which both send and announce in one order each way.
 
     Attributes:
         leads: of the two ranks, this one decides and keeps the times.
     """
 
-    group: dist.ProcessGroup
+    transport: Transport
     peer: int
     leads: bool
-    _going: dict[int, list[torch.Tensor]] = field(default_factory=dict, repr=False)
-    _coming: dict[int, list[torch.Tensor]] = field(default_factory=dict, repr=False)
+    _going: count[int] = field(default_factory=count, repr=False)
+    _coming: count[int] = field(default_factory=count, repr=False)
     _tensors: dict[int, torch.Tensor] = field(default_factory=dict, repr=False)
 
-    def post(self, num_bytes: int) -> Works:
-        """Announce a message of a tensor of ``num_bytes``."""
-        if num_bytes not in self._coming:
-            self._coming[num_bytes] = _buffers(num_bytes)
-        return [self.group.recv([buffer], self.peer, _MESSAGE) for buffer in self._coming[num_bytes]]
+    def led_by_this(self, leads: bool) -> PeerLink:
+        """The same link, led by this rank or else by the other."""
+        return replace(self, leads=leads)
 
-    def send(self, num_bytes: int) -> Works:
-        """Start to send one."""
-        if num_bytes not in self._going:
-            self._going[num_bytes] = _buffers(num_bytes)
+    def post(self, num_bytes: int) -> Key:
+        """Announce a message of a tensor of ``num_bytes``, the next one that comes."""
+        key = _key(next(self._coming))
+        self.transport.post_receive(key, self.peer, [((num_bytes,), torch.uint8)])
+        return key
+
+    def take(self, key: Key) -> None:
+        """Wait for an announced message."""
+        self.transport.receive(key, self.peer, DEADLINE_S)
+
+    def send(self, num_bytes: int) -> None:
+        """Start to send the next one."""
+        if num_bytes not in self._tensors:
             self._tensors[num_bytes] = torch.zeros(num_bytes, dtype=torch.uint8)
-        buffers = self._going[num_bytes]
-        if len(buffers) == 1:
-            buffers[0][HEADER_BYTES:].copy_(self._tensors[num_bytes])
-        return [self.group.send([buffer], self.peer, _MESSAGE) for buffer in buffers]
+        self.transport.send(_key(next(self._going)), self.peer, [self._tensors[num_bytes]])
 
     def agree(self, value: float) -> float:
         """The leader's value, on both ranks."""
         word = torch.tensor([value], dtype=torch.float64)
-        wait([self.group.send([word], self.peer, _WORD) if self.leads else self.group.recv([word], self.peer, _WORD)])
+        self._exchange({self.peer: word} if self.leads else {}, {} if self.leads else {self.peer: word})
         return float(word)
 
     def meet(self) -> None:
         """Return when both ranks are here, the leader last: it hears that the other one is."""
-        word = torch.zeros(1)
-        if self.leads:
-            wait([self.group.recv([word], self.peer, _WORD)])
-            wait([self.group.send([word], self.peer, _WORD)])
-        else:
-            wait([self.group.send([word], self.peer, _WORD)])
-            wait([self.group.recv([word], self.peer, _WORD)])
+        for comes in (self.leads, not self.leads):
+            word = {self.peer: torch.zeros(1)}
+            self._exchange({} if comes else word, word if comes else {})
 
     def forget(self) -> None:
-        """Let go of all buffers."""
-        for buffers in (self._going, self._coming, self._tensors):
-            buffers.clear()
+        """Wait until all that was sent was taken, and let go of all buffers."""
+        self.transport.flush(DEADLINE_S)
+        self._tensors.clear()
 
-
-def wait(works: Sequence[dist.Work]) -> None:
-    """Until all are done."""
-    for work in works:
-        work.wait(timedelta(seconds=DEADLINE_S))
+    def _exchange(self, sent: dict[int, torch.Tensor], received: dict[int, torch.Tensor]) -> None:
+        self.transport.start_exchange(sent, received, DEADLINE_S).wait()
 
 
 def there_and_back_s(wire: PeerLink, there_bytes: int, back_bytes: int, pause_s: float = 0.0) -> tuple[float, float]:
@@ -110,37 +101,34 @@ def there_and_back_s(wire: PeerLink, there_bytes: int, back_bytes: int, pause_s:
     if not wire.leads:
         coming = wire.post(there_bytes)
         wire.meet()
-        wait(coming)
-        wait(wire.send(back_bytes))
+        wire.take(coming)
+        wire.send(back_bytes)
         return 0.0, 0.0
     coming = wire.post(back_bytes)
     wire.meet()
     if pause_s:
         time.sleep(pause_s)
     start_s = time.perf_counter()
-    going = wire.send(there_bytes)
+    wire.send(there_bytes)
     sent_s = time.perf_counter()
-    wait(coming)
-    stop_s = time.perf_counter()
-    wait(going)
-    return stop_s - start_s, sent_s - start_s
+    wire.take(coming)
+    return time.perf_counter() - start_s, sent_s - start_s
 
 
 def both_ways_s(wire: PeerLink, num_bytes: int) -> float:
-    """Seconds until a message has come while another of that size went."""
+    """Seconds until a message has come and another of that size, sent at the same time, was taken."""
     coming = wire.post(num_bytes)
     wire.meet()
     start_s = time.perf_counter()
-    going = wire.send(num_bytes)
-    wait(coming)
-    wait(going)
+    wire.send(num_bytes)
+    wire.take(coming)
+    wire.transport.flush(DEADLINE_S)
     return time.perf_counter() - start_s
 
 
-def _buffers(num_bytes: int) -> list[torch.Tensor]:
-    alone = num_bytes >= ALONE_BYTES
-    sizes = [HEADER_BYTES, num_bytes] if alone else [HEADER_BYTES + num_bytes]
-    return [torch.zeros(size, dtype=torch.uint8) for size in sizes]
+def _key(number: int) -> Key:
+    """Keys come again when those before have long been taken."""
+    return Key(number // _MICROBATCHES % _STEPS, "L", 0, 0, number % _MICROBATCHES)
 
 
 SIZES = tuple(1024 << power for power in range(15))  # 1 KiB ... 16 MiB
@@ -156,7 +144,8 @@ _ASYMMETRIC = 1.1
 _STEADY = 0.02
 _LEAST_BURST_BYTES = 4096
 _STREAMED_S, _LEAST_STREAMED_BYTES = 0.05, 256 << 10
-_WINDOW = 4  # messages of a stream on their way
+_WINDOW = 4  # messages of a stream that are acknowledged together; two such windows may be on their way
+_ACKNOWLEDGEMENT_BYTES = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -290,7 +279,7 @@ def most_bent(times: dict[int, tuple[float, float]]) -> int:
 
 def _apart(wire: PeerLink, times: dict[int, tuple[float, float]], leads: bool) -> dict[int, tuple[float, float]]:
     """The table of one direction alone: there with a short answer, after a silence as long as the message."""
-    sender = PeerLink(wire.group, wire.peer, wire.leads is leads)
+    sender = wire.led_by_this(wire.leads is leads)
     short = min(times)
     found = {}
     for size in sorted(times):
@@ -306,37 +295,41 @@ def _apart(wire: PeerLink, times: dict[int, tuple[float, float]], leads: bool) -
 
 def _stream_s(wire: PeerLink, num_bytes: int, effort: Effort, leads: bool) -> float:
     """Seconds a message of a long stream; ``leads``: from the leader to the other."""
-    sends, count, before_s, start_s = wire.leads is leads, 2 * _WINDOW, math.inf, time.perf_counter()
+    sends, number, before_s, start_s = wire.leads is leads, 2 * _WINDOW, math.inf, time.perf_counter()
     while True:
-        found_s = _receive_stream(wire, num_bytes, count) if not sends else _send_stream(wire, num_bytes, count)
+        found_s = _receive_stream(wire, num_bytes, number) if not sends else _send_stream(wire, num_bytes, number)
         (found_s,) = _known(wire, found_s, who=not sends)
         steady = abs(found_s - before_s) < _STEADY * found_s
         if wire.agree(float(steady or time.perf_counter() - start_s > effort.stream_s / 2)):
             return found_s
-        count, before_s = 2 * count, found_s
+        number, before_s = 2 * number, found_s
 
 
-def _send_stream(wire: PeerLink, num_bytes: int, count: int) -> float:
-    going = []
+def _send_stream(wire: PeerLink, num_bytes: int, number: int) -> float:
+    acknowledged: deque[Key] = deque()
     wire.meet()
-    for _ in range(count):
-        going.append(wire.send(num_bytes))
-        if len(going) > _WINDOW:
-            wait(going.pop(0))
-    for works in going:
-        wait(works)
+    for position in range(number):
+        if position % _WINDOW == 0:
+            if len(acknowledged) == 2:
+                wire.take(acknowledged.popleft())
+            acknowledged.append(wire.post(_ACKNOWLEDGEMENT_BYTES))
+        wire.send(num_bytes)
+    for key in acknowledged:
+        wire.take(key)
     return 0.0
 
 
-def _receive_stream(wire: PeerLink, num_bytes: int, count: int) -> float:
-    coming, arrived = [wire.post(num_bytes) for _ in range(_WINDOW)], []
+def _receive_stream(wire: PeerLink, num_bytes: int, number: int) -> float:
+    coming, arrived = deque(wire.post(num_bytes) for _ in range(2 * _WINDOW)), []
     wire.meet()
-    for number in range(count):
-        wait(coming.pop(0))
+    for position in range(number):
+        wire.take(coming.popleft())
         arrived.append(time.perf_counter())
-        if number + _WINDOW < count:
+        if position + 2 * _WINDOW < number:
             coming.append(wire.post(num_bytes))
-    later, apart = arrived[count // 4 :], count // 4  # a rank that slept makes some slopes wrong, but not their median
+        if position % _WINDOW == _WINDOW - 1:
+            wire.send(_ACKNOWLEDGEMENT_BYTES)
+    later, apart = arrived[number // 4 :], number // 4  # a rank that slept makes some slopes wrong, not their median
     return statistics.median((b - a) / apart for a, b in zip(later, later[apart:], strict=False))
 
 
@@ -355,5 +348,5 @@ def _median(wire: PeerLink, action: Callable[[], tuple[float, float]], effort: E
 
 def _known(wire: PeerLink, *values: float, who: bool | None = None) -> tuple[float, ...]:
     """The values of the rank for which ``who`` is true, on both; the leader's if it is None."""
-    teller = wire if who is None else PeerLink(wire.group, wire.peer, who)
+    teller = wire if who is None else wire.led_by_this(who)
     return tuple([teller.agree(value) for value in values])

@@ -61,6 +61,9 @@ class Transport(Protocol):
     their own.  All ranks get the same bits, whenever each of them came: the order of addition is fixed, but another
     one in each transport.
 
+    Attributes:
+        name: what the world exchanges by, in the words of :mod:`planner.ir.cluster`.
+
     Raises:
         DeadlineError: a wait was longer than its ``deadline_s``, or could only become so.  The transport is then
             unusable, and the peers of this rank soon meet a TransportError: one late message ends the step for all.
@@ -69,6 +72,11 @@ class Transport(Protocol):
 
     rank: int
     world_size: int
+    name: str
+
+    def name_among(self, ranks: Sequence[int]) -> str:
+        """What ``ranks``, this one among them, exchange by."""
+        ...
 
     def post_receive(self, key: Key, source: int, specs: Sequence[Spec]) -> None:
         """Announce the message ``key`` from rank ``source``: its buffer is allocated and may be filled from now on."""

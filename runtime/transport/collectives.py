@@ -63,9 +63,9 @@ class Together:
         pair_bytes: int = 0,
         batched: bool = False,
     ) -> None:
-        self.rank, self.world_size = world.rank(), world.size()
+        self.rank, self.world_size, self.name = world.rank(), world.size(), backend
         self._works, self._pair_bytes, self._batched = works, pair_bytes, batched
-        self._device = torch.device(device)
+        self._device, self._backend = torch.device(device), backend
         self._numbers = declare(groups, self.world_size)
         self._now, self._started = (
             {ranks: _new_group(ranks, backend) for ranks in self._numbers if len(ranks) > 1} for _ in range(2)
@@ -76,8 +76,11 @@ class Together:
         self._standing = Standing(self._pairs.group, works)
         self._counts: dict[tuple[str, tuple[int, ...]], int] = {}
 
-    def all_reduce(self, tensor: torch.Tensor, ranks: tuple[int, ...], deadline_s: float) -> None:
+    def name_among(self, ranks: Sequence[int]) -> str:
         """See :class:`runtime.transport.base.Transport`, also for the others."""
+        return self._backend
+
+    def all_reduce(self, tensor: torch.Tensor, ranks: tuple[int, ...], deadline_s: float) -> None:
         self._sum("sum", tensor, ranks, deadline_s).wait()
 
     def start_sum(self, tensor: torch.Tensor, ranks: tuple[int, ...], deadline_s: float) -> Pending:

@@ -17,6 +17,7 @@ import torch
 
 from cuda_ops._torch import PrefixStore, Store, default_store
 from cuda_ops.device.compiling import CannotCompileError
+from planner.ir.cluster import GLOO, SHARED_MEMORY, transport_text
 from planner.ir.errors import TransportError
 from runtime.transport.base import Deadline, Key, Pending, Spec, Transport, default_group, join
 from runtime.transport.gloo import GlooTransport
@@ -83,10 +84,13 @@ def _meet(groups: tuple[Sequence[int], ...], hosts: Sequence[str], required: boo
     if apart:
         _say(apart, [each["why"] for each in told], required)
     far_groups = [ranks for ranks in groups if len(ranks) == 1 or not near.issuperset(combinations(ranks, 2))]
+    name = transport_text(SHARED_MEMORY if near else "", GLOO)  # of the world: the same on all ranks
     if segments is None or mine is None or not any(rank in pair for pair in near):
         if segments is not None:
             segments.close()
-        return GlooTransport(far_groups, owns_group=True)
+        alone = GlooTransport(far_groups, owns_group=True)
+        alone.name = name
+        return alone
     beside = [neighbours[other] for other in neighbours if tuple(sorted((rank, other))) in near]
     cores = set(mine.cores).union(*(address.cores for address in beside))
     spin_s = SPIN_S if len(cores) > len(beside) else 0.0
@@ -128,8 +132,12 @@ class MixedTransport:
 
     def __init__(self, shared: SharedMemoryTransport, gloo: GlooTransport, near: Pairs) -> None:
         self.rank, self.world_size = gloo.rank, gloo.world_size
+        self.name = transport_text(shared.name, gloo.name)
         self._shared, self._gloo, self._pairs = shared, gloo, near
         self._near = frozenset(sum(pair) - self.rank for pair in near if self.rank in pair)
+
+    def name_among(self, ranks: Sequence[int]) -> str:
+        return self._among(tuple(sorted(ranks))).name
 
     def post_receive(self, key: Key, source: int, specs: Sequence[Spec]) -> None:
         self._to(source).post_receive(key, source, specs)

@@ -17,6 +17,7 @@ from types import EllipsisType
 
 import torch
 
+from planner.ir.cluster import IN_PROCESS
 from planner.ir.errors import DeadlineError, TransportError
 from runtime.transport.base import Deadline, Key, Pending, Spec, check_member, declare, gone, parts
 from runtime.transport.frame import Frame, Layout, layout_for, layout_of, tag, unpack
@@ -186,11 +187,15 @@ class InProcessTransport:
     def __init__(self, hub: Hub, rank: int) -> None:
         self.rank = rank
         self.world_size = hub.world_size
+        self.name = IN_PROCESS
         self._hub = hub
         self._layouts: dict[tuple[Key, int], Layout] = {}
         self._sent: list[tuple[Message, int]] = []
         self._num_meetings: dict[tuple[str, tuple[int, ...]], int] = {}
         self._num_parcels: dict[tuple[int, int], int] = {}
+
+    def name_among(self, ranks: Sequence[int]) -> str:
+        return self.name
 
     def post_receive(self, key: Key, source: int, specs: Sequence[Spec]) -> None:
         number = tag(key)

@@ -22,6 +22,7 @@ from functools import lru_cache, partial
 import torch
 import torch.distributed as dist
 
+from planner.ir.cluster import SHARED_MEMORY
 from planner.ir.errors import TransportError
 from runtime.transport.base import Deadline, Key, Pending, Spec, check_member, declare, gone, largest, parts
 from runtime.transport.frame import Layout, layout_for, layout_of, tag, unpack
@@ -63,6 +64,7 @@ class SharedMemoryTransport:
         owns_group: bool = False,
     ) -> None:
         self.rank, self.world_size, self.segments = segments.rank, world_size, segments
+        self.name = SHARED_MEMORY
         self.spin_s, self._in_parts, self._owns_group = spin_s, in_parts, owns_group
         self._numbers = declare(groups, world_size)
         self._announced: list[dict[Key, Layout]] = [{} for _ in range(world_size)]
@@ -71,6 +73,9 @@ class SharedMemoryTransport:
         self._counts: Counter[object] = Counter()
         self._unfinished: list[SumInParts] = []
         self._why_unusable = ""
+
+    def name_among(self, ranks: Sequence[int]) -> str:
+        return self.name
 
     def post_receive(self, key: Key, source: int, specs: Sequence[Spec]) -> None:
         tag(key)  # it may have none
