@@ -58,6 +58,7 @@ def combine(plan: Plan, options: RunOptions, results: list[RankResult], progress
         stage_once_s(shown, plan.decision, Op.REDUCE_GRAD),
         ranks_measured(shown, plan.decision),
         results[0].data,
+        results[0].transport,
     )
     if progress is not None:
         progress(RunProgress(result.first_step + len(seconds), options.steps, losses[-1], seconds[-1]))

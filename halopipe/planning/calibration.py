@@ -66,6 +66,8 @@ def refused(plan: Plan, options: RunOptions, result: RunResult) -> str:
             return f"it ran with {what} {given}, the profile was measured without"
     if options.clip_norm or options.accumulate > 1:
         return "its updates clip or wait for other steps, those of the profile do not"
+    if other := plan.prediction.other_transport(result.transport):
+        return f"it ran over {result.transport}, the profile's links were measured over {other}"
     steps = len(result.timed_seconds) if len(result.step_seconds) > result.warmup else 0
     if steps < LEAST_STEPS:
         return f"{steps} steps after warm-up are too few, {LEAST_STEPS} are enough"

@@ -61,6 +61,9 @@ class Comparison:
         models = {plan.inputs.model_fingerprint for plan in self.plans.values()}
         if len(models) > 1:
             lines += ["", "  note: these plans are for different models"]
+        over = {plan.prediction.transport for plan in self.plans.values()} - {""}
+        if len(over) > 1:
+            lines += ["", f"  note: they are predicted over different transports: {'; '.join(sorted(over))}"]
         alike: dict[tuple[str, ...], list[str]] = {}
         for name, differences in self.differences().items():
             alike.setdefault(differences, []).append(name)

@@ -258,7 +258,8 @@ def summary(profile: Profile) -> str:
     for name, link in cluster.links.items():
         ends = [link.points[0], link.points[-1]] if link.points else []
         shown = ", ".join(f"{units.size(number)} in {units.seconds(value_s)}" for number, value_s in ends)
-        lines.append(f"  link {name}: {shown or units.size(link.bandwidth_bytes_per_s) + '/s'}")
+        over = f" over {link.transport}" if link.transport else ""
+        lines.append(f"  link {name}{over}: {shown or units.size(link.bandwidth_bytes_per_s) + '/s'}")
     for kind, measured in profile.parts.items():
         layers = {each.layer for each in measured}
         lines.append(f"  {kind}: {len(measured)} parts of {len(layers)} layers were measured at their own shapes")

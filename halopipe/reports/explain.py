@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from halopipe.planning import calibration, solve
+from halopipe.reports.predicted_vs_measured import transports_text
 from halopipe.terminal import tables, units
 from planner.export.rows import StageRow, stage_rows
 from planner.ir.cluster import DATASHEET, FAMILY, INTERPOLATED
@@ -92,7 +93,8 @@ def headline(plan: Plan, fresh: Prediction | None = None, objective: str = THROU
         f"schedule {decision.schedule}, {units.micro_batches(decision.micro_batches)}\n"
         f"  model     {model_text(plan.inputs.model)}\n"
         f"  predicted {within(prediction)} a step, {units.rate(prediction.samples_per_s)} samples/s, "
-        f"bubble {units.percent(prediction.bubble_fraction)} (costs: {prediction.evidence})"
+        f"bubble {units.percent(prediction.bubble_fraction)} (costs: {prediction.evidence}"
+        + (f", messages over {prediction.transport})" if prediction.transport else ")")
         + _calibration_line(plan)
         + _objective_line(prediction, objective)
     )
@@ -241,6 +243,10 @@ def _measured(measured: Measured, prediction: Prediction) -> str:
     ratio = units.signed_percent(measured.step_s / prediction.step_s - 1)
     row = ["step", within(prediction), units.seconds(measured.step_s), ratio]
     note = f"  median of {measured.num_steps} steps, spread {units.percent(measured.spread)}"
+    if measured.transport:
+        note += f", over {measured.transport}"
+    if other := transports_text(prediction, measured.transport):
+        header, row, note = header[:-1], row[:-1], f"{note}\n  {other}"
     return "Measured\n" + tables.table(header, [row]) + "\n" + note
 
 

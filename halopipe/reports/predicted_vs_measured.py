@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from halopipe.terminal import tables, units
-from planner.ir.plan import RankPrediction
+from planner.ir.plan import Prediction, RankPrediction
 from planner.ir.timeline import Timeline
 
 if TYPE_CHECKING:
@@ -21,9 +21,11 @@ def timeline_table(
     step_s: float,
     ranks: Sequence[Sequence[int]],
     known: Sequence[RankPrediction] = (),
+    *,
+    alike: bool = True,
 ) -> str:
     """:func:`timeline_cells` as text."""
-    return tables.table(*timeline_cells(predicted, measured, step_s, ranks, known))
+    return tables.table(*timeline_cells(predicted, measured, step_s, ranks, known, alike=alike))
 
 
 def timeline_cells(
@@ -32,6 +34,8 @@ def timeline_cells(
     step_s: float,
     ranks: Sequence[Sequence[int]],
     known: Sequence[RankPrediction] = (),
+    *,
+    alike: bool = True,
 ) -> tuple[list[str], list[list[str]]]:
     """The step, then for each stage a forward, a backward, and the parts of its ranks' step (their mean).
 
@@ -41,6 +45,7 @@ def timeline_cells(
         step_s: measured (a median over steps, where ``measured`` is one of them).
         ranks: of each stage.
         known: what the plan says of its ranks; used where ``predicted`` is a length without actions.
+        alike: whether both are of one transport; if not, their difference says nothing.
     """
     from planner.export.rows import stage_seconds
 
@@ -57,7 +62,16 @@ def timeline_cells(
         [name, _time(a), _time(b), units.signed_percent(b / a - 1) if a and b is not None else "–"]
         for name, a, b in lines
     ]
-    return ["", "predicted", "measured", "difference"], cells
+    header = ["", "predicted", "measured", "difference"]
+    return (header, cells) if alike else (header[:-1], [row[:-1] for row in cells])
+
+
+def transports_text(prediction: Prediction, used: str) -> str:
+    """That a run over the transport ``used`` does not tell how good the prediction is; empty if it does."""
+    other = prediction.other_transport(used)
+    if not other:
+        return ""
+    return f"predicted for messages over {other}, run over {used}: this says nothing of how good the prediction is"
 
 
 def _beside(said: Parts | None, seen: Parts | None) -> Iterator[tuple[str, float | None, float | None]]:

@@ -21,7 +21,7 @@ from halopipe.planning import solve
 from halopipe.planning.compare import Comparison
 from halopipe.reports import explain, figures, graph_layout
 from halopipe.reports.figures import OPERATIONS, WORDS, stage_colour
-from halopipe.reports.predicted_vs_measured import timeline_cells
+from halopipe.reports.predicted_vs_measured import timeline_cells, transports_text
 from halopipe.terminal import units
 from planner.costs.cost_model import PriceBook
 from planner.export.rows import layout_text, stage_rows
@@ -273,11 +273,13 @@ def _cards(plan: Plan, prediction: Prediction, run: TimelineFile | None) -> Iter
     )
     yield "step, predicted", units.seconds(prediction.step_s), within
     measured_s = plan.measured.step_s if plan.measured is not None else None
+    used = plan.measured.transport if plan.measured is not None else ""
     if run is not None and run.step_seconds:
-        measured_s = float(np.median(run.step_seconds))
+        measured_s, used = float(np.median(run.step_seconds)), run.transport
     if measured_s is not None:
         apart = units.signed_percent(measured_s / prediction.step_s - 1) if prediction.step_s else "–"
-        yield "step, measured", units.seconds(measured_s), f"{apart} against the prediction"
+        said = transports_text(prediction, used) or f"{apart} against the prediction"
+        yield "step, measured" + (f" over {used}" if used else ""), units.seconds(measured_s), said
     per_s = f"{plan.decision.global_batch} samples a step"
     yield "samples a second", units.rate(prediction.samples_per_s), per_s
     yield "bubble", units.percent(prediction.bubble_fraction), "of the ranks' time is waiting"
@@ -310,7 +312,8 @@ def _beside(
     if run is not None:
         step_s = float(np.median(run.step_seconds)) if run.step_seconds else run.measured.step_s
         predicted = timelines[0] if timelines[0] is not run.measured else Timeline("predicted", prediction.step_s, ())
-        return timeline_cells(predicted, run.measured, step_s, ranks, prediction.ranks)
+        alike = not prediction.other_transport(run.transport)
+        return timeline_cells(predicted, run.measured, step_s, ranks, prediction.ranks, alike=alike)
     return None
 
 

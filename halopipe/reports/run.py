@@ -7,7 +7,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from halopipe.planning import solve
-from halopipe.reports.predicted_vs_measured import timeline_table
+from halopipe.reports.predicted_vs_measured import timeline_table, transports_text
 from halopipe.terminal import console, tables, units
 from halopipe.terminal.console import Reporter
 from planner.ir.codec import plain
@@ -61,16 +61,21 @@ def report(plan: Plan, result: RunResult, predicted: Timeline) -> str:
     measured = result.measured(plan.prediction)
     samples_per_s = plan.decision.global_batch / measured.step_s
     steps = units.count(len(result.losses), "step")
+    over, note = result.transport, transports_text(plan.prediction, result.transport)
     lines = [
-        f"{steps}, {units.seconds(measured.step_s)} a step (median), {units.rate(samples_per_s)} samples/s",
+        f"{steps}, {units.seconds(measured.step_s)} a step (median), {units.rate(samples_per_s)} samples/s"
+        + (f", over {over}" if over else ""),
         timeline_table(
             predicted,
             file.measured,
             measured.step_s,
             [stage.ranks for stage in plan.decision.stages],
             plan.prediction.ranks,
+            alike=not note,
         ),
     ]
+    if note:
+        lines.append(f"{note}; halopipe profile --transport, plan, and run again")
     for timeline in (predicted, file.measured):
         if timeline.spans:
             lines += ["", f"{timeline.source}:", tables.gantt(timeline, solve.device_names(plan)), ""]
@@ -103,6 +108,7 @@ def data(plan: Plan, result: RunResult) -> dict[str, Any]:
     return {
         "measured": plain(result.measured(plan.prediction)),
         "predicted_step_s": plan.prediction.step_s,
+        "predicted_transport": plan.prediction.transport,
         "data": result.data,
         "first_step": result.first_step,
         "losses": list(result.losses),

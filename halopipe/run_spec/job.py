@@ -137,6 +137,7 @@ class RankResult:
         compared: this rank's tensors beside one device's.
         witness, skipped: how one device ran the first batch, or why it did not.
         data: what data it was, and how it was asked for; empty on ranks that do not read it.
+        transport: that the ranks of the job exchange by; empty of one rank.
         first_step: steps done before.
         scores: of the evaluations; the same on all ranks.
         trained: whether the steps were training steps.
@@ -155,6 +156,7 @@ class RankResult:
     witness: str = ""
     skipped: str = ""
     data: str = ""
+    transport: str = ""
 
     def to_json(self) -> str:
         """As text."""
@@ -182,4 +184,5 @@ class RankResult:
             record["witness"],
             record["skipped"],
             record["data"],
+            record["transport"],
         )

@@ -73,6 +73,7 @@ class RunResult:
         timed_steps: the last steps after warm-up, in order.
         stage_update_s, stage_reduction_s, ranks: as of :class:`planner.ir.plan.Measured`.
         data: what data it was, and how it was asked for.
+        transport: that the ranks exchanged by; empty of one rank.
     """
 
     losses: tuple[float, ...]
@@ -91,6 +92,7 @@ class RunResult:
     stage_reduction_s: tuple[float, ...] = ()
     ranks: tuple[RankMeasured, ...] = ()
     data: str = ""
+    transport: str = ""
 
     @property
     def timed_seconds(self) -> tuple[float, ...]:
@@ -99,7 +101,7 @@ class RunResult:
 
     def timeline_file(self, predicted: Timeline) -> TimelineFile:
         """What is written to ``timeline.json``."""
-        return TimelineFile(predicted, self.timeline, self.step_seconds, self.losses)
+        return TimelineFile(predicted, self.timeline, self.step_seconds, self.losses, self.transport)
 
     def measured(self, prediction: Prediction) -> Measured:
         """What is written into the plan, beside its prediction."""
@@ -113,11 +115,17 @@ class RunResult:
             stage_forward_s=self.stage_forward_s,
             stage_backward_s=self.stage_backward_s,
             peak_bytes=self.peak_bytes,
-            error=step_s / prediction.step_s - 1 if prediction.step_s else 0.0,
+            error=self._error(step_s, prediction),
             stage_update_s=self.stage_update_s,
             stage_reduction_s=self.stage_reduction_s,
             ranks=self.ranks,
+            transport=self.transport,
         )
+
+    def _error(self, step_s: float, prediction: Prediction) -> float | None:
+        if prediction.other_transport(self.transport):
+            return None
+        return step_s / prediction.step_s - 1 if prediction.step_s else 0.0
 
 
 def stage_medians(timelines: list[Timeline], num_stages: int, ops: tuple[Op, ...]) -> tuple[float, ...]:

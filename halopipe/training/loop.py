@@ -106,6 +106,7 @@ class Loop:
             "" if self.reference is None else self.reference.witness,
             "" if self.reference is None else self.reference.skipped,
             self.supply.origin,
+            self.consumer.transport.name if self.consumer.transport.world_size > 1 else "",
         )
 
     @property

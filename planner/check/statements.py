@@ -293,9 +293,14 @@ def _measured_faults(plan: Plan) -> Iterator[str]:
     if run.step_s <= 0 or run.num_steps < 1 or run.spread < 0:
         yield f"measured.step_s: {run.step_s} s over {run.num_steps} steps, spread {run.spread}"
         return
-    if plan.prediction.step_s > 0 and not close(run.error + 1, run.step_s / plan.prediction.step_s):
+    other = plan.prediction.other_transport(run.transport)
+    if (run.error is None) != bool(other):
+        compared = f"measured over {run.transport or 'none'}, predicted over {plan.prediction.transport or 'none'}"
+        yield f"measured.error: {run.error} of a step {compared}"
+    elif run.error is not None and plan.prediction.step_s > 0:
         real = run.step_s / plan.prediction.step_s - 1
-        yield f"measured.error: {run.error} is not measured over predicted - 1, {real}"
+        if not close(run.error + 1, real + 1):
+            yield f"measured.error: {run.error} is not measured over predicted - 1, {real}"
     for name in ("stage_forward_s", "stage_backward_s", "stage_update_s", "stage_reduction_s"):
         found = getattr(run, name)
         if found and len(found) != len(decision.stages):

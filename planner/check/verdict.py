@@ -18,6 +18,7 @@ from planner.check.structure import (
     part_faults,
     structure_faults,
 )
+from planner.costs.communication.links import transport_of
 from planner.costs.cost_model import PriceBook
 from planner.ir.errors import HalopipeError
 from planner.ir.fingerprint import fingerprint
@@ -99,6 +100,10 @@ def _prediction_faults(plan: Plan, book: PriceBook, found: Reckoning) -> Iterato
     simulated = drawn(plan, book)
     if said.evidence != simulated.evidence:
         yield f"prediction.evidence: the prediction is called {said.evidence!r}, its prices are {simulated.evidence!r}"
+    cluster = book.profile.cluster
+    transport = transport_of(cluster, sorted(rank for stage in plan.decision.stages for rank in set(stage.ranks)))
+    if said.transport != transport:
+        yield f"prediction.transport: {said.transport!r}, the links were measured with {transport!r}"
     for name in ("p10_s", "p90_s"):
         if not close(getattr(said, name), getattr(simulated, name), 2e-6):  # they are rounded to six digits
             yield f"prediction.{name}: {getattr(said, name)} s, drawn again {getattr(simulated, name)} s"

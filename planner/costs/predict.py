@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from planner.costs.communication.links import transport_of
 from planner.costs.cost_model import PriceBook
 from planner.costs.layers.confidence import weakest
 from planner.costs.memory.activations import small_bytes
@@ -92,7 +93,8 @@ def forecast(
     evidence = weakest((costs.evidence(), *_network_evidence(costs, compiled, sizes)))
     rate = decision.global_batch / step_s if step_s > 0 else 0.0
     within = deciles(compiled, costs, prices, trace, num_draws) if num_draws else Deciles(0.0, 0.0, 0.0)
-    prediction = Prediction(step_s, rate, bubble, ranks, evidence, within.p10_s, within.p90_s)
+    transport = transport_of(book.profile.cluster, [rank for rank, row in enumerate(compiled.rows) if row])
+    prediction = Prediction(step_s, rate, bubble, ranks, evidence, within.p10_s, within.p90_s, transport)
     return Forecast(prediction, seen, memories)
 
 

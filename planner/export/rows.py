@@ -28,6 +28,7 @@ class PlanRow:
         micro_batches: such as ``4x2`` (four of two samples) or ``1x4+2x3``.
         measured_step_s, error: None until a run has measured; error is measured / predicted - 1.
         p10_s, p90_s: deciles of what the step may come to; 0 if not known.
+        transport: that the prediction is of; empty if the profile does not say.
     """
 
     plan: str
@@ -47,6 +48,7 @@ class PlanRow:
     error: float | None
     p10_s: float
     p90_s: float
+    transport: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,6 +230,7 @@ def _plan_row(name: str, plan: Plan, best_per_s: float) -> PlanRow:
         error=measured.error if measured is not None else None,
         p10_s=prediction.p10_s,
         p90_s=prediction.p90_s,
+        transport=prediction.transport,
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from planner.ir.cluster import DATASHEET, GLOO, IN_PROCESS, NCCL
 from planner.ir.layout import Layout
 from planner.ir.problem import Request
 from planner.ir.profile import Correction, ModelSource, Optimizer
@@ -143,6 +144,7 @@ class Prediction:
         bubble_fraction: of the time of the ranks that are used, what is bubble or idle.
         p10_s, p90_s: one step in ten is shorter than the first, one longer than the second, as far as the profile says
             how costs vary (``planner.costs.uncertainty``); 0 if not known.
+        transport: that the links between its ranks were measured with; empty if the profile does not say.
     """
 
     step_s: float
@@ -152,6 +154,18 @@ class Prediction:
     evidence: str
     p10_s: float = field(default=0.0, metadata={"added": "0.1"})
     p90_s: float = field(default=0.0, metadata={"added": "0.1"})
+    transport: str = field(default="", metadata={"added": "0.1"})
+
+    def other_transport(self, used: str) -> str:
+        """The transport that the links were measured with, if a run over ``used`` says nothing of them; else empty.
+
+        Links of which nothing is said were measured over gloo, or over NCCL between GPUs, or not at all.
+        """
+        if not used or used == IN_PROCESS:
+            return ""
+        before = "" if used == NCCL or self.evidence == DATASHEET else GLOO
+        known = self.transport or before
+        return known if known != used else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,9 +236,10 @@ class Measured:
     Attributes:
         step_s: median over ``num_steps`` steps after warm-up; ``spread`` is the interquartile range over the median.
         stage_forward_s, stage_backward_s: median per micro-batch, by stage.
-        error: measured / predicted - 1.
+        error: measured / predicted - 1; None where the run was over another transport than the prediction is of.
         stage_update_s, stage_reduction_s: median, by stage: the update; the sum of gradients from when its last rank is
             there.
+        transport: that the ranks exchanged by; empty of one rank.
     """
 
     step_s: float
@@ -233,10 +248,11 @@ class Measured:
     stage_forward_s: tuple[float, ...]
     stage_backward_s: tuple[float, ...]
     peak_bytes: tuple[int, ...]
-    error: float
+    error: float | None
     stage_update_s: tuple[float, ...] = field(default=(), metadata={"added": "0.1"})
     stage_reduction_s: tuple[float, ...] = field(default=(), metadata={"added": "0.1"})
     ranks: tuple[RankMeasured, ...] = field(default=(), metadata={"added": "0.1"})
+    transport: str = field(default="", metadata={"added": "0.1"})
 
 
 @dataclass(frozen=True, slots=True)

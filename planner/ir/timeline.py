@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,9 +60,14 @@ class Timeline:
 
 @dataclass(frozen=True, slots=True)
 class TimelineFile:
-    """What a run writes: the plan's predicted step beside the measured ones."""
+    """What a run writes: the plan's predicted step beside the measured ones.
+
+    Attributes:
+        transport: that the ranks exchanged by; empty of one rank.
+    """
 
     predicted: Timeline
     measured: Timeline
     step_seconds: tuple[float, ...]
     losses: tuple[float, ...]
+    transport: str = field(default="", metadata={"added": "0.1"})

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,9 +31,9 @@ from planner.costs.communication.collectives import (
     transfer_s,
 )
 from planner.costs.layers.confidence import weakest
-from planner.ir.cluster import ALL_REDUCE, Cluster, Evidence, Link
+from planner.ir.cluster import ALL_REDUCE, Cluster, Evidence, Link, transport_text
 
-__all__ = ["Network", "Points", "collective_s", "fastest", "read_points", "transfer_s", "without_pairs"]
+__all__ = ["Network", "Points", "collective_s", "fastest", "read_points", "transfer_s", "transport_of", "without_pairs"]
 
 
 @dataclass(slots=True, eq=False)
@@ -134,6 +135,19 @@ class Network:
             if ends in self._pairs and self.cluster.pair(src, dst) is not None:
                 return "\0".join(ends)
         return self.cluster.link_class(src, dst)
+
+
+def transport_of(cluster: Cluster, ranks: Sequence[int]) -> str:
+    """What the links between ``ranks`` were measured with; empty where they do not say, or there are none."""
+    by_host: dict[str, list[int]] = {}
+    for rank in ranks:
+        by_host.setdefault(cluster.devices[rank].host, []).append(rank)
+    within = [ends for found in by_host.values() for ends in pairwise(found)]
+    between = list(pairwise(found[0] for found in by_host.values()))
+    names = [{cluster.link(*ends).transport for ends in each} for each in (within, between)]
+    if any(len(each) > 1 or "" in each for each in names):
+        return ""
+    return transport_text(*("".join(each) for each in names))
 
 
 def without_pairs(cluster: Cluster) -> Cluster:
