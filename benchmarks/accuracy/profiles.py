@@ -21,7 +21,7 @@ from planner.ir.graph import Graph
 from planner.ir.problem import SAMPLE_DIMS
 from planner.ir.profile import PartShape, Profile
 from profiler import profile
-from profiler.links.cpu import LinkCosts, measure_together
+from profiler.links.cpu import LinkCosts, groups_of, measure_together
 from profiler.links.messages import FULL, QUICK
 from profiler.merge import gather
 from runtime.transport import Transport
@@ -84,10 +84,10 @@ def on_hosts(setting: Setting, testbed: Testbed, quick: bool) -> LinkCosts:
     """What moving data costs between the hosts of ``testbed``, and within them, as ranks of that setting see it."""
     names = [f"n{host}" for host in setting.host_of]
 
-    def work(_: Transport) -> LinkCosts:
-        return measure_together(default_store(), names, QUICK if quick else FULL, lambda _what: None)
+    def work(transport: Transport) -> LinkCosts:
+        return measure_together(transport, default_store(), names, QUICK if quick else FULL, lambda _what: None)
 
-    return on_ranks(len(names), work, enter=entrance(setting.host_of, testbed))[0]
+    return on_ranks(len(names), work, groups_of(names), enter=entrance(setting.host_of, testbed))[0]
 
 
 def cluster_profile(setting: Setting, layers: Profile, links: LinkCosts) -> Profile:

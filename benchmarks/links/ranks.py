@@ -9,13 +9,19 @@ import pickle
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from cuda_ops import core_of, prepare_process
 from profiler.links.messages import Effort
+
+if TYPE_CHECKING:
+    import torch
+
+    from profiler.links.messages import PeerLink
+    from runtime.transport import Transport
 
 _LIMIT_S = 300.0
 _ROUNDS = 3
@@ -52,78 +58,72 @@ def main(arguments: list[str]) -> int:
     prepare_process(core_of(rank))
     import torch.distributed as dist
 
+    from profiler.links.cpu import measure_together, opened
+
     store = dist.TCPStore(task.address, task.port, is_master=rank == 0, wait_for_workers=False)
-    limit = timedelta(seconds=_LIMIT_S)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=len(task.hosts), timeout=limit)
+    transport = opened("", rank, store, task.hosts)
     found: object
     if task.effort is not None:
-        from profiler.links.cpu import measure_together
-
-        found = measure_together(store, task.hosts, task.effort, lambda _: None)
+        found = measure_together(transport, store, task.hosts, task.effort, lambda _: None)
     else:
-        found = _checked(task, rank)
+        found = _checked(task, transport)
     if rank == 0:
         task.answer.write_bytes(pickle.dumps(found))
-    dist.barrier()
-    dist.destroy_process_group()
+    transport.barrier(_LIMIT_S)
+    transport.close()
     return 0
 
 
-def _checked(task: Task, rank: int) -> dict[tuple[str, int], float]:
+def _checked(task: Task, transport: Transport) -> dict[tuple[str, int], float]:
     """Seconds by what was done and its bytes: the least of the medians of a few rounds."""
     import torch
-    import torch.distributed as dist
 
     from profiler.links.messages import PeerLink, there_and_back_s
 
     found: dict[tuple[str, int], float] = {}
+    rank, everybody = transport.rank, tuple(range(transport.world_size))
 
     def noted(what: str, size: int, action: Callable[[], float]) -> None:
         first_s = action()
-        word = torch.tensor([first_s], dtype=torch.float64)
-        dist.broadcast(word, 0)
+        word = torch.tensor([first_s if rank == 0 else 0.0], dtype=torch.float64)
+        transport.all_reduce(word, everybody, _LIMIT_S)
         repeats = max(1, min(15, round(0.1 / max(1e-6, float(word)))))
         seconds = statistics.median([action() for _ in range(repeats)] + ([first_s] if repeats < 3 else []))
         found[what, size] = min(found.get((what, size), seconds), seconds)
 
-    world = dist.group.WORLD
-    if world is None:
-        raise ValueError("there is no process group")
-    wire = PeerLink(world, 1 - rank, rank == 0) if rank < 2 else None
+    wires = [PeerLink(transport, other, rank == 0) for other in range(len(everybody))]
+    wire = wires[1 - rank] if rank < 2 else None
     for _ in range(_ROUNDS):
         for size in task.sizes:
             noted("message", size, lambda n=size: there_and_back_s(wire, n, n)[0] / 2 if wire else 0.0)
         for size in task.sums:
             tensor = torch.zeros(size // 4)
-            noted("sum", size, lambda t=tensor: _timed(lambda: dist.all_reduce(t)))
+            noted("sum", size, lambda t=tensor: _sum_s(transport, t, everybody))
         for senders in range(1, len(task.hosts)) if task.incast_bytes else ():
             noted(
-                f"incast {senders}", task.incast_bytes, lambda k=senders: _incast_s(world, rank, k, task.incast_bytes)
+                f"incast {senders}", task.incast_bytes, lambda k=senders: _incast_s(wires, rank, k, task.incast_bytes)
             )
     return found
 
 
-def _timed(action: Callable[[], object]) -> float:
-    import torch.distributed as dist
-
-    dist.barrier()
+def _sum_s(transport: Transport, tensor: torch.Tensor, ranks: tuple[int, ...]) -> float:
+    transport.barrier(_LIMIT_S)
     start_s = time.perf_counter()
-    action()
+    transport.all_reduce(tensor, ranks, _LIMIT_S)
     return time.perf_counter() - start_s
 
 
-def _incast_s(world: object, rank: int, senders: int, num_bytes: int) -> float:
+def _incast_s(wires: Sequence[PeerLink], rank: int, senders: int, num_bytes: int) -> float:
     """Seconds until rank 0 has what so many ranks sent it at once."""
-    import torch.distributed as dist
-
-    from profiler.links.messages import PeerLink, wait
-
-    wires = [PeerLink(world, other, False) for other in range(1, senders + 1)] if rank == 0 else []  # type: ignore[arg-type]
-    coming = [work for wire in wires for work in wire.post(num_bytes)]
-    going = PeerLink(world, 0, True) if 0 < rank <= senders else None  # type: ignore[arg-type]
-    dist.barrier()
+    transport, others = wires[0].transport, wires[1 : senders + 1]
+    coming = [(wire, wire.post(num_bytes)) for wire in others] if rank == 0 else []
+    transport.barrier(_LIMIT_S)
     start_s = time.perf_counter()
-    wait(going.send(num_bytes) if going is not None else coming)
+    if 0 < rank <= senders:
+        wires[0].send(num_bytes)
+        transport.flush(_LIMIT_S)
+    for wire, key in coming:
+        wire.take(key)
     return time.perf_counter() - start_s
 
 

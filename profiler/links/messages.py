@@ -17,10 +17,10 @@ serialises a send and a later receive with the same peer (1.99 times as long).  
 acknowledged, since a send may end at once.
 
 A message has arrived when ``receive`` gives its tensor.  In shared memory that is what the sender wrote, and who reads
-it first fetches it from the other core's cache: 64 KiB in 8 us where the next reading takes 4, 1 MiB in 83 and 48, 4 MiB
-in 235 and 119, 16 MiB, which no cache keeps, in 840 and 690 (two cores, least of 35).  What layers cost was measured with
-inputs that were at hand.  So by how much the first reading takes longer than the second is part of the message; over
-gloo, whose thread copies on the receiver's core, it is next to nothing.
+it first fetches it from the other core's cache: 64 KiB in 8 us where the next reading takes 4, 1 MiB in 83 and 48, 4
+MiB in 235 and 119, 16 MiB, which no cache keeps, in 840 and 690 (two cores, least of 35).  What layers cost was
+measured with inputs that were at hand.  So by how much the first reading takes longer than the second is part of the
+message; over gloo, whose thread copies on the receiver's core, it is next to nothing.
 """
 
 from __future__ import annotations
