@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from halopipe.planning.clusters import with_figures
 from halopipe.planning.problem import FAMILIES
-from halopipe.run_spec.options import TRANSPORTS
+from halopipe.run_spec.options import GLOO, SHARED
 from halopipe.terminal import console, units
 from halopipe.terminal.console import Reporter
 from halopipe.terminal.units import require_known
@@ -125,7 +125,8 @@ def measure(
         allow: families of dims; with more than the samples, parts of layers that a planner would consider for up to
             ``num_ranks`` ranks (0: the workers) are measured at their own shapes.
         num_processes: that measure the same; 0: as many as :func:`profiler.session.profile` takes.
-        transport: one of ``TRANSPORTS``, that links between cores are measured with.
+        transport: that links between cores are measured with, as of a run: ``shared`` or ``gloo``; empty: shared, where
+            that can be had.
         unfinished: file that keeps what is finished; it stays until the caller has written the profile.
         resume: go on with what that file holds.
 
@@ -134,7 +135,7 @@ def measure(
         MissingDeviceError: there is no GPU, or there are too few.
     """
     require_known("family of dims", allow, FAMILIES)
-    require_known("transport", [transport], TRANSPORTS)
+    _require_transport(transport)
     maker = parse_optimizer(optimizer) if isinstance(optimizer, str) else optimizer
     from profiler.measure.devices import chosen
 
@@ -172,6 +173,10 @@ def measure(
     return with_figures(found)
 
 
+def _require_transport(transport: str) -> None:
+    require_known("transport to measure links with", [transport] if transport else [], (SHARED, GLOO))
+
+
 def measure_in_job(
     job: JobRank,
     source: ModelSource,
@@ -203,7 +208,7 @@ def measure_in_job(
         ranks = num_ranks or job.num_ranks
         return measure(source, num_workers=1, num_ranks=ranks, quick=quick, quiet=is_quiet, **options)
 
-    require_known("transport", [transport], TRANSPORTS)
+    _require_transport(transport)
     return profile_hosts(job, here, quick, quiet, transport)
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from halopipe.terminal import tables, units
+from planner.ir.cluster import GLOO, MPI
 from planner.ir.plan import Prediction, RankPrediction
 from planner.ir.timeline import Timeline
 
@@ -71,7 +72,11 @@ def transports_text(prediction: Prediction, used: str) -> str:
     other = prediction.other_transport(used)
     if not other:
         return ""
-    return f"predicted for messages over {other}, run over {used}: this says nothing of how good the prediction is"
+    option = next((name for name in (GLOO, MPI) if name == used), "shared")
+    return (
+        f"predicted for messages over {other}, run over {used}: this says nothing of how good the prediction is; "
+        f"a plan from a profile with --transport {option} would"
+    )
 
 
 def _beside(said: Parts | None, seen: Parts | None) -> Iterator[tuple[str, float | None, float | None]]:

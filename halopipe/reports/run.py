@@ -75,7 +75,7 @@ def report(plan: Plan, result: RunResult, predicted: Timeline) -> str:
         ),
     ]
     if note:
-        lines.append(f"{note}; halopipe profile --transport, plan, and run again")
+        lines.append(note)
     for timeline in (predicted, file.measured):
         if timeline.spans:
             lines += ["", f"{timeline.source}:", tables.gantt(timeline, solve.device_names(plan)), ""]
