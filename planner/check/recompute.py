@@ -201,6 +201,8 @@ class _Plain:
         for layer, at, own_s in zip(self.layers[stage], self.indices[stage], slowest, strict=True):
             ends[at] = before_s
             before_s += own_s + self.prices.exchange_s(layer, group, size, backward=True)
+        if not self.book.network.in_background(group):
+            ends = dict.fromkeys(ends, 0.0)  # the ranks are busy with every sum themselves
         return exposed_s(
             self.book.buckets(
                 runs_of(self.indices[stage]), frozenset(n for n, users in self.users.items() if len(users) > 1)

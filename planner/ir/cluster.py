@@ -128,6 +128,14 @@ class Link:
     receiver_core: tuple[tuple[int, float], ...] = field(default=(), metadata={"added": "0.1"})
     transport: str = field(default="", metadata={"added": "0.1"})
 
+    @property
+    def in_background(self) -> bool:
+        """Whether something moves messages while their ranks compute, such as gloo's thread or a GPU.
+
+        In shared memory the calls of the ranks do all of it; MPI goes on in calls as well, unless it has a thread.
+        """
+        return self.transport not in (SHARED_MEMORY, MPI)
+
 
 @dataclass(frozen=True, slots=True)
 class PairLink:

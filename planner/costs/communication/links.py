@@ -7,9 +7,14 @@
     its call, and its cores   (``sending``, ``sender_core``, ``receiver_core``) straight between neighbours, below the
                               first point its seconds, beyond the last in proportion to the bytes; 0 without a table
 
-Tables: :mod:`planner.costs.communication.collectives`; sums over several ranks:
-:mod:`planner.costs.communication.collectives`.  Ignored here: that several messages share a cable, and that a message
-after silence may find a bucket of ``burst_bytes`` that a stream has emptied.
+Tables, and sums over several ranks: :mod:`planner.costs.communication.collectives`.
+
+What a transport is like shows in its tables.  Over gloo the call starts a message, which a thread of either core moves,
+one after another each way.  In shared memory the call is the sender's copy, the message is there when it ends but for
+the receiver's call and first reading, and no core is disturbed.  Ignored here: that several messages share a cable or
+the memory's bandwidth, that in shared memory a message need not wait for the arrival of the one before it (but for its
+call, which keeps the rank), and that a message after silence may find a bucket of ``burst_bytes`` that a stream has
+emptied.
 """
 
 from __future__ import annotations
@@ -27,6 +32,7 @@ from planner.costs.communication.collectives import (
     collective_s,
     read_delays,
     read_points,
+    ring_links,
     table_evidence,
     transfer_s,
 )
@@ -107,6 +113,10 @@ class Network:
     def duplex(self, src: int, dst: int) -> bool:
         """Whether both directions between two ranks run at once."""
         return self.cluster.link(src, dst).duplex
+
+    def in_background(self, ranks: tuple[int, ...]) -> bool:
+        """Whether what ``ranks`` do together goes on while they compute."""
+        return all(link.in_background for link in ring_links(self.cluster, ranks))
 
     def transfer_evidence(self, src: int, dst: int, num_bytes: int) -> Evidence:
         """How well :meth:`transfer_s` knows."""

@@ -96,9 +96,10 @@ class StageCosts:
             ]
             slowest_s = max(backward_s, key=lambda sums: span(sums, stage.runs))
             exchanges_s = self.book.exchanges_s(stage.ranks, self.micro_batches[-1])[1]
+            hides = self.book.network.in_background(stage.ranks)
             found = self._reductions[number] = exposed_s(
                 self.book.buckets(stage.runs, stage.tied),
-                lambda layer: sum(span(sums, before(stage.runs, layer)) for sums in (slowest_s, exchanges_s)),
+                lambda layer: hides * sum(span(sums, before(stage.runs, layer)) for sums in (slowest_s, exchanges_s)),
                 lambda num_bytes: self.book.network.all_reduce_s(stage.ranks, num_bytes),
                 lambda num_bytes: self.book.network.moving_s(stage.ranks, num_bytes),
             )

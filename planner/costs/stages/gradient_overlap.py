@@ -7,8 +7,9 @@
 Buckets are the runtime's (``planner.ir.program``).  A bucket's sum starts when its gradients are complete and the one
 before it has ended.  What is waited for is the longest, over all buckets, of what they and those after them take, less
 the backward that is still to come when the first of these is complete; it begins when the slowest rank is there.  While
-sums run behind a backward, the thread that moves them takes its time from the core that computes.  Ignored: that two
-sums may share the link, and that gradients of the halves of a backward come later than those of a whole one.
+sums run behind a backward, the thread that moves them takes its time from the core that computes.  Where only the ranks
+themselves move them (shared memory), nothing runs behind: a sum takes as long, whenever its parts are done.  Ignored:
+that two sums may share the link, and that gradients of the halves of a backward come later than those of a whole one.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ def exposed_s(
     """Seconds that ranks wait for the sums of ``found`` after their backward.
 
     Args:
-        behind_s: of backward, that come after the layer of that index.
+        behind_s: of backward, that sums can run behind: those that come after the layer of that index.
         sum_s: of a sum of so many bytes.
         core_s: that moving so many bytes takes from the core that computes.
     """
