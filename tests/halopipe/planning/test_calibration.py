@@ -143,3 +143,12 @@ def test_explain_says_what_the_plan_counts_with() -> None:
 def test_kinds_of_device_are_told_apart_where_there_are_several() -> None:
     corrections = [Correction(CostClass(FORWARD, kind), 1.1, 2) for kind in ("fast", "slow")]
     assert calibration.corrections_text(corrections) == "forward (fast) x1.10, forward (slow) x1.10"
+
+
+def test_a_run_over_another_transport_teaches_nothing(folder: Path) -> None:
+    plan = planned(TRUE.profile)
+    plan = replace(plan, prediction=replace(plan.prediction, transport="shared memory"))
+    found = replace(run(plan), transport="gloo")
+    lesson = calibration.teach(plan, folder / "plan.json", None, RunOptions(), found)
+    assert "it ran over gloo, the profile's links were measured over shared memory" in lesson.text
+    assert load(folder / "profile.json", Profile) == TRUE.profile

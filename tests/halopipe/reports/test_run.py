@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from halopipe.launch import run as launch_run
-from halopipe.reports import run
+from halopipe.reports import explain, run
 from halopipe.run_spec.options import RunOptions
 from halopipe.run_spec.result import RunProgress, RunResult, Score
 from planner.ir.errors import NumericsError
@@ -79,3 +79,18 @@ def test_a_run_gives_its_result_on_one_rank(monkeypatch: pytest.MonkeyPatch) -> 
 def test_a_loss_that_is_not_a_number_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(NumericsError, match="the loss is nan from step 2 on"):
         run_with(monkeypatch, replace(RESULT, losses=(2.3, float("nan"), float("nan"))))
+
+
+def test_a_run_over_another_transport_is_shown_without_a_difference() -> None:
+    plan = replace(PLAN, prediction=replace(PLAN.prediction, transport="shared memory"))
+    same = run.report(plan, replace(RESULT, transport="shared memory"), RESULT.timeline)
+    assert "samples/s, over shared memory" in same
+    assert "difference" in same
+    other = run.report(plan, replace(RESULT, transport="gloo"), RESULT.timeline)
+    assert "difference" not in other
+    assert "%" not in other.split("loss")[0]
+    assert "predicted for messages over shared memory, run over gloo" in other
+    measured = replace(plan, measured=replace(RESULT, transport="gloo").measured(plan.prediction))
+    text = explain.explain(measured)
+    assert "over gloo" in text
+    assert "difference" not in text

@@ -114,3 +114,25 @@ def click_command() -> Any:
 
 def test_what_a_script_may_ask_is_asked_of_a_run_as_well() -> None:
     assert ScriptOptions.__annotations__.keys() <= FIELDS.keys()
+
+
+@pytest.mark.parametrize(
+    ("stands_on", "evidence", "used", "other"),
+    [
+        ("shared memory", "measured", "shared memory", ""),
+        ("shared memory", "measured", "gloo", "shared memory"),
+        ("", "measured", "gloo", ""),  # a profile of before
+        ("", "measured", "shared memory", "gloo"),
+        ("", "measured", "nccl", ""),
+        ("nccl", "measured", "shared memory", "nccl"),
+        ("", "datasheet", "shared memory", ""),
+        ("shared memory", "measured", "", ""),  # of one rank
+    ],
+)
+def test_a_run_over_another_transport_says_nothing_of_the_prediction(
+    stands_on: str, evidence: str, used: str, other: str
+) -> None:
+    said = replace(prediction(0.5), transport=stands_on, evidence=evidence)
+    assert said.other_transport(used) == other
+    measured = replace(result(9.0, 8.0, 1.0), transport=used).measured(said)
+    assert (measured.error, measured.transport) == (None if other else 1.0, used)

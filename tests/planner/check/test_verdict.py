@@ -12,7 +12,7 @@ from planner.check import check
 from planner.costs.predict import predict
 from planner.ir.cluster import DATASHEET
 from planner.ir.errors import InfeasibleError
-from planner.ir.plan import Decision, Placement, Plan, RankPrediction, Stage
+from planner.ir.plan import Decision, Measured, Placement, Plan, RankPrediction, Stage
 from planner.ir.problem import ALWAYS, NEVER, Problem, Request
 from planner.ir.profile import Optimizer, Profile
 from planner.solvers import solver
@@ -115,6 +115,10 @@ SPOILS: dict[str, Callable[[], Plan]] = {
     "is above the step": lambda: searched(pipeline(), bound_s=1.0),
     "is not step over bound - 1": lambda: searched(pipeline(), gap=0.5),
     "called proven with a bound": lambda: searched(pipeline(), bound_s=pipeline().prediction.step_s / 2, gap=1.0),
+    "'mpi', the links were measured with ''": lambda: predicted(pipeline(), transport="mpi"),
+    "0.5 of a step measured over mpi, predicted over gloo": lambda: replace(
+        predicted(pipeline(), transport="gloo"), measured=Measured(1.0, 0.0, 1, (), (), (), 0.5, transport="mpi")
+    ),
     "status 'lucky' is none of": lambda: searched(pipeline(), status="lucky"),
 }
 

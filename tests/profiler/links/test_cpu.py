@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 import torch.distributed as dist
 
 from planner.ir.cluster import ACROSS_HOSTS, GLOO, MEASURED, SHARED_MEMORY, WITHIN_HOST, Link
+from planner.ir.errors import TransportError
 from profiler.links import cpu as sums
 from profiler.links import host_pairs, messages
 from profiler.links.cpu import LinkCosts, groups_of, measure_together, opened
@@ -18,6 +20,7 @@ from profiler.links.host_pairs import CoreCosts, differ
 from profiler.links.host_pairs import _link as link_of
 from profiler.links.messages import LEAST_LAST_BYTES, SIZES, Effort, PeerLink, burst_bytes, most_bent
 from profiler.measure.child_process import Child, Report
+from runtime.transport import Hub, InProcessTransport
 
 HOSTS = ("n0", "n0", "n1")
 LEAST = Effort(rounds=1, most=1, each_s=1e-4, longest_s=5e-4, stream_s=1e-3, bends=True)
@@ -133,3 +136,32 @@ def test_a_pair_is_stated_apart_if_it_is_a_tenth_from_its_class() -> None:
     assert differ(replace(usual, bandwidth_bytes_per_s=0.8e8), usual)
     assert differ(replace(usual, points=((1024, 1e-4), (65536, 1.2e-3))), usual)
     assert not differ(replace(usual, points=((1024, 2e-4), (65536, 1.05e-3))), usual)
+
+
+def test_a_delay_within_the_noise_is_none() -> None:
+    assert host_pairs.delay_s([1.0, 1.1, 0.9], [1.05, 1.0, 1.1]) == 0.0
+    assert host_pairs.delay_s([1.0, 1.1, 0.9], [1.6, 1.5, 1.4]) == pytest.approx(0.5)
+
+
+def test_a_stream_and_its_acknowledgements_leave_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(messages, "_STEADY", 0.0)  # streams grow until their time is over
+    hub = Hub(2, capacity=2 * messages._WINDOW)  # no more are on their way than have been announced
+
+    def rank(number: int) -> float:
+        transport = InProcessTransport(hub, number)
+        try:
+            wire = PeerLink(transport, 1 - number, number == 0)
+            found = [messages._stream_s(wire, 4096, replace(LEAST, stream_s=0.02), leads) for leads in (True, False)]
+            found += [messages.there_and_back_s(wire, 4096, 64)[0], messages.both_ways_s(wire, 4096)]
+            wire.forget()
+            return min(found[:2])
+        finally:
+            transport.close()
+
+    with ThreadPoolExecutor(2) as pool:
+        assert min(pool.map(rank, range(2))) > 0
+
+
+def test_links_are_measured_over_transports_that_there_are() -> None:
+    with pytest.raises(TransportError, match="not measured over pigeons"):
+        opened("pigeons", 0, dist.HashStore(), ("n0", "n0"))

@@ -6,12 +6,14 @@ import numpy as np
 import pytest
 
 from planner.costs.communication.collectives import transfer_s
-from planner.costs.communication.links import Network, without_pairs
+from planner.costs.communication.links import Network, transport_of, without_pairs
 from planner.ir.cluster import (
     ACROSS_HOSTS,
     DATASHEET,
+    GLOO,
     INTERPOLATED,
     MEASURED,
+    SHARED_MEMORY,
     WITHIN_HOST,
     Cluster,
     Collective,
@@ -93,3 +95,25 @@ def test_a_network_card_carries_what_the_fastest_link_of_its_host_does() -> None
     assert machines.nic_bytes_per_s("n0") == 5e6
     assert cluster().nic_bytes_per_s("n1") == SHEET.bandwidth_bytes_per_s
     assert Cluster(cluster().devices[:2], {WITHIN_HOST: SHEET}).nic_bytes_per_s("n0") is None
+
+
+def over(within: str, between: str = "") -> Cluster:
+    links = {WITHIN_HOST: replace(MEASURED_LINK, transport=within), ACROSS_HOSTS: replace(SHEET, transport=between)}
+    return replace(cluster(), links=links)
+
+
+def test_what_ranks_exchange_by_is_that_of_the_links_between_them() -> None:
+    mixed = over(SHARED_MEMORY, GLOO)
+    assert transport_of(mixed, (0, 1)) == SHARED_MEMORY
+    assert transport_of(mixed, (1, 2)) == GLOO
+    assert transport_of(mixed, (0, 1, 2)) == "shared memory, gloo between hosts"
+    assert transport_of(over(GLOO, GLOO), (0, 1, 2)) == GLOO
+    assert transport_of(mixed, (2,)) == ""
+    assert transport_of(over(SHARED_MEMORY), (0, 1, 2)) == ""
+
+
+def test_in_shared_memory_nothing_goes_on_while_ranks_compute() -> None:
+    network = Network(over(SHARED_MEMORY, GLOO))
+    assert not network.in_background((0, 1))
+    assert network.in_background((0, 1, 2))  # it waits for gloo
+    assert Network(cluster()).in_background((0, 1))
