@@ -261,7 +261,7 @@ def test_in_shared_memory_a_send_keeps_its_rank_for_the_copy_and_the_message_is_
 
 def test_sums_in_shared_memory_hide_behind_no_backward() -> None:
     profile = chain_profile(4, 2, parameter_bytes=BUCKET_BYTES, bandwidth_bytes_per_s=1e12, all_reduce_latency_s=1e-4)
-    decision = chain_decision(profile, (), (2,), groups=((0, 1),))
+    decision = chain_decision(profile, (), (2,), ranks=((0, 1),))
     for each, number in ((profile, 1), (in_shared_memory(profile), 4)):  # of four buckets so many are waited for
         span = next(span for span in run(each, decision).spans if "R" in span.action)
         sum_s = Network(each.cluster).all_reduce_s((0, 1), BUCKET_BYTES)
