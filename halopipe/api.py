@@ -107,6 +107,7 @@ def profile(
     elementwise: Sequence[str] = (),
     quick: bool = False,
     num_processes: int = 0,
+    transport: str = "",
     unfinished: str | Path | None = None,
 ) -> Profile:
     """Measures what every layer, device and link of this machine costs for ``model``.
@@ -136,6 +137,8 @@ def profile(
         elementwise: operators (``mylib::op``) that treat every element by itself, which halopipe cannot know.
         quick: fewer sizes and runs, one process: faster, less exact.
         num_processes: fresh processes that measure the same, the median counts; 0: three, or one if ``quick``.
+        transport: that links between cores are measured over, ``shared`` (memory) or ``gloo``; empty: shared, where that
+            can be had.
         unfinished: file that keeps what is measured: a call that was interrupted goes on with it; removed at the end.
 
     Raises:
@@ -164,6 +167,7 @@ def profile(
         num_ranks=num_ranks,
         quick=quick,
         num_processes=num_processes,
+        transport=transport,
         unfinished=kept,
         resume=kept is not None,
         quiet=True,
