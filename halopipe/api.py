@@ -137,7 +137,7 @@ def profile(
         elementwise: operators (``mylib::op``) that treat every element by itself, which halopipe cannot know.
         quick: fewer sizes and runs, one process: faster, less exact.
         num_processes: fresh processes that measure the same, the median counts; 0: three, or one if ``quick``.
-        transport: that links between cores are measured over, ``shared`` (memory) or ``gloo``; empty: shared, where that
+        transport: that links between cores are measured over, ``shared`` (memory) or ``gloo``; empty: shared, where it
             can be had.
         unfinished: file that keeps what is measured: a call that was interrupted goes on with it; removed at the end.
 

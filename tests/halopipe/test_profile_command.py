@@ -106,3 +106,14 @@ def test_the_call_goes_on_with_a_file_that_it_is_given(asked: dict[str, Any], tm
     assert not kept.exists()
     halopipe.profile("a:b")
     assert (asked["resume"], asked["unfinished"]) == (False, None)
+
+
+def test_links_are_measured_over_the_transport_that_is_named(asked: dict[str, Any]) -> None:
+    assert CliRunner().invoke(app, ["profile", "a:b", "--transport", "gloo"]).exit_code == 0
+    assert asked["transport"] == "gloo"
+    halopipe.profile("a:b", transport="shared")
+    assert asked["transport"] == "shared"
+    asked.clear()
+    for name in ("mpi", "pigeons"):
+        assert CliRunner().invoke(app, ["profile", "a:b", "--transport", name]).exit_code == 2
+    assert not asked
