@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from cuda_ops.device.host import core_of, device_description, prepare_process
 from halopipe.launch.job_environment import JobRank
 from halopipe.terminal.console import Reporter
-from planner.ir.cluster import Cluster, DeviceSpec
+from planner.ir.cluster import Cluster, DeviceSpec, PairLink
 from planner.ir.codec import dumps, loads
 from planner.ir.errors import DeadlineError
 from planner.ir.profile import Profile
@@ -63,15 +63,20 @@ def profile_hosts(
         waiting.until(store, [_key(first) for first in _firsts(hosts)])
         prepare_process(core)
         cluster = _linked(job, hosts, quick, store, cluster, activity, transport)
-        own = "{}" if profile is None else dumps(replace(profile, cluster=cluster))
+        one_host = replace(cluster, pairs=())  # which are of several
+        own = "{}" if profile is None else dumps(replace(profile, cluster=one_host))
         texts = gathered(store, job.rank, job.num_ranks, own)
         if job.rank:
             return None
-        return together({hosts[first]: loads(texts[first], Profile, hosts[first]) for first in _firsts(hosts)})
+        found = {hosts[first]: loads(texts[first], Profile, hosts[first]) for first in _firsts(hosts)}
+        return together(found, cluster.pairs)
 
 
-def together(found: Mapping[str, Profile]) -> Profile:
+def together(found: Mapping[str, Profile], pairs: tuple[PairLink, ...] = ()) -> Profile:
     """One profile of those of all hosts; links are those of the first, which measured them with the others.
+
+    Args:
+        pairs: of hosts, that are not as their class.
 
     Raises:
         StaleFileError: they are of different models.
@@ -81,7 +86,7 @@ def together(found: Mapping[str, Profile]) -> Profile:
     links = next(iter(found.values())).cluster
     bare = [replace(profile, cluster=Cluster(profile.cluster.devices, {})) for profile in found.values()]
     merged = gather(bare, list(found))
-    cluster = replace(merged.cluster, links=links.links, collectives=links.collectives, pairs=links.pairs)
+    cluster = replace(merged.cluster, links=links.links, collectives=links.collectives, pairs=pairs)
     return replace(merged, cluster=cluster)
 
 

@@ -120,13 +120,9 @@ def there_and_back_s(wire: PeerLink, there_bytes: int, back_bytes: int, pause_s:
     wire.send(there_bytes)
     sent_s = time.perf_counter()
     answer = wire.take(coming)
-    stop_s = time.perf_counter()
-    answer.max()
-    again_s = time.perf_counter() - stop_s
-    if there_bytes == back_bytes:  # the other one has read as much
-        again_s *= 2
-    call_s = sent_s - start_s
-    return max(stop_s - start_s - again_s, 2 * call_s if there_bytes == back_bytes else call_s), call_s
+    whole_s, call_s = time.perf_counter() - start_s, sent_s - start_s
+    ways = 2 if there_bytes == back_bytes else 1  # the other one has then read as much
+    return max(whole_s - ways * _reading_s(answer), ways * call_s), call_s
 
 
 def both_ways_s(wire: PeerLink, num_bytes: int) -> float:
@@ -135,8 +131,16 @@ def both_ways_s(wire: PeerLink, num_bytes: int) -> float:
     wire.meet()
     start_s = time.perf_counter()
     wire.send(num_bytes)
-    wire.take(coming)
+    came = wire.take(coming)
     wire.transport.flush(DEADLINE_S)
+    both_s = time.perf_counter() - start_s
+    return max(0.0, both_s - _reading_s(came))
+
+
+def _reading_s(tensor: torch.Tensor) -> float:
+    """Of what was read before."""
+    start_s = time.perf_counter()
+    tensor.max()
     return time.perf_counter() - start_s
 
 

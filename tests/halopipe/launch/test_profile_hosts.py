@@ -11,8 +11,9 @@ from halopipe.launch.job_environment import JobRank
 from halopipe.launch.profile_hosts import together
 from halopipe.planning.measure import measure_in_job
 from planner.ir.cluster import ACROSS_HOSTS, Cluster, Link, PairLink
+from planner.ir.codec import dumps, loads
 from planner.ir.errors import DeadlineError, StageFailedError, UsageError
-from planner.ir.profile import ModelSource
+from planner.ir.profile import ModelSource, Profile
 from runtime.monitor.activity import Activity, Heartbeat
 from runtime.monitor.failure import write_error
 from tests.planner.factories import chain_profile
@@ -24,9 +25,9 @@ def test_hosts_become_one_profile_with_the_links_that_the_first_one_wrote() -> N
     profile, link = chain_profile(3, num_devices=1), Link(1e-4, 1e8)
     devices = [replace(profile.cluster.devices[0], name=f"n{host}/cpu0", host=f"n{host}") for host in range(2)]
     pairs = (PairLink("n1", "n0", replace(link, bandwidth_bytes_per_s=5e7)),)
-    first = replace(profile, cluster=Cluster((devices[0],), {ACROSS_HOSTS: link}, (), pairs))
-    other = replace(profile, cluster=Cluster((devices[1],), {}))
-    found = together({"n0": first, "n1": other}).cluster
+    clusters = (Cluster((devices[0],), {ACROSS_HOSTS: link}), Cluster((devices[1],), {}))
+    texts = [dumps(replace(profile, cluster=cluster)) for cluster in clusters]
+    found = together({f"n{host}": loads(text, Profile, "") for host, text in enumerate(texts)}, pairs).cluster
     assert [device.name for device in found.devices] == ["n0/cpu0", "n1/cpu0"]
     assert (dict(found.links), found.pairs) == ({ACROSS_HOSTS: link}, pairs)
     assert found.link(1, 0) == pairs[0].link
