@@ -231,7 +231,7 @@ def measure_together(
     pairs: tuple[PairLink, ...] = ()
     neighbours = _neighbours(hosts)
     if neighbours is not None:
-        found = measure_fully(transport, store, [neighbours], effort)
+        found = measure_fully(transport, store, [neighbours], effort, one_host=True)
         links[host_tier(hosts[:1])] = link = replace(found[neighbours], burst_bytes=0)  # no bucket is in a host
         report(("messages within a host", link.points[0][1]))
     if len(set(hosts)) > 1:

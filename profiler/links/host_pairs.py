@@ -154,11 +154,13 @@ def measure_across(
     return usual, apart
 
 
-def measure_fully(transport: Transport, store: Store, pairs: Sequence[Ends], effort: Effort) -> dict[Ends, Link]:
+def measure_fully(
+    transport: Transport, store: Store, pairs: Sequence[Ends], effort: Effort, *, one_host: bool = False
+) -> dict[Ends, Link]:
     """The links of pairs, each there and back; on all ranks."""
     found = {}
     for pair in pairs:
-        record = _by_two(transport, store, pair, "fully", lambda wire: _full_record(wire, effort))
+        record = _by_two(transport, store, pair, "fully", lambda wire: _full_record(wire, effort, one_host))
         for ends, link in zip((pair, pair[::-1]), record, strict=True):
             found[ends] = _link(link)
     return found
@@ -195,8 +197,8 @@ def _differs(glance: Sequence[float], usual: Sequence[float]) -> bool:
     return any(max(a / b, b / a) > DIFFERS for a, b in pairs)
 
 
-def _full_record(wire: PeerLink, effort: Effort) -> list[dict[str, Any]] | None:
-    costs = measure_pair(wire, effort)
+def _full_record(wire: PeerLink, effort: Effort, one_host: bool) -> list[dict[str, Any]] | None:
+    costs = measure_pair(wire, effort, one_host=one_host)
     ways = (costs.there, costs.back) if costs is not None else (None, None)
     cores = []
     alike = bool(wire.agree(float(costs is not None and costs.there.points == costs.back.points)))

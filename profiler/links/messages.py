@@ -211,8 +211,14 @@ class PairCosts:
     duplex: bool
 
 
-def measure_pair(wire: PeerLink, effort: Effort, sizes: tuple[int, ...] = SIZES) -> PairCosts | None:
-    """On the leader what it says, on the other rank None."""
+def measure_pair(
+    wire: PeerLink, effort: Effort, sizes: tuple[int, ...] = SIZES, *, one_host: bool = False
+) -> PairCosts | None:
+    """On the leader what it says, on the other rank None.
+
+    Args:
+        one_host: both ranks are on it; if its directions seem to differ, one of them was disturbed.
+    """
     times = _table(wire, effort, sizes)
     quick = [size for size in times if times[size][0] < _STREAMED_S and size <= _DUPLEX_BYTES]
     each = max(quick[-1] if quick else 0, _LEAST_STREAMED_BYTES)
@@ -220,6 +226,8 @@ def measure_pair(wire: PeerLink, effort: Effort, sizes: tuple[int, ...] = SIZES)
     if max(there_s, back_s) > _ASYMMETRIC * min(there_s, back_s):  # was one of them disturbed?
         there_s = min(there_s, _stream_s(wire, each, effort, True))
         back_s = min(back_s, _stream_s(wire, each, effort, False))
+    if one_host:
+        there_s = back_s = min(there_s, back_s)
     at = max((size for size in times if size <= _DUPLEX_BYTES), default=sizes[0])
     both_s = statistics.median(both_ways_s(wire, at) for _ in range(3))
     rates = each / there_s, each / back_s

@@ -107,6 +107,9 @@ class Alone:
     def forget(self) -> None:
         pass
 
+    def led_by_this(self, leads: bool) -> Alone:
+        return self
+
 
 @pytest.mark.parametrize(("both", "duplex"), [(1.1, True), (1.45, True), (1.55, False), (2.0, False)])
 def test_a_link_is_duplex_if_both_ways_take_little_longer_than_one(
@@ -121,6 +124,15 @@ def test_a_link_is_duplex_if_both_ways_take_little_longer_than_one(
     assert link.duplex is duplex
     assert link.bandwidth_bytes_per_s == pytest.approx(1e9)
     assert dict(link.points) == pytest.approx({size: size * 1e-9 for size in SIZES}, rel=1e-4)
+
+
+def test_within_a_host_directions_that_seem_to_differ_were_disturbed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(messages, "there_and_back_s", lambda _, there, back, pause_s=0.0: ((there + back) * 1e-9, 1e-6))
+    monkeypatch.setattr(messages, "both_ways_s", lambda _, num_bytes: num_bytes * 1e-9)
+    monkeypatch.setattr(messages, "_stream_s", lambda _, num_bytes, __, leads: (1 + leads) * num_bytes * 1e-9)
+    found = [messages.measure_pair(cast(PeerLink, Alone()), messages.QUICK, one_host=each) for each in (True, False)]
+    rates = [(costs.there.bytes_per_s, costs.back.bytes_per_s) for costs in found if costs is not None]
+    assert rates == [pytest.approx((1e9, 1e9)), pytest.approx((5e8, 1e9))]
 
 
 def test_a_table_is_looked_at_again_where_it_bends() -> None:
