@@ -1,13 +1,20 @@
 from __future__ import annotations
 
+import contextlib
 import itertools
+import json
 import multiprocessing
 import os
 import pickle
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
 import threading
 import traceback
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -17,7 +24,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from runtime.transport import Channel, ChannelTransport, Hub, InProcessTransport, Transport, open_gloo
+from runtime.transport import Channel, ChannelTransport, Hub, InProcessTransport, Transport, open_gloo, open_mpi
 from runtime.transport.base import join
 
 Program = Callable[[Transport], Any]
@@ -70,7 +77,48 @@ def over_channels(rank: int, world_size: int, groups: Sequence[tuple[int, ...]],
     return transport
 
 
+def over_mpi(rank: int, world_size: int, groups: Sequence[tuple[int, ...]], store: Path) -> Transport:
+    return open_mpi(rank, world_size, 20.0, groups)
+
+
 Opened = Callable[[int, int, Sequence[tuple[int, ...]], Path], Transport]
+Environment = dict[str, str]
+
+MPIEXEC = shutil.which("mpiexec", path=f"{Path(sys.executable).parent}:{os.environ.get('PATH', os.defpath)}")
+PLACEHOLDER = """
+import json, os, signal, socket, sys
+signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # says that a rank has left without a word
+place = socket.socket(socket.AF_UNIX)
+place.connect(sys.argv[1])
+known = {name: value for name, value in os.environ.items() if name.startswith("PMI")}
+socket.send_fds(place, [json.dumps(known).encode()], [int(known["PMI_FD"])])
+place.recv(1)
+"""
+"""What mpiexec starts: it hands its place in the job over to a process that has torch and the test already."""
+
+
+@contextlib.contextmanager
+def places_in_mpi(world_size: int) -> Iterator[list[Environment]]:
+    """The environments that make forked processes the ranks of an MPI job, in their order; of mpich's mpiexec."""
+    pytest.importorskip("mpi4py", reason="mpi4py is not installed: pip install 'halopipe[mpi]'")
+    if MPIEXEC is None or "HYDRA" not in subprocess.run([MPIEXEC, "--version"], capture_output=True, text=True).stdout:
+        pytest.skip("mpich's mpiexec is not installed: pip install mpich")
+    with contextlib.ExitStack() as stack:
+        path = stack.enter_context(tempfile.TemporaryDirectory(prefix="mpi")) + "/places"
+        listener = stack.enter_context(socket.socket(socket.AF_UNIX))
+        listener.bind(path)
+        listener.listen(world_size)
+        listener.settimeout(60.0)
+        command = [MPIEXEC, "-disable-auto-cleanup", "-n", str(world_size), sys.executable, "-S", "-E"]
+        job = stack.enter_context(subprocess.Popen([*command, "-c", PLACEHOLDER, path], stdout=2))
+        environments = []
+        for _ in range(world_size):
+            place = stack.enter_context(listener.accept()[0])
+            text, (fd, *_), _, _ = socket.recv_fds(place, 1 << 16, 1)
+            stack.callback(os.close, fd)
+            environments.append({**json.loads(text), "PMI_FD": str(fd)})
+        yield sorted(environments, key=lambda environment: int(environment["PMI_RANK"]))
+    assert job.returncode == 0
 
 
 def run_in_processes(
@@ -78,7 +126,22 @@ def run_in_processes(
 ) -> list[Any]:
     """What ``program`` returns on each rank, the ranks being forked processes; None where one ended by itself."""
 
+    if opened is over_mpi:
+        with places_in_mpi(world_size) as places:
+            return _run_forked(world_size, program, groups, store, opened, places)
+    return _run_forked(world_size, program, groups, store, opened, [{}] * world_size)
+
+
+def _run_forked(
+    world_size: int,
+    program: Program,
+    groups: Sequence[tuple[int, ...]],
+    store: Path,
+    opened: Opened,
+    places: Sequence[Environment],
+) -> list[Any]:
     def work(rank: int, channel: Connection) -> None:
+        os.environ.update(places[rank])
         torch.set_num_threads(1)
         transport = opened(rank, world_size, groups, store)
         channel.send_bytes(pickle.dumps(_attempt(program, transport)))
@@ -111,10 +174,10 @@ def _outcome(channel: Connection) -> Outcome:
         return True, None
 
 
-PROCESSES: dict[str, Opened] = {"gloo": over_gloo, "channels": over_channels}
+PROCESSES: dict[str, Opened] = {"gloo": over_gloo, "channels": over_channels, "mpi": over_mpi}
 
 
-@pytest.fixture(params=["inprocess", "rendezvous", "gloo", "channels"])
+@pytest.fixture(params=["inprocess", "rendezvous", "gloo", "channels", "mpi"])
 def run(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[..., list[Any]]:
     """``run(world_size, program, groups)``: the program on every rank of each transport."""
 
