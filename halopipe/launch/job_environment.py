@@ -1,4 +1,4 @@
-"""What torchrun says to a process: its rank, and where ranks meet; which interface of this host leads there.
+"""What torchrun, or MPI, says to a process: its rank, and where ranks meet; which interface of this host leads there.
 
 RANK=2 WORLD_SIZE=3 LOCAL_RANK=0 LOCAL_WORLD_SIZE=1 GROUP_RANK=1 GROUP_WORLD_SIZE=2 MASTER_ADDR=node07 MASTER_PORT=29500
 
@@ -19,6 +19,7 @@ from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from halopipe.training.rank_device import MPI_JOB
 from planner.ir.errors import RankCountError, UsageError
 from planner.ir.plan import Decision
 from planner.ir.validation import MOST_DEVICES
@@ -33,6 +34,13 @@ _SRUN = (
     f"--rdzv-endpoint FIRST_HOST:{PORT} --rdzv-id $SLURM_JOB_ID -m halopipe ..."
 )
 
+_MPI_LAUNCHERS = (
+    ("PMI_RANK", "PMI_SIZE"),  # MPICH, Intel MPI, Cray, and srun --mpi=pmi2
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+    ("PMIX_RANK", "SLURM_STEP_NUM_TASKS"),  # srun --mpi=pmix: PMIx itself tells the size only to MPI
+)
+"""Variables of a process's number, and of how many there are."""
+
 _SIOCGIFADDR = 0x8915  # <linux/sockios.h>
 _ANYWHERE = "192.0.2.1"  # for documentation (RFC 5737): nobody is there, and nothing is sent
 
@@ -44,6 +52,7 @@ class JobRank:
     Attributes:
         local_rank, num_local: among those of its host; 0: how many these are is not said.
         host, num_hosts: number of its host.
+        over_mpi: mpiexec started it.
     """
 
     rank: int
@@ -52,15 +61,19 @@ class JobRank:
     num_local: int = 0
     host: int = 0
     num_hosts: int = 1
+    over_mpi: bool = False
 
     def require_size(self, decision: Decision) -> None:
         """Raises :class:`RankCountError` where the job has another number of ranks than the plan."""
-        hosts = ranks_by_host(decision)
         if self.num_ranks != decision.num_ranks:
+            hosts = ranks_by_host(decision)
+            shown = torchrun_commands(list(hosts), [len(ranks) for ranks in hosts.values()])
+            if self.over_mpi:
+                shown = [f"mpiexec -n {decision.num_ranks} halopipe run PLAN"]
             raise RankCountError(
                 f"the plan is for {decision.num_ranks} ranks, the job has {self.num_ranks}",
                 [f"WORLD_SIZE is {self.num_ranks}"],
-                [*torchrun_commands(list(hosts), [len(ranks) for ranks in hosts.values()]), "plan again with --ranks"],
+                [*shown, "plan again with --ranks"],
             )
 
     def rank_of(self, decision: Decision) -> int:
@@ -77,24 +90,33 @@ class JobRank:
             return self.rank
         name, ranks = list(hosts.items())[self.host]
         if self.num_local != len(ranks):
+            start = "mpiexec with so many slots for" if self.over_mpi else f"torchrun --nproc-per-node {len(ranks)} on"
             raise RankCountError(
                 f"the plan has {len(ranks)} ranks on {name}, host {self.host} of the job has {self.num_local}",
                 [f"ranks {', '.join(map(str, ranks))}", f"LOCAL_WORLD_SIZE is {self.num_local}"],
-                [f"torchrun --nproc-per-node {len(ranks)} on that host", "plan for the devices that there are"],
+                [f"{start} that host", "plan for the devices that there are"],
             )
         return ranks[self.local_rank]
 
 
-def job_rank(environment: Mapping[str, str] = os.environ) -> JobRank | None:
-    """The rank that torchrun made of this process; None: it is no rank.
+def job_rank(environment: MutableMapping[str, str] = os.environ) -> JobRank | None:
+    """The rank that torchrun or mpiexec made of this process; None: it is no rank.
+
+    What torchrun says is in ``environment`` afterwards, also of a rank that mpiexec started.
 
     Raises:
-        UsageError: rank, size or port are no numbers that fit together; or Slurm started this process as one of several
-            tasks, without torchrun.
+        UsageError: rank, size or port are no numbers that fit together; MPI cannot be loaded, or is not the launcher's;
+            or Slurm started this process as one of several tasks, without torchrun or MPI.
+        DeadlineError: not all processes of an MPI job came.
     """
     if not ("RANK" in environment and "WORLD_SIZE" in environment):
-        _require_no_slurm_task(environment)
-        return None
+        started = num_started_by_mpi(environment)
+        if started == 1:
+            _require_no_slurm_task(environment)
+            return None
+        from halopipe.launch.mpi import torchruns_variables  # loads torch
+
+        environment.update(torchruns_variables(started, environment))
     ranks = _number(environment, "WORLD_SIZE", 1, MOST_DEVICES)
     rank = _number(environment, "RANK", 0, ranks - 1)
     _number(environment, "MASTER_PORT", 0, 65_535, 0)
@@ -106,7 +128,16 @@ def job_rank(environment: Mapping[str, str] = os.environ) -> JobRank | None:
         _number(environment, "LOCAL_WORLD_SIZE", 1, ranks, 0),
         _number(environment, "GROUP_RANK", 0, hosts - 1, 0),
         hosts,
+        MPI_JOB in environment,
     )
+
+
+def num_started_by_mpi(environment: Mapping[str, str]) -> int:
+    """How many processes mpiexec, or srun with MPI, started together with this one; 1 also where neither did."""
+    for rank, size in _MPI_LAUNCHERS:
+        if rank in environment and size in environment:
+            return _number(environment, size, 1, MOST_DEVICES, teller="the launcher of MPI")
+    return 1
 
 
 def ranks_by_host(decision: Decision) -> dict[str, tuple[int, ...]]:
@@ -167,16 +198,23 @@ def _require_no_slurm_task(environment: Mapping[str, str]) -> None:
         raise UsageError(
             f"Slurm started this process as one of {tasks} tasks, and none of them knows the others",
             [f"SLURM_PROCID is {environment['SLURM_PROCID']}, and RANK is not set"],
-            [f"start torchrun, once a host: {_SRUN}"],
+            [f"start torchrun, once a host: {_SRUN}", "with MPI: srun --mpi=pmix halopipe ..."],
         )
 
 
-def _number(environment: Mapping[str, str], name: str, least: int, most: int, otherwise: int | None = None) -> int:
+def _number(
+    environment: Mapping[str, str],
+    name: str,
+    least: int,
+    most: int,
+    otherwise: int | None = None,
+    teller: str = "torchrun",
+) -> int:
     if otherwise is not None and name not in environment:
         return otherwise
     text = environment[name]
     if not (text.isdecimal() and len(text) < 10 and least <= int(text) <= most):
-        told = f"a number from {least} to {most} is expected of torchrun"
+        told = f"a number from {least} to {most} is expected of {teller}"
         raise UsageError(f"{name} is {text!r}", [told], [f"unset {name}, to run outside of a job"])
     return int(text)
 

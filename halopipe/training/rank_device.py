@@ -1,7 +1,7 @@
 """Where a rank of a plan computes: on a core of its host, or on the GPU that the plan names (``n0/gpu1``).
 
 From that follow the cores of its process, the device of its tensors and the transport: NCCL where every rank has a GPU
-of its own, gloo else (tensors of GPUs then go by way of their hosts).
+of its own, else MPI in a job that mpiexec started, else gloo (tensors of GPUs then go by way of their hosts).
 """
 
 from __future__ import annotations
@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 
 AS_PLANNED, ON_CPU = DEVICES = "", "cpu"
 """Where a run computes: on the devices that the plan names, or on the processors of their hosts."""
+
+MPI_JOB = "HALOPIPE_MPI_JOB"
+"""Set in the environment of a process that mpiexec started as a rank."""
 
 _GPU = re.compile(r"gpu(\d+)")
 _NCCL_INTERFACE, _GLOO_INTERFACE = "NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"
@@ -155,9 +158,11 @@ def opened(
         program: asked where the transport must know it: NCCL has a communicator for each of its channels.
     """
     from halopipe.data.feeds import MESSAGE_KINDS
-    from runtime.transport import channels_of, open_gloo, open_nccl
+    from runtime.transport import channels_of, open_gloo, open_mpi, open_nccl
 
     if not seat.over_nccl or device is None:
+        if MPI_JOB in os.environ:
+            return open_mpi(seat.rank, num_ranks, timeout_s, groups)
         return open_gloo(seat.rank, num_ranks, store, timeout_s, groups)
     interface = os.environ.get(_GLOO_INTERFACE, "")
     if interface not in ("", "lo"):

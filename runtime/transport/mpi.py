@@ -21,6 +21,8 @@ import atexit
 import contextlib
 import os
 import re
+import sys
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
@@ -30,7 +32,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 import torch.distributed as dist
 
-from planner.ir.errors import TransportError
+from planner.ir.errors import DeadlineError, TransportError
 from runtime.transport.base import Deadline, Key, Pending, Spec, check_member, declare, gone, parts
 from runtime.transport.gloo import Peer
 from runtime.transport.works import KEYED, Barrier, Words, Works, words
@@ -66,8 +68,11 @@ _UNFINISHED: list[tuple[MPI.Request, torch.Tensor]] = []
 """What nobody waits for any more, and MPI may still read or write: both live as long as the process does."""
 
 
-def load_mpi() -> Any:
+def load_mpi(timeout_s: float) -> Any:
     """mpi4py's ``MPI``, initialised; this process then leaves MPI when it ends, if the others do as well.
+
+    Args:
+        timeout_s: after which it ends: MPI itself waits without a deadline for a rank that never comes.
 
     Raises:
         TransportError: there is no mpi4py, or it finds no MPI.
@@ -81,9 +86,19 @@ def load_mpi() -> Any:
         remedies = ["pip install 'halopipe[mpi]', or mpi4py for the MPI of this machine"]
         raise TransportError("MPI cannot be loaded", [str(error)], remedies) from error
     if not MPI.Is_initialized():
+        watch = threading.Timer(timeout_s, _give_up, [timeout_s])
+        watch.daemon = True
+        watch.start()
         MPI.Init_thread(MPI.THREAD_SERIALIZED)
+        watch.cancel()
         atexit.register(_leave, MPI)
     return MPI
+
+
+def _give_up(timeout_s: float) -> None:
+    sys.stderr.write(f"not all processes of the MPI job began within {timeout_s:g} s: this one is ended\n")
+    sys.stderr.flush()
+    os._exit(DeadlineError.exit_code)
 
 
 def _leave(mpi: Any) -> None:
@@ -334,7 +349,7 @@ def open_mpi(
         TransportError: there is no MPI, or it has another number of processes.
         DeadlineError: not all of them were ready in time.
     """
-    mpi = load_mpi()
+    mpi = load_mpi(timeout_s)
     world = mpi.COMM_WORLD
     if world_size is not None and world.size != world_size:
         raise TransportError(
@@ -343,7 +358,6 @@ def open_mpi(
             ["start with the mpiexec of the same MPI that mpi4py uses"],
         )
     meet(world, timeout_s)
-    _forget_segments()
     local = world.Split_type(mpi.COMM_TYPE_SHARED)
     ranks = world.Split(0, world.rank if rank is None else rank)
     spin_s = SPIN_S if local.size <= (os.cpu_count() or 1) else CROWDED_SPIN_S
@@ -363,6 +377,7 @@ def meet(world: MPI.Intracomm, timeout_s: float) -> None:
         if deadline.waited_s() > timeout_s:
             raise deadline.error("meet", world.rank, f"one of {world.size - 1} others")
         time.sleep(_LONGEST_PAUSE_S)
+    _forget_segments()
 
 
 class MpiTransport:
