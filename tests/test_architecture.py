@@ -69,7 +69,7 @@ FLOORS = {
     "planner": floor("planner"),
     "profiler": floor(WITH_TORCH, "cloudpickle pandas sympy torch"),
     "profiler.models": floor("cuda_ops", "torch"),
-    "runtime": floor(f"{WITH_TORCH} planner.passes", "torch"),
+    "runtime": floor(f"{WITH_TORCH} planner.passes", "mpi4py torch"),
     "halopipe": floor(" ".join(CODE[1:]), DEPENDENCIES),
     "halopipe.guard": floor(),
     "benchmarks": floor(

@@ -2,6 +2,9 @@
 
 RANK=2 WORLD_SIZE=3 LOCAL_RANK=0 LOCAL_WORLD_SIZE=1 GROUP_RANK=1 GROUP_WORLD_SIZE=2 MASTER_ADDR=node07 MASTER_PORT=29500
 
+Processes that mpiexec started, or srun with MPI, give themselves these variables, by what MPI says of them; what goes
+by the variables then works as under torchrun: hosts, the store of the job, errors, exit codes, scripts of one's own.
+
 Gloo connects to the address that a host's own name resolves to, which on many hosts is the loopback interface's; hence
 every process is told the interface that leads to the job's store.
 """
@@ -20,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from halopipe.training.rank_device import MPI_JOB
-from planner.ir.errors import RankCountError, UsageError
+from planner.ir.errors import RankCountError, TransportError, UsageError
 from planner.ir.plan import Decision
 from planner.ir.validation import MOST_DEVICES
 
@@ -114,9 +117,7 @@ def job_rank(environment: MutableMapping[str, str] = os.environ) -> JobRank | No
         if started == 1:
             _require_no_slurm_task(environment)
             return None
-        from halopipe.launch.mpi import torchruns_variables  # loads torch
-
-        environment.update(torchruns_variables(started, environment))
+        environment.update(_torchruns_variables(started, environment))
     ranks = _number(environment, "WORLD_SIZE", 1, MOST_DEVICES)
     rank = _number(environment, "RANK", 0, ranks - 1)
     _number(environment, "MASTER_PORT", 0, 65_535, 0)
@@ -138,6 +139,75 @@ def num_started_by_mpi(environment: Mapping[str, str]) -> int:
         if rank in environment and size in environment:
             return _number(environment, size, 1, MOST_DEVICES, teller="the launcher of MPI")
     return 1
+
+
+def _torchruns_variables(num_started: int, environment: Mapping[str, str]) -> dict[str, str]:
+    """What torchrun would say to this process; called by all of them.
+
+    Args:
+        num_started: processes, as the launcher says.
+
+    Raises:
+        UsageError: there is no MPI, or another one than the launcher's.
+        DeadlineError: not all of them came.
+    """
+    from runtime.monitor.watch import SETUP_S  # late: loads torch
+    from runtime.transport.mpi_requests import load_mpi, meet
+
+    try:
+        mpi = load_mpi(SETUP_S)
+    except TransportError as error:
+        title = f"this process is one of {num_started} of an MPI job, and MPI cannot be loaded"
+        raise UsageError(title, error.details, [*error.remedies, "torchrun needs no MPI"]) from error
+    world = mpi.COMM_WORLD
+    if world.size != num_started:
+        raise UsageError(
+            f"the launcher started {num_started} processes, MPI knows {world.size}",
+            [f"mpi4py uses {mpi.Get_library_version().splitlines()[0]}"],
+            [
+                "start with the mpiexec of that MPI; the one of a wheel lies beside python",
+                "under Slurm: srun --mpi=pmix, or --mpi=pmi2 for MPICH",
+            ],
+        )
+    meet(world, SETUP_S)
+    local = world.Split_type(mpi.COMM_TYPE_SHARED, world.rank)
+    first = local.bcast(world.rank)
+    firsts = sorted(set(world.allgather(first)))  # of each host
+    meeting = world.bcast((_address(len(firsts) > 1, environment), _free_port()) if world.rank == 0 else None)
+    return {
+        "RANK": str(world.rank),
+        "WORLD_SIZE": str(world.size),
+        "LOCAL_RANK": str(local.rank),
+        "LOCAL_WORLD_SIZE": str(local.size),
+        "GROUP_RANK": str(firsts.index(first)),
+        "GROUP_WORLD_SIZE": str(len(firsts)),
+        "MASTER_ADDR": meeting[0],
+        "MASTER_PORT": str(meeting[1]),
+        MPI_JOB: "1",
+    }
+
+
+def _address(several_hosts: bool, environment: Mapping[str, str]) -> str:
+    """Where the others reach this host."""
+    if not several_hosts:
+        return LOOPBACK
+    if environment.get(GLOO):
+        return address_of(environment[GLOO])
+    try:
+        found = socket.gethostbyname(socket.gethostname())
+    except OSError:
+        found = LOOPBACK
+    return address_of(interface_towards(found, several_hosts=True)) if is_loopback(found) else found
+
+
+def _free_port() -> int:
+    """A port that nobody else is given before the store listens there: the socket stays bound, and never listens."""
+    holder = socket.socket()
+    holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    holder.bind(("", 0))
+    port = int(holder.getsockname()[1])
+    holder.detach()
+    return port
 
 
 def ranks_by_host(decision: Decision) -> dict[str, tuple[int, ...]]:
