@@ -152,7 +152,7 @@ def _torchruns_variables(num_started: int, environment: Mapping[str, str]) -> di
         DeadlineError: not all of them came.
     """
     from runtime.monitor.watch import SETUP_S  # late: loads torch
-    from runtime.transport.mpi_requests import load_mpi, meet
+    from runtime.transport.mpi_requests import library, load_mpi, meet
 
     try:
         mpi = load_mpi(SETUP_S)
@@ -163,7 +163,7 @@ def _torchruns_variables(num_started: int, environment: Mapping[str, str]) -> di
     if world.size != num_started:
         raise UsageError(
             f"the launcher started {num_started} processes, MPI knows {world.size}",
-            [f"mpi4py uses {mpi.Get_library_version().splitlines()[0]}"],
+            [f"mpi4py uses {library(mpi)}"],
             [
                 "start with the mpiexec of that MPI; the one of a wheel lies beside python",
                 "under Slurm: srun --mpi=pmix, or --mpi=pmi2 for MPICH",

@@ -23,7 +23,7 @@ import torch.distributed as dist
 from planner.ir.errors import TransportError
 from runtime.transport.base import Deadline, Key, Pending, Spec, check_member, declare, parts
 from runtime.transport.gloo import Peer
-from runtime.transport.mpi_requests import MpiWorks, Request, Steps, Wire, load_mpi, meet
+from runtime.transport.mpi_requests import MpiWorks, Request, Steps, Wire, library, load_mpi, meet
 from runtime.transport.works import KEYED, Barrier, Words
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ def open_mpi(
     if world_size is not None and world.size != world_size:
         raise TransportError(
             f"MPI has {world.size} processes, the job {world_size}",
-            [mpi.Get_library_version().splitlines()[0]],
+            [library(mpi)],
             ["start with the mpiexec of the same MPI that mpi4py uses"],
         )
     meet(world, timeout_s)

@@ -71,6 +71,11 @@ def load_mpi(timeout_s: float) -> Any:
     return MPI
 
 
+def library(mpi: Any) -> str:
+    """Name and version of the MPI that there is."""
+    return str(mpi.Get_library_version()).splitlines()[0].rstrip("\0")
+
+
 def _give_up(timeout_s: float) -> None:
     sys.stderr.write(f"not all processes of the MPI job began within {timeout_s:g} s: this one is ended\n")
     sys.stderr.flush()
@@ -179,12 +184,12 @@ class Wire:
     def __init__(self, mpi: Any, ranks: MPI.Intracomm) -> None:
         self.mpi, self.status = mpi, mpi.Status()
         self._rank, self._size = ranks.rank, ranks.size
-        largest = int(ranks.Get_attr(mpi.TAG_UB) or 0)
+        largest = int(mpi.COMM_WORLD.Get_attr(mpi.TAG_UB) or 0)  # Open MPI tells it of no other
         self._bits = (largest + 1).bit_length() - 1
         if 1 << _TAG_BITS - self._bits > _MOST_COMMUNICATORS:
             raise TransportError(
                 f"this MPI allows tags up to {largest}, expected {(1 << _TAG_BITS) // _MOST_COMMUNICATORS - 1} or more",
-                [mpi.Get_library_version().splitlines()[0]],
+                [library(mpi)],
                 ["let the MPI library choose another provider or transport", "--transport gloo"],
             )
         self._communicators = [ranks.Dup() for _ in range(1 << max(0, _TAG_BITS - self._bits))]

@@ -144,17 +144,22 @@ class Tagged:
         self.tags.append(tag)
 
 
-def mpi() -> Any:
+def mpi(world: Tagged) -> Any:
     memory = SimpleNamespace(fromaddress=lambda address, count: address)
     return SimpleNamespace(
-        Status=object, TAG_UB=0, BYTE=0, buffer=memory, Get_library_version=lambda: "Small MPI 1.0\n2026"
+        COMM_WORLD=world,
+        Status=object,
+        TAG_UB=0,
+        BYTE=0,
+        buffer=memory,
+        Get_library_version=lambda: "Small MPI 1.0\n2026",
     )
 
 
 @pytest.mark.parametrize(("largest", "copies"), [(2**31 - 1, 2), (2**29 - 1, 8), (2**29 + 5, 8), (2**26, 64)])
 def test_tags_that_mpi_does_not_allow_are_spread_over_communicators(largest, copies):
     world = Tagged(largest)
-    wire = Wire(mpi(), world)
+    wire = Wire(mpi(world), world)
     tags = (0, largest, 2**31 - 1, 2**31, 2**32 - 1)
     for tag in tags:
         wire.send([torch.zeros(1)], 1, tag)
@@ -166,7 +171,7 @@ def test_tags_that_mpi_does_not_allow_are_spread_over_communicators(largest, cop
 
 def test_an_mpi_with_too_few_tags_is_named():
     with pytest.raises(TransportError, match="tags up to 1048575, expected 67108863 or more") as caught:
-        Wire(mpi(), Tagged(2**20 - 1))
+        Wire(mpi(Tagged(2**20 - 1)), Tagged(0))
     assert caught.value.details == ("Small MPI 1.0",)
 
 
@@ -174,7 +179,7 @@ def test_a_wait_spins_first_and_sleeps_then(monkeypatch):
     pauses: list[float] = []
     monkeypatch.setattr(time, "sleep", pauses.append)
     wire = SimpleNamespace(rank=lambda: 0, size=lambda: 1, mpi=SimpleNamespace(Exception=ArithmeticError))
-    works = MpiWorks(wire, spin_s=0.01)
+    works = MpiWorks(wire, spin_s=60.0)
     asked = iter([False] * 5 + [True])
     works.until(lambda: next(asked), ("it",), list, SimpleNamespace())
     assert pauses == []
