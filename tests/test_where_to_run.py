@@ -1,4 +1,4 @@
-"""What docs/where_to_run.md shows of other engines: the manifest of Kubernetes, the command of MPI, Ray Train's example."""
+"""What docs/where_to_run.md shows of other engines: Kubernetes' manifest, the command of MPI, Ray Train's example."""
 
 from __future__ import annotations
 
@@ -110,9 +110,9 @@ def segments() -> set[str]:
     return {path.name for path in Path("/dev/shm").glob("mpich*")}
 
 
+@pytest.mark.exhaustive("two ranks load torch; tests/halopipe/launch/test_torchrun.py forks them")
 @pytest.mark.timeout(160)
 def test_ranks_that_mpiexec_starts_train_as_one_device(tmp_path: Path) -> None:
-    """7 s of two processes that load torch, as any rank of a job does."""
     dump(mined(), tmp_path / "plan.json")
     done = by_mpi(tmp_path, "--check-numerics", "--json")
     assert done.returncode == 0, done.stderr[-3000:]
@@ -120,7 +120,7 @@ def test_ranks_that_mpiexec_starts_train_as_one_device(tmp_path: Path) -> None:
     assert (tmp_path / "timeline.json").exists()
 
 
-@pytest.mark.exhaustive("three more runs of two ranks; tests/runtime/transport says in half a second what peers see")
+@pytest.mark.exhaustive("runs of two ranks; tests/runtime/transport/test_mpi.py says what peers see, in half a second")
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(("deed", "code"), [("raise", 5), ("kill", 9)])
 def test_a_rank_that_fails_under_mpiexec_ends_the_job_and_leaves_nothing(tmp_path: Path, deed: str, code: int) -> None:
