@@ -70,7 +70,7 @@ def open_mpi(
         raise TransportError(
             f"MPI has {world.size} processes, the job {world_size}",
             [library(mpi)],
-            ["start with the mpiexec of the same MPI that mpi4py uses"],
+            [f"mpiexec -n {world_size} halopipe ...", "with the mpiexec of the same MPI that mpi4py uses"],
         )
     meet(world, timeout_s)
     local = world.Split_type(mpi.COMM_TYPE_SHARED)
@@ -123,7 +123,6 @@ class MpiTransport:
         self._works.leave()
         for peer in self._peers:
             peer.clear()
-        self._works.running.clear()
 
     def num_buffers(self) -> tuple[int, int]:
         """How many announced messages, and how many sent ones, have their buffers now."""
@@ -149,7 +148,7 @@ class MpiTransport:
     def start_sum(self, tensor: torch.Tensor, ranks: tuple[int, ...], deadline_s: float) -> Pending:
         what, tag = self._begin("started sum", ranks)
         steps = Steps(self._works, self._sum(tensor, ranks, tag), what, deadline_s)
-        self._works.running.append(steps)
+        self._works.run(steps)
         return steps
 
     def reduce_scatter(

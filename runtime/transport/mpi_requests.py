@@ -35,7 +35,7 @@ _STRAGGLE_S = 0.02
 """How long what a rank sent before it left may still be on its way."""
 
 _LEAVE_S = 3.0
-"""How long a process that ends waits for the others to end as well, so that MPI can be finalised."""
+"""How long a process that failed waits for the others to end as well, so that all of them can say why."""
 
 _TAG_BITS, _MOST_COMMUNICATORS = 32, 64
 _FAREWELL = 29 << 26  # the upper five bits of a tag, which no message has
@@ -82,16 +82,16 @@ def _give_up(timeout_s: float) -> None:
     os._exit(DeadlineError.exit_code)
 
 
-def _leave(mpi: Any) -> None:
-    """Finalise MPI, unless a rank is missing: it would be waited for without end."""
-    if mpi.Is_finalized() or _UNFINISHED:
-        return
-    there, end_s = mpi.COMM_WORLD.Ibarrier(), time.monotonic() + _LEAVE_S
-    while not there.Test():
-        if time.monotonic() > end_s:
+def _leave(mpi: Any, has_failed: bool = False) -> None:
+    """Finalise MPI when all processes end, as MPI wants; where one that failed does not, mpiexec ends the others."""
+    has_failed = has_failed or bool(_UNFINISHED) or hasattr(sys, "last_value")
+    there, start_s = None if mpi.Is_finalized() else mpi.COMM_WORLD.Ibarrier(), time.monotonic()
+    while there is not None and not there.Test():
+        if has_failed and time.monotonic() - start_s > _LEAVE_S:
             return
         time.sleep(_LONGEST_PAUSE_S)
-    mpi.Finalize()
+    if there is not None and not _UNFINISHED:
+        mpi.Finalize()
 
 
 def _forget_segments() -> None:
@@ -229,7 +229,7 @@ class MpiWorks(Works):
 
     def __init__(self, wire: Wire, spin_s: float) -> None:
         super().__init__(wire.rank())
-        self.running: list[Steps] = []
+        self._running: list[Steps] = []
         self._wire, self._spin_s = wire, spin_s
         others = [rank for rank in range(wire.size()) if rank != self.rank]
         self._farewells = {rank: self._farewell(wire.recv, rank) for rank in others}
@@ -266,11 +266,17 @@ class MpiWorks(Works):
         except self._wire.mpi.Exception as error:
             raise gone(words(what), self.rank, _names(peers()), str(error)) from error
 
+    def run(self, steps: Steps) -> None:
+        """Take the steps of something beside all waits of this rank."""
+        self._go_on()
+        self._running.append(steps)
+
     def leave(self) -> None:
         """Tell the others that nothing more comes from here."""
         for rank in () if self._told else self._farewells:
             self._farewell(self._wire.send, rank)
         self._told = True
+        self._running.clear()
 
     def _look(
         self, is_done: Callable[[], bool], what: Words, peers: Callable[[], Sequence[int]], deadline: Deadline
@@ -281,14 +287,20 @@ class MpiWorks(Works):
             while time.monotonic() < end_s:
                 if is_done():
                     return
+            self._fail()
             raise gone(words(what), self.rank, _names(left), "it has left the job, or waited in vain itself")
         if deadline.waited_s() >= deadline.limit_s:
+            self._fail()
             self.leave()
             raise deadline.error(words(what), self.rank, _names(peers()))
 
+    def _fail(self) -> None:
+        atexit.unregister(_leave)
+        atexit.register(_leave, self._wire.mpi, True)
+
     def _go_on(self) -> None:
         """What was started in the background takes its next step, where it can."""
-        self.running = [steps for steps in self.running if not steps.go_on()]
+        self._running = [steps for steps in self._running if not steps.go_on()]
 
     def _farewell(self, start: Callable[..., Request], rank: int) -> Request:
         return start([torch.zeros(1, dtype=torch.uint8)], rank, _FAREWELL)

@@ -11,9 +11,11 @@ import pytest
 import torch
 
 from planner.ir.errors import DeadlineError, TransportError
-from runtime.transport import Key, open_mpi
+from runtime.transport import Key, mpi_requests, open_mpi
 from runtime.transport.mpi import PAIR_SUM_BYTES, SUM_BYTES
-from runtime.transport.mpi_requests import MpiWorks, Wire
+from runtime.transport.mpi_requests import MpiWorks, Wire, load_mpi, meet
+from runtime.transport.mpi_requests import _leave as leave
+from tests.forks import forked, places_in_mpi
 
 over_mpi = pytest.mark.parametrize("run", ["mpi"], indirect=True)
 DEADLINE_S = 20.0
@@ -123,6 +125,29 @@ def test_ranks_are_numbered_as_they_ask_and_their_number_must_be_that_of_mpi(run
         return (*place, received.item())
 
     assert run(2, program) == [(1, 2, 1.0), (0, 2, 2.0)]
+
+
+def test_a_process_that_ends_well_waits_for_the_others_and_one_that_failed_does_not(monkeypatch):
+    monkeypatch.setattr(mpi_requests, "_LEAVE_S", 0.1)
+
+    def well(rank):
+        loaded = load_mpi(DEADLINE_S)
+        time.sleep(0.5 * rank)
+        leave(loaded)
+        return loaded.Is_finalized()
+
+    def badly(rank):
+        loaded = load_mpi(DEADLINE_S)
+        meet(loaded.COMM_WORLD, DEADLINE_S)
+        if rank == 0:
+            time.sleep(0.5)  # and ends without a word
+            return False
+        leave(loaded, True)
+        return loaded.Is_finalized()
+
+    for work, ends in ((well, True), (badly, False)):
+        with places_in_mpi(2) as places:
+            assert forked(2, work, places) == [ends, ends]
 
 
 class Tagged:
