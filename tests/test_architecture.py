@@ -71,7 +71,7 @@ FLOORS = {
     "profiler.models": floor("cuda_ops", "torch"),
     # Links are measured by what a run exchanges by: a copy of it would measure something else before long.
     "profiler.links": floor(f"{WITH_TORCH} profiler runtime.transport", "torch"),
-    "runtime": floor(f"{WITH_TORCH} planner.passes", "torch"),
+    "runtime": floor(f"{WITH_TORCH} planner.passes", "mpi4py torch"),
     "halopipe": floor(" ".join(CODE[1:]), DEPENDENCIES),
     "halopipe.guard": floor(),
     "benchmarks": floor(

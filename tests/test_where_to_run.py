@@ -1,8 +1,9 @@
-"""What docs/where_to_run.md shows of other people's engines: the manifest of Kubernetes, the example of Ray Train."""
+"""What docs/where_to_run.md shows of other engines: Kubernetes' manifest, the command of MPI, Ray Train's example."""
 
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import re
 import shlex
@@ -17,7 +18,8 @@ import yaml
 
 from planner.ir.codec import dump
 from planner.ir.profile import ModelSource
-from tests.halopipe.plans import plan_of
+from tests.forks import require_mpich
+from tests.halopipe.plans import mined, plan_of
 
 HOME = Path(__file__).resolve().parent.parent
 PAGE = (HOME / "docs" / "where_to_run.md").read_text("utf-8")
@@ -88,6 +90,48 @@ def test_the_manifest_gives_run_options_that_there_are() -> None:
     values = run.make_context(verb, list(arguments)).params
     assert (values["steps"], values["checkpoint_every"]) == (1000, 100)
     assert job["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]["containers"] == [container]
+
+
+def by_mpi(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    """What becomes of the command that the page shows, with more options."""
+    (shown,) = re.findall(r"^\$ (mpiexec .* run .*)", PAGE, re.MULTILINE)
+    mpiexec, *words = shlex.split(shown)
+    command = [require_mpich(), *words, *options]
+    at = command.index("halopipe")
+    command[at : at + 1] = [sys.executable, "-m", "halopipe"]
+    environment = {**os.environ, "PYTHONPATH": str(HOME)}
+    assert mpiexec == "mpiexec"
+    return subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, check=False, timeout=150
+    )
+
+
+def segments() -> set[str]:
+    return {path.name for path in Path("/dev/shm").glob("mpich*")}
+
+
+@pytest.mark.exhaustive("two ranks load torch; tests/halopipe/launch/test_torchrun.py forks them")
+@pytest.mark.timeout(160)
+def test_ranks_that_mpiexec_starts_train_as_one_device(tmp_path: Path) -> None:
+    dump(mined(), tmp_path / "plan.json")
+    done = by_mpi(tmp_path, "--check-numerics", "--json")
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert len(json.loads(done.stdout)["losses"]) == 3  # of rank 0 alone
+    assert (tmp_path / "timeline.json").exists()
+
+
+@pytest.mark.exhaustive("runs of two ranks; tests/runtime/transport/test_mpi.py says what peers see, in half a second")
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(("deed", "code"), [("raise", 5), ("kill", 9)])
+def test_a_rank_that_fails_under_mpiexec_ends_the_job_and_leaves_nothing(tmp_path: Path, deed: str, code: int) -> None:
+    before = segments()
+    dump(mined(2, deed), tmp_path / "plan.json")
+    done = by_mpi(tmp_path, "--steps", "4", "--data", "tests.halopipe.bombs:poison")
+    assert done.returncode == code, done.stderr[-3000:]
+    assert done.stderr.count("rank 1 (n0/cpu1, stage 1) stopped at step 2, micro-batch 1, forward") == (
+        2 if deed == "raise" else 0
+    )
+    assert segments() <= before
 
 
 @pytest.mark.exhaustive("Ray starts a cluster of processes of its own: half a minute")

@@ -1,6 +1,9 @@
-"""What torchrun says to a process: its rank, and where ranks meet; which interface of this host leads there.
+"""What torchrun, or MPI, says to a process: its rank, and where ranks meet; which interface of this host leads there.
 
 RANK=2 WORLD_SIZE=3 LOCAL_RANK=0 LOCAL_WORLD_SIZE=1 GROUP_RANK=1 GROUP_WORLD_SIZE=2 MASTER_ADDR=node07 MASTER_PORT=29500
+
+Processes that mpiexec started, or srun with MPI, give themselves these variables, by what MPI says of them; what goes
+by the variables then works as under torchrun: hosts, the store of the job, errors, exit codes, scripts of one's own.
 
 Gloo connects to the address that a host's own name resolves to, which on many hosts is the loopback interface's; hence
 every process is told the interface that leads to the job's store.
@@ -19,7 +22,8 @@ from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from planner.ir.errors import RankCountError, UsageError
+from halopipe.training.rank_device import MPI_JOB
+from planner.ir.errors import RankCountError, TransportError, UsageError
 from planner.ir.plan import Decision
 from planner.ir.validation import MOST_DEVICES
 
@@ -33,6 +37,13 @@ _SRUN = (
     f"--rdzv-endpoint FIRST_HOST:{PORT} --rdzv-id $SLURM_JOB_ID -m halopipe ..."
 )
 
+_MPI_LAUNCHERS = (
+    ("PMI_RANK", "PMI_SIZE"),  # MPICH, Intel MPI, Cray, and srun --mpi=pmi2
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+    ("PMIX_RANK", "SLURM_STEP_NUM_TASKS"),  # srun --mpi=pmix: PMIx itself tells the size only to MPI
+)
+"""Variables of a process's number, and of how many there are."""
+
 _SIOCGIFADDR = 0x8915  # <linux/sockios.h>
 _ANYWHERE = "192.0.2.1"  # for documentation (RFC 5737): nobody is there, and nothing is sent
 
@@ -44,6 +55,7 @@ class JobRank:
     Attributes:
         local_rank, num_local: among those of its host; 0: how many these are is not said.
         host, num_hosts: number of its host.
+        over_mpi: mpiexec started it.
     """
 
     rank: int
@@ -52,15 +64,19 @@ class JobRank:
     num_local: int = 0
     host: int = 0
     num_hosts: int = 1
+    over_mpi: bool = False
 
     def require_size(self, decision: Decision) -> None:
         """Raises :class:`RankCountError` where the job has another number of ranks than the plan."""
-        hosts = ranks_by_host(decision)
         if self.num_ranks != decision.num_ranks:
+            hosts = ranks_by_host(decision)
+            shown = torchrun_commands(list(hosts), [len(ranks) for ranks in hosts.values()])
+            if self.over_mpi:
+                shown = [f"mpiexec -n {decision.num_ranks} halopipe run PLAN"]
             raise RankCountError(
                 f"the plan is for {decision.num_ranks} ranks, the job has {self.num_ranks}",
                 [f"WORLD_SIZE is {self.num_ranks}"],
-                [*torchrun_commands(list(hosts), [len(ranks) for ranks in hosts.values()]), "plan again with --ranks"],
+                [*shown, "plan again with --ranks"],
             )
 
     def rank_of(self, decision: Decision) -> int:
@@ -77,24 +93,31 @@ class JobRank:
             return self.rank
         name, ranks = list(hosts.items())[self.host]
         if self.num_local != len(ranks):
+            start = "mpiexec with so many slots for" if self.over_mpi else f"torchrun --nproc-per-node {len(ranks)} on"
             raise RankCountError(
                 f"the plan has {len(ranks)} ranks on {name}, host {self.host} of the job has {self.num_local}",
                 [f"ranks {', '.join(map(str, ranks))}", f"LOCAL_WORLD_SIZE is {self.num_local}"],
-                [f"torchrun --nproc-per-node {len(ranks)} on that host", "plan for the devices that there are"],
+                [f"{start} that host", "plan for the devices that there are"],
             )
         return ranks[self.local_rank]
 
 
-def job_rank(environment: Mapping[str, str] = os.environ) -> JobRank | None:
-    """The rank that torchrun made of this process; None: it is no rank.
+def job_rank(environment: MutableMapping[str, str] = os.environ) -> JobRank | None:
+    """The rank that torchrun or mpiexec made of this process; None: it is no rank.
+
+    What torchrun says is in ``environment`` afterwards, also of a rank that mpiexec started.
 
     Raises:
-        UsageError: rank, size or port are no numbers that fit together; or Slurm started this process as one of several
-            tasks, without torchrun.
+        UsageError: rank, size or port are no numbers that fit together; MPI cannot be loaded, or is not the launcher's;
+            or Slurm started this process as one of several tasks, without torchrun or MPI.
+        DeadlineError: not all processes of an MPI job came.
     """
     if not ("RANK" in environment and "WORLD_SIZE" in environment):
-        _require_no_slurm_task(environment)
-        return None
+        started = num_started_by_mpi(environment)
+        if started == 1:
+            _require_no_slurm_task(environment)
+            return None
+        environment.update(_torchruns_variables(started, environment))
     ranks = _number(environment, "WORLD_SIZE", 1, MOST_DEVICES)
     rank = _number(environment, "RANK", 0, ranks - 1)
     _number(environment, "MASTER_PORT", 0, 65_535, 0)
@@ -106,7 +129,85 @@ def job_rank(environment: Mapping[str, str] = os.environ) -> JobRank | None:
         _number(environment, "LOCAL_WORLD_SIZE", 1, ranks, 0),
         _number(environment, "GROUP_RANK", 0, hosts - 1, 0),
         hosts,
+        MPI_JOB in environment,
     )
+
+
+def num_started_by_mpi(environment: Mapping[str, str]) -> int:
+    """How many processes mpiexec, or srun with MPI, started together with this one; 1 also where neither did."""
+    for rank, size in _MPI_LAUNCHERS:
+        if rank in environment and size in environment:
+            return _number(environment, size, 1, MOST_DEVICES, teller="the launcher of MPI")
+    return 1
+
+
+def _torchruns_variables(num_started: int, environment: Mapping[str, str]) -> dict[str, str]:
+    """What torchrun would say to this process; called by all of them.
+
+    Args:
+        num_started: processes, as the launcher says.
+
+    Raises:
+        UsageError: there is no MPI, or another one than the launcher's.
+        DeadlineError: not all of them came.
+    """
+    from runtime.monitor.watch import SETUP_S  # late: loads torch
+    from runtime.transport.mpi_requests import library, load_mpi, meet
+
+    try:
+        mpi = load_mpi(SETUP_S)
+    except TransportError as error:
+        title = f"this process is one of {num_started} of an MPI job, and MPI cannot be loaded"
+        raise UsageError(title, error.details, [*error.remedies, "torchrun needs no MPI"]) from error
+    world = mpi.COMM_WORLD
+    if world.size != num_started:
+        raise UsageError(
+            f"the launcher started {num_started} processes, MPI knows {world.size}",
+            [f"mpi4py uses {library(mpi)}"],
+            [
+                "start with the mpiexec of that MPI; the one of a wheel lies beside python",
+                "under Slurm: srun --mpi=pmix, or --mpi=pmi2 for MPICH",
+            ],
+        )
+    meet(world, SETUP_S)
+    local = world.Split_type(mpi.COMM_TYPE_SHARED, world.rank)
+    first = local.bcast(world.rank)
+    firsts = sorted(set(world.allgather(first)))  # of each host
+    meeting = world.bcast((_address(len(firsts) > 1, environment), _free_port()) if world.rank == 0 else None)
+    return {
+        "RANK": str(world.rank),
+        "WORLD_SIZE": str(world.size),
+        "LOCAL_RANK": str(local.rank),
+        "LOCAL_WORLD_SIZE": str(local.size),
+        "GROUP_RANK": str(firsts.index(first)),
+        "GROUP_WORLD_SIZE": str(len(firsts)),
+        "MASTER_ADDR": meeting[0],
+        "MASTER_PORT": str(meeting[1]),
+        MPI_JOB: "1",
+    }
+
+
+def _address(several_hosts: bool, environment: Mapping[str, str]) -> str:
+    """Where the others reach this host."""
+    if not several_hosts:
+        return LOOPBACK
+    if environment.get(GLOO):
+        return address_of(environment[GLOO])
+    try:
+        found = socket.gethostbyname(socket.gethostname())
+    except OSError:
+        found = LOOPBACK
+    return address_of(interface_towards(found, several_hosts=True)) if is_loopback(found) else found
+
+
+def _free_port() -> int:
+    """A port that nobody else is given before the store listens there: the socket stays bound, and never listens."""
+    holder = socket.socket()
+    holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    holder.bind(("", 0))
+    port = int(holder.getsockname()[1])
+    holder.detach()
+    return port
 
 
 def ranks_by_host(decision: Decision) -> dict[str, tuple[int, ...]]:
@@ -167,16 +268,23 @@ def _require_no_slurm_task(environment: Mapping[str, str]) -> None:
         raise UsageError(
             f"Slurm started this process as one of {tasks} tasks, and none of them knows the others",
             [f"SLURM_PROCID is {environment['SLURM_PROCID']}, and RANK is not set"],
-            [f"start torchrun, once a host: {_SRUN}"],
+            [f"start torchrun, once a host: {_SRUN}", "with MPI: srun --mpi=pmix halopipe ..."],
         )
 
 
-def _number(environment: Mapping[str, str], name: str, least: int, most: int, otherwise: int | None = None) -> int:
+def _number(
+    environment: Mapping[str, str],
+    name: str,
+    least: int,
+    most: int,
+    otherwise: int | None = None,
+    teller: str = "torchrun",
+) -> int:
     if otherwise is not None and name not in environment:
         return otherwise
     text = environment[name]
     if not (text.isdecimal() and len(text) < 10 and least <= int(text) <= most):
-        told = f"a number from {least} to {most} is expected of torchrun"
+        told = f"a number from {least} to {most} is expected of {teller}"
         raise UsageError(f"{name} is {text!r}", [told], [f"unset {name}, to run outside of a job"])
     return int(text)
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from cuda_ops.device import fork_server
 from halopipe.launch.job_environment import GLOO
 from halopipe.run_spec.job import JOB
+from halopipe.training.rank_device import MPI_JOB
 
 ROOT = Path(__file__).resolve().parents[2]
 WORKER = "halopipe.launch.worker:main"
@@ -157,7 +158,7 @@ def worker_environment(paths: Sequence[str], interface: str) -> dict[str, str]:
     environment = {
         name: value
         for name, value in os.environ.items()
-        if name not in _FOREIGN and not name.startswith(("TORCHELASTIC_", "SLURM_"))
+        if name not in _FOREIGN and not name.startswith(("TORCHELASTIC_", "SLURM_", "PMI", "OMPI_", MPI_JOB))
     }
     known = [*paths, *environment.get("PYTHONPATH", "").split(os.pathsep)]
     chosen = os.pathsep.join(dict.fromkeys(filter(None, known)))

@@ -23,6 +23,9 @@ from planner.ir.files import require_writable, same_file
 
 _MOST_OWNER_BYTES = 500
 
+_RANKS = ("RANK", "PMI_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "SLURM_PROCID")
+"""Where launchers say which process of a job this is: torchrun, those of MPI, Slurm."""
+
 
 @contextlib.contextmanager
 def claimed(
@@ -44,7 +47,7 @@ def claimed(
         UsageError: an output is an input as well, or another process is about to write it.
         MissingFileError: one cannot be written.
     """
-    if os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0")) != "0":
+    if next((os.environ[name] for name in _RANKS if name in os.environ), "0") != "0":
         yield
         return
     sources = [path for path in inputs if path is not None]

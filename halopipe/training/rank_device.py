@@ -1,7 +1,8 @@
 """Where a rank of a plan computes: on a core of its host, or on the GPU that the plan names (``n0/gpu1``).
 
 From that follow the cores of its process, the device of its tensors and the transport: NCCL where every rank has a GPU
-of its own, else memory that ranks of a host share, and gloo between hosts (tensors of GPUs then go by way of them).
+of its own, MPI in a job that mpiexec started, else memory that ranks of a host share, and gloo between hosts (tensors
+of GPUs then go by way of their hosts).
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from cuda_ops.device.gpus import num_gpus, why_no_gpu
 from cuda_ops.device.host import core_of, cores_beside, prepare_process
-from halopipe.run_spec.options import AUTO, GLOO, SHARED
+from halopipe.run_spec.options import AUTO, GLOO, MPI, SHARED
 from planner.ir.errors import MissingDeviceError, UsageError
 from planner.ir.plan import Decision
 from planner.ir.program import Program
@@ -27,6 +28,9 @@ if TYPE_CHECKING:
 
 AS_PLANNED, ON_CPU = DEVICES = "", "cpu"
 """Where a run computes: on the devices that the plan names, or on the processors of their hosts."""
+
+MPI_JOB = "HALOPIPE_MPI_JOB"
+"""Set in the environment of a process that mpiexec started as a rank."""
 
 _GPU = re.compile(r"gpu(\d+)")
 _NCCL_INTERFACE, _GLOO_INTERFACE = "NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"
@@ -159,12 +163,14 @@ def opened(
         program: asked where the transport must know it: NCCL has a communicator for each of its channels.
     """
     from halopipe.data.feeds import MESSAGE_KINDS
-    from runtime.transport import channels_of, open_gloo, open_nccl, open_shared
+    from runtime.transport import channels_of, open_gloo, open_mpi, open_nccl, open_shared
 
-    num_ranks = len(hosts)
+    num_ranks, on_cpu = len(hosts), not seat.over_nccl or device is None
+    if transport == MPI or (transport == AUTO and on_cpu and MPI_JOB in os.environ):
+        return open_mpi(seat.rank, num_ranks, timeout_s, groups)
     if transport == GLOO:
         return open_gloo(seat.rank, num_ranks, store, timeout_s, groups)
-    if transport == SHARED or not seat.over_nccl or device is None:
+    if transport == SHARED or on_cpu:
         required = transport == SHARED
         return open_shared(seat.rank, num_ranks, store, timeout_s, groups, hosts, required=required)
     interface = os.environ.get(_GLOO_INTERFACE, "")

@@ -1,8 +1,8 @@
 """Moving tensors between ranks: every message carries its key, every wait has a deadline.
 
-:mod:`~runtime.transport.inprocess` has ranks that are threads of one process; over :mod:`~runtime.transport.gloo` and
-:mod:`~runtime.transport.nccl` they are processes.  All frame their messages alike (:mod:`~runtime.transport.frame`) and
-pass the same tests.
+:mod:`~runtime.transport.inprocess` has ranks that are threads of one process; over :mod:`~runtime.transport.gloo`,
+:mod:`~runtime.transport.nccl` and :mod:`~runtime.transport.mpi` they are processes.  All frame their messages alike
+(:mod:`~runtime.transport.frame`) and pass the same tests.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from runtime.transport.base import Key, Pending, Spec, Transport
 from runtime.transport.gloo import GlooTransport, open_gloo
 from runtime.transport.hosts import MixedTransport, open_shared
 from runtime.transport.inprocess import Hub, InProcessTransport
+from runtime.transport.mpi import MpiTransport, open_mpi
 from runtime.transport.nccl import Channel, ChannelTransport, channels_of, open_nccl
 from runtime.transport.shared_memory import SharedMemoryTransport
 
@@ -22,12 +23,14 @@ __all__ = [
     "InProcessTransport",
     "Key",
     "MixedTransport",
+    "MpiTransport",
     "Pending",
     "SharedMemoryTransport",
     "Spec",
     "Transport",
     "channels_of",
     "open_gloo",
+    "open_mpi",
     "open_nccl",
     "open_shared",
 ]

@@ -1,6 +1,9 @@
 from __future__ import annotations
 
+import os
 import socket
+import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -17,10 +20,12 @@ from halopipe.launch.job_environment import (
     interface_towards,
     interfaces,
     job_rank,
+    num_started_by_mpi,
     ranks_by_host,
 )
 from planner.ir.errors import RankCountError, UsageError
 from planner.ir.plan import Decision, Stage
+from tests.forks import forked, places_in_mpi, require_mpich
 
 TORCHRUN = {
     "RANK": "2",
@@ -67,6 +72,62 @@ def test_tasks_of_slurm_without_torchrun_are_told_the_command() -> None:
     assert job_rank({**SLURM, **TORCHRUN}) == JobRank(2, 3, 0, 1, 1, 2)
 
 
+def test_processes_of_mpiexec_give_themselves_what_torchrun_would_say() -> None:
+    from halopipe.launch.torchrun import job_stores
+
+    def work(rank: int) -> tuple[JobRank | None, str, str]:
+        mine = job_rank()
+        store, _ = job_stores(rank, 2)
+        store.set(f"from {rank}", str(rank))
+        other = store.get(f"from {1 - rank}").decode()
+        store.add("heard", 1)
+        while rank == 0 and store.add("heard", 0) < 2:  # it hosts the store
+            time.sleep(0.01)
+        return mine, os.environ["MASTER_ADDR"], other
+
+    with places_in_mpi(2) as places:
+        assert forked(2, work, places) == [
+            (JobRank(rank, 2, rank, 2, 0, 1, over_mpi=True), LOOPBACK, str(1 - rank)) for rank in range(2)
+        ]
+
+
+@pytest.mark.parametrize(
+    ("environment", "count"),
+    [
+        ({"PMI_RANK": "0", "PMI_SIZE": "4"}, 4),
+        ({"OMPI_COMM_WORLD_RANK": "2", "OMPI_COMM_WORLD_SIZE": "3", "PMIX_RANK": "2"}, 3),
+        ({**SLURM, "PMIX_RANK": "5", "SLURM_STEP_NUM_TASKS": "8"}, 8),
+        ({"PMI_RANK": "0", "PMI_SIZE": "1"}, 1),  # as in an interactive step of Slurm
+        (SLURM, 1),
+    ],
+)
+def test_the_launcher_of_mpi_says_how_many_it_started(environment: dict[str, str], count: int) -> None:
+    assert num_started_by_mpi(environment) == count
+
+
+def test_another_mpi_than_the_launchers_and_none_at_all_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    def alone(rank: int) -> str:
+        with pytest.raises(UsageError, match="the launcher started 3 processes, MPI knows 1") as caught:
+            job_rank({"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "3"})
+        load_mpi(60.0).Finalize()
+        return caught.value.remedies[0]
+
+    from runtime.transport.mpi_requests import load_mpi
+
+    require_mpich()
+    assert "mpiexec of that MPI" in forked(1, alone)[0]
+    monkeypatch.setitem(sys.modules, "mpi4py", None)
+    with pytest.raises(UsageError, match="one of 3 of an MPI job, and MPI cannot be loaded") as caught:
+        job_rank({"PMI_RANK": "0", "PMI_SIZE": "3"})
+    assert "pip install 'halopipe[mpi]'" in caught.value.remedies[0]
+    with pytest.raises(UsageError, match="PMI_SIZE is 'many'"):
+        job_rank({"PMI_RANK": "0", "PMI_SIZE": "many"})
+
+
+def test_torchrun_inside_of_an_mpi_job_is_the_launcher() -> None:
+    assert job_rank({**TORCHRUN, "PMI_RANK": "0", "PMI_SIZE": "2"}) == JobRank(2, 3, 0, 1, 1, 2)
+
+
 def test_one_task_of_slurm_a_batch_script_or_a_shell_run_the_plan_themselves() -> None:
     for environment in (
         {**SLURM, "SLURM_STEP_NUM_TASKS": "1"},
@@ -89,6 +150,9 @@ def test_a_job_of_another_size_is_refused_with_both_numbers_and_the_commands() -
     with pytest.raises(RankCountError, match="the plan is for 3 ranks, the job has 2") as caught:
         JobRank(0, 2).require_size(made)
     assert "on n1: torchrun --nnodes 2 --node-rank 1 --nproc-per-node 1 --master-addr n0" in caught.value.remedies[1]
+    with pytest.raises(RankCountError) as caught:
+        JobRank(0, 2, over_mpi=True).require_size(made)
+    assert caught.value.remedies[0] == "mpiexec -n 3 halopipe run PLAN"
     with pytest.raises(RankCountError, match="2 ranks on n0, host 0 of the job has 1") as caught:
         JobRank(0, 3, 0, 1, 0, 2).rank_of(made)
     assert "--nproc-per-node 2" in caught.value.remedies[0]

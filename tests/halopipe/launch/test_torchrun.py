@@ -1,4 +1,4 @@
-"""Ranks that torchrun started: where they meet, also after a restart."""
+"""Ranks that torchrun or mpiexec started: where they meet, also after a restart."""
 
 from __future__ import annotations
 
@@ -14,11 +14,17 @@ import pytest
 import torch.distributed as dist
 
 from halopipe.launch import torchrun
+from halopipe.launch.run import run_plan
 from halopipe.launch.torchrun import job_stores
+from halopipe.run_spec.options import RunOptions
 from planner.ir.codec import dump
 from planner.ir.errors import StageFailedError, TransportError, UsageError
+from runtime import transport
 from runtime.monitor.failure import read_error, write_error
+from runtime.transport import open_mpi
+from tests.forks import forked, places_in_mpi
 from tests.halopipe.plans import mined
+from tests.halopipe.ranks import run_job
 
 ROOT = Path(__file__).parents[3]
 RESTARTED = """
@@ -67,6 +73,21 @@ def test_a_restart_by_torchrun_works_although_its_store_remembers_the_dead(tmp_p
     assert done.returncode == 0, done.stderr[-3000:]
     assert re.search(r"ValueError: the bomb went off", done.stderr)
     assert '"losses"' in done.stdout
+
+
+def test_ranks_of_mpiexec_join_as_those_of_torchrun_and_train_alike(tmp_path: Path) -> None:
+    plan, options = mined(), {"steps": 3, "warmup": 0, "check_first_step": False}
+
+    def work(rank: int) -> tuple[tuple[float, ...], bool]:
+        result = run_plan(plan, RunOptions(**options))
+        return () if result is None else tuple(result.losses), "open_mpi" in opened
+
+    opened: list[str] = []
+    with pytest.MonkeyPatch.context() as patch, places_in_mpi(2) as places:
+        patch.setattr(transport, "open_mpi", lambda *given: opened.append("open_mpi") or open_mpi(*given))
+        (losses, *over_mpi), others = forked(2, work, places)
+    assert (others, over_mpi) == (((), True), [True])
+    assert losses == pytest.approx(run_job(plan, tmp_path, **options).losses, rel=1e-6)
 
 
 def test_rank_0_hosts_the_store_where_the_job_says_and_nowhere_else(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -124,6 +145,7 @@ def test_a_rank_whose_result_will_not_come_is_an_error_at_once() -> None:
 HANGING = """
 import sys, time, torch.distributed as dist
 from halopipe.launch import torchrun
+from halopipe.launch.run import run_plan
 torchrun._WATCH_S = torchrun._HANGING_S = 0.2
 store = dist.HashStore()
 with torchrun._ended_if_it_hangs(store):

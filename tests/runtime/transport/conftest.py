@@ -1,15 +1,10 @@
 from __future__ import annotations
 
+import contextlib
 import itertools
-import multiprocessing
-import os
-import pickle
 import threading
-import traceback
-import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -17,27 +12,20 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from runtime.transport import Channel, ChannelTransport, Hub, InProcessTransport, Transport, open_gloo, open_shared
+from runtime.transport import (
+    Channel,
+    ChannelTransport,
+    Hub,
+    InProcessTransport,
+    Transport,
+    open_gloo,
+    open_mpi,
+    open_shared,
+)
 from runtime.transport.base import join
+from tests.forks import Outcome, attempt, forked, places_in_mpi, results
 
 Program = Callable[[Transport], Any]
-Outcome = tuple[bool, Any]  # (True, what the program returned) or (False, its traceback)
-
-
-def _attempt(program: Program, transport: Transport) -> Outcome:
-    try:
-        return True, program(transport)
-    except BaseException:  # noqa: BLE001 - handed to the parent, pytest's own failures too
-        return False, traceback.format_exc()
-    finally:
-        transport.close()
-
-
-def _results(outcomes: Sequence[Outcome]) -> list[Any]:
-    for rank, (succeeded, value) in enumerate(outcomes):
-        if not succeeded:
-            pytest.fail(f"rank {rank}:\n{value}", pytrace=False)
-    return [value for _, value in outcomes]
 
 
 def run_in_threads(world_size: int, program: Program, hub: Hub) -> list[Any]:
@@ -45,14 +33,16 @@ def run_in_threads(world_size: int, program: Program, hub: Hub) -> list[Any]:
     outcomes: list[Outcome] = [(False, "did not end")] * world_size
 
     def work(rank: int) -> None:
-        outcomes[rank] = _attempt(program, InProcessTransport(hub, rank))
+        transport = InProcessTransport(hub, rank)
+        outcomes[rank] = attempt(partial(program, transport))
+        transport.close()
 
     threads = [threading.Thread(target=work, args=(rank,), daemon=True) for rank in range(world_size)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(60.0)
-    return _results(outcomes)
+    return results(outcomes)
 
 
 def over_gloo(rank: int, world_size: int, groups: Sequence[tuple[int, ...]], store: Path) -> Transport:
@@ -80,6 +70,10 @@ def over_channels(rank: int, world_size: int, groups: Sequence[tuple[int, ...]],
     return transport
 
 
+def over_mpi(rank: int, world_size: int, groups: Sequence[tuple[int, ...]], store: Path) -> Transport:
+    return open_mpi(rank, world_size, 20.0, groups)
+
+
 Opened = Callable[[int, int, Sequence[tuple[int, ...]], Path], Transport]
 
 
@@ -88,37 +82,16 @@ def run_in_processes(
 ) -> list[Any]:
     """What ``program`` returns on each rank, the ranks being forked processes; None where one ended by itself."""
 
-    def work(rank: int, channel: Connection) -> None:
+    def work(rank: int) -> Any:
         torch.set_num_threads(1)
         transport = opened(rank, world_size, groups, store)
-        channel.send_bytes(pickle.dumps(_attempt(program, transport)))
-        os._exit(0)  # not pytest's own clean-up
+        try:
+            return program(transport)
+        finally:
+            transport.close()
 
-    context = multiprocessing.get_context("fork")  # programs are closures, and importing torch anew takes seconds
-    channels, processes = [], []
-    for rank in range(world_size):
-        mine, theirs = context.Pipe(duplex=False)
-        channels.append(mine)
-        processes.append(context.Process(target=work, args=(rank, theirs), daemon=True))
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 warns of a fork beside torch's threads
-            processes[-1].start()
-        theirs.close()
-    try:
-        return _results([_outcome(channel) for channel in channels])
-    finally:
-        for process in processes:
-            process.join(10.0)
-            process.kill()
-
-
-def _outcome(channel: Connection) -> Outcome:
-    if not channel.poll(60.0):
-        return False, "did not end"
-    try:
-        return pickle.loads(channel.recv_bytes())
-    except EOFError:
-        return True, None
+    with places_in_mpi(world_size) if opened is over_mpi else contextlib.nullcontext([]) as places:
+        return forked(world_size, work, places)
 
 
 PROCESSES: dict[str, Opened] = {
@@ -126,10 +99,11 @@ PROCESSES: dict[str, Opened] = {
     "shared": over_shared,
     "mixed": over_mixed,
     "channels": over_channels,
+    "mpi": over_mpi,
 }
 
 
-@pytest.fixture(params=["inprocess", "rendezvous", "gloo", "shared", "mixed", "channels"])
+@pytest.fixture(params=["inprocess", "rendezvous", "gloo", "shared", "mixed", "channels", "mpi"])
 def run(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[..., list[Any]]:
     """``run(world_size, program, groups)``: the program on every rank of each transport."""
 

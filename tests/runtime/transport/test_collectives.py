@@ -9,7 +9,7 @@ import torch
 
 from planner.ir.errors import DeadlineError, TransportError
 
-pytestmark = pytest.mark.parametrize("run", ["inprocess", "gloo", "shared", "mixed", "channels"], indirect=True)
+pytestmark = pytest.mark.parametrize("run", ["inprocess", "gloo", "shared", "mixed", "channels", "mpi"], indirect=True)
 
 DEADLINE_S = 20.0
 WORLD = (0, 1, 2, 3)

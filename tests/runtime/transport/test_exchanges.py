@@ -8,7 +8,7 @@ import torch
 from planner.ir.errors import DeadlineError, HalopipeError, TransportError
 from runtime.transport.small_allgather import Rows
 
-pytestmark = pytest.mark.parametrize("run", ["inprocess", "gloo", "shared", "mixed", "channels"], indirect=True)
+pytestmark = pytest.mark.parametrize("run", ["inprocess", "gloo", "shared", "mixed", "channels", "mpi"], indirect=True)
 
 DEADLINE_S = 20.0
 

@@ -78,7 +78,7 @@ def test_a_message_is_what_it_was_when_sent(run):
     assert torch.equal(run(2, program)[1], torch.ones(5))
 
 
-@pytest.mark.parametrize("run", ["inprocess", "rendezvous", "gloo", "shared", "mixed"], indirect=True)
+@pytest.mark.parametrize("run", ["inprocess", "rendezvous", "gloo", "shared", "mixed", "mpi"], indirect=True)
 @pytest.mark.parametrize("announced_first", [True, False])
 def test_messages_are_matched_by_key_not_by_order(run, announced_first):
     names = [*(key(microbatch) for microbatch in range(4)), key(0, step=5), key(0, kind="B"), Key(4, "F", 1, 0, 0)]

@@ -1,0 +1,216 @@
+"""What only MPI's transport does: its own order of additions, tags as MPI allows them, leaving it in any state."""
+
+from __future__ import annotations
+
+import os
+import time
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from planner.ir.errors import DeadlineError, TransportError
+from runtime.transport import Key, mpi_requests, open_mpi
+from runtime.transport.mpi import PAIR_SUM_BYTES, SUM_BYTES
+from runtime.transport.mpi_requests import MpiWorks, Wire, load_mpi, meet
+from runtime.transport.mpi_requests import _leave as leave
+from tests.forks import forked, places_in_mpi
+
+over_mpi = pytest.mark.parametrize("run", ["mpi"], indirect=True)
+DEADLINE_S = 20.0
+KEY = Key(4, "F", 0, 1, 3)
+
+
+def awkward(rank: int, size: int) -> torch.Tensor:
+    """Terms whose sum depends on the order of additions."""
+    generator = torch.Generator().manual_seed(rank)
+    return torch.rand(size, generator=generator) * 10.0 ** torch.randint(-8, 8, (size,), generator=generator)
+
+
+@over_mpi
+def test_sums_of_any_size_add_in_the_order_of_ranks_on_all_of_them(run):
+    sizes = (SUM_BYTES // 4, SUM_BYTES // 4 + 1, PAIR_SUM_BYTES // 4 + 1)
+
+    def program(transport):
+        sums = []
+        for size in sizes:
+            now, started = awkward(transport.rank, size), awkward(transport.rank, size)
+            pending = transport.start_sum(started, (0, 1, 2), DEADLINE_S)
+            transport.all_reduce(now, (0, 1, 2), DEADLINE_S)
+            pending.wait()
+            sums += [now, started]
+        return sums
+
+    results = run(3, program)
+    for number, size in enumerate(sizes):
+        total = awkward(0, size) + awkward(1, size) + awkward(2, size)
+        assert not torch.equal(total, awkward(2, size) + awkward(1, size) + awkward(0, size))
+        assert all(torch.equal(total, found) for sums in results for found in sums[2 * number : 2 * number + 2])
+
+
+@over_mpi
+def test_a_started_sum_goes_on_while_its_rank_waits_for_something_else(run):
+    def program(transport):
+        pending = [transport.start_sum(awkward(transport.rank, 400_000), (0, 1), DEADLINE_S) for _ in range(3)]
+        if transport.rank == 0:
+            for one in pending:
+                one.wait()
+            transport.send(KEY, 1, [torch.ones(1)])
+            transport.flush(DEADLINE_S)
+            return True
+        transport.post_receive(KEY, 0, [((1,), torch.float32)])
+        return transport.receive(KEY, 0, DEADLINE_S)[0].item() == 1.0
+
+    assert run(2, program) == [True, True]
+
+
+@over_mpi
+@pytest.mark.parametrize("sent", [3, 5])
+def test_a_tensor_of_another_size_than_expected_is_refused_by_its_receiver(run, sent):
+    def program(transport):
+        if transport.rank == 0:
+            transport.start_exchange({1: torch.ones(sent)}, {}, DEADLINE_S)
+            return transport.barrier(DEADLINE_S)
+        with pytest.raises(TransportError) as caught:
+            transport.start_exchange({}, {0: torch.empty(4)}, DEADLINE_S).wait()
+        transport.barrier(DEADLINE_S)
+        return str(caught.value)
+
+    text = run(2, program)[1]
+    assert f"rank 0 sent {'12 bytes' if sent == 3 else 'more'}, rank 1 expected 16 bytes" in text
+    assert "shape (4,) and torch.float32" in text
+
+
+@over_mpi
+def test_a_killed_process_is_named_when_the_deadline_is_over_where_mpiexec_does_not_end_the_others(run):
+    def program(transport):
+        if transport.rank == 1:
+            os._exit(9)
+        transport.post_receive(KEY, 1, [((2,), torch.float32)])
+        with pytest.raises(DeadlineError, match=r"receive step 4 F 0->1 mb 3: rank 0 waited 0\.\d+ s for rank 1"):
+            transport.receive(KEY, 1, 0.3)
+
+    run(2, program)
+
+
+@over_mpi
+def test_a_rank_leaves_at_once_with_messages_that_nobody_takes_and_none_that_come(run):
+    def program(transport):
+        large = torch.ones(4_000_000)
+        transport.post_receive(KEY, 1 - transport.rank, [((2,), torch.float32)])
+        transport.send(Key(4, "F", 1, 0, 3), 1 - transport.rank, [large])
+        start_s = time.monotonic()
+        transport.close()
+        del transport, large
+        return time.monotonic() - start_s
+
+    assert max(run(2, program)) < 2.0
+
+
+@over_mpi
+def test_ranks_are_numbered_as_they_ask_and_their_number_must_be_that_of_mpi(run):
+    def program(transport):
+        transport.close()
+        turned = open_mpi(1 - transport.rank, timeout_s=DEADLINE_S)
+        received = torch.empty(1)
+        place = turned.rank, turned.world_size
+        turned.start_exchange(
+            {transport.rank: torch.tensor([1.0 + turned.rank])}, {transport.rank: received}, 20.0
+        ).wait()
+        turned.barrier(DEADLINE_S)
+        turned.close()
+        with pytest.raises(TransportError, match="MPI has 2 processes, the job 3"):
+            open_mpi(0, 3)
+        return (*place, received.item())
+
+    assert run(2, program) == [(1, 2, 1.0), (0, 2, 2.0)]
+
+
+def test_a_process_that_ends_well_waits_for_the_others_and_one_that_failed_does_not(monkeypatch):
+    monkeypatch.setattr(mpi_requests, "_LEAVE_S", 0.1)
+
+    def well(rank):
+        loaded = load_mpi(DEADLINE_S)
+        time.sleep(0.5 * rank)
+        leave(loaded)
+        return loaded.Is_finalized()
+
+    def badly(rank):
+        loaded = load_mpi(DEADLINE_S)
+        meet(loaded.COMM_WORLD, DEADLINE_S)
+        if rank == 0:
+            time.sleep(0.5)  # and ends without a word
+            return False
+        leave(loaded, True)
+        return loaded.Is_finalized()
+
+    for work, ends in ((well, True), (badly, False)):
+        with places_in_mpi(2) as places:
+            assert forked(2, work, places) == [ends, ends]
+
+
+class Tagged:
+    """A communicator that notes under which tag something was sent."""
+
+    rank, size = 0, 2
+
+    def __init__(self, largest: int) -> None:
+        self.largest, self.copies, self.tags = largest, [], []
+
+    def Get_attr(self, name: object) -> int:  # noqa: N802 - mpi4py's
+        return self.largest
+
+    def Dup(self) -> Tagged:  # noqa: N802 - mpi4py's
+        self.copies.append(Tagged(self.largest))
+        return self.copies[-1]
+
+    def Isend(self, buffer: object, rank: int, tag: int) -> None:  # noqa: N802 - mpi4py's
+        self.tags.append(tag)
+
+
+def mpi(world: Tagged) -> Any:
+    memory = SimpleNamespace(fromaddress=lambda address, count: address)
+    return SimpleNamespace(
+        COMM_WORLD=world,
+        Status=object,
+        TAG_UB=0,
+        BYTE=0,
+        buffer=memory,
+        Get_library_version=lambda: "Small MPI 1.0\n2026",
+    )
+
+
+@pytest.mark.parametrize(("largest", "copies"), [(2**31 - 1, 2), (2**29 - 1, 8), (2**29 + 5, 8), (2**26, 64)])
+def test_tags_that_mpi_does_not_allow_are_spread_over_communicators(largest, copies):
+    world = Tagged(largest)
+    wire = Wire(mpi(world), world)
+    tags = (0, largest, 2**31 - 1, 2**31, 2**32 - 1)
+    for tag in tags:
+        wire.send([torch.zeros(1)], 1, tag)
+    used = [(number, tag) for number, copy in enumerate(world.copies) for tag in copy.tags]
+    assert len(world.copies) == copies
+    assert len(set(used)) == len(set(tags))
+    assert all(0 <= tag <= largest for _, tag in used)
+
+
+def test_an_mpi_with_too_few_tags_is_named():
+    with pytest.raises(TransportError, match="tags up to 1048575, expected 67108863 or more") as caught:
+        Wire(mpi(Tagged(2**20 - 1)), Tagged(0))
+    assert caught.value.details == ("Small MPI 1.0",)
+
+
+def test_a_wait_spins_first_and_sleeps_then(monkeypatch):
+    pauses: list[float] = []
+    monkeypatch.setattr(time, "sleep", pauses.append)
+    wire = SimpleNamespace(rank=lambda: 0, size=lambda: 1, mpi=SimpleNamespace(Exception=ArithmeticError))
+    works = MpiWorks(wire, spin_s=60.0)
+    asked = iter([False] * 5 + [True])
+    works.until(lambda: next(asked), ("it",), list, SimpleNamespace())
+    assert pauses == []
+    patient = iter([False] * 30 + [True])
+    deadline = SimpleNamespace(limit_s=9.0, waited_s=lambda: 0.0)
+    MpiWorks(wire, spin_s=0.0).until(lambda: next(patient), ("it",), list, deadline)
+    assert pauses[0] == 20e-6
+    assert pauses == sorted(pauses)
+    assert pauses[-1] == 500e-6
