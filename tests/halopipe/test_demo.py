@@ -16,8 +16,8 @@ from planner.ir.timeline import TimelineFile
 TINY = demo.Network(
     "profiler.models.resnet:resnet18",
     (8, 3, 16, 16),
-    {"num_classes": 10, "width": 8, "depths": [1]},
-    "AdamW:lr=0.003",
+    {"num_classes": 10, "width": 16, "depths": [1]},
+    "AdamW:lr=0.01",
     global_batch=16,
     quick=True,
 )
