@@ -39,7 +39,7 @@ def digits(global_batch: int, input_shape: tuple[int, ...], seed: int) -> Iterat
             ["halopipe profile MODEL --input 8,3,64,64"],
         )
     pixels, labels = _read_digits()
-    images = pixels.unflatten(1, (1, 8, 8))
+    images = pixels.reshape(-1, 1, 8, 8)
     images = functional.interpolate(images, size=tuple(input_shape[2:]), mode="bilinear", align_corners=False)
     images = ((images - images.mean()) / images.std()).to(torch.get_default_dtype())
     generator = torch.Generator().manual_seed(seed)
