@@ -35,14 +35,16 @@ import torch.distributed as dist
 from cuda_ops import core_of, die_with_parent, prepare_process
 from runtime.transport import Transport
 
-OPENERS = {
-    "gloo": "runtime.transport.gloo:open_gloo",
-    "shared": "runtime.transport.shared_memory:open_shared",
-    "mpi": "runtime.transport.mpi:open_mpi",
+OPENERS: dict[str, tuple[str, Mapping[str, Any]]] = {
+    "gloo": ("runtime.transport:open_gloo", {}),
+    "shared": ("runtime.transport:open_shared", {"required": True}),
+    "mpi": ("runtime.transport.mpi:open_mpi", {}),
 }
-"""Who opens the transport: ``(rank, world_size, store, timeout_s, groups)``."""
+"""By name ``module:function`` of the opener, and what it is given beside its rank and the others."""
 
 BY_MPIEXEC = ("mpi",)
+"""They find one another by themselves; the others are given a store."""
+
 _RANK = ("PMI_RANK", "OMPI_COMM_WORLD_RANK")
 _LIMIT_S = 120.0
 
@@ -151,9 +153,9 @@ class Side:
         self._folder.cleanup()
 
     def _open(self, folder: Path) -> None:
-        module, _, _ = OPENERS[self.name].partition(":")
-        if importlib.util.find_spec(module) is None:
-            raise NotThereError(f"there is no {module}")
+        module, _, function = OPENERS[self.name][0].partition(":")
+        if importlib.util.find_spec(module) is None or not hasattr(importlib.import_module(module), function):
+            raise NotThereError(f"there is no {module}.{function}")
         (folder / "start").write_bytes(bytes(16 * self.num_ranks))
         with socket.socket(socket.AF_UNIX) as listener:
             listener.bind(str(folder / "socket"))
@@ -220,9 +222,13 @@ def _serve(name: str, rank: int, num_ranks: int, folder: Path, parent: int | Non
     channel.send(rank)
     try:
         prepare_process(core_of(rank))
-        module, _, function = OPENERS[name].partition(":")
-        store = dist.FileStore(str(folder / "store"), num_ranks)
-        transport = getattr(importlib.import_module(module), function)(rank, num_ranks, store, 60.0, ())
+        call, options = OPENERS[name]
+        store: dict[str, dist.Store] = {}
+        if name not in BY_MPIEXEC:
+            store["store"] = dist.FileStore(str(folder / "store"), num_ranks)
+        module, _, function = call.partition(":")
+        opener = getattr(importlib.import_module(module), function)
+        transport = opener(rank=rank, world_size=num_ranks, timeout_s=60.0, **store, **options)
         place = Place(transport, Start(folder / "start", rank, num_ranks))
         gc.disable()
         gc.freeze()  # a collection after each turn has little to look at

@@ -27,7 +27,7 @@ from benchmarks.transport.sides import OPENERS, Place, Side
 ONCE = Effort((KIB, 4 * MIB), rounds=1, moved_bytes=0, most=3, few=1)
 
 
-def open_nothing(*_: object) -> NoReturn:
+def open_nothing(**_: object) -> NoReturn:
     raise OSError("no cable")
 
 
@@ -88,13 +88,13 @@ def test_what_a_rank_raises_is_told_and_the_side_goes_on(sides: list[Side]) -> N
 def test_a_transport_that_cannot_be_opened_is_left_out(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setitem(OPENERS, "wire", f"{__name__}:open_nothing")
-    monkeypatch.setitem(OPENERS, "pigeon", "runtime.transport.pigeon:open_pigeon")
+    monkeypatch.setitem(OPENERS, "wire", (f"{__name__}:open_nothing", {}))
+    monkeypatch.setitem(OPENERS, "pigeon", ("runtime.transport.pigeon:open_pigeon", {}))
     with opened(("wire", "pigeon"), 1) as found:
         assert found == []
     assert capsys.readouterr().err.splitlines() == [
         "wire, 1 ranks: left out: OSError: no cable",
-        "pigeon, 1 ranks: left out: there is no runtime.transport.pigeon",
+        "pigeon, 1 ranks: left out: there is no runtime.transport.pigeon.open_pigeon",
     ]
 
 
