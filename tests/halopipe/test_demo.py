@@ -1,28 +1,38 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from halopipe import demo
+from halopipe.cli.app import app
 from planner.ir.codec import load
 from planner.ir.errors import MissingFileError
 from planner.ir.plan import Plan, Prediction
 from planner.ir.timeline import TimelineFile
 
-HOME = Path(__file__).resolve().parents[2]
+TINY = demo.Network(
+    "profiler.models.resnet:resnet18",
+    (8, 3, 16, 16),
+    {"num_classes": 10, "width": 16, "depths": [1]},
+    "AdamW:lr=0.01",
+    global_batch=16,
+    quick=True,
+)
+SMALL = pytest.param(demo.SMALL, marks=pytest.mark.exhaustive("eight processes that capture all of a ResNet-18"))
 
 
 @pytest.mark.timeout(300)
-def test_the_quick_demonstration_goes_from_profile_to_a_loss_that_falls(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "halopipe", "demo", "--quick", "-o", "out"]
-    environment = {**os.environ, "PYTHONPATH": str(HOME)}
-    result = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
-    assert result.returncode == 0, result.stderr
+@pytest.mark.parametrize("network", [TINY, SMALL], ids=["tiny", "small"])
+def test_the_quick_demonstration_goes_from_profile_to_a_loss_that_falls(
+    network: demo.Network, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(demo, "SMALL", network)
+    monkeypatch.chdir(tmp_path)
+    result = CliRunner().invoke(app, ["demo", "--quick", "-o", "out"], catch_exceptions=False)
+    assert result.exit_code == 0, result.stderr
     titles = [line.strip("= ") for line in result.stdout.splitlines() if line.startswith("== ")]
     assert titles[:6] == ["1. Profile", "2. Plan", "3. Explain", "4. Compare", "5. Check", "6. Run"]
     assert titles[6:] == ["7. Run the best rival", "Done"] or "there is no rival to run" in result.stdout

@@ -21,8 +21,12 @@ from profiler.measure.partial_results import ModelCosts
 from profiler.measure.worker import Job, measure_model
 from tests.profiler.measure.test_progress import never_falls
 
-TINY = ModelSource("profiler.models.resnet:resnet18", {"num_classes": "5", "width": "4"}, (4, 3, 64, 64))
-NARROW = ModelSource("profiler.models.resnet:resnet18", {"num_classes": "5", "width": "4"}, (2, 3, 32, 32))
+TINY = ModelSource(
+    "profiler.models.resnet:resnet18", {"num_classes": "5", "width": "4", "depths": "[1, 1]"}, (4, 3, 32, 32)
+)
+NARROW = ModelSource(
+    "profiler.models.resnet:resnet18", {"num_classes": "5", "width": "4", "depths": "[1, 1, 1, 1]"}, (2, 3, 32, 32)
+)
 
 
 @pytest.fixture(scope="module")

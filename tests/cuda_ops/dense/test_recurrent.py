@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import platform
-import subprocess
-import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -14,6 +12,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from cuda_ops.dense.recurrent import RECURRENT_SHAPES, _lstm_in_float32, autocast, lacks_lstm, recurrence_by_shape
+from tests.processes import Program
 
 MODULES: dict[str, Callable[[], nn.RNNBase]] = {
     "lstm": lambda: nn.LSTM(4, 6),
@@ -138,8 +137,7 @@ torch.testing.assert_close(loss, exact, rtol=0.02, atol=0.02)
 
 
 @pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="the name of an older instruction set")
-def test_a_processor_without_the_lstm_captures_and_trains_it_under_autocast() -> None:
-    environment = {**os.environ, "ONEDNN_MAX_CPU_ISA": "AVX2", "PYTHONPATH": os.pathsep.join(sys.path)}
-    command = [sys.executable, "-W", "ignore", "-c", _OLD_PROCESSOR]
-    found = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
-    assert found.returncode == 0, found.stderr
+def test_a_processor_without_the_lstm_captures_and_trains_it_under_autocast(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(_OLD_PROCESSOR)
+    code, _, errors = Program.start(tmp_path / "train.py", ONEDNN_MAX_CPU_ISA="AVX2").end()  # read at its first use
+    assert code == 0, errors

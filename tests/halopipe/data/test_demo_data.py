@@ -21,6 +21,16 @@ def test_digits_come_in_the_shape_of_the_input() -> None:
     assert labels.dtype == torch.int64
 
 
+@pytest.mark.exhaustive("imports scikit-learn")
+def test_they_are_scikit_learns_own() -> None:
+    from sklearn.datasets import load_digits
+
+    own = load_digits()
+    pixels, labels = digits._read_digits()
+    assert torch.equal(pixels.double(), torch.as_tensor(own.data))
+    assert torch.equal(labels, torch.as_tensor(own.target))
+
+
 def test_the_same_seed_gives_the_same_batches() -> None:
     first, again, other = (next(digits.digits(8, SHAPE, seed)) for seed in (0, 0, 1))
     assert torch.equal(first[0], again[0])
@@ -31,6 +41,7 @@ def test_a_pass_shows_every_digit_once_and_then_goes_on() -> None:
     batches = itertools.islice(digits.digits(599, (1, 1, 8, 8), seed=0), 6)
     labels = torch.cat([labels for _, labels in batches])
     first, second = labels[:1797], labels[1797:]
+    assert first.bincount().tolist() == [178, 182, 177, 183, 181, 182, 181, 179, 174, 180]  # UCI's table
     assert torch.equal(first.bincount(), second.bincount())
     assert not torch.equal(first, second)
 
@@ -47,7 +58,7 @@ def test_digits_need_image_dims() -> None:
 
 
 def test_a_missing_scikit_learn_is_named_with_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
+    monkeypatch.setitem(sys.modules, "sklearn", None)
     with pytest.raises(UsageError) as caught:
         next(digits.digits(4, SHAPE, seed=0))
     assert caught.value.remedies == ("pip install 'halopipe[demo]'",)

@@ -1,10 +1,7 @@
 from __future__ import annotations
 
 import json
-import os
 import socket
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,8 +20,8 @@ from profiler.capture.graph import capture
 from runtime.numerics.single_device import serial_step
 from tests.halopipe import cloudy
 from tests.planner.factories import chain_decision, chain_profile, plan_of
+from tests.processes import Program
 
-HOME = Path(__file__).resolve().parents[3]
 NUM_STEPS = 3
 MODEL = """
 import torch
@@ -92,44 +89,29 @@ def free_port() -> int:
         return int(listener.getsockname()[1])
 
 
-@pytest.mark.exhaustive("two ranks that import torch afresh")
+@pytest.mark.exhaustive("two ranks more")
 def test_ranks_that_build_their_model_from_other_seeds_are_refused(plan: Plan, tmp_path: Path) -> None:
     """Before, they trained a model that nobody had built."""
     text = MODEL.replace("torch.manual_seed(0)", "import os; torch.manual_seed(int(os.environ['RANK']))")
     (tmp_path / "model.py").write_text(text)
-    outputs, codes = ended_ranks(tmp_path)
-    assert 0 not in codes
-    assert "rank 1 begins with other values of 0.bias than rank 0" in outputs[1][1]
-    assert "rank 0: sha256:" in outputs[1][1]
+    ended = ended_ranks(tmp_path)
+    assert 0 not in [code for code, _, _ in ended]
+    assert "rank 1 begins with other values of 0.bias than rank 0" in ended[1][2]
+    assert "rank 0: sha256:" in ended[1][2]
 
 
 def run_ranks(folder: Path) -> list[Any]:
     """What each of two ranks of the script prints."""
-    outputs, codes = ended_ranks(folder)
-    assert codes == [0, 0], outputs
-    return [json.loads(stdout) for stdout, _ in outputs]
+    ended = ended_ranks(folder)
+    assert [code for code, _, _ in ended] == [0, 0], ended
+    return [json.loads(stdout) for _, stdout, _ in ended]
 
 
-def ended_ranks(folder: Path) -> tuple[list[tuple[str, str]], list[int]]:
-    """What two ranks of the script print, to both streams, and their exit codes."""
-    job = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "PYTHONPATH": str(HOME)}
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, "train.py"],
-            cwd=folder,
-            env={**os.environ, **job, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    try:
-        outputs = [process.communicate(timeout=120) for process in ranks]
-    finally:
-        for process in ranks:
-            process.kill()
-    return outputs, [process.returncode for process in ranks]
+def ended_ranks(folder: Path) -> list[tuple[int, str, str]]:
+    """Of two ranks of the script the exit code, and what they print to both streams."""
+    job = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    ranks = [Program.start(folder / "train.py", RANK=str(rank), LOCAL_RANK=str(rank), **job) for rank in range(2)]
+    return [rank.end() for rank in ranks]
 
 
 def test_a_script_of_ones_own_trains_as_one_device_does(plan: Plan, tmp_path: Path) -> None:
@@ -160,7 +142,7 @@ with hp.execute(load("plan.json", Plan), model, loss_fn, optimizer, example=(x, 
 """
 
 
-@pytest.mark.exhaustive("two ranks that import torch afresh")
+@pytest.mark.exhaustive("two ranks more")
 def test_a_script_of_a_sparse_network_steps_on_sparse_tensors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     made = cloudy.plan(cuts=[0.4])

@@ -23,7 +23,7 @@ from planner.ir.plan import Plan
 from planner.ir.timeline import Timeline
 from tests.halopipe.bombs import POISONED_STEP
 from tests.halopipe.plans import RESNET, mined, plan_of
-from tests.processes import writing_into
+from tests.processes import Program, writing_into
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -146,6 +146,7 @@ def test_a_job_of_another_size_is_refused_with_the_command_to_use(monkeypatch: p
 
 
 SCRIPT = """
+import os
 import signal
 import sys
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a parent in the background may have had it ignored
@@ -153,42 +154,40 @@ from halopipe.launch.run import RunOptions, run_plan
 from planner.ir.codec import load
 from planner.ir.plan import Plan
 
-result = run_plan(load(sys.argv[1], Plan), RunOptions(steps=int(sys.argv[2]), warmup=0))
+options = RunOptions(steps=int(sys.argv[1]), warmup=0, check_first_step="RANK" not in os.environ)
+result = run_plan(load("plan.json", Plan), options)
 print("losses", len(result.losses) if result else None, flush=True)
 """
 
 
-def started(plan_path: Path, steps: int, **environment: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-c", SCRIPT, str(plan_path), str(steps)],
-        env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-
-
-def test_ranks_that_torchrun_started_join_and_rank_0_has_the_result(tmp_path: Path) -> None:
+@pytest.fixture
+def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The script beside its plan, in the working directory."""
+    monkeypatch.chdir(tmp_path)
     dump(mined(-1, ""), tmp_path / "plan.json")
+    (tmp_path / "script.py").write_text(SCRIPT)
+    return tmp_path / "script.py"
+
+
+def test_ranks_that_torchrun_started_join_and_rank_0_has_the_result(script: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
     job = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": "lo"}
-    ranks = [started(tmp_path / "plan.json", 3, RANK=str(rank), LOCAL_RANK=str(rank), **job) for rank in range(2)]
-    outputs = [rank.communicate(timeout=120) for rank in ranks]
-    assert [rank.returncode for rank in ranks] == [0, 0], outputs
-    assert [output[0].split() for output in outputs] == [["losses", "3"], ["losses", "None"]]
+    ranks = [Program.start(script, ["3"], RANK=str(rank), LOCAL_RANK=str(rank), **job) for rank in range(2)]
+    ended = [rank.end() for rank in ranks]
+    assert [code for code, _, _ in ended] == [0, 0], ended
+    assert [stdout.split() for _, stdout, _ in ended] == [["losses", "3"], ["losses", "None"]]
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, -signal.SIGINT), (signal.SIGTERM, 128 + signal.SIGTERM)])
 def test_an_interrupted_run_ends_its_workers_and_leaves_no_file(
-    tmp_path: Path, nothing_left: Path, number: signal.Signals, code: int
+    script: Path, nothing_left: Path, number: signal.Signals, code: int
 ) -> None:
-    dump(mined(-1, ""), tmp_path / "plan.json")
-    process = started(tmp_path / "plan.json", 100_000)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    process = subprocess.Popen([sys.executable, script, "100000"], env=environment, stderr=subprocess.DEVNULL)
     end_s = time.monotonic() + 60
     while len(writing_into(nothing_left)) < 2 and time.monotonic() < end_s:
         time.sleep(0.05)
     assert len(writing_into(nothing_left)) >= 2  # and one that computes the first step alone
     process.send_signal(number)
-    process.communicate(timeout=60)
-    assert process.returncode == code
+    assert process.wait(timeout=60) == code

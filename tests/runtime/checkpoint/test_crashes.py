@@ -12,6 +12,10 @@ from planner.ir.errors import CheckpointError
 from runtime.checkpoint import Checkpoint, complete_steps
 from tests.runtime.checkpoint.cases import of_two_ranks, save_all, try_save, whole
 from tests.runtime.checkpoint.faults import Faults, die, in_child, installed, raising
+from tests.sampling import some
+
+MOST = 24
+"""Operations that `make test` lets fail, from the first to the last of more than a hundred; `make test-all` all."""
 
 
 def save_step(folder: Path, step: int, keep: int = 0) -> int:
@@ -56,7 +60,7 @@ def test_a_process_that_dies_anywhere(tmp_path: Path) -> None:
     count = num_operations(source, folder, keep=1)
     assert count > 100
     found = []
-    for first in range(count):
+    for first in some(range(count), MOST):
         restore(source, folder)
 
         def crash(first: int = first) -> None:
@@ -76,7 +80,7 @@ def test_a_process_that_dies_anywhere(tmp_path: Path) -> None:
 def test_an_operation_that_fails_once_anywhere(tmp_path: Path) -> None:
     source, folder = tmp_path / "source", tmp_path / "checkpoints"
     prepare(source)
-    for first in range(num_operations(source, folder, keep=1)):
+    for first in some(range(num_operations(source, folder, keep=1)), MOST):
         restore(source, folder)
         with installed(Faults(first, raising(errno.EIO))):
             errors = try_save(folder, 3, of_two_ranks(seed=3), keep=1)
@@ -93,7 +97,7 @@ def test_an_operation_that_fails_once_anywhere(tmp_path: Path) -> None:
 def test_a_disk_that_is_full_from_anywhere_on(tmp_path: Path) -> None:
     source, folder = tmp_path / "source", tmp_path / "checkpoints"
     prepare(source)
-    for first in range(num_operations(source, folder, keep=0)):
+    for first in some(range(num_operations(source, folder, keep=0)), MOST):
         restore(source, folder)
         with installed(Faults(first, raising(errno.ENOSPC), lasting=True)):
             errors = try_save(folder, 3, of_two_ranks(seed=3))

@@ -1,0 +1,250 @@
+"""Messages, exchanges and sums over every transport, beside a copy in memory; what a computation costs after a wait.
+
+Two ranks (four for some sums), each a process on a core as a run has them, and two more for each other transport, by
+turns: every round has a turn of each side, in changing order.  Figures are medians over all rounds.  All goes through
+the runtime's own interface.  What ranks do together lasts from the first one's start to the last one's end, after a
+meeting in shared memory that no transport has a part in.
+
+    message       half of there and back, where each rank sends back what it received: every byte is read and written
+    stream        messages that follow one another, at most two windows on their way; the receiver reads each once
+    memcpy        ``copy_`` of as many bytes into a fixed tensor in one process: the limit
+    exchange      both ways at once, as halos go: without and with a key (of one that comes again and again), alone; and
+                  around 4.6 ms of convolutions: how much longer these take than without it
+    sum           ``all_reduce`` over two and four ranks (two to a core), scattered sums and gathers in place; started
+                  sums behind 4.6 ms of convolutions
+    CPU           main thread's time of a message (announced, sent, received) and of an exchange, waiting left out:
+                  convolutions are computed until it must be there
+    after a wait  see ``benchmarks.transport.waits``
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import statistics
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from itertools import chain
+from pathlib import Path
+
+from benchmarks.report import Row, at_least, at_most, run
+from benchmarks.transport import items, waits
+from benchmarks.transport.items import KIB, MIB, Around, Stretch
+from benchmarks.transport.sides import OPENERS, NotThereError, Side, by_turns, turns_of
+
+SIZES = (KIB, 32 * KIB, 256 * KIB, MIB, 4 * MIB, 16 * MIB, 64 * MIB)
+EXCHANGES = (KIB, 32 * KIB, 256 * KIB, 4 * MIB)
+SCATTERED = (MIB, 16 * MIB)
+COMPUTATION_S = 4.6e-3
+LARGE_BYTES, GOAL_OF_MEMCPY = 4 * MIB, 0.8
+GOAL_BYTES, GOAL_US = 32 * KIB, 30.0
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Effort:
+    """How often things are done.
+
+    Attributes:
+        moved_bytes, most: in a turn; at least three repetitions.
+        few: repetitions of what takes milliseconds, whatever its size.
+    """
+
+    sizes: tuple[int, ...]
+    rounds: int
+    moved_bytes: int
+    most: int
+    few: int
+
+    def count(self, num_bytes: int) -> int:
+        """Repetitions in a turn."""
+        return max(3, min(self.most, self.moved_bytes // num_bytes))
+
+
+FULL = Effort(SIZES, 6, 128 * MIB, 200, 20)
+QUICK = Effort((KIB, 32 * KIB, MIB, 16 * MIB), 2, 8 * MIB, 20, 4)
+
+
+def measure(only: str, output: Path | None, quick: bool) -> list[Row]:
+    """All rows whose subject holds ``only``."""
+    effort = QUICK if quick else FULL
+    rows: list[Row] = []
+    subjects: Mapping[str, tuple[int, Callable[[Sequence[Side], Effort], Iterable[Row]]]] = {
+        "messages": (2, messages),
+        "exchanges": (2, exchanges),
+        "sums of 2": (2, sums),
+        "sums of 4": (4, sums),
+        "CPU": (2, processor),
+        "waits": (2, after_waits),
+    }
+    for count in (2, 4):
+        wanted = [make for name, (of, make) in subjects.items() if of == count and only in name]
+        if wanted:
+            with opened(OPENERS, count) as sides:
+                rows += chain.from_iterable(make(sides, effort) for make in wanted)
+    if output is not None:
+        output.write_text(json.dumps([dataclasses.asdict(row) for row in rows], indent=1) + "\n", "utf-8")
+    return rows
+
+
+@contextmanager
+def opened(names: Iterable[str], num_ranks: int) -> Iterator[list[Side]]:
+    """The sides that can be opened here; of the others stderr says why not."""
+    with ExitStack() as stack:
+        found = []
+        for name in names:
+            try:
+                found.append(Side(name, num_ranks))
+            except NotThereError as error:
+                sys.stderr.write(f"{name}, {num_ranks} ranks: left out: {error}\n")
+            else:
+                stack.callback(found[-1].close)
+        yield found
+
+
+def messages(sides: Sequence[Side], effort: Effort) -> list[Row]:
+    """One way and as a stream, beside a copy."""
+    rows = []
+    for size in effort.sizes:
+        window = max(1, min(32, 8 * MIB // size))
+        windows = 4 if size > MIB else 8
+        turns: dict[str, Callable[[], list[float]]] = {"memcpy": copy_of(sides, size, effort)}
+        for side in sides:
+            turns[f"message {side.name}"] = partial(first, side, items.echoes, size, effort.count(size))
+            turns[f"stream {side.name}"] = partial(first, side, items.stream, size, window, windows)
+        found = medians(by_turns(effort.rounds, turns))
+        for what in ("message", "stream"):
+            title = f"{what} of {size_name(size)}"
+            rows += [Row(f"{title}: {side.name}", 1e6 * found[f"{what} {side.name}"], "us") for side in sides]
+            rows.append(Row(f"{title}: memcpy", 1e6 * found["memcpy"], "us"))
+            for side in sides:
+                share, is_wanted = found["memcpy"] / found[f"{what} {side.name}"], side is not sides[0]
+                name = f"{title}: memcpy / {side.name}"
+                is_wanted = is_wanted and size >= LARGE_BYTES
+                rows.append(at_least(name, share, "ratio", GOAL_OF_MEMCPY) if is_wanted else Row(name, share, "ratio"))
+    return rows
+
+
+def exchanges(sides: Sequence[Side], effort: Effort) -> list[Row]:
+    """Alone, and around a computation."""
+    calls = calls_of(sides)
+    rows = []
+    for size in EXCHANGES:
+        for what in ("exchange", "keyed exchange"):
+            found = turns_of(sides, effort.rounds, items.alone, what, size, effort.count(size))
+            for name, turns in found.items():
+                took_us = 1e6 * median_s(chain.from_iterable(map(together, turns)))
+                rows.append(Row(f"{what} of {size_name(size)}: {name}", took_us, "us"))
+        around = turns_of(sides, effort.rounds, items.around, "keyed exchange", size, calls, effort.few)
+        for name, of_side in around.items():
+            title, more_us = f"keyed exchange of {size_name(size)} around 4.6 ms: {name}", 1e6 * more_s(of_side)
+            is_wanted = name != sides[0].name and size == GOAL_BYTES
+            rows.append(at_most(title, more_us, "us more", GOAL_US) if is_wanted else Row(title, more_us, "us more"))
+    return rows
+
+
+def sums(sides: Sequence[Side], effort: Effort) -> list[Row]:
+    """Of all ranks, no slower than over the first side; sums of two also behind a computation."""
+    num_ranks, base = sides[0].num_ranks, sides[0].name
+    rows = []
+    for what, sizes in (("sum", effort.sizes), ("reduce-scatter", SCATTERED), ("all-gather", SCATTERED)):
+        for size in sizes:
+            turns: dict[str, Callable[[], list[float]]] = {"memcpy": copy_of(sides, size, effort)}
+            for side in sides:
+                turns[side.name] = partial(all_ranks, side, what, size, effort.count(size))
+            found = medians(by_turns(effort.rounds, turns))
+            title = f"{what} of {size_name(size)} over {num_ranks}"
+            rows += [Row(f"{title}: {name}", 1e6 * seconds, "us") for name, seconds in found.items()]
+            for side in sides[1:]:
+                ratio = found[side.name] / found[base]
+                rows.append(at_most(f"{title}: {side.name} / {base}", ratio, "ratio", 1.0))
+    if num_ranks == 2:
+        calls = calls_of(sides)
+        for size in (32 * KIB, MIB, 4 * MIB):
+            around = turns_of(sides, effort.rounds, items.around, "started sum", size, calls, effort.few)
+            title = f"started sum of {size_name(size)} behind 4.6 ms"
+            rows += [Row(f"{title}: {name}", 1e6 * more_s(of_side), "us more") for name, of_side in around.items()]
+    return rows
+
+
+def processor(sides: Sequence[Side], effort: Effort) -> list[Row]:
+    """Main thread's time, of the busier rank."""
+    calls = calls_of(sides)
+    rows = []
+    for size in (KIB, 32 * KIB):
+        found = turns_of(sides, effort.rounds, items.message_cpu, size, calls, effort.few)
+        around = turns_of(sides, effort.rounds, items.around, "keyed exchange", size, calls, effort.few)
+        of_exchange = {name: [[rank.cpu_s for rank in turn] for turn in turns] for name, turns in around.items()}
+        for what, of_sides in (("a message", found), ("an exchange", of_exchange)):
+            for name, turns in of_sides.items():
+                busier_s = max(median_s(chain.from_iterable(turn[rank] for turn in turns)) for rank in (0, 1))
+                title = f"main-thread CPU of {what} of {size_name(size)}: {name}"
+                rows.append(Row(title, 1e6 * busier_s, "us CPU"))
+    return rows
+
+
+def after_waits(sides: Sequence[Side], effort: Effort) -> list[Row]:
+    """See :mod:`benchmarks.transport.waits`."""
+    return waits.rows(sides, effort.rounds, effort.few, effort is QUICK)
+
+
+def calls_of(sides: Sequence[Side]) -> int:
+    """So many convolutions take 4.6 ms, for all sides."""
+    return sides[0].turn(items.calls_for, "convolution", COMPUTATION_S)[0]
+
+
+def copy_of(sides: Sequence[Side], size: int, effort: Effort) -> Callable[[], list[float]]:
+    """A turn of copies, on a rank of the first side."""
+    return partial(first, sides[0], items.copies, size, effort.count(size))
+
+
+def first(side: Side, work: Callable[..., list[float]], *args: int) -> list[float]:
+    """What rank 0 found."""
+    return side.turn(work, *args)[0]
+
+
+def all_ranks(side: Side, what: str, size: int, count: int) -> list[float]:
+    """Seconds of all ranks together."""
+    return together(side.turn(items.alone, what, size, count))
+
+
+def medians(rounds: Mapping[str, Sequence[Sequence[float]]]) -> dict[str, float]:
+    """Over all rounds."""
+    return {name: median_s(chain.from_iterable(turns)) for name, turns in rounds.items()}
+
+
+def together(ranks: Sequence[Sequence[Stretch]]) -> list[float]:
+    """Seconds of each repetition, from the first rank's start to the last one's stop."""
+    return [max(stop for _, stop in each) - min(start for start, _ in each) for each in zip(*ranks, strict=True)]
+
+
+def more_s(turns: Sequence[Sequence[Around]]) -> float:
+    """How much longer the computation takes with something around it, medians."""
+    with_it = (together([rank.with_it for rank in turn]) for turn in turns)
+    without = (together([rank.without for rank in turn]) for turn in turns)
+    return median_s(chain.from_iterable(with_it)) - median_s(chain.from_iterable(without))
+
+
+def median_s(seconds: Iterable[float]) -> float:
+    """Of all."""
+    return statistics.median(seconds)
+
+
+def size_name(num_bytes: int) -> str:
+    """Such as ``32 KiB``."""
+    return f"{num_bytes // MIB} MiB" if num_bytes >= MIB else f"{num_bytes // KIB} KiB"
+
+
+def main() -> int:
+    """Parse ``--only`` and ``--output``, and what every benchmark takes."""
+    parser = argparse.ArgumentParser(add_help=False)
+    parser.add_argument("--only", default="", help="messages, exchanges, sums, CPU or waits")
+    parser.add_argument("--output", type=Path, metavar="FILE", help="file that keeps the rows")
+    options, rest = parser.parse_known_args(sys.argv[1:])
+    return run("Transports, beside a copy in memory", partial(measure, options.only, options.output), rest)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,104 @@
+"""Every side does the same, in turns, and rows say what was asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NoReturn
+
+import pytest
+
+from benchmarks.transport import __main__ as transport
+from benchmarks.transport import items, waits
+from benchmarks.transport.__main__ import (
+    KIB,
+    MIB,
+    Effort,
+    exchanges,
+    messages,
+    more_s,
+    opened,
+    processor,
+    sums,
+    together,
+)
+from benchmarks.transport.items import Around
+from benchmarks.transport.sides import OPENERS, Place, Side
+
+ONCE = Effort((KIB, 4 * MIB), rounds=1, moved_bytes=0, most=3, few=1)
+
+
+def open_nothing(**_: object) -> NoReturn:
+    raise OSError("no cable")
+
+
+def raises(place: Place) -> None:
+    if place.rank == 1:
+        raise ValueError("so it is")
+
+
+@pytest.fixture(scope="module")
+def sides() -> Iterator[list[Side]]:
+    """Two, of which gloo is the second as well."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(OPENERS, "again", OPENERS["gloo"])
+        patch.setattr(items, "WARM_UP", 0)
+        patch.setattr(waits, "COMPUTATIONS", (("checksum", 1e-4),))
+        patch.setattr(waits, "QUICK_S", (0.0, 1e-3))
+        patch.setattr(transport, "COMPUTATION_S", 1e-4)
+        patch.setattr(transport, "EXCHANGES", (32 * KIB,))
+        patch.setattr(transport, "SCATTERED", (MIB,))
+        with opened(("gloo", "again"), 2) as found:
+            yield found
+
+
+def test_every_subject_has_a_row_of_every_side(sides: list[Side]) -> None:
+    rows = [row for subject in (messages, exchanges, sums, processor) for row in subject(sides, ONCE)]
+    rows += waits.rows(sides, 1, 1, quick=True)
+    found: dict[str, dict[str, float]] = {}
+    for row in rows:
+        title, _, side = row.name.rpartition(": ")
+        found.setdefault(title, {})[side] = row.value
+    assert all(of_side.keys() >= {"gloo", "again"} for of_side in found.values())
+    assert (
+        found["message of 4 MiB"]["gloo"] > found["message of 1 KiB"]["gloo"] > found["message of 1 KiB"]["memcpy"] > 0
+    )
+    ratios = found["sum of 4 MiB over 2"]
+    assert ratios["again / gloo"] == pytest.approx(ratios["again"] / ratios["gloo"])
+    assert {row.name for row in rows if row.goal} == {
+        "message of 4 MiB: memcpy / again",
+        "stream of 4 MiB: memcpy / again",
+        "keyed exchange of 32 KiB around 4.6 ms: again",
+        *(f"sum of {size} over 2: again / gloo" for size in ("1 KiB", "4 MiB")),
+        *(f"{what} of 1 MiB over 2: again / gloo" for what in ("reduce-scatter", "all-gather")),
+    }
+
+
+def test_a_copy_is_of_rank_0_alone_and_every_repetition_is_noted(sides: list[Side]) -> None:
+    assert list(map(len, sides[0].turn(items.copies, KIB, 5))) == [5, 0]
+    ranks = sides[0].turn(items.alone, "all-gather", KIB, 4)
+    assert [start < stop for stretches in ranks for start, stop in stretches] == [True] * 8
+
+
+def test_what_a_rank_raises_is_told_and_the_side_goes_on(sides: list[Side]) -> None:
+    with pytest.raises(RuntimeError, match=r"gloo:\nrank 1:\n(.|\n)*ValueError: so it is"):
+        sides[0].turn(raises)
+    assert sides[0].turn(items.copies, KIB, 1)[1] == []
+
+
+def test_a_transport_that_cannot_be_opened_is_left_out(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(OPENERS, "wire", (f"{__name__}:open_nothing", {}))
+    monkeypatch.setitem(OPENERS, "pigeon", ("runtime.transport.pigeon:open_pigeon", {}))
+    with opened(("wire", "pigeon"), 1) as found:
+        assert found == []
+    assert capsys.readouterr().err.splitlines() == [
+        "wire, 1 ranks: left out: OSError: no cable",
+        "pigeon, 1 ranks: left out: there is no runtime.transport.pigeon.open_pigeon",
+    ]
+
+
+def test_what_ranks_do_together_lasts_from_the_first_start_to_the_last_stop() -> None:
+    assert together([[(0.0, 2.0), (5.0, 6.0)], [(1.0, 3.0), (4.0, 4.5)]]) == [3.0, 2.0]
+    busy = Around([(0.0, 3.0)], [(0.0, 2.0)]), Around([(1.0, 5.0)], [(0.0, 1.0)])
+    assert more_s([busy]) == 5.0 - 2.0
