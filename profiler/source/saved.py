@@ -41,6 +41,8 @@ FOLDER = ".halopipe"
 
 _FORMAT = "halopipe module 1"
 _NUM_DIGITS = 12
+_RECORDED = "transformers.utils.output_capturing", "_CAN_RECORD_REGISTRY", "_can_record_outputs"
+"""Module, mapping, and the attribute that it has of each model; transformers (5) has no public way to enter one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,10 +136,11 @@ def load_saved(path: str, digest: str = "", input_shape: tuple[int, ...] = ()) -
 
 def _register(module: nn.Module) -> None:
     """What transformers notes of a class when a model of it is made, in this process: which outputs it can record."""
-    known: Any = getattr(sys.modules.get("transformers.utils.output_capturing"), "_CAN_RECORD_REGISTRY", None)
+    place, registry, outputs = _RECORDED
+    known: Any = vars(sys.modules[place]).get(registry) if place in sys.modules else None
     for part in () if known is None else module.modules():
-        if hasattr(part, "_can_record_outputs"):
-            known[part] = part._can_record_outputs
+        if hasattr(part, outputs):
+            known[part] = getattr(part, outputs)
 
 
 def saved_as(path: str) -> SavedModule:
