@@ -7,6 +7,7 @@ process lasts: what asks about a plan needs no profile if the plan was made here
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
@@ -17,7 +18,7 @@ from halopipe.planning.compare import Comparison
 from halopipe.terminal import units
 from planner.ir import codec
 from planner.ir.cluster import Cluster
-from planner.ir.errors import UsageError
+from planner.ir.errors import InfeasibleError, UsageError
 from planner.ir.files import write_text
 from planner.ir.plan import Plan
 from planner.ir.profile import Profile
@@ -409,11 +410,32 @@ def parallelize(
         found = measured or _measure(
             module, example, loss_fn=loss_fn, cluster=cluster, optimizer=spec_of(optimizer), quick=quick
         )
-        return found, _make_plan(found, global_batch=global_batch)
+        best = _make_plan(found, global_batch=global_batch)
+        return found, best if job is None else _on_all(found, best, job.num_ranks)
 
     given = None if plan is None else _plan(plan)
     known = measured if given is None else _profile_of(given, profile)
     return launching.parallelize(module, example, loss_fn, optimizer, given, known, make_plan, options, job)
+
+
+def _on_all(profile: Profile, best: Plan, num_ranks: int) -> Plan:
+    """The best plan that has something to do for every process of a job; ``best`` itself, if it has."""
+    if best.decision.num_ranks == num_ranks:
+        return best
+    found: list[Plan] = []
+    for rule in (f"*=replicas:{num_ranks}", f"{profile.graph.layers[-1].name}=stage:{num_ranks - 1}"):
+        with contextlib.suppress(InfeasibleError):
+            found.append(plan(profile, global_batch=best.decision.global_batch, fix=[rule]))
+    least = min(found, key=lambda each: each.prediction.step_s, default=best)
+    if least is not best:
+        from halopipe.terminal import console
+
+        few, all_of_them = (units.seconds(each.prediction.step_s) for each in (best, least))
+        console.remark(
+            f"a step takes {few} on {units.count(best.decision.num_ranks, 'device')}, {all_of_them} on the {num_ranks} "
+            f"that torchrun asks for: --nproc-per-node {best.decision.num_ranks} is faster"
+        )
+    return least
 
 
 _measure, _make_plan = profile, plan  # where an argument is called so

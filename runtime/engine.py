@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -26,7 +26,8 @@ from runtime.checkpoint.training_state import load_rank_state, named_parts, name
 from runtime.monitor.activity import Activity
 from runtime.optim.finishing import Finishing, check_finishing
 from runtime.optim.optimizer import MakeScheduler
-from runtime.optim.optimizer_state import StateSource
+from runtime.optim.optimizer_state import StateSource, load_state
+from runtime.optim.whole_state import Given, pieces_of, whole_of
 from runtime.pipeline.executor import Context, Executor, RowTrace, StepEnvironment
 from runtime.pipeline.messages import Piece
 from runtime.pipeline.microbatches import Batch, InputSpecs, WholeBatch
@@ -273,6 +274,26 @@ class Engine:
     def whole_state_dict(self) -> dict[str, Tensor]:
         """Those of all stages, on every rank, as copies on the processor; all ranks call this together."""
         return united(self.state_dict(), self._transport, self._around.deadline_s)
+
+    def whole_optimizer_state(self) -> dict[str, Any]:
+        """What the optimisers of all stages keep, on every rank, by names of parameters; all ranks call this together.
+
+        Its form is told in :mod:`runtime.optim.whole_state`.  Raises as :meth:`state`.
+        """
+        own = pieces_of(self.state(), self._transport.rank)
+        return whole_of(united(own, self._transport, self._around.deadline_s), self._step)
+
+    def load_optimizer_state(self, state: Mapping[str, Any]) -> None:
+        """Goes on with what :meth:`whole_optimizer_state` gave, under whatever plan of the same model.
+
+        Raises:
+            UsageError: it is not that, or lacks something.
+        """
+        given = Given(state)
+        for resident in self._residents.values():
+            if resident.optimizer is not None:
+                load_state(resident.optimizer, given)
+        self._step = given.num_steps
 
     @torch.no_grad()
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:

@@ -11,6 +11,8 @@ import typer
 from halopipe.cli import completion
 from halopipe.cli.options import HostsOption, Json
 
+_MODEL, _MEASURED, _EFFORT = "The model", "What is measured", "How often"
+
 
 def profile(
     model: Annotated[
@@ -22,13 +24,22 @@ def profile(
         ),
     ],
     input_shape: Annotated[
-        str, typer.Option("--input", metavar="SHAPE", help="Shape of the example, samples first: 8,3,64,64.")
+        str,
+        typer.Option(
+            "--input", metavar="SHAPE", help="Shape of the example, samples first: 8,3,64,64.", rich_help_panel=_MODEL
+        ),
     ] = "",
     arg: Annotated[
-        list[str] | None, typer.Option(metavar="KEY=VALUE", help="Keyword argument of the factory; repeatable.")
+        list[str] | None,
+        typer.Option(metavar="KEY=VALUE", help="Keyword argument of the factory; repeatable.", rich_help_panel=_MODEL),
     ] = None,
     workers: Annotated[
-        int, typer.Option(min=0, help="Workers to plan for, each a CPU core or a GPU; 0: two cores, or all GPUs.")
+        int,
+        typer.Option(
+            min=0,
+            help="Workers to plan for, each a CPU core or a GPU; 0: two cores, or all GPUs.",
+            rich_help_panel=_MEASURED,
+        ),
     ] = 0,
     device: Annotated[
         str,
@@ -36,12 +47,15 @@ def profile(
             metavar="WHAT",
             help="What to measure: cpu, cuda, or auto: GPUs if there are enough of them.",
             autocompletion=completion.named(lambda: ("auto", "cpu", "cuda")),
+            rich_help_panel=_MEASURED,
         ),
     ] = "auto",
     sizes: Annotated[
         str,
         typer.Option(
-            metavar="N,N,...", help="Micro-batch sizes to measure; if not given, as many as reading between them needs."
+            metavar="N,N,...",
+            help="Micro-batch sizes to measure; if not given, as many as reading between them needs.",
+            rich_help_panel=_MEASURED,
         ),
     ] = "",
     optimizer: Annotated[
@@ -50,6 +64,7 @@ def profile(
             metavar="NAME[:KEY=N,...]",
             help="Of torch.optim, such as SGD:lr=0.1,momentum=0.9.",
             autocompletion=completion.optimizers,
+            rich_help_panel=_MEASURED,
         ),
     ] = "SGD",
     dtype: Annotated[
@@ -58,6 +73,7 @@ def profile(
             metavar="DTYPE",
             help="Of parameters and activations; if not given, float32, or that of the module in a file.",
             autocompletion=completion.dtypes,
+            rich_help_panel=_MODEL,
         ),
     ] = "",
     autocast: Annotated[
@@ -66,6 +82,7 @@ def profile(
             metavar="DTYPE",
             help="Mixed precision: bfloat16, with parameters in float32.",
             autocompletion=completion.named(lambda: ("bfloat16",)),
+            rich_help_panel=_MODEL,
         ),
     ] = "",
     allow: Annotated[
@@ -74,18 +91,31 @@ def profile(
             metavar="DIM,...",
             help="Dims that plans may cut layers along: sample, spatial, channel; parts are then measured too.",
             autocompletion=completion.families,
+            rich_help_panel=_MEASURED,
         ),
     ] = "sample",
-    ranks: Annotated[int, typer.Option(min=0, help="Ranks that parts are measured for; 0: the workers.")] = 0,
+    ranks: Annotated[
+        int, typer.Option(min=0, help="Ranks that parts are measured for; 0: the workers.", rich_help_panel=_MEASURED)
+    ] = 0,
     elementwise: Annotated[
         list[str] | None,
-        typer.Option(metavar="OP", help="Operator that treats each element by itself, such as lib::op; repeatable."),
+        typer.Option(
+            metavar="OP",
+            help="Operator that treats each element by itself, such as lib::op; repeatable.",
+            rich_help_panel=_MODEL,
+        ),
     ] = None,
     quick: Annotated[
         bool, typer.Option("--quick", help="Fewer sizes and runs, one process: faster, less exact.")
     ] = False,
     processes: Annotated[
-        int, typer.Option(min=0, metavar="N", help="Fresh processes that measure the same; 0: 3, or 1 with --quick.")
+        int,
+        typer.Option(
+            min=0,
+            metavar="N",
+            help="Fresh processes that measure the same; 0: 3, or 1 with --quick.",
+            rich_help_panel=_EFFORT,
+        ),
     ] = 0,
     transport: Annotated[
         str,
@@ -96,7 +126,10 @@ def profile(
         ),
     ] = "",
     resume: Annotated[
-        bool, typer.Option("--resume", help="Go on with what an interrupted profile of the same job measured.")
+        bool,
+        typer.Option(
+            "--resume", help="Go on with what an interrupted profile of the same job measured.", rich_help_panel=_EFFORT
+        ),
     ] = False,
     hosts: HostsOption = None,
     output: Annotated[Path, typer.Option("-o", "--output", help="File to write.")] = Path("profile.json"),

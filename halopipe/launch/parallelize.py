@@ -139,8 +139,24 @@ class Parallel:
 
     def state_dict(self) -> dict[str, Any]:
         """That of the whole module, trained as it is by now."""
+        return self._written("state_dict")
+
+    def optimizer_state_dict(self) -> dict[str, Any]:
+        """What the ranks' optimisers keep; see :meth:`halopipe.training.session.Execution.optimizer_state_dict`."""
+        return self._written(
+            "optimizer_state_dict", settings=None if self._followed is None else self._followed.settings
+        )
+
+    def load_optimizer_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on with what :meth:`optimizer_state_dict` gave; an optimiser object of the script gets its settings."""
+        self.num_steps = self._ranks.call("load_optimizer_state_dict", state=dict(state))["num_steps"]
+        if self._followed is not None:
+            self._followed.settings = torch.load(self._ranks.folder / STATE, weights_only=False)
+
+    def _written(self, what: str, **told: Any) -> dict[str, Any]:
+        """What rank 0 writes to a file."""
         path = self._ranks.folder / STATE
-        self._ranks.call("state_dict", path=str(path))
+        self._ranks.call(what, path=str(path), **told)
         found: dict[str, Any] = torch.load(path, weights_only=False)
         path.unlink()
         return found

@@ -102,19 +102,27 @@ def _done(execution: Execution, what: str, told: Mapping[str, Any], state: Path)
             return {"loss": loss, "is_updated": execution.is_updated, "num_steps": execution.num_steps}
         case "evaluate":
             return {"score": asdict(execution.evaluate(*told["batches"]))}
-        case "state_dict":
-            found = execution.state_dict()
+        case "state_dict" | "optimizer_state_dict":
+            found = getattr(execution, what)()
             if execution.rank == 0:
                 write(Path(told["path"]), found)
         case "load_state_dict":
             execution.load_state_dict(told["state"])
+        case "load_optimizer_state_dict":
+            execution.load_optimizer_state_dict(told["state"])
+            _write_settings(execution, state)
         case "save":
             execution.save(told["folder"], keep=told["keep"])
         case "load":
             execution.load(told["folder"], step=told["step"])
-            if execution.rank == 0 and execution.followed is not None:
-                write(state, execution.followed.settings)
+            _write_settings(execution, state)
     return {"num_steps": execution.num_steps}
+
+
+def _write_settings(execution: Execution, path: Path) -> None:
+    """Of the script's own optimiser, as they were loaded."""
+    if execution.rank == 0 and execution.followed is not None:
+        write(path, execution.followed.settings)
 
 
 def _next(calls: Store, number: int) -> str:

@@ -73,11 +73,13 @@ def source_of(
         raise UsageError(
             f"a module has no arguments: {', '.join(texts)}", ["it is taken as it is"], ["give them to a factory"]
         )
+    from profiler.measure.child_process import warm
     from profiler.source.saved import save_module, saved_as
 
     if not is_module:
         saved = saved_as(name)
         return ModelSource(saved.path, {}, shape, dtype or saved.dtype, *rest, saved.digest)
+    warm()
     result = model if example is None else (model, example, loss_fn, varying or {})
     saved = save_module(result, input_shape=shape)
     return ModelSource(saved.path, {}, (), dtype or saved.dtype, *rest, saved.digest)
@@ -268,6 +270,9 @@ def summary(profile: Profile) -> str:
     for kind, measured in profile.parts.items():
         layers = {each.layer for each in measured}
         lines.append(f"  {kind}: {len(measured)} parts of {len(layers)} layers were measured at their own shapes")
+    alike = {m.layer for measured in profile.measurements.values() for m in measured if m.alike}
+    if alike:
+        lines.append(f"  {len(alike)} layers do the same work as others, whose seconds count for them")
     if provenance.process_spread:
         worst = max(provenance.process_spread.values())
         lines.append(f"  {len(provenance.processes)} processes measured; their steps are {units.percent(worst)} apart")

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from math import isfinite, isnan
 from typing import TypedDict
 
 from halopipe.terminal.units import require_known
 from planner.ir.cluster import Cluster
+from planner.ir.constraints import TOGETHER, YES
 from planner.ir.errors import MissingMeasurementError, RankCountError, UsageError
-from planner.ir.graph import SAMPLE
+from planner.ir.graph import SAMPLE, SHARED_STATE, Attribute
 from planner.ir.plan import Plan
 from planner.ir.problem import (
     AUTO,
@@ -133,7 +134,7 @@ def make_problem(
         recompute=recompute,
         shard=shard,
         halo_depth=halo_depth,
-        fix=rules_of(fix, profile),
+        fix=tuple(dict.fromkeys((*rules_of(fix, profile), *_of_shared_state(profile)))),
         forbid=rules_of(forbid, profile),
     )
 
@@ -171,6 +172,16 @@ def rules_of(texts: Sequence[str | Rule], profile: Profile) -> tuple[Rule, ...]:
         matching(rule, names)
         check_names(rule, profile.cluster)
     return rules
+
+
+def _of_shared_state(profile: Profile) -> Iterator[Rule]:
+    """Layers that use a buffer which one of them writes are in one stage, or the runtime would refuse the plan."""
+    found: dict[Attribute, list[str]] = {}
+    for layer in profile.graph.layers:
+        if SHARED_STATE in layer.attributes:
+            found.setdefault(layer.attributes[SHARED_STATE], []).append(layer.name)
+    for names in found.values():
+        yield Rule(",".join(names), TOGETHER, YES)
 
 
 def _calibrated(profile: Profile) -> Profile:

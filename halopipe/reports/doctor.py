@@ -56,6 +56,10 @@ _SLOW_LOOPBACK = 200e6
 _SENT_BYTES = 32 * 2**20
 _DEADLINE_S = 5.0
 
+BUILT_FOR_TORCH = ("torchvision", "torchaudio")
+"""Packages whose operators are compiled for one build of torch; beside another they cannot be loaded."""
+_IMPORT_S = 60.0
+
 
 @dataclass(frozen=True, slots=True)
 class Finding:
@@ -411,6 +415,40 @@ def _packages() -> Iterator[Finding]:
             yield Finding(f"extra {extra}", OK, versions)
 
 
+def _built_for_torch() -> Iterator[Finding]:
+    """Imported, each in a process of its own: their versions do not tell what they were compiled for."""
+    for name in BUILT_FOR_TORCH:
+        if importlib.util.find_spec(name) is None:
+            continue
+        version = importlib.metadata.version(name)
+        trouble = _import_error(name)
+        if not trouble:
+            yield Finding(name, OK, version)
+            continue
+        torch_version = importlib.metadata.version("torch")
+        build = torch_version.partition("+")[2]
+        index = f" --index-url https://download.pytorch.org/whl/{build}" if build else ""
+        yield Finding(
+            name,
+            ODD,
+            f"{version} cannot be loaded beside torch {torch_version}: {trouble}; nor can what imports it, such as "
+            "models of transformers",
+            f"pip install --force-reinstall --no-deps {name}=={version.partition('+')[0]}{index}, "
+            f"or pip uninstall {name}",
+        )
+
+
+def _import_error(name: str, deadline_s: float = _IMPORT_S) -> str:
+    """Why a fresh process cannot import ``name``; empty if it can."""
+    command = [sys.executable, "-c", f"import sys; sys.path[:] = {sys.path!r}; import {name}"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=deadline_s, check=False)
+    except subprocess.TimeoutExpired:
+        return f"importing it takes above {deadline_s:g} s"
+    lines = done.stderr.strip().splitlines() or [f"the process ended with {done.returncode}"]
+    return lines[-1] if done.returncode else ""
+
+
 def _cpu_flags() -> frozenset[str]:
     match = re.search(r"^flags\s*:(.*)$", _read(Path("/proc/cpuinfo")), re.MULTILINE)
     return frozenset(match[1].split()) if match else frozenset()
@@ -433,4 +471,5 @@ _LOOKS: tuple[tuple[str, Callable[[], Iterator[Finding]]], ...] = (
     ("GPU", _gpus),
     ("limits", _limits),
     ("packages", _packages),
+    ("packages for torch", _built_for_torch),
 )

@@ -83,7 +83,9 @@ def _costs(profile: Profile, name: str) -> str:
         for m in measurements
         if m.layer == name
     ]
-    return tables.table(["device kind", "samples", "forward", "backward", "saved", "workspace", "spread"], cells)
+    found = tables.table(["device kind", "samples", "forward", "backward", "saved", "workspace", "spread"], cells)
+    alike = {m.alike: None for each in profile.measurements.values() for m in each if m.layer == name and m.alike}
+    return "\n".join([found, *(f"  seconds measured on {other}, which is alike" for other in alike)])
 
 
 MOST_SHOWN = 8

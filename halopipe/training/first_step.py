@@ -38,6 +38,8 @@ from planner.ir.errors import NumericsError
 from planner.ir.graph import producer
 from planner.ir.plan import Decision
 from profiler.capture.graph import Captured
+from profiler.capture.operators import operation
+from profiler.capture.sample_independence import UNFILLED
 from profiler.source.model import LoadedModel
 from runtime.monitor.failure import also, read_error, write_error
 from runtime.monitor.watch import SETUP_S
@@ -229,6 +231,8 @@ class _Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch does 
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         found = func(*args, **(kwargs or {}))
+        if func.overloadpacket.__name__ in UNFILLED:  # whatever was in memory is in no other run
+            found.zero_()
         for each in tree_leaves((args, found)):
             if isinstance(each, Tensor) and each.is_floating_point() and each.layout is torch.strided:
                 self._made[each.numel()].append(Sketch.of(each))
@@ -254,6 +258,8 @@ class _Run(fx.Interpreter):
         own = self._rule(n) if n.op == "call_function" else None
         if own is None:
             found = super().run_node(n)
+            if n.op == "call_function" and operation(n) in UNFILLED:
+                found.zero_()
         else:
             args, kwargs = self.fetch_args_kwargs_from_env(n)
             found = own(*args, **kwargs)

@@ -297,6 +297,29 @@ class Execution:
         self._engine.load_state_dict(state)
         self._watched = None  # what was kept of the first step is not what goes on
 
+    def optimizer_state_dict(self) -> dict[str, Any]:
+        """What the optimisers of all ranks keep, by names of parameters: copies, on every rank; all call this together.
+
+        ``state`` and ``param_groups`` are as in ``torch.distributed.checkpoint``, with whole tensors; ``scheduler`` is
+        that of a schedule that the ranks step, ``num_steps`` how many were done.  With :meth:`state_dict` it is all
+        that training goes on from, under any plan of the model.
+
+        Raises:
+            UsageError: gradients wait for the update.
+        """
+        self._trained.confirm()
+        return self._engine.whole_optimizer_state()
+
+    def load_optimizer_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on with what :meth:`optimizer_state_dict` gave; all ranks are given the same.
+
+        Raises:
+            UsageError: it is not that, lacks something, or gradients wait for the update.
+        """
+        self._require_updated()
+        self._engine.load_optimizer_state(state)
+        self._watched = None  # what was kept of the first step is not what goes on
+
     @property
     def module(self) -> nn.Module:
         """The user's module with all that is trained by now, on every rank; all ranks ask for it together."""

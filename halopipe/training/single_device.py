@@ -7,7 +7,9 @@ A batch is given whole, in one call, where no layer mixes samples or keeps count
 was cut can be in the result.  Else it is given in the plan's micro-batches, which is what a plan means (decision 0001).
 
 The steps are done twice where the job is not in float64: how far the two are apart is one device's own rounding error.
-Both begin with the same weights and read the same batches.
+Both begin with the same weights and read the same batches.  Where a module in float64 computes parts of it in a lower
+precision (a norm or a softmax that is cast to float32), what that rounds is seen by a second run as well, whose weights
+are other ones by as much as that precision rounds.
 """
 
 from __future__ import annotations
@@ -22,10 +24,12 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from cuda_ops._torch import tree_leaves
+from cuda_ops.dense.data_dependent import is_unit
 from cuda_ops.device.host import available_bytes
 from halopipe.data.sources import Item, Tensors, batches, take
 from halopipe.run_spec.job import NUM_COMPARED, Compared, Job
-from halopipe.terminal.units import size
+from halopipe.terminal.units import count, size
 from halopipe.training.check_options import trains
 from halopipe.training.optimizer_spec import makers_of
 from halopipe.training.rank import Terms
@@ -47,6 +51,7 @@ from runtime.numerics.compare import (
     relative_error,
     sketches,
     tensor_differences,
+    tolerance_of,
 )
 from runtime.numerics.single_device import LossOf, in_rows, serial_step, serial_step_each
 from runtime.optim.optimizer import StageOptimizer
@@ -76,6 +81,7 @@ class Reference:
         witness: how the batch was run.
         skipped: why there is no reference; empty: there is.
         error: that all ranks are to raise, see :mod:`runtime.monitor.failure`; empty: none.
+        lowest: of a job in float64, the lower precision that some of its values are computed in; empty: none is.
     """
 
     dtype: str = ""
@@ -87,6 +93,7 @@ class Reference:
     witness: str = ""
     skipped: str = ""
     error: str = ""
+    lowest: str = ""
 
     def to_bytes(self) -> bytes:
         """For a file or the job's store."""
@@ -205,6 +212,11 @@ def reference_of(terms: Terms, model: LoadedModel, items: Sequence[Item], device
     is_exact = dtype == EXACT and model.autocast is None
     twin, reason = (None, "") if is_exact else _twin(model)
     model, captured = capture_for(model, device)
+    lowered = _lowered(captured) if is_exact else {}
+    lowest = max(lowered, key=lambda each: torch.finfo(each).eps, default=None)
+    if lowest is not None:
+        twin, reason = _twin(model)
+        _disturb(twin, torch.finfo(lowest).eps)
     try:
         found = _run(terms, model, captured, items)
     except UnlikeDrawsError as error:
@@ -222,7 +234,48 @@ def reference_of(terms: Terms, model: LoadedModel, items: Sequence[Item], device
     if reason:
         witness = f"{found.witness}; its own rounding is not known, as it does not run in float64 ({reason})"
         found = replace(found, witness=witness)
-    return replace(found, dtype=str(model.autocast or dtype).removeprefix("torch."))
+    if lowest is not None and not found.skipped:
+        layers = list(dict.fromkeys(lowered[lowest]))
+        through = f"values pass through {_name(lowest)} in {count(len(layers), 'layer')}, {layers[0]} first"
+        witness = f"{found.witness}; {through}, and differences are accepted up to what that rounds"
+        found = replace(found, lowest=_name(lowest), witness=witness)
+    return replace(found, dtype=_name(model.autocast or dtype))
+
+
+def _lowered(captured: Captured) -> dict[torch.dtype, list[str]]:
+    """By precision below float64, the layers that make such values of trained parameters or of inputs."""
+    trained = {name for name, each in captured.graph_module.named_parameters() if each.requires_grad}
+    found: dict[torch.dtype, list[str]] = {}
+    fed: set[torch.fx.Node] = set()
+    for node in captured.graph_module.graph.nodes:
+        made = {each.dtype for each in _floats(node)}
+        if node.op == "call_function" and not fed.isdisjoint(node.all_input_nodes):
+            inner = node.target.module.graph.nodes if is_unit(node) else ()
+            for dtype in made.union(*({each.dtype for each in _floats(part)} for part in inner)):
+                if torch.finfo(dtype).eps > torch.finfo(EXACT).eps:
+                    found.setdefault(dtype, []).append(captured.layer_of_node[node.name])
+            fed.update([node] if made else ())
+        elif (made and node.op == "placeholder") or node.target in trained:
+            fed.add(node)
+    return found
+
+
+def _floats(node: torch.fx.Node) -> list[Tensor]:
+    leaves = tree_leaves(node.meta.get("val"))
+    return [each for each in leaves if isinstance(each, Tensor) and (each.is_floating_point() or each.is_complex())]
+
+
+@torch.no_grad()
+def _disturb(model: LoadedModel | None, share: float) -> None:
+    """Makes every trained number larger or smaller by this share of it, in the same way each time."""
+    generator = torch.Generator().manual_seed(0)
+    for parameter in {id(each): each for each in named_of(model, "parameters").values()}.values() if model else ():
+        signs = torch.randint(0, 2, parameter.shape, generator=generator).mul_(2).sub_(1)
+        parameter.mul_(1 + share * signs.to(parameter))
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def compare_tensors(reference: Reference, engine: Engine) -> tuple[Compared, ...]:
@@ -445,7 +498,7 @@ def _rounding(found: Reference, exact: Reference) -> dict[str, dict[str, float]]
 
 
 def _tolerance(reference: Reference) -> Tolerance:
-    return TOLERANCES[getattr(torch, reference.dtype)]
+    return tolerance_of(reference.dtype, reference.lowest)
 
 
 def _compared(differences: Iterable[Difference]) -> tuple[Compared, ...]:

@@ -7,6 +7,7 @@
     conv*=sample:4           it is cut into so many parts along samples; spatial:N, channel:N likewise
     enc.*=recompute:yes      its stage computes activations again before the backward; or no
     dec.*=together           all of them are in one stage
+    a,dec.*=together         several patterns, with commas between
 
 To *fix* a rule is to hold it for every layer that its pattern matches; to *forbid* it is to hold it for none of them
 (of a device or kind: no rank of the stage may match; of ``together``: not all of them are in one stage).
@@ -70,7 +71,8 @@ def matching(rule: Rule, names: Sequence[str]) -> tuple[int, ...]:
     Raises:
         UnknownNameError: there are none; the error names the nearest layers.
     """
-    found = tuple(index for index, name in enumerate(names) if fnmatchcase(name, rule.pattern))
+    patterns = rule.pattern.split(",")
+    found = tuple(index for index, name in enumerate(names) if any(fnmatchcase(name, each) for each in patterns))
     if not found:
         raise _unknown(rule, "layer", rule.pattern, names)
     return found

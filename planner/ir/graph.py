@@ -18,6 +18,9 @@ NEEDS_WHOLE_BATCH = "needs_whole_batch"
 """Attribute of a layer through which the loss of a batch is no weighted sum of the losses of its parts: all samples of
 a step have to be there at once, in one micro-batch."""
 
+SHARED_STATE = "shared_state"
+"""Attribute of layers that use a buffer which one of them writes: its name.  They must be in one stage."""
+
 INTERLEAVES_SAMPLES = "interleaves_samples"
 """Attribute of a layer that keeps samples apart, but not each in one piece of its sample dim (time x sample)."""
 

@@ -78,6 +78,7 @@ class Measurement:
         raw_s: forward + backward of every run kept, in the order of the passes, process after process: the same
             position is the same pass for all layers of a size.  Rounded to 4 significant digits.
         levels: how high memory rises; None if only ``workspace_bytes`` is known.
+        alike: the layer whose seconds these are, which does the same work on the same shapes; empty: its own.
     """
 
     layer: str
@@ -95,6 +96,7 @@ class Measurement:
     part: tuple[int, ...] = field(default=(), metadata={"added": "0.1"})
     raw_s: tuple[float, ...] = field(default=(), metadata={"added": "0.1"})
     levels: Levels | None = field(default=None, metadata={"added": "0.1"})
+    alike: str = field(default="", metadata={"added": "0.1"})
 
 
 @dataclass(frozen=True, slots=True)

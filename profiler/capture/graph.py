@@ -12,7 +12,18 @@ from torch import Tensor, fx, nn
 from torch.nn.parameter import is_lazy
 
 from planner.ir.errors import UnsupportedModelError
-from planner.ir.graph import MIXES_SAMPLES, NEEDS_WHOLE_BATCH, SAMPLE, Attribute, Graph, Layer, TensorSpec, value_name
+from planner.ir.graph import (
+    MIXES_SAMPLES,
+    NEEDS_WHOLE_BATCH,
+    SAMPLE,
+    SHARED_STATE,
+    Attribute,
+    Graph,
+    Layer,
+    TensorSpec,
+    value_name,
+)
+from profiler.capture.functional import is_write
 from profiler.capture.kinds import ELEMENTWISE, LOSS, NO_RULES, OPAQUE, Rules, arguments_of, kind_of
 from profiler.capture.layers import Group, groups, is_output_of, output_names, specify, specify_input, tensor_arguments
 from profiler.capture.operators import layer_names, name_read
@@ -141,7 +152,7 @@ def _captured(model: LoadedModel, rules: Rules) -> Captured:
     values = _value_names(traced, found, names)
     layers = dict(zip(names, dependence(traced, found, model), strict=True))
     return Captured(
-        _with_pairs(_marked(_graph(traced, rules, found, names, values), layers), model),
+        _with_pairs(_marked(_graph(traced, rules, found, names, values), layers, _shared_state(found, names)), model),
         traced.module,
         {node.name: name for group, name in zip(found, names, strict=True) for node in group.nodes},
         {value: node.name for node, value in values.items() if isinstance(node.meta.get("val"), Tensor)},
@@ -326,10 +337,33 @@ def _raw(model: LoadedModel) -> dict[str, TensorSpec]:
     return found
 
 
-def _marked(graph: Graph, found: Mapping[str, Dependence]) -> Graph:
+def _shared_state(found: tuple[Group, ...], names: tuple[str, ...]) -> dict[str, str]:
+    """By layer, the buffer that it uses with others, where one of them writes to it; of several that join, the last."""
+    users: dict[str, dict[str, None]] = {}
+    written: set[str] = set()
+    for group, name in zip(found, names, strict=True):
+        for node in group.nodes:
+            for argument in node.all_input_nodes:
+                if argument.op == "get_attr":
+                    users.setdefault(str(argument.target), {})[name] = None
+            if is_write(node) and node.args[0].op == "get_attr":
+                written.add(str(node.args[0].target))
+    shared: dict[str, str] = {}
+    for buffer, layers in users.items():
+        if buffer in written and len(layers) > 1:
+            known = {shared[layer] for layer in layers if layer in shared}
+            joined = [layer for layer, other in shared.items() if other in known]
+            shared.update(dict.fromkeys([*joined, *layers], buffer))
+    return shared
+
+
+def _marked(graph: Graph, found: Mapping[str, Dependence], shared: Mapping[str, str]) -> Graph:
     def marked(layer: Layer) -> Layer:
         on = found[layer.name]
-        marks = {mark: True for mark in (on.mark, NEEDS_WHOLE_BATCH if on.needs_whole_batch else "") if mark}
+        marks: dict[str, Attribute] = {
+            mark: True for mark in (on.mark, NEEDS_WHOLE_BATCH if on.needs_whole_batch else "") if mark
+        }
+        marks |= {SHARED_STATE: shared[layer.name]} if layer.name in shared else {}
         return dataclasses.replace(layer, attributes={**layer.attributes, **marks}) if marks else layer
 
     return dataclasses.replace(graph, layers=tuple(map(marked, graph.layers)))

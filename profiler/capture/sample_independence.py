@@ -29,8 +29,10 @@ from profiler.capture.trace import Traced
 from profiler.capture.verify_capture import module_loss
 from profiler.source.model import LoadedModel, example_of, fed_example, is_alike
 
+UNFILLED = frozenset(["empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided"])
+"""Operators whose result is whatever was in memory."""
+
 _OFF = {"train": False, "training": False, "dropout_p": 0.0}
-_UNFILLED = frozenset(["empty", "empty_like", "new_empty"])
 _PAIR = 2
 
 
@@ -402,7 +404,7 @@ class _Run:
                 self.summed[node] = function_called(node)(
                     *fx.map_arg(args, self.values.get), **fx.map_arg(kwargs, self.values.get)
                 )
-            if operation(node) in _UNFILLED:  # whatever was in memory would tell the runs apart
+            if operation(node) in UNFILLED:  # whatever was in memory would tell the runs apart
                 self.values[node].zero_()
         for argument in node.all_input_nodes:
             self.readers[argument] -= 1

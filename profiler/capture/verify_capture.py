@@ -237,9 +237,13 @@ def _loss_of(model: LoadedModel, values: Sequence[Tensor]) -> Tensor:
 def _require_same_inputs(model: LoadedModel, tensors: Mapping[str, Tensor]) -> None:
     """Raises :class:`UnsupportedModelError` where forward writes to its inputs so that a second one differs."""
     values = [tensor.clone() for tensor in tensors.values()]
-    losses = [_loss_alone(model, lambda: _loss_of(model, values)) for _ in range(2)]
+
+    def loss() -> Tensor:
+        return _loss_alone(model, lambda: _loss_of(model, values))
+
+    first = loss()
     written = [name for name, value in zip(tensors, values, strict=True) if not is_alike(value, tensors[name])]
-    if written and not is_alike(*losses):
+    if written and not is_alike(first, loss()):
         raise UnsupportedModelError(
             f"forward writes to its own input, {written[0]}, in place",
             ["the next step on the same data would read something else"],

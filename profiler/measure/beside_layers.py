@@ -35,6 +35,9 @@ from profiler.measure.timing import Segment, segments, trimmed_mean
 from profiler.source.model import CloudExample, LoadedModel
 from profiler.source.structure import BatchStructure
 
+_WARM_UPS = 2  # the first makes the optimiser's state
+_LONG_S = 3.0
+
 
 def still_optimizer(optimizer: Optimizer, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
     """The ``torch.optim`` optimiser, with a learning rate of 0.
@@ -96,6 +99,7 @@ def iteration_s(
     ``inputs`` and ``targets`` are what the module and its loss take (:meth:`LoadedModel.taken`).
 
     Args:
+        num_runs: steps that count; fewer, but one, of those that take long: ``_LONG_S`` in all are enough.
         clock: of the device that the model is on; by default that of the processor.
     """
     clock = clock or ThreadClock()
@@ -108,15 +112,15 @@ def iteration_s(
             update.step()
             update.zero_grad(set_to_none=True)
 
-    times = []
-    for _ in range(num_runs + 2):
+    times: list[float] = []
+    while len(times) < num_runs + _WARM_UPS and (len(times) <= _WARM_UPS or sum(times) < _LONG_S):
         gc.collect()
         gc.disable()
         try:
             times.append(timed(clock, step))
         finally:
             gc.enable()
-    return trimmed_mean(times[2:])
+    return trimmed_mean(times[_WARM_UPS:])
 
 
 def _owners(captured: Captured) -> dict[str, tuple[nn.Parameter, ...]]:

@@ -40,10 +40,9 @@ class Child:
         self._name = function
         self._printed = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115 - closed at exit
         self._pipe, far = multiprocessing.Pipe()
-        settings = {**fork_server.SETTINGS, "GLOO_SOCKET_IFNAME": "lo"}
         self._process = fork_server.start(
             "profiler.measure.child_process:serve",
-            environment={**os.environ, **settings},
+            environment=_environment(),
             output=self._printed.fileno(),
             files=[far.fileno()],
             loads=[*fork_server.CAPTURE, function.partition(":")[0]],
@@ -105,6 +104,15 @@ class Child:
     def _last_lines(self) -> list[str]:
         self._printed.seek(0)
         return self._printed.read().splitlines()[-_MOST_LINES_SHOWN:]
+
+
+def warm() -> None:
+    """Lets torch be loaded for the first child, while this process does something else."""
+    fork_server.warm(_environment())
+
+
+def _environment() -> dict[str, str]:
+    return {**os.environ, **fork_server.SETTINGS, "GLOO_SOCKET_IFNAME": "lo"}
 
 
 def serve(handle: int) -> None:

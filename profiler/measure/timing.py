@@ -204,7 +204,10 @@ class SegmentedPass:
         laps.backward.append(self._clock.stop(started))
         for node in segment.results:
             self._gradients.pop(node, None)
-        laps.backward.extend(self._hand_on(leaves))
+        given = [(node, leaf.grad) for node, leaf in leaves if leaf.grad is not None]
+        for _, leaf in leaves:
+            leaf.grad = None
+        laps.backward.extend(self._hand_on(segment, given))
 
     def backward_weight(self, segment: Segment) -> None:
         """What :meth:`backward_input` left."""
@@ -229,13 +232,10 @@ class SegmentedPass:
     def _seconds(self, laps: Iterable[Any]) -> float:
         return sum((self._clock.seconds(lap) for lap in laps), 0.0)
 
-    def _hand_on(self, leaves: list[tuple[fx.Node, Tensor]]) -> list[Any]:
-        """Adds gradients to those that other readers gave; the laps that took."""
+    def _hand_on(self, segment: Segment, given: Sequence[tuple[fx.Node, Tensor]]) -> list[Any]:
+        """Adds gradients of what ``segment`` reads to those that other readers gave; the laps that took."""
         laps = []
-        for node, leaf in leaves:
-            gradient, leaf.grad = leaf.grad, None
-            if gradient is None:
-                continue
+        for node, gradient in given:
             if node in self._gradients:
                 started = self._clock.start()
                 self._gradients[node] = self._gradients[node] + gradient
@@ -292,7 +292,7 @@ def shared(effort: Effort, num_processes: int) -> Effort:
 
 @dataclass(frozen=True, slots=True)
 class LayerTimes:
-    """Seconds of one layer, and how they were found; ``raw_s`` as of :class:`planner.ir.profile.Measurement`."""
+    """Seconds of one layer, and how they were found; ``raw_s`` and ``alike`` as of a ``Measurement`` of a profile."""
 
     forward_s: float
     backward_s: float
@@ -301,6 +301,7 @@ class LayerTimes:
     num_runs: int
     spread: float
     raw_s: tuple[float, ...] = ()
+    alike: str = ""
 
 
 @dataclass(slots=True)
@@ -345,7 +346,7 @@ def time_segments(
     call_s = backward_call_s(clock)
 
     def once(split: bool) -> dict[str, tuple[float, BackwardTimes]]:
-        return _pass(parts, start, split)
+        return run_pass(parts, start, split)
 
     for _ in range(effort.num_warm_ups):
         once(split=False)
@@ -412,9 +413,10 @@ def _chain_s(length: int) -> float:
     return statistics.median(times)
 
 
-def _pass(
+def run_pass(
     parts: Sequence[Segment], start: Callable[[bool], SegmentedPass], split: bool
 ) -> dict[str, tuple[float, BackwardTimes]]:
+    """The times of one pass over ``parts``, with nothing in their parameters' gradients."""
     for part in parts:
         for parameter in part.parameters:
             parameter.grad = None

@@ -20,6 +20,7 @@ from planner.ir.graph import Graph
 from planner.ir.profile import Measurement, ModelSource, Optimizer, PartShape
 from profiler.capture.graph import Captured
 from profiler.capture.kinds import Rules
+from profiler.measure.alike import time_alike
 from profiler.measure.beside_layers import iteration_s, parameter_costs, preparation_costs, site_halos, still_optimizer
 from profiler.measure.child_process import Report
 from profiler.measure.devices import BACKENDS, back_end_keys, capture_for
@@ -230,7 +231,8 @@ class _Measuring:
             whole_s = self._iteration_s(tensors)
         except (RuntimeError, ValueError) as error:  # a batch norm of one value, for one
             return SizeCosts(samples, failure=f"{samples} samples: {type(error).__name__}: {error}")
-        times = time_layers(
+        time = time_alike if self._job.quick else time_layers
+        times = time(
             self._captured,
             tensors,
             samples,
@@ -255,6 +257,7 @@ class _Measuring:
                 key=keys[name],
                 raw_s=found.raw_s,
                 levels=bytes_of[name].levels,
+                alike=found.alike,
             )
             for name, found in times.items()
         )

@@ -11,6 +11,7 @@ Files are called by what they hold, ``Net-3f2a91c04d7e.pt``, the digits being th
 
 from __future__ import annotations
 
+import copyreg
 import hashlib
 import importlib.util
 import os
@@ -20,12 +21,14 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import FunctionType, SimpleNamespace
 from typing import Any
 from uuid import uuid4
 
 import cloudpickle
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.parametrize import is_parametrized
 
 from cuda_ops.device.seeding import seeded
 from planner.ir.errors import FactoryError, MissingFileError, ModelNotFoundError, StaleFileError, UsageError
@@ -38,6 +41,8 @@ FOLDER = ".halopipe"
 
 _FORMAT = "halopipe module 1"
 _NUM_DIGITS = 12
+_RECORDED = "transformers.utils.output_capturing", "_CAN_RECORD_REGISTRY", "_can_record_outputs"
+"""Module, mapping, and the attribute that it has of each model; transformers (5) has no public way to enter one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +86,7 @@ def save_module(result: Any, folder: str | Path = FOLDER, input_shape: tuple[int
     try:
         temporary.parent.mkdir(parents=True, exist_ok=True)
         with temporary.open("w+b") as stream, _by_value(model):
-            torch.save(held, stream, pickle_module=cloudpickle)
+            torch.save(held, stream, pickle_module=SimpleNamespace(__name__=__name__, Pickler=_Pickler))
             stream.seek(0)
             digest = hashlib.file_digest(stream, "sha256").hexdigest()
         path = temporary.replace(temporary.with_name(f"{name}-{digest[:_NUM_DIGITS]}.pt"))
@@ -118,6 +123,7 @@ def load_saved(path: str, digest: str = "", input_shape: tuple[int, ...] = ()) -
     if not isinstance(held, Mapping) or held.get("format") != _FORMAT:
         return model_of(path, held, input_shape)
     model = model_of(path, held["result"], input_shape)
+    _register(model.module)
     expected, found = held["loss"], _loss(model)
     if expected is not None and found is not None and not is_alike(expected, found):
         raise StaleFileError(
@@ -126,6 +132,15 @@ def load_saved(path: str, digest: str = "", input_shape: tuple[int, ...] = ()) -
             ["code that it imports, or a class that was patched, is another one here: define it where it is profiled"],
         )
     return model
+
+
+def _register(module: nn.Module) -> None:
+    """What transformers notes of a class when a model of it is made, in this process: which outputs it can record."""
+    place, registry, outputs = _RECORDED
+    known: Any = vars(sys.modules[place]).get(registry) if place in sys.modules else None
+    for part in () if known is None else module.modules():
+        if hasattr(part, outputs):
+            known[part] = getattr(part, outputs)
 
 
 def saved_as(path: str) -> SavedModule:
@@ -168,6 +183,49 @@ def _unpickled(path: str) -> Any:
         raise ModelNotFoundError(
             f"{path} cannot be loaded", [f"{type(error).__name__}: {error}", where(error)], remedies
         ) from error
+
+
+class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no types
+    """Of functions within functions, and of parametrised modules, what a process that imports their modules needs."""
+
+    def reducer_override(self, obj: Any) -> Any:
+        """As cloudpickle's, but for these two.
+
+        Cloudpickle copies what such a function finds in its module, so that a hook of transformers, say, would write
+        to a list that nobody reads.  And torch refuses parametrised modules, whose class is made at run time.
+        """
+        if isinstance(obj, nn.Module) and is_parametrized(obj):
+            return copyreg.__newobj__, (type(obj),), obj.__dict__  # type: ignore[attr-defined]  # not in its types
+        found = super().reducer_override(obj)
+        name = getattr(obj, "__module__", None) or ""
+        if found is NotImplemented or not isinstance(obj, FunctionType) or not _is_imported(obj, name):
+            return found
+        make, (code, _, *others), (own, slots), *rest = found
+        return make, (code, _Globals(name), *others), (own, {**slots, "__globals__": {}}), *rest
+
+
+def _is_imported(function: FunctionType, name: str) -> bool:
+    """Whether another process finds the module that ``function`` is of, which is not written itself."""
+    return (
+        name != "__main__"
+        and name not in cloudpickle.list_registry_pickle_by_value()
+        and function.__globals__ is getattr(sys.modules.get(name), "__dict__", None)
+        and _is_importable(name)
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Globals:
+    """Of a module, which is imported where the file is read."""
+
+    module: str
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _globals_of, (self.module,)
+
+
+def _globals_of(module: str) -> dict[str, Any]:
+    return vars(importlib.import_module(module))
 
 
 class _Folders:

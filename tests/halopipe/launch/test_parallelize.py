@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -17,6 +18,7 @@ from torch import Tensor, nn
 from torch.optim import lr_scheduler
 
 import halopipe as hp
+from halopipe import api
 from halopipe.launch import parallelize
 from halopipe.launch.job_environment import JobRank
 from halopipe.training.optimizer_spec import spec_of
@@ -25,6 +27,7 @@ from planner.ir.profile import ModelSource, Optimizer
 from profiler.source.source import load_model
 from tests.halopipe import learners
 from tests.halopipe.plans import plan_of
+from tests.planner.factories import chain_profile
 
 HOME = Path(__file__).resolve().parents[3]
 SOURCE = ModelSource("tests.halopipe.learners:classifier", {"dropout": "0.0"}, (4, learners.WIDTH), "float64")
@@ -72,6 +75,13 @@ def test_a_module_is_trained_from_a_script_as_in_its_own_loop(tmp_path: Path) ->
             own_schedule.step()
             assert loss == pytest.approx(expected.item(), rel=1e-10)
         assert schedule.get_last_lr() == own_schedule.get_last_lr()
+        kept = run.optimizer_state_dict()
+        of_twin = {name: own.state[parameter] for name, parameter in twin.named_parameters()}
+        assert kept["state"].keys() == of_twin.keys()
+        for name, each in of_twin.items():
+            for entry, value in each.items():
+                torch.testing.assert_close(kept["state"][name][entry], value, rtol=1e-10, atol=1e-12)
+        assert {tuple(group["betas"]) for group in kept["param_groups"]} == {(0.9, 0.999), (0.5, 0.9)}
         state = run.state_dict()
         assert list(state) == list(twin.state_dict())
         for found in (state, run.module.state_dict()):
@@ -87,6 +97,16 @@ def test_a_module_is_trained_from_a_script_as_in_its_own_loop(tmp_path: Path) ->
         assert run.step(batch(2)) == pytest.approx(losses[2], rel=1e-10)
         run.load_state_dict(twin.state_dict())
         assert run.evaluate(batch(4)).loss == pytest.approx(expected.item(), rel=1e-10)
+        run.load_optimizer_state_dict(kept)
+        assert run.num_steps == 3
+        own.zero_grad()
+        nn.functional.cross_entropy(twin(batch(3)[0]), batch(3)[1]).backward()
+        own.step()
+        run.step(batch(3))
+        for name, tensor in run.state_dict().items():
+            torch.testing.assert_close(tensor, twin.state_dict()[name], rtol=1e-10, atol=1e-12)
+        with pytest.raises(UsageError, match="not the state of an optimiser"):
+            run.load_optimizer_state_dict({"state": {}})
         with pytest.raises(WorkerError, match="ZeroDivisionError") as caught:
             run.step(Bomb())
         assert "on rank" in str(caught.value)
@@ -189,3 +209,70 @@ def test_a_plain_script_needs_no_guard(tmp_path: Path) -> None:
     assert found.returncode == 0, found.stderr
     losses, last = json.loads(found.stdout)
     assert losses[0] > losses[1] > losses[2] > last
+
+
+IN_A_JOB = """
+import json
+import torch
+from torch import nn
+import halopipe as hp
+
+torch.manual_seed(0)
+network = nn.Sequential(nn.Linear(12, 16), nn.ReLU(), nn.Linear(16, 3)).double()
+batch = torch.randn(8, 12, dtype=torch.float64), torch.arange(8) % 3
+optimizer = torch.optim.AdamW(network.parameters(), lr=0.01)
+scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2)
+losses = []
+with hp.parallelize(network, batch, loss_fn=nn.functional.cross_entropy, optimizer=optimizer) as run:
+    for _ in range(4):
+        losses.append(run.step(batch))
+        scheduler.step()
+    losses.append(run.evaluate(batch).loss)
+    run.save("kept")
+    losses.append(run.step(batch))
+    run.load("kept")
+    losses.append(run.step(batch))
+    print(json.dumps([run.num_ranks, losses, run.state_dict()["2.bias"].tolist()]), flush=True)
+"""
+
+
+@pytest.mark.exhaustive("two processes of torchrun, one of which profiles: half a minute")
+@pytest.mark.timeout(600)
+def test_a_script_of_torchrun_trains_on_all_its_processes_as_in_its_own_loop(tmp_path: Path) -> None:
+    (tmp_path / "job.py").write_text(IN_A_JOB)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "job.py"]
+    environment = {**os.environ, "PYTHONPATH": str(HOME), "OMP_NUM_THREADS": "1"}
+    found = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert found.returncode == 0, found.stderr
+    told = [json.loads(line) for line in found.stdout.splitlines() if line.startswith("[")]
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Linear(12, 16), nn.ReLU(), nn.Linear(16, 3)).double()
+    inputs, targets = torch.randn(8, 12, dtype=torch.float64), torch.arange(8) % 3
+    optimizer = torch.optim.AdamW(network.parameters(), lr=0.01)
+    scheduler = lr_scheduler.StepLR(optimizer, 2)
+    expected = []
+    for step in range(5):
+        loss = nn.functional.cross_entropy(network(inputs), targets)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        if step < 4:
+            scheduler.step()
+        expected.append(loss.item())
+    expected += expected[-1:] * 2  # evaluated, and a step after loading: both with the weights of the fifth
+    assert len(told) == 2
+    for num_ranks, losses, bias in told:
+        assert num_ranks == 2
+        assert losses == pytest.approx(expected, rel=1e-10)
+        assert bias == pytest.approx(network[2].bias.tolist(), rel=1e-10)
+
+
+def test_a_plan_for_fewer_devices_than_the_job_has_processes_is_made_again(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    profile = chain_profile(3)
+    best = hp.plan(profile, global_batch=8, num_ranks=1)
+    found = api._on_all(profile, best, 2)
+    assert found.decision.num_ranks == 2
+    assert "on 1 device" in capsys.readouterr().err
+    assert api._on_all(profile, found, 2) is found

@@ -6,7 +6,8 @@ import pytest
 
 from halopipe.planning import problem as problems
 from halopipe.planning import solve
-from planner.ir.errors import RankCountError, UnknownNameError, UsageError
+from planner.ir.errors import InfeasibleError, RankCountError, UnknownNameError, UsageError
+from planner.ir.graph import SHARED_STATE
 from planner.ir.problem import AUTO, NEVER, Problem, Rule
 from tests.planner.factories import chain_decision, chain_profile, plan_of
 
@@ -90,3 +91,19 @@ def test_the_freedom_that_a_plan_uses_is_granted() -> None:
     assert (free.recompute, free.allow) == (AUTO, problems.FAMILIES)
     odd = next(name for name in problems.schedule_names() if name not in problems.default_schedules())
     assert odd in problems.problem_of(replace(PLAN, decision=replace(decision, schedule=odd)), PROFILE).schedules
+
+
+def test_layers_that_share_a_buffer_which_is_written_stay_in_one_stage() -> None:
+    first, second, *others = PROFILE.graph.layers
+    sharing = [replace(each, attributes={**each.attributes, SHARED_STATE: "seen"}) for each in (first, second)]
+    profile = replace(PROFILE, graph=replace(PROFILE.graph, layers=(*sharing, *others)))
+    cut = [f"{first.name}=stage:0", f"{second.name}=stage:1"]
+    assert solve.solve(problems.make_problem(PROFILE, fix=cut)).decision.layers[second.name].stage == 1
+    with pytest.raises((InfeasibleError, UsageError), match="contradict each other"):
+        solve.solve(problems.make_problem(profile, fix=cut))
+    plan = solve.solve(problems.make_problem(profile, fix=[f"{others[-1].name}=stage:1"]))
+    stages = {plan.decision.layers[each.name].stage for each in sharing}
+    assert len(stages) == 1
+    assert (
+        problems.problem_of(plan, profile).fix == problems.make_problem(profile, fix=[f"{others[-1].name}=stage:1"]).fix
+    )

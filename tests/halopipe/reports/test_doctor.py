@@ -47,6 +47,33 @@ def test_a_look_that_fails_is_a_finding_and_no_failure(monkeypatch: pytest.Monke
     assert doctor.can_run((finding,))
 
 
+@pytest.mark.parametrize(
+    ("code", "status", "said"),
+    [
+        ("", OK, "9.1"),
+        ("raise RuntimeError('operator torchvision::nms does not exist')", ODD, "torchvision::nms does not exist"),
+        ("import os; os._exit(3)", ODD, "the process ended with 3"),
+        ("import time; time.sleep(60)", ODD, "importing it takes above 0.5 s"),
+    ],
+)
+def test_a_torchvision_for_another_torch_is_told(
+    code: str, status: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "torchvision.py").write_text(code)
+    (tmp_path / "torchvision-9.1.dist-info").mkdir()
+    (tmp_path / "torchvision-9.1.dist-info" / "METADATA").write_text("Name: torchvision\nVersion: 9.1\n")
+    monkeypatch.setattr(doctor, "BUILT_FOR_TORCH", ("torchvision",))
+    monkeypatch.syspath_prepend(tmp_path)
+    honest = doctor._import_error
+    monkeypatch.setattr(doctor, "_import_error", lambda name: honest(name, 0.5 if "sleep" in code else 60.0))
+    (finding,) = doctor._built_for_torch()
+    assert (finding.what, finding.status) == ("torchvision", status)
+    assert said in finding.text
+    if status == ODD:
+        assert "beside torch" in finding.text
+        assert finding.remedy.startswith("pip install --force-reinstall --no-deps torchvision==9.1")
+
+
 def test_only_what_is_needed_fails() -> None:
     assert doctor.can_run((Finding("extra report", MISSING, ""), Finding("torch", ODD, "", needed=True)))
     assert not doctor.can_run((Finding("torch", MISSING, "", needed=True),))

@@ -84,6 +84,34 @@ def own_dtype() -> Any:
     return example(OwnDtype())
 
 
+class Within(nn.Module):
+    """A norm that is computed in single precision, whatever the dtype, and rows that are written one by one."""
+
+    def __init__(self, lower: bool) -> None:
+        super().__init__()
+        self.first, self.norm, self.last = nn.Linear(WIDTH, 6), nn.LayerNorm(6), nn.Linear(6, 3)
+        self.lower = lower
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        table = torch.linspace(0, 1, 6, dtype=torch.float32).cos()  # as of rotary positions: alike under every plan
+        x = x + table.to(x.dtype)
+        if self.lower:
+            x = functional.layer_norm(x.float(), (6,)).to(x.dtype)
+        made = torch.empty_like(x)
+        for column in range(6):
+            made[:, column] = 2 * x[:, column]
+        return self.last(self.norm(made))
+
+
+def within() -> Any:
+    return example(Within(lower=True))
+
+
+def beside() -> Any:
+    return example(Within(lower=False))
+
+
 def source(name: str, dtype: str = "float64") -> ModelSource:
     return ModelSource(f"{__name__}:{name}", dtype=dtype)
 
@@ -119,6 +147,37 @@ def test_the_first_step_of_a_job_is_one_device_s(tmp_path: Path, name: str, witn
     if witness:
         assert numerics.witness == witness
         assert max(each.error for each in numerics.worst.values()) < 1e-10
+
+
+def test_what_a_lower_precision_within_rounds_is_accepted_and_said(tmp_path: Path) -> None:
+    """And nothing more than that: a wrong gradient of a thousandth is not."""
+    numerics = checked(plan("within"), tmp_path).numerics
+    assert numerics is not None
+    assert "values pass through float32 in 2 layers, to first" in numerics.witness
+    assert "values pass through float32" in str(numerics)
+    limits = {kind: each.accepted for kind, each in numerics.worst.items()}
+    assert 1e-10 < limits["gradient"] < 1e-4
+    assert numerics.hidden == 0
+    plain_limits = checked(plan("beside"), tmp_path).numerics
+    assert plain_limits is not None
+    assert {each.accepted for each in plain_limits.worst.values()} == {1e-10}
+    assert "float32" not in plain_limits.witness
+
+
+def test_a_mistake_shows_where_a_lower_precision_rounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    honest = Finishing.run
+
+    def scaling(self: Finishing) -> Any:
+        for resident in self._residents.values():
+            if "first.weight" in resident.parameters:
+                resident.parameters["first.weight"].grad.mul_(1.001)
+        return honest(self)
+
+    monkeypatch.setattr(Finishing, "run", scaling)
+    with pytest.raises(NumericsError, match="the plan does not compute what one device does") as caught:
+        checked(plan("within"), tmp_path)
+    assert any("values pass through float32" in line for line in caught.value.details)
+    assert caught.value.details[-1].startswith("values part at layer first")  # and not at what is not filled
 
 
 def test_a_model_with_a_dtype_of_its_own_has_no_yardstick_and_that_is_said(tmp_path: Path) -> None:

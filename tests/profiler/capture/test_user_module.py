@@ -152,3 +152,26 @@ def test_code_that_depends_on_the_mode_is_told() -> None:
     (remark,) = captured(Net(lambda net, x: x * 2 if net.training else x)).remarks
     assert "not evaluate it" in remark
     assert captured(Net()).remarks == ()
+
+
+class Counting(nn.Module):
+    """A buffer that one layer reads and another one writes, beside one that is read twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.register_buffer("seen", torch.zeros(()))
+        self.register_buffer("scale", torch.ones(WIDTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Of the shape of ``x``."""
+        x = self.first(x * self.scale) * (1 + self.seen)
+        self.seen += 1
+        return self.last(x) * self.scale
+
+
+def test_layers_that_share_a_buffer_which_one_writes_say_so() -> None:
+    layers = captured(Counting()).graph.layers
+    shared = {layer.name: layer.attributes["shared_state"] for layer in layers if "shared_state" in layer.attributes}
+    assert len(shared) == 2
+    assert set(shared.values()) == {"seen"}

@@ -188,3 +188,52 @@ print(source_of(nn.Sequential(Net(), Head(3, 2)), example=torch.ones(4, 3)).fact
     assert type(found.module[1]).__module__ == "parts"
     assert len(capture(found).graph.layers) > 3
     del sys.modules["parts"]
+
+
+LISTENING = """
+import torch
+from torch import nn
+
+heard = []
+
+class Listening(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.utils.parametrizations.weight_norm(nn.Linear(3, 3))
+        self.outer = nn.utils.parametrizations.spectral_norm(nn.Linear(3, 2))
+        def hook(module, given, made):
+            heard.append(made)
+        self.inner.register_forward_hook(hook)
+
+    def forward(self, x):
+        heard.clear()
+        return self.outer(self.inner(x)) + heard[0].sum(-1, keepdim=True)
+"""
+
+
+def test_hooks_find_their_module_and_parametrised_weights_their_class(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / "listening.py").write_text(LISTENING, "utf-8")
+    monkeypatch.syspath_prepend(folder)
+    import listening  # type: ignore[import-not-found]  # of this test
+
+    net, x = listening.Listening(), torch.randn(4, 3)
+    source = source_of(net, example=(x, torch.zeros(4, 2)), loss_fn=nn.functional.mse_loss)
+    loaded = load_model(source).module
+    assert list(dict(loaded.named_parameters())) == list(dict(net.named_parameters()))
+    torch.testing.assert_close(loaded.eval()(x), net.eval()(x))
+    loaded.train()(x).sum().backward()
+    assert loaded.inner.parametrizations.weight.original0.grad is not None
+    monkeypatch.delitem(sys.modules, "listening")
+    assert load_model(source).module(x).shape == (4, 2)  # as in a process that has not imported it yet
+
+
+def test_transformers_is_told_of_models_that_were_made_elsewhere(net: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    registry: dict[object, Any] = {}
+    place = types.ModuleType("transformers.utils.output_capturing")
+    monkeypatch.setattr(place, "_CAN_RECORD_REGISTRY", registry, raising=False)
+    monkeypatch.setitem(sys.modules, place.__name__, place)
+    net.up._can_record_outputs = {"hidden_states": "Layer"}
+    model = load_model(source_of(net, example=BATCH[0]))
+    assert registry == {model.module.up: {"hidden_states": "Layer"}}

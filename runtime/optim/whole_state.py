@@ -1,0 +1,153 @@
+"""The state of the optimisers of all ranks as one mapping, by names of parameters, for checkpoints of a user's own.
+
+    {"state": {"fc.weight": {"step": ..., "exp_avg": a whole tensor}},     as torch.distributed.checkpoint has it
+     "param_groups": [{"params": ["fc.weight", ...], "lr": 0.1, "betas": (0.9, 0.999)}],
+     "scheduler": {"fc.weight/last_epoch": 3},                             of a schedule that the ranks step
+     "num_steps": 3}
+
+It is nothing of the plan: another plan of the model goes on from it.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from planner.ir.box import Box
+from planner.ir.errors import UsageError
+from runtime.checkpoint.state import Number, RankState
+
+OPTIMIZER, GROUP, SCHEDULER = "optimizer/", "group/", "scheduler/"
+STATE, GROUPS, SCHEDULES, STEPS = "state", "param_groups", "scheduler", "num_steps"
+_NUMBERS = "numbers"
+
+
+def pieces_of(state: RankState, rank: int) -> dict[str, Tensor]:
+    """What a rank contributes: tensors under labels that say of which whole they are, and its numbers."""
+    found = {}
+    for key in sorted(state.writes & state.tensors.keys()):
+        if not key.startswith(OPTIMIZER):
+            continue
+        label: list[Any] = [key]
+        if key in state.slices:
+            start, stop, shape = state.slices[key]
+            label += [[[start, stop]], [math.prod(shape)], shape]
+        elif key in state.boxes:
+            box, shape = state.boxes[key]
+            label += [[[each.start, each.stop] for each in box], shape, shape]
+        found[json.dumps(label)] = state.tensors[key]
+    numbers = {key: state.numbers[key] for key in sorted(state.writes & state.numbers.keys())}
+    found[json.dumps([_NUMBERS, rank])] = torch.tensor(list(json.dumps(numbers).encode()), dtype=torch.uint8)
+    return found
+
+
+def whole_of(pieces: Mapping[str, Tensor], num_steps: int) -> dict[str, Any]:
+    """The mapping, of the pieces of all ranks."""
+    tensors: dict[str, Tensor] = {}
+    shapes: dict[str, list[int]] = {}
+    numbers: dict[str, Number] = {}
+    for label, tensor in pieces.items():
+        key, *rest = json.loads(label)
+        if key == _NUMBERS:
+            numbers.update(json.loads(bytes(tensor.tolist())))
+        elif rest:
+            box, extents, shapes[key] = rest
+            whole = tensors.setdefault(key, torch.zeros(extents, dtype=tensor.dtype))
+            whole[tuple(slice(*each) for each in box)] = tensor
+        else:
+            tensors[key] = tensor
+    found: dict[str, dict[str, Any]] = {}
+    kept: dict[str, Any] = {key: tensor.view(shapes.get(key, tensor.shape)) for key, tensor in tensors.items()}
+    kept.update((key, number) for key, number in numbers.items() if key.startswith(OPTIMIZER))
+    for key, value in sorted(kept.items()):
+        name, _, entry = key.removeprefix(OPTIMIZER).rpartition("/")
+        found.setdefault(name, {})[entry] = value
+    schedules = {key.removeprefix(SCHEDULER): each for key, each in numbers.items() if key.startswith(SCHEDULER)}
+    return {STATE: found, GROUPS: _groups(numbers), SCHEDULES: schedules, STEPS: num_steps}
+
+
+def _groups(numbers: Mapping[str, Number]) -> list[dict[str, Any]]:
+    """Parameters whose settings are the same are one group."""
+    settings: dict[str, dict[str, Any]] = {}
+    for key, number in numbers.items():
+        if key.startswith(GROUP):
+            name, setting, *place = key.removeprefix(GROUP).split("/")
+            own = settings.setdefault(name, {})
+            own[setting] = (*own.get(setting, ()), number) if place else number  # ascending, as they were listed
+    found: dict[str, dict[str, Any]] = {}
+    for name, own in settings.items():
+        found.setdefault(repr(sorted(own.items())), {"params": [], **own})["params"].append(name)
+    return list(found.values())
+
+
+class Given:
+    """What :func:`whole_of` made, as :func:`runtime.optim.optimizer_state.load_state` reads it.
+
+    Raises:
+        UsageError: it is no such mapping; later, it lacks something, or has it in another shape.
+    """
+
+    def __init__(self, state: Mapping[str, Any]) -> None:
+        try:
+            kept = {f"{OPTIMIZER}{name}/{entry}": v for name, own in state[STATE].items() for entry, v in own.items()}
+            self._tensors = {key: value for key, value in kept.items() if isinstance(value, Tensor)}
+            self._numbers = {key: value for key, value in kept.items() if not isinstance(value, Tensor)}
+            for group in state[GROUPS]:
+                for setting, value in group.items():
+                    several = enumerate(value) if isinstance(value, (tuple, list)) else ()
+                    places = {f"{setting}/{place}": each for place, each in several} or {setting: value}
+                    for name in group["params"] if setting != "params" else ():
+                        self._numbers.update((f"{GROUP}{name}/{place}", each) for place, each in places.items())
+            self._numbers.update((SCHEDULER + key, value) for key, value in state.get(SCHEDULES, {}).items())
+            self.num_steps = int(state[STEPS])
+        except (KeyError, TypeError, AttributeError) as error:
+            raise UsageError(
+                "this is not the state of an optimiser",
+                [f"{type(error).__name__}: {error}"],
+                ["give what optimizer_state_dict() gave"],
+            ) from None
+
+    def tensors(self) -> Collection[str]:
+        """The keys of all tensors."""
+        return self._tensors.keys()
+
+    def numbers(self) -> Collection[str]:
+        """The keys of all numbers."""
+        return self._numbers.keys()
+
+    def shape(self, key: str) -> tuple[int, ...]:
+        """Of a whole tensor."""
+        return tuple(self.read(key).shape)
+
+    def read(self, key: str) -> Tensor:
+        """A whole tensor."""
+        found: Tensor = _found(self._tensors, key)
+        return found.clone()
+
+    def read_slice(self, key: str, start: int, stop: int) -> Tensor:
+        """Elements ``start`` to ``stop`` of a tensor, laid flat."""
+        return self.read(key).flatten()[start:stop]
+
+    def read_box(self, key: str, box: Box) -> Tensor:
+        """A box of a tensor."""
+        return self.read(key)[tuple(slice(each.start, each.stop) for each in box)]
+
+    def number(self, key: str) -> Number:
+        """A number."""
+        found: Number = _found(self._numbers, key)
+        return found
+
+
+def _found(kept: Mapping[str, Any], key: str) -> Any:
+    if key not in kept:
+        raise UsageError(
+            f"the state that is given has no {key}",
+            [f"it has {len(kept)} others"],
+            ["the optimiser and schedule that it was kept of"],
+        )
+    return kept[key]
