@@ -23,6 +23,10 @@ _ALLOCATOR = ((_M_MMAP_THRESHOLD, 1 << 30), (_M_TRIM_THRESHOLD, (1 << 31) - 1), 
 """Freed memory stays with the process, and large tensors come from the heap, whose pages are already there."""
 
 
+MPI_JOB = "HALOPIPE_MPI_JOB"
+"""Set in the environment of a process that mpiexec started as a rank."""
+
+
 @dataclass(frozen=True, slots=True)
 class DeviceDescription:
     """What this host offers each of several workers.

@@ -22,7 +22,7 @@ from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from halopipe.training.rank_device import MPI_JOB
+from cuda_ops.device.host import MPI_JOB
 from planner.ir.errors import RankCountError, TransportError, UsageError
 from planner.ir.plan import Decision
 from planner.ir.validation import MOST_DEVICES

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cuda_ops.device import fork_server
+from cuda_ops.device.host import MPI_JOB
 from halopipe.launch.job_environment import GLOO
 from halopipe.run_spec.job import JOB
-from halopipe.training.rank_device import MPI_JOB
 
 ROOT = Path(__file__).resolve().parents[2]
 WORKER = "halopipe.launch.worker:main"

@@ -14,9 +14,10 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from cuda_ops.device.host import MPI_JOB
 from halopipe.planning.clusters import with_figures
 from halopipe.planning.problem import FAMILIES
-from halopipe.run_spec.options import GLOO, SHARED
+from halopipe.run_spec.options import GLOO, SHARED, TRANSPORTS
 from halopipe.terminal import console, units
 from halopipe.terminal.console import Reporter
 from halopipe.terminal.units import require_known
@@ -137,7 +138,7 @@ def measure(
         MissingDeviceError: there is no GPU, or there are too few.
     """
     require_known("family of dims", allow, FAMILIES)
-    _require_transport(transport)
+    _require_transport(transport, (SHARED, GLOO))
     maker = parse_optimizer(optimizer) if isinstance(optimizer, str) else optimizer
     from profiler.measure.devices import chosen
 
@@ -175,8 +176,8 @@ def measure(
     return with_figures(found)
 
 
-def _require_transport(transport: str) -> None:
-    require_known("transport to measure links with", [transport] if transport else [], (SHARED, GLOO))
+def _require_transport(transport: str, known: Sequence[str]) -> None:
+    require_known("transport to measure links with", [transport] if transport else [], known)
 
 
 def measure_in_job(
@@ -210,7 +211,7 @@ def measure_in_job(
         ranks = num_ranks or job.num_ranks
         return measure(source, num_workers=1, num_ranks=ranks, quick=quick, quiet=is_quiet, **options)
 
-    _require_transport(transport)
+    _require_transport(transport, TRANSPORTS[1:] if MPI_JOB in os.environ else (SHARED, GLOO))
     return profile_hosts(job, here, quick, quiet, transport)
 
 

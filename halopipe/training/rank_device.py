@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from cuda_ops.device.gpus import num_gpus, why_no_gpu
 from cuda_ops.device.host import core_of, cores_beside, prepare_process
-from halopipe.run_spec.options import AUTO, GLOO, MPI, SHARED
+from halopipe.run_spec.options import AUTO
 from planner.ir.errors import MissingDeviceError, UsageError
 from planner.ir.plan import Decision
 from planner.ir.program import Program
@@ -28,9 +28,6 @@ if TYPE_CHECKING:
 
 AS_PLANNED, ON_CPU = DEVICES = "", "cpu"
 """Where a run computes: on the devices that the plan names, or on the processors of their hosts."""
-
-MPI_JOB = "HALOPIPE_MPI_JOB"
-"""Set in the environment of a process that mpiexec started as a rank."""
 
 _GPU = re.compile(r"gpu(\d+)")
 _NCCL_INTERFACE, _GLOO_INTERFACE = "NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"
@@ -163,21 +160,15 @@ def opened(
         program: asked where the transport must know it: NCCL has a communicator for each of its channels.
     """
     from halopipe.data.feeds import MESSAGE_KINDS
-    from runtime.transport import channels_of, open_gloo, open_mpi, open_nccl, open_shared
+    from runtime.transport import channels_of, open_named, open_nccl
 
-    num_ranks, on_cpu = len(hosts), not seat.over_nccl or device is None
-    if transport == MPI or (transport == AUTO and on_cpu and MPI_JOB in os.environ):
-        return open_mpi(seat.rank, num_ranks, timeout_s, groups)
-    if transport == GLOO:
-        return open_gloo(seat.rank, num_ranks, store, timeout_s, groups)
-    if transport == SHARED or on_cpu:
-        required = transport == SHARED
-        return open_shared(seat.rank, num_ranks, store, timeout_s, groups, hosts, required=required)
+    if transport or not seat.over_nccl or device is None:
+        return open_named(transport, seat.rank, store, timeout_s, groups, hosts)
     interface = os.environ.get(_GLOO_INTERFACE, "")
     if interface not in ("", "lo"):
         os.environ.setdefault(_NCCL_INTERFACE, interface)
     channels = channels_of(program())
-    return open_nccl(str(device), channels, seat.rank, num_ranks, store, timeout_s, groups, MESSAGE_KINDS)
+    return open_nccl(str(device), channels, seat.rank, len(hosts), store, timeout_s, groups, MESSAGE_KINDS)
 
 
 def hosts_of(decision: Decision) -> tuple[str, ...]:

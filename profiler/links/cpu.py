@@ -37,11 +37,10 @@ import torch
 from cuda_ops import core_of
 from cuda_ops._torch import FileStore
 from planner.ir.cluster import ALL_REDUCE, STATISTICS, Collective, Link, PairLink, host_tier
-from planner.ir.errors import TransportError
 from profiler.links.host_pairs import SILENCE_S, measure_across, measure_fully, rounded
 from profiler.links.messages import DEADLINE_S, FULL, LEAST_LAST_BYTES, QUICK, Effort, Points
 from profiler.measure.child_process import Child, Report
-from runtime.transport import Transport, open_gloo, open_shared
+from runtime.transport import Transport, open_named
 from runtime.transport.small_allgather import Rows, Tell
 
 if TYPE_CHECKING:
@@ -203,17 +202,12 @@ def opened(name: str, rank: int, store: Store, hosts: Sequence[str]) -> Transpor
     """The transport of a run between ranks on ``hosts``, for :func:`measure_together`.
 
     Args:
-        name: ``shared`` (memory within a host, gloo between), ``gloo``; empty: shared, where that can be had.
+        name: as of :func:`runtime.transport.open_named`.
 
     Raises:
         TransportError: the ranks did not find each other, or cannot exchange by it.
     """
-    groups = groups_of(hosts)
-    if name == "gloo":
-        return open_gloo(rank, len(hosts), store, SILENCE_S, groups)
-    if name in ("", "shared"):
-        return open_shared(rank, len(hosts), store, SILENCE_S, groups, hosts, required=bool(name))
-    raise TransportError(f"links are not measured over {name}", remedies=["--transport shared", "--transport gloo"])
+    return open_named(name, rank, store, SILENCE_S, groups_of(hosts), hosts)
 
 
 def measure_together(

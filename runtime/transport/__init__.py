@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from runtime.transport.base import Key, Pending, Spec, Transport
 from runtime.transport.gloo import GlooTransport, open_gloo
-from runtime.transport.hosts import MixedTransport, open_shared
+from runtime.transport.hosts import MixedTransport, open_named, open_shared
 from runtime.transport.inprocess import Hub, InProcessTransport
 from runtime.transport.mpi import MpiTransport, open_mpi
 from runtime.transport.nccl import Channel, ChannelTransport, channels_of, open_nccl
@@ -31,6 +31,7 @@ __all__ = [
     "channels_of",
     "open_gloo",
     "open_mpi",
+    "open_named",
     "open_nccl",
     "open_shared",
 ]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -17,10 +18,12 @@ import torch
 
 from cuda_ops._torch import PrefixStore, Store, default_store
 from cuda_ops.device.compiling import CannotCompileError
+from cuda_ops.device.host import MPI_JOB
 from planner.ir.cluster import GLOO, SHARED_MEMORY, transport_text
 from planner.ir.errors import TransportError
 from runtime.transport.base import Deadline, Key, Pending, Spec, Transport, default_group, join
-from runtime.transport.gloo import GlooTransport
+from runtime.transport.gloo import GlooTransport, open_gloo
+from runtime.transport.mpi import open_mpi
 from runtime.transport.segments import Address, Segments
 from runtime.transport.shared_memory import SPIN_S, SharedMemoryTransport
 
@@ -28,6 +31,31 @@ _LOGGER = logging.getLogger(__name__)
 
 Pairs = frozenset[tuple[int, int]]
 """Of ranks, the smaller one first."""
+
+
+def open_named(
+    name: str,
+    rank: int,
+    store: Store,
+    timeout_s: float,
+    groups: Iterable[Sequence[int]],
+    hosts: Sequence[str],
+) -> Transport:
+    """The transport of a rank that computes on a processor; a run and the profile of its links ask for it here.
+
+    Args:
+        name: ``shared`` (memory within a host, gloo between), ``gloo`` or ``mpi``; empty: MPI in a job of mpiexec, else
+            shared, where that can be had.
+        hosts: of each rank.
+
+    Raises:
+        TransportError: the ranks did not find each other, or cannot exchange by it.
+    """
+    if name == "mpi" or (not name and MPI_JOB in os.environ):
+        return open_mpi(rank, len(hosts), timeout_s, groups)
+    if name == "gloo":
+        return open_gloo(rank, len(hosts), store, timeout_s, groups)
+    return open_shared(rank, len(hosts), store, timeout_s, groups, hosts, required=bool(name))
 
 
 def open_shared(

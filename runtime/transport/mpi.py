@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 import torch.distributed as dist
 
+from planner.ir import cluster as names
 from planner.ir.errors import TransportError
 from runtime.transport.base import Deadline, Key, Pending, Spec, check_member, declare, parts
 from runtime.transport.gloo import Peer
@@ -93,7 +94,7 @@ class MpiTransport:
     def __init__(
         self, mpi: Any, ranks: MPI.Intracomm, groups: Iterable[Sequence[int]] = (), spin_s: float = SPIN_S
     ) -> None:
-        self.rank, self.world_size = ranks.rank, ranks.size
+        self.rank, self.world_size, self.name = ranks.rank, ranks.size, names.MPI
         self._numbers = declare(groups, self.world_size)
         self._wire = Wire(mpi, ranks)
         self._works = MpiWorks(self._wire, spin_s)
@@ -101,6 +102,9 @@ class MpiTransport:
         self._barrier = Barrier(group, self._works)
         self._peers = [Peer(group, self._works, rank) for rank in range(self.world_size)]
         self._counts: dict[tuple[str, tuple[int, ...]], int] = {}
+
+    def name_among(self, ranks: Sequence[int]) -> str:
+        return self.name
 
     def post_receive(self, key: Key, source: int, specs: Sequence[Spec]) -> None:
         self._peers[source].post_receive(key, specs)
