@@ -223,7 +223,7 @@ def _serve(name: str, rank: int, num_ranks: int, folder: Path, parent: int | Non
     try:
         prepare_process(core_of(rank))
         call, options = OPENERS[name]
-        store: dict[str, dist.Store] = {}
+        store: dict[str, Any] = {}
         if name not in BY_MPIEXEC:
             store["store"] = dist.FileStore(str(folder / "store"), num_ranks)
         module, _, function = call.partition(":")

@@ -210,7 +210,9 @@ def reported(verb: Callable[P, None]) -> Callable[P, None]:
             remark("interrupted")
             raise typer.Exit(INTERRUPTED) from None
         except Exception as error:  # noqa: BLE001  # the last place where an error can be explained
-            raise typer.Exit(report(error)) from None
+            code = report(error)
+            sys.last_value = SystemExit(code)  # as after an error that python prints: what runs at its end asks for it
+            raise typer.Exit(code) from None
 
     return run
 

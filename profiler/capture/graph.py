@@ -346,8 +346,9 @@ def _shared_state(found: tuple[Group, ...], names: tuple[str, ...]) -> dict[str,
             for argument in node.all_input_nodes:
                 if argument.op == "get_attr":
                     users.setdefault(str(argument.target), {})[name] = None
-            if is_write(node) and node.args[0].op == "get_attr":
-                written.add(str(node.args[0].target))
+            first = node.args[0] if is_write(node) else None
+            if isinstance(first, fx.Node) and first.op == "get_attr":
+                written.add(str(first.target))
     shared: dict[str, str] = {}
     for buffer, layers in users.items():
         if buffer in written and len(layers) > 1:

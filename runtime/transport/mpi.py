@@ -37,9 +37,6 @@ Measured as above, sums of 64 KiB / 1 MiB / 4 MiB / 16 MiB: whole 16 / 156 / 1,9
 10,500 us, MPI's own Iallreduce, which need not give all ranks the same bits, 31 / 233 / 1,360 / 14,700 us.
 """
 
-SPIN_S, CROWDED_SPIN_S = 2e-3, 50e-6
-"""How long a wait spins, giving way to whoever else wants the core; and where a host has more ranks than cores."""
-
 _KEYED, _TOGETHER = 1 << 31, 3 << 30  # tags beside those of messages
 _UNKEYED = _TOGETHER | 1 << 29
 _NUMBERS = 1 << 12  # of one group's sums, which are far fewer at a time
@@ -76,8 +73,7 @@ def open_mpi(
     meet(world, timeout_s)
     local = world.Split_type(mpi.COMM_TYPE_SHARED)
     ranks = world.Split(0, world.rank if rank is None else rank)
-    spin_s = SPIN_S if local.size <= (os.cpu_count() or 1) else CROWDED_SPIN_S
-    transport = MpiTransport(mpi, ranks, groups, spin_s)
+    transport = MpiTransport(mpi, ranks, groups, is_crowded=local.size > (os.cpu_count() or 1))
     transport.barrier(timeout_s)
     return transport
 
@@ -88,16 +84,16 @@ class MpiTransport:
     Args:
         ranks: a communicator of all ranks, in their order.
         groups: as in :func:`open_mpi`.
-        spin_s: how long a wait asks without a pause.
+        is_crowded: whether this host has more ranks than cores: a rank that waits lets another one run.
     """
 
     def __init__(
-        self, mpi: Any, ranks: MPI.Intracomm, groups: Iterable[Sequence[int]] = (), spin_s: float = SPIN_S
+        self, mpi: Any, ranks: MPI.Intracomm, groups: Iterable[Sequence[int]] = (), *, is_crowded: bool = False
     ) -> None:
         self.rank, self.world_size, self.name = ranks.rank, ranks.size, names.MPI
         self._numbers = declare(groups, self.world_size)
         self._wire = Wire(mpi, ranks)
-        self._works = MpiWorks(self._wire, spin_s)
+        self._works = MpiWorks(self._wire, is_crowded)
         group = cast("dist.ProcessGroup", self._wire)  # has all that messages and barriers ask of one
         self._barrier = Barrier(group, self._works)
         self._peers = [Peer(group, self._works, rank) for rank in range(self.world_size)]

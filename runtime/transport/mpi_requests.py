@@ -30,6 +30,9 @@ from runtime.transport.works import Words, Works, words
 if TYPE_CHECKING:
     from mpi4py import MPI
 
+SPIN_S = 2e-3
+"""How long a wait asks without a pause, during which large messages go on as well."""
+
 _SHORTEST_PAUSE_S, _LONGEST_PAUSE_S = 20e-6, 500e-6
 _STRAGGLE_S = 0.02
 """How long what a rank sent before it left may still be on its way."""
@@ -224,13 +227,13 @@ class MpiWorks(Works):
     """Waits of one rank: for requests, and for whatever else is asked again and again until it is done.
 
     Args:
-        spin_s: how long a wait asks without a pause.
+        is_crowded: whether a wait gives way to other processes each time it has asked, while it spins.
     """
 
-    def __init__(self, wire: Wire, spin_s: float) -> None:
+    def __init__(self, wire: Wire, is_crowded: bool) -> None:
         super().__init__(wire.rank())
         self._running: list[Steps] = []
-        self._wire, self._spin_s = wire, spin_s
+        self._wire, self._is_crowded = wire, is_crowded
         others = [rank for rank in range(wire.size()) if rank != self.rank]
         self._farewells = {rank: self._farewell(wire.recv, rank) for rank in others}
         self._told = False
@@ -251,9 +254,10 @@ class MpiWorks(Works):
         try:
             if is_done():
                 return
-            end_s = time.monotonic() + self._spin_s
+            end_s = time.monotonic() + SPIN_S
             while time.monotonic() < end_s:
-                os.sched_yield()
+                if self._is_crowded:
+                    os.sched_yield()
                 self._go_on()
                 if is_done():
                     return

@@ -204,13 +204,15 @@ def test_a_wait_spins_first_and_sleeps_then(monkeypatch):
     pauses: list[float] = []
     monkeypatch.setattr(time, "sleep", pauses.append)
     wire = SimpleNamespace(rank=lambda: 0, size=lambda: 1, mpi=SimpleNamespace(Exception=ArithmeticError))
-    works = MpiWorks(wire, spin_s=60.0)
+    works = MpiWorks(wire, is_crowded=True)
+    monkeypatch.setattr(mpi_requests, "SPIN_S", 60.0)
     asked = iter([False] * 5 + [True])
     works.until(lambda: next(asked), ("it",), list, SimpleNamespace())
     assert pauses == []
     patient = iter([False] * 30 + [True])
     deadline = SimpleNamespace(limit_s=9.0, waited_s=lambda: 0.0)
-    MpiWorks(wire, spin_s=0.0).until(lambda: next(patient), ("it",), list, deadline)
+    monkeypatch.setattr(mpi_requests, "SPIN_S", 0.0)
+    works.until(lambda: next(patient), ("it",), list, deadline)
     assert pauses[0] == 20e-6
     assert pauses == sorted(pauses)
     assert pauses[-1] == 500e-6
