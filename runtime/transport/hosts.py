@@ -51,8 +51,18 @@ def open_named(
     Raises:
         TransportError: the ranks did not find each other, or cannot exchange by it.
     """
-    if name == "mpi" or (not name and MPI_JOB in os.environ):
+    if MPI_JOB in os.environ and name in ("", "mpi"):
         return open_mpi(rank, len(hosts), timeout_s, groups)
+    if name == "mpi":
+        raise TransportError(
+            "MPI joins ranks that mpiexec started",
+            ["nobody did"],
+            [f"mpiexec -n {len(hosts)} halopipe ...", "--transport shared"],
+        )
+    if name not in ("", "shared", "gloo"):
+        raise TransportError(
+            f"nothing is exchanged by {name!r}", [], [f"--transport {each}" for each in ("shared", "gloo", "mpi")]
+        )
     if name == "gloo":
         return open_gloo(rank, len(hosts), store, timeout_s, groups)
     return open_shared(rank, len(hosts), store, timeout_s, groups, hosts, required=bool(name))

@@ -175,5 +175,5 @@ def test_a_stream_and_its_acknowledgements_leave_nothing_behind(monkeypatch: pyt
 
 
 def test_links_are_measured_over_transports_that_there_are() -> None:
-    with pytest.raises(TransportError, match="not measured over pigeons"):
+    with pytest.raises(TransportError, match="nothing is exchanged by 'pigeons'"):
         opened("pigeons", 0, dist.HashStore(), ("n0", "n0"))
