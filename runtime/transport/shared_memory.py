@@ -29,7 +29,7 @@ from runtime.transport.frame import Layout, layout_for, layout_of, tag, unpack
 from runtime.transport.segments import GONE, HERE, LATE, WATCHED, Segments
 from runtime.transport.works import KEYED, Words, words
 
-SPIN_S = 2e-3
+SPIN_S = 10e-3
 """So long a wait looks before it sleeps, where every rank has a core of its own."""
 
 IN_PARTS_BYTES = 128 * 1024
