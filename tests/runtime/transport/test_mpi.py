@@ -215,4 +215,4 @@ def test_a_wait_spins_first_and_sleeps_then(monkeypatch):
     works.until(lambda: next(patient), ("it",), list, deadline)
     assert pauses[0] == 20e-6
     assert pauses == sorted(pauses)
-    assert pauses[-1] == 500e-6
+    assert pauses[-1] == 200e-6
