@@ -36,6 +36,7 @@ OK, ODD, MISSING = "ok", "odd", "missing"
 EXTRAS: Mapping[str, Mapping[str, str]] = {
     "demo": {"scikit-learn": "sklearn"},
     "docs": {"mkdocs-material": "material", "mkdocstrings": "mkdocstrings"},
+    "mpi": {"mpi4py": "mpi4py", "mpich": "mpi4py"},
     "networks": {"timm": "timm", "torchvision": "torchvision", "transformers": "transformers"},
     "notebooks": {"ipykernel": "ipykernel", "nbclient": "nbclient", "nbformat": "nbformat"},
     "ray": {"ray": "ray"},
@@ -43,7 +44,10 @@ EXTRAS: Mapping[str, Mapping[str, str]] = {
     "scans": {"laspy": "laspy", "lazrs": "lazrs"},
     "tensorboard": {"tensorboard": "tensorboard"},
 }
-"""Extras of the installation: their packages, and what these are called when imported."""
+"""Extras of the installation: their packages, and what these are called when imported.
+
+MPICH is a library alone, which mpi4py loads.
+"""
 
 _OLDEST_PYTHON, _OLDEST_TORCH = (3, 11), (2, 9)
 _HOME = Path(__file__).resolve().parents[2]
@@ -411,8 +415,14 @@ def _packages() -> Iterator[Finding]:
                 f"extra {extra}", MISSING, f"not installed: {', '.join(lacking)}", f"pip install 'halopipe[{extra}]'"
             )
         else:
-            versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in packages)
-            yield Finding(f"extra {extra}", OK, versions)
+            yield Finding(f"extra {extra}", OK, ", ".join(f"{name} {_version(name)}" for name in packages))
+
+
+def _version(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return "not by pip"  # a cluster's own MPI
 
 
 def _built_for_torch() -> Iterator[Finding]:
