@@ -28,12 +28,14 @@ from planner.ir.errors import OutOfMemoryError
 from runtime.transport.base import Spec
 from runtime.transport.frame import Frame, Layout
 
-HERE, LATE, GONE, OTHER = range(4)
-"""How a wait ends: it is here; the time is over; the peer has left; a watched channel had something else."""
+HERE, LATE, GONE, OTHER, WRONG = range(5)
+"""How a wait ends: it is here; the time is over; the peer has left; a watched channel had something else; it is here,
+and of another size or dtype than expected."""
 
 WATCHED = 1 << 63
 """Channels with this bit are watched."""
 
+_SHORT_BYTES = 64 << 10  # are copied before another thread would have Python's lock
 _MOST_KEPT = 8192  # views of blocks, and frames
 _TOKEN_BYTES = 16
 
@@ -50,6 +52,11 @@ _FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "file": (_RANK, (_CONTEXT,)),
     "attach": (_RANK, (_CONTEXT, _RANK, _RANK, _RANK, ctypes.c_char_p)),
     "block": (_NUMBER, (_CONTEXT, _NUMBER, _RANK, _GUARD)),
+    "put": (_NUMBER, (_CONTEXT, _RANK, _NUMBER, ctypes.c_void_p, _NUMBER, _GUARD)),
+    "fetch": (
+        _RANK,
+        (_CONTEXT, _RANK, _NUMBER, ctypes.c_void_p, _NUMBER, _GUARD, _NANOSECONDS, _NANOSECONDS, _PLACE, _PLACE),
+    ),
     "announce": (None, (_CONTEXT, _RANK, _NUMBER, _NUMBER)),
     "poll": (_RANK, (_CONTEXT, _RANK, _NUMBER, _PLACE)),
     "wait": (_RANK, (_CONTEXT, _RANK, _NUMBER, _NANOSECONDS, _NANOSECONDS, _PLACE, _PLACE)),
@@ -172,13 +179,50 @@ class Segments:
         """
         offset: int = self._calls.block(self._context, num_bytes, readers, guard)
         if not offset:
-            size = self._calls.size(self._context, self.rank)
-            raise OutOfMemoryError(
-                f"rank {self.rank} has no room for a message of {num_bytes} bytes",
-                [f"its segment of {size} bytes is full of messages that nobody has let go of"],
-                ["fewer micro-batches in flight", "--transport gloo"],
-            )
+            raise self._is_full(num_bytes)
         return offset
+
+    def put(self, tensor: torch.Tensor, rank: int, channel: int, guard: int) -> None:
+        """Announces a copy of ``tensor``, contiguous and on the processor, to one rank.
+
+        Raises:
+            OutOfMemoryError: there is no room.
+        """
+        calls = self._calls if tensor.nbytes < _SHORT_BYTES else self._waits
+        if not calls.put(self._context, rank, channel, tensor.data_ptr(), tensor.nbytes, guard):
+            raise self._is_full(tensor.nbytes)
+
+    def fetch(
+        self, tensor: torch.Tensor, rank: int, channel: int, guard: int, limit_s: float, spin_s: float, watches: bool
+    ) -> int:
+        """How the wait for a block ended that is copied into ``tensor``, which is contiguous and on the processor.
+
+        Args:
+            limit_s: 0: only what is there already.
+            watches: as of :meth:`wait`.
+        """
+        calls = self._waits if limit_s or tensor.nbytes >= _SHORT_BYTES else self._calls
+        ended: int = calls.fetch(
+            self._context,
+            rank,
+            channel,
+            tensor.data_ptr(),
+            tensor.nbytes,
+            guard,
+            int(limit_s * 1e9),
+            int(spin_s * 1e9),
+            self._offset,
+            self._seen if watches else None,
+        )
+        return ended
+
+    def _is_full(self, num_bytes: int) -> OutOfMemoryError:
+        size = self._calls.size(self._context, self.rank)
+        return OutOfMemoryError(
+            f"rank {self.rank} has no room for a message of {num_bytes} bytes",
+            [f"its segment of {size} bytes is full of messages that nobody has let go of"],
+            ["fewer micro-batches in flight", "--transport gloo"],
+        )
 
     def tensor(self, owner: int, offset: int, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         """A block's data for a moment, by its owner or while it has a reader; not to be handed on."""

@@ -26,7 +26,7 @@ from planner.ir.cluster import SHARED_MEMORY
 from planner.ir.errors import TransportError
 from runtime.transport.base import Deadline, Key, Pending, Spec, check_member, declare, gone, largest, parts
 from runtime.transport.frame import Layout, layout_for, layout_of, tag, unpack
-from runtime.transport.segments import GONE, HERE, LATE, WATCHED, Segments
+from runtime.transport.segments import GONE, HERE, LATE, WATCHED, WRONG, Segments
 from runtime.transport.works import KEYED, Words, words
 
 SPIN_S = 10e-3
@@ -198,6 +198,9 @@ class SharedMemoryTransport:
             return
         if self._why_unusable:
             raise self._gone(what, ranks[0])
+        if len(ranks) == 1 and _is_plain(tensor):
+            self.segments.put(tensor, ranks[0], channel, _guard(tensor))
+            return
         offset = self.segments.block(tensor.nbytes, len(ranks), _guard(tensor))
         self.segments.tensor(self.rank, offset, tensor.shape, tensor.dtype).copy_(tensor)
         for rank in ranks:
@@ -205,9 +208,21 @@ class SharedMemoryTransport:
 
     def fetch(self, tensor: torch.Tensor, rank: int, channel: int, what: Words, deadline: Deadline) -> None:
         """Waits for a block of the size and dtype of ``tensor``, which becomes what lies there."""
-        _, offset, came = self._look_at(tensor, rank, channel, what, deadline)
-        tensor.copy_(came)
-        self.segments.let_go(rank, offset)
+        if not _is_plain(tensor):
+            _, offset, came = self._look_at(tensor, rank, channel, what, deadline)
+            tensor.copy_(came)
+            self.segments.let_go(rank, offset)
+            return
+        if self._why_unusable:
+            raise self._gone(what, rank)
+        guard = _guard(tensor)
+        ended = self.segments.fetch(tensor, rank, channel, guard, 0.0, 0.0, False)
+        if ended == LATE:
+            ended = self._wait(partial(self.segments.fetch, tensor, rank, channel, guard), rank, what, deadline)
+        if ended == GONE:
+            raise self._gone(what, rank)
+        if ended == WRONG:
+            raise self._unlike(tensor, rank, self.segments.came, what)
 
     def add_to(self, own: torch.Tensor, ranks: tuple[int, ...], channel: int, what: Words, deadline: Deadline) -> None:
         """Adds a block of each other rank to this rank's term, in the order of ``ranks``."""
@@ -264,26 +279,26 @@ class SharedMemoryTransport:
     ) -> tuple[int, int, torch.Tensor]:
         """(``rank``, its next block, what lies there), of the size and dtype of ``like``; to be let go of."""
         offset = self.next_block(rank, channel, what, deadline)
-        num_bytes, guard = self.segments.about(rank, offset)
-        if (num_bytes, guard) != (like.nbytes, _guard(like)):
-            raise TransportError(
-                f"{words(what)}: rank {self.rank} expects {tuple(like.shape)} {like.dtype} from rank {rank}",
-                [
-                    f"expected {like.nbytes} bytes, came {num_bytes} bytes"
-                    + ("" if num_bytes != like.nbytes else " of another dtype")
-                ],
-            )
+        if self.segments.about(rank, offset) != (like.nbytes, _guard(like)):
+            raise self._unlike(like, rank, offset, what)
         return rank, offset, self.segments.tensor(rank, offset, like.shape, like.dtype)
 
-    def _wait(self, look: Callable[[float, float, bool], int], rank: int, what: Words, deadline: Deadline) -> None:
-        """Until ``look(seconds, seconds awake, whether watched channels count)`` has found something of ``rank``."""
+    def _unlike(self, like: torch.Tensor, rank: int, offset: int, what: Words) -> TransportError:
+        num_bytes, _ = self.segments.about(rank, offset)
+        return TransportError(
+            f"{words(what)}: rank {self.rank} expects {tuple(like.shape)} {like.dtype} from rank {rank}",
+            [f"expected {like.nbytes} bytes, came {num_bytes} bytes", "or they are of another dtype"],
+        )
+
+    def _wait(self, look: Callable[[float, float, bool], int], rank: int, what: Words, deadline: Deadline) -> int:
+        """How it ended that ``look(seconds, seconds awake, whether watched channels count)`` found something."""
         if self._why_unusable:
             raise self._gone(what, rank)
         while True:
             remaining_s = max(0.0, deadline.limit_s - deadline.waited_s())
             ended = look(remaining_s, self.spin_s, bool(self._unfinished))
-            if ended == HERE:
-                return
+            if ended in (HERE, WRONG):
+                return ended
             if ended == LATE:
                 self._why_unusable = "an earlier wait was too long"
                 self.segments.leave()
@@ -407,6 +422,11 @@ def add_in_order(own: torch.Tensor, position: int, others: Sequence[torch.Tensor
         own += total.to(own.device)  # the addition of two numbers commutes
     for term in after:
         own += term.to(own.device)
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    """Whether its bytes follow one another in this process's memory."""
+    return tensor.is_cpu and tensor.is_contiguous()
 
 
 @lru_cache(maxsize=4096)

@@ -42,7 +42,7 @@ namespace {
 constexpr std::uint64_t kRingEntries = 512, kLine = 64, kPage = 4096;
 constexpr std::uint64_t kWatched = 1ull << 63;  // a channel with this bit ends waits that watch
 constexpr std::int64_t kPeerCheckNs = 20'000'000, kYieldNs = 20'000;
-constexpr int kHere = 0, kLate = 1, kGone = 2, kOther = 3;
+constexpr int kHere = 0, kLate = 1, kGone = 2, kOther = 3, kWrong = 4;
 
 struct Entry {
   std::uint64_t channel, offset;
@@ -384,6 +384,16 @@ HALOPIPE_CALL void halopipe_shared_announce(Context* context, std::int32_t rank,
   announce_backlog(*context);
 }
 
+// Copies so many bytes into a new block and announces it to one rank; 0: the segment is full.
+HALOPIPE_CALL std::uint64_t halopipe_shared_put(Context* context, std::int32_t rank, std::uint64_t channel,
+                                                const void* from, std::uint64_t bytes, std::uint32_t guard) {
+  const std::uint64_t offset = halopipe_shared_block(context, bytes, 1, guard);
+  if (offset == 0) return 0;
+  std::memcpy(context->own().base + offset, from, bytes);
+  halopipe_shared_announce(context, rank, channel, offset);
+  return offset;
+}
+
 // Waits for the next announcement of `rank` on `channel`: 0 it is here, 1 too late, 2 the rank has left, and 3, if
 // `seen` is not null, that watched channels have had others than the `*seen` that the caller knows.
 HALOPIPE_CALL std::int32_t halopipe_shared_wait(Context* context, std::int32_t rank, std::uint64_t channel,
@@ -399,6 +409,21 @@ HALOPIPE_CALL std::int32_t halopipe_shared_wait(Context* context, std::int32_t r
   });
   if (seen != nullptr) *seen = context->watched;
   return ended == kHere && !found ? kOther : ended;
+}
+
+// As `halopipe_shared_wait`; what lies in the block is copied to `to`, and the block let go of.  4: it has another size
+// or guard, and is left for the caller to look at, who finds it at `*offset`.
+HALOPIPE_CALL std::int32_t halopipe_shared_fetch(Context* context, std::int32_t rank, std::uint64_t channel, void* to,
+                                                 std::uint64_t bytes, std::uint32_t guard, std::int64_t limit_ns,
+                                                 std::int64_t spin_ns, std::uint64_t* offset, std::uint64_t* seen) {
+  const int ended = halopipe_shared_wait(context, rank, channel, limit_ns, spin_ns, offset, seen);
+  if (ended != kHere) return ended;
+  Segment& segment = *context->peers[rank].segment;
+  const Block* block = segment.block(*offset);
+  if (block->bytes != bytes || block->guard != guard) return kWrong;
+  std::memcpy(to, segment.base + *offset, bytes);
+  let_go(segment, *offset);
+  return kHere;
 }
 
 // What `halopipe_shared_wait` finds without waiting: whether there is an announcement.
