@@ -123,6 +123,7 @@ def profile(
             metavar="NAME",
             help="What cores exchange by, as of run: 'shared' (the default) or 'gloo'.",
             autocompletion=completion.named(lambda: ("shared", "gloo")),
+            rich_help_panel=_MEASURED,
         ),
     ] = "",
     resume: Annotated[

@@ -204,6 +204,48 @@ def parts(flat: torch.Tensor, counts: Sequence[int], ranks: tuple[int, ...]) -> 
     return torch.split(flat, list(counts))
 
 
+def add_in_order(own: torch.Tensor, position: int, others: Sequence[torch.Tensor]) -> None:
+    """Adds ``others`` to ``own``, which comes before number ``position`` of them: all ranks get the same bits.
+
+    Args:
+        others: on any device; they are left as they were.
+    """
+    before, after = others[:position], others[position:]
+    if before:
+        total = before[0] if len(before) == 1 else before[0] + before[1]
+        for term in before[2:]:
+            total += term
+        own += total.to(own.device)  # the addition of two numbers commutes
+    for term in after:
+        own += term.to(own.device)
+
+
+def is_plain(tensor: torch.Tensor) -> bool:
+    """Whether its values are the bytes that follow one another in this process's memory."""
+    return tensor.is_cpu and tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
+
+
+def plain(tensor: torch.Tensor, device: torch.device | str = "cpu") -> torch.Tensor:
+    """Its values as bytes that follow one another on ``device``: its own memory, or a copy."""
+    return tensor.detach().to(device).contiguous().resolve_conj().resolve_neg()
+
+
+def plain_like(tensor: torch.Tensor, device: torch.device | str = "cpu") -> torch.Tensor:
+    """Room for its values, as :func:`plain` would have them."""
+    return torch.empty(tensor.shape, dtype=tensor.dtype, device=device)
+
+
+def flat_on_cpu(tensor: torch.Tensor) -> torch.Tensor:
+    """Its values in one dim, plain and on the CPU: its own memory, or a copy."""
+    return plain(tensor).view(-1)
+
+
+def put_back(flat: torch.Tensor, tensor: torch.Tensor) -> None:
+    """Where :func:`flat_on_cpu` had to copy, ``tensor`` becomes what ``flat`` is now."""
+    if flat.data_ptr() != tensor.data_ptr():
+        tensor.detach().copy_(flat.view(tensor.shape))
+
+
 class Gathers(Protocol):
     """The part of a transport that gathers."""
 
@@ -235,6 +277,10 @@ class Deadline:
     def waited_s(self) -> float:
         """Since the start."""
         return time.monotonic() - self.start_s
+
+    def left_s(self) -> float:
+        """Until the limit; negative behind it."""
+        return self.limit_s - self.waited_s()
 
     def error(self, what: str, rank: int, peer: str) -> DeadlineError:
         """The error of a wait that lasted too long: ``what`` was awaited by ``rank`` from ``peer``."""

@@ -15,7 +15,19 @@ from functools import partial
 import torch
 import torch.distributed as dist
 
-from runtime.transport.base import Deadline, Pending, check_member, declare, largest, parts
+from runtime.transport.base import (
+    Deadline,
+    Pending,
+    add_in_order,
+    check_member,
+    declare,
+    is_plain,
+    largest,
+    parts,
+    plain,
+    plain_like,
+    put_back,
+)
 from runtime.transport.works import KEYED, Standing, Words, Works
 
 PAIR_SUM_BYTES = 256 * 1024
@@ -93,17 +105,12 @@ class Together:
         deadline_s: float,
         key: int | None = None,
     ) -> Pending:
-        if self._device.type == "cpu" and self._pairs.group is None:
-            return _Exchange(self._works, {}, deadline_s)
-        if self._device.type == "cpu" and key is not None and not self._batched:
-            return self._standing.start(sent, received, deadline_s, key)
-        if self._device.type == "cpu":
-            return _Exchange(self._works, self._start_exchange(self._pairs, sent, received), deadline_s)
-        here = {rank: self._here(torch.empty_like(tensor)) for rank, tensor in received.items()}
+        if self._device.type == "cpu" and all(map(is_plain, (*sent.values(), *received.values()))):
+            return self._begin(sent, received, deadline_s, key)
+        here = {rank: plain_like(tensor, self._device) for rank, tensor in received.items()}
         gone = {rank: self._here(tensor) for rank, tensor in sent.items()}
-        works = self._start_exchange(self._pairs, gone, here)
         copies = [(received[rank], came) for rank, came in here.items()]
-        return _Exchange(self._works, works, deadline_s, copies)
+        return _Copied(self._begin(gone, here, deadline_s, key), copies)
 
     @torch.no_grad()
     def reduce_scatter(
@@ -111,13 +118,9 @@ class Together:
     ) -> None:
         circle, pieces = self._circle("reduce-scatter", ranks), parts(flat, counts, ranks)
         own = pieces[circle.position]
-        came = [own if p == circle.position else self._here(torch.empty_like(own)) for p in range(len(ranks))]
-        sent = [self._here(piece) for piece in pieces]
-        self._exchange(circle, {p: sent[p] for p in circle.peers()}, {p: came[p] for p in circle.peers()}, deadline_s)
-        total = came[0].clone()
-        for term in came[1:]:
-            total += term.to(total.device)
-        own.copy_(total)
+        came = {p: plain_like(own, self._device) for p in circle.peers()}
+        self._exchange(circle, {p: self._here(pieces[p]) for p in circle.peers()}, came, deadline_s)
+        add_in_order(own, circle.position, list(came.values()))
 
     @torch.no_grad()
     def all_gather(self, flat: torch.Tensor, counts: Sequence[int], ranks: tuple[int, ...], deadline_s: float) -> None:
@@ -126,8 +129,7 @@ class Together:
         own = buffers[circle.position]
         self._exchange(circle, dict.fromkeys(circle.peers(), own), {p: buffers[p] for p in circle.peers()}, deadline_s)
         for piece, buffer in zip(pieces, buffers, strict=True):
-            if buffer.device != piece.device:
-                piece.copy_(buffer)
+            put_back(buffer, piece)
 
     def all_max(self, tensor: torch.Tensor, ranks: tuple[int, ...], deadline_s: float) -> None:
         largest(self, tensor, ranks, deadline_s)
@@ -156,7 +158,19 @@ class Together:
         return _Circle(ranks, ranks.index(self.rank), group, (f"{kind} over ranks {ranks}, number", number))
 
     def _here(self, tensor: torch.Tensor) -> torch.Tensor:
-        return tensor.detach().to(self._device).contiguous()
+        return plain(tensor, self._device)
+
+    def _begin(
+        self,
+        sent: Mapping[int, torch.Tensor],
+        received: Mapping[int, torch.Tensor],
+        deadline_s: float,
+        key: int | None,
+    ) -> Pending:
+        """Starts an exchange of plain tensors of this rank's device."""
+        if key is not None and not self._batched and self._pairs.group is not None:
+            return self._standing.start(sent, received, deadline_s, key)
+        return _Exchange(self._works, self._start_exchange(self._pairs, sent, received), deadline_s)
 
     def _exchange(
         self,
@@ -219,8 +233,7 @@ class _Sum:
             self.works.wait(work, self.what, peer, deadline)
         if self.other is not None:
             self.term.add_(self.other)  # the addition of two numbers commutes: both ranks get the same bits
-        if self.term.data_ptr() != self.tensor.data_ptr():
-            self.tensor.copy_(self.term)
+        put_back(self.term, self.tensor)
 
 
 _EXCHANGE: Words = ("exchange",)
@@ -228,21 +241,29 @@ _EXCHANGE: Words = ("exchange",)
 
 @dataclass(frozen=True, slots=True)
 class _Exchange:
-    """Tensors on their way; ``copies``: where what came belongs, and where it came."""
+    """Tensors on their way."""
 
     works: Works
     pending: Mapping[dist.Work, Words]
     deadline_s: float
-    copies: Sequence[tuple[torch.Tensor, torch.Tensor]] = ()
 
     def wait(self) -> None:
         deadline = Deadline(self.deadline_s)
         for work, peer in self.pending.items():
             self.works.wait(work, _EXCHANGE, peer, deadline)
-        if self.copies:
-            with torch.no_grad():
-                for wanted, came in self.copies:
-                    wanted.copy_(came)
+
+
+@dataclass(frozen=True, slots=True)
+class _Copied:
+    """An exchange; ``copies``: where what came belongs, and where it came."""
+
+    pending: Pending
+    copies: Sequence[tuple[torch.Tensor, torch.Tensor]]
+
+    def wait(self) -> None:
+        self.pending.wait()
+        for wanted, came in self.copies:
+            wanted.detach().copy_(came)
 
 
 def _new_group(ranks: tuple[int, ...], backend: str) -> dist.ProcessGroup | None:

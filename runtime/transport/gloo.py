@@ -167,6 +167,47 @@ class Peer:
         return gone(f"{doing} {key}", self._works.rank, f"rank {self._rank}", str(error))
 
 
+class Messages:
+    """The part of a transport that sends messages between two ranks, and knows when all ranks are there.
+
+    Args:
+        world: all that is asked of it are its rank and size, sends and receives.
+    """
+
+    def __init__(self, world: dist.ProcessGroup, works: Works) -> None:
+        self._barrier = Barrier(world, works)
+        self._peers = [Peer(world, works, rank) for rank in range(world.size())]
+
+    def post_receive(self, key: Key, source: int, specs: Sequence[Spec]) -> None:
+        """See :class:`runtime.transport.base.Transport`, also for the others."""
+        self._peers[source].post_receive(key, specs)
+
+    def receive(self, key: Key, source: int, deadline_s: float) -> tuple[torch.Tensor, ...]:
+        return self._peers[source].receive(key, Deadline(deadline_s))
+
+    def send(self, key: Key, destination: int, tensors: Sequence[torch.Tensor]) -> None:
+        self._peers[destination].send(key, tensors)
+
+    def flush(self, deadline_s: float) -> None:
+        self._flush(Deadline(deadline_s))
+
+    def barrier(self, deadline_s: float) -> None:
+        self._barrier.wait(Deadline(deadline_s))
+
+    def num_buffers(self) -> tuple[int, int]:
+        """How many announced messages, and how many sent ones, have their buffers now."""
+        numbers = [peer.num_buffers() for peer in self._peers]
+        return sum(came for came, _ in numbers), sum(sent for _, sent in numbers)
+
+    def _flush(self, deadline: Deadline) -> None:
+        for peer in self._peers:
+            peer.flush(deadline)
+
+    def _forget_messages(self) -> None:
+        for peer in self._peers:
+            peer.clear()
+
+
 def open_gloo(
     rank: int | None = None,
     world_size: int | None = None,
@@ -195,7 +236,7 @@ def open_gloo(
     return transport
 
 
-class GlooTransport(Together):
+class GlooTransport(Together, Messages):
     """The transport of one process, see :class:`runtime.transport.base.Transport`; received tensors are on the CPU.
 
     Args:
@@ -206,36 +247,16 @@ class GlooTransport(Together):
     def __init__(self, groups: Iterable[Sequence[int]] = (), *, owns_group: bool = False) -> None:
         world = default_group()
         works = Works(world.rank())
-        super().__init__(world, groups, works, pair_bytes=PAIR_SUM_BYTES)
+        Together.__init__(self, world, groups, works, pair_bytes=PAIR_SUM_BYTES)
+        Messages.__init__(self, world, works)
         self._owns_group = owns_group
-        self._barrier = Barrier(world, works)
-        self._peers = [Peer(world, works, rank) for rank in range(self.world_size)]
-
-    def post_receive(self, key: Key, source: int, specs: Sequence[Spec]) -> None:
-        self._peers[source].post_receive(key, specs)
-
-    def receive(self, key: Key, source: int, deadline_s: float) -> tuple[torch.Tensor, ...]:
-        return self._peers[source].receive(key, Deadline(deadline_s))
-
-    def send(self, key: Key, destination: int, tensors: Sequence[torch.Tensor]) -> None:
-        self._peers[destination].send(key, tensors)
-
-    def flush(self, deadline_s: float) -> None:
-        deadline = Deadline(deadline_s)
-        for peer in self._peers:
-            peer.flush(deadline)
-        self._standing.flush(deadline)
-
-    def barrier(self, deadline_s: float) -> None:
-        self._barrier.wait(Deadline(deadline_s))
 
     def close(self) -> None:
-        for peer in self._peers:
-            peer.clear()
+        """Leave."""
+        self._forget_messages()
         if self._owns_group and dist.is_initialized():
             dist.destroy_process_group()
 
-    def num_buffers(self) -> tuple[int, int]:
-        """How many announced messages, and how many sent ones, have their buffers now."""
-        numbers = [peer.num_buffers() for peer in self._peers]
-        return sum(came for came, _ in numbers), sum(sent for _, sent in numbers)
+    def _flush(self, deadline: Deadline) -> None:
+        super()._flush(deadline)
+        self._standing.flush(deadline)

@@ -189,7 +189,7 @@ class MixedTransport:
     def flush(self, deadline_s: float) -> None:
         deadline = Deadline(deadline_s)
         self._shared.flush(deadline_s)
-        self._gloo.flush(max(0.0, deadline_s - deadline.waited_s()))
+        self._gloo.flush(max(0.0, deadline.left_s()))
 
     def all_reduce(self, tensor: torch.Tensor, ranks: tuple[int, ...], deadline_s: float) -> None:
         self._among(ranks).all_reduce(tensor, ranks, deadline_s)

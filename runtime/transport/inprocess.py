@@ -134,7 +134,7 @@ class Hub:
                 left = self._closed.intersection(missing())
                 if left:
                     raise gone(what, rank, _names(sorted(left)), "it closed its transport")
-                remaining_s = deadline.limit_s - deadline.waited_s()
+                remaining_s = deadline.left_s()
                 if remaining_s <= 0:
                     raise deadline.error(what, rank, _names(missing()))
                 self.changed.wait(remaining_s)

@@ -13,8 +13,7 @@ them, an exchange takes 5 / 17 / 150 / 6,600 us.  A neighbourhood would need a c
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import pairwise
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -22,10 +21,22 @@ import torch.distributed as dist
 
 from planner.ir import cluster as names
 from planner.ir.errors import TransportError
-from runtime.transport.base import Deadline, Key, Pending, Spec, check_member, declare, parts
-from runtime.transport.gloo import Peer
+from runtime.transport.base import (
+    Pending,
+    add_in_order,
+    check_member,
+    declare,
+    flat_on_cpu,
+    is_plain,
+    largest,
+    parts,
+    plain,
+    plain_like,
+    put_back,
+)
+from runtime.transport.gloo import Messages
 from runtime.transport.mpi_requests import MpiWorks, Request, Steps, Wire, library, load_mpi, meet
-from runtime.transport.works import KEYED, Barrier, Words
+from runtime.transport.works import KEYED, Words
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -40,8 +51,6 @@ Measured as above, sums of 64 KiB / 1 MiB / 4 MiB / 16 MiB: whole 16 / 156 / 1,9
 _KEYED, _TOGETHER = 1 << 31, 3 << 30  # tags beside those of messages
 _UNKEYED = _TOGETHER | 1 << 29
 _NUMBERS = 1 << 12  # of one group's sums, which are far fewer at a time
-
-_Combine = Callable[[torch.Tensor, torch.Tensor], object]
 
 
 def open_mpi(
@@ -78,7 +87,7 @@ def open_mpi(
     return transport
 
 
-class MpiTransport:
+class MpiTransport(Messages):
     """The transport of one process, see :class:`runtime.transport.base.Transport`; received tensors are on the CPU.
 
     Args:
@@ -94,40 +103,15 @@ class MpiTransport:
         self._numbers = declare(groups, self.world_size)
         self._wire = Wire(mpi, ranks)
         self._works = MpiWorks(self._wire, is_crowded)
-        group = cast("dist.ProcessGroup", self._wire)  # has all that messages and barriers ask of one
-        self._barrier = Barrier(group, self._works)
-        self._peers = [Peer(group, self._works, rank) for rank in range(self.world_size)]
+        super().__init__(cast("dist.ProcessGroup", self._wire), self._works)  # which has all that they ask of one
         self._counts: dict[tuple[str, tuple[int, ...]], int] = {}
 
     def name_among(self, ranks: Sequence[int]) -> str:
         return self.name
 
-    def post_receive(self, key: Key, source: int, specs: Sequence[Spec]) -> None:
-        self._peers[source].post_receive(key, specs)
-
-    def receive(self, key: Key, source: int, deadline_s: float) -> tuple[torch.Tensor, ...]:
-        return self._peers[source].receive(key, Deadline(deadline_s))
-
-    def send(self, key: Key, destination: int, tensors: Sequence[torch.Tensor]) -> None:
-        self._peers[destination].send(key, tensors)
-
-    def flush(self, deadline_s: float) -> None:
-        deadline = Deadline(deadline_s)
-        for peer in self._peers:
-            peer.flush(deadline)
-
-    def barrier(self, deadline_s: float) -> None:
-        self._barrier.wait(Deadline(deadline_s))
-
     def close(self) -> None:
         self._works.leave()
-        for peer in self._peers:
-            peer.clear()
-
-    def num_buffers(self) -> tuple[int, int]:
-        """How many announced messages, and how many sent ones, have their buffers now."""
-        came, sent = zip(*(peer.num_buffers() for peer in self._peers), strict=True)
-        return sum(came), sum(sent)
+        self._forget_messages()
 
     def start_exchange(
         self,
@@ -164,10 +148,7 @@ class MpiTransport:
         Steps(self._works, self._gather(pieces, ranks, tag), what, deadline_s).wait()
 
     def all_max(self, tensor: torch.Tensor, ranks: tuple[int, ...], deadline_s: float) -> None:
-        what, tag = self._begin("maximum", ranks)
-        flat = _here(tensor)
-        Steps(self._works, self._combine(flat, ranks, tag, _largest), what, deadline_s).wait()
-        _put(flat, tensor)
+        largest(self, tensor, ranks, deadline_s)
 
     def _begin(self, kind: str, ranks: tuple[int, ...]) -> tuple[Words, int]:
         """What errors call it, and the first of two tags; the started sums of a group meet nothing else it does."""
@@ -177,79 +158,44 @@ class MpiTransport:
         return (f"{kind} over ranks {ranks}, number", number), _TOGETHER | tag
 
     def _sum(self, tensor: torch.Tensor, ranks: tuple[int, ...], tag: int) -> Iterator[list[Request]]:
-        flat = _here(tensor)
+        flat = flat_on_cpu(tensor)
         if flat.nbytes <= (PAIR_SUM_BYTES if len(ranks) == 2 else SUM_BYTES):
-            yield from self._combine(flat, ranks, tag, _added)
+            yield from self._add(dict.fromkeys(ranks, flat), ranks, tag)
         else:
-            ends = [flat.numel() * number // len(ranks) for number in range(len(ranks) + 1)]
-            pieces = torch.split(flat, [stop - start for start, stop in pairwise(ends)])
+            pieces = torch.tensor_split(flat, len(ranks))
             yield from self._scatter(pieces, ranks, tag)
             yield from self._gather(pieces, ranks, tag | 1)
-        _put(flat, tensor)
+        put_back(flat, tensor)
 
     def _scatter(self, pieces: Sequence[torch.Tensor], ranks: tuple[int, ...], tag: int) -> Iterator[list[Request]]:
-        own = pieces[ranks.index(self.rank)]
-        rows = {rank: torch.empty_like(own, device="cpu") for rank in ranks if rank != self.rank}
-        yield from self._exchange({r: piece for r, piece in zip(ranks, pieces, strict=True) if r in rows}, rows, tag)
-        _together(own, ranks, self.rank, rows, _added)
+        yield from self._add(dict(zip(ranks, pieces, strict=True)), ranks, tag)
 
     def _gather(self, pieces: Sequence[torch.Tensor], ranks: tuple[int, ...], tag: int) -> Iterator[list[Request]]:
         received = {rank: piece for rank, piece in zip(ranks, pieces, strict=True) if rank != self.rank}
         yield from self._exchange(dict.fromkeys(received, pieces[ranks.index(self.rank)]), received, tag)
 
-    def _combine(
-        self, flat: torch.Tensor, ranks: tuple[int, ...], tag: int, combine: _Combine
-    ) -> Iterator[list[Request]]:
-        rows = {rank: torch.empty_like(flat) for rank in ranks if rank != self.rank}
-        yield from self._exchange(dict.fromkeys(rows, flat), rows, tag)
-        _together(flat, ranks, self.rank, rows, combine)
+    def _add(self, terms: Mapping[int, torch.Tensor], ranks: tuple[int, ...], tag: int) -> Iterator[list[Request]]:
+        """Each rank is sent its term; this rank's own becomes the sum of those that it is sent, and its own."""
+        own = terms[self.rank]
+        rows = {rank: plain_like(own) for rank in ranks if rank != self.rank}
+        yield from self._exchange({rank: terms[rank] for rank in rows}, rows, tag)
+        add_in_order(own, ranks.index(self.rank), list(rows.values()))
 
     def _exchange(
         self, sent: Mapping[int, torch.Tensor], received: Mapping[int, torch.Tensor], tag: int
     ) -> Iterator[list[Request]]:
-        """Receives, then sends; those of other devices by way of the CPU."""
+        """Receives, then sends; what is not plain on the CPU, by way of what is."""
         copies, requests = [], []
         for rank, tensor in received.items():
             if tensor.numel():
                 here = tensor
-                if tensor.device.type != "cpu":
-                    here = torch.empty_like(tensor, device="cpu")
+                if not is_plain(tensor):
+                    here = plain_like(tensor)
                     copies.append((tensor, here))
                 requests.append(self._wire.recv([here], rank, tag, True))
         for rank, tensor in sent.items():
             if tensor.numel():
-                requests.append(self._wire.send([tensor.to("cpu")], rank, tag))
+                requests.append(self._wire.send([plain(tensor)], rank, tag))
         yield requests
         for tensor, came in copies:
             tensor.detach().copy_(came)
-
-
-def _together(
-    own: torch.Tensor, ranks: tuple[int, ...], rank: int, rows: Mapping[int, torch.Tensor], combine: _Combine
-) -> None:
-    """Combine the terms in the order of ranks, into ``own``."""
-    terms = [own if each == rank else rows[each] for each in ranks]
-    total = terms[0]
-    for term in terms[1:]:
-        combine(total, term.to(total.device))
-    if total is not own:
-        own.copy_(total)
-
-
-def _added(total: torch.Tensor, term: torch.Tensor) -> None:
-    total.add_(term)
-
-
-def _largest(total: torch.Tensor, term: torch.Tensor) -> None:
-    torch.maximum(total, term, out=total)
-
-
-def _here(tensor: torch.Tensor) -> torch.Tensor:
-    """Its elements, contiguous and on the CPU: its own memory, or a copy."""
-    return tensor.detach().to("cpu").contiguous().view(-1)
-
-
-def _put(flat: torch.Tensor, tensor: torch.Tensor) -> None:
-    """Copy back what :func:`_here` had to copy."""
-    if flat.data_ptr() != tensor.data_ptr():
-        tensor.detach().copy_(flat.view(tensor.shape))

@@ -24,7 +24,21 @@ import torch.distributed as dist
 
 from planner.ir.cluster import SHARED_MEMORY
 from planner.ir.errors import TransportError
-from runtime.transport.base import Deadline, Key, Pending, Spec, check_member, declare, gone, largest, parts
+from runtime.transport.base import (
+    Deadline,
+    Key,
+    Pending,
+    Spec,
+    add_in_order,
+    check_member,
+    declare,
+    flat_on_cpu,
+    gone,
+    is_plain,
+    largest,
+    parts,
+    put_back,
+)
 from runtime.transport.frame import Layout, layout_for, layout_of, tag, unpack
 from runtime.transport.segments import GONE, HERE, LATE, WATCHED, WRONG, Segments
 from runtime.transport.works import KEYED, Words, words
@@ -145,9 +159,8 @@ class SharedMemoryTransport:
         place, what = self._meeting("reduce-scatter", ranks)
         channel = _GROUP | place
         pieces, deadline = dict(zip(ranks, parts(flat, counts, ranks), strict=True)), Deadline(deadline_s)
-        for rank in ranks:
-            if rank != self.rank:
-                self.put(pieces[rank], (rank,), channel, what)
+        for rank in self.others_of(ranks):
+            self.put(pieces[rank], (rank,), channel, what)
         self.add_to(pieces[self.rank], ranks, channel, what, deadline)
 
     @torch.no_grad()
@@ -155,7 +168,7 @@ class SharedMemoryTransport:
         place, what = self._meeting("all-gather", ranks)
         channel = _GROUP | place
         pieces, deadline = dict(zip(ranks, parts(flat, counts, ranks), strict=True)), Deadline(deadline_s)
-        others = tuple(rank for rank in ranks if rank != self.rank)
+        others = self.others_of(ranks)
         self.put(pieces[self.rank], others, channel, what)
         for rank in others:
             self.fetch(pieces[rank], rank, channel, what, deadline)
@@ -166,7 +179,7 @@ class SharedMemoryTransport:
     def barrier(self, deadline_s: float) -> None:
         deadline = Deadline(deadline_s)
         channel, what = _BARRIER | self._next("barrier"), ("barrier",)
-        others = [rank for rank in range(self.world_size) if rank != self.rank]
+        others = self.others_of(range(self.world_size))
         for rank in others:
             self.segments.announce(rank, channel)
         for rank in others:
@@ -184,6 +197,10 @@ class SharedMemoryTransport:
             self._forget_taken(rank)
         return sum(map(len, self._announced)), sum(map(len, self._sent))
 
+    def others_of(self, ranks: Iterable[int]) -> tuple[int, ...]:
+        """``ranks`` but this one, in order."""
+        return tuple(rank for rank in ranks if rank != self.rank)
+
     def next_block(self, rank: int, channel: int, what: Words, deadline: Deadline) -> int:
         """The next block that ``rank`` announces on ``channel``; raises as every wait."""
         if self._why_unusable:
@@ -198,7 +215,7 @@ class SharedMemoryTransport:
             return
         if self._why_unusable:
             raise self._gone(what, ranks[0])
-        if len(ranks) == 1 and _is_plain(tensor):
+        if len(ranks) == 1 and is_plain(tensor):
             self.segments.put(tensor, ranks[0], channel, _guard(tensor))
             return
         offset = self.segments.block(tensor.nbytes, len(ranks), _guard(tensor))
@@ -208,7 +225,7 @@ class SharedMemoryTransport:
 
     def fetch(self, tensor: torch.Tensor, rank: int, channel: int, what: Words, deadline: Deadline) -> None:
         """Waits for a block of the size and dtype of ``tensor``, which becomes what lies there."""
-        if not _is_plain(tensor):
+        if not is_plain(tensor):
             _, offset, came = self._look_at(tensor, rank, channel, what, deadline)
             tensor.copy_(came)
             self.segments.let_go(rank, offset)
@@ -217,16 +234,14 @@ class SharedMemoryTransport:
             raise self._gone(what, rank)
         guard = _guard(tensor)
         ended = self.segments.fetch(tensor, rank, channel, guard, 0.0, 0.0, False)
-        if ended == LATE:
+        if ended not in (HERE, WRONG):
             ended = self._wait(partial(self.segments.fetch, tensor, rank, channel, guard), rank, what, deadline)
-        if ended == GONE:
-            raise self._gone(what, rank)
         if ended == WRONG:
             raise self._unlike(tensor, rank, self.segments.came, what)
 
     def add_to(self, own: torch.Tensor, ranks: tuple[int, ...], channel: int, what: Words, deadline: Deadline) -> None:
         """Adds a block of each other rank to this rank's term, in the order of ``ranks``."""
-        came = [self._look_at(own, rank, channel, what, deadline) for rank in ranks if rank != self.rank]
+        came = [self._look_at(own, rank, channel, what, deadline) for rank in self.others_of(ranks)]
         add_in_order(own, ranks.index(self.rank), [term for _, _, term in came])
         for rank, offset, _ in came:
             self.segments.let_go(rank, offset)
@@ -248,7 +263,7 @@ class SharedMemoryTransport:
         if self._in_parts and len(ranks) > 2 and tensor.nbytes >= IN_PARTS_BYTES:
             self._unfinished.append(SumInParts(self, tensor, ranks, place, what, deadline_s))
             return self._unfinished[-1]
-        self.put(tensor, tuple(rank for rank in ranks if rank != self.rank), _GROUP | place, what)
+        self.put(tensor, self.others_of(ranks), _GROUP | place, what)
         return _Sum(self, tensor, ranks, _GROUP | place, what, deadline_s)
 
     def _meeting(self, kind: str, ranks: tuple[int, ...]) -> tuple[int, Words]:
@@ -295,8 +310,7 @@ class SharedMemoryTransport:
         if self._why_unusable:
             raise self._gone(what, rank)
         while True:
-            remaining_s = max(0.0, deadline.limit_s - deadline.waited_s())
-            ended = look(remaining_s, self.spin_s, bool(self._unfinished))
+            ended = look(max(0.0, deadline.left_s()), self.spin_s, bool(self._unfinished))
             if ended in (HERE, WRONG):
                 return ended
             if ended == LATE:
@@ -366,11 +380,9 @@ class SumInParts:
         self._transport, self._tensor, self._ranks = transport, tensor, ranks
         self._channel, self._results = _PART | place | WATCHED, _RESULT | place
         self._what, self._deadline_s = what, deadline_s
-        self._flat = tensor.detach().to("cpu").contiguous().view(-1)
-        each, rest = divmod(self._flat.numel(), len(ranks))
-        counts = [each + (position < rest) for position in range(len(ranks))]
-        self._pieces = dict(zip(ranks, torch.split(self._flat, counts), strict=True))
-        self._others = tuple(rank for rank in ranks if rank != transport.rank)
+        self._flat = flat_on_cpu(tensor)
+        self._pieces = dict(zip(ranks, torch.tensor_split(self._flat, len(ranks)), strict=True))
+        self._others = transport.others_of(ranks)
         self._came: dict[int, int] = {}
         self._is_added = False
         for rank in self._others:
@@ -408,25 +420,7 @@ class SumInParts:
             self.add()
         for rank in self._others:
             self._transport.fetch(self._pieces[rank], rank, self._results, self._what, deadline)
-        if self._flat.data_ptr() != self._tensor.data_ptr():
-            self._tensor.copy_(self._flat.view(self._tensor.shape))
-
-
-def add_in_order(own: torch.Tensor, position: int, others: Sequence[torch.Tensor]) -> None:
-    """Adds ``others`` to ``own``, which comes before number ``position`` of them: all ranks get the same bits."""
-    before, after = others[:position], others[position:]
-    if before:
-        total = before[0] if len(before) == 1 else before[0] + before[1]
-        for term in before[2:]:
-            total += term
-        own += total.to(own.device)  # the addition of two numbers commutes
-    for term in after:
-        own += term.to(own.device)
-
-
-def _is_plain(tensor: torch.Tensor) -> bool:
-    """Whether its bytes follow one another in this process's memory."""
-    return tensor.is_cpu and tensor.is_contiguous()
+        put_back(self._flat, self._tensor)
 
 
 @lru_cache(maxsize=4096)

@@ -57,8 +57,7 @@ class Works:
             DeadlineError: too late; gloo then closes every connection of this rank, so that peers fail at once too.
             TransportError: the peer is gone.
         """
-        remaining_s = deadline.limit_s - deadline.waited_s()
-        milliseconds = max(1, math.ceil(remaining_s * 1000))  # 0 would mean forever
+        milliseconds = max(1, math.ceil(deadline.left_s() * 1000))  # 0 would mean forever
         try:
             work.wait(timedelta(milliseconds=milliseconds))
         except RuntimeError as error:

@@ -41,6 +41,12 @@ void refuse(std::int64_t bytes, const std::string& why) {
   throw c10::OutOfMemoryError({__func__, __FILE__, static_cast<uint32_t>(__LINE__)}, why);
 }
 
+void note_peak(std::int64_t now) {
+  std::int64_t highest = peak.load(std::memory_order_relaxed);
+  while (now > highest && !peak.compare_exchange_weak(highest, now, std::memory_order_relaxed)) {
+  }
+}
+
 // Adds to what is in use, unless that goes beyond the limit.
 void take(std::int64_t bytes) {
   std::int64_t now = in_use.load(std::memory_order_relaxed);
@@ -50,9 +56,7 @@ void take(std::int64_t bytes) {
       refuse(bytes, "CPU out of memory: tried to allocate " + std::to_string(bytes) + " bytes; " +
                         std::to_string(now) + " of a limit of " + std::to_string(most) + " bytes are in use");
   } while (!in_use.compare_exchange_weak(now, now + bytes, std::memory_order_relaxed));
-  std::int64_t highest = peak.load(std::memory_order_relaxed);
-  while (now + bytes > highest && !peak.compare_exchange_weak(highest, now + bytes, std::memory_order_relaxed)) {
-  }
+  note_peak(now + bytes);
   allocations.fetch_add(1, std::memory_order_relaxed);
 }
 
@@ -111,10 +115,7 @@ HALOPIPE_CALL int64_t halopipe_memory_refused() { return refused_bytes.load(std:
 
 // Memory that is no tensor's of this allocator, and yet held for one: so many bytes more, or fewer; never refused.
 HALOPIPE_CALL void halopipe_memory_charge(int64_t bytes) {
-  const std::int64_t now = in_use.fetch_add(bytes, std::memory_order_relaxed) + bytes;
-  std::int64_t highest = peak.load(std::memory_order_relaxed);
-  while (now > highest && !peak.compare_exchange_weak(highest, now, std::memory_order_relaxed)) {
-  }
+  note_peak(in_use.fetch_add(bytes, std::memory_order_relaxed) + bytes);
 }
 
 // The peak starts again at what is in use.

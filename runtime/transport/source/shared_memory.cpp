@@ -231,15 +231,25 @@ bool take(Peer& peer, std::uint64_t channel, std::uint64_t* offset) {
   return true;
 }
 
-// Waits until `ready()`, for at most `limit_ns`, of which the first `spin_ns` awake.
-template <typename Ready>
-int wait(Context& context, Peer& peer, std::int64_t limit_ns, std::int64_t spin_ns, Ready ready) {
-  if (ready()) return kHere;
+// Waits until `found()`, for at most `limit_ns`, of which the first `spin_ns` awake; or, if `seen` is not null, until
+// watched channels have had others than the `*seen` that the caller knows, which is then what there were.
+template <typename Found>
+int wait(Context& context, Peer& peer, std::int64_t limit_ns, std::int64_t spin_ns, std::uint64_t* seen, Found found) {
+  int ended = kLate;
+  const auto ready = [&] {
+    announce_backlog(context);
+    look(context);
+    const bool is_other = seen != nullptr && *seen != context.watched;
+    if (seen != nullptr) *seen = context.watched;
+    ended = found() ? kHere : is_other ? kOther : kLate;
+    return ended != kLate;
+  };
+  if (ready()) return ended;
   const std::int64_t start = now_ns();
   std::int64_t now = start, yielded = start;
   while (now - start < spin_ns && now - start < limit_ns) {
     for (int turn = 0; turn < 32; ++turn) {
-      if (ready()) return kHere;
+      if (ready()) return ended;
       relax();
     }
     now = now_ns();
@@ -262,7 +272,7 @@ int wait(Context& context, Peer& peer, std::int64_t limit_ns, std::int64_t spin_
       syscall(SYS_futex, &control->bell, FUTEX_WAIT, bell, &time, nullptr, 0);
     }
     control->asleep.store(0, std::memory_order_relaxed);
-    if (is_ready || ready()) return kHere;
+    if (is_ready || ready()) return ended;
     if (left) return kGone;
     if (remaining <= 0) return kLate;
   }
@@ -400,15 +410,7 @@ HALOPIPE_CALL std::int32_t halopipe_shared_wait(Context* context, std::int32_t r
                                                 std::int64_t limit_ns, std::int64_t spin_ns, std::uint64_t* offset,
                                                 std::uint64_t* seen) {
   Peer& peer = context->peers[rank];
-  bool found = false;
-  const int ended = wait(*context, peer, limit_ns, spin_ns, [&] {
-    announce_backlog(*context);
-    look(*context);
-    found = take(peer, channel, offset);
-    return found || (seen != nullptr && *seen != context->watched);
-  });
-  if (seen != nullptr) *seen = context->watched;
-  return ended == kHere && !found ? kOther : ended;
+  return wait(*context, peer, limit_ns, spin_ns, seen, [&] { return take(peer, channel, offset); });
 }
 
 // As `halopipe_shared_wait`; what lies in the block is copied to `to`, and the block let go of.  4: it has another size
@@ -449,15 +451,8 @@ HALOPIPE_CALL std::uint64_t halopipe_shared_taken(Context* context, std::int32_t
 HALOPIPE_CALL std::int32_t halopipe_shared_wait_taken(Context* context, std::int32_t rank, std::uint64_t count,
                                                       std::int64_t limit_ns, std::int64_t spin_ns,
                                                       std::uint64_t* seen) {
-  bool found = false;
-  const int ended = wait(*context, context->peers[rank], limit_ns, spin_ns, [&] {
-    announce_backlog(*context);
-    look(*context);
-    found = halopipe_shared_taken(context, rank) >= count;
-    return found || (seen != nullptr && *seen != context->watched);
-  });
-  if (seen != nullptr) *seen = context->watched;
-  return ended == kHere && !found ? kOther : ended;
+  return wait(*context, context->peers[rank], limit_ns, spin_ns, seen,
+              [&] { return halopipe_shared_taken(context, rank) >= count; });
 }
 
 // Whether `rank` has closed or ended.

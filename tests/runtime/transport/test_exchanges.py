@@ -40,6 +40,20 @@ def test_one_way_and_nothing(run):
     assert run(3, program) == [[], [of(0, 1, 0).tolist()], []]
 
 
+@pytest.mark.parametrize("view", [torch.conj, torch.Tensor._neg_view], ids=["conjugated", "negative"])
+def test_values_are_sent_and_not_bytes_that_mean_others(run, view):
+    """Views of torch that change values when they are read arrive as read, and are written so."""
+
+    def program(transport):
+        peer = 1 - transport.rank
+        numbers = torch.complex(of(transport.rank, peer, 0), of(transport.rank, peer, 1))
+        came = view(torch.zeros(5, dtype=torch.complex128))
+        transport.start_exchange({peer: view(numbers)}, {peer: came}, DEADLINE_S).wait()
+        return torch.equal(came, view(torch.complex(of(peer, transport.rank, 0), of(peer, transport.rank, 1))))
+
+    assert run(2, program) == [True, True]
+
+
 def test_exchanges_of_a_pair_are_matched_in_the_order_they_were_started(run):
     def program(transport):
         peer = 1 - transport.rank

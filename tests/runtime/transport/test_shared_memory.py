@@ -13,8 +13,9 @@ import torch
 from cuda_ops.memory import available, install
 from planner.ir.errors import DeadlineError, OutOfMemoryError, TransportError
 from runtime.transport import Key, SharedMemoryTransport
+from runtime.transport.base import add_in_order
 from runtime.transport.segments import Segments
-from runtime.transport.shared_memory import IN_PARTS_BYTES, add_in_order
+from runtime.transport.shared_memory import IN_PARTS_BYTES
 
 DEADLINE_S = 20.0
 SPEC = [((1000,), torch.float32)]
