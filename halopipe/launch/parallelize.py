@@ -133,9 +133,9 @@ class Parallel:
             self._followed.updated()
         return float(answer["loss"])
 
-    def evaluate(self, *batches: Any) -> Score:
-        """The mean loss over ``batches``, and the accuracy of a model that classifies, in evaluation mode."""
-        return Score(**self._ranks.call("evaluate", batches=batches)["score"])
+    def evaluate(self, *batches: Any, metric: str | Callable[[], Any] = "") -> Score:
+        """The mean loss over ``batches``, and what else :meth:`halopipe.training.session.Execution.evaluate` finds."""
+        return Score(**self._ranks.call("evaluate", batches=batches, metric=metric)["score"])
 
     def state_dict(self) -> dict[str, Any]:
         """That of the whole module, trained as it is by now."""

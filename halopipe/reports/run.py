@@ -100,7 +100,8 @@ def _losses(result: RunResult) -> str:
 
 def _score(score: Score) -> str:
     accuracy = "" if score.accuracy is None else f", {units.percent(score.accuracy)} right"
-    return f"evaluation after step {score.step}: loss {score.loss:.4f}{accuracy} ({score.num_samples} samples)"
+    own = "".join(f", {name} {value:.4g}" for name, value in score.metrics.items())
+    return f"evaluation after step {score.step}: loss {score.loss:.4f}{accuracy}{own} ({score.num_samples} samples)"
 
 
 def data(plan: Plan, result: RunResult) -> dict[str, Any]:

@@ -70,6 +70,7 @@ class RunOptions:
         optimizer: see :mod:`halopipe.training.optimizer_spec`.
         scheduler: stepped once an update; empty for none.
         eval_data: its mean loss is found at the end, and every ``eval_every`` steps unless that is 0.
+        eval_metric: see :mod:`halopipe.training.evaluate`.
         metrics: see :mod:`halopipe.training.metrics`.
         profile_steps: ``3:5``, from the third to the fifth, counted from 1; empty for none.
         profile_folder: a Chrome trace a rank, see :mod:`halopipe.training.torch_traces`.
@@ -118,6 +119,13 @@ class RunOptions:
     eval_data: str = _option("", "Data to evaluate on, as --data; at the end at least.", "FACTORY", DATA, kind=FACTORY)
     eval_every: int = _option(0, "Evaluate every N steps too.", "N", DATA, least=0)
     eval_batches: int = _option(0, "Evaluate on N batches; 0: on all of the data.", "N", DATA, least=0)
+    eval_metric: str = _option(
+        "",
+        "A factory of metrics with update(prediction, target) and compute(), such as torchmetrics has; one, or a dict.",
+        "FACTORY",
+        DATA,
+        kind=FACTORY,
+    )
     checkpoint: str = _option("", "Folder of checkpoints, which all hosts share.", "FOLDER", CHECKPOINTS, kind=PATH)
     checkpoint_every: int = _option(0, "Save every N steps; 0: at the end alone.", "N", CHECKPOINTS, least=0)
     keep: int = _option(0, "Keep the newest K checkpoints; 0: all.", "K", CHECKPOINTS, least=0)

@@ -7,8 +7,8 @@ result.losses, result.measured(plan.prediction)
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from planner.ir.plan import Measured, Prediction, RankMeasured
@@ -27,12 +27,14 @@ class Score:
         step: training steps done before.
         loss: the mean over all samples.
         accuracy: share of right answers; None where the model does not classify.
+        metrics: what metrics of one's own say, by name.
     """
 
     step: int
     loss: float
     num_samples: int
     accuracy: float | None = None
+    metrics: Mapping[str, float] = field(default_factory=dict, hash=False)
 
 
 @dataclass(frozen=True, slots=True)

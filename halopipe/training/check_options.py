@@ -61,6 +61,7 @@ def _lacking(options: RunOptions) -> Iterator[UsageError]:
     for name, needed, example in (
         ("eval_every", "eval_data", "halopipe.data:digits"),
         ("eval_batches", "eval_data", "halopipe.data:digits"),
+        ("eval_metric", "eval_data", "halopipe.data:digits"),
         ("checkpoint_every", "checkpoint", "checkpoints"),
         ("keep", "checkpoint", "checkpoints"),
         ("resume", "checkpoint", "checkpoints"),

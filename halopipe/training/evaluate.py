@@ -1,19 +1,32 @@
-"""The mean loss over evaluation data, and the accuracy of models that classify."""
+"""The mean loss over evaluation data, the accuracy of models that classify, and metrics of one's own.
+
+A *metric* has ``update(*values)`` and ``compute()``, as those of torchmetrics.  It is given what the layer of the loss
+reads, such as ``(prediction, target)``, whole, a micro-batch at a time and in order, whatever the plan: the parts that
+ranks have are put together on all of them.  ``compute`` gives a number, or numbers by name.  A function without
+arguments makes one metric, or several by name, anew for each evaluation; ``pkg.mod:function`` names it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from halopipe.data.feeds import Consumer
 from halopipe.run_spec.result import Score
-from planner.ir.errors import UsageError
-from planner.ir.graph import Graph, TensorSpec, producer
+from planner.ir.box import Box, Interval, hull, whole
+from planner.ir.errors import FactoryError, HalopipeError, UsageError
+from planner.ir.graph import SAMPLE, Graph, TensorSpec, producer
+from profiler.source.source import find_factory
 from runtime.engine import Engine, Evaluation
+from runtime.pipeline.messages import Piece, assemble
 from runtime.pipeline.microbatches import Batch, part_in
+from runtime.spatial.collectives import united
 from runtime.stage.captured import judging_layer
 
 IGNORED = -100
@@ -52,12 +65,32 @@ def classes_of(graph: Graph) -> Classes | None:
     return None if dim is None else Classes(logits[0], targets[0], dim)
 
 
-def evaluate(engine: Engine, consumer: Consumer, batches: Iterable[Batch]) -> Score:
+class Metric(Protocol):
+    """See the module."""
+
+    def update(self, *values: Tensor) -> object:
+        """Take what the layer of the loss reads of a micro-batch."""
+        ...
+
+    def compute(self) -> Any:
+        """What is to be known of all that was taken."""
+        ...
+
+
+MakeMetrics = Callable[[], "Metric | Mapping[str, Metric]"]
+
+
+def evaluate(engine: Engine, consumer: Consumer, batches: Iterable[Batch], metric: str | MakeMetrics = "") -> Score:
     """Evaluate on all ``batches``; all ranks call this, and get the same.
 
+    Args:
+        metric: makes metrics of one's own, or the name of what does; empty for none.
+
     Raises:
-        UsageError: there is no batch.
+        UsageError: there is no batch; or what the metric is to read is not to be had under this plan.
+        FactoryError: the metric cannot be made, or fails.
     """
+    own = _Own(metric, consumer) if metric else None
     classes = classes_of(consumer.graph)
     sums = torch.zeros(4, dtype=torch.float64)  # losses times samples, samples, right answers, questions
     is_empty = True
@@ -71,19 +104,137 @@ def evaluate(engine: Engine, consumer: Consumer, batches: Iterable[Batch]) -> Sc
             right, asked = _answers(consumer, classes, found)
             sums[2] += right
             sums[3] += asked
+        if own is not None:
+            own.take(found)
     if is_empty:
         raise UsageError(
             "there is no data to evaluate on", ["not a single batch was given"], ["--eval-data with samples in it"]
         )
     consumer.transport.all_reduce(sums, consumer.ranks, consumer.deadline_s)
     total, samples, right_answers, questions = sums.tolist()
-    return Score(engine.num_steps, total / samples, int(samples), right_answers / questions if questions else None)
+    accuracy = right_answers / questions if questions else None
+    metrics = {} if own is None else own.computed()
+    return Score(engine.num_steps, total / samples, int(samples), accuracy, metrics)
 
 
 def loss_rank(consumer: Consumer) -> int:
     """The first rank that makes the loss."""
     decision, graph = consumer.decision, consumer.graph
     return min(decision.stages[decision.layers[producer(graph.loss)].stage].ranks)
+
+
+class _Own:
+    """Metrics of one's own, on one rank; all ranks have the same, and give them the same."""
+
+    def __init__(self, metric: str | MakeMetrics, consumer: Consumer) -> None:
+        self._name = metric if isinstance(metric, str) else getattr(metric, "__name__", type(metric).__name__)
+        make = find_factory(metric) if isinstance(metric, str) else metric
+        made = self._calling(make)
+        metrics = made if isinstance(made, Mapping) else {self._name.rpartition(":")[2].rpartition(".")[2]: made}
+        for name, each in metrics.items():
+            if not (callable(getattr(each, "update", None)) and callable(getattr(each, "compute", None))):
+                raise FactoryError(
+                    f"{self._name} makes no metric",
+                    [f"{name} is a {type(each).__name__}, without update(prediction, target) or compute()"],
+                    ["a metric of torchmetrics", "a class with these two methods"],
+                )
+        self._metrics: Mapping[str, Metric] = metrics
+        self._consumer = consumer
+
+    def take(self, found: Evaluation) -> None:
+        """Hands on what ranks have of a batch."""
+        consumer = self._consumer
+        pieces = united(_pieces(consumer, found), consumer.transport, consumer.deadline_s)
+        for values in _put_together(pieces):
+            for metric in self._metrics.values():
+                self._calling(partial(metric.update, *values))
+
+    def computed(self) -> dict[str, float]:
+        """By name."""
+        numbers: dict[str, float] = {}
+        for name, metric in self._metrics.items():
+            value = self._calling(metric.compute)
+            several = value.items() if isinstance(value, Mapping) else [("", value)]
+            for part, each in several:
+                called = part if len(self._metrics) == 1 and part else f"{name}.{part}".rstrip(".")
+                try:
+                    numbers[called] = float(each)
+                except (TypeError, ValueError, RuntimeError) as error:
+                    raise FactoryError(
+                        f"{self._name}: {called} is no number",
+                        [f"compute() gave {each!r}"],
+                        ["a number, or a dict of them"],
+                    ) from error
+        return numbers
+
+    def _calling(self, do: Callable[[], Any]) -> Any:
+        try:
+            return do()
+        except HalopipeError:
+            raise
+        except Exception as error:
+            raise FactoryError(f"{self._name} raised {type(error).__name__}", [str(error)]) from error
+
+
+def _pieces(consumer: Consumer, found: Evaluation) -> dict[str, Tensor]:
+    """What this rank has of what the loss reads, by micro-batch, place among the arguments, and where it lies."""
+    graph, pieces = consumer.graph, {}
+    values, read = graph.values(), judging_layer(graph).inputs
+    for m, outputs in found.outputs.items():
+        shapes = found.batch.shapes(m)
+        for number, name in enumerate(read):
+            if name in outputs:
+                box, tensor = outputs[name]
+            elif name in graph.inputs:
+                spec = replace(graph.inputs[name], shape=tuple(shapes[name]))
+                box = _beside(outputs, values, spec.shape, name)
+                tensor = part_in(found.batch, name, m, box, spec)
+            else:
+                continue
+            pieces[json.dumps([m, number, [[interval.start, interval.stop] for interval in box]])] = tensor
+    return pieces
+
+
+def _beside(outputs: Mapping[str, Piece], values: Mapping[str, TensorSpec], shape: tuple[int, ...], name: str) -> Box:
+    """The part of an input of the loss, ``shape`` in all, that belongs to the part of the prediction that is here."""
+    made = next((each for each in outputs if values[each].is_float), next(iter(outputs)))
+    box, prediction, target = outputs[made][0], values[made], values[name]
+    if target.shape == prediction.shape:
+        return box
+    dim = _class_dim(prediction, target)
+    if dim is not None:
+        return (*box[: dim % len(box)], *box[dim % len(box) + 1 :])
+    place = list(whole(shape))
+    if SAMPLE in target.dims:
+        by, of = target.dims.index(SAMPLE), prediction.dims.index(SAMPLE) if SAMPLE in prediction.dims else 0
+        others = [len(interval) for number, interval in enumerate(box) if number != of]
+        if others != [extent for number, extent in enumerate(prediction.shape) if number != of]:
+            raise UsageError(
+                f"a metric cannot be given {name}, which belongs to {made}",
+                [f"{made} {prediction.shape} is divided over more than samples, {name} is {target.shape}"],
+                ["--solver data-parallel", "a target of the prediction's own form"],
+            )
+        rows = prediction.shape[of] // target.shape[by] or 1
+        place[by] = Interval(box[of].start // rows, -(-box[of].stop // rows))
+    return tuple(place)
+
+
+def _put_together(pieces: Mapping[str, Tensor]) -> Iterator[list[Tensor]]:
+    """What the loss reads, by micro-batch."""
+    found: dict[int, dict[int, list[Piece]]] = {}
+    for key, tensor in pieces.items():
+        m, number, place = json.loads(key)
+        box = tuple(Interval(*ends) for ends in place)
+        found.setdefault(m, {}).setdefault(number, []).append((box, tensor))
+    for _, read in sorted(found.items()):
+        yield [_joined(read[number]) for number in sorted(read)]
+
+
+def _joined(pieces: list[Piece]) -> Tensor:
+    box = pieces[0][0]
+    for each, _ in pieces:
+        box = hull(box, each)
+    return assemble(pieces, box, pieces[0][1].dtype)
 
 
 def _answers(consumer: Consumer, classes: Classes, found: Evaluation) -> tuple[int, int]:

@@ -158,6 +158,7 @@ class Loop:
 
     def _evaluate(self) -> None:
         batches = iter(self.supply.evaluation().take, None)
-        score = evaluate(self.engine, self.consumer, islice(batches, self.options.eval_batches or None))
+        batches = islice(batches, self.options.eval_batches or None)
+        score = evaluate(self.engine, self.consumer, batches, self.options.eval_metric)
         self._scores.append(score)
         self.metrics.score(self.feed.position.epoch, score)

@@ -34,9 +34,9 @@ if TYPE_CHECKING:
 
 COLUMNS = (
     *("step", "epoch", "loss", "step_s", "samples_per_s", "learning_rate", "gradient_norm"),
-    *("eval_loss", "eval_accuracy", "eval_samples"),
+    *("eval_loss", "eval_accuracy", "eval_samples", "eval_metrics"),
 )
-"""Names in records: of a step, then of an evaluation, which has step and epoch, too."""
+"""Names in records: of a step, then of an evaluation, which has step and epoch, too; metrics of one's own by name."""
 
 _PATIENCE_S = 2.0
 """How long the last losses may take to come."""
@@ -140,7 +140,8 @@ class Metrics:
         if self._writer is not None:
             self._settle(self._writer, _PATIENCE_S)
             found = {"eval_loss": score.loss, "eval_accuracy": score.accuracy, "eval_samples": score.num_samples}
-            self._writer.write([{"step": score.step, "epoch": epoch, **found}])
+            own = {"eval_metrics": dict(score.metrics)} if score.metrics else {}
+            self._writer.write([{"step": score.step, "epoch": epoch, **found, **own}])
 
     def __enter__(self) -> Metrics:
         return self
@@ -214,12 +215,7 @@ class _Lines:
         pass
 
     def line(self, record: Record) -> str:
-        """JSON knows no infinity."""
-        found = {
-            key: str(value) if isinstance(value, float) and not math.isfinite(value) else value
-            for key, value in record.items()
-        }
-        return f"{json.dumps(found)}\n"
+        return f"{json.dumps(_finite(record))}\n"
 
     def step_of(self, line: str) -> float:
         """Half a line, of a crash, has none."""
@@ -238,16 +234,14 @@ class _Lines:
 
 
 class _Rows(_Lines):
-    """A row a record, under a row of names; the rates of several groups stand in one cell."""
+    """A row a record, under a row of names; the rates of several groups, and one's own metrics, stand in one cell."""
 
     header = f"{','.join(COLUMNS)}\n"
 
     def line(self, record: Record) -> str:
         row = io.StringIO()
         cells = (record.get(name) for name in COLUMNS)
-        csv.writer(row, lineterminator="\n").writerow(
-            " ".join(map(str, cell)) if isinstance(cell, list) else cell for cell in cells
-        )
+        csv.writer(row, lineterminator="\n").writerow(map(_cell, cells))
         return row.getvalue()
 
     def step_of(self, line: str) -> float:
@@ -275,16 +269,33 @@ class _Events:
             for name, value in record.items():
                 if value is None or name in ("step", "epoch", "eval_samples"):
                     continue
-                tag = f"eval/{name.removeprefix('eval_')}" if name.startswith("eval_") else f"train/{name}"
-                parts = enumerate(value) if isinstance(value, list) else [("", value)]
-                for number, part in parts:
-                    self._events.add_scalar(f"{tag}/{number}".rstrip("/"), part, record["step"])
+                if isinstance(value, dict):
+                    parts = [(f"eval/{own}", part) for own, part in value.items()]
+                else:
+                    tag = f"eval/{name.removeprefix('eval_')}" if name.startswith("eval_") else f"train/{name}"
+                    several = enumerate(value) if isinstance(value, list) else [("", value)]
+                    parts = [(f"{tag}/{number}".rstrip("/"), part) for number, part in several]
+                for tag, part in parts:
+                    self._events.add_scalar(tag, part, record["step"])
 
     def close(self) -> None:
         self._events.close()
 
 
 _ANOTHER = "--metrics another name"
+
+
+def _finite(value: Any) -> Any:
+    """JSON knows no infinity."""
+    if isinstance(value, Mapping):
+        return {key: _finite(each) for key, each in value.items()}
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _cell(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        value = [f"{name}={each}" for name, each in value.items()]
+    return " ".join(map(str, value)) if isinstance(value, list) else value
 
 
 def _rate(rates: tuple[float, ...]) -> float | list[float] | None:

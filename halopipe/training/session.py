@@ -18,7 +18,7 @@ from halopipe.data.feeds import COMPARING, Agreement, agreement_of
 from halopipe.data.sources import Form, Item, Pair, bound, tensors_of
 from halopipe.run_spec.result import Score
 from halopipe.training.checkpointing import open_saved, save_now
-from halopipe.training.evaluate import evaluate, loss_rank
+from halopipe.training.evaluate import MakeMetrics, evaluate, loss_rank
 from halopipe.training.first_step import FirstStep, parting
 from halopipe.training.rank import Opened, Place, Prepared, Terms
 from halopipe.training.single_device import Reference, reference_of, why_not_compared
@@ -215,13 +215,16 @@ class Execution:
             self.followed.updated()
         return replace(result, loss=self._told(result.loss))
 
-    def evaluate(self, *batches: Batch) -> Score:
+    def evaluate(self, *batches: Batch, metric: str | MakeMetrics = "") -> Score:
         """The mean loss over ``batches``, and the accuracy of a model that classifies, in evaluation mode.
 
         All ranks call this with the same batches, and get the same answer; nothing is changed by it.
+
+        Args:
+            metric: makes metrics of one's own, see :mod:`halopipe.training.evaluate`.
         """
         found = (self._bound(batch, self._evaluated) for batch in batches)
-        return evaluate(self._engine, self._consumer, found)
+        return evaluate(self._engine, self._consumer, found, metric)
 
     def save(self, folder: str | Path, *, keep: int = 0) -> None:
         """Save a checkpoint, ``folder/step-N``, for whatever plan of the model; all ranks call this, and share a disk.

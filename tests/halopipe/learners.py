@@ -47,6 +47,23 @@ def keyed() -> tuple[nn.Module, dict[str, object]]:
     return Keyed(), {"inputs": [inputs, None], "labels": targets}
 
 
+class Confusion:
+    """A metric: how often the right class was found, and a number that depends on the order of the samples."""
+
+    def __init__(self) -> None:
+        self.counts, self.seen = torch.zeros(NUM_CLASSES, NUM_CLASSES), list[Tensor]()
+
+    def update(self, prediction: Tensor, target: Tensor) -> None:
+        self.seen.append(prediction.double().flatten())
+        for guess, right in zip(prediction.argmax(1).flatten(), target.flatten(), strict=True):
+            self.counts[right, guess] += 1
+
+    def compute(self) -> dict[str, Tensor]:
+        seen = torch.cat(self.seen)
+        recall = (self.counts.diag() / self.counts.sum(1).clamp(min=1)).mean()
+        return {"recall": recall, "order": torch.arange(len(seen), dtype=torch.float64) @ seen}
+
+
 class Tagger(nn.Module):
     """A class for each place of a sequence."""
 

@@ -38,7 +38,7 @@ def ghostnet() -> Example:
 
 def inception_v3() -> Example:
     """Inception v3 (Szegedy et al. 2016): four branches side by side."""
-    return _created("inception_v3", 96, aux_logits=False)
+    return _created("inception_v3", 128, _LARGER, aux_logits=False)
 
 
 def mixer() -> Example:
@@ -113,7 +113,7 @@ def coatnet() -> Example:
 
 def mobileone() -> Example:
     """MobileOne (Vasu et al. 2023): branches that are summed."""
-    return _created("mobileone_s0", 32, _LARGER)
+    return _created("mobileone_s0", 64, _LARGER)
 
 
 def repvgg() -> Example:

@@ -28,6 +28,7 @@ RECIPE = {
     "clip_norm": 0.5,
     "steps": 8,
 }
+EVALUATION = {"eval_data": f"{DATA}dataset", "eval_every": 4, "eval_metric": f"{DATA}Confusion"}
 
 
 @pytest.fixture(autouse=True)
@@ -43,7 +44,7 @@ def plans() -> dict[str, Plan]:
 @cache
 def expected() -> RunResult:
     """The recipe on one rank."""
-    return run_job(plans()["one"], Path(), **RECIPE, eval_data=f"{DATA}dataset", eval_every=4)
+    return run_job(plans()["one"], Path(), **RECIPE, **EVALUATION)
 
 
 def assert_scores(found: tuple[Score, ...], wanted: tuple[Score, ...]) -> None:
@@ -51,13 +52,14 @@ def assert_scores(found: tuple[Score, ...], wanted: tuple[Score, ...]) -> None:
         (each.step, each.num_samples, each.accuracy) for each in wanted
     ]
     assert [each.loss for each in found] == pytest.approx([each.loss for each in wanted], rel=1e-10)
+    assert [each.metrics for each in found] == [pytest.approx(each.metrics, rel=1e-10) for each in wanted]
+    assert all(set(each.metrics) == {"recall", "order"} for each in found)
 
 
 @pytest.mark.parametrize("way", ["each", "first", "share"])
 @pytest.mark.parametrize("name", ["two", "four"])
 def test_whoever_reads_the_data_training_is_the_same(tmp_path: Path, name: str, way: str) -> None:
-    evaluation = {"eval_data": f"{DATA}dataset", "eval_every": 4}
-    found = run_job(plans()[name], tmp_path, **RECIPE, **evaluation, data_from=way)
+    found = run_job(plans()[name], tmp_path, **RECIPE, **EVALUATION, data_from=way)
     assert found.losses == pytest.approx(expected().losses, rel=1e-10)
     assert_scores(found.scores, expected().scores)
     assert [each.step for each in found.scores] == [4, 8]
@@ -120,7 +122,7 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
 
 def test_metrics_are_written_step_by_step(tmp_path: Path) -> None:
     path = tmp_path / "logs" / "metrics.jsonl"
-    found = run_job(plans()["four"], tmp_path, **RECIPE, metrics=str(path), eval_data=f"{DATA}dataset", eval_every=4)
+    found = run_job(plans()["four"], tmp_path, **RECIPE, metrics=str(path), **EVALUATION)
     lines = read_metrics(path)
     steps = [line for line in lines if "loss" in line]
     assert [line["step"] for line in steps] == list(range(1, 9))
@@ -137,6 +139,7 @@ def test_metrics_are_written_step_by_step(tmp_path: Path) -> None:
         "eval_loss": found.scores[0].loss,
         "eval_accuracy": found.scores[0].accuracy,
         "eval_samples": 19,
+        "eval_metrics": found.scores[0].metrics,
     }
 
 

@@ -82,7 +82,7 @@ def train(place: str, steps: range, first_step: int = 0) -> None:
     with Metrics(place, dist.HashStore(), 0, 0, first_step) as metrics:
         for step in steps:
             metrics.step(step, 0, 4, result(float(step), (0.1, 0.2)))
-        metrics.score(0, Score(steps[-1], 1.5, 8, 0.25))
+        metrics.score(0, Score(steps[-1], 1.5, 8, 0.25, {"dice": 0.5, "recall": 0.75}))
 
 
 def test_a_table_has_a_row_a_record_and_goes_on(tmp_path: Path) -> None:
@@ -103,6 +103,7 @@ def test_a_table_has_a_row_a_record_and_goes_on(tmp_path: Path) -> None:
         ("5", "", "1.5"),
     ]
     assert rows[0]["learning_rate"] == "0.1 0.2"
+    assert rows[-1]["eval_metrics"] == "dice=0.5 recall=0.75"
 
 
 def test_tensorboard_reads_what_was_written_and_steps_done_again_count_once(tmp_path: Path) -> None:
@@ -110,7 +111,9 @@ def test_tensorboard_reads_what_was_written_and_steps_done_again_count_once(tmp_
     for steps, first_step in ((range(1, 5), 0), (range(3, 6), 2)):
         train(f"tb:{tmp_path / 'events'}", steps, first_step)
     events = accumulators.EventAccumulator(str(tmp_path / "events")).Reload()
-    assert {"train/loss", "train/learning_rate/1", "eval/loss", "eval/accuracy"} <= set(events.Tags()["scalars"])
+    assert {"train/loss", "train/learning_rate/1", "eval/loss", "eval/accuracy", "eval/dice"} <= set(
+        events.Tags()["scalars"]
+    )
     assert [(each.step, each.value) for each in events.Scalars("train/loss")] == [(n, float(n)) for n in range(1, 6)]
 
 

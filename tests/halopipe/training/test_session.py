@@ -26,7 +26,7 @@ from halopipe.training.optimizer_spec import (
 from halopipe.training.rank import Opened, Terms
 from halopipe.training.session import Execution
 from halopipe.training.single_device import parameters_of
-from planner.ir.errors import DifferentDataError, StaleFileError, UsageError
+from planner.ir.errors import DifferentDataError, FactoryError, StaleFileError, UsageError
 from planner.ir.plan import Plan
 from planner.ir.profile import ModelSource
 from profiler.capture.graph import capture
@@ -155,6 +155,38 @@ def test_evaluation_is_the_same_on_all_ranks_and_changes_nothing() -> None:
     assert score.accuracy == pytest.approx(round(score.accuracy * 11) / 11)
     losses = loss_of([losses for _, losses in found])
     assert losses == pytest.approx(loss_of(together(PLAN, steps(0, 3))), rel=1e-10)
+
+
+def confusions() -> dict[str, object]:
+    return {"all": learners.Confusion(), "again": learners.Confusion()}
+
+
+def broken() -> object:
+    return 3
+
+
+@pytest.mark.parametrize("make", [learners.plan, learners.replicas])
+def test_metrics_of_ones_own_see_whole_micro_batches_in_order_under_every_plan(make: Callable[[], Plan]) -> None:
+    """The same values as of the module on one device."""
+    plan = make()
+
+    def run(execution: Execution) -> object:
+        both = execution.evaluate(batch(6, 0), batch(5, 6), metric=confusions)
+        return execution.evaluate(batch(6, 0), batch(5, 6), metric=learners.Confusion).metrics, both.metrics
+
+    found = together(plan, run)
+    assert all(each == found[0] for each in found)
+    (one, both), expected = found[0], learners.Confusion()
+    module = load_model(plan.inputs.model).module.eval()
+    for inputs, targets in (batch(6, 0), batch(5, 6)):
+        expected.update(module(inputs), targets)
+    assert one == pytest.approx({name: value.item() for name, value in expected.compute().items()}, rel=1e-6)
+    assert both == {f"{name}.{part}": one[part] for name in ("all", "again") for part in one}
+
+
+def test_what_is_no_metric_is_refused() -> None:
+    with pytest.raises(FactoryError, match="makes no metric"):
+        together(PLAN, lambda execution: execution.evaluate(batch(6, 0), metric=broken))
 
 
 def test_a_step_takes_micro_batches_one_by_one_and_tells_what_it_knows() -> None:
