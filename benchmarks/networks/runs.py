@@ -260,10 +260,14 @@ def _trial(profile: Profile, strategy: str, needs_whole: bool) -> Trial:
     )
 
 
+_NAMED = 12
+
+
 def _mixing(graph: Graph) -> list[str]:
     """Why neither micro-batches nor replicas are possible, if that is why."""
     found = sorted(mixing_layers(graph))
-    return [f"samples do not stay apart in {', '.join(found)}"] if found else []
+    more = [f"{len(found) - _NAMED} more"] if len(found) > _NAMED else []
+    return [f"samples do not stay apart in {', '.join([*found[:_NAMED], *more])}"] if found else []
 
 
 def _plan(profile: Profile, strategy: str, needs_whole: bool) -> Plan:

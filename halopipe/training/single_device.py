@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import copy
 import io
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -77,7 +78,8 @@ class Reference:
         losses: of the compared steps.
         gradient, parameter, buffer: after the first update, by name.
         rounding: relative error of each of them against float64, by kind, then by name (``0``, ``1``, ... for the
-            losses); empty in float64, and where the module cannot be run in it.
+            losses); empty where the module cannot be run in it.  In float64, against the same with every trained
+            number changed by the rounding of as many layers as there are.
         witness: how the batch was run.
         skipped: why there is no reference; empty: there is.
         error: that all ranks are to raise, see :mod:`runtime.monitor.failure`; empty: none.
@@ -214,9 +216,11 @@ def reference_of(terms: Terms, model: LoadedModel, items: Sequence[Item], device
     model, captured = capture_for(model, device)
     lowered = _lowered(captured) if is_exact else {}
     lowest = max(lowered, key=lambda each: torch.finfo(each).eps, default=None)
-    if lowest is not None:
-        twin, reason = _twin(model)
-        _disturb(twin, torch.finfo(lowest).eps)
+    if is_exact:
+        twin, no_twin = _twin(model)
+        reason = no_twin if lowest is not None else ""
+        depth = 1.0 if lowest is not None else math.sqrt(len(captured.graph.layers))  # each layer rounds by chance
+        _disturb(twin, depth * torch.finfo(lowest or EXACT).eps)
     try:
         found = _run(terms, model, captured, items)
     except UnlikeDrawsError as error:

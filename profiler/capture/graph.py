@@ -152,7 +152,7 @@ def _captured(model: LoadedModel, rules: Rules) -> Captured:
     values = _value_names(traced, found, names)
     layers = dict(zip(names, dependence(traced, found, model), strict=True))
     return Captured(
-        _with_pairs(_marked(_graph(traced, rules, found, names, values), layers, _shared_state(found, names)), model),
+        _with_pairs(_marked(_graph(traced, rules, found, names, values), layers, found, names), model),
         traced.module,
         {node.name: name for group, name in zip(found, names, strict=True) for node in group.nodes},
         {value: node.name for node, value in values.items() if isinstance(node.meta.get("val"), Tensor)},
@@ -358,11 +358,33 @@ def _shared_state(found: tuple[Group, ...], names: tuple[str, ...]) -> dict[str,
     return shared
 
 
-def _marked(graph: Graph, found: Mapping[str, Dependence], shared: Mapping[str, str]) -> Graph:
+def _keepers(found: tuple[Group, ...], names: tuple[str, ...]) -> frozenset[str]:
+    """Layers that write what they see of samples to a buffer: ranks that share samples would each keep another one."""
+    seen: set[fx.Node] = set()
+    keepers = set()
+    for node in found[0].main.graph.nodes if found else ():
+        if node.op == "placeholder" or not seen.isdisjoint(node.all_input_nodes):
+            seen.add(node)
+    for group, name in zip(found, names, strict=True):
+        for node in group.nodes:
+            target = node.args[0] if node in seen and is_write(node) else None
+            while isinstance(target, fx.Node) and target.op == "call_function" and target.args:
+                target = target.args[0]  # it is a view
+            if isinstance(target, fx.Node) and target.op == "get_attr":
+                keepers.add(name)
+    return frozenset(keepers)
+
+
+def _marked(
+    graph: Graph, dependences: Mapping[str, Dependence], found: tuple[Group, ...], names: tuple[str, ...]
+) -> Graph:
+    shared, keepers = _shared_state(found, names), _keepers(found, names)
+
     def marked(layer: Layer) -> Layer:
-        on = found[layer.name]
+        on = dependences[layer.name]
+        mark = MIXES_SAMPLES if layer.name in keepers else on.mark
         marks: dict[str, Attribute] = {
-            mark: True for mark in (on.mark, NEEDS_WHOLE_BATCH if on.needs_whole_batch else "") if mark
+            mark: True for mark in (mark, NEEDS_WHOLE_BATCH if on.needs_whole_batch else "") if mark
         }
         marks |= {SHARED_STATE: shared[layer.name]} if layer.name in shared else {}
         return dataclasses.replace(layer, attributes={**layer.attributes, **marks}) if marks else layer

@@ -64,6 +64,45 @@ def detach_constants(graph: fx.Graph) -> None:
         graph.erase_node(node)
 
 
+_VIEWS, _ROWS = frozenset(["view", "reshape", "_unsafe_view"]), 2
+
+
+def keep_rows_apart(graph: fx.Graph) -> None:
+    """Takes a product of rows on the dims that they are made of again, where those begin with another than samples.
+
+    ``nn.MultiheadAttention`` merges time and samples to rows for its last product, and divides them again; rows of one
+    sample would not lie together in between.  The product itself is the same.
+    """
+    for divided in list(graph.nodes):
+        product = _sole_input(divided)
+        merged = _sole_input(product)
+        if product is None or merged is None or product.target is not _aten.linear.default:
+            continue
+        if operation(divided) not in _VIEWS or operation(merged) not in _VIEWS or product.meta["val"].dim() != _ROWS:
+            continue
+        shape, width = divided.meta["val"].shape, merged.meta["val"].shape[-1]
+        first, *others, last = shape
+        if last != product.meta["val"].shape[-1] or not _is_fixed((first,)) or _is_fixed(tuple(others)):
+            continue
+        sizes = [*cast("list[Any]", divided.args[1])[:-1], width]
+        with graph.inserting_before(divided):
+            rows = graph.call_function(_aten.reshape.default, (merged.args[0], sizes))
+            made = graph.call_function(product.target, (rows, *product.args[1:]), product.kwargs)
+        rows.meta = {**merged.meta, "val": merged.meta["val"].reshape((*shape[:-1], width))}
+        made.meta = {**product.meta, "val": divided.meta["val"]}
+        divided.replace_all_uses_with(made)
+        for node in (divided, product, merged):
+            graph.erase_node(node)
+
+
+def _sole_input(node: fx.Node | None) -> fx.Node | None:
+    """What a tensor is made of first, if nothing else is made of that."""
+    found = node.args[0] if node is not None and node.op == "call_function" and node.args else None
+    if not isinstance(found, fx.Node) or found.op != "call_function" or len(found.users) > 1:
+        return None
+    return found if isinstance(found.meta.get("val"), Tensor) else None
+
+
 def _is_fixed(shape: tuple[Any, ...]) -> bool:
     return all(isinstance(size, int) for size in shape)
 
@@ -308,6 +347,7 @@ def _clean(model: LoadedModel, exported: fx.GraphModule, samples: int) -> Traced
     look_for_finite(graph)
     rewrite_in_place(graph, attributes)
     detach_constants(graph)
+    keep_rows_apart(graph)
     graph.eliminate_dead_code(_has_effects)  # such as numbers that were read for a check
     _join_data_dependent(graph)
     graph.eliminate_dead_code(_has_effects)

@@ -192,7 +192,7 @@ class BufferAssigned(nn.Module):
         return self.b(h / self.norm)
 
 
-@network("a buffer that forward assigns anew", mixes=True, refused="buffer norm|norm.*assign|assign.*norm|whole batch")
+@network("a buffer that forward assigns anew", mixes=True, refused="all samples of a step|writes the buffer")
 def buffer_assigned() -> Network:
     return BufferAssigned(), classes(), F.cross_entropy
 

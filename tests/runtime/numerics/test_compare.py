@@ -98,7 +98,9 @@ def one(error: float, rounding: float, dtype: torch.dtype = torch.float32) -> Di
 def test_what_one_device_rounds_itself_is_accepted_from_a_plan() -> None:
     assert one(1e-3, 0.0).accepted == 1e-2
     assert one(1e-3, 3e-3).accepted == pytest.approx(3e-2)
-    assert one(1e-3, 0.01, torch.float64).accepted == 1e-10
+    assert one(1e-3, 0.0, torch.float64).accepted == 1e-10
+    assert one(1e-3, 1e-10, torch.float64).accepted == pytest.approx(1e-9)
+    assert one(1e-3, 0.01, torch.float64).accepted == 1e-7
     assert TOLERANCES[torch.float32].loss == 1e-4
 
 
