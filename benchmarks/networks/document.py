@@ -13,7 +13,8 @@ Networks of other people, with random weights and small sizes, went through `pro
 once as a pipeline of two stages with two micro-batches, once in data parallel, three steps of SGD with momentum.
 Losses, gradients, parameters and buffers were compared with the module itself on one device as `halopipe run
 --check-numerics` does, dropout included: the numbers that it draws are the same under every plan. They were compared
-in float64, to 1e-10 (or ten times what one device itself makes of rounding); in float32, marked so, where a network's own code does not run in float64, computes in float32
+in float64, to 1e-10, or to ten times what one device itself makes of rounding where that is more; in float32, marked
+so, where a network's own code does not run in float64, computes in float32
 inside and so rounds by more than that, magnifies rounding from step to step, or was last run in float32, two steps.
 
 {counts}
