@@ -59,6 +59,8 @@ def combine(plan: Plan, options: RunOptions, results: list[RankResult], progress
         ranks_measured(shown, plan.decision),
         results[0].data,
         results[0].transport,
+        tuple(each for result in results for each in result.lone),
+        next((result.not_lone for result in results if result.not_lone), ""),
     )
     if progress is not None:
         progress(RunProgress(result.first_step + len(seconds), options.steps, losses[-1], seconds[-1]))

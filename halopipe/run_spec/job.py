@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 from halopipe.run_spec.options import RunOptions
 from halopipe.run_spec.result import Score
@@ -21,7 +22,7 @@ from planner.ir.codec import dumps, loads, plain
 from planner.ir.files import write_text
 from planner.ir.plan import Plan
 from planner.ir.profile import ModelSource
-from planner.ir.timeline import Span
+from planner.ir.timeline import LonePasses, Span
 
 
 @contextlib.contextmanager
@@ -141,6 +142,7 @@ class RankResult:
         first_step: steps done before.
         scores: of the evaluations; the same on all ranks.
         trained: whether the steps were training steps.
+        lone: its stages run alone; ``not_lone``: why they were not.
     """
 
     rank: int
@@ -157,6 +159,8 @@ class RankResult:
     skipped: str = ""
     data: str = ""
     transport: str = ""
+    lone: tuple[LonePasses, ...] = ()
+    not_lone: str = ""
 
     def to_json(self) -> str:
         """As text."""
@@ -185,4 +189,10 @@ class RankResult:
             record["skipped"],
             record["data"],
             record["transport"],
+            tuple(LonePasses(*each.values()) for each in map(_with_tuples, record["lone"])),
+            record["not_lone"],
         )
+
+
+def _with_tuples(record: dict[str, Any]) -> dict[str, Any]:
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in record.items()}

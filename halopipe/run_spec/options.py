@@ -13,6 +13,9 @@ from typing import Any, TypedDict
 EACH, FIRST, SHARE = DATA_FROM = ("each", "first", "share")
 """Who reads the data of a run."""
 
+LONG_RUNS, ALWAYS, NEVER = LONE_PASSES = ("auto", "on", "off")
+"""When a run times its stages alone."""
+
 AUTO, SHARED, GLOO, MPI = TRANSPORTS = ("", "shared", "gloo", "mpi")
 """What ranks on processors exchange by; shared: memory within a host, gloo between hosts."""
 
@@ -79,6 +82,8 @@ class RunOptions:
         memory_limit_bytes: from the first step on; 0: no limit.
         transport: empty: NCCL where every rank has a GPU, MPI under mpiexec, else ``shared``, where that can be had.
         device: empty: the devices that the plan names.
+        lone_passes: ``auto``: of runs of 20 steps and more, at most 5 % of their time
+            (:mod:`halopipe.training.lone_passes`).
         check_first_step: the job ends before its second step where they differ.
     """
 
@@ -155,6 +160,14 @@ class RunOptions:
         RECORDS,
         kind=METRICS,
     )
+    lone_passes: str = _option(
+        LONG_RUNS,
+        "Time the stages alone too, to tell a machine that changed from a model that is wrong: 'auto' (long runs), "
+        "'on' or 'off'.",
+        "WHEN",
+        RECORDS,
+        flag="--calibrate",
+    )
     profile_steps: str = _option(
         "", "Trace these steps, counted from 1, by torch.profiler: a Chrome trace a rank.", "FIRST:LAST", RECORDS
     )
@@ -168,10 +181,11 @@ class RunFiles:
     """What a run reads beside its plan, and what it writes when it has ended; all paths are absolute."""
 
     output: str = _option("timeline.json", "Timeline file to write.", "FILE", short="-o", kind=PATH)
-    update: bool = _option(False, "Write what was measured into the plan file, and teach the profile.")
+    update: bool = _option(False, "Write what was measured into the plan file too.")
+    learn: bool = _option(True, "Teach the plan's profile what the run showed.", panel=RECORDS)
     profile: str = _option(
         "",
-        "The profile that the plan was made from; if it is profile.json beside the plan, it is found.",
+        "The profile that the plan was made from; where it lay then, or as profile.json beside the plan, it is found.",
         "PROFILE",
         RECORDS,
         kind=PATH,

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from planner.ir.plan import Measured, Prediction, RankMeasured
 from planner.ir.schedule import Action, Op
-from planner.ir.timeline import Timeline, TimelineFile
+from planner.ir.timeline import Drift, LonePasses, Timeline, TimelineFile
 
 if TYPE_CHECKING:
     from runtime.numerics.compare import NumericsReport
@@ -76,6 +76,7 @@ class RunResult:
         stage_update_s, stage_reduction_s, ranks: as of :class:`planner.ir.plan.Measured`.
         data: what data it was, and how it was asked for.
         transport: that the ranks exchanged by; empty of one rank.
+        lone: stages that were run alone; ``not_lone``: why some were not.
     """
 
     losses: tuple[float, ...]
@@ -95,15 +96,17 @@ class RunResult:
     ranks: tuple[RankMeasured, ...] = ()
     data: str = ""
     transport: str = ""
+    lone: tuple[LonePasses, ...] = ()
+    not_lone: str = ""
 
     @property
     def timed_seconds(self) -> tuple[float, ...]:
         """The steps after warm-up; all where there are no others."""
         return self.step_seconds[self.warmup :] or self.step_seconds
 
-    def timeline_file(self, predicted: Timeline) -> TimelineFile:
+    def timeline_file(self, predicted: Timeline, drift: Drift | None = None) -> TimelineFile:
         """What is written to ``timeline.json``."""
-        return TimelineFile(predicted, self.timeline, self.step_seconds, self.losses, self.transport)
+        return TimelineFile(predicted, self.timeline, self.step_seconds, self.losses, self.transport, drift)
 
     def measured(self, prediction: Prediction) -> Measured:
         """What is written into the plan, beside its prediction."""

@@ -7,7 +7,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from halopipe.run_spec.options import DATA_FROM, FIELDS, SHARE, TRANSPORTS, RunOptions, flag_of, option_of
+from halopipe.run_spec.options import DATA_FROM, FIELDS, LONE_PASSES, SHARE, TRANSPORTS, RunOptions, flag_of, option_of
 from halopipe.terminal import units
 from halopipe.training.metrics import require_writer
 from planner.ir.errors import UsageError
@@ -25,6 +25,7 @@ def require_consistent(plan: Plan, options: RunOptions) -> None:
         UnknownNameError: there is no such way to read data, optimiser or schedule.
     """
     units.require_known("way to read data", [options.data_from], DATA_FROM)
+    units.require_known("way to calibrate", [options.lone_passes], LONE_PASSES)
     units.require_known("transport", [options.transport], TRANSPORTS)
     for fault in chain(_numbers(options), _lacking(options), _at_odds(plan, options)):
         raise fault

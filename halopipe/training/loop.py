@@ -15,6 +15,7 @@ from halopipe.run_spec.options import RunOptions
 from halopipe.run_spec.result import Score
 from halopipe.training.checkpointing import SAVE_S, Checkpoints
 from halopipe.training.evaluate import evaluate
+from halopipe.training.lone_passes import Timer
 from halopipe.training.metrics import Metrics
 from halopipe.training.single_device import Reference
 from halopipe.training.torch_traces import TorchTraces
@@ -42,6 +43,7 @@ class Loop:
         compare: called after the first update with the losses so far, where this rank knows them; gives one device's
             step and this rank's differences from it.
         reference: what it gave.
+        lone: times the stages alone; None: nobody does.
     """
 
     options: RunOptions
@@ -56,6 +58,7 @@ class Loop:
     trained: bool = True
     compare: Callable[[Sequence[float]], tuple[Reference, tuple[Compared, ...]]] | None = None
     reference: Reference | None = None
+    lone: Timer | None = None
     _results: list[StepResult] = field(default_factory=list)
     _spans: deque[tuple[int, tuple[Span, ...]]] = field(default_factory=lambda: deque(maxlen=KEPT_STEPS))
     _scores: list[Score] = field(default_factory=list)
@@ -72,6 +75,8 @@ class Loop:
         compared: tuple[Compared, ...] = ()
         traces = TorchTraces(options, self.consumer.transport.rank, self.activity, first)
         for number in range(first, options.steps):
+            if self.lone is not None and number == min(first + options.warmup, options.steps - 1):
+                self.lone.before(self.engine, forgets=options.accumulate == 1)
             with traces.around(number + 1):
                 self.activity.begin("waiting for data")
                 with self.engine.between_steps("reading the batch"):
@@ -92,6 +97,8 @@ class Loop:
             self._evaluate()
         if options.checkpoint:
             self._save(is_last=True)
+        if self.lone is not None:
+            self.lone.after(self.engine, forgets=options.accumulate == 1)
         return RankResult(
             self.consumer.transport.rank,
             self._losses,
@@ -107,6 +114,8 @@ class Loop:
             "" if self.reference is None else self.reference.skipped,
             self.supply.origin,
             self.consumer.transport.name if self.consumer.transport.world_size > 1 else "",
+            () if self.lone is None else self.lone.passes,
+            "" if self.lone is None else self.lone.skipped,
         )
 
     @property

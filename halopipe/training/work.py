@@ -15,11 +15,13 @@ from halopipe.training.check_options import trains
 from halopipe.training.checkpointing import Checkpoints, Saved, resumed
 from halopipe.training.evaluate import loss_rank
 from halopipe.training.first_step import FirstStep, parting, read_when_written
+from halopipe.training.lone_passes import Timer, budget_s
 from halopipe.training.loop import AfterStep, Loop
 from halopipe.training.metrics import Metrics
 from halopipe.training.rank import Opened, OpenTransport, Place, Prepared, Rank, open_rank
 from halopipe.training.single_device import compare_losses, terms_of
 from planner.ir.graph import Graph
+from planner.layers.boundary import Boundaries
 from profiler.capture.graph import capture
 from profiler.source.model import LoadedModel
 from profiler.source.source import load_model
@@ -27,6 +29,8 @@ from runtime.memory import with_peak
 from runtime.monitor.activity import Activity
 from runtime.monitor.watch import SETUP_S
 from runtime.numerics.compare import Difference
+from runtime.stage.alone import lone_stages
+from runtime.stage.captured import captured_model
 from runtime.stage.modes import cannot_evaluate
 
 if TYPE_CHECKING:
@@ -88,6 +92,7 @@ class _Work:
         position = Position() if saved is None else saved.position
         self._activity.begin("opening the data")
         supply = self._supply(opened, prepared, seed)
+        lone = self._lone(opened, prepared, 0 if saved is None else saved.step)
         del prepared  # what other ranks train need not stay alive here
         if saved is not None:
             self._activity.begin("reading the checkpoint")
@@ -96,12 +101,23 @@ class _Work:
             with_peak(lambda: None)  # the profiler takes seconds to start
         self._activity.begin("waiting for the others")
         opened.consumer.transport.barrier(SETUP_S)
-        return self._steps(opened, supply, position, seed)
+        return self._steps(opened, supply, position, seed, lone)
 
     def _supply(self, opened: Opened, prepared: Prepared, seed: int) -> Supply:
         return Supply(opened.consumer, self._job.options, prepared.model, seed)
 
-    def _steps(self, opened: Opened, supply: Supply, position: Position, seed: int) -> RankResult:
+    def _lone(self, opened: Opened, prepared: Prepared, num_done: int) -> Timer | None:
+        """What times the stages of this rank alone; None where nobody is to."""
+        plan, options, place = self._job.plan, self._job.options, self._place
+        seconds = budget_s(plan, options, options.steps - num_done)
+        if not seconds or options.compiler:
+            return None
+        model, decision = captured_model(prepared.captured), plan.decision
+        program = Boundaries.of_decision(model.graph, decision).program(decision)
+        found = lone_stages(decision, model, program, place.rank, prepared.model.tensors, place.device)
+        return Timer(found[0], seconds, opened.consumer.transport, self._activity, place.rank, found[1])
+
+    def _steps(self, opened: Opened, supply: Supply, position: Position, seed: int, lone: Timer | None) -> RankResult:
         options, place, consumer, engine = self._job.options, self._place, opened.consumer, opened.engine
         teller = loss_rank(consumer)
         metrics = Metrics(options.metrics, place.store, place.rank, teller, engine.num_steps)
@@ -116,6 +132,7 @@ class _Work:
             self._after_step,
             self._activity,
             trains(self._job.plan),
+            lone=lone,
         )
         if not self._job.is_compared:
             with metrics, self._rank.limited(options.memory_limit_bytes):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 
@@ -59,11 +60,54 @@ class Timeline:
 
 
 @dataclass(frozen=True, slots=True)
+class LonePasses:
+    """A stage on one rank, run without its peers (``runtime.stage.alone``).
+
+    Attributes:
+        samples: that it was run on.
+        before_s, after_s: seconds of each pass, forward and, of plans that train, backward: before the first timed step
+            and after the last.
+    """
+
+    rank: int
+    stage: int
+    samples: int
+    before_s: tuple[float, ...]
+    after_s: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Drift:
+    """Why a measured step differs from the predicted one: the machine, or the model of it.
+
+    measured / predicted = (1 + machine) * (1 + model)
+
+    Attributes:
+        alone_s, priced_s: of the slowest rank's stages alone: now, and by the profile.
+        speeds: by kind of device, seconds alone now over those of the profile.
+        noise: by which ``speeds`` differ by chance.
+        during: by how much passes after the last step took longer than before the first.
+        machine: by how much the step grows with that; where the plan counted with a machine as it was at an earlier
+            run, beyond that.
+        model: what is left.
+    """
+
+    alone_s: float
+    priced_s: float
+    speeds: Mapping[str, float]
+    noise: float
+    during: float
+    machine: float
+    model: float
+
+
+@dataclass(frozen=True, slots=True)
 class TimelineFile:
     """What a run writes: the plan's predicted step beside the measured ones.
 
     Attributes:
         transport: that the ranks exchanged by; empty of one rank.
+        drift: None where no stage was run alone, or the profile was not there.
     """
 
     predicted: Timeline
@@ -71,3 +115,4 @@ class TimelineFile:
     step_seconds: tuple[float, ...]
     losses: tuple[float, ...]
     transport: str = field(default="", metadata={"added": "0.1"})
+    drift: Drift | None = field(default=None, metadata={"added": "0.1"})

@@ -1,0 +1,207 @@
+"""A rank's stages timed alone: forward and backward of one share of a micro-batch, and nobody is waited for.
+
+What the machine does to computing is seen so, apart from messages, from waiting and from what is wrong with a model of
+them.  The layers are those of the stage, undivided, on as many samples as the rank has of a micro-batch; where ranks
+divide layers along other dims, on its part of the samples.  Halos, shared statistics and sums of gradients are left
+out: the profile prices layers the same way.
+
+Nothing that trains is touched.  Parameters are leaves of their own that share storage with those of the stage and are
+never written; buffers that layers write are copies; random numbers are drawn by a stream of its own, and torch's
+generators are put back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from time import perf_counter
+
+import torch
+from torch import Tensor, nn
+
+from planner.ir.errors import UnsupportedModelError
+from planner.ir.graph import SAMPLE, Graph, TensorSpec, producer
+from planner.ir.plan import Decision
+from planner.ir.program import Program
+from planner.layers.division import divides
+from runtime.pipeline.messages import CPU, dtype_of
+from runtime.spatial.parameters import parts_of
+from runtime.stage.captured import CapturedModel
+from runtime.stage.cut import NUM_SAMPLES, StageFunction
+from runtime.stage.functions import StageCut, StageFunctions
+from runtime.stage.modes import Manner, MicrobatchSlice
+from runtime.stage.random.streams import Draw, Draws
+from runtime.stage.stage import StageProgram
+
+
+@dataclass(frozen=True, slots=True)
+class LoneStage:
+    """A stage of this rank that can be run without its peers.
+
+    Attributes:
+        number: of the stage.
+        samples: that it is run on.
+        functions, draw: of a stage of one rank, and what its layers draw by.
+        values: its inputs.
+        gradients: of its outputs, but the loss.
+        sizes: what varies beside the number of samples.
+    """
+
+    number: int
+    samples: int
+    functions: StageFunctions
+    draw: Draw
+    manner: Manner
+    received: frozenset[str]
+    loss: str | None
+    values: Mapping[str, Tensor]
+    gradients: Mapping[str, Tensor]
+    sizes: tuple[int, ...]
+
+    def pass_s(self) -> float:
+        """Seconds of one forward and, where the plan trains, backward."""
+        device = next((tensor.device for tensor in self.functions.training.attributes.values()), CPU)
+        devices = [device] if device.type == "cuda" else []
+        with torch.random.fork_rng(devices):
+            program = StageProgram(
+                _apart(self.functions.training),
+                self.received,
+                self.loss,
+                self.manner,
+                current=self.functions.current,
+                variant=self.functions.variant,
+                draw=self.draw,
+            )
+            portion = MicrobatchSlice(0, self.samples, 0, self.samples, self.sizes)
+            start = _now(device)
+            program.forward(portion, self.values, 1.0)
+            if self.manner.trains:
+                program.backward(0, self.gradients)
+            return _now(device) - start
+
+
+def lone_stages(
+    decision: Decision,
+    model: CapturedModel,
+    program: Program,
+    rank: int,
+    example: Mapping[str, Tensor],
+    device: torch.device | None = None,
+) -> tuple[tuple[LoneStage, ...], str]:
+    """The stages of ``rank`` that can be run alone, and why others cannot.
+
+    Args:
+        model: its parameters are those that are trained.
+        example: the graph's inputs, of the samples that it was captured with.
+        device: where the stages compute.
+    """
+    found: list[LoneStage] = []
+    for stage, each in enumerate(decision.stages):
+        if rank not in each.ranks:
+            continue
+        samples = _samples(decision, stage, rank, model.graph)
+        if reason := _hindrance(decision, model, stage, rank, samples):
+            return (), f"stage {stage} is not timed alone: {reason}"
+        try:
+            if samples:
+                found.append(_lone_stage(decision, model, program, stage, samples, example, device))
+        except UnsupportedModelError as error:  # of one rank with other samples; the run does without
+            return (), f"stage {stage} is not timed alone: {error.title}"
+    return tuple(found), ""
+
+
+def _hindrance(decision: Decision, model: CapturedModel, stage: int, rank: int, samples: int) -> str:
+    if model.prepared is not None:
+        return "what clouds take differs from batch to batch"
+    is_free = any(node.target == NUM_SAMPLES for node in model.graph_module.graph.nodes)
+    if samples and samples != model.graph.samples and not is_free:
+        return f"the model was captured for {model.graph.samples} samples only"
+    if divides(decision, stage, model.graph):
+        parts = parts_of(model, decision, stage, rank).values()
+        return "" if all(part.is_whole for part in parts) else "its ranks have parts of its parameters"
+    return ""
+
+
+def _samples(decision: Decision, stage: int, rank: int, graph: Graph) -> int:
+    """Of the largest micro-batch, what the rank has of it."""
+    rows, ranks = max(decision.micro_batches), decision.stages[stage].ranks
+    if divides(decision, stage, graph):
+        return -(-rows // len(ranks))
+    return decision.layout_of(stage).samples(rows)[ranks.index(rank)]
+
+
+def _lone_stage(
+    decision: Decision,
+    model: CapturedModel,
+    program: Program,
+    stage: int,
+    samples: int,
+    example: Mapping[str, Tensor],
+    device: torch.device | None,
+) -> LoneStage:
+    graph, layers = model.graph, frozenset(decision.layers_of(stage))
+    outputs = dict.fromkeys(value for edge in program.stages.out_of(stage) for value in edge.values)
+    if producer(graph.loss) in layers:
+        outputs[graph.loss] = None
+    cut = StageCut(model, layers, tuple(outputs), device=device)
+    draw, noise = Draw(0), torch.Generator().manual_seed(0)
+    functions = StageFunctions(cut, _nobody, 1, 0, Draws(model).rule(draw))
+    function, specs = functions.training, graph.values()
+    values = {
+        name: _repeated(example[name], graph.inputs[name], samples, graph.samples)
+        if name in graph.inputs
+        else _made_up(specs[name].at(samples, graph.samples), noise)
+        for name in function.inputs
+    }
+    handed_on = [name for name in function.outputs if name != graph.loss and specs[name].is_float]
+    gradients = {name: _made_up(specs[name].at(samples, graph.samples), noise) for name in handed_on}
+    where = device or CPU
+    return LoneStage(
+        stage,
+        samples,
+        functions,
+        draw,
+        Manner(program.trains, decision.stages[stage].recompute and program.trains, autocast=model.autocast),
+        frozenset(name for name in function.inputs if name not in graph.inputs),
+        graph.loss if graph.loss in function.outputs else None,
+        {name: value.to(where) for name, value in values.items()},
+        {name: value.to(where) for name, value in gradients.items()},
+        tuple(example[source].shape[dim] for source, dim in (model.sizes[name] for name in function.sizes)),
+    )
+
+
+def _apart(function: StageFunction) -> StageFunction:
+    """The same function on leaves that share storage with its parameters, and copies of the buffers that it writes."""
+
+    def own(name: str, tensor: Tensor) -> Tensor:
+        plain = tensor.detach().clone() if name in function.mutated else tensor.detach()
+        return nn.Parameter(plain, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else plain
+
+    return replace(function, attributes={name: own(name, tensor) for name, tensor in function.attributes.items()})
+
+
+def _repeated(tensor: Tensor, spec: TensorSpec, samples: int, captured: int) -> Tensor:
+    """The first ``samples`` of an input of the capture, from the start again where it has fewer."""
+    if SAMPLE not in spec.dims:
+        return tensor
+    dim = spec.dims.index(SAMPLE)
+    times = -(-samples // captured)
+    return torch.cat([tensor] * times, dim).narrow(dim, 0, tensor.shape[dim] // captured * samples).contiguous()
+
+
+def _made_up(spec: TensorSpec, noise: torch.Generator) -> Tensor:
+    """What another stage would make: noise, and zeros where it would be no numbers."""
+    dtype = dtype_of(spec)
+    if not dtype.is_floating_point:
+        return torch.zeros(spec.shape, dtype=dtype)
+    return torch.randn(spec.shape, generator=noise).to(dtype)
+
+
+def _now(device: torch.device) -> float:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return perf_counter()
+
+
+def _nobody(_: Tensor) -> None:
+    """A stage of one rank sums over nobody."""
