@@ -282,4 +282,5 @@ def _provenance(profiles: Sequence[Profile], hosts: Sequence[Mapping[str, str]])
             for name, value in each.clocks.items()
         },
         governor=", ".join(dict.fromkeys(each.governor for each in every if each.governor)),
+        measured_at=min(each.measured_at for each in every),
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import platform
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 
 import torch
@@ -142,6 +143,7 @@ def _provenance(measured: Measured) -> Provenance:
         process_spread=process_spread(processes),
         clocks={**clocks(core_of(0)), **_accelerator_clocks(measured)},
         governor=governor(core_of(0)),
+        measured_at=datetime.now(UTC).strftime("%Y-%m-%dT%H:%MZ"),
     )
 
 

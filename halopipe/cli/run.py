@@ -64,7 +64,7 @@ def run(
     )
     events = folder_of(options.metrics)
     metrics = Path(options.metrics) if options.metrics and events is None else None
-    replaced = [plan, profile] if files.update else []
+    replaced = [plan] if files.update else []
     with claimed([output, trace, made(metrics)], [plan, profile], [checkpoint, events, traces], replaced):
         planned = solve.load_plan(plan)
         if hosts is not None:
@@ -76,18 +76,23 @@ def run(
         result = training.train(planned, options)
         if result is None:  # in a job of torchrun, rank 0 reports for all
             return
-        file = result.timeline_file(predicted)
+        drift = None if source is None else calibration.drift(source, planned, options, result)
+        file = result.timeline_file(predicted, drift)
         dump(file, files.output)
         if trace is not None:
             timelines = [timeline for timeline in (file.predicted, file.measured) if timeline.spans]
             write_text(trace, chrome_trace(timelines, solve.device_names(planned)))
-        lesson = calibration.Lesson("")
         if files.update:
             dump(replace(planned, measured=result.measured(planned.prediction)), plan)
+        if source is not None and (text := calibration.changed_text(source, drift)):
+            console.remark(text)
+        lesson = calibration.Lesson("")
+        if files.learn:
             lesson = calibration.teach(planned, plan, profile, options, result)
-            console.remark(lesson.text)
-        console.emit_json(training.data(planned, result)) if json else console.emit(
-            training.report(planned, result, predicted)
+            if files.update or lesson.path is not None:
+                console.remark(lesson.text)
+        console.emit_json(training.data(planned, result, drift)) if json else console.emit(
+            training.report(planned, result, predicted, drift)
         )
         written = (output, trace, plan if files.update else None, lesson.path, metrics, events, traces, checkpoint)
         for path in filter(None, written):

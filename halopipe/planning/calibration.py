@@ -1,21 +1,29 @@
-"""What a run teaches the profile that its plan was made from: an observation, and the corrections that follow."""
+"""What a run teaches the profile that its plan was made from: an observation, and the corrections that follow.
+
+And why its steps differ from the predicted ones: the machine has changed since the profile, or the model was wrong.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 
 from halopipe.run_spec.options import RunOptions
 from halopipe.run_spec.result import RunResult
 from halopipe.terminal import units
+from halopipe.terminal.output_files import in_turn
 from planner.ir.codec import dump, load
-from planner.ir.errors import InputFileError
+from planner.ir.errors import HalopipeError, InputFileError
 from planner.ir.fingerprint import fingerprint
 from planner.ir.plan import Plan
-from planner.ir.profile import Correction, Profile
+from planner.ir.profile import MACHINE, STEP_RANGE, Correction, Profile
+from planner.ir.timeline import Drift
 
 LEAST_STEPS = 5
+OLD_DAYS = 3
+_PATIENCE_S = 20.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,29 +40,108 @@ class Lesson:
 
 
 def calibrated(profile: Profile, plan: Plan, result: RunResult) -> Profile:
-    """The profile with what the run showed, in place of what an older run of the same decision did."""
-    from planner.costs.calibration.fit import with_observation
+    """The profile with what the run showed; the oldest of several runs of the same decision goes.
+
+    Where the run timed its stages alone, the profile is re-scaled by what the machine has changed since, and only the
+    rest is learnt as corrections.
+    """
+    from planner.costs.calibration.fit import machine_of, with_observation
+    from planner.costs.calibration.machine import speeds
     from planner.costs.observe import observe
 
-    measured = result.measured(plan.prediction)
+    measured, seen = result.measured(plan.prediction), speeds(profile, plan.decision, result.lone)
+    machine = machine_of(profile.calibration.corrections) if seen is None else seen.corrections
     timelines = result.timed_steps or (result.timeline,)
-    return with_observation(profile, observe(profile, plan.decision, timelines, measured.step_s, measured.spread))
+    observed = observe(profile, plan.decision, timelines, measured.step_s, measured.spread, machine)
+    return with_observation(profile, observed, machine)
 
 
 def teach(plan: Plan, plan_path: Path, given: Path | None, options: RunOptions, result: RunResult) -> Lesson:
-    """Appends the run to the profile ``given``, or to ``profile.json`` beside the plan if it is the plan's."""
+    """Appends the run to the profile ``given``, or to the plan's own where that is found.
+
+    Several runs take their turns, each on what the one before left.  A profile that cannot be written is a word.
+    """
+    from halopipe.planning import solve
+
     if reason := refused(plan, options, result):
         return Lesson(f"the profile learns nothing from this run: {reason}")
-    path = given or plan_path.parent / "profile.json"
+    known = None if given is not None else solve.found_profile(plan, plan_path)
+    path = given or (known[0] if known is not None else plan_path.parent / solve.PROFILE)
     try:
-        profile = load(path, Profile)
+        load(path, Profile)
     except InputFileError:
         return Lesson(f"no profile to learn from this run: {path} is none; name it with --profile")
-    if fingerprint(profile.bare) != plan.inputs.profile_fingerprint:
-        return Lesson(f"no profile to learn from this run: the plan was not made from {path}; name it with --profile")
-    found = calibrated(profile, plan, result)
-    dump(found, path)
-    return Lesson(f"{path} has learnt from {_runs(len(found.calibration.observations))}: {summary(found)}", path)
+    try:
+        with in_turn(path, _PATIENCE_S):
+            profile = load(path, Profile)
+            if fingerprint(profile.bare) != plan.inputs.profile_fingerprint:
+                why = f"the plan was not made from {path}"
+                return Lesson(f"no profile to learn from this run: {why}; name it with --profile")
+            found = calibrated(profile, plan, result)
+            dump(found, path)
+    except HalopipeError as error:  # the run is over, and what it showed is told
+        return Lesson(f"{path} has not learnt from this run: {'; '.join((error.title, *error.details[:1]))}")
+    num_runs = units.count(len(found.calibration.observations), "run")
+    return Lesson(f"{path} has learnt from {num_runs}: {summary(found)}", path)
+
+
+def drift(profile: Profile, plan: Plan, options: RunOptions, result: RunResult) -> Drift | None:
+    """Why the run's steps differ from the predicted ones; None where no stage was run alone, or nothing is known.
+
+    Args:
+        profile: that the plan was made from.
+    """
+    from planner.costs.calibration import machine
+
+    if refused(plan, options, result):
+        return None
+    seen = machine.speeds(profile, plan.decision, result.lone)
+    step_s = result.measured(plan.prediction).step_s
+    return None if seen is None else machine.drift(profile, plan.decision, seen, plan.inputs.corrections, step_s)
+
+
+def drift_lines(found: Drift) -> Iterator[str]:
+    """The machine's part of the error and the model's, a line each, and what to do where the machine has changed."""
+    per_kind = ", ".join(f"{kind} {units.signed_percent(of - 1)}" for kind, of in sorted(found.speeds.items()))
+    several = f" ({per_kind})" if len(found.speeds) > 1 else ""
+    alone = f"{units.seconds(found.alone_s)}, {units.seconds(found.priced_s)} in the profile"
+    apart = units.signed_percent(found.alone_s / found.priced_s - 1)
+    yield f"machine: stages alone take {alone} ({apart}){several}; it makes the step {_longer(found.machine)}"
+    yield f"model: what it missed makes the step {_longer(found.model)}"
+
+
+def _longer(share: float) -> str:
+    return f"{units.percent(abs(share))} {'longer' if share >= 0 else 'shorter'}"
+
+
+def changed_text(profile: Profile, found: Drift | None, now: datetime | None = None) -> str:
+    """That the machine has changed since the profile, or that it is old, and what to do; empty if neither."""
+    days = age_days(profile, now)
+    old = f"the profile was measured {units.count(int(days), 'day')} ago" if days >= OLD_DAYS else ""
+    if found is None or not has_changed(found):
+        todo = "profile again, or run with --calibrate on to see whether the machine has changed"
+        return f"{old}: {todo}" if old and found is None else ""
+    most = max(found.speeds.values(), key=lambda of: abs(of - 1)) - 1
+    way = f"{units.percent(abs(most))} {'slower' if most > 0 else 'faster'}"
+    noise = f"the profile's own noise is {units.percent(found.noise)}"
+    todo = "a run that teaches the profile re-scales it, halopipe profile measures it again"
+    return f"{'; '.join(filter(None, (f'the machine is {way} than in its profile', noise, old)))}: {todo}"
+
+
+def has_changed(found: Drift) -> bool:
+    """Whether some kind of device is slower or faster than by chance."""
+    from planner.costs.calibration.machine import is_change
+
+    return any(is_change(of, found.noise) for of in found.speeds.values())
+
+
+def age_days(profile: Profile, now: datetime | None = None) -> float:
+    """How long ago the profile was measured; 0 if it does not say."""
+    try:
+        then = datetime.strptime(profile.provenance.measured_at, "%Y-%m-%dT%H:%MZ").replace(tzinfo=UTC)
+    except ValueError:
+        return 0.0
+    return ((now or datetime.now(UTC)) - then).total_seconds() / 86400
 
 
 def refused(plan: Plan, options: RunOptions, result: RunResult) -> str:
@@ -68,6 +155,8 @@ def refused(plan: Plan, options: RunOptions, result: RunResult) -> str:
         return "its updates clip or wait for other steps, those of the profile do not"
     if other := plan.prediction.other_transport(result.transport):
         return f"it ran over {result.transport}, the profile's links were measured over {other}"
+    if options.profile_steps:
+        return f"steps {options.profile_steps} were traced by torch.profiler, which made them slower"
     steps = len(result.timed_seconds) if len(result.step_seconds) > result.warmup else 0
     if steps < LEAST_STEPS:
         return f"{steps} steps after warm-up are too few, {LEAST_STEPS} are enough"
@@ -76,22 +165,24 @@ def refused(plan: Plan, options: RunOptions, result: RunResult) -> str:
 
 def summary(profile: Profile) -> str:
     """What the corrections are, or that there are none."""
-    corrections = profile.calibration.corrections
-    if corrections:
-        return f"{corrections_text(corrections)}; the next plan counts with it"
-    return "no correction that would hold for other plans follows so far"
+    text = corrections_text(profile.calibration.corrections)
+    return f"{text}; the next plan counts with it" if text else "no correction that would hold for other plans so far"
 
 
 def calibrated_by(corrections: Iterable[Correction]) -> str:
-    """``calibrated by 3 runs: forward x1.06, backward (shared stages) x1.41``; empty if nothing was corrected."""
-    found = tuple(corrections)
+    """``calibrated by 3 runs: forward x1.06, backward (shared stages) x1.41``; empty if no cost was corrected."""
+    found = tuple(one for one in corrections if one.of.what != STEP_RANGE)
     most = max((one.num_plans for one in found), default=0)
-    return f"calibrated by {_runs(most)}: {corrections_text(found)}" if found else ""
+    return f"calibrated by {units.count(most, 'run')}: {corrections_text(found)}" if found else ""
 
 
 def corrections_text(corrections: Iterable[Correction]) -> str:
-    """``forward x1.06, backward (shared stages) x1.41``, with kinds of device where there are several."""
-    found = tuple(corrections)
+    """``machine x1.10, forward x1.06, backward (shared stages) x1.41``, with kinds of device where there are several.
+
+    How wide ranges are is left out.
+    """
+    every = [one for one in corrections if one.of.what != STEP_RANGE]
+    found = sorted(every, key=lambda one: one.of.what != MACHINE)
     places: dict[str, set[str]] = {}
     for one in found:
         places.setdefault(one.of.what, set()).add(one.of.where)
@@ -102,7 +193,3 @@ def corrections_text(corrections: Iterable[Correction]) -> str:
         where = f" ({', '.join(notes)})" if notes else ""
         texts.append(f"{one.of.what}{where} x{one.factor:.2f}")
     return ", ".join(texts)
-
-
-def _runs(count: int) -> str:
-    return units.count(count, "run")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from planner.solvers import Progress
 
 DEFAULT_SOLVER = "best-first"
+PROFILE = "profile.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +118,7 @@ def load_plan(path: str | Path) -> Plan:
 
 
 def profile_of(plan: Plan, path: str | Path, given: Path | None, cluster: Path | None = None) -> Profile | None:
-    """The profile that a plan was made from: the one given, else ``profile.json`` beside the plan file if it is that.
+    """The profile that a plan was made from: the one given, else the one of :func:`found_profile`.
 
     Args:
         cluster: the cluster file that the plan was made for, if it was.
@@ -124,15 +126,38 @@ def profile_of(plan: Plan, path: str | Path, given: Path | None, cluster: Path |
     Raises:
         StaleFileError: the plan was made from another profile than the one given.
     """
-    beside = Path(path).parent / "profile.json"
     if given is not None or cluster is not None:
-        return load_profile(given or beside, plan, cluster)
-    if not beside.is_file():
-        return None
-    try:
-        return load_profile(beside, plan)
-    except InputFileError:  # somebody else's; nobody asked for it
-        return None
+        return load_profile(given or _places(plan, path)[0], plan, cluster)
+    found = found_profile(plan, path)
+    return None if found is None else found[1].corrected_by(plan.inputs.corrections)
+
+
+def found_profile(plan: Plan, path: str | Path) -> tuple[Path, Profile] | None:
+    """The profile that a plan was made from, where the plan remembers it or as ``profile.json`` beside its file.
+
+    Another profile that lies there does not count; nobody asked for it.
+    """
+    for place in _places(plan, path):
+        try:
+            profile = load(place, Profile) if place.is_file() else None
+        except InputFileError:
+            continue
+        if profile is not None and fingerprint(profile.bare) == plan.inputs.profile_fingerprint:
+            return place, profile
+    return None
+
+
+def _places(plan: Plan, path: str | Path) -> list[Path]:
+    folder = Path(path).parent
+    return [
+        Path(os.path.normpath(folder / name)) for name in dict.fromkeys((plan.inputs.profile_path or PROFILE, PROFILE))
+    ]
+
+
+def remembering(plan: Plan, profile: Path, path: Path) -> Plan:
+    """The plan, to be written to ``path``, with the way from there to its profile."""
+    way = Path(os.path.relpath(profile.absolute(), path.absolute().parent)).as_posix()
+    return replace(plan, inputs=replace(plan.inputs, profile_path="" if way == PROFILE else way))
 
 
 def load_profile(path: str | Path, plan: Plan | None = None, cluster: Path | None = None) -> Profile:

@@ -280,6 +280,9 @@ def _cards(plan: Plan, prediction: Prediction, run: TimelineFile | None) -> Iter
         apart = units.signed_percent(measured_s / prediction.step_s - 1) if prediction.step_s else "–"
         said = transports_text(prediction, used) or f"{apart} against the prediction"
         yield "step, measured" + (f" over {used}" if used else ""), units.seconds(measured_s), said
+    if run is not None and run.drift is not None:
+        machine, model = map(units.signed_percent, (run.drift.machine, run.drift.model))
+        yield "machine since the profile", machine, f"of the step, by its stages alone; the model missed {model}"
     per_s = f"{plan.decision.global_batch} samples a step"
     yield "samples a second", units.rate(prediction.samples_per_s), per_s
     yield "bubble", units.percent(prediction.bubble_fraction), "of the ranks' time is waiting"

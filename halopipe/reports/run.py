@@ -6,14 +6,14 @@ from math import isfinite
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from halopipe.planning import solve
+from halopipe.planning import calibration, solve
 from halopipe.reports.predicted_vs_measured import timeline_table, transports_text
 from halopipe.terminal import console, tables, units
 from halopipe.terminal.console import Reporter
 from planner.ir.codec import plain
 from planner.ir.errors import NumericsError
 from planner.ir.plan import Plan
-from planner.ir.timeline import Timeline
+from planner.ir.timeline import Drift, Timeline
 
 if TYPE_CHECKING:
     from halopipe.run_spec.options import RunOptions
@@ -55,7 +55,7 @@ def predicted_timeline(plan: Plan) -> Timeline:
     return Timeline("predicted", plan.prediction.step_s, ())
 
 
-def report(plan: Plan, result: RunResult, predicted: Timeline) -> str:
+def report(plan: Plan, result: RunResult, predicted: Timeline, drift: Drift | None = None) -> str:
     """The run in a few lines."""
     file = result.timeline_file(predicted)
     measured = result.measured(plan.prediction)
@@ -76,6 +76,10 @@ def report(plan: Plan, result: RunResult, predicted: Timeline) -> str:
     ]
     if note:
         lines.append(note)
+    if drift is not None:
+        lines += calibration.drift_lines(drift)
+    if result.not_lone:
+        lines.append(result.not_lone)
     for timeline in (predicted, file.measured):
         if timeline.spans:
             lines += ["", f"{timeline.source}:", tables.gantt(timeline, solve.device_names(plan)), ""]
@@ -104,12 +108,13 @@ def _score(score: Score) -> str:
     return f"evaluation after step {score.step}: loss {score.loss:.4f}{accuracy}{own} ({score.num_samples} samples)"
 
 
-def data(plan: Plan, result: RunResult) -> dict[str, Any]:
+def data(plan: Plan, result: RunResult, drift: Drift | None = None) -> dict[str, Any]:
     """The run as plain data for JSON."""
     return {
         "measured": plain(result.measured(plan.prediction)),
         "predicted_step_s": plan.prediction.step_s,
         "predicted_transport": plan.prediction.transport,
+        "drift": plain(drift),
         "data": result.data,
         "first_step": result.first_step,
         "losses": list(result.losses),

@@ -15,6 +15,7 @@ import fcntl
 import os
 import socket
 import stat
+import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from planner.ir.errors import MissingFileError, UsageError
 from planner.ir.files import require_writable, same_file
 
 _MOST_OWNER_BYTES = 500
+_POLL_S = 0.02
 
 _RANKS = ("RANK", "PMI_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "SLURM_PROCID")
 """Where launchers say which process of a job this is: torchrun, those of MPI, Slurm."""
@@ -93,6 +95,27 @@ def _require_folder(path: Path) -> None:
         require_writable(there / f".halopipe-{os.getpid()}")
     except MissingFileError as error:
         raise MissingFileError(f"cannot write into {path}", error.details, ["name another folder"]) from None
+
+
+@contextlib.contextmanager
+def in_turn(path: Path, patience_s: float) -> Iterator[None]:
+    """Holds a file that is read and written anew, once others that do so are done.
+
+    Raises:
+        UsageError: another process holds it for longer.
+        MissingFileError: nothing can be written beside it.
+    """
+    ends_s, real = time.monotonic() + patience_s, Path(os.path.realpath(path))
+    with contextlib.ExitStack() as held:
+        while True:
+            try:
+                held.enter_context(_lock(real))
+                break
+            except UsageError:
+                if time.monotonic() > ends_s:
+                    raise
+            time.sleep(_POLL_S)
+        yield
 
 
 @contextlib.contextmanager

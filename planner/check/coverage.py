@@ -52,6 +52,7 @@ ROWS: Mapping[str, Row] = {
     "inputs.model_fingerprint": _FORM,
     "inputs.profile_fingerprint": _FORM,
     "inputs.cluster_fingerprint": _FORM,
+    "inputs.profile_path": Row(HISTORY, "where to look for the profile", HISTORY, "the same"),
     "inputs.request.objective": _ASKED,
     "inputs.request.schedules": _ASKED,
     "inputs.request.micro_batch_sizes": _ASKED_MOST,

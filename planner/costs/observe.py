@@ -22,6 +22,7 @@ from statistics import median
 from planner.costs.calibration.fit import clipped
 from planner.costs.cost_model import PriceBook
 from planner.costs.predict import predict
+from planner.costs.uncertainty import kind_of
 from planner.ir.fingerprint import fingerprint
 from planner.ir.plan import Decision
 from planner.ir.profile import (
@@ -68,7 +69,12 @@ class _Travel:
 
 
 def observe(
-    profile: Profile, decision: Decision, timelines: Sequence[Timeline], step_s: float, spread: float
+    profile: Profile,
+    decision: Decision,
+    timelines: Sequence[Timeline],
+    step_s: float,
+    spread: float,
+    machine: tuple[Correction, ...] = (),
 ) -> Observation:
     """What the measured steps of a plan say.
 
@@ -76,14 +82,15 @@ def observe(
         profile: that the plan was made from; corrections it has are not looked at.
         timelines: of the steps after warm-up.
         step_s, spread: median, and interquartile range over it.
+        machine: how fast the machine was; what is observed is the rest.
     """
-    bare = profile.bare
+    bare = profile.corrected_by(machine)
     base = predict(bare, decision)[1]
     lengths, measured = _lengths(base, decision), _medians([_lengths(one, decision) for one in timelines])
     travels = _travels(bare, decision)
     found: list[Seen] = []
     for of in _classes(bare, decision):
-        dearer = predict(bare.corrected_by(_with({}, of)), decision)[1]
+        dearer = predict(bare.corrected_by((*machine, *_with({}, of))), decision)[1]
         parts = {at: (s - lengths[at]) / _SMALL for at, s in _lengths(dearer, decision).items()}
         predicted_s, measured_s = _of_actions(parts, lengths, measured)
         if of.what == MESSAGES:
@@ -91,17 +98,18 @@ def observe(
             predicted_s, measured_s = _of_messages(here, timelines, _overheads_s(bare, found))
         found.append(Seen(of, predicted_s, measured_s, max(0.0, (dearer.step_s - base.step_s) / _SMALL), 0.0))
     explained_s, seen = _explained(bare, decision, found)
-    return Observation(fingerprint(decision), len(timelines), spread, base.step_s, step_s, explained_s, seen)
+    kind = kind_of([stage.ranks for stage in decision.stages])
+    return Observation(fingerprint(decision), len(timelines), spread, base.step_s, step_s, explained_s, seen, kind)
 
 
 def _explained(profile: Profile, decision: Decision, found: Sequence[Seen]) -> tuple[float, tuple[Seen, ...]]:
     """The step under the plan's own ratios, and what was seen with its part of that step; less what plays no part."""
-    own = {seen.of: clipped(seen.ratio) for seen in found}
-    step_s = predict(profile.corrected_by(_corrections(own)), decision)[0].step_s
+    own, machine = {seen.of: clipped(seen.ratio) for seen in found}, profile.calibration.corrections
+    step_s = predict(profile.corrected_by((*machine, *_corrections(own))), decision)[0].step_s
     seen = []
     for one in found:
         if one.predicted_s > 0 or one.step_s > 0:
-            dearer_s = predict(profile.corrected_by(_with(own, one.of)), decision)[0].step_s
+            dearer_s = predict(profile.corrected_by((*machine, *_with(own, one.of))), decision)[0].step_s
             seen.append(replace(one, corrected_step_s=max(0.0, (dearer_s - step_s) / (_SMALL * own[one.of]))))
     return step_s, tuple(seen)
 

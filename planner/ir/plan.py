@@ -19,6 +19,7 @@ class PlanInputs:
     Attributes:
         request: what was asked for.
         corrections: of the profile's costs, as they counted when the plan was made.
+        profile_path: where the profile was, from the plan's folder; empty: ``profile.json`` there.
     """
 
     model: ModelSource
@@ -28,6 +29,7 @@ class PlanInputs:
     cluster_fingerprint: str
     request: Request = field(default_factory=Request)
     corrections: tuple[Correction, ...] = field(default=(), metadata={"added": "0.1"})
+    profile_path: str = field(default="", metadata={"added": "0.1"})
 
 
 @dataclass(frozen=True, slots=True)

@@ -189,6 +189,7 @@ class Provenance:
         clocks: hertz by name, where readable: of the processor ``now``, ``least`` and ``most``; of a GPU at work, right
             after the canaries, ``sm_before``, ``sm_after``, ``memory_before`` and ``memory_after``.
         governor: what chooses the processor's clock, where readable.
+        measured_at: when, in UTC: ``2026-11-23T20:15Z``; empty if not known.
     """
 
     versions: Mapping[str, str]
@@ -201,6 +202,7 @@ class Provenance:
     process_spread: Mapping[str, float] = field(default_factory=dict, metadata={"added": "0.1"})
     clocks: Mapping[str, float] = field(default_factory=dict, metadata={"added": "0.1"})
     governor: str = field(default="", metadata={"added": "0.1"})
+    measured_at: str = field(default="", metadata={"added": "0.1"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,6 +241,9 @@ class SiteHalo:
 
 FORWARD, BACKWARD, UPDATE, OVERHEAD = "forward", "backward", "update", "overhead"
 MESSAGES, ALL_REDUCES, STATISTIC_SUMS = "messages", "all-reduces", "statistics"
+MACHINE, STEP_RANGE = "machine", "range"
+ONE_DEVICE, PIPELINE, SHARING = "one device", "pipeline", "shared stages"
+"""Kinds of plans: on one rank, of several stages of one rank each, with a stage of several ranks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,6 +256,10 @@ class CostClass:
         where: the kind of device, or the class of links.
         shared: of forward and backward: whether several ranks share the stage's layers, so that what moves messages
             takes from the same cores.
+
+    ``machine`` on a kind of device is how fast its layers run now against the profile, as stages run alone showed
+    (:mod:`planner.costs.calibration.machine`): a factor of forward, backward and update that comes before theirs.
+    ``range`` of a kind of plans is no cost: its factor is e to the standard deviation of log(measured / predicted).
     """
 
     what: str
@@ -292,6 +301,9 @@ class Observation:
         spread: interquartile range of these steps over their median.
         predicted_s, measured_s: the step, predicted without any correction; the median measured.
         explained_s: the step predicted with the ratio of every class as its factor.
+        kind: of the plan.
+
+    Where the run showed how fast the machine is, "without any correction" is but for that.
     """
 
     plan: str
@@ -301,6 +313,7 @@ class Observation:
     measured_s: float
     explained_s: float
     seen: tuple[Seen, ...]
+    kind: str = field(default="", metadata={"added": "0.1"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -314,13 +327,14 @@ class Correction:
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """What runs of plans say of the profile's costs (``run --update``).
+    """What runs of plans say of the profile's costs.
 
     Attributes:
         profile: fingerprint of the profile without this; of another profile this says nothing.  Empty: corrections
             that were given, whatever the profile.
-        observations: one of each plan, the newest last.
-        corrections: what follows from them (:mod:`planner.costs.calibration.fit`), and counts.
+        observations: a few of each plan, the newest last.
+        corrections: what follows from them (:mod:`planner.costs.calibration.fit`), and counts; and how fast the machine
+            was at the last run that told.
     """
 
     profile: str = ""

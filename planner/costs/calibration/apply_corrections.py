@@ -2,6 +2,7 @@
 
     seconds of layers, of parameters, an action's overhead      times the factor of their class on that kind of device
     messages, all-reduces, statistics                           times that of the class of links
+    forward, backward, update                                   times how fast the kind of device is now (``machine``)
 
 Forward and backward have two factors, for stages of one rank and for those whose ranks share layers.  The profile
 takes the smaller of the two, so that whoever reads it without knowing the stage has a lower bound (which is what the
@@ -18,6 +19,7 @@ from planner.ir.profile import (
     ALL_REDUCES,
     BACKWARD,
     FORWARD,
+    MACHINE,
     MESSAGES,
     OVERHEAD,
     STATISTIC_SUMS,
@@ -49,7 +51,10 @@ class Factors:
         return cls({correction.of: correction.factor for correction in corrections})
 
     def __call__(self, what: str, where: str, shared: bool = False) -> float:
-        return self.known.get(CostClass(what, where, shared), self.known.get(CostClass(what, where, not shared), 1.0))
+        machine = self.known.get(CostClass(MACHINE, where), 1.0) if what in (FORWARD, BACKWARD, UPDATE) else 1.0
+        return machine * self.known.get(
+            CostClass(what, where, shared), self.known.get(CostClass(what, where, not shared), 1.0)
+        )
 
     def least(self, what: str, where: str) -> float:
         """The smaller of the factors of stages of one rank and of shared ones."""

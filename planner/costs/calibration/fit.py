@@ -8,19 +8,26 @@ A class of costs (``CostClass``: backward on one kind of device in stages of one
     w     n PRIOR^2 / (n PRIOR^2 + v): the weight that a normal prior of mean 0 leaves to the observations
     factor = exp(w m), within RANGE
 
-One plan that says 1.4 gives 1.18; ten that agree give 1.39.
+One plan that says 1.4 gives 1.18; ten that agree give 1.39.  A plan that was run again speaks with the median of its
+last ``RUNS_KEPT`` runs, each beyond the first adding ``REPEAT`` to n: five runs of one plan that say 1.4 give 1.31.
 
 Corrections count together or not at all.  Classes err in both directions and make up for one another in the step:
 correcting one alone may make a step worse, moving all by like weights towards what was measured does not.  They count
 if they make the predicted steps of plans better that they were not found from: each plan is left out in turn, its step
 predicted with the factors of the others, and the mean error must fall by more than its standard error and by
-LEAST_GAIN, with hardly a plan the worse for it.  Of one plan nothing can be left out: it counts if its step was out by
-more than ONE_PLAN.  Where all corrections together do not help, those of devices alone may.
+LEAST_GAIN, with hardly a plan the worse for it.  Of one plan runs are left out in turn; of one run nothing can be left
+out, and it counts if its step was out by more than ONE_PLAN.  Where all corrections together do not help, those of
+devices alone may.
 
 A step is the longest of many sums, hence convex in the factors.  What it would be is read off two tangents that are
 kept with the observation, at no correction and at the plan's own ratios: it is at least the larger of the two.
 
-Ignored: that machines change with time, costs that are no part of an action, and plans of a kind that was never run:
+How wide the range of a step is (``STEP_RANGE``) follows from what is left of the errors e_i of the n plans of a kind,
+each predicted from the others, with the standard deviation s_0 assumed before (``costs.uncertainty.MODEL``):
+
+    (NUM_MODEL s_0^2 + sum e_i^2) / (NUM_MODEL + n)      the variance of log(measured / predicted)
+
+Ignored: that links change with time, costs that are no part of an action, and plans of a kind that was never run:
 for classes that nobody saw nothing is known, and errors that made up for one another may show.
 """
 
@@ -32,11 +39,14 @@ from dataclasses import replace
 from statistics import fmean, median, stdev
 
 from planner.costs.calibration.apply_corrections import Factors
+from planner.costs.uncertainty import MODEL
 from planner.ir.fingerprint import fingerprint
 from planner.ir.profile import (
     BACKWARD,
     FORWARD,
+    MACHINE,
     OVERHEAD,
+    STEP_RANGE,
     UPDATE,
     Calibration,
     Correction,
@@ -46,7 +56,8 @@ from planner.ir.profile import (
 )
 
 RANGE = (0.5, 3.0)
-PRIOR, NUM_PRIOR = 0.15, 1
+PRIOR, NUM_PRIOR, NUM_MODEL = 0.15, 1, 2
+RUNS_KEPT, REPEAT = 5, 0.25
 LEAST_GAIN, ONE_PLAN = 0.005, 0.1
 _WORSE, _MAY_BE_WORSE = 0.01, 5  # at most one plan in 5 may be out by a hundredth more than before
 _NORMAL_IQR, _NORMAL_MAD = 1.349, 1.4826
@@ -58,19 +69,49 @@ def in_force(profile: Profile) -> Profile:
     return profile if not found.profile or found.profile == fingerprint(profile.bare) else profile.bare
 
 
-def with_observation(profile: Profile, observation: Observation) -> Profile:
-    """The profile with one observation more, in place of an older one of the same plan, and what follows from all."""
-    others = [one for one in in_force(profile).calibration.observations if one.plan != observation.plan]
-    observations = (*others, observation)
-    calibration = Calibration(fingerprint(profile.bare), observations, corrections_from(observations))
-    return replace(profile, calibration=calibration)
+def with_observation(
+    profile: Profile, observation: Observation, machine: tuple[Correction, ...] | None = None
+) -> Profile:
+    """The profile with one observation more, and what follows from all; of a plan the newest are kept.
+
+    Args:
+        machine: how fast the machine was; None: as it was before, as far as that is known.
+    """
+    known = in_force(profile).calibration
+    if machine is None:
+        machine = machine_of(known.corrections)
+    numbers = [number for number, one in enumerate(known.observations) if one.plan == observation.plan]
+    dropped = numbers[: max(0, len(numbers) + 1 - RUNS_KEPT)]
+    observations = (*(one for number, one in enumerate(known.observations) if number not in dropped), observation)
+    found = (*machine, *corrections_from(observations), *ranges_from(observations))
+    return replace(profile, calibration=Calibration(fingerprint(profile.bare), observations, found))
+
+
+def machine_of(corrections: Iterable[Correction]) -> tuple[Correction, ...]:
+    """Those of the machine's speed."""
+    return tuple(one for one in corrections if one.of.what == MACHINE)
+
+
+def ranges_from(observations: Sequence[Observation]) -> tuple[Correction, ...]:
+    """How wide the ranges of those kinds of plans are that were run."""
+    wanted = next((wanted for wanted in (_all, _of_devices) if _helps(observations, wanted)), None)
+    by_kind: dict[str, list[float]] = {}
+    for plan, (before, after) in zip(_by_plan(observations), _errors(observations, wanted or _all), strict=False):
+        by_kind.setdefault(plan[0].kind, []).append(before if wanted is None else after)
+    found = []
+    for kind, errors in sorted(by_kind.items()):
+        if kind in MODEL:
+            assumed = NUM_MODEL * MODEL[kind] ** 2
+            deviation = math.sqrt((assumed + sum(e * e for e in errors)) / (NUM_MODEL + len(errors)))
+            found.append(Correction(CostClass(STEP_RANGE, kind), math.exp(deviation), len(errors)))
+    return tuple(found)
 
 
 def corrections_from(observations: Sequence[Observation]) -> tuple[Correction, ...]:
     """The corrections that count; none if they would not make plans better that they were not found from."""
     for wanted in (_all, _of_devices):
         if _helps(observations, wanted):
-            return _corrections(observations, wanted)
+            return _corrections(_by_plan(observations), wanted)
     return ()
 
 
@@ -80,9 +121,9 @@ def errors_left(observations: Sequence[Observation]) -> tuple[tuple[float, float
 
 
 def on_other_machines(profile: Profile, of: Profile) -> Profile:
-    """``profile``, made of the profile ``of`` for another cluster, with what is known of kinds of device alone."""
+    """``profile``, made of the profile ``of`` for another cluster, with what is known of kinds of device and plan."""
     corrections = in_force(of).calibration.corrections
-    return profile.corrected_by(tuple(one for one in corrections if _of_devices(one.of)))
+    return profile.corrected_by(tuple(one for one in corrections if _of_devices(one.of) or one.of.what == STEP_RANGE))
 
 
 def corrected_step_s(observation: Observation, factors: Factors) -> float:
@@ -100,14 +141,15 @@ def clipped(factor: float) -> float:
     return min(max(factor, RANGE[0]), RANGE[1])
 
 
-def factor_from(ratios: Sequence[float], noise: float = 0.0) -> float:
+def factor_from(ratios: Sequence[float], noise: float = 0.0, num_repeats: int = 0) -> float:
     """The factor of a class.
 
     Args:
         ratios: measured / predicted, by plan.
         noise: mean variance of a ratio's logarithm from what runs scatter by themselves.
+        num_repeats: runs beyond the first of each plan.
     """
-    logs, count = [math.log(ratio) for ratio in ratios], len(ratios)
+    logs, count = [math.log(ratio) for ratio in ratios], len(ratios) + REPEAT * num_repeats
     middle = median(logs)
     apart = _NORMAL_MAD * median(abs(each - middle) for each in logs)
     variance = (NUM_PRIOR * PRIOR**2 + (count - 1) * apart**2) / (NUM_PRIOR + count - 1) + noise
@@ -126,17 +168,34 @@ def _of_devices(of: CostClass) -> bool:
     return of.what in (FORWARD, BACKWARD, UPDATE, OVERHEAD)
 
 
-def _corrections(observations: Iterable[Observation], wanted: Wanted) -> tuple[Correction, ...]:
-    ratios: dict[CostClass, list[float]] = {}
+def _by_plan(observations: Iterable[Observation]) -> list[list[Observation]]:
+    """The runs of each plan, as far as they can be held against a prediction."""
+    found: dict[str, list[Observation]] = {}
+    for one in observations:
+        if one.predicted_s > 0 and one.measured_s > 0:
+            found.setdefault(one.plan, []).append(one)
+    return list(found.values())
+
+
+def _corrections(plans: Iterable[Sequence[Observation]], wanted: Wanted) -> tuple[Correction, ...]:
+    ratios: dict[CostClass, list[list[float]]] = {}
     noises: dict[CostClass, list[float]] = {}
-    for observation in observations:
-        noise = (observation.spread / _NORMAL_IQR) ** 2 / max(1, observation.num_steps)
-        for seen in observation.seen:
-            if wanted(seen.of) and seen.predicted_s > 0 and seen.measured_s > 0:
-                ratios.setdefault(seen.of, []).append(seen.measured_s / seen.predicted_s)
-                noises.setdefault(seen.of, []).append(noise)
-    found = (Correction(of, factor_from(each, fmean(noises[of])), len(each)) for of, each in ratios.items())
-    return tuple(sorted(found, key=lambda one: (one.of.what, one.of.where, one.of.shared)))
+    for runs in plans:
+        of_plan: dict[CostClass, list[float]] = {}
+        for run in runs:
+            noise = (run.spread / _NORMAL_IQR) ** 2 / max(1, run.num_steps)
+            for seen in run.seen:
+                if wanted(seen.of) and seen.predicted_s > 0 and seen.measured_s > 0:
+                    of_plan.setdefault(seen.of, []).append(math.log(seen.measured_s / seen.predicted_s))
+                    noises.setdefault(seen.of, []).append(noise)
+        for of, found in of_plan.items():
+            ratios.setdefault(of, []).append(found)
+    corrections = []
+    for of, plan_logs in ratios.items():
+        num_repeats = sum(map(len, plan_logs)) - len(plan_logs)
+        factor = factor_from([math.exp(median(logs)) for logs in plan_logs], fmean(noises[of]), num_repeats)
+        corrections.append(Correction(of, factor, len(plan_logs)))
+    return tuple(sorted(corrections, key=lambda one: (one.of.what, one.of.where, one.of.shared)))
 
 
 def _helps(observations: Sequence[Observation], wanted: Wanted) -> bool:
@@ -152,11 +211,20 @@ def _helps(observations: Sequence[Observation], wanted: Wanted) -> bool:
 
 
 def _errors(observations: Sequence[Observation], wanted: Wanted) -> list[tuple[float, float]]:
-    known = [one for one in observations if one.predicted_s > 0 and one.measured_s > 0]
+    """By plan, or by run where there is but one plan."""
+    plans = _by_plan(observations)
+    parts = [[run] for run in plans[0]] if len(plans) == 1 else plans
     found = []
-    for left_out in known:
-        others = [one for one in known if one is not left_out] or [left_out]
+    for left_out in parts:
+        others = [part for part in parts if part is not left_out] or parts
+        others = [[run for part in others for run in part]] if len(plans) == 1 else others
         factors = Factors.of(_corrections(others, wanted))
-        before, after = left_out.predicted_s, corrected_step_s(left_out, factors)
-        found.append((abs(math.log(before / left_out.measured_s)), abs(math.log(after / left_out.measured_s))))
+        of_runs = [
+            (
+                abs(math.log(run.predicted_s / run.measured_s)),
+                abs(math.log(corrected_step_s(run, factors) / run.measured_s)),
+            )
+            for run in left_out
+        ]
+        found.append((fmean(before for before, _ in of_runs), fmean(after for _, after in of_runs)))
     return found

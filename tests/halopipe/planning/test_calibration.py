@@ -12,7 +12,9 @@ from halopipe.reports import explain
 from halopipe.run_spec.options import RunOptions
 from halopipe.run_spec.result import RunResult
 from planner.check import check
+from planner.costs.calibration.fit import RUNS_KEPT
 from planner.ir.codec import dump, load
+from planner.ir.fingerprint import fingerprint
 from planner.ir.plan import Plan
 from planner.ir.profile import FORWARD, MESSAGES, Correction, CostClass, Profile
 from tests.planner.costs.machines import Machine, decision, machine
@@ -75,13 +77,17 @@ def test_without_calibration_the_plan_is_as_before(folder: Path) -> None:
     assert planned(load(folder / "profile.json", Profile), calibration=False) == before
 
 
-def test_a_second_run_of_a_plan_replaces_the_first(folder: Path) -> None:
-    plan = planned(TRUE.profile)
-    teach(folder, plan)
-    teach(folder, plan)
+def test_of_a_plan_the_newest_runs_are_kept_beside_those_of_others(folder: Path) -> None:
     other = plan_of(TRUE.profile, decision(random.Random(1), TRUE.profile, "three stages"))
-    assert "2 runs" in teach(folder, other).text
-    assert len(load(folder / "profile.json", Profile).calibration.observations) == 2
+    teach(folder, other)
+    plan = planned(TRUE.profile)
+    for _ in range(RUNS_KEPT + 1):
+        lesson = teach(folder, plan)
+    assert f"{RUNS_KEPT + 1} runs" in lesson.text
+    assert [one.plan for one in load(folder / "profile.json", Profile).calibration.observations] == [
+        fingerprint(other.decision),
+        *[fingerprint(plan.decision)] * RUNS_KEPT,
+    ]
 
 
 def test_where_there_is_no_profile_of_the_plan_nothing_fails(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from math import exp, log
 from statistics import NormalDist
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from planner.costs import uncertainty
 from planner.costs.cost_model import PriceBook
 from planner.costs.predict import predict
 from planner.costs.simulator.events import run
@@ -17,10 +19,20 @@ from planner.costs.simulator.program import CompiledProgram, compile_program
 from planner.costs.stages.action_costs import StageCosts
 from planner.costs.stages.placement import placements
 from planner.costs.timeline import Trace
-from planner.costs.uncertainty import Deciles, deciles, replayed
+from planner.costs.uncertainty import MODEL, Deciles, deciles, kind_of, replayed
 from planner.ir.codec import canonical
 from planner.ir.plan import Decision
-from planner.ir.profile import Measurement, MeasuringProcess, Profile
+from planner.ir.profile import (
+    ONE_DEVICE,
+    PIPELINE,
+    SHARING,
+    STEP_RANGE,
+    Correction,
+    CostClass,
+    Measurement,
+    MeasuringProcess,
+    Profile,
+)
 from planner.layers.boundary import Boundaries
 from planner.schedules import names
 from tests.planner.factories import chain_decision, chain_profile
@@ -49,6 +61,13 @@ def test_a_replay_with_one_action_longer_is_a_simulation_with_it_longer() -> Non
     compiled, _, prices, trace = simulated(profile, decision)
     longer = replayed(compiled, prices, trace, {(0, 0): np.array([1.0, 3.0])}, 2)
     assert longer == pytest.approx([trace.step_s, trace.step_s + 2 * (trace.stops[0][0] - trace.starts[0][0])])
+
+
+@pytest.fixture(autouse=True)
+def exact_model(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranges of what the profile says; what the model leaves out has tests of its own."""
+    if "seen" not in request.fixturenames:
+        monkeypatch.setattr(uncertainty, "MODEL", dict.fromkeys(MODEL, 0.0))
 
 
 def one_rank(*processes: tuple[float, ...], **changes: object) -> tuple[Profile, Decision]:
@@ -130,3 +149,22 @@ def test_overhead_and_messages_are_not_noisy() -> None:
     slow = replace(profile, action_overhead_s={"kind-1": 1e-2})
     narrow, wide = (found(each, decision) for each in (slow, profile))
     assert narrow.p90_s - narrow.p10_s == pytest.approx(wide.p90_s - wide.p10_s, rel=1e-3)
+
+
+@pytest.mark.parametrize("seen", [0.0, 0.05, 0.3])
+def test_what_runs_of_a_kind_of_plan_were_out_by_widens_its_range_and_not_that_of_others(seen: float) -> None:
+    profile, decision = one_rank(spread=1e-6)
+    other = Correction(CostClass(STEP_RANGE, PIPELINE), 2.0, 1)
+    own = Correction(CostClass(STEP_RANGE, ONE_DEVICE), exp(seen), 3)
+    corrections = (other, own) if seen else (other,)
+    given = found(profile.corrected_by(corrections), decision)
+    tenth = NormalDist().inv_cdf(0.9) * (seen or MODEL[ONE_DEVICE])
+    assert log(given.p90_s / given.p10_s) == pytest.approx(2 * tenth, rel=0.15)
+
+
+@pytest.mark.parametrize(
+    ("stages", "kind"),
+    [([(0,)], ONE_DEVICE), ([(0,), (1,)], PIPELINE), ([(0, 1)], SHARING), ([(0,), (1, 2)], SHARING)],
+)
+def test_kinds_of_plans(stages: list[tuple[int, ...]], kind: str) -> None:
+    assert kind_of(stages) == kind

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+import random
 from dataclasses import replace
 
 import pytest
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 from planner.costs.calibration.apply_corrections import Factors
 from planner.costs.calibration.fit import (
     RANGE,
+    RUNS_KEPT,
     clipped,
     corrected_step_s,
     corrections_from,
@@ -17,14 +19,21 @@ from planner.costs.calibration.fit import (
     factor_from,
     in_force,
     on_other_machines,
+    ranges_from,
     with_observation,
 )
+from planner.costs.uncertainty import MODEL
 from planner.ir.codec import dumps, loads
 from planner.ir.fingerprint import fingerprint
 from planner.ir.profile import (
     BACKWARD,
     FORWARD,
+    MACHINE,
     MESSAGES,
+    OVERHEAD,
+    PIPELINE,
+    STEP_RANGE,
+    UPDATE,
     Calibration,
     Correction,
     CostClass,
@@ -144,12 +153,61 @@ def test_where_another_path_becomes_the_longest_its_tangent_counts() -> None:
         assert corrected == pytest.approx(max(1.0, 0.9 * factor))
 
 
-def test_a_plan_that_runs_again_replaces_what_it_showed() -> None:
-    profile = chain_profile(3)
-    once = with_observation(with_observation(profile, observation("a", 1.4, 1.4)), observation("b", 1.0, 1.0))
-    again = with_observation(once, observation("a", 1.2, 1.2))
-    assert [one.plan for one in again.calibration.observations] == ["b", "a"]
-    assert again.calibration.observations[1].seen[0].measured_s == pytest.approx(1.2)
+def test_of_a_plan_that_runs_again_the_newest_runs_are_kept() -> None:
+    profile = with_observation(chain_profile(3), observation("b", 1.0, 1.0))
+    for number in range(RUNS_KEPT + 1):
+        profile = with_observation(profile, observation("a", 1 + number / 10, 1.4))
+    kept = profile.calibration.observations
+    assert [one.plan for one in kept] == ["b", *"a" * RUNS_KEPT]
+    assert [one.seen[0].measured_s for one in kept[1:]] == pytest.approx([1.1, 1.2, 1.3, 1.4, 1.5])
+
+
+def test_a_plan_that_runs_again_is_believed_the_more_but_less_than_several_plans() -> None:
+    assert factors(observation("a", 1.06, 1.06)) == {}, "it may be chance"
+    again = [factors(*[observation("a", 1.06, 1.06)] * count)[F] for count in (2, 5)]
+    others = factors(*(observation(name, 1.06, 1.06) for name in "abcde"))[F]
+    assert 1.03 < again[0] < again[1] < others < 1.06
+
+
+def test_five_runs_of_a_job_halve_its_error() -> None:
+    profile, draw = chain_profile(3), random.Random(3)
+    for _ in range(5):
+        ratio = 1.3 * math.exp(draw.gauss(0.0, 0.03))
+        profile = with_observation(profile, observation("a", ratio, ratio))
+    known = Factors.of(profile.calibration.corrections)
+    after = corrected_step_s(observation("a", 1.3, 1.3), known)
+    assert abs(math.log(after / 3.9)) < abs(math.log(3.0 / 3.9)) / 2
+
+
+def test_runs_of_a_plan_that_disagree_are_not_believed() -> None:
+    assert factors(*(observation("a", ratio, ratio) for ratio in (1.1, 0.9, 1.05, 0.95))) == {}
+
+
+def test_the_machine_as_it_was_last_is_kept_and_is_no_part_of_the_rest() -> None:
+    slower, faster = ((Correction(CostClass(MACHINE, KIND), of, 1),) for of in (1.3, 0.9))
+    profile = with_observation(chain_profile(3), observation("a", 1.0, 1.0), slower)
+    assert profile.calibration.corrections == slower
+    assert with_observation(profile, observation("b", 1.0, 1.0)).calibration.corrections == slower
+    assert with_observation(profile, observation("b", 1.0, 1.0), faster).calibration.corrections == faster
+    assert with_observation(profile, observation("b", 1.0, 1.0), ()).calibration.corrections == ()
+    both = Factors.of((*slower, Correction(F, 1.1, 1)))
+    assert [both(what, KIND) for what in (FORWARD, BACKWARD, UPDATE)] == pytest.approx([1.43, 1.3, 1.3])
+    assert both(OVERHEAD, KIND) == both(MESSAGES, KIND) == 1.0
+
+
+def test_a_miss_widens_the_range_of_its_kind_of_plan_and_hits_narrow_it() -> None:
+    def deviation(*errors: float) -> float:
+        runs = [
+            replace(observation(str(n), 1.0, 1.0, step=3 * math.exp(error)), kind=PIPELINE)
+            for n, error in enumerate(errors)
+        ]
+        (found,) = ranges_from(runs)
+        assert (found.of, found.num_plans) == (CostClass(STEP_RANGE, PIPELINE), len(errors))
+        return math.log(found.factor)
+
+    assert deviation(0.0) < MODEL[PIPELINE] < deviation(0.5)
+    assert deviation(*[0.0] * 8) < deviation(*[0.0] * 7, 0.4)
+    assert deviation(*[0.2, -0.2] * 20) == pytest.approx(0.2, rel=0.05)
 
 
 def test_stored_corrections_follow_from_the_stored_observations() -> None:

@@ -1,0 +1,123 @@
+"""How fast the machine is now, told apart from what is wrong with the model of it.
+
+A run times the stages of its ranks alone (``runtime.stage.alone``).  The profile prices the same layers at the same
+samples; what they take now over that price is how much slower the machine has become since, for each kind of device:
+
+    speed     sum of the median passes of its ranks / sum of their prices
+    noise     how far the profile's own processes were apart for one network, or the passes after the run from those
+              before it, whichever is more
+    changed   speeds that differ from 1 by more than ``LEAST_CHANGE`` and by more than the noise
+
+What has changed re-scales forward, backward and update of that kind (``MACHINE`` corrections), until another run says
+otherwise; the rest of a run's error is the model's.  Ignored: that layers differ in how much a slower memory or cache
+slows them, and that links change with the machine.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from planner.costs.cost_model import PriceBook
+from planner.costs.predict import predict
+from planner.costs.stages.placement import placements
+from planner.ir.plan import Decision
+from planner.ir.profile import MACHINE, Correction, CostClass, Profile
+from planner.ir.schedule import FORWARD_PASS, Op
+from planner.ir.timeline import Drift, LonePasses
+
+LEAST_CHANGE = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Speeds:
+    """What stages alone say of the machine.
+
+    Attributes:
+        alone_s, priced_s: of the rank with the most to do: its median pass of each stage, and their price.
+        of: by kind of device, seconds now over those of the profile.
+        noise: by which these differ by chance.
+        during: by how much passes after the run took longer than before it.
+    """
+
+    alone_s: float
+    priced_s: float
+    of: Mapping[str, float]
+    noise: float
+    during: float
+
+    @property
+    def changed(self) -> Mapping[str, float]:
+        """Those that differ from 1 by more than chance."""
+        return {kind: speed for kind, speed in self.of.items() if is_change(speed, self.noise)}
+
+    @property
+    def corrections(self) -> tuple[Correction, ...]:
+        """That re-scale the profile to the machine as it is now."""
+        return tuple(Correction(CostClass(MACHINE, kind), of, 1) for kind, of in sorted(self.changed.items()))
+
+
+def is_change(speed: float, noise: float) -> bool:
+    """Whether a device's seconds over those of the profile differ from 1 by more than chance."""
+    least = max(LEAST_CHANGE, noise)
+    return not 1 / (1 + least) <= speed <= 1 + least
+
+
+def speeds(profile: Profile, decision: Decision, passes: Sequence[LonePasses]) -> Speeds | None:
+    """What the passes of a run say; None if there are none.
+
+    Args:
+        profile: that the plan was made from; its corrections are not looked at.
+
+    Raises:
+        MissingMeasurementError: the profile does not say what a layer costs at that many samples.
+    """
+    if not passes:
+        return None
+    book = PriceBook(profile.bare)
+    placed = placements(book, decision)
+    trains = any(action.op not in FORWARD_PASS for row in decision.rows() for action in row)
+    now: dict[str, float] = defaultdict(float)
+    then: dict[str, float] = defaultdict(float)
+    of_rank: dict[int, tuple[float, float]] = defaultdict(lambda: (0.0, 0.0))
+    for each in passes:
+        kind, stage = book.kind(each.rank), placed[each.stage]
+        sums = book.sums(kind, each.samples, False, stage.recompute and trains)
+        ops = (Op.FORWARD, Op.BACKWARD) if trains else (Op.FORWARD,)
+        priced_s = sum(sums.action_s(op, stage.runs, False) for op in ops)
+        alone_s = median((*each.before_s, *each.after_s))
+        now[kind] += alone_s
+        then[kind] += priced_s
+        of_rank[each.rank] = of_rank[each.rank][0] + alone_s, of_rank[each.rank][1] + priced_s
+    busiest = max(of_rank.values())
+    before_s, after_s = (sum(median(getattr(each, at)) for each in passes) for at in ("before_s", "after_s"))
+    found = {kind: now[kind] / then[kind] for kind in now if then[kind] > 0}
+    during = after_s / before_s - 1
+    return Speeds(*busiest, found, max(_between_processes(profile, passes), abs(during)), during)
+
+
+def drift(profile: Profile, decision: Decision, seen: Speeds, counted: Sequence[Correction], step_s: float) -> Drift:
+    """Splits the error of a prediction.
+
+    Args:
+        counted: the corrections under which the step was predicted.
+        step_s: measured.
+    """
+    rest = tuple(one for one in counted if one.of.what != MACHINE)
+    now = tuple(Correction(CostClass(MACHINE, kind), of, 1) for kind, of in sorted(seen.of.items()))
+    before_s, now_s = (
+        predict(profile.corrected_by(each), decision)[0].step_s for each in (tuple(counted), (*now, *rest))
+    )
+    return Drift(
+        seen.alone_s, seen.priced_s, dict(seen.of), seen.noise, seen.during, now_s / before_s - 1, step_s / now_s - 1
+    )
+
+
+def _between_processes(profile: Profile, passes: Sequence[LonePasses]) -> float:
+    """Of the processes that measured the number of samples that is nearest to that of the passes."""
+    spread = profile.provenance.process_spread
+    most = max(each.samples for each in passes)
+    nearest = min((int(name) for name in spread if name.isdecimal()), key=lambda at: abs(at - most), default=None)
+    return 0.0 if nearest is None else spread[str(nearest)]
