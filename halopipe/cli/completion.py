@@ -142,6 +142,12 @@ def _transports() -> Iterable[str]:
     return TRANSPORTS[1:]
 
 
+def _lone_passes() -> Iterable[str]:
+    from halopipe.run_spec.options import LONE_PASSES
+
+    return LONE_PASSES
+
+
 def _readers() -> Iterable[str]:
     from halopipe.run_spec.options import DATA_FROM
 
@@ -171,6 +177,7 @@ RUN: dict[str, Any] = {
     "compiler": named(lambda: COMPILERS),
     "device": named(lambda: ("cpu",)),
     "transport": named(_transports),
+    "lone_passes": named(_lone_passes),
     "data": models,
     "eval_data": models,
     "data_from": named(_readers),

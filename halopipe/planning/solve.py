@@ -148,10 +148,8 @@ def found_profile(plan: Plan, path: str | Path) -> tuple[Path, Profile] | None:
 
 
 def _places(plan: Plan, path: str | Path) -> list[Path]:
-    folder = Path(path).parent
-    return [
-        Path(os.path.normpath(folder / name)) for name in dict.fromkeys((plan.inputs.profile_path or PROFILE, PROFILE))
-    ]
+    names = dict.fromkeys((plan.inputs.profile_path or PROFILE, PROFILE))
+    return [Path(os.path.normpath(Path(path).parent / name)) for name in names]
 
 
 def remembering(plan: Plan, profile: Path, path: Path) -> Plan:

@@ -78,8 +78,9 @@ def read(path: Path) -> JobFile:
         raise CorruptFileError(f"{path} is not a halopipe job file", [found], [_REMEDY])
     words = yaml_words(text)
     texts = {key_of(name) for name, kind in _kinds().items() if kind is str} | {"plan"}
-    plain = {  # what YAML takes for a number, as 3:5 for 185, is text where text is asked for
-        key: words[key][1] if key in texts and type(value) in (int, float) else value for key, value in root.items()
+    plain = {  # what YAML takes for a number, as 3:5 for 185, or a truth, as on, is text where text is asked for
+        key: words[key][1] if key in texts and type(value) in (int, float, bool) else value
+        for key, value in root.items()
     }
     try:
         found = _model()(**{str(key): value for key, value in plain.items()})

@@ -73,6 +73,7 @@ def test_what_the_command_line_said_comes_back_from_the_job_file_that_it_wrote(
     asked: list[RunOptions], tmp_path: Path
 ) -> None:
     options = "--steps 20 --data mine.py:f --no-check-first-step --metrics logs/m.csv --memory-limit 2GiB --update"
+    options += " --no-learn --calibrate on"
     command = ["run", "jobs/plan.json", *options.split()]
     wrote = call(*command, "--write-job", "other name.yaml")
     assert (wrote.exit_code, asked) == (0, []), wrote.stderr
