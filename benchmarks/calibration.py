@@ -1,10 +1,14 @@
-"""What runs of some plans teach about others: errors of held-back plans before and after calibration, on two workers.
+"""What runs teach: errors of held-back plans before and after calibration, and of a job run after run, on two workers.
 
 A small network is profiled afresh.  Some plans are run and teach the profile, as ``halopipe run --update`` does; then
 others, with other cuts, micro-batches and schedules, are predicted under the profile with and without what it has
 learnt, and run.  The named peer is the prediction without calibration.  Nothing of the held-back plans' own runs
 reaches the profile.  Factors and the error that is left of the plans run, each predicted from the others, are beside
 them.
+
+A job is one plan that is run five times, each run predicted from a profile that has learnt from those before; the
+machine's part of each error is told apart.  Of all these runs it is counted how many steps lie in their predicted
+range: of the profile's own scatter alone, with what is assumed of the model, and as the profile had learnt by then.
 """
 
 from __future__ import annotations
@@ -20,14 +24,15 @@ from torch import nn
 
 from benchmarks.report import Row, at_most, run
 from halopipe.launch.run import run_plan
-from halopipe.planning.calibration import calibrated
+from halopipe.planning.calibration import calibrated, drift
 from halopipe.run_spec.options import RunOptions
 from halopipe.run_spec.result import RunResult
-from planner.costs.calibration.fit import errors_left
+from planner.costs.calibration.fit import errors_left, in_force
 from planner.costs.predict import predict
+from planner.costs.uncertainty import MODEL
 from planner.ir.plan import Plan, Search
 from planner.ir.problem import Problem
-from planner.ir.profile import ModelSource, Profile
+from planner.ir.profile import STEP_RANGE, Correction, CostClass, ModelSource, Profile
 from planner.solvers.candidates.candidate import Candidate, decision_of, plan_of, split_batch
 from profiler import profile
 
@@ -101,24 +106,66 @@ HELD_BACK = (
 )
 
 
+JOB, NUM_RUNS = Shape("gpipe", 2, cut=0.4), 5
+RANGES = "of the profile's scatter", "with what is assumed of the model", "as learnt"
+
+
 def measure(quick: bool) -> list[Row]:
     """Profile, run and learn, predict, run; ``--quick`` takes the first plans and fewer steps."""
     found = profile(SOURCE, num_workers=2, quick=quick, sizes=(1, 2, 4, 8, 16))
     steps = WARMUP + (8 if quick else 20)
     taught, held_back = (TAUGHT[:2], HELD_BACK[:2]) if quick else (TAUGHT, HELD_BACK)
-    learnt = found
+    learnt, within = found, list[tuple[float, ...]]()
     for shape in taught:
         plan = shape.plan(found)
-        learnt = calibrated(learnt, plan, _result(plan, steps))
+        result = _result(plan, steps)
+        within.append(_within(plan, result, learnt))
+        learnt = calibrated(learnt, plan, result)
     pairs = [(shape, shape.plan(found), shape.plan(learnt)) for shape in held_back]  # all said before any is run
     rows = [
         Row(f"factor: {_name(one.of.what, one.of.shared)}", one.factor, "x") for one in learnt.calibration.corrections
     ]
-    rows += list(_errors(pairs, [_step_s(plan, steps) for _, plan, _ in pairs]))
+    results = [_result(plan, steps) for _, plan, _ in pairs]
+    within += [_within(plan, result, learnt) for (_, plan, _), result in zip(pairs, results, strict=True)]
+    step_s = [result.measured(plan.prediction).step_s for (_, plan, _), result in zip(pairs, results, strict=True)]
+    rows += list(_errors(pairs, step_s))
+    rows += list(_job(found, steps, within))
+    for name, shares in zip(RANGES, zip(*within, strict=True), strict=True):
+        rows.append(Row(f"steps in their range: {name}", 100 * fmean(shares), "%"))
     left = errors_left(learnt.calibration.observations)
     rows.append(Row("plans run: mean error", 100 * fmean(before for before, _ in left), "%"))
     rows.append(Row("plans run: mean error, each from the others", 100 * fmean(after for _, after in left), "%"))
     return rows
+
+
+def _job(found: Profile, steps: int, within: list[tuple[float, ...]]) -> Iterator[Row]:
+    """Errors of one plan, run after run."""
+    learnt, errors, of_model = found, [], []
+    for number in range(NUM_RUNS):
+        plan = JOB.plan(learnt)
+        result = _result(plan, steps)
+        split = drift(learnt, plan, RunOptions(), result)
+        if split is None:
+            raise RuntimeError(f"no stage was run alone: {result.not_lone}")
+        errors.append(abs(math.log((1 + split.machine) * (1 + split.model))))
+        of_model.append(abs(math.log(1 + split.model)))
+        within.append(_within(plan, result, learnt))
+        yield Row(f"job, run {number + 1}: error", 100 * errors[-1], "%")
+        yield Row(f"job, run {number + 1}: of the model", 100 * of_model[-1], "%")
+        learnt = calibrated(learnt, plan, result)
+    yield at_most("job: error of the last run", 100 * errors[-1], "%", 100 * errors[0] / 2)
+    yield Row("job: mean error", 100 * fmean(errors), "%")
+    yield Row("job: mean error of the model", 100 * fmean(of_model), "%")
+
+
+def _within(plan: Plan, result: RunResult, learnt: Profile) -> tuple[float, ...]:
+    """Shares of the run's steps in its range, as in ``RANGES``."""
+    exact = tuple(Correction(CostClass(STEP_RANGE, kind), 1 + 1e-9, 1) for kind in MODEL)
+    shares = []
+    for priced in (learnt.corrected_by(exact), learnt.bare, in_force(learnt)):
+        said = predict(priced, plan.decision)[0]
+        shares.append(fmean(said.p10_s <= seconds <= said.p90_s for seconds in result.timed_seconds))
+    return tuple(shares)
 
 
 def _errors(pairs: Sequence[tuple[Shape, Plan, Plan]], measured_s: Sequence[float]) -> Iterator[Row]:
@@ -136,14 +183,11 @@ def _errors(pairs: Sequence[tuple[Shape, Plan, Plan]], measured_s: Sequence[floa
 
 def _result(plan: Plan, steps: int) -> RunResult:
     os.environ.pop("RANK", None)  # never part of a torchrun job
-    result = run_plan(plan, RunOptions(steps=steps, warmup=WARMUP, check_first_step=False))
+    options = RunOptions(steps=steps, warmup=WARMUP, check_first_step=False, lone_passes="on")
+    result = run_plan(plan, options)
     if result is None:
         raise RuntimeError("this benchmark runs outside torchrun")
     return result
-
-
-def _step_s(plan: Plan, steps: int) -> float:
-    return _result(plan, steps).measured(plan.prediction).step_s
 
 
 def _name(what: str, shared: bool) -> str:

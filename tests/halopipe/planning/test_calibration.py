@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import random
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median
 
@@ -11,12 +13,15 @@ from halopipe.planning import calibration, problem, solve
 from halopipe.reports import explain
 from halopipe.run_spec.options import RunOptions
 from halopipe.run_spec.result import RunResult
+from halopipe.terminal.output_files import in_turn
 from planner.check import check
 from planner.costs.calibration.fit import RUNS_KEPT
 from planner.ir.codec import dump, load
+from planner.ir.errors import MissingFileError
 from planner.ir.fingerprint import fingerprint
 from planner.ir.plan import Plan
 from planner.ir.profile import FORWARD, MESSAGES, Correction, CostClass, Profile
+from tests.planner.costs.calibration.test_machine import passes
 from tests.planner.costs.machines import Machine, decision, machine
 from tests.planner.factories import plan_of
 
@@ -158,3 +163,92 @@ def test_a_run_over_another_transport_teaches_nothing(folder: Path) -> None:
     lesson = calibration.teach(plan, folder / "plan.json", None, RunOptions(), found)
     assert "it ran over gloo, the profile's links were measured over shared memory" in lesson.text
     assert load(folder / "profile.json", Profile) == TRUE.profile
+
+
+def test_a_plan_remembers_where_its_profile_was(folder: Path) -> None:
+    (folder / "plans").mkdir()
+    plan = solve.remembering(planned(TRUE.profile), folder / "profile.json", folder / "plans" / "plan.json")
+    assert plan.inputs.profile_path == "../profile.json"
+    lesson = calibration.teach(plan, folder / "plans" / "plan.json", None, RunOptions(), run(plan))
+    assert lesson.path == folder / "profile.json"
+    assert solve.profile_of(plan, folder / "plans" / "plan.json", None) == TRUE.profile
+    dump(TRUE.profile, folder / "plans" / "profile.json")
+    dump(replace(TRUE.profile, action_overhead_s={}), folder / "profile.json")
+    lesson = calibration.teach(plan, folder / "plans" / "plan.json", None, RunOptions(), run(plan))
+    assert lesson.path == folder / "plans" / "profile.json", "the one remembered is another by now"
+    beside = solve.remembering(plan, folder / "plans" / "profile.json", folder / "plans" / "plan.json")
+    assert beside == planned(TRUE.profile), "as before"
+
+
+def test_runs_that_end_at_once_take_their_turns(folder: Path) -> None:
+    shapes = ("two stages", "three stages", "data parallel", "hybrid")
+    plans = [plan_of(TRUE.profile, decision(random.Random(1), TRUE.profile, shape)) for shape in shapes]
+    with ThreadPoolExecutor(len(plans)) as pool:
+        lessons = list(pool.map(lambda plan: teach(folder, plan), plans))
+    assert all(lesson.path for lesson in lessons)
+    learnt = load(folder / "profile.json", Profile)
+    assert {one.plan for one in learnt.calibration.observations} == {fingerprint(plan.decision) for plan in plans}
+    assert [path.name for path in folder.iterdir()] == ["profile.json"]
+
+
+def test_a_profile_that_cannot_be_written_is_a_word(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise MissingFileError("cannot write profile.json", ["Read-only file system"])
+
+    before = (folder / "profile.json").read_bytes()
+    monkeypatch.setattr(calibration, "dump", refuse)
+    lesson = teach(folder, planned(TRUE.profile))
+    assert lesson.path is None
+    assert "has not learnt from this run: cannot write profile.json; Read-only file system" in lesson.text
+    monkeypatch.setattr(calibration, "_PATIENCE_S", 0.05)
+    with in_turn(folder / "profile.json", 0.0):
+        assert "is being written by another run" in teach(folder, planned(TRUE.profile)).text
+    assert (folder / "profile.json").read_bytes() == before
+
+
+def slower(plan: Plan, factor: float, true: Machine = TRUE) -> RunResult:
+    """A run on a machine that computes ``factor`` times as long as the true one, with its stages timed alone."""
+    found = run(plan, true)
+    lone = passes(plan.decision, lambda _: factor, true.profile)
+    return replace(found, lone=tuple(lone))
+
+
+def test_a_run_says_what_the_machine_has_changed_and_what_the_model_missed(folder: Path) -> None:
+    plan = planned(TRUE.profile)
+    found = calibration.drift(TRUE.profile, plan, RunOptions(), slower(plan, 1.25))
+    assert found is not None
+    machine, model = calibration.drift_lines(found)
+    assert "+25 %" in machine
+    assert f"makes the step {found.machine:.0%}".replace("%", " %") in machine
+    assert model.startswith("model: what it missed makes the step ")
+    error = (1 + found.machine) * (1 + found.model)
+    assert error == pytest.approx(run(plan).measured(plan.prediction).step_s / plan.prediction.step_s)
+    assert calibration.drift(TRUE.profile, plan, RunOptions(), run(plan)) is None
+    assert calibration.drift(TRUE.profile, plan, RunOptions(dtype="float64"), slower(plan, 1.25)) is None
+
+
+def test_a_profile_that_is_old_or_of_a_faster_machine_is_said_so(folder: Path) -> None:
+    plan = planned(TRUE.profile)
+    now = datetime(2026, 11, 23, 20, 0, tzinfo=UTC)
+
+    def text(measured_at: str, factor: float | None) -> str:
+        provenance = replace(TRUE.profile.provenance, measured_at=measured_at)
+        result = run(plan) if factor is None else slower(plan, factor)
+        found = calibration.drift(TRUE.profile, plan, RunOptions(), result)
+        return calibration.changed_text(replace(TRUE.profile, provenance=provenance), found, now)
+
+    today, week = "2026-11-23T08:00Z", "2026-11-16T08:00Z"
+    assert text(today, None) == text(today, 1.0) == text("", None) == text(week, 1.0) == ""
+    assert text(week, None).startswith("the profile was measured 7 days ago: profile again, or ")
+    assert text(today, 1.25).startswith("the machine is 25 % slower than in its profile; the profile's own noise")
+    assert "20 % faster" in text(today, 0.8)
+    assert "; the profile was measured 7 days ago: a run that teaches the profile re-scales it" in text(week, 1.25)
+
+
+def test_a_run_with_its_stages_alone_rescales_the_profile(folder: Path) -> None:
+    plan = planned(TRUE.profile)
+    lesson = calibration.teach(plan, folder / "plan.json", None, RunOptions(), slower(plan, 1.25))
+    assert "has learnt from 1 run: machine x1.25" in lesson.text
+    after = planned(load(folder / "profile.json", Profile))
+    assert "calibrated by 1 run: machine x1.25" in explain.headline(after)
+    assert check(after, load(folder / "profile.json", Profile)) == ()
