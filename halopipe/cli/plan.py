@@ -179,7 +179,7 @@ def plan(
             front = search_progress.front(problem, solver, pareto)
             paths = [output, *(output.with_suffix(f".{n}{output.suffix}") for n in range(2, len(front.plans) + 1))]
             for path, found in zip(paths, front.plans, strict=True):
-                dump(solve.remembering(found, profile, path), path)
+                dump(found if cluster is not None else solve.remembering(found, profile, path), path)
             console.emit_json(front.data()) if json else console.emit(front.render())
             for path in paths:
                 console.wrote(path)
@@ -197,7 +197,7 @@ def plan(
                 )
         else:
             found = search_progress.solve(problem, solver)
-        found = solve.remembering(found, profile, output)
+        found = found if cluster is not None else solve.remembering(found, profile, output)
         dump(found, output)
         console.emit(dumps(found) if json else explain.headline(found, objective=objective))
         on = ["--cluster", cluster] if cluster is not None else []

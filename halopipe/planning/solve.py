@@ -153,7 +153,9 @@ def _places(plan: Plan, path: str | Path) -> list[Path]:
 
 
 def remembering(plan: Plan, profile: Path, path: Path) -> Plan:
-    """The plan, to be written to ``path``, with the way from there to its profile."""
+    """The plan, to be written to ``path``, with the way from there to its profile; a pipe or device has none."""
+    if path.exists() and not path.is_file():
+        return plan
     way = Path(os.path.relpath(profile.absolute(), path.absolute().parent)).as_posix()
     return replace(plan, inputs=replace(plan.inputs, profile_path="" if way == PROFILE else way))
 

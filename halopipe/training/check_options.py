@@ -7,7 +7,17 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from halopipe.run_spec.options import DATA_FROM, FIELDS, LONE_PASSES, SHARE, TRANSPORTS, RunOptions, flag_of, option_of
+from halopipe.run_spec.options import (
+    ALWAYS,
+    DATA_FROM,
+    FIELDS,
+    LONE_PASSES,
+    SHARE,
+    TRANSPORTS,
+    RunOptions,
+    flag_of,
+    option_of,
+)
 from halopipe.terminal import units
 from halopipe.training.metrics import require_writer
 from planner.ir.errors import UsageError
@@ -81,6 +91,12 @@ def _at_odds(plan: Plan, options: RunOptions) -> Iterator[UsageError]:
         yield UsageError(
             "--check-numerics needs a run from the first step",
             ["with --resume the steps that would be compared are done"],
+            ["leave one of them out"],
+        )
+    if options.compiler and options.lone_passes == ALWAYS:
+        yield UsageError(
+            "--calibrate on times stages as they were profiled, which was without --compile",
+            [f"--compile is {options.compiler}"],
             ["leave one of them out"],
         )
     if options.check_numerics and options.steps < options.accumulate:

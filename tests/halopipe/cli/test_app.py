@@ -16,12 +16,14 @@ from halopipe.launch import run
 from halopipe.planning import solve
 from halopipe.run_spec.options import ASKED, flag_of
 from halopipe.terminal import console
+from planner.costs.predict import predict
 from planner.ir import codec
 from planner.ir.codec import dump, load
 from planner.ir.errors import InfeasibleError
 from planner.ir.plan import Plan
-from planner.ir.profile import Profile
+from planner.ir.profile import Correction, CostClass, Profile
 from planner.ir.timeline import Span, Timeline, TimelineFile
+from tests.planner.costs.calibration.test_machine import passes
 from tests.planner.factories import chain_decision, chain_profile, plan_of
 
 HOME = Path(__file__).resolve().parents[3]
@@ -256,6 +258,42 @@ def test_a_trace_shows_predicted_and_measured(folder: Path) -> None:
     names = [event["args"] for event in json.loads((folder / "trace.json").read_text())["traceEvents"][:1]]
     assert names == [{"name": "predicted"}]
     assert call("export", "by_hand.json", "--to", "chrome-trace", "--profile", "profile.json").exit_code == 0
+
+
+def test_a_run_tells_machine_and_model_apart_and_teaches_the_profile_that_its_plan_remembers(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a machine that computes 1.3 times as long as its profile, and a tenth longer than the model says."""
+    (folder / "plans").mkdir()
+    assert call("plan", "profile.json", "--global-batch", "8", "-o", "plans/plan.json").exit_code == 0
+    plan = load("plans/plan.json", Plan)
+    slow = PROFILE.corrected_by((Correction(CostClass("machine", PROFILE.cluster.devices[0].kind), 1.3, 1),))
+    timeline = replace(predict(slow, plan.decision)[1], source="measured")
+    timeline = replace(timeline, step_s=1.1 * timeline.step_s)
+
+    def run_plan(plan: Plan, options: run.RunOptions, progress: object) -> run.RunResult:
+        lone = tuple(passes(plan.decision, lambda _: 1.3, PROFILE)) if options.lone_passes == "on" else ()
+        return run.RunResult((2.3,) * 9, (timeline.step_s,) * 9, 1, timeline, (), (), (), lone=lone)
+
+    monkeypatch.setattr(run, "run_plan", run_plan)
+    before = Path("profile.json").read_bytes()
+    quiet = call("run", "plans/plan.json", "--no-learn", "--calibrate", "on", "--json")
+    assert (quiet.exit_code, Path("profile.json").read_bytes()) == (0, before), quiet.stderr
+    assert "the machine is 30 % slower than in its profile" in quiet.stderr
+    drift = json.loads(quiet.stdout)["drift"]
+    assert drift["model"] == pytest.approx(0.1)
+    assert (1 + drift["machine"]) * 1.1 == pytest.approx(timeline.step_s / plan.prediction.step_s)
+    assert load("timeline.json", TimelineFile).drift is not None
+    taught = call("run", "plans/plan.json", "--calibrate", "on")
+    assert taught.exit_code == 0, taught.stderr
+    assert "profile.json has learnt from 1 run: machine x1.30" in taught.stderr
+    assert "\nmachine: stages alone take " in taught.stdout
+    assert "\nmodel: what it missed makes the step 10 % longer\n" in taught.stdout
+    assert load("plans/plan.json", Plan) == plan, "it is --update that writes into the plan"
+    assert call("report", "plans/plan.json", "timeline.json", "profile.json").exit_code == 0
+    assert "machine since the profile" in Path("report.html").read_text("utf-8")
+    plain = call("run", "plans/plan.json", "--json")
+    assert json.loads(plain.stdout)["drift"] is None
 
 
 def test_a_run_writes_its_timeline_and_on_request_a_trace_and_the_plan(

@@ -34,6 +34,11 @@ def refused(schedule: str = "1f1b", **options: object) -> UsageError:
         ({"resume": True}, "--resume needs --checkpoint", "--checkpoint checkpoints"),
         ({"data_from": "share"}, "--data-from share needs --data", "--data FACTORY of a Dataset"),
         (
+            {"compiler": "eager", "lone_passes": "on"},
+            "--calibrate on times stages as they were",
+            "leave one of them out",
+        ),
+        (
             {"resume": True, "checkpoint": "x", "check_numerics": True},
             "--check-numerics needs a run from the first step",
             "leave one of them out",
