@@ -24,6 +24,9 @@ def refused(schedule: str = "1f1b", **options: object) -> UsageError:
     return caught.value
 
 
+_COMPILED = "--calibrate on times stages as they were profiled, which was without --compile"
+
+
 @pytest.mark.parametrize(
     ("options", "title", "remedy"),
     [
