@@ -99,7 +99,9 @@ def observe(
         found.append(Seen(of, predicted_s, measured_s, max(0.0, (dearer.step_s - base.step_s) / _SMALL), 0.0))
     explained_s, seen = _explained(bare, decision, found)
     kind = kind_of([stage.ranks for stage in decision.stages])
-    return Observation(fingerprint(decision), len(timelines), spread, base.step_s, step_s, explained_s, seen, kind)
+    plain_s = predict(profile.bare, decision)[0].step_s if machine else base.step_s
+    slower, plan = base.step_s / plain_s if plain_s else 1.0, fingerprint(decision)
+    return Observation(plan, len(timelines), spread, base.step_s, step_s, explained_s, seen, kind, slower)
 
 
 def _explained(profile: Profile, decision: Decision, found: Sequence[Seen]) -> tuple[float, tuple[Seen, ...]]:

@@ -302,6 +302,7 @@ class Observation:
         predicted_s, measured_s: the step, predicted without any correction; the median measured.
         explained_s: the step predicted with the ratio of every class as its factor.
         kind: of the plan.
+        machine: by what the step was longer than by the profile, as far as the machine has changed (a factor).
 
     Where the run showed how fast the machine is, "without any correction" is but for that.
     """
@@ -314,6 +315,7 @@ class Observation:
     explained_s: float
     seen: tuple[Seen, ...]
     kind: str = field(default="", metadata={"added": "0.1"})
+    machine: float = field(default=1.0, metadata={"added": "0.1"})
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,10 @@ How wide the range of a step is (``STEP_RANGE``) follows from what is left of th
 each predicted from the others, with the standard deviation s_0 assumed before (``costs.uncertainty.MODEL``):
 
     (NUM_MODEL s_0^2 + sum e_i^2) / (NUM_MODEL + n)      the variance of log(measured / predicted)
+    + sum d_j^2 / (NUM_MODEL + N)                        that of the machine from a run to the next
+
+where d_j is by how much the logarithm of the machine's part changed between runs j - 1 and j of N, of all kinds of
+plans; before the first is the profile.
 
 Ignored: that links change with time, costs that are no part of an action, and plans of a kind that was never run:
 for classes that nobody saw nothing is known, and errors that made up for one another may show.
@@ -36,6 +40,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from statistics import fmean, median, stdev
 
 from planner.costs.calibration.apply_corrections import Factors
@@ -98,12 +103,13 @@ def ranges_from(observations: Sequence[Observation]) -> tuple[Correction, ...]:
     by_kind: dict[str, list[float]] = {}
     for plan, (before, after) in zip(_by_plan(observations), _errors(observations, wanted or _all), strict=False):
         by_kind.setdefault(plan[0].kind, []).append(before if wanted is None else after)
-    found = []
+    found, states = [], [0.0, *(math.log(one.machine) for one in observations if one.machine > 0)]
+    moved = sum((b - a) ** 2 for a, b in pairwise(states)) / (NUM_MODEL + len(observations))
     for kind, errors in sorted(by_kind.items()):
         if kind in MODEL:
             assumed = NUM_MODEL * MODEL[kind] ** 2
-            deviation = math.sqrt((assumed + sum(e * e for e in errors)) / (NUM_MODEL + len(errors)))
-            found.append(Correction(CostClass(STEP_RANGE, kind), math.exp(deviation), len(errors)))
+            variance = (assumed + sum(e * e for e in errors)) / (NUM_MODEL + len(errors)) + moved
+            found.append(Correction(CostClass(STEP_RANGE, kind), math.exp(math.sqrt(variance)), len(errors)))
     return tuple(found)
 
 

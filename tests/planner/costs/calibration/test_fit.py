@@ -210,6 +210,20 @@ def test_a_miss_widens_the_range_of_its_kind_of_plan_and_hits_narrow_it() -> Non
     assert deviation(*[0.2, -0.2] * 20) == pytest.approx(0.2, rel=0.05)
 
 
+def test_a_machine_that_changes_from_run_to_run_widens_the_ranges_of_all_plans() -> None:
+    """Slower for good is one change; now slower and now as profiled is one each run."""
+
+    def deviation(*machine: float) -> float:
+        runs = [
+            replace(observation(str(n), 1.0, 1.0), kind=PIPELINE, machine=slower) for n, slower in enumerate(machine)
+        ]
+        return math.log(ranges_from(runs)[0].factor)
+
+    steady, once, often = deviation(*[1.0] * 6), deviation(*[1.2] * 6), deviation(*[1.2, 1.0] * 3)
+    assert steady < once < often
+    assert often**2 - steady**2 == pytest.approx(6 / 8 * math.log(1.2) ** 2)
+
+
 def test_stored_corrections_follow_from_the_stored_observations() -> None:
     profile: Profile = chain_profile(3)
     for name in "abc":

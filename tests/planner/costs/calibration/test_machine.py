@@ -83,6 +83,7 @@ def test_the_profile_is_rescaled_and_nothing_is_learnt_of_a_machine_that_is_slow
         assert seen is not None
         observed = observe(PROFILE, asked, [timeline] * 5, timeline.step_s, 0.0, seen.corrections)
         assert observed.predicted_s == pytest.approx(observed.measured_s)
+        assert observed.machine == pytest.approx(timeline.step_s / predict(PROFILE, asked)[0].step_s)
         profile = with_observation(profile, observed, seen.corrections)
     costs = [one for one in profile.calibration.corrections if one.of.what != STEP_RANGE]
     assert [(one.of.what, one.of.where) for one in costs] == [(MACHINE, KIND)]
