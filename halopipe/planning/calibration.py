@@ -123,7 +123,7 @@ def changed_text(profile: Profile, found: Drift | None, now: datetime | None = N
         return f"{old}: {todo}" if old and found is None else ""
     most = max(found.speeds.values(), key=lambda of: abs(of - 1)) - 1
     way = f"{units.percent(abs(most))} {'slower' if most > 0 else 'faster'}"
-    noise = f"the profile's own noise is {units.percent(found.noise)}"
+    noise = f"by chance it differs by {units.percent(found.noise)}"
     todo = "a run that teaches the profile re-scales it, halopipe profile measures it again"
     return f"{'; '.join(filter(None, (f'the machine is {way} than in its profile', noise, old)))}: {todo}"
 

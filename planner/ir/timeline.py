@@ -83,7 +83,7 @@ class Drift:
     measured / predicted = (1 + machine) * (1 + model)
 
     Attributes:
-        alone_s, priced_s: of the slowest rank's stages alone: now, and by the profile.
+        alone_s, priced_s: of the stages of all ranks together, each alone: now, and by the profile.
         speeds: by kind of device, seconds alone now over those of the profile.
         noise: by which ``speeds`` differ by chance.
         during: by how much passes after the last step took longer than before the first.

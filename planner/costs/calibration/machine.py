@@ -36,7 +36,7 @@ class Speeds:
     """What stages alone say of the machine.
 
     Attributes:
-        alone_s, priced_s: of the rank with the most to do: its median pass of each stage, and their price.
+        alone_s, priced_s: of all ranks together: the median pass of each of their stages, and the price of these.
         of: by kind of device, seconds now over those of the profile.
         noise: by which these differ by chance.
         during: by how much passes after the run took longer than before it.
@@ -81,7 +81,6 @@ def speeds(profile: Profile, decision: Decision, passes: Sequence[LonePasses]) -
     trains = any(action.op not in FORWARD_PASS for row in decision.rows() for action in row)
     now: dict[str, float] = defaultdict(float)
     then: dict[str, float] = defaultdict(float)
-    of_rank: dict[int, tuple[float, float]] = defaultdict(lambda: (0.0, 0.0))
     for each in passes:
         kind, stage = book.kind(each.rank), placed[each.stage]
         sums = book.sums(kind, each.samples, False, stage.recompute and trains)
@@ -90,12 +89,11 @@ def speeds(profile: Profile, decision: Decision, passes: Sequence[LonePasses]) -
         alone_s = median((*each.before_s, *each.after_s))
         now[kind] += alone_s
         then[kind] += priced_s
-        of_rank[each.rank] = of_rank[each.rank][0] + alone_s, of_rank[each.rank][1] + priced_s
-    busiest = max(of_rank.values())
     before_s, after_s = (sum(median(getattr(each, at)) for each in passes) for at in ("before_s", "after_s"))
     found = {kind: now[kind] / then[kind] for kind in now if then[kind] > 0}
     during = after_s / before_s - 1
-    return Speeds(*busiest, found, max(_between_processes(profile, passes), abs(during)), during)
+    noise = max(_between_processes(profile, passes), abs(during))
+    return Speeds(sum(now.values()), sum(then.values()), found, noise, during)
 
 
 def drift(profile: Profile, decision: Decision, seen: Speeds, counted: Sequence[Correction], step_s: float) -> Drift:

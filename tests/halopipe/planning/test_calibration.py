@@ -240,7 +240,7 @@ def test_a_profile_that_is_old_or_of_a_faster_machine_is_said_so(folder: Path) -
     today, week = "2026-11-23T08:00Z", "2026-11-16T08:00Z"
     assert text(today, None) == text(today, 1.0) == text("", None) == text(week, 1.0) == ""
     assert text(week, None).startswith("the profile was measured 7 days ago: profile again, or ")
-    assert text(today, 1.25).startswith("the machine is 25 % slower than in its profile; the profile's own noise")
+    assert text(today, 1.25).startswith("the machine is 25 % slower than in its profile; by chance it differs by")
     assert "20 % faster" in text(today, 0.8)
     assert "; the profile was measured 7 days ago: a run that teaches the profile re-scales it" in text(week, 1.25)
 

@@ -38,7 +38,7 @@ _COMPILED = "--calibrate on times stages as they were profiled, which was withou
         ({"data_from": "share"}, "--data-from share needs --data", "--data FACTORY of a Dataset"),
         (
             {"compiler": "eager", "lone_passes": "on"},
-            "--calibrate on times stages as they were",
+            _COMPILED,
             "leave one of them out",
         ),
         (
