@@ -38,6 +38,7 @@ class Outcome:
         bound_s: no plan of the space is faster; infinity if the space is empty.
         root_s: the bound of the suffix DPs alone.
         by_num_stages: the best plan seen with each number of stages.
+        unshared: the best seen whose stages have one rank each.
     """
 
     status: str
@@ -46,6 +47,7 @@ class Outcome:
     root_s: float
     num_candidates: int
     by_num_stages: Mapping[int, Evaluation]
+    unshared: Evaluation | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -109,6 +111,7 @@ class Queue:
     root_s: float = field(init=False, default=float("inf"))
     num_candidates: int = field(init=False, default=0)
     by_num_stages: dict[int, Evaluation] = field(init=False, default_factory=dict)
+    unshared: Evaluation | None = field(init=False, default=None)
     _heap: list[tuple[float, int, Item, int]] = field(init=False, default_factory=list)
     _leaves: dict[Frontier, list[tuple[Expansion, Numbers]]] = field(init=False, default_factory=dict)
     _num_leaves: int = field(init=False, default=0)
@@ -144,7 +147,8 @@ class Queue:
         """What is known now."""
         unopened = [bound_s for bound_s, _, item, _ in self._heap if isinstance(item, Space)]
         root_s = min(self.root_s, self.upper_s, *unopened) if unopened else min(self.root_s, self.upper_s)
-        return Outcome(status, self.best, self._bound_s(), root_s, self.num_candidates, self.by_num_stages)
+        known = self.num_candidates, self.by_num_stages, self.unshared
+        return Outcome(status, self.best, self._bound_s(), root_s, *known)
 
     @property
     def upper_s(self) -> float:
@@ -164,6 +168,8 @@ class Queue:
             self.best = better(self.best, found)
             stages = found.candidate.num_stages
             self.by_num_stages[stages] = better(self.by_num_stages.get(stages), found)
+            if all(len(group) == 1 for group in found.candidate.groups):
+                self.unshared = better(self.unshared, found)
 
     def _search(self) -> str:
         while True:
