@@ -118,9 +118,10 @@ def _tie_line(plan: Plan) -> str:
     if tie is None:
         return ""
     return (
-        f"\n  a tie with {tie.over}, the fastest at the mean ({units.seconds(tie.step_s)}): it is the faster with a "
-        f"probability of {units.percent(tie.confidence)}, asked for are {units.percent(wanted)};\n"
-        f"            the simpler plan gives up {units.percent(tie.given_up)} at the mean (--confidence 0 takes the other)"
+        f"\n  a tie     {tie.over}, is the fastest at the mean, {units.seconds(tie.step_s)}, and the faster of the two "
+        f"with a probability of {units.percent(tie.confidence)} (asked for: {units.percent(wanted)});\n"
+        f"            the simpler plan is taken and gives up {units.percent(tie.given_up)} at the mean; "
+        "--confidence 0 takes the other"
     )
 
 
