@@ -292,6 +292,9 @@ def _cards(plan: Plan, prediction: Prediction, run: TimelineFile | None) -> Iter
         )
     gap = f"bound {units.seconds(plan.search.bound_s)}" if plan.search.bound_s else "no bound is known"
     yield "proof", plan.search.status, gap
+    if plan.search.tie is not None:
+        tie = plan.search.tie
+        yield "a tie", units.percent(tie.given_up), f"given up: {tie.over}, is not surely faster"
 
 
 def _legend(timelines: Sequence[Timeline]) -> list[tuple[str, str, str]]:
