@@ -26,6 +26,7 @@ _BEAM = 24  # prefixes of equal length that are followed to the end at first
 _FEW = 12  # complete ones of these that are looked at
 _PROMISING = 3  # complete ones of these that are simulated
 _ANSWER_TAKES = 3.0  # what is said of a plan at last, in times of one simulation
+_TIES_TAKE, _TIES_MOST = 20.0, 0.2  # to hold it against simpler ones, likewise; of the time limit
 _HINTS_AFTER, _HINTS_TAKE = 0.3, 0.5  # of the time limit; of what is left then
 
 
@@ -159,8 +160,16 @@ class Queue:
 
     @property
     def _ends_s(self) -> float:
-        answer_s = 0.0 if self.best is None else _ANSWER_TAKES * self.evaluator.takes_s(self.best.candidate)
-        return self._started_s + (self.time_limit_s or self.evaluator.problem.time_limit_s) - answer_s
+        limit_s = self.time_limit_s or self.evaluator.problem.time_limit_s
+        return self._started_s + limit_s - self.answer_s(limit_s)
+
+    def answer_s(self, limit_s: float) -> float:
+        """What is left of the time limit for what is said of the plan at last."""
+        if self.best is None:
+            return 0.0
+        takes_s = self.evaluator.takes_s(self.best.candidate)
+        ties_s = min(_TIES_TAKE * takes_s, _TIES_MOST * limit_s) if self.evaluator.problem.confidence else 0.0
+        return _ANSWER_TAKES * takes_s + ties_s
 
     def take(self, found: Evaluation | None) -> None:
         """Remembers a plan."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from planner.costs.cost_model import PriceBook
 from planner.costs.predict import Forecast, forecast
 from planner.ir.errors import InfeasibleError, MissingMeasurementError
-from planner.ir.plan import Alternative, Plan, Tie
+from planner.ir.plan import Alternative, Decision, Plan, Tie
 from planner.ir.problem import THROUGHPUT, Problem
 from planner.solvers.candidates.candidate import Candidate, decision_of, schedule_names
 from planner.solvers.candidates.evaluate import Evaluation, Evaluator
@@ -25,6 +25,9 @@ ROUNDING = 1e-9
 
 _FAR = 3.0
 """A plan that takes so many times as long is no tie."""
+
+_JUDGING_TAKES = 2.0
+"""What it takes to draw a plan, in times of one simulation."""
 
 _LATE_S = 1.0
 """What one candidate may still take when time is up and there is no plan yet."""
@@ -177,15 +180,18 @@ def without_ties(evaluator: Evaluator, best: Evaluation, others: Iterable[Evalua
     """The plan to take where ``best`` is the fastest at the mean, and what was given up for it.
 
     That is the simplest of ``others`` that ``best`` is not faster than with the problem's confidence
-    (``planner.costs.ties``), else ``best``.
+    (``planner.costs.ties``), else ``best``.  Others are looked at as far as there is time, those on few ranks first.
     """
     problem = evaluator.problem
     if not problem.confidence or problem.objective != THROUGHPUT:
         return best, None
-    rivals = {}
-    for found in others:
-        if found.fits and found.candidate != best.candidate and evaluator.has_time_for(found.candidate):
-            rivals[found.candidate] = decision_of(problem, found.candidate)
+    rivals: dict[Candidate, Decision] = {}
+    takes_s = _JUDGING_TAKES * evaluator.takes_s(best.candidate)
+    different = {found.candidate: found for found in others if found.fits and found.candidate != best.candidate}
+    for candidate in sorted(different, key=evaluator.takes_s):
+        takes_s += _JUDGING_TAKES * evaluator.takes_s(candidate)
+        if time.monotonic() + takes_s <= evaluator.stops:
+            rivals[candidate] = decision_of(problem, candidate)
     if not rivals:
         return best, None
     fastest = decision_of(problem, best.candidate)

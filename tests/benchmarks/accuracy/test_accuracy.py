@@ -88,6 +88,8 @@ def test_an_error_within_what_the_rounds_differ_by_is_the_machines() -> None:
     within, beyond = (replace(OUTCOME, predicted_s=seconds) for seconds in (1.08, 0.7))
     assert within.beyond == 0.0
     assert beyond.beyond == pytest.approx(0.3 - 0.1)
+    assert replace(OUTCOME, rounds_s=(1.0, 1.1, 1.0)).apart == pytest.approx(0.2 / 3)
+    assert replace(OUTCOME, rounds_s=(1.0,)).apart == 0.0
 
 
 def test_a_speed_up_is_over_the_turns_of_one_device_beside_the_plans() -> None:
