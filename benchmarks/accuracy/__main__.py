@@ -22,7 +22,7 @@ beside it, and goals are held against what is beyond that.  Ranks run at the hig
 (root), and the cores are kept awake (:mod:`benchmarks.devices.ranks`), in profiles and runs alike; ``--new`` leaves
 both as they are.
 
-After every turn the state is kept in ``.unfinished.pickle`` beside the results: the same command goes on from there;
+After every turn the state is kept in a file ``.unfinished...`` beside the results: the same command goes on from there;
 ``--again`` starts anew.  With ``--only`` the results of other settings stay as they were.
 """
 
@@ -153,8 +153,8 @@ class State:
 
 
 def unfinished(asked: Asked) -> Path:
-    """Where the state is kept."""
-    return asked.folder / ".unfinished.pickle"
+    """Where the state is kept: every question has its own."""
+    return asked.folder / "-".join([".unfinished", *(["quick"] if asked.quick else []), *asked.only, "state.pickle"])
 
 
 def measure(asked: Asked) -> list[Row]:
@@ -182,7 +182,7 @@ def measure(asked: Asked) -> list[Row]:
 def _resumed(asked: Asked) -> State | None:
     try:
         found = pickle.loads(unfinished(asked).read_bytes())
-    except (OSError, pickle.UnpicklingError, AttributeError, EOFError):  # none, half of one, or an older benchmark's
+    except (OSError, pickle.UnpicklingError, AttributeError, ImportError, EOFError):  # none, or an older benchmark's
         return None
     if not isinstance(found, State) or found.asked != asked:
         return None
