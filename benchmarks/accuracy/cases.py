@@ -86,19 +86,42 @@ NETWORKS: Mapping[str, Network] = {
 }
 
 SETTINGS: tuple[Setting, ...] = (
-    Setting("A", "ResNet-50", "1gbit", (1.0, 1.0), (CHOSEN, ONE, DATA_PARALLEL, "1f1b/2", "gpipe/1"), device=CORE),
     Setting(
-        "B", "ResNet-50", "4gbit", (4.0, 6.0, 8.0, 16.0), (CHOSEN, ONE, DATA_PARALLEL, "1f1b-so/1", "zb-h1/1", HYBRID)
+        "A", "ResNet-50", "1gbit", (1.0, 1.0), (CHOSEN, FASTEST, ONE, DATA_PARALLEL, "1f1b/2", "gpipe/1"), device=CORE
     ),
-    Setting("C", "VGG-16", "1gbit", (2.0, 4.0), (CHOSEN, ONE, DATA_PARALLEL, "gpipe/2", "1f1b-2bp/2")),
-    Setting("D", "GNMT", "200mbit", (2.0, 2.0), (CHOSEN, ONE, DATA_PARALLEL, "1f1b/4", "interleaved/4", "zb-v/4")),
-    Setting("E", "GNMT", "1gbit", (4.0, 4.0, 8.0, 8.0), (CHOSEN, ONE, "1f1b/2", "1f1b-windowed/2", "gpipe-2bp/2")),
-    Setting("F", "3-D U-Net", "4gbit", (2.0, 2.0), (CHOSEN, ONE, SPACE, MIX, DATA_PARALLEL, "1f1b/1")),
-    Setting("G", "3-D U-Net", "1gbit", (4.0, 4.0, 4.0, 4.0), (CHOSEN, ONE, SPACE, DATA_PARALLEL, "gpipe/1")),
-    Setting("H", "GPT", "200mbit", (2.0, 8.0), (CHOSEN, ONE, "1f1b/4", "zb-h1/4", DATA_PARALLEL)),
-    Setting("I", "GPT", "1gbit", (4.0, 4.0, 4.0, 4.0), (CHOSEN, ONE, "1f1b/2", "1f1b-2bp-fill/2", "naive/4", HYBRID)),
-    Setting("J", "GPT", "4gbit", (4.0, 4.0, 6.0, 6.0), (CHOSEN, ONE, HYBRID, DATA_PARALLEL, "greedy/2"), (0, 0, 1, 1)),
-    Setting("K", "sparse VGG", "1gbit", (2.0, 4.0), (CHOSEN, ONE, DATA_PARALLEL, "1f1b/2")),
+    Setting(
+        "B",
+        "ResNet-50",
+        "4gbit",
+        (4.0, 6.0, 8.0, 16.0),
+        (CHOSEN, FASTEST, ONE, DATA_PARALLEL, "1f1b-so/1", "zb-h1/1", HYBRID),
+    ),
+    Setting("C", "VGG-16", "1gbit", (2.0, 4.0), (CHOSEN, FASTEST, ONE, DATA_PARALLEL, "gpipe/2", "1f1b-2bp/2")),
+    Setting(
+        "D", "GNMT", "200mbit", (2.0, 2.0), (CHOSEN, FASTEST, ONE, DATA_PARALLEL, "1f1b/4", "interleaved/4", "zb-v/4")
+    ),
+    Setting(
+        "E", "GNMT", "1gbit", (4.0, 4.0, 8.0, 8.0), (CHOSEN, FASTEST, ONE, "1f1b/2", "1f1b-windowed/2", "gpipe-2bp/2")
+    ),
+    Setting("F", "3-D U-Net", "4gbit", (2.0, 2.0), (CHOSEN, FASTEST, ONE, SPACE, MIX, DATA_PARALLEL, "1f1b/1")),
+    Setting("G", "3-D U-Net", "1gbit", (4.0, 4.0, 4.0, 4.0), (CHOSEN, FASTEST, ONE, SPACE, DATA_PARALLEL, "gpipe/1")),
+    Setting("H", "GPT", "200mbit", (2.0, 8.0), (CHOSEN, FASTEST, ONE, "1f1b/4", "zb-h1/4", DATA_PARALLEL)),
+    Setting(
+        "I",
+        "GPT",
+        "1gbit",
+        (4.0, 4.0, 4.0, 4.0),
+        (CHOSEN, FASTEST, ONE, "1f1b/2", "1f1b-2bp-fill/2", "naive/4", HYBRID),
+    ),
+    Setting(
+        "J",
+        "GPT",
+        "4gbit",
+        (4.0, 4.0, 6.0, 6.0),
+        (CHOSEN, FASTEST, ONE, HYBRID, DATA_PARALLEL, "greedy/2"),
+        (0, 0, 1, 1),
+    ),
+    Setting("K", "sparse VGG", "1gbit", (2.0, 4.0), (CHOSEN, FASTEST, ONE, DATA_PARALLEL, "1f1b/2")),
     Setting(
         "M",
         "GPT",
@@ -109,7 +132,11 @@ SETTINGS: tuple[Setting, ...] = (
         device=TIMED,
     ),
     Setting(
-        "L", "VGG-16", "4gbit", (4.0, 4.0, 4.0, 4.0), (CHOSEN, ONE, DATA_PARALLEL, "1f1b/1", "zb-h2/1", "1f1b-sno/1")
+        "L",
+        "VGG-16",
+        "4gbit",
+        (4.0, 4.0, 4.0, 4.0),
+        (CHOSEN, FASTEST, ONE, DATA_PARALLEL, "1f1b/1", "zb-h2/1", "1f1b-sno/1"),
     ),
 )
 

@@ -82,7 +82,8 @@ class Outcome:
 
 
 def rows(found: Sequence[Outcome]) -> Iterator[Row]:
-    """Every plan, then what is asked of all together."""
+    """Every plan, then what is asked of all together; plans of the same decision count once there."""
+    by_setting = {each.setting: [other for other in found if other.setting == each.setting] for each in found}
     for each in found:
         name = f"{each.setting} {each.network} {each.rate}, {each.plan}"
         yield Row(f"{name}: measured step", 1e3 * each.step_s, "ms")
@@ -96,6 +97,7 @@ def rows(found: Sequence[Outcome]) -> Iterator[Row]:
             turns = max(each.speed_ups) / min(each.speed_ups) - 1
             yield Row(f"{name}: speed-up, own turns apart", 100 * turns, "%")
             yield Row(f"{name}: error of the speed-up", 100 * error, "%", "within 10", abs(error) <= 0.1)
+    found = list({(each.setting, each.predicted_s, each.step_s, each.peak_bytes): each for each in found}.values())
     speed_ups = [abs(error) for each in found if (error := each.speed_up_error) is not None]
     if speed_ups:
         yield at_most("speed-ups over one device, mean error", 100 * statistics.fmean(speed_ups), "%", 4.0)
@@ -109,7 +111,6 @@ def rows(found: Sequence[Outcome]) -> Iterator[Row]:
     yield at_most("MAPE beyond own rounds, all plans", 100 * mape(found, beyond=True), "%", 5.0)
     yield Row("largest error", 100 * max(abs(each.error) for each in found), "%")
     yield at_most("largest error beyond own rounds", 100 * max(each.beyond for each in found), "%", 15.0)
-    by_setting = {each.setting: [other for other in found if other.setting == each.setting] for each in found}
     taus = [tau for group in by_setting.values() if (tau := kendall_tau(group)) is not None]
     if taus:
         yield at_least("Kendall tau of the plans of a setting, mean", statistics.fmean(taus), "", 0.9)

@@ -155,6 +155,12 @@ def test_new_networks_are_as_many_and_as_different_as_promised() -> None:
         list(named(("Z",), NEW))
 
 
+def test_a_plan_that_has_two_names_counts_once() -> None:
+    found = {row.name: row.value for row in rows([OUTCOME, replace(OUTCOME, plan="again"), *outcomes((2.0, 1.0))])}
+    assert found["plans"] == 2
+    assert found["MAPE, all plans"] == pytest.approx(50.0)
+
+
 def test_memory_that_was_predicted_too_low_is_told_from_too_high() -> None:
     low = replace(OUTCOME, peak_bytes=((98, 100), (130, 100)))
     found = {row.name: row.value for row in rows([low, *outcomes((1, 1), (2, 2))])}
