@@ -18,7 +18,7 @@ from halopipe.run_spec.options import RunOptions
 from planner.costs.cost_model import PriceBook
 from planner.costs.predict import forecast
 from planner.ir.plan import Plan, Search
-from planner.ir.problem import Problem
+from planner.ir.problem import DEFAULT_CONFIDENCE, Problem
 from planner.ir.profile import ModelSource, Profile
 from planner.solvers import solver
 from planner.solvers.candidates.candidate import Candidate, decision_of, plan_of, split_batch
@@ -75,7 +75,7 @@ def _beside_baselines(cases: Sequence[Case], measured_s: Sequence[float]) -> Ite
 
 
 def _plans(found: Profile, pipelines: Sequence[tuple[str, int]]) -> Iterator[tuple[str, Plan]]:
-    problem = Problem(found, GLOBAL_BATCH)
+    problem = Problem(found, GLOBAL_BATCH, confidence=DEFAULT_CONFIDENCE)
     for name in SOLVERS:
         yield name, solver(name)(problem, None)
     book = PriceBook(found)

@@ -340,7 +340,9 @@ def compare(*plans: PlanOrPath, **named: PlanOrPath) -> Comparison:
         while name in found:
             name, number = f"{one.search.solver} {number}", number + 1
         found[name] = one
-    return Comparison({**found, **{name: _plan(one) for name, one in named.items()}})
+    found.update({name: _plan(one) for name, one in named.items()})
+    first = next(iter((*plans, *named.values())))
+    return Comparison(found, profile=_profile_of(first, None))
 
 
 def execute(

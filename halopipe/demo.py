@@ -81,7 +81,7 @@ def travel(folder: Path, network: Network) -> None:
         _check(plan)
         measured_s = _run(folder, plan, profile)
         if measured_s is not None:
-            _run_rival(plan, measured_s, rivals)
+            _run_rival(plan, profile, measured_s, rivals)
     _heading("Done", f"in {units.seconds(time.monotonic() - start_s)}; the files are in {folder}")
     emit(_next_steps(folder))
 
@@ -127,7 +127,7 @@ def _compare(plan: Plan, profile: Profile) -> Mapping[str, Plan]:
         "halopipe compare plan.json --baselines",
     )
     solved = solve.solve_baselines(problems.problem_of(plan, profile))
-    emit(Comparison({"plan.json": plan, **solved.plans}, solved.infeasible).render())
+    emit(Comparison({"plan.json": plan, **solved.plans}, solved.infeasible, profile).render())
     return solved.plans
 
 
@@ -165,7 +165,7 @@ def _run(folder: Path, plan: Plan, profile: Profile) -> float | None:
     return result.measured(plan.prediction).step_s
 
 
-def _run_rival(plan: Plan, measured_s: float, rivals: Mapping[str, Plan]) -> None:
+def _run_rival(plan: Plan, profile: Profile, measured_s: float, rivals: Mapping[str, Plan]) -> None:
     """Runs the best published strategy that is another plan, so that the gain is measured as well."""
     others = {name: rival for name, rival in rivals.items() if rival.decision != plan.decision}
     if not others:
@@ -183,15 +183,24 @@ def _run_rival(plan: Plan, measured_s: float, rivals: Mapping[str, Plan]) -> Non
     result = run.train(rival, RunOptions(steps=_RIVAL_STEPS, data=_DATA, check_first_step=False))
     if result is not None:
         rival_s = result.measured(rival.prediction).step_s
-        emit(gain("plan.json", (plan.prediction, measured_s), name, (rival.prediction, rival_s)))
+        ties = Comparison({"plan.json": plan, name: rival}, profile=profile).ties()
+        emit(gain("plan.json", (plan.prediction, measured_s), name, (rival.prediction, rival_s), is_tie=bool(ties)))
 
 
-def gain(ours: str, our_step: tuple[Prediction, float], name: str, rival_step: tuple[Prediction, float]) -> str:
+def gain(
+    ours: str,
+    our_step: tuple[Prediction, float],
+    name: str,
+    rival_step: tuple[Prediction, float],
+    *,
+    is_tie: bool = False,
+) -> str:
     """Two plans side by side, and by how much the first is faster.
 
     Args:
         ours, name: what the plans are called.
         our_step, rival_step: of each plan, what was predicted, and the step that was measured in seconds.
+        is_tie: whether neither is surely the faster by what was predicted (``planner.costs.ties``).
     """
     (predicted, measured_s), (rival, rival_s) = our_step, rival_step
     rows = [
@@ -199,7 +208,6 @@ def gain(ours: str, our_step: tuple[Prediction, float], name: str, rival_step: t
         for each, (said, step_s) in ((ours, our_step), (name, rival_step))
     ]
     found = tables.table(("plan", "predicted step", "measured step"), rows)
-    is_tie = predicted.p90_s >= rival.p10_s > 0  # where ranges are known
     said = "a tie" if is_tie else f"{rival.step_s / predicted.step_s:.2f} times as fast as {name}"
     return f"{found}\npredicted {said}; measured {rival_s / measured_s:.2f} times as fast"
 

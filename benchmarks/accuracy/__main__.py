@@ -1,6 +1,6 @@
 """How true predictions are: plans on hosts with rate-limited links, predicted first, then run.
 
-    python -m benchmarks.accuracy [--quick] [--json]
+    python -m benchmarks.accuracy [--new] [--quick] [--only SETTING] [--again] [--json]
 
 A setting (:mod:`benchmarks.accuracy.cases`) is a network on two or four hosts, network namespaces with links of
 200 Mbit, 1 or 4 Gbit in each direction, each host a virtual device of some speed: what a rank computes is held until a
@@ -11,35 +11,65 @@ written to ``results/accuracy/predictions.json``, and its SHA-256 noted.  Only t
 plans run, all of them, and then once more: what the machine does changes within minutes.  The median of a plan's steps
 counts.
 
-Nothing is fitted to these runs.  Every error is predicted / measured - 1.  Ranks run at the highest priority where that
-is allowed (root), and the cores are kept awake (:mod:`benchmarks.devices.ranks`), in profiles and runs alike.
+``--new`` measures as a user does: networks that the model was never held against, profiled with all effort, plans run
+by ``halopipe run``'s own function on two whole cores of this host through shared memory, three times over.
+
+One device has its turn before and after that of every other plan.  What a plan is worth is its speed-up over these two
+turns, which the machine's slower and faster minutes leave alone, beside the seconds themselves.
+
+Nothing is fitted to these runs.  Every error is predicted / measured - 1; what a plan's own rounds differ by is shown
+beside it, and goals are held against what is beyond that.  Ranks run at the highest priority where that is allowed
+(root), and the cores are kept awake (:mod:`benchmarks.devices.ranks`), in profiles and runs alike; ``--new`` leaves
+both as they are.
+
+After every turn the state is kept in a file ``.unfinished...`` beside the results: the same command goes on from there;
+``--again`` starts anew.  With ``--only`` the results of other settings stay as they were.
 """
 
 from __future__ import annotations
 
+import argparse
+import contextlib
 import dataclasses
 import gzip
 import hashlib
 import json
+import pickle
 import statistics
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from benchmarks.accuracy.cases import CORE, NETWORKS, ONE, QUICK, STEADY, Setting, named
+from benchmarks.accuracy.cases import (
+    CORE,
+    HOST,
+    NETWORKS,
+    NEW,
+    ONE,
+    QUICK,
+    QUICK_NEW,
+    SETTINGS,
+    STEADY,
+    Setting,
+    named,
+    network_of,
+)
 from benchmarks.accuracy.plans import Case, case
 from benchmarks.accuracy.profiles import (
     cluster_profile,
     first_in_line,
     measured_alone,
     measured_beside,
+    measured_here,
     on_hosts,
     testbed_of,
 )
 from benchmarks.accuracy.report import outcomes_of, rows
-from benchmarks.accuracy.runs import Ran, Rehearsed, Runner
+from benchmarks.accuracy.runs import Ran, Rehearsed, Runner, run_here
 from benchmarks.devices.ranks import Step, awake, by_action
 from benchmarks.devices.testbed import unavailable
 from benchmarks.report import Row, run
@@ -50,60 +80,216 @@ from planner.ir.profile import Profile
 
 RESULTS = Path(__file__).parents[1] / "results" / "accuracy"
 STEPS = 3
+HOST_STEPS, HOST_WARM_UP = 10, 3
 PROCESSES = 4
 """That profile a network."""
-ROUNDS = 2
+ROUNDS, HOST_ROUNDS = 2, 3
 """In which every plan is rehearsed or run."""
+_STARTING_S = 10.0
+"""About what a run takes besides its steps."""
 
 
-def measure(quick: bool) -> list[Row]:
-    """Predict all, then run all."""
-    why = unavailable()
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What the command line says.
+
+    Attributes:
+        only: names of settings; empty: all.
+    """
+
+    new: bool = False
+    quick: bool = False
+    only: tuple[str, ...] = ()
+
+    @property
+    def settings(self) -> tuple[Setting, ...]:
+        """Those to look at."""
+        quick = QUICK_NEW if self.new else QUICK
+        return tuple(named(self.only or (quick if self.quick else ()), NEW if self.new else SETTINGS))
+
+    @property
+    def folder(self) -> Path:
+        """For results."""
+        return RESULTS / "new" if self.new else RESULTS
+
+    @property
+    def rounds(self) -> int:
+        """Of all plans."""
+        return 1 if self.quick else HOST_ROUNDS if self.new else ROUNDS
+
+
+@dataclass(slots=True)
+class State:
+    """What is kept after every turn.
+
+    Attributes:
+        planned: by setting; what is predicted of it is frozen.
+        seen: by setting and plan; plans of the same decision share what was seen.
+        turns: by setting: (round, plan, seconds of a step), in order, of runs that were timed.
+        done: turns that are over, those that only rehearse among them.
+    """
+
+    asked: Asked
+    planned: dict[str, list[Case]]
+    frozen: dict[str, Any]
+    seen: dict[str, dict[str, Seen]] = field(default_factory=dict)
+    turns: dict[str, list[tuple[int, str, float]]] = field(default_factory=dict)
+    done: int = 0
+
+    def keep(self) -> None:
+        """Replaces what was kept, in one move."""
+        path = unfinished(self.asked)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        (half := path.with_suffix(".half")).write_bytes(pickle.dumps(self))
+        half.replace(path)
+
+    @property
+    def raw(self) -> dict[str, Any]:
+        """What was measured, for the file."""
+        return {
+            name: {plan: each.written() for plan, each in plans.items() if each.steps}
+            for name, plans in self.seen.items()
+        }
+
+
+def unfinished(asked: Asked) -> Path:
+    """Where the state is kept: every question has its own."""
+    return asked.folder / "-".join([".unfinished", *(["quick"] if asked.quick else []), *asked.only, "state.pickle"])
+
+
+def measure(asked: Asked) -> list[Row]:
+    """Predict all, then run all; or go on where the same question was left."""
+    why = "" if asked.new else unavailable()
     if why:
         return [Row(f"no testbed: {why}", 0.0, "")]
-    first_in_line()
-    settings = list(named(QUICK if quick else ()))
-    with awake() as are_awake:
-        if not are_awake:
-            sys.stderr.write("the cores cannot be kept awake here: layers may take longer in runs than in profiles\n")
-        planned = predict(settings, quick)
-        frozen = {name: [_said(each) for each in found] for name, found in planned.items()}
-        digest = digest_of(frozen)
-        _write("predictions.json", frozen, quick)
-        sys.stderr.write(f"sha256 of the predictions: {digest}\n")
-        seen = {setting.name: {name: Seen() for name in setting.plans} for setting in settings}
-        raw: dict[str, Any] = {}
-        rounds = 1 if quick else ROUNDS
-        for number in range(1, rounds + 1):
-            for setting in settings:
-                execute(setting, planned[setting.name], seen[setting.name], is_last=number == rounds)
-                raw[setting.name] = {name: each.written() for name, each in seen[setting.name].items()}
-                _write("measured.json", {"predictions_sha256": digest, "settings": raw}, quick)
-    return list(rows(outcomes_of(frozen, raw)))
+    settings = asked.settings
+    with contextlib.ExitStack() as stack:
+        if not asked.new:
+            first_in_line()
+            if not stack.enter_context(awake()):
+                _say("the cores cannot be kept awake here: layers may take longer in runs than in profiles")
+        state = _resumed(asked) or _begun(asked, settings)
+        digest = digest_of(state.frozen)
+        _say(f"sha256 of the predictions: {digest}")
+        turns = [turn for number in range(1, asked.rounds + 1) for turn in _turns(state.planned, number)]
+        _take_turns(state, {setting.name: setting for setting in settings}, turns)
+    if not asked.quick:
+        _publish(state)
+    unfinished(asked).unlink(missing_ok=True)
+    return list(rows(outcomes_of(state.frozen, state.raw, state.turns)))
 
 
-def predict(settings: Sequence[Setting], quick: bool) -> dict[str, list[Case]]:
+def _resumed(asked: Asked) -> State | None:
+    try:
+        found = pickle.loads(unfinished(asked).read_bytes())
+    except (OSError, pickle.UnpicklingError, AttributeError, ImportError, EOFError):  # none, or an older benchmark's
+        return None
+    if not isinstance(found, State) or found.asked != asked:
+        return None
+    _say(f"going on after turn {found.done} of an earlier run (--again starts anew)")
+    return found
+
+
+def _begun(asked: Asked, settings: Sequence[Setting]) -> State:
+    planned = predict(asked, settings)
+    state = State(asked, planned, {name: [_said(each) for each in found] for name, found in planned.items()})
+    for name, found in planned.items():
+        shared = {fingerprint(each.decision): Seen() for each in found}
+        state.seen[name] = {each.name: shared[fingerprint(each.decision)] for each in found}
+        state.turns[name] = []
+    state.keep()
+    return state
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """A run of a plan to come."""
+
+    number: int
+    setting: str
+    case: Case
+
+
+def _turns(planned: Mapping[str, Sequence[Case]], number: int) -> Iterator[Turn]:
+    """A round: one device before, between and after the other plans; plans of the same decision once."""
+    for setting, cases in planned.items():
+        different = list({fingerprint(each.decision): each for each in reversed(cases)}.values())[::-1]
+        alone = next((each for each in cases if each.name == ONE), None)
+        others = [each for each in different if alone is None or each.decision != alone.decision]
+        if alone is None:
+            yield from (Turn(number, setting, each) for each in others)
+            continue
+        yield Turn(number, setting, alone)
+        for each in others:
+            yield Turn(number, setting, each)
+            yield Turn(number, setting, alone)
+
+
+def _take_turns(state: State, settings: Mapping[str, Setting], turns: Sequence[Turn]) -> None:
+    weights = [_STARTING_S + 5 * turn.case.forecast.prediction.step_s for turn in turns]
+    began_s, began = time.monotonic(), state.done
+    left = groupby(list(enumerate(turns))[state.done :], lambda each: (each[1].number, each[1].setting))
+    for (number, name), group in left:
+        with _runner(settings[name]) as run_case:
+            for place, turn in group:
+                each, seen = turn.case, state.seen[name][turn.case.name]
+                ran = run_case(each, seen, number == state.asked.rounds)
+                seen.add(ran)
+                told = "rehearsed"
+                if ran.steps:
+                    step_s = statistics.median(step.seconds for step in ran.steps)
+                    state.turns[name].append((number, each.name, round(step_s, 6)))
+                    told = f"{1e3 * step_s:.0f} ms, predicted {1e3 * each.forecast.prediction.step_s:.0f}"
+                state.done = place + 1
+                state.keep()
+                spent_s = time.monotonic() - began_s
+                left_s = spent_s / sum(weights[began : state.done]) * sum(weights[state.done :])
+                _say(f"{state.done}/{len(turns)} {name} {each.name}: {told}; about {left_s / 60:.0f} min left")
+
+
+@contextlib.contextmanager
+def _runner(setting: Setting) -> Iterator[Callable[[Case, Seen, bool], Ran]]:
+    """What runs plans of a setting: on a testbed, or as a user would."""
+    if setting.device == HOST:
+        yield lambda each, _seen, _is_last: run_here(each.plan, HOST_STEPS, HOST_WARM_UP)
+        return
+    runner = Runner(network_of(setting).source)
+    with testbed_of(setting) as testbed:
+
+        def run_case(each: Case, seen: Seen, is_last: bool) -> Ran:
+            count = STEPS if is_last or setting.device != STEADY else 0
+            where = testbed, setting.host_of, setting.factors
+            return runner.run(each.decision, *where, count, setting.device, each.forecast.timeline.spans, seen.before)
+
+        yield run_case
+
+
+def predict(asked: Asked, settings: Sequence[Setting]) -> dict[str, list[Case]]:
     """The plans of every setting with what is predicted of them; the profiles are kept."""
-    names = list(dict.fromkeys(setting.network for setting in settings))
-    sys.stderr.write(f"profiling {', '.join(names)}\n")
-    measured = measured_alone([NETWORKS[name] for name in names], 1 if quick else PROCESSES)
+    names = list(dict.fromkeys(setting.network for setting in settings if setting.device != HOST))
+    if names:
+        _say(f"profiling {', '.join(names)}")
+    measured = measured_alone([NETWORKS[name] for name in names], 1 if asked.quick else PROCESSES)
     alone = dict(zip(names, measured, strict=True))
     found: dict[str, list[Case]] = {}
-    for setting in settings:
-        network = NETWORKS[setting.network]
-        with testbed_of(setting) as testbed:
-            links = on_hosts(setting, testbed, quick)
-        of_one = of_several = cluster_profile(setting, alone[setting.network], links)
+    for number, setting in enumerate(settings, 1):
+        network, plans = network_of(setting), setting.plans
+        if setting.device == HOST:
+            _say(f"profiling {setting.network}, {number} of {len(settings)}")
+            of_one = of_several = measured_here(network, quick=asked.quick)
+        else:
+            with testbed_of(setting) as testbed:
+                links = on_hosts(setting, testbed, asked.quick)
+            of_one = of_several = cluster_profile(setting, alone[setting.network], links)
         if setting.device == CORE:
             of_several = cluster_profile(setting, measured_beside(network), links)
-        if not quick:
-            _keep(of_one, RESULTS / f"{setting.name}.profile.json.gz")
+        if not asked.quick:
+            _keep(of_one, asked.folder / f"{setting.name}.profile.json.gz")
             if setting.device == CORE:
-                _keep(of_several, RESULTS / f"{setting.name}.beside.profile.json.gz")
-        found[setting.name] = [
-            case(Problem(of_one if name == ONE else of_several, network.samples, allow=network.allow), name)
-            for name in setting.plans
-        ]
+                _keep(of_several, asked.folder / f"{setting.name}.beside.profile.json.gz")
+        problems = [Problem(of_one if n == ONE else of_several, network.samples, allow=network.allow) for n in plans]
+        pads = setting.device != HOST
+        found[setting.name] = [case(each, name, pads=pads) for each, name in zip(problems, plans, strict=True)]
     return found
 
 
@@ -140,21 +326,6 @@ class Seen:
         }
 
 
-def execute(setting: Setting, cases: Sequence[Case], seen: Mapping[str, Seen], *, is_last: bool) -> None:
-    """One more round of the plans of ``setting``; on steady devices a rehearsal, unless it is the last."""
-    runner = Runner(NETWORKS[setting.network].source)
-    count = STEPS if is_last or setting.device != STEADY else 0
-    with testbed_of(setting) as testbed:
-        for each in cases:
-            known, where = seen[each.name], (testbed, setting.host_of, setting.factors)
-            ran = runner.run(each.decision, *where, count, setting.device, each.forecast.timeline.spans, known.before)
-            known.add(ran)
-            if ran.steps:
-                step_s = statistics.median(step.seconds for step in ran.steps)
-                told = f"{1e3 * step_s:.0f} ms, predicted {1e3 * each.forecast.prediction.step_s:.0f}"
-                sys.stderr.write(f"{setting.name} {each.name}: {told}\n")
-
-
 def _said(each: Case) -> dict[str, Any]:
     return {
         "plan": each.name,
@@ -187,9 +358,24 @@ def _written(step: Step) -> dict[str, Any]:
     }
 
 
-def _write(name: str, content: Mapping[str, Any], quick: bool) -> None:
-    if not quick:
-        (RESULTS / name).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+def _publish(state: State) -> None:
+    """Writes predictions and measurements; settings that were not asked for stay as they were."""
+    folder, names = state.asked.folder, [setting.name for setting in replace(state.asked, only=()).settings]
+
+    def merged(name: str, part: str, new: Mapping[str, Any]) -> dict[str, Any]:
+        path = folder / name
+        known = json.loads(path.read_text("utf-8")) if state.asked.only and path.exists() else {}
+        before = known.get(part, {}) if part else known
+        return {each: new.get(each, before.get(each)) for each in names if each in new or each in before}
+
+    predictions = merged("predictions.json", "", state.frozen)
+    measured = {
+        "predictions_sha256": digest_of(predictions),
+        "settings": merged("measured.json", "settings", state.raw),
+        "turns": merged("measured.json", "turns", state.turns),
+    }
+    for name, content in (("predictions.json", predictions), ("measured.json", measured)):
+        (folder / name).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 
 
 def _keep(profile: Profile, path: Path) -> None:
@@ -197,9 +383,26 @@ def _keep(profile: Profile, path: Path) -> None:
     path.write_bytes(gzip.compress(dumps(profile).encode(), mtime=0))
 
 
+def _say(text: str) -> None:
+    sys.stderr.write(f"{text}\n")
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """The exit code."""
-    return run(str(__doc__).splitlines()[0], measure, arguments)
+    parser = argparse.ArgumentParser(add_help=False)
+    parser.add_argument("--new", action="store_true")
+    parser.add_argument("--only", action="append", default=[])
+    parser.add_argument("--again", action="store_true")
+    options, others = parser.parse_known_args(arguments)
+
+    def measured(quick: bool) -> list[Row]:
+        asked = Asked(options.new, quick, tuple(options.only))
+        if options.again:
+            unfinished(asked).unlink(missing_ok=True)
+        return measure(asked)
+
+    words = "[--new: as a user does, on new networks] [--only SETTING, repeatable] [--again: from the start]"
+    return run(f"{str(__doc__).splitlines()[0]}\n{words}", measured, others)
 
 
 if __name__ == "__main__":

@@ -6,19 +6,22 @@ each.  Every setting has several plans, so that their order can be judged as wel
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from planner.ir.problem import SAMPLE_DIMS, SPATIAL_DIMS
 from planner.ir.profile import ModelSource
 
-CHOSEN, ONE, DATA_PARALLEL = "chosen", "one device", "data parallel"
+CHOSEN, FASTEST, ONE, DATA_PARALLEL = "chosen", "fastest at the mean", "one device", "data parallel"
+"""Chosen: what ``halopipe plan`` takes; fastest at the mean: the same without regard to ties."""
+MEMORY = "memory"
+"""What joins the ranks of one host, in place of a link."""
 SPACE, MIX = "space", "mix of layouts"
 HYBRID = "two stages of two"
-CORE, STEADY, TIMED = "core", "steady", "timed"
+CORE, STEADY, TIMED, HOST = "core", "steady", "timed", "host"
 """Devices: a core, held back (:mod:`benchmarks.devices.virtual_device`); one that keeps to the speed that it had alone
 (:mod:`benchmarks.devices.steady_device`); one that computes nothing, each action of which lasts as predicted
-(:mod:`benchmarks.devices.steady_device`)."""
+(:mod:`benchmarks.devices.steady_device`); or two whole cores of this host, as ``halopipe run`` uses them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +45,7 @@ class Setting:
     """A network on a cluster.
 
     Attributes:
-        rate: of each host's link, by name (:data:`benchmarks.devices.testbed.RATES`).
+        rate: of each host's link, by name (:data:`benchmarks.devices.testbed.RATES`); of one host ``MEMORY``.
         factors: seconds of each device for one of a core's.  Of steady devices at least as many as there are ranks: all
             of them compute on two cores, and what moves messages needs its time too.
         plans: names of its plans: one of the constants above, or ``SCHEDULE`` or ``SCHEDULE/SIZE`` for a pipeline over
@@ -83,17 +86,42 @@ NETWORKS: Mapping[str, Network] = {
 }
 
 SETTINGS: tuple[Setting, ...] = (
-    Setting("A", "ResNet-50", "1gbit", (1.0, 1.0), (CHOSEN, ONE, DATA_PARALLEL, "1f1b/2", "gpipe/1"), device=CORE),
-    Setting("B", "ResNet-50", "4gbit", (4.0, 6.0, 8.0, 16.0), (CHOSEN, DATA_PARALLEL, "1f1b-so/1", "zb-h1/1", HYBRID)),
-    Setting("C", "VGG-16", "1gbit", (2.0, 4.0), (CHOSEN, ONE, DATA_PARALLEL, "gpipe/2", "1f1b-2bp/2")),
-    Setting("D", "GNMT", "200mbit", (2.0, 2.0), (CHOSEN, ONE, DATA_PARALLEL, "1f1b/4", "interleaved/4", "zb-v/4")),
-    Setting("E", "GNMT", "1gbit", (4.0, 4.0, 8.0, 8.0), (CHOSEN, "1f1b/2", "1f1b-windowed/2", "gpipe-2bp/2")),
-    Setting("F", "3-D U-Net", "4gbit", (2.0, 2.0), (CHOSEN, ONE, SPACE, MIX, DATA_PARALLEL, "1f1b/1")),
-    Setting("G", "3-D U-Net", "1gbit", (4.0, 4.0, 4.0, 4.0), (CHOSEN, SPACE, DATA_PARALLEL, "gpipe/1")),
-    Setting("H", "GPT", "200mbit", (2.0, 8.0), (CHOSEN, ONE, "1f1b/4", "zb-h1/4", DATA_PARALLEL)),
-    Setting("I", "GPT", "1gbit", (4.0, 4.0, 4.0, 4.0), (CHOSEN, "1f1b/2", "1f1b-2bp-fill/2", "naive/4", HYBRID)),
-    Setting("J", "GPT", "4gbit", (4.0, 4.0, 6.0, 6.0), (CHOSEN, HYBRID, DATA_PARALLEL, "greedy/2"), (0, 0, 1, 1)),
-    Setting("K", "sparse VGG", "1gbit", (2.0, 4.0), (CHOSEN, ONE, DATA_PARALLEL, "1f1b/2")),
+    Setting(
+        "A", "ResNet-50", "1gbit", (1.0, 1.0), (CHOSEN, FASTEST, ONE, DATA_PARALLEL, "1f1b/2", "gpipe/1"), device=CORE
+    ),
+    Setting(
+        "B",
+        "ResNet-50",
+        "4gbit",
+        (4.0, 6.0, 8.0, 16.0),
+        (CHOSEN, FASTEST, ONE, DATA_PARALLEL, "1f1b-so/1", "zb-h1/1", HYBRID),
+    ),
+    Setting("C", "VGG-16", "1gbit", (2.0, 4.0), (CHOSEN, FASTEST, ONE, DATA_PARALLEL, "gpipe/2", "1f1b-2bp/2")),
+    Setting(
+        "D", "GNMT", "200mbit", (2.0, 2.0), (CHOSEN, FASTEST, ONE, DATA_PARALLEL, "1f1b/4", "interleaved/4", "zb-v/4")
+    ),
+    Setting(
+        "E", "GNMT", "1gbit", (4.0, 4.0, 8.0, 8.0), (CHOSEN, FASTEST, ONE, "1f1b/2", "1f1b-windowed/2", "gpipe-2bp/2")
+    ),
+    Setting("F", "3-D U-Net", "4gbit", (2.0, 2.0), (CHOSEN, FASTEST, ONE, SPACE, MIX, DATA_PARALLEL, "1f1b/1")),
+    Setting("G", "3-D U-Net", "1gbit", (4.0, 4.0, 4.0, 4.0), (CHOSEN, FASTEST, ONE, SPACE, DATA_PARALLEL, "gpipe/1")),
+    Setting("H", "GPT", "200mbit", (2.0, 8.0), (CHOSEN, FASTEST, ONE, "1f1b/4", "zb-h1/4", DATA_PARALLEL)),
+    Setting(
+        "I",
+        "GPT",
+        "1gbit",
+        (4.0, 4.0, 4.0, 4.0),
+        (CHOSEN, FASTEST, ONE, "1f1b/2", "1f1b-2bp-fill/2", "naive/4", HYBRID),
+    ),
+    Setting(
+        "J",
+        "GPT",
+        "4gbit",
+        (4.0, 4.0, 6.0, 6.0),
+        (CHOSEN, FASTEST, ONE, HYBRID, DATA_PARALLEL, "greedy/2"),
+        (0, 0, 1, 1),
+    ),
+    Setting("K", "sparse VGG", "1gbit", (2.0, 4.0), (CHOSEN, FASTEST, ONE, DATA_PARALLEL, "1f1b/2")),
     Setting(
         "M",
         "GPT",
@@ -103,12 +131,53 @@ SETTINGS: tuple[Setting, ...] = (
         (0, 0, 1, 1, 2, 2, 3, 3),
         device=TIMED,
     ),
-    Setting("L", "VGG-16", "4gbit", (4.0, 4.0, 4.0, 4.0), (CHOSEN, DATA_PARALLEL, "1f1b/1", "zb-h2/1", "1f1b-sno/1")),
+    Setting(
+        "L",
+        "VGG-16",
+        "4gbit",
+        (4.0, 4.0, 4.0, 4.0),
+        (CHOSEN, FASTEST, ONE, DATA_PARALLEL, "1f1b/1", "zb-h2/1", "1f1b-sno/1"),
+    ),
 )
 
 QUICK: tuple[str, ...] = ("H",)
 
 
-def named(names: tuple[str, ...]) -> Iterator[Setting]:
-    """Those settings; all if none is named."""
-    yield from (setting for setting in SETTINGS if not names or setting.name in names)
+def _own(name: str) -> Network:
+    return Network(ModelSource(f"benchmarks.accuracy.networks:{name}"), 16, ())
+
+
+NEW_NETWORKS: Mapping[str, Network] = {
+    "BERT": _own("bert"),
+    "GPT-2": _own("gpt2"),
+    "ViT": _own("vit"),
+    "RegNetX": _own("regnet"),
+    "SE-ResNet": _own("se_resnet"),
+    "2-D U-Net": _own("unet"),
+    "sparse ResNet": Network(_model("sparse_resnet:sparse_resnet", (8, 1500, 4)), 8, ()),
+    "MinkUNet": Network(ModelSource("profiler.models.minkunet:minkunet", {"width": "0.5"}, (8, 1000, 4)), 8, ()),
+}
+
+NEW: tuple[Setting, ...] = tuple(
+    Setting(f"N{number}", name, MEMORY, (1.0, 1.0), (CHOSEN, FASTEST, ONE, DATA_PARALLEL, "1f1b/2"), (0, 0), HOST)
+    for number, name in enumerate(NEW_NETWORKS, 1)
+)
+"""On two whole cores of this host, through shared memory; on networks that the model was never held against."""
+
+QUICK_NEW: tuple[str, ...] = ("N5",)
+
+
+def network_of(setting: Setting) -> Network:
+    """What is trained in it."""
+    return {**NETWORKS, **NEW_NETWORKS}[setting.network]
+
+
+def named(names: Collection[str], settings: Sequence[Setting] = SETTINGS) -> Iterator[Setting]:
+    """Those settings; all if none is named.
+
+    Raises:
+        ValueError: there is no such setting.
+    """
+    if unknown := sorted(set(names) - {setting.name for setting in settings}):
+        raise ValueError(f"no setting {', '.join(unknown)}; known: {', '.join(one.name for one in settings)}")
+    yield from (setting for setting in settings if not names or setting.name in names)

@@ -8,15 +8,22 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from benchmarks.accuracy.cases import CHOSEN, DATA_PARALLEL, HYBRID, MIX, ONE, SPACE
+from benchmarks.accuracy.cases import CHOSEN, DATA_PARALLEL, FASTEST, HYBRID, MIX, ONE, SPACE
 from benchmarks.strong_scaling.layouts import Ways
 from planner.costs.cost_model import PriceBook
 from planner.costs.predict import Forecast, forecast
-from planner.ir.plan import Decision
-from planner.ir.problem import Problem
+from planner.ir.plan import Decision, Plan, Search
+from planner.ir.problem import DEFAULT_CONFIDENCE, Problem
 from planner.schedules import positions, traits
 from planner.solvers import solver
-from planner.solvers.candidates.candidate import Candidate, cut_positions, decision_of, group_shares, split_batch
+from planner.solvers.candidates.candidate import (
+    Candidate,
+    cut_positions,
+    decision_of,
+    group_shares,
+    plan_of,
+    split_batch,
+)
 
 _SEARCH_S = 20.0
 
@@ -26,21 +33,33 @@ class Case:
     """A plan with its name and what the simulator says of it."""
 
     name: str
-    decision: Decision
+    plan: Plan
     forecast: Forecast
 
+    @property
+    def decision(self) -> Decision:
+        """What is run."""
+        return self.plan.decision
 
-def case(problem: Problem, name: str) -> Case:
-    """The plan ``name`` of a setting whose cluster and network are those of ``problem``."""
+
+def case(problem: Problem, name: str, *, pads: bool = True) -> Case:
+    """The plan ``name`` of a setting whose cluster and network are those of ``problem``.
+
+    Args:
+        pads: whether every process has a row, also those that have nothing to do.
+    """
     decision = _decision(problem, name)
-    idle = len(problem.profile.cluster.devices) - decision.num_ranks
-    decision = replace(decision, program=decision.program + ((),) * idle)  # every process has a row
-    return Case(name, decision, forecast(PriceBook(problem.profile), decision, problem.memory_margin))
+    idle = len(problem.profile.cluster.devices) - decision.num_ranks if pads else 0
+    decision = replace(decision, program=decision.program + ((),) * idle)
+    found = forecast(PriceBook(problem.profile), decision, problem.memory_margin)
+    search = Search("as the setting says", "benchmark", "heuristic", 0.0, 0.0, 1, 1)
+    return Case(name, plan_of(problem, decision, found.prediction, search), found)
 
 
 def _decision(problem: Problem, name: str) -> Decision:
-    if name == CHOSEN:
-        return solver("best-first")(replace(problem, time_limit_s=_SEARCH_S), None).decision
+    if name in (CHOSEN, FASTEST):
+        asked = replace(problem, time_limit_s=_SEARCH_S, confidence=DEFAULT_CONFIDENCE if name == CHOSEN else 0.0)
+        return solver("best-first")(asked, None).decision
     if name in (ONE, DATA_PARALLEL):
         by = {ONE: "one-device", DATA_PARALLEL: "data-parallel"}[name]
         return solver(by)(replace(problem, allow=("sample",)), None).decision

@@ -52,6 +52,11 @@ def measured_beside(network: Network) -> Profile:
     return gather([loads(text, Profile) for text in texts])
 
 
+def measured_here(network: Network, *, quick: bool) -> Profile:
+    """What ``halopipe profile`` measures of two cores of this host."""
+    return profile(network.source, sizes=network.sizes, quick=quick, num_workers=2)
+
+
 def _text(network: Network, core: int) -> str:
     first_in_line()
     return dumps(_profiled(network, core))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -15,7 +16,9 @@ from benchmarks.devices.steady_device import REHEARSALS, SteadyDevice, time_stag
 from benchmarks.devices.testbed import Testbed
 from benchmarks.devices.virtual_device import HeldTransport, VirtualDevice, hold
 from cuda_ops.memory import available, install
-from planner.ir.plan import Decision
+from halopipe.launch.run import run_plan
+from halopipe.run_spec.options import RunOptions
+from planner.ir.plan import Decision, Plan
 from planner.ir.profile import ModelSource
 from planner.ir.timeline import Span
 from profiler import load_model
@@ -37,6 +40,23 @@ class Ran:
 
     steps: list[Step]
     rehearsed: list[Rehearsed]
+
+
+def run_here(plan: Plan, steps: int, warm_up: int) -> Ran:
+    """``steps`` training steps, as ``halopipe run`` does them on two cores of this host."""
+    os.environ.pop("RANK", None)  # never part of a torchrun job
+    options = RunOptions(steps=steps + warm_up, warmup=warm_up, check_first_step=False)
+    found = run_plan(plan, options)
+    if found is None:
+        raise RuntimeError("this benchmark runs outside torchrun")
+    steps_s = zip(found.timed_seconds, found.losses[warm_up:], strict=True)
+    return Ran(
+        [
+            Step(tuple(RankStep(0.0, step_s, 0.0, 0.0, 0.0, 0.0, (), peak, loss) for peak in found.peak_bytes))
+            for step_s, loss in steps_s
+        ],
+        [],
+    )
 
 
 class Runner:

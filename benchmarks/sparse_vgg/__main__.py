@@ -37,7 +37,7 @@ from benchmarks.devices.virtual_device import with_devices
 from benchmarks.report import Row, at_least, run
 from benchmarks.sparse_vgg.plans import ONE, OURS, SHARED, SPARSEPIPE, UNRESTRICTED, Case, batches, cases
 from benchmarks.sparse_vgg.runs import Network
-from planner.ir.problem import Problem
+from planner.ir.problem import DEFAULT_CONFIDENCE, Problem
 from planner.ir.profile import ModelSource
 from planner.ir.schedule import Action, Op
 from planner.ir.timeline import Span
@@ -91,7 +91,7 @@ def measure(quick: bool) -> list[Row]:
     setting = QUICK if quick else FULL
     load = os.getloadavg()[0]
     found = with_devices(profile(setting.source, num_workers=2, quick=True), FACTORS)
-    planned = cases(Problem(found, setting.samples))
+    planned = cases(Problem(found, setting.samples, confidence=DEFAULT_CONFIDENCE))
     network = Network(setting.source, FACTORS)
     mean, least, most = setting.voxels
     data = batches(setting.steps, setting.samples, NUM_CLASSES, least, most, mean)

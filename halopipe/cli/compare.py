@@ -37,9 +37,9 @@ def compare(
         raise UsageError(f"{repeated[0]} is given twice", [], ["name each plan once"])
     found = {name: solve.load_plan(name) for name in names}
     infeasible: dict[str, str] = {}
+    first = found[names[0]]
+    source = solve.profile_of(first, names[0], profile, cluster)
     if baselines:
-        first = found[names[0]]
-        source = solve.profile_of(first, names[0], profile, cluster)
         if source is None:
             raise UsageError(
                 "--baselines are solved from the profile",
@@ -49,5 +49,5 @@ def compare(
         solved = search_progress.baselines(problem.problem_of(first, source))
         found.update(solved.plans)
         infeasible = solved.infeasible
-    comparison = Comparison(found, infeasible)
+    comparison = Comparison(found, infeasible, source)
     console.emit_json(comparison.data()) if json else console.emit(comparison.render())

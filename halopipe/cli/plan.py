@@ -113,6 +113,16 @@ def plan(
             rich_help_panel=_SEARCH,
         ),
     ] = 0.0,
+    confidence: Annotated[
+        float,
+        typer.Option(
+            min=0.0,
+            max=1.0,
+            callback=a_number,
+            help="A simpler plan is taken unless another is faster with this probability; 0: the fastest at the mean.",
+            rich_help_panel=_SEARCH,
+        ),
+    ] = 0.8,
     time_limit: Annotated[float, typer.Option(min=0.0, callback=a_number, help="Seconds to search at most.")] = 60.0,
     no_calibration: Annotated[
         bool,
@@ -174,6 +184,7 @@ def plan(
             fix=fix or (),
             forbid=forbid or (),
             calibration=not no_calibration,
+            confidence=confidence,
         )
         if pareto is not None:
             front = search_progress.front(problem, solver, pareto)

@@ -6,10 +6,13 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from halopipe.planning.solve import ties_of
 from halopipe.terminal import tables as text
 from halopipe.terminal import units
 from planner.export.rows import PlanRow, in_flight, layout_text, plan_rows
 from planner.ir.plan import Decision, Plan
+from planner.ir.problem import DEFAULT_CONFIDENCE
+from planner.ir.profile import Profile
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -24,10 +27,12 @@ class Comparison:
 
     Attributes:
         infeasible: strategies that have no plan, and why.
+        profile: that the first was made from; without it nothing is known of ties.
     """
 
     plans: Mapping[str, Plan]
     infeasible: Mapping[str, str] = field(default_factory=dict)
+    profile: Profile | None = None
 
     def rows(self) -> tuple[PlanRow, ...]:
         """A row a plan."""
@@ -45,6 +50,31 @@ class Comparison:
             "plans": [asdict(row) for row in self.rows()],
             "differences": {name: list(lines) for name, lines in self.differences().items()},
             "infeasible": dict(self.infeasible),
+            "ties": self.ties(),
+        }
+
+    def ties(self) -> dict[str, float]:
+        """By plan that cannot be told from the fastest at the mean: with what probability that one is the faster.
+
+        Of plans of the same profile; what is no tie is by the confidence that the first was made with.
+        """
+        first = next(iter(self.plans.values()))
+        alike = {
+            name: plan.decision
+            for name, plan in self.plans.items()
+            if self.profile is not None
+            and (plan.inputs.profile_fingerprint, plan.inputs.corrections)
+            == (first.inputs.profile_fingerprint, first.inputs.corrections)
+        }
+        fastest = next(row.plan for row in self.rows() if row.slower == 0)
+        if self.profile is None or fastest not in alike:
+            return {}
+        judge, wanted = ties_of(self.profile), first.inputs.request.confidence or DEFAULT_CONFIDENCE
+        best = alike[fastest]
+        return {
+            name: judge.confidence(best, other)
+            for name, other in alike.items()
+            if other != best and judge.is_tie(best, other, wanted)
         }
 
     def table(self) -> tuple[list[str], list[list[str]]]:
@@ -52,7 +82,9 @@ class Comparison:
         rows = self.rows()
         header = ["plan", "step", "samples/s", "slower", "bubble", "peak memory", "stages", "schedule", "status"]
         measured = any(row.measured_step_s is not None for row in rows)
-        return header[:2] + ["measured"] * measured + header[2:], [_cells(row, measured) for row in rows]
+        ties = self.ties()
+        cells = [_cells(row, measured, is_tie=row.plan in ties) for row in rows]
+        return header[:2] + ["measured"] * measured + header[2:], cells
 
     def render(self) -> str:
         """The table, then the differences from the first plan."""
@@ -64,6 +96,10 @@ class Comparison:
         over = {plan.prediction.transport for plan in self.plans.values()} - {""}
         if len(over) > 1:
             lines += ["", f"  note: they are predicted over different transports: {'; '.join(sorted(over))}"]
+        if ties := self.ties():
+            fastest = next(row.plan for row in self.rows() if row.slower == 0)
+            named = ", ".join(f"{name} ({units.percent(confidence)})" for name, confidence in ties.items())
+            lines += ["", f"  a tie: {fastest} is the fastest at the mean, and not surely faster than {named}"]
         alike: dict[tuple[str, ...], list[str]] = {}
         for name, differences in self.differences().items():
             alike.setdefault(differences, []).append(name)
@@ -160,7 +196,7 @@ def _span(names: list[str]) -> str:
     return f"layer {names[0]}" if len(names) == 1 else f"{len(names)} layers {names[0]} ... {names[-1]}"
 
 
-def _cells(row: PlanRow, measured: bool) -> list[str]:
+def _cells(row: PlanRow, measured: bool, *, is_tie: bool) -> list[str]:
     shown = []
     if measured:
         shown = ["–" if row.measured_step_s is None else units.seconds(row.measured_step_s)]
@@ -169,7 +205,7 @@ def _cells(row: PlanRow, measured: bool) -> list[str]:
         units.seconds_within(row.step_s, row.p10_s, row.p90_s),
         *shown,
         units.rate(row.samples_per_s),
-        "best" if row.slower == 0 else units.signed_percent(row.slower),
+        "best" if row.slower == 0 else units.signed_percent(row.slower) + ", a tie" * is_tie,
         units.percent(row.bubble_fraction),
         units.size(row.peak_bytes),
         str(row.num_stages),

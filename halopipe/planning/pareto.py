@@ -122,7 +122,7 @@ def front(problem: Problem, num_points: int = 0, solver: str = solve.DEFAULT_SOL
     Raises:
         InfeasibleError: nothing fits at all.
     """
-    search = _Search(replace(problem, objective=THROUGHPUT), solver, show, num_points)
+    search = _Search(replace(problem, objective=THROUGHPUT, confidence=0.0), solver, show, num_points)
     fastest = search.under(0)
     if fastest is None:
         return Front(tuple(search.found), False)

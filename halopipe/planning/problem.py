@@ -16,6 +16,7 @@ from planner.ir.plan import Plan
 from planner.ir.problem import (
     AUTO,
     CHANNEL_DIMS,
+    DEFAULT_CONFIDENCE,
     NEVER,
     OBJECTIVES,
     RECOMPUTE,
@@ -53,6 +54,7 @@ class Asked(TypedDict, total=False):
     fix: Sequence[str | Rule]
     forbid: Sequence[str | Rule]
     calibration: bool
+    confidence: float
 
 
 def make_problem(
@@ -74,6 +76,7 @@ def make_problem(
     fix: Sequence[str | Rule] = (),
     forbid: Sequence[str | Rule] = (),
     calibration: bool = True,
+    confidence: float = DEFAULT_CONFIDENCE,
 ) -> Problem:
     """What a solver is asked.
 
@@ -91,6 +94,8 @@ def make_problem(
         halo_depth: most rows of space by which a device may work beyond its part, so that the next layers need no halo.
         fix, forbid: side constraints, such as ``enc.*=spatial:2``; see :mod:`planner.ir.constraints`.
         calibration: whether what runs of plans showed corrects the profile's costs.
+        confidence: from 0 to below 1: of plans of which none is the faster with this probability, the simplest is
+            taken (:mod:`planner.costs.ties`); 0: the fastest at the mean.
 
     Raises:
         UsageError, UnknownNameError, RankCountError: what is asked for does not exist or cannot be meant.
@@ -136,6 +141,7 @@ def make_problem(
         halo_depth=halo_depth,
         fix=tuple(dict.fromkeys((*rules_of(fix, profile), *_of_shared_state(profile)))),
         forbid=rules_of(forbid, profile),
+        confidence=confidence,
     )
 
 

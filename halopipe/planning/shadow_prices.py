@@ -83,7 +83,8 @@ def prices(plan: Plan, profile: Profile, time_limit_s: float = 60.0, show: Show 
         time_limit_s: for all searches together, shared evenly.
     """
     offers = list(_offers(profile.cluster))
-    base = replace(problems.problem_of(plan, profile), time_limit_s=time_limit_s / max(1, len(offers)))
+    asked = problems.problem_of(plan, profile)
+    base = replace(asked, time_limit_s=time_limit_s / max(1, len(offers)), confidence=0.0)  # optima beside the optimum
     found = []
     for number, (what, cluster, assumed) in enumerate(offers):
         if show is not None:
@@ -99,7 +100,7 @@ def prices(plan: Plan, profile: Profile, time_limit_s: float = 60.0, show: Show 
 
 
 def _price(what: str, plan: Plan, other: Plan, assumed: bool) -> Price:
-    step_s = plan.prediction.step_s
+    step_s = plan.search.optimum_s(plan.prediction.step_s)
     saves_s = step_s - other.prediction.step_s
     if saves_s < _NOTHING * step_s:  # the plan itself still runs on more than it needs
         saves_s = 0.0

@@ -20,6 +20,7 @@ from planner.ir.profile import Profile
 from planner.ir.timeline import Timeline
 
 if TYPE_CHECKING:
+    from planner.costs.ties import Ties
     from planner.solvers import Progress
 
 DEFAULT_SOLVER = "best-first"
@@ -110,6 +111,14 @@ def predict_again(plan: Plan, profile: Profile) -> tuple[Prediction, Timeline]:
     return predict(
         profile.corrected_by(plan.inputs.corrections), plan.decision, request.memory_margin, request.memory_bytes
     )
+
+
+def ties_of(profile: Profile) -> Ties:
+    """Plans of the profile held against one another."""
+    from planner.costs.cost_model import PriceBook
+    from planner.costs.ties import Ties
+
+    return Ties(PriceBook(profile))
 
 
 def load_plan(path: str | Path) -> Plan:

@@ -33,6 +33,7 @@ class Answer:
         other: the best plan under the condition; None if there is none, or it was not searched for.
         reasons: why there is none, or what is known without searching.
         evidence: how well the other plan's prediction is known.
+        is_tie: whether neither is surely the faster (``planner.costs.ties``), on the same machines.
     """
 
     question: str
@@ -40,6 +41,7 @@ class Answer:
     other: Plan | None = None
     reasons: tuple[str, ...] = ()
     evidence: str = ""
+    is_tie: bool = False
 
     def __str__(self) -> str:
         return self.render()
@@ -61,6 +63,7 @@ class Answer:
         verdict = (
             "as fast" if abs(ratio) < _SAME else f"{units.percent(abs(ratio))} {'slower' if ratio > 0 else 'faster'}"
         )
+        verdict += ", a tie" * self.is_tie
         steps = f"{units.seconds(here.step_s)} against {units.seconds(there.step_s)}"
         memory = f"{units.size(_peak_bytes(self.other))} against {units.size(_peak_bytes(self.base))}"
         return "\n".join(
@@ -91,6 +94,7 @@ class Answer:
                 "step_s": other.prediction.step_s,
                 "peak_bytes": _peak_bytes(other),
                 "slower": self.slower,
+                "is_tie": self.is_tie,
                 "differences": list(differences(self.base.decision, other.decision)),
                 "evidence": self.evidence,
                 "search": plain(other.search),
@@ -144,13 +148,17 @@ def what_if(plan: Plan, profile: Profile, question: str, progress: Progress | No
 
 
 def _search(plan: Plan, profile: Profile, question: str, text: str, progress: Progress | None) -> Answer:
-    at = edits.changed(problem.problem_of(plan, profile), text)
+    asked = problem.problem_of(plan, profile)
+    at = edits.changed(asked, text)
     try:
         other = solve.solve(at.problem, at.solver, progress)
     except InfeasibleError as error:
         return Answer(question, plan, reasons=(f"{question}: {error.title}", *(f"  {line}" for line in error.details)))
     evidence = DATASHEET if at.assumed else other.prediction.evidence
-    return Answer(question, plan, other, (), evidence)
+    same_machines = at.problem.profile is asked.profile and plan.decision != other.decision
+    ones = plan.decision, other.decision
+    is_tie = same_machines and solve.ties_of(asked.profile).is_tie(*ones, asked.confidence)
+    return Answer(question, plan, other, (), evidence, is_tie)
 
 
 def _listed(plan: Plan) -> Mapping[str, str]:

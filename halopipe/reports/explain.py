@@ -95,6 +95,7 @@ def headline(plan: Plan, fresh: Prediction | None = None, objective: str = THROU
         f"  predicted {within(prediction)} a step, {units.rate(prediction.samples_per_s)} samples/s, "
         f"bubble {units.percent(prediction.bubble_fraction)} (costs: {prediction.evidence}"
         + (f", messages over {prediction.transport})" if prediction.transport else ")")
+        + _tie_line(plan)
         + _calibration_line(plan)
         + _objective_line(prediction, objective)
     )
@@ -109,6 +110,19 @@ def evidence_text(prediction: Prediction) -> str:
 def within(prediction: Prediction) -> str:
     """The step, with the deciles of what it may come to: ``1.23 s (1.20-1.27)``."""
     return units.seconds_within(prediction.step_s, prediction.p10_s, prediction.p90_s)
+
+
+def _tie_line(plan: Plan) -> str:
+    """What the plan was taken for, where another is faster at the mean."""
+    tie, wanted = plan.search.tie, plan.inputs.request.confidence
+    if tie is None:
+        return ""
+    return (
+        f"\n  a tie     {tie.over}, is the fastest at the mean, {units.seconds(tie.step_s)}, and the faster of the two "
+        f"with a probability of {units.percent(tie.confidence)} (asked for: {units.percent(wanted)});\n"
+        f"            the simpler plan is taken and gives up {units.percent(tie.given_up)} at the mean; "
+        "--confidence 0 takes the other"
+    )
 
 
 def _calibration_line(plan: Plan) -> str:
@@ -204,9 +218,10 @@ def certificate(search: Search, prediction: Prediction) -> list[str]:
     """How the plan was found and how far from the best it can be, in lines."""
     lines = [f"{search.method} ({search.solver}); {_STATUS.get(search.status, search.status)}"]
     if search.bound_s > 0:
-        above = prediction.step_s / search.bound_s - 1
+        above = search.optimum_s(prediction.step_s) / search.bound_s - 1
+        what = "the fastest at the mean" if search.tie is not None else "the plan"
         lines.append(
-            f"bound {units.seconds(search.bound_s)} a step: the plan is "
+            f"bound {units.seconds(search.bound_s)} a step: {what} is "
             + (f"at most {units.percent(above)} above the best" if above > _STALE else "at the bound")
         )
         if len(search.bounds_s) > 1:

@@ -168,7 +168,7 @@ def page(sources: Sources, front: Front | None = None) -> str:
     limits = [rank.memory_limit_bytes for rank in prediction.ranks]
     drawn = charts.charts(timelines, plan.decision, limits, points, plan.search.bound_s)
     rows = stage_rows(plan, profile, timelines[0] if timelines else None)
-    comparison = Comparison({sources.name: plan, **sources.rivals})
+    comparison = Comparison({sources.name: plan, **sources.rivals}, profile=sources.profile)
     folder = files("halopipe.reports") / "page"
     script = (folder / "report.js").read_text("utf-8")
     environment = jinja2.Environment(
@@ -295,6 +295,9 @@ def _cards(plan: Plan, prediction: Prediction, run: TimelineFile | None) -> Iter
         )
     gap = f"bound {units.seconds(plan.search.bound_s)}" if plan.search.bound_s else "no bound is known"
     yield "proof", plan.search.status, gap
+    if plan.search.tie is not None:
+        tie = plan.search.tie
+        yield "a tie", units.percent(tie.given_up), f"given up: {tie.over}, is not surely faster"
 
 
 def _legend(timelines: Sequence[Timeline]) -> list[tuple[str, str, str]]:

@@ -61,6 +61,7 @@ ROWS: Mapping[str, Row] = {
     "inputs.request.memory_margin": Row(PARTLY, "a share", WHOLLY, "the limit of each rank is made of it"),
     "inputs.request.memory_bytes": Row(PARTLY, "no limit is above it", WHOLLY, "the limit of each rank is made of it"),
     "inputs.request.gap": Row(PARTLY, "not below 0; a plan within gap keeps it", PARTLY, "the same"),
+    "inputs.request.confidence": Row(PARTLY, "from 0 to 1; above a tie's", PARTLY, "the same"),
     "inputs.request.allow": _ASKED,
     "inputs.request.recompute": _ASKED,
     "inputs.request.shard": _ASKED,
@@ -114,6 +115,10 @@ ROWS: Mapping[str, Row] = {
     "search.binding": Row(PARTLY, "shares of computing, bubble and memory", WHOLLY, "and of sums and messages"),
     "search.rejected[].what": _WORDS,
     "search.rejected[].why": _WORDS,
+    "search.tie.over": _WORDS,
+    "search.tie.step_s": Row(WHOLLY, "below the step; gap and bound are of it", WHOLLY, "the same"),
+    "search.tie.given_up": Row(WHOLLY, "step over step_s - 1", WHOLLY, "the same"),
+    "search.tie.confidence": Row(PARTLY, "below what was asked for", PARTLY, "the same"),
     "alternatives[].name": Row(NOT, "", PARTLY, "of schedules: there is one"),
     "alternatives[].step_s": Row(
         PARTLY, "not below the bound; the slowdown in its words", PARTLY, "of schedules: reckoned again"

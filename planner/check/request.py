@@ -57,6 +57,8 @@ def _form_faults(request: Request) -> Iterator[str]:
             yield f"{_PATH}.schedules: no schedule {name!r}; known: {', '.join(schedules.names())}"
     if not 0 <= request.memory_margin < 1:
         yield f"{_PATH}.memory_margin: {request.memory_margin} is not a share of 0 to 1"
+    if not 0 <= request.confidence < 1:
+        yield f"{_PATH}.confidence: {request.confidence} is not a probability of 0 or more, below 1"
     for name in ("max_stages", "num_ranks", "memory_bytes", "gap", "halo_depth"):
         if getattr(request, name) < 0:
             yield f"{_PATH}.{name}: {getattr(request, name)} is below 0"

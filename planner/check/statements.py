@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import fields
 
 from planner.ir.cluster import DATASHEET, FAMILY, INTERPOLATED, MEASURED
-from planner.ir.plan import Alternative, Plan, Prediction
+from planner.ir.plan import Alternative, Plan, Prediction, Tie
 from planner.ir.problem import MEMORY
 
 TOLERANCE = 1e-9
@@ -19,7 +19,7 @@ _FINGERPRINT = re.compile(r"sha256:[0-9a-f]{16}")
 _BOTTLENECK = re.compile(r"of the step rank (\d+) \((.*)\) computes (?:stage (\d+)|no stage)")
 _FULL = re.compile(r"memory: rank (\d+) holds (\d+)% of what it may")
 _NEEDS = re.compile(r"needs ([\d.]+ \w+) on rank (\d+), limit ([\d.]+ \w+)")
-_SLOWER = re.compile(r"(-?\d+\.\d)% slower(?:: .+)?")
+_SLOWER = re.compile(r"(\d+\.\d)% (slower|faster)(?:, a tie)?(?:: .+)?")
 _SHARE = re.compile(r"(\d+)% (.+)")
 BUBBLE = "of the ranks' time is idle (bubble)"
 REDUCTION = "of the step sums gradients (all-reduce and wait)"
@@ -53,6 +53,7 @@ def _not_finite(plan: Plan) -> Iterator[str]:
     for path, value in (
         *((f"prediction.{one.name}", getattr(plan.prediction, one.name)) for one in fields(Prediction)),
         *((f"search.{name}", getattr(plan.search, name)) for name in ("bound_s", "gap")),
+        *((f"search.tie.{one.name}", getattr(plan.search.tie, one.name)) for one in fields(Tie) if plan.search.tie),
         *((f"search.bounds_s.{name}", bound) for name, bound in plan.search.bounds_s.items()),
         *(
             (f"prediction.ranks[{number}].{one.name}", getattr(rank, one.name))
@@ -128,8 +129,9 @@ def _rank_faults(plan: Plan) -> Iterator[str]:
 
 
 def _search_faults(plan: Plan) -> Iterator[str]:
-    """Status, bound and gap agree."""
-    search, step_s = plan.search, plan.prediction.step_s
+    """Status, bound and gap agree; they are about the plan that is fastest at the mean."""
+    search, step_s = plan.search, plan.search.optimum_s(plan.prediction.step_s)
+    yield from _tie_faults(plan)
     if search.status not in STATUSES:
         yield f"search.status: status {search.status!r} is none of {', '.join(STATUSES)}"
     if search.bound_s > step_s * (1 + TOLERANCE):
@@ -152,6 +154,19 @@ def _search_faults(plan: Plan) -> Iterator[str]:
     if search.num_simulated < 0 or search.num_candidates < 0:
         counts = f"{search.num_simulated} plans simulated, {search.num_candidates} looked at"
         yield f"search.num_simulated: {counts}"
+
+
+def _tie_faults(plan: Plan) -> Iterator[str]:
+    """A plan that was given up is faster at the mean, and not so surely as was asked for."""
+    tie, step_s, wanted = plan.search.tie, plan.prediction.step_s, plan.inputs.request.confidence
+    if tie is None:
+        return
+    if not 0 < tie.step_s < step_s:
+        yield f"search.tie.step_s: {tie.step_s} s of a plan that was given up for one of {step_s} s"
+    elif not close(tie.given_up + 1, step_s / tie.step_s):
+        yield f"search.tie.given_up: {tie.given_up} is not step over step_s - 1, {step_s / tie.step_s - 1}"
+    if not 0 <= tie.confidence < wanted:
+        yield f"search.tie.confidence: {tie.confidence} is not below the {wanted} that was asked for"
 
 
 def _bound_faults(plan: Plan) -> Iterator[str]:
@@ -269,11 +284,15 @@ def _alternative_faults(plan: Plan, other: Alternative, path: str) -> Iterator[s
         yield f"{path}.step_s: {other.name} takes {other.step_s} s, less than the bound of {search.bound_s} s"
     if slower is None and other.why_not != "as fast":
         yield f"{path}.why_not: {other.why_not!r} does not say how much slower {other.name} is than the plan"
-    elif abs(100 * ratio - float(slower[1])) > 0.05 + 1e-6 if slower is not None else ratio > 1e-9:
+    elif abs(100 * ratio - _signed(slower)) > 0.05 + 1e-6 if slower is not None else ratio > 1e-9:
         yield f"{path}.step_s: {other.name} is {ratio:.2%} slower, {other.why_not!r}"
     limit = max((rank.memory_limit_bytes for rank in ranks), default=0)
     if other.peak_bytes is not None and other.peak_bytes > limit:
         yield f"{path}.peak_bytes: {other.name} holds {other.peak_bytes} bytes, no rank may hold more than {limit}"
+
+
+def _signed(slower: re.Match[str]) -> float:
+    return float(slower[1]) * (1 if slower[2] == "slower" else -1)
 
 
 def size_text(num_bytes: float) -> str:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from planner.costs.communication.links import transport_of
 from planner.costs.cost_model import PriceBook
 from planner.costs.layers.confidence import weakest
+from planner.costs.layers.cost_table import layers_of
 from planner.costs.memory.activations import small_bytes
 from planner.costs.memory.peak import RankMemory, rank_memories
 from planner.costs.simulator.breakdown import Parts, breakdown
@@ -16,10 +17,11 @@ from planner.costs.simulator.prices import Prices, prices_of, transfer_bytes
 from planner.costs.simulator.program import CompiledProgram, compile_program
 from planner.costs.stages.action_costs import StageCosts
 from planner.costs.stages.placement import placements
-from planner.costs.uncertainty import DRAWS, Deciles, deciles
+from planner.costs.uncertainty import DRAWS, Deciles, Draws, deciles, paired_steps
 from planner.ir.cluster import Evidence
 from planner.ir.plan import Decision, Prediction, RankPrediction
 from planner.ir.profile import Profile
+from planner.ir.program import Program
 from planner.ir.schedule import COMPUTE
 from planner.ir.timeline import Timeline
 from planner.layers.boundary import Boundaries
@@ -60,11 +62,7 @@ def forecast(
     Args:
         num_draws: of the step under noise (``costs.uncertainty``); 0: its deciles are not wanted.
     """
-    program = Boundaries.of_decision(book.profile.graph, decision).program(decision)
-    validate(program)
-    costs = StageCosts(book, placements(book, decision), decision.micro_batches)
-    compiled = compile_program(program, decision.micro_batches)
-    sizes = transfer_bytes(program, compiled)
+    program, costs, compiled, sizes = _compiled(book, decision)
     prices = prices_of(compiled, costs, sizes)
     trace = run(compiled, prices)
     small = small_bytes(program, compiled)
@@ -96,6 +94,32 @@ def forecast(
     transport = transport_of(book.profile.cluster, [rank for rank, row in enumerate(compiled.rows) if row])
     prediction = Prediction(step_s, rate, bubble, ranks, evidence, within.p10_s, within.p90_s, transport)
     return Forecast(prediction, seen, memories)
+
+
+def paired_forecast(book: PriceBook, decision: Decision, num_draws: int) -> tuple[Draws, int]:
+    """(the step by draw, to be held against that of other plans; how often ranks exchange something in it).
+
+    An exchange is a message, a sum, or a layer of an action inside which the ranks of a stage exchange something.
+    """
+    _, costs, compiled, sizes = _compiled(book, decision)
+    prices = prices_of(compiled, costs, sizes)
+    inside = sum(
+        len(layers_of(costs.stages[action.stage].runs))
+        for row in compiled.grid
+        for action in row
+        if action.op in COMPUTE and costs.exchange_s(action) > 0
+    )
+    draws = paired_steps(compiled, costs, prices, run(compiled, prices), num_draws)
+    return draws, len(compiled.messages) + sum(count > 1 for count in compiled.reductions) + inside
+
+
+def _compiled(book: PriceBook, decision: Decision) -> tuple[Program, StageCosts, CompiledProgram, list[int]]:
+    """The decision's program, priced; and the bytes of its transfers."""
+    program = Boundaries.of_decision(book.profile.graph, decision).program(decision)
+    validate(program)
+    costs = StageCosts(book, placements(book, decision), decision.micro_batches)
+    compiled = compile_program(program, decision.micro_batches)
+    return program, costs, compiled, transfer_bytes(program, compiled)
 
 
 def _parts(compiled: CompiledProgram, costs: StageCosts, prices: Prices, seen: Timeline) -> tuple[Parts, ...]:

@@ -29,10 +29,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import exp, log, sqrt
+from zlib import crc32
 
 import numpy as np
 from numpy.typing import NDArray
 
+from planner.costs.cost_model import PriceBook
 from planner.costs.layers.cost_table import layers_of
 from planner.costs.simulator.prices import Prices
 from planner.costs.simulator.program import (
@@ -79,10 +81,14 @@ def kind_of(stages: Sequence[Sequence[int]]) -> str:
     return PIPELINE if len(stages) > 1 else ONE_DEVICE
 
 
+def model_deviation(book: PriceBook, kind: str) -> float:
+    """Standard deviation of log(measured / predicted) of plans of a kind: as runs have shown, or else ``MODEL``."""
+    return log(book.excess.factors.known.get(CostClass(STEP_RANGE, kind), exp(MODEL[kind])))
+
+
 def _of_model(costs: StageCosts, num_draws: int) -> Draws:
     """What the step is multiplied by for what the model leaves out."""
-    kind = kind_of([stage.ranks for stage in costs.stages])
-    deviation = log(costs.book.excess.factors.known.get(CostClass(STEP_RANGE, kind), exp(MODEL[kind])))
+    deviation = model_deviation(costs.book, kind_of([stage.ranks for stage in costs.stages]))
     found: Draws = np.exp(deviation * np.random.default_rng((_SEED, _OF_MODEL)).standard_normal(num_draws))
     return found
 
@@ -123,10 +129,7 @@ def deciles(
     compiled: CompiledProgram, costs: StageCosts, prices: Prices, trace: Trace, num_draws: int = DRAWS
 ) -> Deciles:
     """Of the step that ``trace`` is without noise."""
-    measured = _Measured(costs.book.profile)
-    known: dict[object, Noise] = {}
-    noises = {slot: _noise_once(known, measured, costs, compiled, slot) for slot in _computing(compiled)}
-    noises = {slot: noise for slot, noise in noises.items() if noise.varies}
+    noises = _noises(compiled, costs)
     if not noises:
         return Deciles(trace.step_s, trace.step_s, trace.step_s)
     factors = _factors(compiled, costs, prices, noises, num_draws)
@@ -135,21 +138,48 @@ def deciles(
     return Deciles(low, middle, high)
 
 
+def paired_steps(compiled: CompiledProgram, costs: StageCosts, prices: Prices, trace: Trace, num_draws: int) -> Draws:
+    """What a step takes on average over many, by draw; draws of two plans of a profile may be held against one another.
+
+    A rank's process, its pass in common, and the factor of layers of a kind on a kind of device are the same in a draw,
+    whatever the plan.  What is an action's own averages out over steps, and is left out.
+    """
+    noises = _noises(compiled, costs)
+    drawn = _Paired(len(compiled.rows), num_draws)
+    return replayed(compiled, prices, trace, _factors(compiled, costs, prices, noises, num_draws, drawn), num_draws)
+
+
+def keyed(key: str) -> np.random.Generator:
+    """Random numbers that depend on the key alone."""
+    return np.random.default_rng((_SEED, crc32(key.encode())))
+
+
+def _noises(compiled: CompiledProgram, costs: StageCosts) -> dict[int, Noise]:
+    """Of each action that varies."""
+    measured = _Measured(costs.book.profile)
+    known: dict[object, Noise] = {}
+    noises = {slot: _noise_once(known, measured, costs, compiled, slot) for slot in _computing(compiled)}
+    return {slot: noise for slot, noise in noises.items() if noise.varies}
+
+
 def _computing(compiled: CompiledProgram) -> Iterator[int]:
     return (number for number, slot in enumerate(compiled.actions) if slot.action.op in COMPUTE)
 
 
 def _factors(
-    compiled: CompiledProgram, costs: StageCosts, prices: Prices, noises: Mapping[int, Noise], num_draws: int
+    compiled: CompiledProgram,
+    costs: StageCosts,
+    prices: Prices,
+    noises: Mapping[int, Noise],
+    num_draws: int,
+    drawn: _Drawn | None = None,
 ) -> dict[tuple[int, int], Draws]:
     """By (rank, position), what its time is multiplied by."""
-    draw = np.random.default_rng(_SEED)
-    drawn = _Drawn(draw, len(compiled.rows), num_draws)
+    drawn = drawn or _Drawn(np.random.default_rng(_SEED), len(compiled.rows), num_draws)
     for number, noise in sorted(noises.items()):
         for kind, *_ in noise.ranges:
-            drawn.alike.setdefault(
-                (costs.book.kind(compiled.actions[number].rank), kind), draw.standard_normal(num_draws)
-            )
+            key = costs.book.kind(compiled.actions[number].rank), kind
+            drawn.alike.setdefault(key, drawn.normals(key))
     found = {}
     for rank, row in enumerate(compiled.rows):
         for position, (_, number, _) in enumerate(row):
@@ -177,13 +207,38 @@ class _Drawn:
         if noise.measured > 0:
             number, length = noise.passes.shape
             process = (self.process[rank] * number).astype(np.int64)
-            own = noise.passes[process, self.draw.integers(length, size=self.num_draws)]
             common = noise.passes[process, (self.steady[rank] * length).astype(np.int64)]
-            moved = sqrt(1 - noise.drift) * own + sqrt(noise.drift) * common
+            moved = sqrt(1 - noise.drift) * self.own(noise.passes, process) + sqrt(noise.drift) * common
             factor += noise.measured * (noise.levels[process] + moved - 1)
         for of, part, low, high in noise.ranges:
             factor += part * (_ranged(self.alike[kind, of], low, high) - 1)
         return np.maximum(factor, 0.0)
+
+    def normals(self, _key: tuple[str, str]) -> Draws:
+        """Of layers alike."""
+        return self.draw.standard_normal(self.num_draws)
+
+    def own(self, passes: NDArray[np.float64], process: Numbers) -> Draws:
+        """What is one action's own, of the process drawn."""
+        found: Draws = passes[process, self.draw.integers(passes.shape[1], size=self.num_draws)]
+        return found
+
+
+class _Paired(_Drawn):
+    """The same numbers for every plan."""
+
+    def __init__(self, num_ranks: int, num_draws: int) -> None:
+        super().__init__(keyed("own"), 0, num_draws)
+        ranks = range(num_ranks)
+        self.process = [keyed(f"process {rank}").random(num_draws) for rank in ranks]
+        self.steady = [keyed(f"steady {rank}").random(num_draws) for rank in ranks]
+        self.normal = [keyed(f"normal {rank}").standard_normal(num_draws) for rank in ranks]
+
+    def normals(self, key: tuple[str, str]) -> Draws:
+        return keyed(f"alike {key}").standard_normal(self.num_draws)
+
+    def own(self, passes: NDArray[np.float64], process: Numbers) -> Draws:
+        return np.zeros(self.num_draws)
 
 
 def _ranged(normal: Draws, low: float, high: float) -> Draws:

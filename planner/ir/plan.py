@@ -179,6 +179,23 @@ class Rejected:
 
 
 @dataclass(frozen=True, slots=True)
+class Tie:
+    """A plan that is faster at the mean, and was not taken: too likely the simpler one is the faster.
+
+    Attributes:
+        over: that plan, in words.
+        step_s: of it: what the search proved or bounded.
+        given_up: the step of the plan that was taken over ``step_s``, less 1.
+        confidence: with what probability it is the faster of the two; less than was asked for (``Request.confidence``).
+    """
+
+    over: str
+    step_s: float
+    given_up: float
+    confidence: float
+
+
+@dataclass(frozen=True, slots=True)
 class Search:
     """How the decision was found and how far from the best it can be.
 
@@ -186,9 +203,10 @@ class Search:
         status: ``proven``, ``within gap``, ``time limit``, ``stopped`` or ``heuristic``.
         bound_s: no plan of the searched space is faster than this in the simulator; 0 if nothing is known.
         bounds_s: the bounds it is the largest of, by name.
-        gap: step_s / bound_s - 1.
+        gap: step_s / bound_s - 1; of the plan that is fastest at the mean, where a simpler one was taken (``tie``).
         num_simulated, num_candidates: plans simulated, and partial plans looked at.
         binding: what limits the step, in words.
+        tie: the plan that is faster at the mean, where a simpler one was taken.
     """
 
     method: str
@@ -201,6 +219,11 @@ class Search:
     bounds_s: Mapping[str, float] = field(default_factory=dict)
     binding: tuple[str, ...] = ()
     rejected: tuple[Rejected, ...] = ()
+    tie: Tie | None = field(default=None, metadata={"added": "0.1"})
+
+    def optimum_s(self, step_s: float) -> float:
+        """The step of the plan that bound, gap and status are about, where ``step_s`` is that of the plan taken."""
+        return self.tie.step_s if self.tie is not None else step_s
 
 
 @dataclass(frozen=True, slots=True)

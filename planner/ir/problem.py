@@ -15,6 +15,9 @@ SAMPLE_DIMS, SPATIAL_DIMS, CHANNEL_DIMS = "sample", "spatial", "channel"
 NEVER, AUTO, ALWAYS = RECOMPUTE = ("never", "auto", "always")
 """Whether a stage drops its activations after the forward and computes them again before the backward."""
 
+DEFAULT_CONFIDENCE = 0.8
+"""What people ask for who name none; the model's own optimum, whatever is uncertain, is a confidence of 0."""
+
 SHARD = (NEVER, AUTO, ALWAYS)
 """Whether the ranks of a stage divide the optimiser's state among them (``Stage.sharded``); auto: where it must be."""
 
@@ -52,6 +55,7 @@ class Request:
     halo_depth: int = field(default=0, metadata={"added": "0.1"})
     fix: tuple[Rule, ...] = ()
     forbid: tuple[Rule, ...] = ()
+    confidence: float = field(default=0.0, metadata={"added": "0.1"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +78,8 @@ class Problem:
         halo_depth: most rows of space by which a rank may work beyond its part (``Placement.margin``).
         shard: one of ``SHARD``; solvers get ``never`` or ``always`` (``planner.solvers.solver`` settles ``auto``).
         fix, forbid: side constraints.
+        confidence: from 0 to below 1: a plan is taken rather than a simpler one only where it is the faster with this
+            probability (``planner.costs.ties``); 0: the plan that the model says is the fastest.
     """
 
     profile: Profile
@@ -93,6 +99,7 @@ class Problem:
     halo_depth: int = 0
     fix: tuple[Rule, ...] = ()
     forbid: tuple[Rule, ...] = ()
+    confidence: float = 0.0
 
     @classmethod
     def of(cls, profile: Profile, global_batch: int, request: Request) -> Problem:

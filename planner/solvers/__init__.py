@@ -93,6 +93,12 @@ def _check_request(problem: Problem) -> None:
         raise UsageError(
             f"a gap of {gap:g}", ["a gap is a fraction of the step: 0 or more, below 1"], ["2 percent is --gap 0.02"]
         )
+    if not 0 <= problem.confidence < 1:
+        raise UsageError(
+            f"a confidence of {problem.confidence:g}",
+            ["it is a probability: 0 or more, below 1; 0 stands for the plan that is fastest at the mean"],
+            ["--confidence 0.8"],
+        )
     if math.isnan(problem.time_limit_s) or problem.time_limit_s < 0:
         raise UsageError(f"a time limit of {problem.time_limit_s:g} s", (), ["give a number of seconds, 0 or more"])
     counts = {

@@ -26,6 +26,7 @@ _BEAM = 24  # prefixes of equal length that are followed to the end at first
 _FEW = 12  # complete ones of these that are looked at
 _PROMISING = 3  # complete ones of these that are simulated
 _ANSWER_TAKES = 3.0  # what is said of a plan at last, in times of one simulation
+_TIES_TAKE, _TIES_MOST = 20.0, 0.2  # to hold it against simpler ones, likewise; of the time limit
 _HINTS_AFTER, _HINTS_TAKE = 0.3, 0.5  # of the time limit; of what is left then
 
 
@@ -38,6 +39,7 @@ class Outcome:
         bound_s: no plan of the space is faster; infinity if the space is empty.
         root_s: the bound of the suffix DPs alone.
         by_num_stages: the best plan seen with each number of stages.
+        unshared: the best seen whose stages have one rank each.
     """
 
     status: str
@@ -46,6 +48,7 @@ class Outcome:
     root_s: float
     num_candidates: int
     by_num_stages: Mapping[int, Evaluation]
+    unshared: Evaluation | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -109,6 +112,7 @@ class Queue:
     root_s: float = field(init=False, default=float("inf"))
     num_candidates: int = field(init=False, default=0)
     by_num_stages: dict[int, Evaluation] = field(init=False, default_factory=dict)
+    unshared: Evaluation | None = field(init=False, default=None)
     _heap: list[tuple[float, int, Item, int]] = field(init=False, default_factory=list)
     _leaves: dict[Frontier, list[tuple[Expansion, Numbers]]] = field(init=False, default_factory=dict)
     _num_leaves: int = field(init=False, default=0)
@@ -144,7 +148,8 @@ class Queue:
         """What is known now."""
         unopened = [bound_s for bound_s, _, item, _ in self._heap if isinstance(item, Space)]
         root_s = min(self.root_s, self.upper_s, *unopened) if unopened else min(self.root_s, self.upper_s)
-        return Outcome(status, self.best, self._bound_s(), root_s, self.num_candidates, self.by_num_stages)
+        known = self.num_candidates, self.by_num_stages, self.unshared
+        return Outcome(status, self.best, self._bound_s(), root_s, *known)
 
     @property
     def upper_s(self) -> float:
@@ -155,8 +160,16 @@ class Queue:
 
     @property
     def _ends_s(self) -> float:
-        answer_s = 0.0 if self.best is None else _ANSWER_TAKES * self.evaluator.takes_s(self.best.candidate)
-        return self._started_s + (self.time_limit_s or self.evaluator.problem.time_limit_s) - answer_s
+        limit_s = self.time_limit_s or self.evaluator.problem.time_limit_s
+        return self._started_s + limit_s - self.answer_s(limit_s)
+
+    def answer_s(self, limit_s: float) -> float:
+        """What is left of the time limit for what is said of the plan at last."""
+        if self.best is None:
+            return 0.0
+        takes_s = self.evaluator.takes_s(self.best.candidate)
+        ties_s = min(_TIES_TAKE * takes_s, _TIES_MOST * limit_s) if self.evaluator.problem.confidence else 0.0
+        return _ANSWER_TAKES * takes_s + ties_s
 
     def take(self, found: Evaluation | None) -> None:
         """Remembers a plan."""
@@ -164,6 +177,8 @@ class Queue:
             self.best = better(self.best, found)
             stages = found.candidate.num_stages
             self.by_num_stages[stages] = better(self.by_num_stages.get(stages), found)
+            if all(len(group) == 1 for group in found.candidate.groups):
+                self.unshared = better(self.unshared, found)
 
     def _search(self) -> str:
         while True:

@@ -33,6 +33,7 @@ Prefixes of pipelines wait in a queue by the bound of their best continuation   
 Complete ones are simulated many at once, never too slow, and exactly where members of groups are alike; those that may
 still be the best are simulated by the true simulator                                         ``leaf_bound``
 The search ends with a proof when no bound in the queue is below the best step.
+Of plans that the model cannot tell apart the simplest is taken, if that is asked for          ``choose.without_ties``
 
 Where layers may be cut along more than samples, the search goes on over layouts           ``layout_search``
 
@@ -60,7 +61,7 @@ from planner.solvers.best_first.layout_search import beyond_samples, left_out, w
 from planner.solvers.best_first.search import Outcome, Queue
 from planner.solvers.best_first.warm_start import Start
 from planner.solvers.candidates.candidate import decision_of, plan_of
-from planner.solvers.candidates.choose import ROUNDING, alternatives
+from planner.solvers.candidates.choose import ROUNDING, alternatives, without_ties
 from planner.solvers.candidates.evaluate import Evaluator
 from planner.solvers.candidates.explain import binding
 from planner.solvers.progress import Progress
@@ -91,13 +92,19 @@ def solve(problem: Problem, progress: Progress | None = None) -> Plan:
     if start.is_restricted and outcome.status in ("proven", "within gap"):  # others may know what is not searched
         queue.take_hints()
         outcome = queue.outcome(outcome.status)
-    outcome = with_layouts(evaluator, outcome, max(0.0, ends_s - time.monotonic()))
+    first, outcome = (
+        outcome,
+        with_layouts(evaluator, outcome, max(0.0, ends_s - time.monotonic() - queue.answer_s(problem.time_limit_s))),
+    )
     evaluator.stops = ends_s
     if outcome.best is None:
         raise _nothing_found(evaluator, outcome)
-    decision = decision_of(problem, outcome.best.candidate)
+    choices = [choice.best for choice in start.choices.values()]
+    finalists = [*choices, first.best, first.unshared, *first.by_num_stages.values(), *outcome.by_num_stages.values()]
+    taken, tie = without_ties(evaluator, outcome.best, [found for found in finalists if found is not None])
+    decision = decision_of(problem, taken.candidate)
     seen = forecast(evaluator.book, decision, problem.memory_margin, problem.memory_bytes)
-    step_s = seen.prediction.step_s
+    step_s = tie.step_s if tie is not None else seen.prediction.step_s
     bound_s = min(outcome.bound_s, start.least_work_s, step_s)
     proven = bound_s >= step_s * (1 - ROUNDING)
     search = Search(
@@ -115,8 +122,10 @@ def solve(problem: Problem, progress: Progress | None = None) -> Plan:
         },
         binding=words + binding(decision, seen),
         rejected=(*start.rejected, *left_out(limited)),
+        tie=tie,
     )
-    others = alternatives(evaluator, outcome.best, start.choices, outcome.by_num_stages)
+    fastest = outcome.best if tie is not None else None
+    others = alternatives(evaluator, taken, start.choices, outcome.by_num_stages, fastest)
     return plan_of(problem, decision, seen.prediction, search, others)
 
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from planner.costs.cost_model import PriceBook
 from planner.costs.predict import Forecast, forecast
 from planner.ir.errors import InfeasibleError, MissingMeasurementError
-from planner.ir.plan import Alternative, Plan
-from planner.ir.problem import Problem
+from planner.ir.plan import Alternative, Decision, Plan, Tie
+from planner.ir.problem import THROUGHPUT, Problem
 from planner.solvers.candidates.candidate import Candidate, decision_of, schedule_names
 from planner.solvers.candidates.evaluate import Evaluation, Evaluator
 from planner.solvers.candidates.explain import binding, heuristic_plan, infeasible, slower, too_large
@@ -22,6 +22,12 @@ from planner.solvers.progress import OutOfTimeError, until
 
 ROUNDING = 1e-9
 """Steps closer than this are equally good; the candidate seen first stays."""
+
+_FAR = 3.0
+"""A plan that takes so many times as long is no tie."""
+
+_JUDGING_TAKES = 2.0
+"""What it takes to draw a plan, in times of one simulation."""
 
 _LATE_S = 1.0
 """What one candidate may still take when time is up and there is no plan yet."""
@@ -170,12 +176,70 @@ def best_plan(
     return heuristic_plan(evaluator, best_of(evaluator, candidates(problem, evaluator.book)), solver, method)
 
 
+def without_ties(evaluator: Evaluator, best: Evaluation, others: Iterable[Evaluation]) -> tuple[Evaluation, Tie | None]:
+    """The plan to take where ``best`` is the fastest at the mean, and what was given up for it.
+
+    That is the simplest of ``others`` that ``best`` is not faster than with the problem's confidence
+    (``planner.costs.ties``), else ``best``.  Others are looked at as far as there is time, those on few ranks first.
+    """
+    problem = evaluator.problem
+    if not problem.confidence or problem.objective != THROUGHPUT:
+        return best, None
+    rivals: dict[Candidate, Decision] = {}
+    takes_s = _JUDGING_TAKES * evaluator.takes_s(best.candidate)
+    different = {found.candidate: found for found in others if found.fits and found.candidate != best.candidate}
+    for candidate in sorted(different, key=evaluator.takes_s):
+        takes_s += _JUDGING_TAKES * evaluator.takes_s(candidate)
+        if time.monotonic() + takes_s <= evaluator.stops:
+            rivals[candidate] = decision_of(problem, candidate)
+    if not rivals:
+        return best, None
+    fastest = decision_of(problem, best.candidate)
+    decision = evaluator.ties.simplest(fastest, list(rivals.values()), problem.confidence)
+    if decision is fastest:
+        return best, None
+    taken = evaluator.evaluate(next(candidate for candidate, other in rivals.items() if other is decision))
+    if taken.step_s <= best.step_s:  # as fast, and simpler
+        return taken, None
+    confidence = round(evaluator.ties.confidence(fastest, decision), 4)
+    return taken, Tie(in_words(best.candidate), best.step_s, taken.step_s / best.step_s - 1, confidence)
+
+
+def in_words(candidate: Candidate) -> str:
+    """``2 stages on 2 ranks, 1f1b, 8 micro-batches``."""
+    numbers = (
+        (candidate.num_stages, "stage"),
+        (len({rank for group in candidate.groups for rank in group}), "rank"),
+        (len(candidate.micro_batches), "micro-batch"),
+    )
+    stages, ranks, batches = (
+        f"{number} {name}{'' if number == 1 else 'es' if name.endswith('h') else 's'}" for number, name in numbers
+    )
+    return f"{stages} on {ranks}, {candidate.schedule}, {batches}"
+
+
+FASTEST = "fastest at the mean"
+"""What the plan is called among the alternatives that was given up for a simpler one."""
+
+
 def alternatives(
-    evaluator: Evaluator, best: Evaluation, strategies: Mapping[str, Choice], by_num_stages: Mapping[int, Evaluation]
+    evaluator: Evaluator,
+    best: Evaluation,
+    strategies: Mapping[str, Choice],
+    by_num_stages: Mapping[int, Evaluation],
+    fastest: Evaluation | None = None,
 ) -> tuple[Alternative, ...]:
-    """The everyday strategies, then other schedules for the same stages, then other numbers of stages."""
+    """The everyday strategies, then other schedules for the same stages, then other numbers of stages.
+
+    Args:
+        best: the plan that was taken.
+        fastest: the one that is faster at the mean, if it was not taken; it comes first.
+    """
     taken = {choice.best.candidate for choice in strategies.values() if choice.best is not None}
+    if fastest is not None:
+        taken.add(fastest.candidate)
     return (
+        *([_slower(evaluator, FASTEST, fastest, best)] if fastest is not None else []),
         *_strategies(evaluator, best, strategies),
         *_schedules(evaluator, best),
         *_numbers_of_stages(evaluator, best, by_num_stages, taken),
@@ -211,7 +275,17 @@ def _numbers_of_stages(
 
 
 def _slower(evaluator: Evaluator, name: str, found: Evaluation, best: Evaluation) -> Alternative:
-    return slower(name, found.step_s, found.peak_bytes, best.step_s, _reason(evaluator, found))
+    why = _reason(evaluator, found)
+    return slower(name, found.step_s, found.peak_bytes, best.step_s, why, is_tie=_is_tie(evaluator, found, best))
+
+
+def _is_tie(evaluator: Evaluator, found: Evaluation, best: Evaluation) -> bool:
+    """Whether it cannot be told which of the two is the faster."""
+    wanted = evaluator.problem.confidence
+    if not wanted or not evaluator.has_time_for(found.candidate) or found.step_s > _FAR * best.step_s:
+        return False
+    one, other = (decision_of(evaluator.problem, each.candidate) for each in (found, best))
+    return evaluator.ties.is_tie(one, other, wanted)
 
 
 def _reason(evaluator: Evaluator, found: Evaluation) -> str:

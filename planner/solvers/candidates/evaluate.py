@@ -18,6 +18,7 @@ from planner.costs.simulator.prices import Prices, prices_of, resources
 from planner.costs.simulator.program import CompiledProgram, compile_program
 from planner.costs.stages.action_costs import StageCosts
 from planner.costs.stages.placement import LayoutBook, StagePlacement
+from planner.costs.ties import Ties
 from planner.ir.graph import Graph, producer
 from planner.ir.problem import Problem
 from planner.ir.schedule import Edge
@@ -119,6 +120,11 @@ class Evaluator:
     def schedules(self) -> tuple[str, ...]:
         """Names of the schedules that may be used."""
         return schedule_names(self.problem)
+
+    @cached_property
+    def ties(self) -> Ties:
+        """Plans held against one another."""
+        return Ties(self.book)
 
     @cached_property
     def constraints(self) -> Constraints:

@@ -60,11 +60,12 @@ def binding(decision: Decision, seen: Forecast) -> tuple[str, ...]:
     return tuple(ordered)
 
 
-def slower(name: str, step_s: float, peak_bytes: int, best_s: float, why: str) -> Alternative:
-    """Another plan that fits."""
+def slower(name: str, step_s: float, peak_bytes: int, best_s: float, why: str, *, is_tie: bool = False) -> Alternative:
+    """Another plan that fits; a tie if it cannot be told which is the faster."""
     ratio = step_s / best_s - 1 if best_s > 0 else float(step_s > best_s)
-    slower_by = f"{ratio:.1%} slower" if best_s > 0 else "slower than a step that costs nothing"
-    why_not = f"{slower_by}{f': {why}' if why else ''}" if ratio > 1e-9 else "as fast"
+    slower_by = f"{abs(ratio):.1%} {'slower' if ratio > 0 else 'faster'}"
+    slower_by = (slower_by if best_s > 0 else "slower than a step that costs nothing") + ", a tie" * is_tie
+    why_not = f"{slower_by}{f': {why}' if why else ''}" if abs(ratio) > 1e-9 else "as fast"
     return Alternative(name, step_s, peak_bytes, why_not)
 
 

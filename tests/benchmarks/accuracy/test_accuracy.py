@@ -4,17 +4,44 @@ from __future__ import annotations
 
 import gzip
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from benchmarks.accuracy import __main__ as accuracy
-from benchmarks.accuracy.cases import CHOSEN, CORE, DATA_PARALLEL, HYBRID, NETWORKS, ONE, SETTINGS, SPACE, STEADY
+from benchmarks.accuracy.cases import (
+    CHOSEN,
+    CORE,
+    DATA_PARALLEL,
+    FASTEST,
+    HYBRID,
+    NETWORKS,
+    NEW,
+    NEW_NETWORKS,
+    ONE,
+    SETTINGS,
+    SPACE,
+    STEADY,
+    named,
+)
 from benchmarks.accuracy.plans import case, pipeline
-from benchmarks.accuracy.report import Outcome, kendall_tau, mape, regret, rows
-from benchmarks.devices.ranks import by_action
+from benchmarks.accuracy.report import (
+    SHARED,
+    Outcome,
+    errors_apart,
+    kendall_tau,
+    mape,
+    regret,
+    rows,
+    speed_ups_of,
+)
+from benchmarks.accuracy.runs import Ran
+from benchmarks.devices.ranks import RankStep, Step, by_action
 from benchmarks.devices.testbed import RATES
+from planner.ir.fingerprint import fingerprint
+from planner.ir.plan import Plan
 from planner.ir.problem import Problem
 from planner.ir.timeline import Span
 from planner.schedules import names, traits
@@ -49,11 +76,89 @@ def test_regret_is_of_the_chosen_plan() -> None:
 
 def test_a_goal_that_is_missed_is_said() -> None:
     found = {row.name: row for row in rows(outcomes((1.0, 1.0), (2.0, 1.0)))}
-    assert not found["MAPE, all plans"].holds
     assert found["MAPE, all plans"].value == pytest.approx(50.0)
-    assert not found["largest error"].holds
+    assert not found["MAPE beyond own rounds, all plans"].holds
+    assert found["MAPE beyond own rounds, all plans"].value == pytest.approx(45.0)
+    assert not found["largest error beyond own rounds"].holds
     assert found["peak memory, MAPE"].holds
     assert found["the same work in another round, mean difference"].value == pytest.approx(10.0)
+
+
+def test_an_error_within_what_the_rounds_differ_by_is_the_machines() -> None:
+    within, beyond = (replace(OUTCOME, predicted_s=seconds) for seconds in (1.08, 0.7))
+    assert within.beyond == 0.0
+    assert beyond.beyond == pytest.approx(0.3 - 0.1)
+    assert replace(OUTCOME, rounds_s=(1.0, 1.1, 1.0)).apart == pytest.approx(0.2 / 3)
+    assert replace(OUTCOME, rounds_s=(1.0,)).apart == 0.0
+
+
+def test_a_speed_up_is_over_the_turns_of_one_device_beside_the_plans() -> None:
+    turns = [(1, ONE, 2.0), (1, "a", 1.0), (1, ONE, 4.0), (1, "b", 2.0), (1, ONE, 4.0), (2, ONE, 9.0), (2, "a", 3.0)]
+    assert speed_ups_of(turns) == {"a": (3.0, 3.0), "b": (2.0,)}
+    outcome = replace(OUTCOME, speed_up=3.3, speed_ups=(2.0, 3.0, 3.0))
+    assert outcome.speed_up_error == pytest.approx(0.1)
+    found = {row.name: row for row in rows([outcome])}
+    assert not found["speed-ups over one device, mean error"].holds
+    assert replace(outcome, kind=ONE).speed_up_error is None
+
+
+def test_errors_that_plans_of_a_setting_share_are_not_apart() -> None:
+    alone, shared = replace(OUTCOME, kind=ONE, predicted_s=1.2), replace(OUTCOME, kind=SHARED, predicted_s=1.2)
+    assert errors_apart([alone, shared]) == {(SHARED, ONE): pytest.approx(0.0)}
+    assert errors_apart([alone, replace(shared, predicted_s=0.6)]) == {(SHARED, ONE): pytest.approx(math.log(2))}
+    assert errors_apart([alone, replace(shared, setting="B")]) == {}
+
+
+def test_one_device_has_a_turn_before_and_after_every_other_plan() -> None:
+    problem = Problem(chain_profile(6, 2), 4)
+    cases = [case(problem, name) for name in (CHOSEN, FASTEST, ONE, DATA_PARALLEL)]
+    names = [turn.case.name for turn in accuracy._turns({"A": cases}, 1)]
+    assert names[::2] == [ONE] * len(names[::2])
+    others = {fingerprint(each.decision) for each in cases} - {fingerprint(cases[2].decision)}
+    assert len(names) == 2 * len(others) + 1
+
+
+def test_a_run_that_ended_early_goes_on_after_its_last_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever ends it, between any two turns; another question starts anew."""
+    problem = Problem(chain_profile(6, 2), 4)
+    planned = {"N1": [case(problem, name, pads=False) for name in (CHOSEN, ONE, DATA_PARALLEL)]}
+    asked, ran = accuracy.Asked(new=True, only=("N1",)), []
+
+    def run_here(plan: Plan, steps: int, warm_up: int) -> Ran:
+        ran.append(plan.decision)
+        if len(ran) == 4:
+            raise KeyboardInterrupt
+        rank = RankStep(0.0, plan.prediction.step_s, 0.0, 0.0, 0.0, 0.0, (), 1, 0.5)
+        return Ran([Step((rank,) * plan.decision.num_ranks)] * steps, [])
+
+    monkeypatch.setattr(accuracy, "RESULTS", tmp_path)
+    monkeypatch.setattr(accuracy, "run_here", run_here)
+    monkeypatch.setattr(accuracy, "predict", lambda _asked, _settings: planned)
+    with pytest.raises(KeyboardInterrupt):
+        accuracy.measure(asked)
+    monkeypatch.setattr(accuracy, "predict", lambda _asked, _settings: pytest.fail("predicted again"))
+    found = {row.name: row.value for row in accuracy.measure(asked)}
+    turns = len(list(accuracy._turns(planned, 1)))
+    assert len(ran) == accuracy.HOST_ROUNDS * turns + 1  # one was cut short
+    assert found["speed-ups over one device, largest error"] == pytest.approx(0.0, abs=1e-2)
+    assert found["MAPE, all plans"] == pytest.approx(0.0, abs=1e-2)
+    assert not accuracy.unfinished(asked).exists()
+    measured = json.loads((tmp_path / "new" / "measured.json").read_text())
+    predicted = json.loads((tmp_path / "new" / "predictions.json").read_text())
+    assert measured["predictions_sha256"] == accuracy.digest_of(predicted)
+
+
+def test_new_networks_are_as_many_and_as_different_as_promised() -> None:
+    assert len(NEW) * len({CHOSEN, DATA_PARALLEL, "1f1b/2"} & set(NEW[0].plans)) >= 12
+    assert not set(NEW_NETWORKS) & set(NETWORKS)
+    with pytest.raises(ValueError, match="no setting Z; known: N1"):
+        list(named(("Z",), NEW))
+
+
+def test_a_plan_that_has_two_names_counts_once() -> None:
+    found = {row.name: row.value for row in rows([OUTCOME, replace(OUTCOME, plan="again"), *outcomes((2.0, 1.0))])}
+    assert found["plans"] == 2
+    assert found["MAPE, all plans"] == pytest.approx(50.0)
 
 
 def test_memory_that_was_predicted_too_low_is_told_from_too_high() -> None:

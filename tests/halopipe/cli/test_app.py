@@ -68,6 +68,30 @@ def test_a_plan_is_made_explained_checked_and_compared(folder: Path) -> None:
     assert {"plan.json", "by_hand.json", "one-device", "data-parallel", "even-split"} <= set(compared.stdout.split())
 
 
+def test_a_tie_is_called_one_by_plan_explain_compare_and_why_not(folder: Path) -> None:
+    dump(chain_profile(18, speeds=(1.0, 0.1), parameter_bytes=2**22), "profile.json")
+    made = call("plan", "profile.json", "--global-batch", "16")
+    assert (made.exit_code, made.stdout.splitlines()[0].split(",")[0]) == (0, "1 stage on 1 device")
+    said = "a tie     2 stages on 2 ranks, 1f1b-so, 4 micro-batches, is the fastest at the mean, 816 ms"
+    assert said in made.stdout
+    assert "gives up 5.9 % at the mean" in made.stdout
+    explained = call("explain", "plan.json").stdout
+    assert said in explained
+    assert "the fastest at the mean is at the bound" in explained
+    assert call("check", "plan.json", "--profile", "profile.json").stdout == "plan.json is good\n"
+    fastest = call("plan", "profile.json", "--global-batch", "16", "--confidence", "0", "-o", "fastest.json")
+    assert "2 stages on 2 devices" in fastest.stdout
+    assert "a tie" not in fastest.stdout
+    compared = call("compare", "plan.json", "fastest.json")
+    assert "+5.9 %, a tie" in compared.stdout
+    assert "a tie: fastest.json is the fastest at the mean, and not surely faster than plan.json (7" in compared.stdout
+    assert list(json.loads(call("compare", "plan.json", "fastest.json", "--json").stdout)["ties"]) == ["plan.json"]
+    assert "faster, a tie" in call("explain", "plan.json", "--why-not", "stages=2").stdout
+    refused = call("plan", "profile.json", "--confidence", "1")
+    assert refused.exit_code == 2
+    assert "a confidence of 1" in str(refused.stderr) + str(refused.exception)
+
+
 def test_the_same_profile_gives_the_same_bytes(folder: Path) -> None:
     texts = [call("plan", "profile.json", "--json").stdout for _ in range(2)]
     assert texts[0] == texts[1] == (folder / "plan.json").read_text("utf-8")

@@ -1,0 +1,112 @@
+"""Which of two plans is the faster, and how sure that is; where it is not, the simpler one is taken.
+
+A plan's step is a random variable.  Two parts of it are drawn, the same draws for every plan:
+
+    what the profile says       ``costs.uncertainty.paired_steps``: processes, passes, sizes that were not measured
+    what the model leaves out   two factors, normal in their logarithms, median 1: one alike in all plans of a kind, one
+                                of the plan's own; together as wide as the kind's range is beyond that of one device,
+                                which all plans share (``costs.uncertainty.MODEL``, or what runs have shown)
+
+so that an error which two plans have in common makes neither the faster.  Plan A is the faster one with the probability
+that its step is the shorter in a draw.
+
+Of plans that the model cannot tell apart with the confidence that is asked for, the simpler is taken: on fewer ranks,
+then with fewer exchanges a step, then the faster at the mean.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from math import sqrt
+
+import numpy as np
+
+from planner.costs.cost_model import PriceBook
+from planner.costs.predict import paired_forecast
+from planner.costs.uncertainty import Draws, keyed, kind_of, model_deviation
+from planner.ir.fingerprint import fingerprint
+from planner.ir.plan import Decision
+from planner.ir.profile import ONE_DEVICE, SHARING
+from planner.layers import throughout_sites
+
+DRAWS = 1000
+OWN = 0.3
+"""Of the variance that a kind of plans has beyond one device's, the part of each plan's own: in 62 plans that were
+predicted before they were run, pipelines of a setting were 0.087 apart, and 0.116 from one device ("errors apart" of
+``python -m benchmarks.accuracy``)."""
+SITES = 0.3
+"""Standard deviation of one more factor, of all plans whose ranks share sites: 0.3 and 0.45 off in ``python -m
+benchmarks.accuracy`` and ``benchmarks.sparse_vgg``."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Judged:
+    """A plan to choose from.
+
+    Attributes:
+        steps: seconds, by draw.
+        num_ranks: that have something to do.
+        num_exchanges: a step.
+    """
+
+    steps: Draws
+    num_ranks: int
+    num_exchanges: int
+
+    @property
+    def simplicity(self) -> tuple[int, int]:
+        """Less is simpler."""
+        return self.num_ranks, self.num_exchanges
+
+
+@dataclass(slots=True, eq=False)
+class Ties:
+    """Plans of one profile, held against one another; each is drawn once."""
+
+    book: PriceBook
+    _known: dict[str, Judged] = field(init=False, default_factory=dict, repr=False)
+
+    def judged(self, decision: Decision) -> Judged:
+        """The plan's draws; raises as ``predict``."""
+        name = fingerprint(decision)
+        found = self._known.get(name)
+        if found is None:
+            draws, num_exchanges = paired_forecast(self.book, decision, DRAWS)
+            normal = np.zeros(DRAWS)
+            for what, deviation in self._errors(decision, name):
+                normal += deviation * keyed(what).standard_normal(DRAWS)
+            ranks = {rank for stage in decision.stages for rank in stage.ranks}
+            found = self._known[name] = Judged(draws * np.exp(normal), len(ranks), num_exchanges)
+        return found
+
+    def confidence(self, faster: Decision, slower: Decision) -> float:
+        """With what probability the first takes less time for a sample than the second."""
+        steps = (self.judged(plan).steps / plan.global_batch for plan in (faster, slower))
+        return float(np.mean(next(steps) < next(steps)))
+
+    def is_tie(self, one: Decision, other: Decision, confidence: float) -> bool:
+        """Whether neither is the faster with ``confidence``."""
+        return max(self.confidence(one, other), self.confidence(other, one)) < confidence
+
+    def simplest(self, best: Decision, others: Sequence[Decision], confidence: float) -> Decision:
+        """The simplest of the plans that ``best`` is not faster than with ``confidence``; ``best`` if there is none.
+
+        Args:
+            best: the fastest at the mean.
+        """
+        wanted = self.judged(best).simplicity
+        simpler = [other for other in others if self.judged(other).simplicity < wanted]
+        simpler.sort(key=lambda other: (self.judged(other).simplicity, float(np.mean(self.judged(other).steps))))
+        return next((other for other in simpler if self.confidence(best, other) < confidence), best)
+
+    def _errors(self, decision: Decision, name: str) -> Iterator[tuple[str, float]]:
+        """What is drawn for a plan, with its standard deviation."""
+        kind = kind_of([stage.ranks for stage in decision.stages])
+        if kind == ONE_DEVICE:
+            return
+        beyond = max(0.0, model_deviation(self.book, kind) ** 2 - model_deviation(self.book, ONE_DEVICE) ** 2)
+        yield kind, sqrt((1 - OWN) * beyond)
+        yield f"own {name}", sqrt(OWN * beyond)
+        if kind == SHARING and throughout_sites(self.book.profile.graph):
+            yield "sites", SITES
