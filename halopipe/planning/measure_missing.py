@@ -24,6 +24,7 @@ CLOSE = 0.05
 """Rivals whose step is at most this much longer may turn out to be the best."""
 
 _RIVAL_TIME_LIMIT_S = 5.0
+_WAITS = "waits"
 
 Solve = Callable[[Problem], Plan]
 Measure = Callable[[Profile, str, Unmeasured], "FoundMissing"]
@@ -65,7 +66,10 @@ def plan_and_measure(problem: Problem, solve: Solve, measure: Measure, say: Say 
         for kind, each in wanted.items():
             found = measure(profile, kind, each)
             profile, busy = with_measurements(profile, kind, found.whole, found.parts), busy or found.is_contended
-            tried |= {(kind, what) for what in (*each.sizes, *each.shapes)}
+            if each.waits and found.action_overhead_s is not None:
+                overheads_s = {**profile.action_overhead_s, kind: found.action_overhead_s}
+                profile = replace(profile, action_overhead_s=overheads_s)
+            tried |= {(kind, what) for what in (*each.sizes, *each.shapes, _WAITS)}
         problem = replace(problem, profile=profile)
         before, plan = plan, solve(problem)
         rounds.append(_line(len(rounds) + 1, wanted, before, plan, problem, busy))
@@ -85,7 +89,10 @@ def measure_here(quick: bool = False, quiet: bool = False) -> Measure:
             def show(at: ProfileProgress) -> None:
                 reporter.update(at.done, at.total, at.layer, at.eta_s)
 
-            return measure_missing(profile, kind, wanted.sizes, wanted.shapes, quick=quick, progress=show)
+            sizes = wanted.sizes
+            if not sizes and not wanted.shapes:  # a size is needed to see how much longer actions are after a wait
+                sizes = (min(one.samples for one in profile.measurements[kind]),)
+            return measure_missing(profile, kind, sizes, wanted.shapes, quick=quick, progress=show)
 
     return measure
 
@@ -112,7 +119,12 @@ def with_measurements(
 
 def stored(profile: Profile, completed: Profile) -> Profile:
     """``profile``, with what ``completed`` has measured more: what goes back to its file."""
-    return replace(profile, measurements=completed.measurements, parts=completed.parts)
+    return replace(
+        profile,
+        measurements=completed.measurements,
+        parts=completed.parts,
+        action_overhead_s=completed.action_overhead_s,
+    )
 
 
 def require_possible(cluster: object, pareto: int | None = None) -> None:
@@ -157,6 +169,7 @@ def _untried(kind: str, found: Unmeasured, tried: set[tuple[str, object]]) -> Un
     return Unmeasured(
         tuple(size for size in found.sizes if (kind, size) not in tried),
         tuple(shape for shape in found.shapes if (kind, shape) not in tried),
+        found.waits and (kind, _WAITS) not in tried,
     )
 
 
@@ -167,7 +180,8 @@ def _line(
     for kind, each in wanted.items():
         whole = f"layers at {', '.join(map(str, each.sizes))} samples" if each.sizes else ""
         parts = f"{len(each.shapes)} parts of layers" if each.shapes else ""
-        measured.append(f"{' and '.join(filter(None, (whole, parts)))} on {kind}")
+        waits = "actions after waits" if each.waits else ""
+        measured.append(f"{' and '.join(filter(None, (whole, parts, waits)))} on {kind}")
     same, _ = planning.predict_again(before, problem.profile)
     moved = same.step_s / before.prediction.step_s - 1 if before.prediction.step_s else 0.0
     old, now = units.seconds(before.prediction.step_s), units.seconds(same.step_s)

@@ -15,7 +15,7 @@ from profiler.measure.partial_results import Chosen, ModelCosts
 from profiler.measure.processes import SILENCE_S
 from profiler.measure.progress import Overall, ProfileProgress
 from profiler.measure.worker import Job
-from profiler.merge import merged
+from profiler.merge import merged, merged_overhead_s
 
 Progress = Callable[[ProfileProgress], None]
 
@@ -28,11 +28,13 @@ class FoundMissing:
         whole: layers, at the sizes at which the model runs.
         parts: those that can be run alone.
         is_contended: whether the machine was busy.
+        action_overhead_s: as of a ``Profile``; None beside an accelerator.
     """
 
     whole: tuple[Measurement, ...]
     parts: tuple[Measurement, ...]
     is_contended: bool
+    action_overhead_s: float | None = None
 
 
 def measure_missing(
@@ -75,6 +77,7 @@ def measure_missing(
         merged(costs.measurements for costs in found),
         merged(costs.parts for costs in found),
         any(costs.rest.is_contended for costs in found),
+        merged_overhead_s(found),
     )
 
 

@@ -9,6 +9,7 @@ from planner.costs.cost_model import PriceBook
 from planner.costs.layers.cost_table import layers_of
 from planner.costs.layers.shards import part_of
 from planner.costs.shards.option import Option
+from planner.costs.stages.input_pipeline import has_host_beside
 from planner.costs.stages.layouts import LayoutPrices
 from planner.costs.stages.placement import StagePlacement, placements
 from planner.ir.cluster import MEASURED
@@ -25,13 +26,15 @@ class Unmeasured:
     Attributes:
         sizes: numbers of samples at which layers are used whole that were not measured there.
         shapes: parts, by growing number of samples.
+        waits: actions wait for messages, and it is not known by how much they are longer then.
     """
 
     sizes: tuple[int, ...] = ()
     shapes: tuple[PartShape, ...] = ()
+    waits: bool = False
 
     def __bool__(self) -> bool:
-        return bool(self.sizes or self.shapes)
+        return bool(self.sizes or self.shapes or self.waits)
 
 
 def unmeasured(book: PriceBook, decisions: Iterable[Decision]) -> dict[str, Unmeasured]:
@@ -50,18 +53,28 @@ def unmeasured(book: PriceBook, decisions: Iterable[Decision]) -> dict[str, Unme
         if one.evidence == MEASURED
     }
     wanted: dict[tuple[str, str, int, tuple[int, ...]], None] = {}
+    waiting: set[str] = set()
     for decision in decisions:
+        waiting |= _waiting_kinds(book, decision)
         for stage in placements(book, decision):
             wanted.update(dict.fromkeys(_uses(book, decision, stage)))
     missing = [each for each in wanted if each not in measured]
+    waiting -= book.profile.action_overhead_s.keys()
     found = {}
-    for kind in dict.fromkeys(kind for kind, *_ in missing):
+    for kind in dict.fromkeys((*(kind for kind, *_ in missing), *sorted(waiting))):
         sizes = sorted({samples for other, _, samples, part in missing if other == kind and not part})
         shapes = [
             PartShape((layer,), samples, part) for other, layer, samples, part in missing if other == kind if part
         ]
-        found[kind] = Unmeasured(tuple(sizes), tuple(sorted(shapes, key=lambda shape: shape.samples)))
+        found[kind] = Unmeasured(tuple(sizes), tuple(sorted(shapes, key=lambda shape: shape.samples)), kind in waiting)
     return found
+
+
+def _waiting_kinds(book: PriceBook, decision: Decision) -> set[str]:
+    """Kinds of processors on which actions wait for messages; beside an accelerator nothing is measured of that."""
+    ranks = {rank for stage in decision.stages for rank in stage.ranks} if len(decision.stages) > 1 else set[int]()
+    devices = (book.profile.cluster.devices[rank] for rank in ranks)
+    return {device.kind for device in devices if not has_host_beside(device)}
 
 
 def _uses(

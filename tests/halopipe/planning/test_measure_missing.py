@@ -16,6 +16,7 @@ from planner.costs.stages.coverage import Unmeasured
 from planner.ir.codec import dump
 from planner.ir.errors import MissingDeviceError, UsageError
 from planner.ir.profile import Measurement, Profile
+from planner.solvers import solver
 from tests.planner.networks import plain, priced
 
 KIND = "kind-1"
@@ -26,6 +27,7 @@ class Found:
     whole: tuple[Measurement, ...]
     parts: tuple[Measurement, ...] = ()
     is_contended: bool = False
+    action_overhead_s: float | None = None
 
 
 def profile() -> Profile:
@@ -70,6 +72,19 @@ def test_what_cannot_be_measured_is_tried_once() -> None:
     found = plan_and_measure(problem, solve.solve, nothing)
     assert len(asked) == len(set(asked)) <= MOST_ROUNDS
     assert found.profile.measurements == problem.profile.measurements
+
+
+def test_what_actions_take_longer_after_waits_is_measured_once() -> None:
+    def waits(given: Profile, kind: str, wanted: Unmeasured) -> Found:
+        return replace(slower(given, kind, wanted), action_overhead_s=1e-3 if wanted.waits else None)
+
+    old = replace(profile(), action_overhead_s={})
+    problem = make_problem(old, global_batch=8, micro_batch=[1, 8])
+    found = plan_and_measure(problem, solver("even-split"), waits)
+    assert len(found.plan.decision.stages) == 2
+    assert "actions after waits on kind-1" in found.rounds[0]
+    assert measure_missing.stored(old, found.profile).action_overhead_s == {KIND: 1e-3}
+    assert plan_and_measure(replace(problem, profile=found.profile), solver("even-split"), waits).rounds == ()
 
 
 def test_measurements_are_added_and_those_that_were_there_stay() -> None:

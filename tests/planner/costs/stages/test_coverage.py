@@ -36,6 +36,17 @@ def test_a_size_between_is_missing_until_it_is_measured() -> None:
     assert unmeasured(PriceBook(completed), [found.decision]) == {}
 
 
+def test_what_actions_take_longer_after_waits_is_missing_where_stages_wait() -> None:
+    profile = replace(priced(*plain(samples=4), speeds=(1.0, 1.0)), action_overhead_s={})
+    alone = made(profile, 4, micro_batch_sizes=(4,))
+    piped = solver("even-split")(Problem(profile, 4, micro_batch_sizes=(4,)))
+    assert len(piped.decision.stages) == 2
+    assert unmeasured(PriceBook(profile), [alone.decision]) == {}
+    assert unmeasured(PriceBook(profile), [piped.decision])[KIND].waits
+    completed = replace(profile, action_overhead_s={KIND: 0.0})
+    assert unmeasured(PriceBook(completed), [piped.decision]) == {}
+
+
 def test_parts_of_layers_that_are_cut_are_missing_until_they_are_measured() -> None:
     profile = priced(*mesh_like(height=256), speeds=(1.0, 1.0))
     found = made(profile, 1, micro_batch_sizes=(1,), allow=("spatial",))
