@@ -29,7 +29,7 @@ from runtime.transport.small_allgather import Told
 _CHANNELS = (16, 128, 1024)
 _WIDTHS = (16, 256, 4096)
 _ROWS = 4
-_NUM_RUNS = 20
+_NUM_RUNS = 10
 _ELEMENT_BYTES, _STATISTIC_BYTES = 4, 8
 
 

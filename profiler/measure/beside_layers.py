@@ -41,7 +41,7 @@ from profiler.source.structure import BatchStructure
 _WARM_UPS = 2  # the first makes the optimiser's state
 _LONG_S = 3.0
 _STAGES = 8
-_WAIT_S = 3e-3
+_WAIT_S = 2e-3
 _WAITS_S = 1.5
 _LEAST_PAIRS = 2
 
