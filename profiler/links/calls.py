@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import cast
 
 import torch
@@ -21,11 +21,13 @@ from torch.nn.functional import batch_norm
 
 from planner.ir.box import Interval, Transfer
 from planner.ir.cluster import NORMALISATION, PIECES, Collective
+from profiler.measure.child_process import Child, Report
 from runtime.spatial.exchange import PeerGroup, redistribute
 from runtime.stage.batch_norm import synchronised_batch_norm
 from runtime.transport import Transport
 from runtime.transport.small_allgather import Told
 
+SILENCE_S = 60.0
 _CHANNELS = (16, 128, 1024)
 _WIDTHS = (16, 256, 4096)
 _ROWS = 4
@@ -40,6 +42,26 @@ def exchange_calls(link: str) -> tuple[Collective, ...]:
     return tuple(
         Collective(operation, 1, link, points) for operation, points in ((NORMALISATION, norms), (PIECES, pieces))
     )
+
+
+def measure_calls(link: str, core: int | Collection[int] | None) -> tuple[Collective, ...]:
+    """:func:`exchange_calls` in a process of its own, as ranks are.
+
+    Raises:
+        WorkerError: it died or took too long.
+    """
+    with Child("profiler.links.calls:_calls", link, core=core) as child:
+        reports = child.reports(SILENCE_S)
+        try:
+            while True:
+                next(reports)
+        except StopIteration as stop:
+            found: tuple[Collective, ...] = stop.value
+            return found
+
+
+def _calls(_: Report, link: str) -> tuple[Collective, ...]:
+    return exchange_calls(link)
 
 
 def _norm_s(channels: int) -> float:

@@ -6,9 +6,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from planner.ir.cluster import Collective
 from planner.ir.errors import MissingDeviceError
 from planner.ir.fingerprint import fingerprint
 from planner.ir.profile import Measurement, PartShape, Profile
+from profiler.links import calls
 from profiler.measure.child_process import Child
 from profiler.measure.devices import BACKENDS, Backend, described
 from profiler.measure.partial_results import Chosen, ModelCosts
@@ -29,12 +31,14 @@ class FoundMissing:
         parts: those that can be run alone.
         is_contended: whether the machine was busy.
         action_overhead_s: as of a ``Profile``; None beside an accelerator.
+        calls: what ranks compute around exchanges, if asked for.
     """
 
     whole: tuple[Measurement, ...]
     parts: tuple[Measurement, ...]
     is_contended: bool
     action_overhead_s: float | None = None
+    calls: tuple[Collective, ...] = ()
 
 
 def measure_missing(
@@ -79,6 +83,16 @@ def measure_missing(
         any(costs.rest.is_contended for costs in found),
         merged_overhead_s(found),
     )
+
+
+def measure_calls(profile: Profile, device_kind: str) -> tuple[Collective, ...]:
+    """What ranks compute around exchanges, on a device of this machine.
+
+    Raises:
+        MissingDeviceError: this machine has no device of that kind.
+        WorkerError: the measuring process died.
+    """
+    return calls.measure_calls(next(iter(profile.cluster.links)), backend_of(device_kind).cores(0, 1))
 
 
 def backend_of(device_kind: str) -> Backend:
