@@ -61,6 +61,12 @@ def merged_preparations(found: Iterable[Sequence[PreparationCost]]) -> tuple[Pre
     )
 
 
+def merged_overhead_s(found: Iterable[ModelCosts]) -> float | None:
+    """The median of what processes measured, to 4 significant digits; None if none did."""
+    seconds = [costs.rest.action_overhead_s for costs in found if costs.rest.action_overhead_s is not None]
+    return float(f"{statistics.median(seconds):.4g}") if seconds else None
+
+
 def merged_seconds(found: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """Medians by name; names that are numbers ascend."""
     names = sorted({name for each in found for name in each}, key=int)

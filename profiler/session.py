@@ -24,7 +24,14 @@ from profiler.measure.processes import Measured, measure_in_processes
 from profiler.measure.progress import Overall, ProfileProgress
 from profiler.measure.sizes import Read
 from profiler.measure.worker import Job, Shapes
-from profiler.merge import merged, merged_parameters, merged_preparations, merged_seconds, process_spread
+from profiler.merge import (
+    merged,
+    merged_overhead_s,
+    merged_parameters,
+    merged_preparations,
+    merged_seconds,
+    process_spread,
+)
 
 __all__ = ["ProfileProgress", "profile"]
 
@@ -109,6 +116,7 @@ def _profile(job: Job, measured: Measured, cluster: Cluster, kind: str) -> Profi
     found = measured.found
     parts = merged(costs.parts for costs in found)
     preparations = merged_preparations(costs.rest.preparations for costs in found)
+    overhead_s = merged_overhead_s(found)
     return Profile(
         model=job.source,
         optimizer=job.optimizer,
@@ -118,6 +126,7 @@ def _profile(job: Job, measured: Measured, cluster: Cluster, kind: str) -> Profi
         parameters={kind: merged_parameters([costs.rest.parameters for costs in found])},
         provenance=_provenance(measured),
         parts={kind: parts} if parts else {},
+        action_overhead_s={} if overhead_s is None else {kind: overhead_s},
         preparations={kind: preparations} if preparations else {},
         site_halos=found[0].rest.site_halos,
     )

@@ -100,7 +100,9 @@ def with_link(
         )
 
     collectives = tuple(
-        replace(found, points=scaled(found.points, 2 * (found.num_ranks - 1))) if found.link == name else found
+        replace(found, points=scaled(found.points, 2 * (found.num_ranks - 1)))
+        if found.link == name and found.num_ranks > 1
+        else found
         for found in cluster.collectives
     )
     return replace(_with_links(cluster, name, changed), collectives=collectives)
@@ -118,7 +120,9 @@ def with_faster_link(cluster: Cluster, name: str, times: float) -> Cluster:
             evidence=DATASHEET,
         )
 
-    collectives = tuple(_faster(found, times) if found.link == name else found for found in cluster.collectives)
+    collectives = tuple(
+        _faster(found, times) if found.link == name and found.num_ranks > 1 else found for found in cluster.collectives
+    )
     return replace(_with_links(cluster, name, faster), collectives=collectives)
 
 

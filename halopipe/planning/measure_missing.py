@@ -24,6 +24,7 @@ CLOSE = 0.05
 """Rivals whose step is at most this much longer may turn out to be the best."""
 
 _RIVAL_TIME_LIMIT_S = 5.0
+_BESIDE = _WAITS, _EXCHANGES = "waits", "exchanges"
 
 Solve = Callable[[Problem], Plan]
 Measure = Callable[[Profile, str, Unmeasured], "FoundMissing"]
@@ -65,7 +66,13 @@ def plan_and_measure(problem: Problem, solve: Solve, measure: Measure, say: Say 
         for kind, each in wanted.items():
             found = measure(profile, kind, each)
             profile, busy = with_measurements(profile, kind, found.whole, found.parts), busy or found.is_contended
-            tried |= {(kind, what) for what in (*each.sizes, *each.shapes)}
+            if each.waits and found.action_overhead_s is not None:
+                overheads_s = {**profile.action_overhead_s, kind: found.action_overhead_s}
+                profile = replace(profile, action_overhead_s=overheads_s)
+            if found.calls:
+                collectives = (*profile.cluster.collectives, *found.calls)
+                profile = replace(profile, cluster=replace(profile.cluster, collectives=collectives))
+            tried |= {(kind, what) for what in (*each.sizes, *each.shapes, *_BESIDE)}
         problem = replace(problem, profile=profile)
         before, plan = plan, solve(problem)
         rounds.append(_line(len(rounds) + 1, wanted, before, plan, problem, busy))
@@ -78,14 +85,21 @@ def measure_here(quick: bool = False, quiet: bool = False) -> Measure:
 
     def measure(profile: Profile, kind: str, wanted: Unmeasured) -> FoundMissing:
         from halopipe.terminal.console import Reporter
-        from profiler.shards.missing import measure_missing
+        from profiler.shards.missing import FoundMissing, measure_calls, measure_missing
 
         with Reporter("measuring what is missing", quiet=quiet) as reporter:
 
             def show(at: ProfileProgress) -> None:
                 reporter.update(at.done, at.total, at.layer, at.eta_s)
 
-            return measure_missing(profile, kind, wanted.sizes, wanted.shapes, quick=quick, progress=show)
+            calls = measure_calls(profile, kind) if wanted.exchanges else ()
+            sizes = wanted.sizes
+            if wanted.waits and not sizes and not wanted.shapes:  # at some size actions wait
+                sizes = (min(one.samples for one in profile.measurements[kind]),)
+            if not sizes and not wanted.shapes:
+                return FoundMissing((), (), False, calls=calls)
+            found = measure_missing(profile, kind, sizes, wanted.shapes, quick=quick, progress=show)
+            return replace(found, calls=calls)
 
     return measure
 
@@ -112,7 +126,13 @@ def with_measurements(
 
 def stored(profile: Profile, completed: Profile) -> Profile:
     """``profile``, with what ``completed`` has measured more: what goes back to its file."""
-    return replace(profile, measurements=completed.measurements, parts=completed.parts)
+    return replace(
+        profile,
+        measurements=completed.measurements,
+        parts=completed.parts,
+        action_overhead_s=completed.action_overhead_s,
+        cluster=replace(profile.cluster, collectives=completed.cluster.collectives),
+    )
 
 
 def require_possible(cluster: object, pareto: int | None = None) -> None:
@@ -157,6 +177,8 @@ def _untried(kind: str, found: Unmeasured, tried: set[tuple[str, object]]) -> Un
     return Unmeasured(
         tuple(size for size in found.sizes if (kind, size) not in tried),
         tuple(shape for shape in found.shapes if (kind, shape) not in tried),
+        found.waits and (kind, _WAITS) not in tried,
+        found.exchanges and (kind, _EXCHANGES) not in tried,
     )
 
 
@@ -167,7 +189,9 @@ def _line(
     for kind, each in wanted.items():
         whole = f"layers at {', '.join(map(str, each.sizes))} samples" if each.sizes else ""
         parts = f"{len(each.shapes)} parts of layers" if each.shapes else ""
-        measured.append(f"{' and '.join(filter(None, (whole, parts)))} on {kind}")
+        waits = "actions after waits" if each.waits else ""
+        calls = "calls around exchanges" if each.exchanges else ""
+        measured.append(f"{' and '.join(filter(None, (whole, parts, waits, calls)))} on {kind}")
     same, _ = planning.predict_again(before, problem.profile)
     moved = same.step_s / before.prediction.step_s - 1 if before.prediction.step_s else 0.0
     old, now = units.seconds(before.prediction.step_s), units.seconds(same.step_s)

@@ -395,7 +395,8 @@ def _evidence(
                 f"{units.size(link.bandwidth_bytes_per_s)}/s, {units.seconds(link.latency_s)}",
             )
         for collective in profile.cluster.collectives:
-            where = f"{collective.operation} of {collective.num_ranks} ranks, {collective.link}"
+            ranks = units.count(collective.num_ranks, "rank")
+            where = f"{collective.operation} of {ranks}, {collective.link}"
             yield where, "measured", units.count(len(collective.points), "size")
         processes = profile.provenance.processes
         if processes or profile.provenance.versions:

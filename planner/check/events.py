@@ -89,7 +89,7 @@ class Step:
     """A step of a program.
 
     Args:
-        action_s: seconds of an action of a rank, given its place in the row; of a send or receive the executor's own.
+        action_s: seconds of an action of a rank, given its place in the row; of a send or receive beside its messages.
         sum_of: (seconds, bytes/s) of the sum of a stage's gradients; (0, 0) where it is not known what it moves.
     """
 

@@ -207,8 +207,8 @@ class LaidOut:
         forward_s = sum(float(sums.statistics_s[0, 0]) for sums in self._sums.values())
         backward_s = sum(float(sums.statistics_s[1, 0]) for sums in self._sums.values())
         for (_, reader), moving in self._crossings.items():
-            computing = (self._costs[reader][what][None] for what in ("forward_s", "backward_s"))
-            there, back = exposed(moving, kinds[reader], *computing)
+            ahead, behind = (self._costs[reader][what][None] for what in ("forward_s", "backward_s"))
+            there, back = exposed(moving, kinds[reader], ahead, behind, self._book.profile.cluster)
             forward_s, backward_s = forward_s + float(there[0, 0]), backward_s + float(back[0, 0])
         for layer in self.layers:  # partial sums of what is read from outside
             if layer.inputs and producer(layer.inputs[0]) not in self._shards:

@@ -114,25 +114,26 @@ class _Plain:
         self._computed: dict[tuple[int, int, Op, int, bool], float] = {}
 
     def action_s(self, rank: int, action: Action, index: int) -> float:
-        """Seconds of the action at a place in the row of ``rank``; of a send or receive the executor's own."""
+        """Seconds of the action at a place in the row of ``rank``; of a send or receive beside its messages."""
         stage, group, kind = action.stage, self.program.ranks[action.stage], self.book.kind(rank)
-        overhead_s = self.book.tables.overhead_s(kind)
+        if action.op in RECEIVE:
+            return self.book.tables.overhead_s(kind)
         if action.op is Op.PREPARE:
             samples, is_shared = self.decision.micro_batches[action.microbatch or 0], len(group) > 1
-            return overhead_s + self.book.preparations.seconds(kind, self.indices[stage], samples, shared=is_shared)
+            return self.book.preparations.seconds(kind, self.indices[stage], samples, shared=is_shared)
         if action.op is Op.REDUCE_GRAD:
-            return overhead_s + self._reduction_s(stage)
+            return self._reduction_s(stage)
         if action.op is Op.UPDATE:
-            return overhead_s + self._update_s(stage, rank)
+            return self._update_s(stage, rank)
         if action.op not in _SECONDS:
-            return overhead_s
+            return 0.0
         accumulates = (rank, index) in self.adding
         if self.has_layouts[stage]:
             samples = self.decision.micro_batches[action.microbatch or 0]
-            return overhead_s + self._of_size(stage, samples).action_s(_SECONDS[action.op], accumulates)
+            return self._of_size(stage, samples).action_s(_SECONDS[action.op], accumulates)
         exchanged_s = self.exchanged_s(action)
         members = group if exchanged_s > 0 else (rank,)
-        return overhead_s + exchanged_s + max(self._compute_s(m, action, accumulates) for m in members)
+        return exchanged_s + max(self._compute_s(m, action, accumulates) for m in members)
 
     def exchanged_s(self, action: Action) -> float:
         """The part of a computation in which the ranks of its stage exchange something."""

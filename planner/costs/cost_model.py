@@ -7,7 +7,7 @@ from dataclasses import InitVar, dataclass, field, replace
 import numpy as np
 
 from planner.costs.calibration.apply_corrections import Excess, Factors, corrected
-from planner.costs.communication.collectives import collective_s
+from planner.costs.communication.collectives import norm_s
 from planner.costs.communication.halo import site_exchanges_s
 from planner.costs.communication.links import Network
 from planner.costs.layers.cost_table import Array, CostTables, Run, SizeTable, layers_of, running
@@ -15,7 +15,6 @@ from planner.costs.memory.levels import LevelTables
 from planner.costs.stages.gradient_overlap import Bucket, buckets
 from planner.costs.stages.input_pipeline import Preparations
 from planner.costs.stages.stage_sums import StageSums
-from planner.ir.cluster import STATISTICS
 from planner.ir.profile import BACKWARD, FORWARD, Profile
 from planner.layers import over_sites
 
@@ -144,6 +143,6 @@ class PriceBook:
         if found is None:
             channels, element = self.tables.graph.norm_channels, self.tables.graph.norm_bytes
             sizes = (len(ranks) * (channels > 0) * (1 + 2 * channels) * _STATISTIC_BYTES, 2 * channels * element)
-            forward, backward = (collective_s(self.profile.cluster, STATISTICS, ranks, size) for size in sizes)
+            forward, backward = (norm_s(self.profile.cluster, ranks, size) for size in sizes)
             found = self._norms[key] = running(forward), running(backward)
         return found

@@ -5,10 +5,11 @@ dearer, and the step predicted again.  An action's measured length (median over 
 most of it is of; what the others have in it is taken at its predicted length.
 
     forward, backward, update,      the action's length; of a sum of gradients, from the arrival of the last rank
-    overhead, statistics, sums
+    statistics, sums
     messages                        from the call that sends to the end of the receive, where the receiver waited all
                                     the while and no other message was between the two ranks
 
+What an action takes longer after a wait is part of the action in a run, and of the receive in a prediction: ``as_run``.
 An update that also moves tensors waits for other ranks and says nothing.  Clocks of ranks agree as far as the ranks
 left the barrier at once before the step, so that messages shorter than ``LEAST_MESSAGE_S`` say nothing either.
 """
@@ -19,6 +20,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 
+from planner.costs.calibration.apply_corrections import corrected
 from planner.costs.calibration.fit import clipped
 from planner.costs.cost_model import PriceBook
 from planner.costs.predict import predict
@@ -39,7 +41,7 @@ from planner.ir.profile import (
     Profile,
     Seen,
 )
-from planner.ir.schedule import RECEIVE, Action, Op
+from planner.ir.schedule import COMPUTE, RECEIVE, Action, Op
 from planner.ir.timeline import Span, Timeline
 from planner.layers.boundary import Boundaries
 
@@ -85,23 +87,39 @@ def observe(
         machine: how fast the machine was; what is observed is the rest.
     """
     bare = profile.corrected_by(machine)
-    base = predict(bare, decision)[1]
+    base = as_run(predict(bare, decision)[1], bare)
     lengths, measured = _lengths(base, decision), _medians([_lengths(one, decision) for one in timelines])
     travels = _travels(bare, decision)
     found: list[Seen] = []
     for of in _classes(bare, decision):
-        dearer = predict(bare.corrected_by((*machine, *_with({}, of))), decision)[1]
+        other = bare.corrected_by((*machine, *_with({}, of)))
+        dearer = as_run(predict(other, decision)[1], other)
         parts = {at: (s - lengths[at]) / _SMALL for at, s in _lengths(dearer, decision).items()}
         predicted_s, measured_s = _of_actions(parts, lengths, measured)
         if of.what == MESSAGES:
             here = [one for one in travels if one.link == of.where]
-            predicted_s, measured_s = _of_messages(here, timelines, _overheads_s(bare, found))
+            predicted_s, measured_s = _of_messages(here, timelines)
         found.append(Seen(of, predicted_s, measured_s, max(0.0, (dearer.step_s - base.step_s) / _SMALL), 0.0))
     explained_s, seen = _explained(bare, decision, found)
     kind = kind_of([stage.ranks for stage in decision.stages])
     plain_s = predict(profile.bare, decision)[0].step_s if machine else base.step_s
     slower, plan = base.step_s / plain_s if plain_s else 1.0, fingerprint(decision)
     return Observation(plan, len(timelines), spread, base.step_s, step_s, explained_s, seen, kind, slower)
+
+
+def as_run(predicted: Timeline, profile: Profile) -> Timeline:
+    """A step that was predicted from ``profile``, as a run of it shows it: receives end when the message is there."""
+    overhead_s = corrected(profile).action_overhead_s
+    owed: dict[int, float] = {}
+    spans = []
+    for span in predicted.spans:
+        op, before_s = Action.parse(span.action).op, owed.get(span.rank, 0.0)
+        if op in RECEIVE:
+            owed[span.rank] = before_s + overhead_s.get(profile.cluster.devices[span.rank].kind, 0.0)
+        elif op in COMPUTE:
+            owed[span.rank] = 0.0
+        spans.append(replace(span, start_s=span.start_s - before_s, stop_s=span.stop_s - owed.get(span.rank, 0.0)))
+    return replace(predicted, spans=tuple(spans))
 
 
 def _explained(profile: Profile, decision: Decision, found: Sequence[Seen]) -> tuple[float, tuple[Seen, ...]]:
@@ -201,18 +219,7 @@ def _travels(profile: Profile, decision: Decision) -> list[_Travel]:
     return found
 
 
-def _overheads_s(profile: Profile, seen: Sequence[Seen]) -> list[float]:
-    """By rank, what the executor took for an action, as far as the run has shown it."""
-    known = {one.of: one.ratio for one in seen}
-    return [
-        profile.action_overhead_s.get(device.kind, 0.0) * known.get(CostClass(OVERHEAD, device.kind), 1.0)
-        for device in profile.cluster.devices
-    ]
-
-
-def _of_messages(
-    travels: Sequence[_Travel], timelines: Sequence[Timeline], overheads_s: Sequence[float]
-) -> tuple[float, float]:
+def _of_messages(travels: Sequence[_Travel], timelines: Sequence[Timeline]) -> tuple[float, float]:
     """(predicted, measured) seconds of messages that were waited for from the call that sends."""
     found: dict[_Travel, list[float]] = {}
     for timeline in timelines:
@@ -228,7 +235,7 @@ def _of_messages(
     for one, seconds in found.items():
         if 2 * len(seconds) >= len(timelines):
             predicted_s += one.seconds
-            measured_s += max(median(seconds) - sum(overheads_s[rank] for rank in one.ends), _LEAST_SHARE * one.seconds)
+            measured_s += max(median(seconds), _LEAST_SHARE * one.seconds)
     return predicted_s, measured_s
 
 

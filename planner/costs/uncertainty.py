@@ -186,7 +186,7 @@ def _factors(
             action = compiled.grid[rank][position]
             if action.op in COMPUTE and number in noises:
                 factor = drawn.factor(rank, costs.book.kind(rank), noises[number])
-                computing = costs.computing_part(rank, action, prices.action_s[number])
+                computing = costs.computing_part(action, prices.action_s[number])
                 found[rank, position] = 1 + computing * (factor - 1)
     return found
 

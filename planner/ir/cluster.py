@@ -66,6 +66,9 @@ ALL_REDUCE = "all_reduce"
 """A sum of gradients: every rank is ready, nothing else runs."""
 
 STATISTICS = "statistics"
+
+NORMALISATION, PIECES = "normalisation", "pieces"
+"""What a rank computes around an exchange of statistics, or of parts of a tensor: a collective over a group of one."""
 """A small sum between two operators: the others may still compute, and the thread that moves messages sleeps."""
 
 
@@ -151,6 +154,7 @@ class Collective:
     """What a collective over ``num_ranks`` ranks costs, measured: (bytes per rank, seconds) by growing size.
 
     Attributes:
+        operation: :data:`ALL_REDUCE` and those below it.
         link: the tier that the ranks use.
         num_hosts: that the ranks are on; 0: one if ``link`` is within a host, else as many as ranks.
     """

@@ -252,7 +252,8 @@ class CostClass:
 
     Attributes:
         what: on a kind of device ``forward``, ``backward`` (with its halves, and adding into ``.grad``), ``update`` or
-            the executor's ``overhead`` an action; on a class of links ``messages``, ``all-reduces``, ``statistics``.
+            the ``overhead`` of waiting for a message; on a class of links ``messages``, ``all-reduces`` or
+            ``statistics``.
         where: the kind of device, or the class of links.
         shared: of forward and backward: whether several ranks share the stage's layers, so that what moves messages
             takes from the same cores.
@@ -351,7 +352,8 @@ class Profile:
     Attributes:
         measurements: by device kind; per layer and number of samples.
         parameters: by device kind, then by layer.
-        action_overhead_s: what the executor itself takes per action, by device kind.
+        action_overhead_s: by how much an action is longer that follows a wait for a message, by device kind: code and
+            data have left the caches meanwhile.
         parts: by device kind: parts of layers, as far as they were measured at their own shapes.  (Whole layers alone
             are in ``measurements``.)
         preparations: by device kind: what its host makes of coordinates, each after what it is made from.

@@ -3,6 +3,7 @@
     within a host     the first two ranks of the first host that has two
     across hosts      the first ranks of each two hosts: a glance at all of them, and in full the pair in the middle,
                       which stands for the class, and every pair that differs from it by more than a tenth
+    calls             what a rank computes around exchanges, without a peer (:mod:`profiler.links.calls`)
     sums              over 2 ... n ranks of the host that has most; over one rank each of 2 ... n hosts; and over all
                       ranks, where hosts have several.  Of many, powers of two and n.
 
@@ -37,6 +38,7 @@ import torch
 from cuda_ops import core_of
 from cuda_ops._torch import FileStore
 from planner.ir.cluster import ALL_REDUCE, STATISTICS, Collective, Link, PairLink, host_tier
+from profiler.links.calls import exchange_calls
 from profiler.links.host_pairs import SILENCE_S, measure_across, measure_fully, rounded
 from profiler.links.messages import DEADLINE_S, FULL, LEAST_LAST_BYTES, QUICK, Effort, Points
 from profiler.measure.child_process import Child, Report
@@ -241,6 +243,8 @@ def measure_together(
             points = _told(store, f"{operation} {ranks}", points, transport.rank == ranks[0])
             sums.append(Collective(operation, len(ranks), host_tier(on), points, len(on)))
             report((f"{operation} over {len(ranks)}", points[0][1]))
+    if transport.rank == 0:
+        sums += exchange_calls(next(iter(links)))
     return LinkCosts(links, tuple(sums), pairs)
 
 

@@ -2,6 +2,8 @@
 
 The optimiser runs with a learning rate of 0: the same work, and the model stays as it is.
 
+By how much actions are longer after a wait.
+
 What a host makes of coordinates ahead of a micro-batch, step by step: seconds, and the halos of shared sites.
 """
 
@@ -10,8 +12,9 @@ from __future__ import annotations
 import difflib
 import gc
 import inspect
+import statistics
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, cast
 
@@ -31,12 +34,16 @@ from planner.sites.partition import BlockWork, Level
 from planner.sites.prices import Pairs, network_work, prices
 from profiler.capture.graph import Captured
 from profiler.measure.noise import Clock, ThreadClock, timed
-from profiler.measure.timing import Segment, segments, trimmed_mean
+from profiler.measure.timing import Segment, SegmentedPass, run_pass, segments, trimmed_mean
 from profiler.source.model import CloudExample, LoadedModel
 from profiler.source.structure import BatchStructure
 
 _WARM_UPS = 2  # the first makes the optimiser's state
 _LONG_S = 3.0
+_STAGES = 8
+_WAIT_S = 2e-3
+_WAITS_S = 1.5
+_LEAST_PAIRS = 2
 
 
 def still_optimizer(optimizer: Optimizer, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
@@ -121,6 +128,72 @@ def iteration_s(
         finally:
             gc.enable()
     return trimmed_mean(times[_WARM_UPS:])
+
+
+def action_overhead_s(
+    captured: Captured, tensors: Mapping[str, Tensor], samples: int, num_runs: int, clock: Clock | None = None
+) -> float | None:
+    """Seconds by which an action that follows a wait exceeds its layers: code and data have left the caches meanwhile.
+
+    The network is cut into stages with as many operators each. Passes in which every F and every B waits first are run
+    by turns with passes in which none does, as layers are timed; the median over actions of the median difference.
+    Short actions tell it best, as what disturbs them grows with their length: give the fewest ``samples``.
+
+    Args:
+        tensors: the graph's inputs by name.
+        num_runs: pairs of passes; fewer, but two, of those that take long (``_WAITS_S`` in all).
+        clock: as of :func:`iteration_s`.
+
+    Returns:
+        None beside an accelerator, where the host's calls run ahead of the kernels.
+    """
+    if clock is not None and not isinstance(clock, ThreadClock):
+        return None
+    stages = _stages(segments(captured), _STAGES)
+    longer: dict[tuple[str, bool], list[float]] = {}
+    started_s, runs = time.monotonic(), 0
+    while runs < num_runs and (runs < _LEAST_PAIRS or time.monotonic() - started_s < _WAITS_S):
+        pair = [
+            run_pass(stages, lambda _: SegmentedPass(captured, tensors, samples, clock), False, wait)
+            for wait in (None, _wait)
+        ]
+        for name, (forward_s, backward) in pair[1].items():
+            before_s, before = pair[0][name]
+            longer.setdefault((name, False), []).append(forward_s - before_s)
+            if before.both_s > 0:
+                longer.setdefault((name, True), []).append(backward.both_s - before.both_s)
+        runs += 1
+    return max(0.0, statistics.median(map(statistics.median, longer.values()))) if longer else None
+
+
+def _wait() -> None:
+    """As an executor waits: it looks again and again."""
+    stop_s = time.perf_counter() + _WAIT_S
+    while time.perf_counter() < stop_s:
+        pass
+
+
+def _stages(parts: Sequence[Segment], number: int) -> tuple[Segment, ...]:
+    """Neighbouring layers as one, so that autograd goes through them in one call; by their numbers of operators."""
+    groups: list[list[Segment]] = [[] for _ in range(number)]
+    total, so_far = sum(len(part.calls) for part in parts), 0
+    for part in parts:
+        groups[so_far * number // max(total, 1)].append(part)
+        so_far += len(part.calls)
+    return tuple(_as_one(group) for group in groups if group)
+
+
+def _as_one(group: Sequence[Segment]) -> Segment:
+    calls = tuple(node for part in group for node in part.calls)
+    own = set(calls)
+    reads = dict.fromkeys(node for part in group for node in part.reads if node not in own)
+    return Segment(
+        group[0].name,
+        calls,
+        tuple(reads),
+        tuple(node for part in group for node in part.results),
+        tuple(parameter for part in group for parameter in part.parameters),
+    )
 
 
 def _owners(captured: Captured) -> dict[str, tuple[nn.Parameter, ...]]:

@@ -83,6 +83,7 @@ class Rest:
     """What is found once all sizes are measured, and how quiet the machine was.
 
     Attributes:
+        action_overhead_s: as of a ``Profile``; None: not measured.
         clocks_before, clocks_after: hertz by name of an accelerator, right after each canary; empty if not known.
     """
 
@@ -92,6 +93,7 @@ class Rest:
     run_delay: float
     preparations: tuple[PreparationCost, ...] = ()
     site_halos: tuple[SiteHalo, ...] = ()
+    action_overhead_s: float | None = None
     clocks_before: Mapping[str, float] = field(default_factory=dict)
     clocks_after: Mapping[str, float] = field(default_factory=dict)
 

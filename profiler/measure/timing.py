@@ -414,9 +414,16 @@ def _chain_s(length: int) -> float:
 
 
 def run_pass(
-    parts: Sequence[Segment], start: Callable[[bool], SegmentedPass], split: bool
+    parts: Sequence[Segment],
+    start: Callable[[bool], SegmentedPass],
+    split: bool,
+    before_each: Callable[[], None] | None = None,
 ) -> dict[str, tuple[float, BackwardTimes]]:
-    """The times of one pass over ``parts``, with nothing in their parameters' gradients."""
+    """The times of one pass over ``parts``, with nothing in their parameters' gradients.
+
+    Args:
+        before_each: called before each forward and backward, untimed.
+    """
     for part in parts:
         for parameter in part.parameters:
             parameter.grad = None
@@ -425,9 +432,13 @@ def run_pass(
     try:
         run = start(split)
         for part in parts:
+            if before_each is not None:
+                before_each()
             run.forward(part)
         run.start_backward()
         for part in reversed(parts):
+            if before_each is not None:
+                before_each()
             run.backward(part)
         return run.times()
     finally:

@@ -21,7 +21,14 @@ from planner.ir.profile import Measurement, ModelSource, Optimizer, PartShape
 from profiler.capture.graph import Captured
 from profiler.capture.kinds import Rules
 from profiler.measure.alike import time_alike
-from profiler.measure.beside_layers import iteration_s, parameter_costs, preparation_costs, site_halos, still_optimizer
+from profiler.measure.beside_layers import (
+    action_overhead_s,
+    iteration_s,
+    parameter_costs,
+    preparation_costs,
+    site_halos,
+    still_optimizer,
+)
 from profiler.measure.child_process import Report
 from profiler.measure.devices import BACKENDS, back_end_keys, capture_for
 from profiler.measure.memory import footprints
@@ -162,12 +169,14 @@ class _Measuring:
             raise UnsupportedModelError("the model runs at no number of samples", [size.failure for size in sizes])
         parts = self._measure_parts(sizes)
         costs = parameter_costs(self._captured, self._job.optimizer, self._effort.min_runs, self._clock)
+        overhead_s = self._action_overhead_s(min(_running(sizes)))
         after_s = canary_s(device)
         rest = Rest(
             costs,
             before_s,
             after_s,
             delay.share(),
+            action_overhead_s=overhead_s,
             clocks_before=before,
             clocks_after=clocks_of(device.index or 0),
         )
@@ -262,6 +271,10 @@ class _Measuring:
             for name, found in times.items()
         )
         return SizeCosts(samples, measurements, whole_s)
+
+    def _action_overhead_s(self, samples: int) -> float | None:
+        tensors = example_of(self._captured.graph.inputs, self._model, samples)
+        return action_overhead_s(self._captured, tensors, samples, self._effort.min_runs, self._clock)
 
     def _iteration_s(self, tensors: Mapping[str, Tensor]) -> float:
         values = tuple(tensors.values())

@@ -6,16 +6,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from planner.ir.cluster import Collective
 from planner.ir.errors import MissingDeviceError
 from planner.ir.fingerprint import fingerprint
 from planner.ir.profile import Measurement, PartShape, Profile
+from profiler.links import calls
 from profiler.measure.child_process import Child
 from profiler.measure.devices import BACKENDS, Backend, described
 from profiler.measure.partial_results import Chosen, ModelCosts
 from profiler.measure.processes import SILENCE_S
 from profiler.measure.progress import Overall, ProfileProgress
 from profiler.measure.worker import Job
-from profiler.merge import merged
+from profiler.merge import merged, merged_overhead_s
 
 Progress = Callable[[ProfileProgress], None]
 
@@ -28,11 +30,15 @@ class FoundMissing:
         whole: layers, at the sizes at which the model runs.
         parts: those that can be run alone.
         is_contended: whether the machine was busy.
+        action_overhead_s: as of a ``Profile``; None beside an accelerator.
+        calls: what ranks compute around exchanges, if asked for.
     """
 
     whole: tuple[Measurement, ...]
     parts: tuple[Measurement, ...]
     is_contended: bool
+    action_overhead_s: float | None = None
+    calls: tuple[Collective, ...] = ()
 
 
 def measure_missing(
@@ -75,7 +81,18 @@ def measure_missing(
         merged(costs.measurements for costs in found),
         merged(costs.parts for costs in found),
         any(costs.rest.is_contended for costs in found),
+        merged_overhead_s(found),
     )
+
+
+def measure_calls(profile: Profile, device_kind: str) -> tuple[Collective, ...]:
+    """What ranks compute around exchanges, on a device of this machine.
+
+    Raises:
+        MissingDeviceError: this machine has no device of that kind.
+        WorkerError: the measuring process died.
+    """
+    return calls.measure_calls(next(iter(profile.cluster.links)), backend_of(device_kind).cores(0, 1))
 
 
 def backend_of(device_kind: str) -> Backend:

@@ -47,7 +47,12 @@ def test_two_hosts_become_one_profile(build: Build, tmp_path: Path) -> None:
     link = found.cluster.links[ACROSS_HOSTS]
     assert link.evidence == MEASURED
     assert link.bandwidth_bytes_per_s == pytest.approx(RATES["1gbit"].payload_bytes_per_s, rel=0.3)
-    assert {(table.num_ranks, table.num_hosts) for table in found.cluster.collectives} == {(2, 1), (2, 2), (3, 2)}
+    assert {(table.num_ranks, table.num_hosts) for table in found.cluster.collectives} == {
+        (1, 0),  # calls around exchanges
+        (2, 1),
+        (2, 2),
+        (3, 2),
+    }
     assert {process.host for process in found.provenance.processes} == {"n0", "n1"}
     assert "wrote profile.json" in hosts[0].output
     assert "wrote" not in hosts[1].output

@@ -11,6 +11,8 @@ Of tables of one world size those count whose ranks are on as many hosts, else t
 several.  Two ranks exchange small sums in half the time of a ring: an e below 1 is not carried from 2 to more ranks.
 Ignored: that other messages share the cables, and that the ranks compute at the same time.
 
+What ranks compute around an exchange inside a stage comes on top, from the table of a group of one (``call_s``).
+
 Tables of (bytes, seconds), read between and beyond what was measured.
 """
 
@@ -23,7 +25,17 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from planner.costs.layers.confidence import weakest
-from planner.ir.cluster import ALL_REDUCE, INTERPOLATED, MEASURED, STATISTICS, Cluster, Collective, Evidence, Link
+from planner.ir.cluster import (
+    ALL_REDUCE,
+    INTERPOLATED,
+    MEASURED,
+    NORMALISATION,
+    STATISTICS,
+    Cluster,
+    Collective,
+    Evidence,
+    Link,
+)
 
 
 def collective_s(cluster: Cluster, operation: str, ranks: tuple[int, ...], num_bytes: ArrayLike) -> Array:
@@ -39,6 +51,22 @@ def collective_s(cluster: Cluster, operation: str, ranks: tuple[int, ...], num_b
     at = np.where(size > 0, size, 1.0)
     seconds = _ring_s(links, len(ranks), at) * _efficiency(tables, links, len(ranks), at)
     return np.where(size > 0, seconds, 0.0)
+
+
+def norm_s(cluster: Cluster, ranks: tuple[int, ...], num_bytes: ArrayLike) -> Array:
+    """Seconds in which ``ranks`` share the statistics of a normalisation: their sum, and what each computes around it.
+
+    Beside what the layer takes alone; elementwise, 0 for nothing.
+    """
+    summed_s = collective_s(cluster, STATISTICS, ranks, num_bytes)
+    return summed_s + call_s(cluster, NORMALISATION, num_bytes) if len(ranks) > 1 else summed_s
+
+
+def call_s(cluster: Cluster, operation: str, num_bytes: ArrayLike) -> Array:
+    """Seconds that a rank computes around an exchange of ``num_bytes``, elementwise; 0 for nothing, or if not known."""
+    size = np.asarray(num_bytes, dtype=np.float64)
+    table = next((t for t in cluster.collectives if t.operation == operation), None)
+    return np.zeros_like(size) if table is None else np.where(size > 0, read_points(table.points, size), 0.0)
 
 
 def collective_evidence(cluster: Cluster, operation: str, ranks: tuple[int, ...], num_bytes: float) -> Evidence:

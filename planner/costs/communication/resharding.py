@@ -5,6 +5,7 @@ Which messages hide behind compute: a convolution's halo travels while its local
 The runtime starts the exchange, convolves what is there, and adds what the halo contributes; backward it computes the
 rim first, sends it, and computes the rest meanwhile.  So a halo costs what exceeds the layer's own compute on its
 slowest rank.  Everything else is waited for: other layers' halos, values that change their layout, partial sums.
+What the ranks compute to exchange a tensor (``collectives.call_s``) hides behind nothing.  Ignored: of partial sums.
 """
 
 from __future__ import annotations
@@ -14,12 +15,13 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.costs.communication.collectives import transfer_s
+from planner.costs.communication.collectives import call_s, transfer_s
 from planner.costs.communication.halo import halo_of_dy
 from planner.costs.communication.links import Network
 from planner.costs.shards.boxes import Boxes, Counts, moved
 from planner.costs.shards.device_mesh import SPACE
 from planner.costs.shards.option import Shards
+from planner.ir.cluster import PIECES, Cluster
 from planner.ir.graph import BYTES_PER_ELEMENT
 from planner.layers import is_convolution
 
@@ -180,18 +182,21 @@ def _cheapest(seconds: Array, number: NDArray[np.int64], shape: tuple[int, int])
     return found
 
 
-def exposed(crossing: Crossing, kind: str, forward_s: Array, backward_s: Array) -> tuple[Array, Array]:
+def exposed(
+    crossing: Crossing, kind: str, forward_s: Array, backward_s: Array, cluster: Cluster
+) -> tuple[Array, Array]:
     """Seconds that ranks wait for a crossing, forward and backward, ``[options of the maker, options of the reader]``.
 
     Args:
         kind: of the reader.
         forward_s, backward_s: the reader's compute, ``[options, ranks]``.
     """
-    if not is_convolution(kind):  # which computes while its halo travels
-        return crossing.forward_s, crossing.backward_s
+    calls_s = call_s(cluster, PIECES, crossing.received_bytes.max(axis=-1))
+    hides = crossing.is_halo & is_convolution(kind)  # which computes while its halo travels
     pairs = ((crossing.forward_s, forward_s), (crossing.backward_s, backward_s))
     forward, backward = (
-        np.where(crossing.is_halo, np.maximum(0.0, moved - computing.max(axis=-1)[None, :]), moved)
+        np.where(hides, np.maximum(0.0, moved - computing.max(axis=-1)[None, :]), moved)
+        + np.where(moved > 0, calls_s, 0.0)
         for moved, computing in pairs
     )
     return forward, backward

@@ -155,7 +155,7 @@ class CostTables:
         return found
 
     def overhead_s(self, kind: str) -> float:
-        """What the executor takes per action."""
+        """What a receive costs beside waiting: by so much the action is longer that waited for it."""
         return self.profile.action_overhead_s.get(kind, 0.0)
 
     def evidence(self, kind: str, samples: float, runs: Iterable[Run]) -> Evidence:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.costs.communication.collectives import collective_s
+from planner.costs.communication.collectives import collective_s, norm_s
 from planner.costs.cost_model import PriceBook
 from planner.costs.shards.boxes import Boxes, volumes
 from planner.costs.shards.option import Shards
@@ -109,7 +109,7 @@ def statistics_s(shards: Shards, ranks: tuple[int, ...], cluster: Cluster) -> Ar
                 2 * channels * BYTES_PER_ELEMENT[spec.dtype],
             )
             for way, size in enumerate(sizes):
-                found[way, k] = max(found[way, k], float(collective_s(cluster, STATISTICS, group, size)))
+                found[way, k] = max(found[way, k], float(norm_s(cluster, group, size)))
     return found
 
 

@@ -153,7 +153,7 @@ class _Engine:
         self._end(rank, stop)
 
     def _send(self, rank: int, now: float, slot: int, numbers: tuple[int, ...]) -> None:
-        """The messages get their places on their wires; the first call comes after the executor's overhead."""
+        """The messages get their places on their wires; then the first call begins."""
         self.starts[rank].append(now)
         for message in numbers:
             self.queues[self.wire_of[message]].append(message)

@@ -1,13 +1,13 @@
 """A step of a program, simulated event by event.
 
 Resources: a compute stream for each rank; a channel for each ordered pair of ranks, on which messages travel one after
-another (one for both directions where the link is not duplex).  A send keeps its rank for the executor's overhead and,
-message by message, for the call that sends (``Link.sending``); a message starts with its call.  A receive waits for the
-message; a reduction starts when its last member has arrived.  A message that blocks holds its sender until it has left,
-and then its receiver for as long again (it is sent, then taken, by ranks that do nothing else meanwhile).  What is
-prepared of a micro-batch occupies its rank or, beside an accelerator, a thread of the host: one after another, from
-when the rank asks for it, and the forward waits (``costs.stages.input_pipeline``).  What must precede what comes from
-``dependencies``, checked when the program was compiled.
+another (one for both directions where the link is not duplex). A send keeps its rank, message by message, for the call
+that sends (``Link.sending``); a message starts with its call. A receive waits for the message, and keeps its rank for
+what the action behind it takes longer after a wait; a reduction starts when its last member has arrived. A message that
+blocks holds its sender until it has left, and then its receiver for as long again (it is sent, then taken, by ranks
+that do nothing else meanwhile). What is prepared of a micro-batch occupies its rank or, beside an accelerator, a thread
+of the host: one after another, from when the rank asks for it, and the forward waits (``costs.stages.input_pipeline``).
+What must precede what comes from ``dependencies``, checked when the program was compiled.
 
 :func:`execute` runs a program whose messages share nothing but their channels;
 :mod:`planner.costs.simulator.contention` one whose messages share network cards or slow the computing of their ranks

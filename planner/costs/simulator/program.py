@@ -178,7 +178,7 @@ class _Numbers:
         """The action as a step; to be called in the order of the row.  ``number`` is its own in the numbering."""
         stage, op, microbatch = action.stage, action.op, action.microbatch
         if op in MESSAGE:
-            slot = self.actions.number((rank,), ActionSlot(rank, action, False))
+            slot = self.actions.number((rank, op in SEND), ActionSlot(rank, action, False))
             others = self.numbering.peers(rank, number)
             found = tuple(self._message(rank, other, action) for other in others)
             return (SEND_STEP if op in SEND else RECEIVE_STEP), slot, found

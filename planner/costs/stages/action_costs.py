@@ -1,18 +1,18 @@
 """What each action of a program lasts on each rank.
 
-F, B, I and W are the sums of the stage's layers at the rank's own number of samples, plus the executor's overhead.  A
-stage that recomputes runs its forward once more in B or I.  Every backward but a rank's first also adds its gradients
-into those that are there.  On a stage of several ranks each normalisation over the batch exchanges statistics
-(``runtime.stage.batch_norm``: one all-reduce of 1 + 2 channels float64 numbers a rank forward, one of 2 channels
-backward), and each layer over sites its halo (``costs.communication.halo``), so its ranks go at the pace of the
-slowest. What hosts prepare is in ``costs.stages.input_pipeline``.  Where layers have layouts of their own all ranks go
-at one pace, layer by layer, messages between layers included (``costs.stages.stage_cost``).  Where ranks divide the
-optimiser's state, the sum of gradients is a reduce-scatter and the update is of one part, then an all-gather: each half
-of an all-reduce (a ring is made of the two; Patarasuk and Yuan 2009).  Otherwise, on a stage cut along samples alone,
-sums run behind the last backward (``costs.stages.gradient_overlap``).  Gradients of parameters that several stages use
-are summed over all their ranks before the update, and priced with it.  What runs of plans corrected
-(``costs.calibration``) is in all of these; of compute, what differs between stages of one rank and shared ones is put
-on here.
+F, B, I and W are the sums of the stage's layers at the rank's own number of samples. By how much they are longer after
+a wait for a message (``Profile.action_overhead_s``) is put on the receive. A stage that recomputes runs its forward
+once more in B or I. Every backward but a rank's first also adds its gradients into those that are there. On a stage of
+several ranks each normalisation over the batch exchanges statistics (``runtime.stage.batch_norm``: one all-reduce of 1
++ 2 channels float64 numbers a rank forward, one of 2 channels backward), and each layer over sites its halo
+(``costs.communication.halo``), so its ranks go at the pace of the slowest. What hosts prepare is in
+``costs.stages.input_pipeline``. Where layers have layouts of their own all ranks go at one pace, layer by layer,
+messages between layers included (``costs.stages.stage_cost``). Where ranks divide the optimiser's state, the sum of
+gradients is a reduce-scatter and the update is of one part, then an all-gather: each half of an all-reduce (a ring is
+made of the two; Patarasuk and Yuan 2009). Otherwise, on a stage cut along samples alone, sums run behind the last
+backward (``costs.stages.gradient_overlap``). Gradients of parameters that several stages use are summed over all their
+ranks before the update, and priced with it. What runs of plans corrected (``costs.calibration``) is in all of these; of
+compute, what differs between stages of one rank and shared ones is put on here.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from planner.costs.stages.gradient_overlap import exposed_s
 from planner.costs.stages.placement import StagePlacement, placements
 from planner.costs.stages.stage_sums import exchange_s
 from planner.ir.cluster import Evidence
-from planner.ir.schedule import COMPUTE, Action, Op
+from planner.ir.schedule import COMPUTE, RECEIVE, Action, Op
 
 __all__ = ["PriceBook", "StageCosts", "StagePlacement", "placements"]
 
@@ -49,18 +49,19 @@ class StageCosts:
             accumulates: whether gradients of an earlier micro-batch are there to add to.
         """
         stage = self.stages[action.stage]
-        overhead = self.book.tables.overhead_s(self.book.kind(rank))
+        if action.op in RECEIVE:
+            return self.book.tables.overhead_s(self.book.kind(rank))
         if action.microbatch is not None and action.op in COMPUTE:
-            return overhead + self._compute_s(action.stage, rank, action.op, action.microbatch, accumulates)
+            return self._compute_s(action.stage, rank, action.op, action.microbatch, accumulates)
         if action.op is Op.PREPARE and action.microbatch is not None:
             samples = self.micro_batches[action.microbatch]
             seconds, is_shared = self.book.preparations.seconds, len(stage.ranks) > 1
-            return overhead + seconds(self.book.kind(rank), layers_of(stage.runs), samples, shared=is_shared)
+            return seconds(self.book.kind(rank), layers_of(stage.runs), samples, shared=is_shared)
         once = stage.once
         if once is not None and action.op in (Op.REDUCE_GRAD, Op.UPDATE):
-            return overhead + (once.reduction_s if action.op is Op.REDUCE_GRAD else once.paced_update_s)
+            return once.reduction_s if action.op is Op.REDUCE_GRAD else once.paced_update_s
         if action.op is Op.REDUCE_GRAD:
-            return overhead + self.waited_s(action.stage)
+            return self.waited_s(action.stage)
         if action.op is Op.UPDATE:
             update_s = span(self.book.tables.parameters(self.book.kind(rank)).update_s, stage.runs)
             ties_s = sum(
@@ -70,13 +71,12 @@ class StageCosts:
             )
             if stage.sharded:
                 update_s = update_s / len(stage.ranks) + self._reduce_s(action.stage) / 2
-            return overhead + ties_s + update_s
-        return overhead
+            return ties_s + update_s
+        return 0.0
 
-    def computing_part(self, rank: int, action: Action, seconds: float) -> float:
-        """The part of a compute action of ``seconds`` in which layers compute: neither the executor nor messages."""
-        beside_s = self.book.tables.overhead_s(self.book.kind(rank)) + self.exchange_s(action)
-        return max(0.0, 1 - beside_s / seconds) if seconds > 0 else 0.0
+    def computing_part(self, action: Action, seconds: float) -> float:
+        """The part of a compute action of ``seconds`` in which layers compute, and no messages move."""
+        return max(0.0, 1 - self.exchange_s(action) / seconds) if seconds > 0 else 0.0
 
     def waited_s(self, number: int) -> float:
         """What the ranks of a stage that is cut along samples wait for the sum of its gradients."""

@@ -9,9 +9,10 @@ from planner.costs.cost_model import PriceBook
 from planner.costs.layers.cost_table import layers_of
 from planner.costs.layers.shards import part_of
 from planner.costs.shards.option import Option
+from planner.costs.stages.input_pipeline import has_host_beside
 from planner.costs.stages.layouts import LayoutPrices
 from planner.costs.stages.placement import StagePlacement, placements
-from planner.ir.cluster import MEASURED
+from planner.ir.cluster import MEASURED, PIECES
 from planner.ir.plan import Decision
 from planner.ir.profile import PartShape
 
@@ -25,13 +26,17 @@ class Unmeasured:
     Attributes:
         sizes: numbers of samples at which layers are used whole that were not measured there.
         shapes: parts, by growing number of samples.
+        waits: actions wait for messages, and it is not known by how much they are longer then.
+        exchanges: ranks share layers, and it is not known what they compute around what they exchange.
     """
 
     sizes: tuple[int, ...] = ()
     shapes: tuple[PartShape, ...] = ()
+    waits: bool = False
+    exchanges: bool = False
 
     def __bool__(self) -> bool:
-        return bool(self.sizes or self.shapes)
+        return bool(self.sizes or self.shapes or self.waits or self.exchanges)
 
 
 def unmeasured(book: PriceBook, decisions: Iterable[Decision]) -> dict[str, Unmeasured]:
@@ -50,18 +55,39 @@ def unmeasured(book: PriceBook, decisions: Iterable[Decision]) -> dict[str, Unme
         if one.evidence == MEASURED
     }
     wanted: dict[tuple[str, str, int, tuple[int, ...]], None] = {}
+    waiting: set[str] = set()
+    exchanging: set[str] = set()
     for decision in decisions:
-        for stage in placements(book, decision):
+        stages = placements(book, decision)
+        waiting |= _processors(book, stages) if len(stages) > 1 else set()
+        exchanging |= _processors(book, [stage for stage in stages if _exchanges(book, stage)])
+        for stage in stages:
             wanted.update(dict.fromkeys(_uses(book, decision, stage)))
     missing = [each for each in wanted if each not in measured]
+    waiting -= book.profile.action_overhead_s.keys()
+    if any(table.operation == PIECES for table in book.profile.cluster.collectives):
+        exchanging.clear()
     found = {}
-    for kind in dict.fromkeys(kind for kind, *_ in missing):
+    for kind in dict.fromkeys((*(kind for kind, *_ in missing), *sorted(waiting | exchanging))):
         sizes = sorted({samples for other, _, samples, part in missing if other == kind and not part})
         shapes = [
             PartShape((layer,), samples, part) for other, layer, samples, part in missing if other == kind if part
         ]
-        found[kind] = Unmeasured(tuple(sizes), tuple(sorted(shapes, key=lambda shape: shape.samples)))
+        shapes.sort(key=lambda shape: shape.samples)
+        found[kind] = Unmeasured(tuple(sizes), tuple(shapes), kind in waiting, kind in exchanging)
     return found
+
+
+def _processors(book: PriceBook, stages: Iterable[StagePlacement]) -> set[str]:
+    """Kinds of the ranks' devices, but of accelerators: beside these nothing is measured of waits and calls."""
+    devices = (book.profile.cluster.devices[rank] for stage in stages for rank in stage.ranks)
+    return {device.kind for device in devices if not has_host_beside(device)}
+
+
+def _exchanges(book: PriceBook, stage: StagePlacement) -> bool:
+    """Whether its ranks exchange statistics or parts of tensors."""
+    norms = any(book.tables.graph.norm_channels[index] for index in layers_of(stage.runs))
+    return len(stage.ranks) > 1 and (bool(stage.laid_out) or norms)
 
 
 def _uses(

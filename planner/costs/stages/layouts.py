@@ -179,7 +179,8 @@ class LayoutPrices:
 
     def exposed_s(self, reader: int, crossing: Crossing, table: LayerTable) -> tuple[Array, Array]:
         """What of a crossing into layer ``reader`` is waited for, forward and backward; halos hide behind compute."""
-        return exposed(crossing, self.layers[reader].kind, table.seconds[FORWARD], table.seconds[BACKWARD])
+        seconds = table.seconds[FORWARD], table.seconds[BACKWARD]
+        return exposed(crossing, self.layers[reader].kind, *seconds, self.book.profile.cluster)
 
     def apart_s(self, index: int, shards: Shards, within: Collection[int]) -> Array:
         """``[options]``: partial sums of a layer whose first input no layer ``within`` the stage makes."""

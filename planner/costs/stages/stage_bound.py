@@ -110,16 +110,16 @@ class StageBound:
             slowest = self._slowest(first, last)
             slow_head, slow_back = (np.where(in_step, a, b) for a, b in zip(longest, slowest, strict=True))
             head, back_s = (np.where(in_step, a, b) for a, b in zip(longest, (head, back_s), strict=True))
-        always = num_microbatches * (there + back + self.actions * self.overhead_s)
+        always = num_microbatches * (there + back)
         window = np.full(slow_head.shape, num_microbatches, dtype=np.int64)
         if self.memory is not None:
             window = self.memory.window(first, last, num_microbatches)
         work = self.works.most(first, last) + always
         return Stage(
-            head=head + (there + self.overhead_s),
-            back=back_s + (back + self.overhead_s),
-            slow_head=slow_head + (there + self.overhead_s),
-            slow_back=slow_back + (back + self.overhead_s),
+            head=head + there,
+            back=back_s + back,
+            slow_head=slow_head + there,
+            slow_back=slow_back + back,
             adds=self.adds.least(first, last),
             work=work,
             all_work=work if self.all_works is self.works else self.all_works.most(first, last) + always,
@@ -128,13 +128,13 @@ class StageBound:
         )
 
     def _tail_s(self, first: Numbers, last: Numbers) -> Array:
-        update_s = self.updates.most(first, last) + self.overhead_s
+        update_s = self.updates.most(first, last)
         if len(self.ranks) < 2 or self.actions < 2:
             return update_s
         num_bytes = np.maximum(self.parameter_bytes[last] - self.parameter_bytes[first], 0.0)
         back_s = self.whole_backs.most(first, last) + self.exchange_backward[last] - self.exchange_backward[first]
         cluster = self.book.profile.cluster
-        return update_s + least_reduction_s(cluster, self.ranks, num_bytes, back_s, self.sharded) + self.overhead_s
+        return update_s + least_reduction_s(cluster, self.ranks, num_bytes, back_s, self.sharded)
 
     def _slowest(self, first: Numbers, last: Numbers) -> tuple[Array, Array]:
         """F and B (or I) of the member whose sum of the two is largest: another may have a longer F, another B."""

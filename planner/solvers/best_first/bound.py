@@ -163,8 +163,7 @@ class Suffixes:
         linked, returns = columns.linked[column], columns.has_gradient[column]
         if not prices.freedom.trains:
             returns = np.zeros_like(returns)
-        overhead_s = len(prices.micro_batches) * choice.group.prices.overhead_s
-        work = stage.work + overhead_s * (linked + 1.0 * returns)
+        work = stage.work + len(prices.micro_batches) * choice.group.prices.overhead_s * returns
         trip = stage.head + np.where(returns, behind.trip[column], 0.0) + stage.back
         after = np.where(returns, stage.head + behind.end[column] + stage.back, 0.0)
         end = np.maximum.reduce([work, after, rounds * trip])

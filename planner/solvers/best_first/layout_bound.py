@@ -2,7 +2,7 @@
 
 For layers i ... j - 1 of the graph's order on one group of ranks, and M full micro-batches a step,
 
-    step_s[i, j]   all F and B, additions, the sum of gradients, the update, the executor's overhead
+    step_s[i, j]   all F and B, additions, the sum of gradients, the update
     once_s[i, j]   one F and one B
 
 are the least over all choices of layouts (``all_spans``: exact) and over samples shared as in any other plan, which
@@ -139,7 +139,7 @@ class TableMaker:
                 if all(options):
                     graph = self._graph(prices, options)
                     laid_out = self._allowed(ranks, None)
-                    spans_s = all_spans(graph) + self._overhead_s(ranks)
+                    spans_s = all_spans(graph)
                     step_s = np.minimum(step_s, np.where(laid_out, spans_s, np.inf))
                     spans_s = all_spans(self._once(prices, options))
                     once_s = np.minimum(once_s, np.where(laid_out, spans_s, np.inf))
@@ -148,7 +148,7 @@ class TableMaker:
         if not np.isfinite(step_s[0, 1:]).any() and not np.isfinite(np.diagonal(step_s, 1)).any():
             return None
         shares = group_shares(self.problem, self.evaluator.book, ranks, self.size)
-        return GroupTable(ranks, shares, step_s, once_s, plain_s - self._overhead_s(ranks), options, graph)
+        return GroupTable(ranks, shares, step_s, once_s, plain_s, options, graph)
 
     def _allowed(self, ranks: tuple[int, ...], ways: Ways | None) -> Flags:
         """``[first, last]``: the stages on a group like ``ranks`` that side constraints allow.
@@ -194,15 +194,6 @@ class TableMaker:
         layers = tuple(range(len(prices.layers)))
         return labelled_graph(prices, Question(layers, 1, backward=self.backward, once_a_step=False), options)
 
-    def _overhead_s(self, ranks: tuple[int, ...]) -> float:
-        """Of the actions of a step: F and B, the sum of gradients, the update."""
-        tables = self.evaluator.book.tables
-        each = max(tables.overhead_s(self.evaluator.book.kind(rank)) for rank in ranks)
-        passes = 1 if self.backward == NONE else 2
-        return each * (
-            passes * (self.num_full + (self.rest > 0)) + (0 if self.backward == NONE else 1 + (len(ranks) > 1))
-        )
-
     def _by_samples(self, ranks: tuple[int, ...]) -> tuple[Array, Array]:
         """(a step, one F and B) of stages cut along samples alone, or of one rank; infinity where there are none."""
         problem, book = self.problem, self.evaluator.book
@@ -225,7 +216,6 @@ class TableMaker:
             mixing = mixing_layers(problem.profile.graph)
             mixes = _between(_sums(np.array([layer.name in mixing for layer in problem.profile.graph.layers], float)))
             step_s[mixes > 0], once_s[mixes > 0] = np.inf, np.inf
-        step_s += self._overhead_s(ranks)
         return step_s, once_s
 
     def _reduction_s(self, ranks: tuple[int, ...], shares: tuple[int, ...], rest: tuple[int, ...]) -> Array:

@@ -22,7 +22,7 @@ PiecesOfOne = frozenset[Piece]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Handover:
-    """Messages between a stage and the next one, by row of ``Columns``.
+    """Messages between a stage and the next one, by row of ``Columns``; one way with what its receive costs.
 
     Attributes:
         there: from the end of an F to the start of the F behind, which waits for all pieces of its rank.
@@ -31,7 +31,6 @@ class Handover:
         back_all: from the last B behind to a B before that waits for all pieces of its rank.
         load_there, load_back: all messages of a step one after another, on the channel with the largest pieces.
         load_both: both directions, where they share a wire; else 0.
-        overhead: of sending and receiving, the same everywhere; in ``there``, ``path`` and the ways back.
     """
 
     there: Array
@@ -41,7 +40,6 @@ class Handover:
     load_there: Array
     load_back: Array
     load_both: Array
-    overhead: Array
 
 
 @dataclass(slots=True, eq=False)
@@ -75,7 +73,7 @@ class Links:
         return found
 
     def handed(self, source: Group, destination: Group, handed: Handed) -> tuple[float, float]:
-        """As ``there`` and ``back_all`` of :class:`Handover`, for given bytes and without the executor's overhead."""
+        """As ``there`` and ``back_all`` of :class:`Handover`, for given bytes and without overhead."""
         ends = (source.counts, source.shares, destination.counts, destination.shares)
         key = (*ends, handed.forward_bytes, handed.backward_bytes)
         found = self._handed.get(key)
@@ -126,7 +124,7 @@ class Links:
 
     def _in_order(self, source: Group, first: tuple[int, ...], destination: Group, second: tuple[int, ...]) -> Handover:
         batches = self.prices.micro_batches
-        overhead_s = source.prices.overhead_s + destination.prices.overhead_s
+        overhead_s = min(source.prices.overhead_s, destination.prices.overhead_s)
         by_size = self._patterns(source, first, destination, second)
         receivers = frozenset[PiecesOfOne]().union(*(found.by_receiver for found in by_size.values()))
         senders = frozenset[PiecesOfOne]().union(*(found.by_sender for found in by_size.values()))
@@ -153,7 +151,6 @@ class Links:
             load_there=load_there,
             load_back=load_back,
             load_both=np.zeros_like(load_there) if duplex else load_there + load_back,
-            overhead=np.full_like(load_there, overhead_s),
         )
 
     def _least_of_most(self, ranks: frozenset[PiecesOfOne], forward: bool) -> Array:

@@ -218,7 +218,7 @@ class Messages:
     whichever member that is.
 
     Attributes:
-        overhead_s: of the executor per action, by kind of device.
+        overhead_s: of a receive, by kind of device.
     """
 
     cluster: Cluster
@@ -245,14 +245,14 @@ class Messages:
         """What all messages of full micro-batches take longer, on one wire, than the first there and the last back.
 
         One way, beside which the last F and B behind still have to be done; and both ways, which share a wire where the
-        link is not duplex, and beside which nothing more is certain, not even the overhead of the stage behind.
+        link is not duplex, and beside which nothing more is certain, not even what the stage behind pays to receive.
         """
         own = self._pieces(source, destination, self.micro_batches[0])
         found = self._waits.get(own)
         if found is None:
             one_way, both = zip(*(self._waits_s(member) for member in own), strict=True)
             found = self._waits[own] = (np.minimum.reduce(one_way), np.minimum.reduce(both))
-        overhead_s = 2 * min(self.overhead_s.get(member.kind, 0.0) for member in destination.classes)
+        overhead_s = min(self.overhead_s.get(member.kind, 0.0) for member in destination.classes)
         return found[0], np.maximum(found[1] - overhead_s, 0.0)
 
     def _waits_s(self, own: frozenset[Piece]) -> tuple[Array, Array]:
@@ -270,9 +270,8 @@ class Messages:
         own = frozenset[frozenset[Piece]]().union(
             *(self._pieces(source, destination, rows) for rows in set(self.micro_batches))
         )
-        overhead_s = sum(
-            min(self.overhead_s.get(member.kind, 0.0) for member in group.classes) for group in (source, destination)
-        )
+        receiver = destination if forward else source
+        overhead_s = min(self.overhead_s.get(member.kind, 0.0) for member in receiver.classes)
         found = self._known.get((own, forward))
         if found is None:
             slowest = [

@@ -245,10 +245,9 @@ class Builder:
         )
 
     def _overhead_s(self, group: Group) -> Array:
-        """Of all messages to the stage behind and back, by span."""
-        sends, receives = self.crossing.forward_bytes > 0, self.crossing.backward_bytes > 0
+        """Of receiving all messages back from the stage behind, by span."""
         each = min(self.messages.overhead_s.get(member.kind, 0.0) for member in group.classes)
-        return np.asarray(len(self.micro_batches) * each * (sends.astype(np.float64) + receives))
+        return np.asarray(len(self.micro_batches) * each * (self.crossing.backward_bytes > 0))
 
     def _depth(self, stage: Stage, in_flight: Sequence[int] | None) -> Indices:
         """The most stages downstream with which a span fits; 0 if it never does."""

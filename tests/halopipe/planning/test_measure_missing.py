@@ -13,10 +13,13 @@ from halopipe.planning import measure_missing, solve
 from halopipe.planning.measure_missing import MOST_ROUNDS, plan_and_measure, with_measurements
 from halopipe.planning.problem import make_problem
 from planner.costs.stages.coverage import Unmeasured
+from planner.ir.cluster import NORMALISATION, PIECES, WITHIN_HOST, Collective
 from planner.ir.codec import dump
 from planner.ir.errors import MissingDeviceError, UsageError
 from planner.ir.profile import Measurement, Profile
-from tests.planner.networks import plain, priced
+from planner.solvers import solver
+from profiler.measure.devices import BACKENDS, described
+from tests.planner.networks import plain, priced, residual
 
 KIND = "kind-1"
 
@@ -26,6 +29,8 @@ class Found:
     whole: tuple[Measurement, ...]
     parts: tuple[Measurement, ...] = ()
     is_contended: bool = False
+    action_overhead_s: float | None = None
+    calls: tuple[Collective, ...] = ()
 
 
 def profile() -> Profile:
@@ -70,6 +75,39 @@ def test_what_cannot_be_measured_is_tried_once() -> None:
     found = plan_and_measure(problem, solve.solve, nothing)
     assert len(asked) == len(set(asked)) <= MOST_ROUNDS
     assert found.profile.measurements == problem.profile.measurements
+
+
+def test_what_actions_take_longer_after_waits_is_measured_once() -> None:
+    def waits(given: Profile, kind: str, wanted: Unmeasured) -> Found:
+        return replace(slower(given, kind, wanted), action_overhead_s=1e-3 if wanted.waits else None)
+
+    old = replace(profile(), action_overhead_s={})
+    problem = make_problem(old, global_batch=8, micro_batch=[1, 8])
+    found = plan_and_measure(problem, solver("even-split"), waits)
+    assert len(found.plan.decision.stages) == 2
+    assert "actions after waits on kind-1" in found.rounds[0]
+    assert measure_missing.stored(old, found.profile).action_overhead_s == {KIND: 1e-3}
+    assert plan_and_measure(replace(problem, profile=found.profile), solver("even-split"), waits).rounds == ()
+
+
+def test_calls_around_exchanges_are_measured_once_and_kept() -> None:
+    calls = tuple(Collective(what, 1, WITHIN_HOST, ((1024, 1e-2),)) for what in (NORMALISATION, PIECES))
+    given = priced(*residual(samples=4), speeds=(1.0, 1.0), sizes=(1, 2, 4))
+    problem = make_problem(given, global_batch=4, micro_batch=[4])
+    found = plan_and_measure(problem, solver("data-parallel"), lambda *_: Found((), calls=calls))
+    assert "calls around exchanges on kind-1" in found.rounds[0]
+    assert len(found.rounds) == 1
+    assert measure_missing.stored(given, found.profile).cluster.collectives[-2:] == calls
+    assert found.plan.prediction.step_s > solver("data-parallel")(problem).prediction.step_s
+
+
+@pytest.mark.exhaustive("a process that loads torch")
+def test_calls_around_exchanges_are_measured_on_this_machine() -> None:
+    here = described(BACKENDS["cpu"], "n0", 1)[0].kind
+    wanted = Unmeasured(exchanges=True)
+    found = measure_missing.measure_here(quiet=True)(profile(), here, wanted)
+    assert [(table.operation, table.num_ranks) for table in found.calls] == [(NORMALISATION, 1), (PIECES, 1)]
+    assert found.whole == ()
 
 
 def test_measurements_are_added_and_those_that_were_there_stay() -> None:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from planner.costs.observe import observe
+from planner.costs.observe import as_run, observe
 from planner.costs.predict import predict
 from planner.ir.plan import Decision
 from planner.ir.profile import Correction, CostClass, Observation, Profile
@@ -37,7 +37,8 @@ class Machine:
             {of: factor * math.exp(draw.gauss(0.0, self.noise)) for of, factor in self.truth.items()}
             for _ in range(NUM_STEPS)
         )
-        return [predict(self._with(truth), decision)[1] for truth in scattered]
+        profiles = [self._with(truth) for truth in scattered]
+        return [as_run(predict(profile, decision)[1], profile) for profile in profiles]
 
     def observation(self, decision: Decision, draw: random.Random) -> Observation:
         """What a run shows."""

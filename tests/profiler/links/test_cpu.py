@@ -11,7 +11,7 @@ from typing import Any, cast
 import pytest
 import torch.distributed as dist
 
-from planner.ir.cluster import ACROSS_HOSTS, GLOO, MEASURED, SHARED_MEMORY, WITHIN_HOST, Link
+from planner.ir.cluster import ACROSS_HOSTS, GLOO, MEASURED, NORMALISATION, PIECES, SHARED_MEMORY, WITHIN_HOST, Link
 from planner.ir.errors import TransportError
 from profiler.links import cpu as sums
 from profiler.links import host_pairs, messages
@@ -70,7 +70,8 @@ def test_ranks_measure_the_links_within_and_across_hosts(found: tuple[LinkCosts,
 
 
 def test_sums_are_measured_by_world_size_and_hosts(found: tuple[LinkCosts, list[Any]]) -> None:
-    tables = {(table.operation, table.num_ranks, table.num_hosts): table for table in found[0].collectives}
+    summed = [table for table in found[0].collectives if table.num_ranks > 1]
+    tables = {(table.operation, table.num_ranks, table.num_hosts): table for table in summed}
     groups = [(2, 1), (2, 2), (3, 2)]
     assert list(tables) == [(operation, *group) for group in groups for operation in ("all_reduce", "statistics")]
     assert [table.link for table in tables.values()] == 2 * [WITHIN_HOST] + 4 * [ACROSS_HOSTS]
@@ -78,6 +79,15 @@ def test_sums_are_measured_by_world_size_and_hosts(found: tuple[LinkCosts, list[
         assert {size for size, _ in table.points} <= set(sums.SIZES)
         assert all(seconds > 0 for _, seconds in table.points)
     assert len(found[1]) == 2 + len(tables)
+
+
+def test_what_ranks_compute_around_exchanges_is_measured_without_a_peer(found: tuple[LinkCosts, list[Any]]) -> None:
+    calls = {table.operation: table for table in found[0].collectives if table.num_ranks == 1}
+    assert list(calls) == [NORMALISATION, PIECES]
+    for table in calls.values():
+        assert table.link == WITHIN_HOST
+        assert [size for size, _ in table.points] == sorted({size for size, _ in table.points})
+        assert all(1e-6 < seconds < 0.1 for _, seconds in table.points)
 
 
 def test_which_groups_are_measured() -> None:

@@ -14,9 +14,11 @@ from torch.autograd.graph import saved_tensors_hooks
 from cuda_ops.dense.deferred_gradients import Current, deferred
 from planner.ir.errors import UnknownNameError, UsageError
 from planner.ir.profile import Optimizer
-from profiler.measure.beside_layers import iteration_s, parameter_costs, still_optimizer
+from profiler.measure import beside_layers
+from profiler.measure.beside_layers import action_overhead_s, iteration_s, parameter_costs, still_optimizer
 from profiler.measure.devices import back_end_keys
 from profiler.measure.memory import footprints, saved_bytes
+from profiler.measure.noise import CudaClock, ThreadClock
 from profiler.measure.timing import QUICK, SegmentedPass, segments, spread, time_layers, trimmed_mean
 from tests.profiler.capture.test_graph import captured, each_network, loaded
 from tests.profiler.test_models import TINY
@@ -40,6 +42,40 @@ def whole_gradients(factory: Callable[..., Any], samples: int) -> tuple[Tensor, 
     loss = graph.graph_module(samples, *tensors_of(factory, samples).values())
     names = dict(model.module.named_parameters())
     return loss, dict(zip(names, torch.autograd.grad(loss, list(names.values())), strict=True))
+
+
+class FirstLapIsSlow(ThreadClock):
+    """Each lap takes 1 s, the first one after a wait 3."""
+
+    def __init__(self) -> None:
+        self.waited = False
+
+    def wait(self) -> None:
+        self.waited = True
+
+    def stop(self, started: float) -> float:
+        seconds, self.waited = 3.0 if self.waited else 1.0, False
+        return seconds
+
+
+@pytest.mark.parametrize("factory", [RESNET, GNMT], ids=["resnet18", "gnmt"])
+def test_by_how_much_actions_are_longer_after_a_wait(
+    factory: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = FirstLapIsSlow()
+    monkeypatch.setattr(beside_layers, "_wait", clock.wait)
+    graph, model = captured(factory)
+    _, expected = whole_gradients(factory, 3)
+    assert action_overhead_s(graph, tensors_of(factory, 3), 3, 2, clock) == 2.0
+    found = {name: parameter.grad for name, parameter in model.module.named_parameters()}
+    torch.testing.assert_close(found, expected)
+    model.module.zero_grad(set_to_none=True)
+
+
+def test_beside_a_gpu_nothing_is_said_of_waits() -> None:
+    graph, _ = captured(RESNET)
+    clock = CudaClock(torch.device("cuda:0"))
+    assert action_overhead_s(graph, tensors_of(RESNET, 3), 3, 2, clock) is None
 
 
 @each_network

@@ -6,13 +6,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from planner.costs.communication.collectives import collective_evidence, collective_s, read_delays, transfer_s
+from planner.costs.communication.collectives import collective_evidence, collective_s, norm_s, read_delays, transfer_s
 from planner.ir.cluster import (
     ACROSS_HOSTS,
     ALL_REDUCE,
     DATASHEET,
     INTERPOLATED,
     MEASURED,
+    NORMALISATION,
     STATISTICS,
     WITHIN_HOST,
     Cluster,
@@ -48,6 +49,16 @@ def test_a_measured_collective_is_read_from_its_table() -> None:
     assert seconds(cluster("aab", table), (0, 1), 10000) == pytest.approx(3.0)
     assert seconds(cluster("aab", table), (0, 1), 1000) == pytest.approx(3.0**0.5)
     assert seconds(cluster("aab", table), (0, 1), 20000) == pytest.approx(3.0 + 10000 * 2 / 9900)
+
+
+def test_a_shared_normalisation_is_a_sum_and_what_each_rank_computes_around_it() -> None:
+    summed = Collective(STATISTICS, 2, WITHIN_HOST, ((100, 1.0), (10000, 3.0)))
+    call = Collective(NORMALISATION, 1, WITHIN_HOST, ((100, 0.5), (10000, 2.0)))
+    known, unknown = cluster("aa", summed, call), cluster("aa", summed)
+    assert norm_s(unknown, (0, 1), [100, 10000]) == pytest.approx([1.0, 3.0])
+    assert norm_s(known, (0, 1), [0, 100, 1000, 10000]) == pytest.approx([0.0, 1.5, 3.0**0.5 + 1.0, 5.0])
+    assert norm_s(known, (0,), 100) == 0.0
+    assert collective_s(known, STATISTICS, (0, 1), 100) == 1.0
 
 
 def test_where_nothing_was_measured_it_is_a_ring() -> None:

@@ -12,6 +12,7 @@ from planner.costs.cost_model import PriceBook
 from planner.costs.shards.option import Option
 from planner.costs.stages.layouts import LayoutPrices
 from planner.costs.stages.stage_cost import stage_cost
+from planner.ir.cluster import PIECES, WITHIN_HOST, Cluster, Collective
 from planner.ir.problem import Problem
 from planner.solvers.candidates.candidate import decision_of
 from planner.solvers.candidates.evaluate import Evaluator
@@ -33,21 +34,34 @@ def two_convolutions(groups: int = 1) -> tuple[Network, Named]:
     return network, network.conv(network.conv(network.image, 8), 8, groups=groups)
 
 
-def crossing(seconds: float, is_halo: bool) -> Crossing:
+ALONE = Cluster((), {})
+
+
+def crossing(seconds: float, is_halo: bool, received: float = 0.0) -> Crossing:
     one = np.array([[seconds]])
-    return Crossing(one, 2 * one, np.zeros((1, 1, 2)), one, np.array([[is_halo]]), np.ones((1, 1), dtype=np.int64))
+    return Crossing(
+        one, 2 * one, np.full((1, 1, 2), received), one, np.array([[is_halo]]), np.ones((1, 1), dtype=np.int64)
+    )
 
 
 def test_a_halo_costs_what_exceeds_the_compute_of_the_slowest_rank() -> None:
     compute = np.array([[3.0, 5.0]])
-    assert [float(x[0, 0]) for x in exposed(crossing(7.0, True), "conv", compute, 2 * compute)] == [2.0, 4.0]
-    assert [float(x[0, 0]) for x in exposed(crossing(4.0, True), "conv", compute, compute)] == [0.0, 3.0]
+    assert [float(x[0, 0]) for x in exposed(crossing(7.0, True), "conv", compute, 2 * compute, ALONE)] == [2.0, 4.0]
+    assert [float(x[0, 0]) for x in exposed(crossing(4.0, True), "conv", compute, compute, ALONE)] == [0.0, 3.0]
 
 
 @pytest.mark.parametrize(("kind", "is_halo"), [("pool", True), ("pointwise", True), ("conv", False)])
 def test_nothing_else_hides(kind: str, is_halo: bool) -> None:
     compute = np.array([[100.0, 100.0]])
-    assert [float(x[0, 0]) for x in exposed(crossing(7.0, is_halo), kind, compute, compute)] == [7.0, 14.0]
+    assert [float(x[0, 0]) for x in exposed(crossing(7.0, is_halo), kind, compute, compute, ALONE)] == [7.0, 14.0]
+
+
+@pytest.mark.parametrize(("kind", "expected"), [("conv", [0.5, 4.5]), ("pool", [7.5, 14.5])])
+def test_what_ranks_compute_to_exchange_hides_behind_nothing(kind: str, expected: list[float]) -> None:
+    measured = Cluster((), {}, (Collective(PIECES, 1, WITHIN_HOST, ((100, 0.5), (200, 2.0))),))
+    compute = np.array([[9.0, 10.0]])
+    halo = crossing(7.0, True, received=80.0)
+    assert [float(x[0, 0]) for x in exposed(halo, kind, compute, compute, measured)] == pytest.approx(expected)
 
 
 def test_the_same_cuts_of_space_make_a_halo_and_gathered_channels_do_not() -> None:

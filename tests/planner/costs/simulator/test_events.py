@@ -90,10 +90,13 @@ def test_a_reduction_waits_for_its_last_member() -> None:
     assert slow.stop_s == fast.stop_s == pytest.approx(9e-3 + 4096e-6)
 
 
-def test_overhead_accumulation_and_update_are_paid() -> None:
-    profile = chain_profile(1, 1, accumulate_s=5e-4, update_s=2e-4, action_overhead_s=1e-4)
-    step_s = run(profile, chain_decision(profile, (), (1, 1, 1))).step_s
-    assert step_s == pytest.approx(3 * 3e-3 + 2 * 5e-4 + 2e-4 + 7 * 1e-4)
+def test_accumulation_and_update_are_paid_and_a_wait_where_there_is_one() -> None:
+    profile = chain_profile(2, 2, accumulate_s=5e-4, update_s=2e-4, action_overhead_s=1e-4)
+    alone_s = run(profile, chain_decision(profile, (), (1, 1, 1))).step_s
+    assert alone_s == pytest.approx(2 * (3 * 3e-3 + 2 * 5e-4 + 2e-4))
+    there_and_back_s = run(profile, chain_decision(profile, (1,), (1,))).step_s
+    plain_s = run(replace(profile, action_overhead_s={}), chain_decision(profile, (1,), (1,))).step_s
+    assert there_and_back_s == pytest.approx(plain_s + 2 * 1e-4)
 
 
 def test_memory_peaks_with_the_micro_batches_in_flight() -> None:
@@ -232,7 +235,7 @@ def test_price_slots_are_few() -> None:
     profile, decision = pipeline(2, 8, "1f1b")
     compiled = compile_program(program_of(profile, decision), decision.micro_batches)
     assert len(compiled.transfers) == 2
-    assert len(compiled.actions) == 2 * 5  # F, first B, other B, messages, update
+    assert len(compiled.actions) == 2 * 6  # F, first B, other B, sends, receives, update
 
 
 def in_shared_memory(profile: Profile) -> Profile:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 from planner.costs.cost_model import PriceBook
-from planner.costs.stages.coverage import unmeasured
+from planner.costs.stages.coverage import Unmeasured, unmeasured
+from planner.ir.cluster import PIECES, WITHIN_HOST, Collective
 from planner.ir.plan import Plan
 from planner.ir.problem import Problem
 from planner.ir.profile import Profile
 from planner.solvers import solver
-from tests.planner.networks import mesh_like, plain, priced
+from tests.planner.networks import mesh_like, plain, priced, residual
 
 KIND = "kind-1"
 
@@ -34,6 +35,29 @@ def test_a_size_between_is_missing_until_it_is_measured() -> None:
     more = tuple(replace(m, samples=3) for m in profile.measurements[KIND] if m.samples == 4)
     completed = replace(profile, measurements={KIND: (*profile.measurements[KIND], *more)})
     assert unmeasured(PriceBook(completed), [found.decision]) == {}
+
+
+def test_what_actions_take_longer_after_waits_is_missing_where_stages_wait() -> None:
+    profile = replace(priced(*plain(samples=4), speeds=(1.0, 1.0)), action_overhead_s={})
+    alone = made(profile, 4, micro_batch_sizes=(4,))
+    piped = solver("even-split")(Problem(profile, 4, micro_batch_sizes=(4,)))
+    assert len(piped.decision.stages) == 2
+    assert unmeasured(PriceBook(profile), [alone.decision]) == {}
+    assert unmeasured(PriceBook(profile), [piped.decision])[KIND].waits
+    completed = replace(profile, action_overhead_s={KIND: 0.0})
+    assert unmeasured(PriceBook(completed), [piped.decision]) == {}
+
+
+def test_calls_around_exchanges_are_missing_where_ranks_share_what_they_normalise() -> None:
+    profile = priced(*residual(samples=4), speeds=(1.0, 1.0), sizes=(1, 2, 4))
+    shared = solver("data-parallel")(Problem(profile, 4, micro_batch_sizes=(4,)))
+    assert unmeasured(PriceBook(profile), [shared.decision]) == {KIND: Unmeasured(exchanges=True)}
+    calls = Collective(PIECES, 1, WITHIN_HOST, ((1024, 1e-4),))
+    completed = replace(profile, cluster=replace(profile.cluster, collectives=(calls,)))
+    assert unmeasured(PriceBook(completed), [shared.decision]) == {}
+    normless = priced(*plain(samples=4), speeds=(1.0, 1.0), sizes=(1, 2, 4))
+    summed = solver("data-parallel")(Problem(normless, 4, micro_batch_sizes=(4,)))
+    assert unmeasured(PriceBook(normless), [summed.decision]) == {}
 
 
 def test_parts_of_layers_that_are_cut_are_missing_until_they_are_measured() -> None:
