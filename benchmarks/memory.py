@@ -23,12 +23,14 @@ from benchmarks.devices.ranks import on_ranks, sgd
 from benchmarks.report import Row, at_least, at_most, run
 from cuda_ops.memory import meter_of
 from planner.ir.cluster import WITHIN_HOST, Cluster, DeviceSpec, Link
+from planner.ir.graph import Graph
 from planner.ir.problem import Problem
-from planner.ir.profile import Measurement, Optimizer, ParameterCost, Profile, Provenance
+from planner.ir.profile import Measurement, Optimizer, ParameterCost, Profile, Provenance, SiteHalo
 from profiler import load_model
 from profiler.capture.graph import Captured, capture
+from profiler.measure.beside_layers import site_halos
 from profiler.measure.memory import footprints
-from profiler.source.model import LoadedModel, example_of
+from profiler.source.model import LoadedModel, example_of, fed_example
 from runtime.engine import Engine
 from runtime.stage.builder import groups_of
 from runtime.stage.captured import captured_model
@@ -127,7 +129,13 @@ def memory_profile(network: Network, captured: Captured, model: LoadedModel) -> 
         {"cpu": tuple(found)},
         {"cpu": {layer.name: ParameterCost(1e-6, 1e-6) for layer in graph.layers}},
         Provenance({}),
+        site_halos=_halos(graph, model, max(network.sizes)),
     )
+
+
+def _halos(graph: Graph, model: LoadedModel, samples: int) -> tuple[SiteHalo, ...]:
+    """Of a sparse network: whether ranks that share out sites borrow some."""
+    return () if model.clouds is None else site_halos(graph, model.clouds, fed_example(model, samples), samples)
 
 
 def _network(network: Network, sets: Sequence[tuple[int, tuple[str, ...]]]) -> Iterator[tuple[str, Found]]:

@@ -35,7 +35,8 @@ def two_convolutions(groups: int = 1) -> tuple[Network, Named]:
 
 def crossing(seconds: float, is_halo: bool) -> Crossing:
     one = np.array([[seconds]])
-    return Crossing(one, 2 * one, np.zeros((1, 1, 2)), one, np.array([[is_halo]]), np.ones((1, 1), dtype=np.int64))
+    none = np.zeros((1, 1, 2))
+    return Crossing(one, 2 * one, none, none, one, np.array([[is_halo]]), np.ones((1, 1), dtype=np.int64))
 
 
 def test_a_halo_costs_what_exceeds_the_compute_of_the_slowest_rank() -> None:
